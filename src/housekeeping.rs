@@ -4,6 +4,7 @@
 //! once after [`Housekeeping::wake`].
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -32,11 +33,26 @@ impl<T: PartialEq + Copy> Idleness<T> {
     }
 }
 
+/// Whether the last run of a comm's job has left news to NCCL's next call.
+#[derive(Debug, Default)]
+pub(crate) struct Urgency(AtomicBool);
+
+impl Urgency {
+    pub(crate) fn set(&self, is_urgent: bool) {
+        self.0.store(is_urgent, Ordering::Relaxed);
+    }
+
+    /// Returns the time until the job's next run.
+    pub(crate) fn interval(&self) -> Duration {
+        if self.0.load(Ordering::Relaxed) { SOON } else { TICK }
+    }
+}
+
 /// How often a job runs unless it has another interval.
 pub const TICK: Duration = Duration::from_millis(250);
 
 /// The interval of a job that leaves something to NCCL's next call, in case none comes.
-pub const SOON: Duration = Duration::from_millis(10);
+const SOON: Duration = Duration::from_millis(10);
 
 /// The shortest interval: the thread never spins.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -127,15 +143,22 @@ impl fmt::Debug for Housekeeping {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+pub(crate) mod tests {
+    use std::sync::atomic::AtomicU32;
 
     use nix::sys::eventfd::EfdFlags;
 
     use super::*;
 
+    /// Counts its runs.
     #[derive(Default)]
-    struct Count(AtomicU32);
+    pub(crate) struct Count(AtomicU32);
+
+    impl Count {
+        pub(crate) fn runs(&self) -> u32 {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
 
     impl Job for Count {
         fn run(&self) -> Result<()> {
@@ -151,7 +174,7 @@ mod tests {
             let job: Arc<dyn Job> = Arc::<Count>::clone(job);
             list.add("count", Arc::downgrade(&job));
         }
-        let runs = |jobs: &[Arc<Count>]| jobs.iter().map(|j| j.0.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let runs = |jobs: &[Arc<Count>]| jobs.iter().map(|j| j.runs()).collect::<Vec<_>>();
         list.run(None);
         assert_eq!(runs(&jobs), [1, 1, 1]);
         list.remove(&jobs[1]);
@@ -185,7 +208,7 @@ mod tests {
             (Housekeeping::default(), Arc::<Often>::default(), Arc::<Count>::default());
         let jobs: [Arc<dyn Job>; 2] = [Arc::<Often>::clone(&often), Arc::<Count>::clone(&seldom)];
         jobs.iter().for_each(|job| list.add("job", Arc::downgrade(job)));
-        let runs = || (often.0.load(Ordering::Relaxed), seldom.0.load(Ordering::Relaxed));
+        let runs = || (often.0.load(Ordering::Relaxed), seldom.runs());
         assert!(list.run(None) <= Duration::from_millis(20));
         assert_eq!(runs(), (1, 1));
         // Times at which the list below has the same intervals, however long this test takes.

@@ -136,9 +136,10 @@ impl EventState {
         if let Some(sum) = life.take_episodes(now.instant, REPORT) {
             self.stats.episodes(sum.count, sum.replayed, sum.total);
             let millis = |time: Duration| time.as_secs_f64() * 1e3;
+            let times = if sum.count == 1 { "time" } else { "times" };
             tracing::info!(
                 target: "net",
-                "after the loss of {}: {} times a connection carried on over other rails, {} bytes were sent again, \
+                "after the loss of {}: {} {times} a connection carried on over other rails, {} bytes were sent again, \
                  stalls of {:.1} ms on average and {:.1} ms at most",
                 nic.name(), sum.count, sum.replayed, millis(sum.total / sum.count.max(1)), millis(sum.longest)
             );

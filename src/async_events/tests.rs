@@ -1,7 +1,6 @@
 //! Faults of software devices, and the rails that they cost.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net_mpib_agent_iface::stats::Direction;
@@ -12,7 +11,7 @@ use super::watch::{CommWatch, Queues, Route};
 use crate::config::Config;
 use crate::connect::tests::{ports, until};
 use crate::device::{Hold, Nic, PortState};
-use crate::error::Result;
+use crate::housekeeping::tests::Count;
 use crate::housekeeping::{Housekeeping, Job, TICK};
 use crate::policy::Plan;
 use crate::process::Process;
@@ -328,16 +327,6 @@ fn what_a_rails_earlier_life_has_left_behind_is_not_outstanding() {
     assert_eq!(sender.at(2500, [0, 1], [0, 1]), 0b01);
 }
 
-#[derive(Default)]
-struct Count(AtomicU32);
-
-impl Job for Count {
-    fn run(&self) -> Result<()> {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-}
-
 #[test]
 fn a_wake_runs_the_jobs_once_and_the_thread_waits_again() {
     ports();
@@ -347,7 +336,7 @@ fn a_wake_runs_the_jobs_once_and_the_thread_waits_again() {
     let count = Arc::<Count>::default();
     let job: Arc<dyn Job> = Arc::<Count>::clone(&count);
     process.housekeeping.add("count", Arc::downgrade(&job));
-    let (start, runs) = (Instant::now(), || count.0.load(Ordering::Relaxed));
+    let (start, runs) = (Instant::now(), || count.runs());
     let await_run = |after: u32| {
         while runs() <= after {
             assert!(start.elapsed() < Duration::from_secs(60));

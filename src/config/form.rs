@@ -286,49 +286,35 @@ impl Form for AbsolutePath {
     }
 }
 
-/// A time in milliseconds.
+/// A time as a whole number of a unit.
 #[derive(Debug)]
-pub(super) struct Millis(Whole<u64>);
+pub(super) struct Time {
+    number: Whole<u64>,
+    /// The unit in milliseconds.
+    unit: u64,
+    symbol: &'static str,
+}
 
-impl Millis {
-    pub(super) const fn new(low: u64, high: u64) -> Self {
-        Self(Whole::new(low, high))
+impl Time {
+    pub(super) const fn millis(low: u64, high: u64) -> Self {
+        Self { number: Whole::new(low, high), unit: 1, symbol: "ms" }
+    }
+
+    pub(super) const fn seconds(low: u64, high: u64) -> Self {
+        Self { number: Whole::new(low, high), unit: 1000, symbol: "s" }
     }
 }
 
-impl Form for Millis {
+impl Form for Time {
     type Value = Duration;
     fn parse(&self, text: &str) -> Option<Duration> {
-        self.0.parse(text).map(Duration::from_millis)
+        self.number.parse(text).map(|n| Duration::from_millis(n * self.unit))
     }
     fn expected(&self) -> String {
-        self.0.expected() + " (ms)"
+        format!("{} ({})", self.number.expected(), self.symbol)
     }
     fn show(&self, value: &Duration) -> String {
-        value.as_millis().to_string()
-    }
-}
-
-/// A time in seconds.
-#[derive(Debug)]
-pub(super) struct Seconds(Whole<u64>);
-
-impl Seconds {
-    pub(super) const fn new(low: u64, high: u64) -> Self {
-        Self(Whole::new(low, high))
-    }
-}
-
-impl Form for Seconds {
-    type Value = Duration;
-    fn parse(&self, text: &str) -> Option<Duration> {
-        self.0.parse(text).map(Duration::from_secs)
-    }
-    fn expected(&self) -> String {
-        self.0.expected() + " (s)"
-    }
-    fn show(&self, value: &Duration) -> String {
-        value.as_secs().to_string()
+        (value.as_millis() / u128::from(self.unit)).to_string()
     }
 }
 

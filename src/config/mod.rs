@@ -6,6 +6,7 @@
 //! default.
 
 mod address;
+mod contradictions;
 mod failover;
 mod filter;
 mod form;
@@ -20,8 +21,8 @@ use std::time::Duration;
 pub use address::{AddrRange, GidIndex};
 pub use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
 use form::{
-    AbsolutePath, Flag, Form, Millis, ModeNumber, Optional, OrDefault, Parsed, Seconds, Text, Whole,
-    WholeOrAuto, WholeOrLargest, WholeOrUnset,
+    AbsolutePath, Flag, Form, ModeNumber, Optional, OrDefault, Parsed, Text, Time, Whole, WholeOrAuto,
+    WholeOrLargest, WholeOrUnset,
 };
 pub use retries::RetryTime;
 pub use unsupported::{Finding, nearest};
@@ -251,7 +252,7 @@ settings! {
     /// Wait before the first such retry, in ms; before the n-th it is n times as long. No call
     /// sleeps. All retries of a handshake, with the kernel's own waits, end after half of
     /// `MPIB_CONNECT_TIMEOUT_MS`.
-    mqp_retry_sleep: Duration = Duration::from_millis(100), "NCCL_IB_MQP_RETRY_SLEEP_MSEC", Millis::new(0, 60_000),
+    mqp_retry_sleep: Duration = Duration::from_millis(100), "NCCL_IB_MQP_RETRY_SLEEP_MSEC", Time::millis(0, 60_000),
         differs: "in all at most half of `MPIB_CONNECT_TIMEOUT_MS`";
     /// 1: retries after any error.
     mqp_retry_all: bool = false, "NCCL_IB_MQP_RETRY_ALL", Flag;
@@ -266,12 +267,12 @@ settings! {
     /// How long a connection waits for a usable rail if it has none, in seconds, and how long a
     /// control connection may be broken while no rail shows that the peer is alive. Then the
     /// connection fails. 0: it fails at once.
-    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Seconds::new(0, 3600);
+    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Time::seconds(0, 3600);
     /// How long a rail may complete nothing while other rails of its connection do, in ms, or eight
     /// times as long as its completions usually take, if that is longer. Then the connection carries
     /// on without the rail. 0: until the adapter reports an error. See
     /// [rail-life.md](../internals/rail-life.md#the-watchdog).
-    stall: Duration = Duration::from_millis(50), "MPIB_STALL_MS", Millis::new(0, 3_600_000);
+    stall: Duration = Duration::from_millis(50), "MPIB_STALL_MS", Time::millis(0, 3_600_000);
     /// 1: an adapter's event that a queue or the adapter failed ends the connections that use it:
     /// their calls fail. 0: the event is only logged and counted. Connections with failover carry on
     /// without the rail in either case. See [stats.md](stats.md#what-adapters-report).
@@ -281,14 +282,14 @@ settings! {
     /// peer's first accept. Until then a warning is logged once per interval. Addresses of the
     /// listener that cannot be reached are retried for the same time, or for 3 s if every one
     /// refuses the connection.
-    connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Millis::new(1, 3_600_000);
+    connect_timeout: Duration = Duration::from_secs(60), "MPIB_CONNECT_TIMEOUT_MS", Time::millis(1, 3_600_000);
     /// How long a peer's host may be silent on the control connection, in ms. Then the control
     /// connection is broken: without failover the connection fails, even if its rails work. The
     /// default is longer than adapters may take to give up on a peer, see
     /// [reach.md](reach.md#how-long-adapters-try).
-    peer_timeout: Duration = Duration::from_secs(150), "MPIB_PEER_TIMEOUT_MS", Millis::new(1000, 3_600_000);
+    peer_timeout: Duration = Duration::from_secs(150), "MPIB_PEER_TIMEOUT_MS", Time::millis(1000, 3_600_000);
     /// Limit of the probe of a route, in ms. Up to eight routes are probed at a time.
-    probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Millis::new(1, 3_600_000);
+    probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Time::millis(1, 3_600_000);
     /// Relaxed ordering of the adapters' PCIe writes to NCCL's memory. 0: off. 1: on. 2: on if the
     /// verbs library supports it. Adapters without support ignore it.
     relaxed_ordering: u8 = 2, "NCCL_IB_PCI_RELAXED_ORDERING", Whole::<u8>::new(0, 2);
@@ -354,50 +355,6 @@ impl Config {
     pub fn oob_filter(&self) -> Option<(&'static str, &NameFilter)> {
         let own = self.oob_if.as_ref().map(|f| ("MPIB_OOB_IF", f));
         own.or_else(|| self.socket_ifname.as_ref().map(|f| ("NCCL_SOCKET_IFNAME", f)))
-    }
-
-    /// Lists settings that are valid alone but contradict each other.
-    fn contradictions(&self) -> Vec<BadSetting> {
-        let mut bad = Vec::new();
-        let mut both =
-            |variable, found: String, expected: String| bad.push(BadSetting { variable, found, expected });
-        match (&self.hca_sout, &self.hca_sup) {
-            (Some(sout), None) => both(
-                "MPIB_HCA_SUP",
-                "(unset)".into(),
-                format!("an HCA, since MPIB_HCA_SOUT={sout}: set both or neither"),
-            ),
-            (None, Some(sup)) => both(
-                "MPIB_HCA_SOUT",
-                "(unset)".into(),
-                format!("an HCA, since MPIB_HCA_SUP={sup}: set both or neither"),
-            ),
-            (Some(sout), Some(sup)) if sout.same_port(sup) => {
-                both(
-                    "MPIB_HCA_SUP",
-                    format!("{:?}", sup.to_string()),
-                    format!("another HCA or port than MPIB_HCA_SOUT={sout}"),
-                );
-            }
-            _ => {}
-        }
-        if let (Some(family), Some(range)) = (self.addr_family, &self.addr_range)
-            && family != range.family()
-        {
-            both(
-                "NCCL_IB_ADDR_RANGE",
-                format!("{:?}", range.to_string()),
-                format!("a range of NCCL_IB_ADDR_FAMILY={family}"),
-            );
-        }
-        if self.srq_low >= self.srq_high {
-            both(
-                "MPIB_SRQ_LOW",
-                format!("\"{}\"", self.srq_low),
-                format!("less than MPIB_SRQ_HIGH={}", self.srq_high),
-            );
-        }
-        bad
     }
 }
 

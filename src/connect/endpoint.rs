@@ -3,29 +3,20 @@
 
 use std::sync::Arc;
 
-use crate::connect::completion_queues::{CqNeeds, RouteCq, completion_queues};
+use crate::connect::completion_queues::{CqNeeds, completion_queues};
 use crate::connect::local_rails::LocalRail;
-use crate::connect::loopback::{keep_without_flush, known_failure};
+use crate::connect::local_route::{LocalRoute, RouteQueues};
 use crate::connect::machine::has_mailbox;
 use crate::connect::queue_depths::Depths;
-use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    CTS_BYTES, Ece, LinkLayer, MAX_RAILS, Memory, QpWiring, RailInfo, Role, RouteWiring, Wiring,
-    memory_bytes, written_bytes,
+    Ece, MAX_RAILS, Memory, QpWiring, RailInfo, Role, RouteWiring, Wiring, memory_bytes, written_bytes,
 };
-use crate::route::{Route, dlid};
+use crate::route::Route;
 use crate::transport::Settings;
-use crate::transport::rail::{Names, Rail};
-use crate::transport::recv::cts_writer;
-use crate::transport::recv::receives::Receives;
+use crate::transport::rail::Rail;
 use crate::transport::remote_memory::RemoteMemory;
-use crate::transport::send_queue::{SendQueue, SendQueues};
-use crate::verbs::{Access, Fresh, Gid, Path, Pd, Qp, QpOptions, Region, Srq};
-use crate::warned::Subject;
-
-/// Bytes that a CTS write of one entry carries in itself.
-const INLINE: u32 = CTS_BYTES as u32;
+use crate::verbs::{Gid, Pd, Region};
 
 /// The parameters that all routes of a handshake share.
 #[derive(Debug)]
@@ -61,32 +52,6 @@ pub(crate) struct LocalEndpoint {
     pub(crate) routes: Vec<LocalRoute>,
     pub(crate) region: Region,
     has_mailbox: bool,
-}
-
-/// The local objects of one route.
-#[derive(Debug)]
-pub(crate) struct LocalRoute {
-    pub(crate) route: Route,
-    /// Each queue pair with the sequence number of its first packet.
-    qps: Vec<(Qp<Fresh>, u32)>,
-    /// Whether it is the first stripe of its rail, which alone carries CTS writes and flushes.
-    leads: bool,
-    receives: Option<Receives>,
-    /// Connected to itself: a read over it flushes what the adapter has written.
-    flush: Option<Qp<Fresh>>,
-    /// Why there is none although the connection flushes.
-    no_flush: Option<String>,
-    cq: RouteCq,
-    /// Index of the address in the GID table when the first queue pair was set up.
-    gid_index: Option<u8>,
-}
-
-/// The number of a route's queue pairs for data, and the depths of its queues.
-#[derive(Debug)]
-struct RouteQueues {
-    n: u32,
-    leads: bool,
-    depths: Depths,
 }
 
 /// The local objects after bring-up. A route whose bring-up failed has the reason in its place.
@@ -176,234 +141,4 @@ impl LocalEndpoint {
         let memory = Memory { addr: self.region.addr(0) as u64, len, rkeys };
         Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
     }
-}
-
-/// Returns the smaller MTU of two ports, as its number in verbs. Queue pairs of ports with
-/// different MTUs can be connected.
-pub(crate) fn path_mtu(local: &LocalRail, remote: &RailInfo) -> u8 {
-    local.port.mtu.min(remote.mtu.raw() as u8)
-}
-
-/// Reports that an adapter cannot carry a CTS entry inline although the user requests it.
-fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
-    let name = nic.name();
-    let what = format!(
-        "{name}: max_inline_data is {has}, expected {INLINE}; CTS writes are not inline although NCCL_IB_USE_INLINE=1"
-    );
-    let what = settings.config.degraded(what)?;
-    if settings.process.warned.once(Subject::NotInline) {
-        tracing::warn!(target: "net", "{what}");
-    }
-    Ok(())
-}
-
-/// Makes the receives of `n` queue pairs: in an SRQ if the adapter has them, else in the queue of
-/// each. The peer need not know which.
-fn make_receives(settings: &Settings, nic: &Nic, n: u32, depths: &Depths) -> Result<Receives> {
-    let adapter = nic.pd().context().name();
-    if settings.process.warned.once(Subject::Receives(adapter.to_owned())) {
-        let entries = depths.srq.max(depths.receives);
-        tracing::info!(target: "net", "{} ({entries} entries)", nic.receive_queues());
-    }
-    match depths.srq {
-        0 => Ok(Receives::own(n, depths.receives)),
-        depth => {
-            let low = settings.config.srq_low.min(depth / 2);
-            Ok(Receives::shared(Srq::new(nic.pd(), depth)?, depth, low))
-        }
-    }
-}
-
-/// Makes a queue pair whose number is not among the `former` ones.
-fn other_than(former: &[u32], make: impl Fn() -> Result<Qp<Fresh>>) -> Result<Qp<Fresh>> {
-    // Kept meanwhile: the adapter then gives none of these numbers twice.
-    let mut unwanted = Vec::new();
-    loop {
-        let qp = make()?;
-        if !former.contains(&qp.number()) {
-            return Ok(qp);
-        }
-        unwanted.push(qp);
-    }
-}
-
-impl LocalRoute {
-    fn new(
-        (role, settings): (Role, &Settings),
-        nic: &Nic,
-        route: Route,
-        RouteQueues { n, leads, depths }: RouteQueues,
-        cq: RouteCq,
-        former: &[u32],
-    ) -> Result<Self> {
-        let receives = match role {
-            Role::Connector => None,
-            Role::Acceptor => Some(make_receives(settings, nic, n, &depths)?),
-        };
-        let qp = |queue| {
-            let cts = role == Role::Acceptor && queue as usize == cts_writer::CTS_QUEUE;
-            let inline = match role {
-                Role::Connector => settings.config.inline,
-                Role::Acceptor if cts && settings.config.use_inline != Some(false) => INLINE,
-                Role::Acceptor => 0,
-            };
-            let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
-            let srq = receives.as_ref().and_then(Receives::srq);
-            let qp = other_than(former, || Qp::new(nic.pd(), &cq.cq, srq, options))?;
-            if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
-                not_inline(settings, nic, qp.inline())?;
-            }
-            let mut psn = [0; 4];
-            getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
-            Ok((qp, u32::from_le_bytes(psn)))
-        };
-        let qps = (0..n).map(qp).collect::<Result<_>>()?;
-        let no_flush = if depths.flush > 0 { known_failure(settings, nic) } else { None };
-        let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
-        let flushes = depths.flush > 0 && no_flush.is_none();
-        let flush = || other_than(former, || Qp::new(nic.pd(), &cq.cq, None, options));
-        let flush = flushes.then(flush).transpose()?;
-        Ok(Self { route, qps, leads, receives, flush, no_flush, cq, gid_index: None })
-    }
-
-    /// Returns the ECE options of the local queue pairs, which are the same for each. `None` if the
-    /// device has none or the user disables ECE.
-    fn ece(&self, settings: &Settings) -> Result<Option<Ece>> {
-        let Some((qp, _)) = self.qps.first().filter(|_| settings.config.ece) else { return Ok(None) };
-        let ece = qp.ece()?;
-        if ece.is_none() && settings.process.warned.once(Subject::NoEce) {
-            let device = self.cq.cq.context().name();
-            tracing::info!(target: "net", "queue pairs are set up without ECE: {device} or its verbs library has none");
-        }
-        Ok(ece)
-    }
-
-    /// Moves the queue pairs to RTS. After a failure another call repeats the state change that
-    /// failed.
-    pub(crate) fn advance(&mut self, with: &BringupContext<'_>, remote: &RouteWiring) -> Result<()> {
-        let (local, peer, settings) = (with.local(&self.route), with.peer(&self.route), with.settings);
-        let (gid, peer_gid) = with.gids(&self.route);
-        let roce = local.port.link == LinkLayer::Ethernet;
-        // A port that requires GRHs drops packets without one, wherever they come from.
-        let grh = roce || !self.route.one_subnet || local.port.grh_required || peer.grh_required;
-        // Verbs identify a GID by its index, which may have changed since HELLO.
-        let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid).map_err(no_address), Ok)?;
-        self.gid_index = Some(gid_index);
-        let pkey_index = local.nic.pkey_index(&settings.config)?;
-        // Only the connector knows the communicator's traffic class in every interface version.
-        let requested = match with.role {
-            Role::Connector => (0, 0),
-            Role::Acceptor => (remote.service_level, remote.traffic_class),
-        };
-        // The acceptor sets the connector's options and reports which of them its own device
-        // supports; the connector sets those.
-        let ece = if self.ece(settings)?.is_some() { remote.ece } else { None };
-        let path = |psn: u32, remote: &QpWiring| Path {
-            port: local.port.number,
-            gid_index,
-            pkey_index,
-            mtu: path_mtu(local, peer),
-            lid: if roce { 0 } else { dlid(peer, peer_gid, self.route.one_subnet) },
-            gid: grh.then_some(peer_gid),
-            service_level: settings.service_level().unwrap_or(requested.0),
-            traffic_class: settings.traffic_class().unwrap_or(requested.1),
-            qpn: remote.qpn,
-            peer_psn: remote.psn,
-            psn,
-            access: Access::Write,
-            ece: None,
-        };
-        let timing = settings.timing();
-        // A receiver sends CTS writes and acknowledgements on its first queue pair.
-        let cts = with.role == Role::Acceptor && self.leads && roce;
-        let cts_class = settings.config.fifo_tc.filter(|_| cts);
-        for (i, ((qp, psn), remote)) in self.qps.iter_mut().zip(&remote.qps).enumerate() {
-            let mut path = Path { ece, ..path(*psn, remote) };
-            if let (0, Some(class)) = (i, cts_class) {
-                path.traffic_class = class;
-            }
-            qp.advance(&path, timing)?;
-        }
-        let Some(qp) = &mut self.flush else { return Ok(()) };
-        let own = QpWiring { qpn: qp.number(), psn: 0 };
-        let path = Path {
-            mtu: local.port.mtu,
-            lid: if roce { 0 } else { local.port.lid },
-            gid: (roce || local.port.grh_required).then_some(gid.raw),
-            access: Access::Read,
-            ..path(own.psn, &own)
-        };
-        qp.advance(&path, timing)
-    }
-
-    /// Goes on without flushes after `e` if the queue pairs for data are connected: then only the
-    /// adapter's way to itself has failed. Otherwise returns `e`.
-    pub(crate) fn give_up_flush(&mut self, with: &BringupContext<'_>, e: Error) -> Result<()> {
-        let connected = self.qps.iter().all(|(qp, _)| qp.is_connected());
-        if !connected || self.flush.take().is_none() {
-            return Err(e);
-        }
-        let why = e.to_string();
-        keep_without_flush(with.settings, &with.local(&self.route).nic, &why)?;
-        self.no_flush = Some(why);
-        Ok(())
-    }
-
-    /// Returns the number of state changes that have succeeded.
-    pub(crate) fn changes(&self) -> u32 {
-        self.qps.iter().map(|(qp, _)| qp).chain(&self.flush).map(Qp::changes).sum()
-    }
-
-    /// Returns the rail, after [`advance`](Self::advance) has succeeded, and the ECE options in
-    /// effect.
-    pub(crate) fn rail(
-        self,
-        with: &BringupContext<'_>,
-        remote: &RouteWiring,
-        name: &str,
-    ) -> Result<(Rail, Option<Ece>)> {
-        let (local, peer) = (with.local(&self.route), with.peer(&self.route));
-        let (gid, remote_gid) = with.gids(&self.route);
-        let place = local.nic.place_of(&gid).map_err(no_address)?;
-        if let Some(first) = self.gid_index.filter(|first| *first != place) {
-            return Err(Error::Usage(format!(
-                "{} moved from index {first} of the GID table of {} to index {place} while queue pairs were set up",
-                gid.addr(),
-                local.nic.name()
-            )));
-        }
-        let requested = remote.ece.is_some();
-        let agreed = if requested { self.ece(with.settings)? } else { None };
-        let queue =
-            |((qp, _), remote): ((Qp<Fresh>, u32), &QpWiring)| Ok(SendQueue::new(qp.ready()?, remote.qpn));
-        let send_queues: SendQueues =
-            self.qps.into_iter().zip(&remote.qps).map(queue).collect::<Result<_>>()?;
-        let flush = self.flush.map(|qp| {
-            let own = qp.number();
-            Ok(SendQueue::new(qp.ready()?, own))
-        });
-        let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name.to_owned() };
-        let RouteCq { cq, shared: shares_cq } = self.cq;
-        let (mut receives, nic) = (self.receives, Arc::clone(&local.nic));
-        receives.iter_mut().try_for_each(|receives| receives.fill(&send_queues))?;
-        let speeds = (local.port.speed, peer.speed_mbps);
-        let rail = Rail {
-            send_queues,
-            flush: flush.transpose()?,
-            no_flush: self.no_flush,
-            receives,
-            cq: Some(cq),
-            shares_cq,
-            nic,
-            role: local.role,
-            speeds,
-            names,
-            former: Vec::new(),
-        };
-        Ok((rail, agreed))
-    }
-}
-
-fn no_address(why: impl std::fmt::Display) -> Error {
-    Error::Usage(format!("the address of the route has been removed: {why}"))
 }

@@ -73,10 +73,7 @@ impl HalfOpen {
             }
             Verdict::Refused(reason) => {
                 acceptor.refuse(format!("refused a control connection from {}: {reason}", self.addr));
-                let link = Arc::new(Link::pending());
-                link.establish(self.stream, self.addr, Vec::new());
-                let _ = link.send(&Message::Refuse { reason });
-                sockets.linger(me, link)
+                sockets.refuse(me, self.stream, self.addr, reason)
             }
             Verdict::Stranger(why) => {
                 tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);

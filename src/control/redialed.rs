@@ -3,13 +3,11 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
 use mio::Token;
 use subtle::ConstantTimeEq;
 
-use super::link::Link;
 use super::socket::{self, Stream};
 use super::sockets::{Entry, Sockets};
 use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked, REDIAL_BYTES, Redial, Role};
@@ -101,11 +99,7 @@ impl Redialed {
     fn refuse(self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         sockets.acceptor(self.listener)?.forget(me);
         socket::close_in_order(&self.stream);
-        let link = Arc::new(Link::pending());
-        link.establish(self.stream, self.addr, Vec::new());
-        // The peer may have closed.
-        let _ = link.send(&Message::Refuse { reason: "its process has closed the connection".into() });
-        sockets.linger(me, link)
+        sockets.refuse(me, self.stream, self.addr, "its process has closed the connection".into())
     }
 
     fn read_on(&mut self) -> io::Result<Verdict> {

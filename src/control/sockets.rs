@@ -22,6 +22,8 @@ use super::news::Call;
 use super::redial_terms::RedialId;
 use super::redialed::Redialed;
 use super::redialer::Redialer;
+use super::socket::Stream;
+use crate::proto::Message;
 
 #[path = "sockets_redial.rs"]
 mod redial;
@@ -312,8 +314,23 @@ impl Sockets {
         }
     }
 
+    /// Sends REFUSE on an accepted connection, and keeps it until the peer has read that.
+    pub(super) fn refuse(
+        &mut self,
+        token: Token,
+        stream: Stream,
+        addr: SocketAddr,
+        reason: String,
+    ) -> Option<Entry> {
+        let link = Arc::new(Link::pending());
+        link.establish(stream, addr, Vec::new());
+        // The peer may have closed.
+        let _ = link.send(&Message::Refuse { reason });
+        self.linger(token, link)
+    }
+
     /// Keeps `link` until the peer has read its last frame.
-    pub(super) fn linger(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
+    fn linger(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
         let lingering = Lingering { link, left: usize::MAX, until: Instant::now() };
         lingering.advance(token, self)
     }

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 use super::discovery::{self, Adapter, Seen};
 use super::gid::Wanted;
+use super::left_out::left_out;
 use super::mr_cache::Registrations;
 use super::net_device::{Device, PciPaths, leak};
 use super::nic::Nic;
@@ -38,7 +39,7 @@ pub(super) fn enumerate(config: &Config, warned: &Warned) -> Result<Vec<Device>>
         );
     }
     let plans = selection::plan(config, &seen.found)?;
-    let left_out = selection::left_out(config, &seen.found);
+    let left_out = left_out(config, &seen.found);
     if let Some(unknown) = left_out.unknown_text() {
         degraded(config, unknown)?;
     }

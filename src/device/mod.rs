@@ -10,6 +10,7 @@ mod gid;
 mod gpu;
 mod hold_down;
 mod hw_counters;
+mod left_out;
 mod merge;
 mod mr_cache;
 mod net_device;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::config::{Config, HcaFilter, HcaName, nearest};
+use crate::config::{Config, HcaName};
 use crate::error::{Error, Result};
 
 /// One port of one adapter, as found.
@@ -98,67 +98,6 @@ fn nothing(config: &Config, found: &[Found]) -> Error {
     Error::io(what, io::Error::from_raw_os_error(libc::ENODEV))
 }
 
-/// Ports that are not among the devices although no setting excludes them.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct LeftOut {
-    /// Faulty ports, and ports that `NCCL_IB_HCA` names: somebody misses them.
-    pub lost: Vec<String>,
-    /// Ports that are down, as those without a cable are.
-    pub idle: Vec<String>,
-    /// Names in `NCCL_IB_HCA` that select no port, and why.
-    pub unknown: Vec<String>,
-}
-
-impl LeftOut {
-    /// Describes the ports that somebody misses.
-    pub(super) fn lost_text(&self) -> Option<String> {
-        (!self.lost.is_empty()).then(|| format!("ports that cannot be used: {}", self.lost.join("; ")))
-    }
-
-    /// Describes the names in `NCCL_IB_HCA` that select no port.
-    pub(super) fn unknown_text(&self) -> Option<String> {
-        let text = || format!("NCCL_IB_HCA names what this host does not have: {}", self.unknown.join("; "));
-        (!self.unknown.is_empty()).then(text)
-    }
-
-    /// Describes the ports that nobody misses.
-    pub(super) fn idle_text(&self) -> Option<String> {
-        (!self.idle.is_empty()).then(|| format!("ports left out: {}", self.idle.join("; ")))
-    }
-}
-
-/// Returns what a plan of one device per port leaves out. Without SOUT or SUP there is no plan.
-pub(super) fn left_out(config: &Config, found: &[Found]) -> LeftOut {
-    let mut out = LeftOut::default();
-    if config.hca_sout.is_some() {
-        return out;
-    }
-    let named = config.ib_hca.as_ref().is_some_and(HcaFilter::names);
-    out.unknown = config.ib_hca.as_ref().map_or_else(Vec::new, |filter| unknown(filter, found));
-    for port in found.iter().filter(|f| selected(config, f)) {
-        match &port.trouble {
-            None => {}
-            Some(Trouble::Inactive) if !named => out.idle.push(port.to_string()),
-            Some(_) => out.lost.push(port.to_string()),
-        }
-    }
-    out
-}
-
-/// Describes each item of the filter that selects none of the ports.
-fn unknown(filter: &HcaFilter, found: &[Found]) -> Vec<String> {
-    let ports: Vec<(&str, u8)> = found.iter().map(|f| (f.hca.as_str(), f.port)).collect();
-    let names: Vec<&str> = ports.iter().map(|(name, _)| *name).collect();
-    let describe = |missing: &HcaName| match names.contains(&missing.name.as_str()) {
-        true => format!("{missing} (the adapter has no such port)"),
-        false => {
-            let nearest = nearest(&missing.name, &names).unwrap_or_default();
-            format!("{missing} (the nearest name is {nearest})")
-        }
-    };
-    filter.unmatched(&ports).into_iter().map(describe).collect()
-}
-
 /// Lists the settings of the selection that have changed, with both values.
 pub(super) fn changed(then: &Config, now: &Config) -> Vec<String> {
     fn shown<T: ToString>(value: Option<&T>) -> String {
@@ -188,7 +127,7 @@ pub(super) fn changed(then: &Config, now: &Config) -> Vec<String> {
 }
 
 /// Whether `NCCL_IB_HCA` selects the port.
-fn selected(config: &Config, port: &Found) -> bool {
+pub(super) fn selected(config: &Config, port: &Found) -> bool {
     config.ib_hca.as_ref().is_none_or(|filter| filter.matches(&port.hca, port.port))
 }
 
@@ -242,11 +181,11 @@ fn list(found: &[Found]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use nccl_net_versions::Failure;
 
-    fn host(ports: &[(&str, u8, bool)]) -> Vec<Found> {
+    pub(crate) fn host(ports: &[(&str, u8, bool)]) -> Vec<Found> {
         let found = |&(hca, port, up): &(&str, u8, bool)| Found {
             hca: hca.to_owned(),
             port,
@@ -255,7 +194,7 @@ mod tests {
         ports.iter().map(found).collect()
     }
 
-    fn config(vars: &[(&str, &str)]) -> Config {
+    pub(crate) fn config(vars: &[(&str, &str)]) -> Config {
         Config::read(|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into())).unwrap()
     }
 
@@ -342,47 +281,6 @@ mod tests {
         // Not the filter's fault.
         let e = plan(&config(&[("NCCL_IB_HCA", "a")]), &host(&[("a", 1, false)])).unwrap_err();
         assert!(e.to_string().starts_with("no usable RDMA port"), "{e}");
-    }
-
-    #[test]
-    fn what_is_missed_is_told_apart_from_what_is_idle() {
-        let mut found = host(&[("a", 1, true), ("a", 2, false), ("b", 1, false), ("c", 1, false)]);
-        found[3].trouble = Some(Trouble::Fault("no GID".into()));
-        let left = |vars: &[(&str, &str)]| {
-            let LeftOut { lost, idle, unknown } = left_out(&config(vars), &found);
-            assert_eq!(unknown, [""; 0]);
-            (lost.join(" "), idle.join(" "))
-        };
-        let (a2, b1, c1) =
-            ("a:2 (the port is not active)", "b:1 (the port is not active)", "c:1 (no GID)".to_owned());
-        assert_eq!(left(&[]), (c1.clone(), format!("{a2} {b1}")));
-        assert_eq!(left(&[("NCCL_IB_HCA", "^a")]), (c1, b1.to_owned()));
-        assert_eq!(left(&[("NCCL_IB_HCA", "a,b:1")]), (format!("{a2} {b1}"), String::new()));
-        assert_eq!(left(&[("MPIB_HCA_SOUT", "a:1"), ("MPIB_HCA_SUP", "a:2")]), Default::default());
-    }
-
-    //= configuration.md: NCCL_IB_HCA
-    #[test]
-    fn a_name_that_no_adapter_has_is_told_with_the_nearest() {
-        let found = host(&[("mlx5_0", 1, true), ("mlx5_1", 1, false), ("rocep1s0", 2, true)]);
-        for (filter, unknown) in [
-            ("mlx5_0,mlx5_1", &[][..]),
-            ("mlx5,rocep1s0:2", &[]),
-            ("mlx5_0,rocep1s", &[]),
-            ("=mlx5_0,rocep1s", &["rocep1s (the nearest name is rocep1s0)"]),
-            ("mlx_50,mlx5_0", &["mlx_50 (the nearest name is mlx5_0)"]),
-            ("^mlx5_0,rocep2s0:1", &["rocep2s0:1 (the nearest name is rocep1s0)"]),
-            (
-                "mlx5_0:1,mlx5_1:2,rocep1s0:1:4",
-                &["mlx5_1:2 (the adapter has no such port)", "rocep1s0:1 (the adapter has no such port)"],
-            ),
-        ] {
-            assert_eq!(left_out(&config(&[("NCCL_IB_HCA", filter)]), &found).unknown, unknown, "{filter}");
-        }
-        let text = left_out(&config(&[("NCCL_IB_HCA", "=mlx5_0,x")]), &found).unknown_text();
-        assert!(text.unwrap().starts_with("NCCL_IB_HCA names what this host does not have: x (the nearest"));
-        let set = config(&[("NCCL_IB_HCA", "x"), ("MPIB_HCA_SOUT", "a"), ("MPIB_HCA_SUP", "b")]);
-        assert_eq!(left_out(&set, &found), LeftOut::default());
     }
 
     #[test]

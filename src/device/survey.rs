@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::discovery::{Adapter, discover};
 use super::enumeration::{build, rails_apart};
 use super::gid::{self, Wanted};
+use super::left_out::left_out;
 use super::net_device::Device;
 use super::selection::{self, Found};
 use crate::config::Config;
@@ -69,7 +70,7 @@ pub fn survey(config: &Config) -> Result<Survey> {
         }
     };
     let ports = seen.found.iter().zip(&seen.adapters).map(view).collect();
-    let left_out = selection::left_out(config, &seen.found);
+    let left_out = left_out(config, &seen.found);
     let devices = selection::plan(config, &seen.found).and_then(|plans| build(config, plans, &seen));
     Ok(Survey {
         ports,

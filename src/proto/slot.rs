@@ -46,9 +46,10 @@ impl Sequence {
         }
     }
 
-    /// Returns the number of the receive `n` places before this one.
-    pub const fn before(self, n: u64) -> Self {
-        Self(self.0.wrapping_sub(n))
+    /// Yields the receives before this one whose slots have not been used again, the newest first.
+    pub fn predecessors(self) -> impl Iterator<Item = Self> {
+        let oldest = self.0.saturating_sub(SLOTS as u64).max(Self::FIRST.0);
+        (oldest..self.0).rev().map(Self)
     }
 
     /// Returns the slot of this receive.
@@ -112,6 +113,16 @@ mod tests {
         assert!(cts.iter().all(|o| o % CTS_BYTES == 0 && o + CTS_BYTES <= FIFO_BYTES));
         assert!(records.iter().all(|o| o % RECORD_BYTES == 0 && o + RECORD_BYTES <= RECORDS_BYTES));
         assert_eq!((FIFO_BYTES, RECORDS_BYTES), (32_768, 4_096));
+    }
+
+    #[test]
+    fn predecessors_are_the_receives_of_the_slots_newest_first() {
+        let of = |n: u64| Sequence(n).predecessors().map(Sequence::number).collect::<Vec<_>>();
+        assert_eq!((of(1), of(3)), (vec![], vec![2, 1]));
+        assert_eq!(of(65), (1..=64).rev().collect::<Vec<_>>());
+        assert_eq!(of(1000), (936..1000).rev().collect::<Vec<_>>());
+        let slots: HashSet<_> = Sequence(1000).predecessors().map(Sequence::slot).collect();
+        assert_eq!(slots.len(), SLOTS);
     }
 
     #[test]

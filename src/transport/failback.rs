@@ -1,4 +1,4 @@
-//! The attempts of a comm to make dead rails anew, as far as both ends have them in common.
+//! The part of failback that senders and receivers share: the attempts to make dead rails anew.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::proto::Message;
 use crate::transport::rail_maker::{RailAttempt, RailMaker, Ticket};
 use crate::worker::Worker;
 
-/// Whether and how a comm goes on without rails, and with new ones.
+/// The failover settings of a comm, and what makes its rails anew.
 #[derive(Debug)]
 pub(crate) struct Failover {
     /// `MPIB_FAILOVER`
@@ -19,7 +19,7 @@ pub(crate) struct Failover {
     pub(crate) worker: Arc<Worker>,
 }
 
-/// The attempts of a comm to make rails anew, as far as both ends have them in common.
+/// The attempts of a comm to make dead rails anew: the part that senders and receivers share.
 #[derive(Debug)]
 pub(crate) struct Failback {
     pub(super) maker: Arc<dyn RailMaker>,

@@ -177,12 +177,7 @@ impl Comm {
             Some(since) if since.elapsed() >= ANSWER_LIMIT => {
                 let (peer, s) = (self.peer.name(), ANSWER_LIMIT.as_secs());
                 let what = format!("{peer} did not answer within {s} s after a rail failed");
-                let first = self
-                    .failures
-                    .first
-                    .as_ref()
-                    .map_or(String::new(), |first| format!("; the first failure: {first}"));
-                Err(Error::Peer(what + &first).into())
+                Err(self.after_failures(Error::Peer(what)).into())
             }
             _ => Ok(()),
         }

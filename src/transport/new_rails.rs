@@ -94,9 +94,9 @@ impl Comm {
         }
         self.failures.revive(which);
         self.queues_changed();
+        let carriers = self.plan.carriers(&self.roles());
         if let Some(profiler) = &mut self.profiler {
-            let roles: Vec<_> = self.rails.iter().map(|rail| rail.role).collect();
-            profiler.add(which & self.plan.carriers(&roles));
+            profiler.add(which & carriers);
         }
         rails(which).take(1).for_each(|rail| self.watch.rail_returned(rail));
         Ok(())

@@ -30,11 +30,41 @@ pub(crate) trait Progress {
     /// Returns the mask of the rails whose completions a request waits for.
     fn awaited(&self, request: Self::Request) -> u8;
 
-    /// Handles what the comm is marked for.
-    fn look_closer(&mut self) -> Fast<()>;
+    /// Handles failed rails and messages of the peer.
+    fn handle_news(&mut self) -> Fast<()>;
+
+    /// Returns whether this end waits for an episode, a rail or flushes: the comm then stays marked.
+    fn is_busy(&mut self) -> bool;
 
     /// Handles one successful completion of a rail.
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()>;
+
+    /// Handles what the comm is marked for: failed rails and messages of the peer.
+    #[cold]
+    #[inline(never)]
+    fn look_closer(&mut self) -> Fast<()> {
+        self.comm().check_usable()?;
+        self.look_while_idle()?;
+        let refused = self.comm().peer.check_refused();
+        self.comm().fail_on_error(refused)
+    }
+
+    /// Like [`look_closer`](Self::look_closer), for housekeeping, while NCCL makes no call. The end of
+    /// the connection is left to NCCL's next call.
+    #[cold]
+    fn look_while_idle(&mut self) -> Fast<()> {
+        self.comm().unmark();
+        let handled = self.handle_news();
+        self.comm().fail_on_error(handled)?;
+        let driven = self.comm().drive_mailbox();
+        self.comm().fail_on_error(driven)?;
+        let busy = self.is_busy();
+        let comm = self.comm();
+        if busy || comm.is_busy() || comm.peer.has_refused() {
+            comm.mark();
+        }
+        Ok(())
+    }
 
     /// Polls every CQ until it is empty, or until [`BATCHES`].
     fn poll(&mut self) -> Fast<()> {

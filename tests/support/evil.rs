@@ -15,7 +15,10 @@ use nccl_net_mpib::verbs::{
     Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
 };
 
+use crate::code::Success;
 use crate::pair::until;
+use crate::peer::{accepted, connected};
+use crate::table::{Ptr, newest};
 
 /// Changes to the messages of an honest end.
 #[derive(Default)]
@@ -88,6 +91,26 @@ pub fn hello() -> Hello {
         others: false,
         wiring_follows: false,
     }
+}
+
+/// Makes a comm of the plugin that receives from an evil sender.
+pub fn receiver(ctx: Ptr) -> (Ptr, Evil) {
+    let table = newest();
+    let mut handle = [0; 128];
+    let (rc, listen) = table.listen(ctx, 0, &mut handle);
+    assert_eq!(rc, Success);
+    let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
+    let comm = accepted(table, listen);
+    assert_eq!(table.close_listen(listen), Success);
+    (comm, evil.join().unwrap())
+}
+
+/// Makes a comm of the plugin that sends to an evil receiver.
+pub fn sender(ctx: Ptr) -> (Ptr, Evil) {
+    let listener = Evil::listen();
+    let mut handle = listener.handle().encode();
+    let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies::default()).unwrap());
+    (connected(newest(), ctx, &mut handle), evil.join().unwrap())
 }
 
 /// Begins to connect, with the times of the settings.

@@ -244,20 +244,13 @@ fn unanswered_work_requests_are_flushed_at_once_and_a_marker_comes_last() {
 fn a_queue_pair_on_a_shared_receive_queue_reports_its_last_receive() {
     let _alone = Alone::new();
     const LAST_WQE_REACHED: u32 = 16;
-    let ctx = open(1);
-    // SAFETY: plain libibverbs use; zero is a value of every attribute.
-    let (pd, srq) = unsafe {
-        let pd = sys::ibv_alloc_pd(ctx);
-        let mut init: sys::ibv_srq_init_attr = std::mem::zeroed();
-        (init.attr.max_wr, init.attr.max_sge) = (4, 1);
-        (pd, sys::ibv_create_srq(pd, &raw mut init))
-    };
-    let on_srq = || End::on(ctx, pd, Opts { srq, device: 1, ..short() });
+    let shared = Shared::new(1, 4);
+    let on_srq = || shared.end_with(Opts { device: 1, ..short() });
     // Moved by the program, and by a request that is not allowed.
     let [own, refused] = [on_srq(), on_srq()];
     own.connect(&own.address());
     assert_eq!(own.set_state(ERR), 0);
-    assert_eq!(async_event(ctx, true), Some(LAST_WQE_REACHED));
+    assert_eq!(async_event(shared.ctx, true), Some(LAST_WQE_REACHED));
     let a = End::new(short());
     a.connect(&refused.address());
     refused.connect(&a.address());
@@ -267,11 +260,10 @@ fn a_queue_pair_on_a_shared_receive_queue_reports_its_last_receive() {
     assert_eq!(a.poll_send().status, status::IBV_WC_REM_ACCESS_ERR);
     let mut events = Vec::new();
     while events.last() != Some(&LAST_WQE_REACHED) {
-        events.push(async_event(ctx, true).expect("an event"));
+        events.push(async_event(shared.ctx, true).expect("an event"));
     }
     drop((own, refused));
-    // SAFETY: nothing uses it any more.
-    assert_eq!(unsafe { sys::ibv_destroy_srq(srq) }, 0);
+    shared.destroy();
 }
 
 //= softverbs.md: a link flaps until it is healed, and ends up

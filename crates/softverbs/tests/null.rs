@@ -86,17 +86,8 @@ fn work_requests_complete_inside_their_post() {
 #[test]
 fn a_shared_queue_serves_all_its_queue_pairs() {
     let _alone = alone();
-    let ctx = open(0);
-    // SAFETY: plain libibverbs use; zero is a value of every attribute.
-    let (pd, srq) = unsafe {
-        let pd = sys::ibv_alloc_pd(ctx);
-        let mut init: sys::ibv_srq_init_attr = std::mem::zeroed();
-        (init.attr.max_wr, init.attr.max_sge) = (4, 1);
-        (pd, sys::ibv_create_srq(pd, &raw mut init))
-    };
-    assert!(!srq.is_null());
-    let shared = || Opts { srq, ..Opts::default() };
-    let to = [End::on(ctx, pd, shared()), End::on(ctx, pd, shared())];
+    let shared = Shared::new(0, 4);
+    let to = [shared.end(), shared.end()];
     let from = [End::new(Opts::default()), End::new(Opts::default())];
     for (a, b) in from.iter().zip(&to) {
         a.connect(&b.address());
@@ -112,8 +103,7 @@ fn a_shared_queue_serves_all_its_queue_pairs() {
         assert_eq!((wc.wr_id, wc.qp_num), (id, to[turn].address().qpn));
     }
     drop((from, to));
-    // SAFETY: nothing uses it any more.
-    assert_eq!(unsafe { sys::ibv_destroy_srq(srq) }, 0);
+    shared.destroy();
 }
 
 #[test]

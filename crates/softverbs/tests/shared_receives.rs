@@ -4,44 +4,6 @@ extern crate softverbs as _;
 mod common;
 use common::*;
 
-struct Shared {
-    srq: *mut sys::ibv_srq,
-    ctx: *mut sys::ibv_context,
-    pd: *mut sys::ibv_pd,
-}
-
-fn srq(max_wr: u32) -> Shared {
-    let ctx = open(0);
-    // SAFETY: plain libibverbs use; zero is a value of every attribute.
-    unsafe {
-        let pd = sys::ibv_alloc_pd(ctx);
-        let mut init: sys::ibv_srq_init_attr = std::mem::zeroed();
-        (init.attr.max_wr, init.attr.max_sge) = (max_wr, 2);
-        let srq = sys::ibv_create_srq(pd, &raw mut init);
-        assert!(!srq.is_null());
-        Shared { srq, ctx, pd }
-    }
-}
-
-impl Shared {
-    fn end(&self) -> End {
-        End::on(self.ctx, self.pd, Opts { srq: self.srq, ..Opts::default() })
-    }
-
-    fn limit(&self, limit: u32) {
-        let mut attr = sys::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: limit };
-        // SAFETY: a living SRQ; 2 is IBV_SRQ_LIMIT.
-        assert_eq!(unsafe { sys::ibv_modify_srq(self.srq, &raw mut attr, 2) }, 0);
-    }
-
-    fn attr(&self) -> sys::ibv_srq_attr {
-        let mut attr = sys::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 0 };
-        // SAFETY: a living SRQ and a writable struct.
-        assert_eq!(unsafe { sys::ibv_query_srq(self.srq, &raw mut attr) }, 0);
-        attr
-    }
-}
-
 fn connected(to: &End) -> End {
     let end = End::new(Opts::default());
     end.connect(&to.address());
@@ -56,7 +18,7 @@ fn notify(a: &End, b: &End) {
 
 #[test]
 fn qps_take_from_one_queue_in_the_order_of_arrival() {
-    let shared = srq(8);
+    let shared = Shared::new(0, 8);
     let (b1, b2) = (shared.end(), shared.end());
     let (a1, a2) = (connected(&b1), connected(&b2));
     for id in 1..5 {
@@ -78,7 +40,7 @@ fn qps_take_from_one_queue_in_the_order_of_arrival() {
 
 #[test]
 fn polling_frees_slots() {
-    let shared = srq(2);
+    let shared = Shared::new(0, 2);
     let b = shared.end();
     let a = connected(&b);
     assert_eq!([b.recv(1, 0, 0), b.recv(2, 0, 0), b.recv(3, 0, 0)], [0, 0, libc::ENOMEM]);
@@ -91,7 +53,7 @@ fn polling_frees_slots() {
 
 #[test]
 fn completions_that_are_dropped_with_their_qp_free_their_slots() {
-    let shared = srq(1);
+    let shared = Shared::new(0, 1);
     let b = shared.end();
     let a = connected(&b);
     assert_eq!(b.recv(1, 0, 0), 0);
@@ -103,7 +65,7 @@ fn completions_that_are_dropped_with_their_qp_free_their_slots() {
 
 #[test]
 fn the_limit_fires_once() {
-    let shared = srq(8);
+    let shared = Shared::new(0, 8);
     let b = shared.end();
     let a = connected(&b);
     for id in 0..4 {
@@ -125,7 +87,7 @@ fn the_limit_fires_once() {
 
 #[test]
 fn an_error_keeps_the_receives_and_raises_last_wqe_reached() {
-    let shared = srq(4);
+    let shared = Shared::new(0, 4);
     let b = shared.end();
     let _a = connected(&b);
     assert_eq!(b.recv(1, 0, 0), 0);
@@ -141,7 +103,7 @@ fn an_error_keeps_the_receives_and_raises_last_wqe_reached() {
 
 #[test]
 fn an_srq_in_use_is_not_destroyed() {
-    let shared = srq(4);
+    let shared = Shared::new(0, 4);
     let b = shared.end();
     // SAFETY: a living SRQ; the first call refuses, the second destroys.
     unsafe {

@@ -160,15 +160,8 @@ fn a_swallowed_write_arrives_after_its_sender_has_given_up() {
 fn a_receiver_in_err_does_not_stop_a_late_write() {
     let _alone = Alone::new();
     let mut a = End::new(long());
-    let ctx = open(1);
-    // SAFETY: plain libibverbs use; zero is a value of every attribute.
-    let (pd, srq) = unsafe {
-        let pd = sys::ibv_alloc_pd(ctx);
-        let mut init: sys::ibv_srq_init_attr = std::mem::zeroed();
-        (init.attr.max_wr, init.attr.max_sge) = (4, 1);
-        (pd, sys::ibv_create_srq(pd, &raw mut init))
-    };
-    let b = End::on(ctx, pd, Opts { srq, device: 1, ..long() });
+    let shared = Shared::new(1, 4);
+    let b = shared.end_with(Opts { device: 1, ..long() });
     a.connect(&b.address());
     b.connect(&a.address());
     inject(Fault::Late(LATE, Then::Down));
@@ -181,8 +174,7 @@ fn a_receiver_in_err_does_not_stop_a_late_write() {
     assert_eq!(arrived(&b), 7);
     assert!(poll(b.rcq).is_none(), "no completion of the immediate, although a receive is posted");
     drop(b);
-    // SAFETY: nothing uses it any more.
-    assert_eq!(unsafe { sys::ibv_destroy_srq(srq) }, 0);
+    shared.destroy();
 }
 
 //= softverbs.md: a destroyed or reset receiver stops a late WRITE

@@ -154,22 +154,10 @@ impl ReceiverAttempts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{LinkLayer, Mtu, RailInfo, RailRole};
+    use crate::transport::episode::tests::port;
 
     fn new_rails(number: u32, epoch: u32, rails: u8) -> NewRails {
-        let port = RailInfo {
-            name: String::new(),
-            port: 1,
-            link_layer: LinkLayer::Ethernet,
-            mtu: Mtu::B4096,
-            lid: 0,
-            addrs: Vec::new(),
-            speed_mbps: 0,
-            role: RailRole::SOUT,
-            requested: true,
-            grh_required: false,
-        };
-        NewRails { attempt: Attempt { number, epoch }, rails, port, routes: Vec::new() }
+        NewRails { attempt: Attempt { number, epoch }, rails, port: port(), routes: Vec::new() }
     }
 
     //= protocol.md: failback: a message of another attempt or epoch has no effect

@@ -581,7 +581,7 @@ impl Rail {
     }
 }
 
-fn port() -> RailInfo {
+pub(super) fn port() -> RailInfo {
     RailInfo {
         name: String::new(),
         port: 1,

@@ -35,8 +35,12 @@ impl Progress for RecvState {
         }
     }
 
-    fn look_closer(&mut self) -> Fast<()> {
-        Self::look_closer(self)
+    fn handle_news(&mut self) -> Fast<()> {
+        Self::handle_news(self)
+    }
+
+    fn is_busy(&mut self) -> bool {
+        self.settles_flushes() || self.blocks_offers() || self.episodes.is_going_on()
     }
 
     /// Also for optional receives: NCCL does not call test until their data has arrived.

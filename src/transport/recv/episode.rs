@@ -16,33 +16,8 @@ use crate::transport::recv::slot::ArrivalError;
 const ACKNOWLEDGED: Duration = Duration::from_secs(1);
 
 impl RecvState {
-    /// Handles what the comm is marked for: failed rails and messages of the peer.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn look_closer(&mut self) -> Fast<()> {
-        self.comm.check_usable()?;
-        self.look_while_idle()?;
-        let refused = self.comm.peer.check_refused();
-        self.comm.fail_on_error(refused)
-    }
-
-    /// Like [`look_closer`](Self::look_closer), for housekeeping, while NCCL makes no call. The end of
-    /// the connection is left to NCCL's next call.
-    #[cold]
-    pub(super) fn look_while_idle(&mut self) -> Fast<()> {
-        self.comm.unmark();
-        let handled = self.handle_news();
-        self.comm.fail_on_error(handled)?;
-        let driven = self.comm.drive_mailbox();
-        self.comm.fail_on_error(driven)?;
-        let busy = self.blocks_offers() || self.episodes.is_going_on() || self.comm.is_busy();
-        if self.settles_flushes() || busy || self.comm.peer.has_refused() {
-            self.comm.mark();
-        }
-        Ok(())
-    }
-
-    fn handle_news(&mut self) -> Fast<()> {
+    /// See [`Progress::handle_news`].
+    pub(super) fn handle_news(&mut self) -> Fast<()> {
         let failed = self.comm.take_failed();
         if self.episodes.notice(failed) {
             self.comm.answer_due = Some(Instant::now());
@@ -121,8 +96,7 @@ impl RecvState {
         &self,
         state: &'a SenderState,
     ) -> impl Iterator<Item = Sequence> + use<'a> {
-        let next = self.cts.next();
-        let offered = (1..=SLOTS as u64).filter(move |n| *n < next.number()).map(move |n| next.before(n));
+        let offered = self.cts.next().predecessors();
         offered.filter(|seq| *seq < state.next && state.open.iter().all(|group| group.seq != *seq))
     }
 
@@ -165,7 +139,7 @@ impl RecvState {
     }
 
     /// Returns whether flushes wait.
-    fn settles_flushes(&mut self) -> bool {
+    pub(super) fn settles_flushes(&mut self) -> bool {
         let Self { flushes, comm, .. } = self;
         let done = || comm.stats.done(0, 0);
         flushes.as_mut().is_some_and(|flushes| flushes.settle(Instant::now(), done))

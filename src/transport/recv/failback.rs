@@ -42,7 +42,8 @@ impl RecvState {
             let rails = std::mem::take(&mut self.unusable);
             self.comm.send_about_attempt(Message::Return { rails })?;
         }
-        self.try_cts_home()
+        self.try_cts_home();
+        Ok(())
     }
 
     /// Sends REBUILT once the queue pairs are connected. Uses the rails and sends UP once the probes
@@ -77,16 +78,14 @@ impl RecvState {
 
     /// Moves the CTS writes back to their own rail if it lives, and all writes over the other one
     /// have completed: a late one could overwrite a newer entry.
-    pub(super) fn try_cts_home(&mut self) -> Fast<()> {
-        let Some(home) = self.cts.wanted_home() else { return Ok(()) };
+    pub(super) fn try_cts_home(&mut self) {
+        let Some(home) = self.cts.wanted_home() else { return };
         if self.unwritten.is_none()
-            && !self.cts.is_behind()
             && !self.cts.is_behind()
             && self.comm.living() >> home & 1 == 1
             && self.cts.queue(&mut self.comm.rails).in_flight() == 0
         {
             self.cts.go_home(&self.comm);
         }
-        Ok(())
     }
 }

@@ -12,14 +12,13 @@ mod single;
 mod slot;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 
 use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Idleness, Job, SOON, TICK, job};
+use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job};
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
@@ -53,7 +52,7 @@ pub(crate) struct Receiver {
     /// Polls this receiver while NCCL makes no call.
     housekeeping: Arc<Housekeeping>,
     /// Whether the last pass of housekeeping has left news to NCCL.
-    urgent: AtomicBool,
+    urgency: Urgency,
     // Locked by NCCL's progress thread, and by housekeeping. Registration does not need it.
     state: StateLock<RecvState>,
 }
@@ -102,7 +101,7 @@ impl Receiver {
             flush_host: config.flush == Some(true),
             _flow: flow,
             housekeeping: Arc::clone(&settings.process.housekeeping),
-            urgent: AtomicBool::new(false),
+            urgency: Urgency::default(),
             state: StateLock::new(RecvState {
                 flushes,
                 comm,
@@ -252,7 +251,7 @@ impl Receiver {
     pub(crate) fn poll_idle(&self) -> Option<Fast<()>> {
         self.state.try_with(|state| {
             let polled = state.poll_idle().inspect_err(|_| state.revoke());
-            self.urgent.store(state.comm.has_news(), Ordering::Relaxed);
+            self.urgency.set(state.comm.has_news());
             polled
         })
     }
@@ -265,12 +264,12 @@ const JOB: &str = "receiving";
 /// fails the connection.
 impl Job for Receiver {
     fn run(&self) -> Result<()> {
-        self.urgent.store(false, Ordering::Relaxed);
+        self.urgency.set(false);
         self.poll_idle().unwrap_or(Ok(())).map_err(|e| *e)
     }
 
     fn interval(&self) -> Duration {
-        if self.urgent.load(Ordering::Relaxed) { SOON } else { TICK }
+        self.urgency.interval()
     }
 }
 
@@ -311,7 +310,7 @@ impl RecvState {
         &mut self,
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<Option<u8>> {
-        self.try_cts_home()?;
+        self.try_cts_home();
         let slot = self.cts.next().slot();
         let ahead = OPTIONAL && self.may_complete_ahead(buffers.len())?;
         let ready = self.cells.get(slot).is_free() && self.ready()?;
@@ -376,9 +375,10 @@ impl RecvState {
         let registered = buffers.iter().filter(|(_, mr)| mr.is_some());
         for (buffer, _) in registered {
             // The newest group of those that a slot still describes.
-            let newest_first = (1..=SLOTS as u64).map(|n| usize::from(self.cts.next().before(n).slot()));
-            let slot =
-                newest_first.map(|slot| &self.slots[slot % SLOTS]).find(|slot| slot.is_into(buffer.addr));
+            let newest_first = self.cts.next().predecessors();
+            let slot = newest_first
+                .map(|seq| &self.slots[usize::from(seq.slot()) % SLOTS])
+                .find(|slot| slot.is_into(buffer.addr));
             flushes.check(&self.comm.rails, slot.map(Slot::carriers))?;
         }
         Ok(())

@@ -39,8 +39,12 @@ impl Progress for SendState {
         if group.moved == 0 { group.pending } else { u8::MAX }
     }
 
-    fn look_closer(&mut self) -> Fast<()> {
-        Self::look_closer(self)
+    fn handle_news(&mut self) -> Fast<()> {
+        Self::handle_news(self)
+    }
+
+    fn is_busy(&mut self) -> bool {
+        self.blocks_sends() || self.episodes.has_unposted()
     }
 
     #[inline(always)]

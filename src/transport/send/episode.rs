@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::error::{Error, Fast};
-use crate::proto::{MAX_RECVS, Message, SLOTS, Sequence, SizeQ, Split, Verdict, rails};
+use crate::proto::{MAX_RECVS, Message, Sequence, SizeQ, Split, Verdict, rails};
 use crate::transport::comm::Comm;
 use crate::transport::episode::{Posted, Running};
 use crate::transport::ping::Pinged;
@@ -11,43 +11,18 @@ use crate::transport::progress::Progress;
 use crate::transport::send::SendState;
 use crate::transport::send::cts_fifo;
 use crate::transport::send::group::{Group, NO_SEND, SendOp};
-use crate::transport::send::part_writes::PartWrites;
+use crate::transport::send::part_writes::{PartWrites, data_writes};
 use crate::transport::send::usual::UsualSends;
 use crate::transport::work::Work;
 
 impl SendState {
-    /// Handles what the comm is marked for: failed rails and messages of the peer.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn look_closer(&mut self) -> Fast<()> {
-        self.comm.check_usable()?;
-        self.look_while_idle()?;
-        let refused = self.comm.peer.check_refused();
-        self.comm.fail_on_error(refused)
-    }
-
-    /// Like [`look_closer`](Self::look_closer), for housekeeping, while NCCL makes no call. The end of
-    /// the connection is left to NCCL's next call.
-    #[cold]
-    pub(super) fn look_while_idle(&mut self) -> Fast<()> {
-        self.comm.unmark();
-        let handled = self.handle_news();
-        self.comm.fail_on_error(handled)?;
-        let driven = self.comm.drive_mailbox();
-        self.comm.fail_on_error(driven)?;
-        let busy = self.blocks_sends() || self.episodes.has_unposted() || self.comm.is_busy();
-        if busy || self.comm.peer.has_refused() {
-            self.comm.mark();
-        }
-        Ok(())
-    }
-
     /// Returns whether no send may begin: an episode is going on, or no rail is left.
     pub(crate) fn blocks_sends(&self) -> bool {
         self.episodes.is_awaiting() || self.comm.living() == 0
     }
 
-    fn handle_news(&mut self) -> Fast<()> {
+    /// See [`Progress::handle_news`].
+    pub(super) fn handle_news(&mut self) -> Fast<()> {
         let mut failed = self.comm.take_failed();
         if self.comm.notifier.take_resumed() {
             if let Some(state) = self.episodes.awaited() {
@@ -155,15 +130,14 @@ impl SendState {
             .map(|seq| {
                 let group = &self.groups[usize::from(seq.slot())];
                 let len = self.sends[usize::from(group.sends[0])].len;
-                let size = if group.count == 1 { self.comm.layout.size(len) } else { SizeQ::RECORD };
+                let size = group.size(self.comm.layout, len);
                 Posted { seq, mask: group.mask, size: size.bytes().map(|bytes| bytes as u64) }
             })
             .collect()
     }
 
     fn open_sequences(&self) -> impl Iterator<Item = Sequence> {
-        let posted = (1..=SLOTS as u64).filter(|n| *n < self.seq.number()).map(|n| self.seq.before(n));
-        posted.filter(|seq| self.groups[usize::from(seq.slot())].pending != 0)
+        self.seq.predecessors().filter(|seq| self.groups[usize::from(seq.slot())].pending != 0)
     }
 
     /// Completes the parts that the receiver has, and prepares the others to be sent again.
@@ -213,13 +187,12 @@ impl SendState {
         let Comm { rails: all, chain, region, remote, stats, layout, .. } = &mut self.comm;
         let of_rail = &mut all[carrier];
         let largest = of_rail.largest_write();
-        let needed: usize = ops.iter().map(|send| send.split.bytes(part).div_ceil(largest)).sum();
         let queue = of_rail.send_queue_mut(slot);
-        if queue.room() <= needed {
+        if queue.room() <= data_writes(ops, part, largest) {
             return Ok(false);
         }
         let leads = group.mask.trailing_zeros() as usize == part;
-        let recorded = group.count != 1 || layout.size(ops[0].buffer.len).bytes().is_none();
+        let recorded = group.size(*layout, ops[0].buffer.len) == SizeQ::RECORD;
         let work = Work::Replay { slot, part: part as u8 };
         let (offset, record) = (seq.record_offset(), leads && recorded);
         let writes = PartWrites { offset, part, carrier, largest, imm, work, record };

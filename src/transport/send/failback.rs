@@ -24,15 +24,15 @@ impl SendState {
             return Ok(());
         }
         match self.comm.attempt_result() {
-            None => {}
+            None | Some(Ok(None)) => {}
             Some(Ok(Some(offer))) => self.attempt_worked(offer)?,
-            Some(Ok(None)) => {}
             Some(Err(e)) => self.attempt_failed(&e),
         }
         if let Some(rail) = self.due_rail(dead) {
             let which = self.comm.stripes_of(rail);
             self.attempts.begin(which, self.episodes.epoch());
-            self.work([Goal::Made], |comm, goals| comm.begin_attempt(which, goals));
+            let begun = self.comm.begin_attempt(which, [Goal::Made]);
+            begun.unwrap_or_else(|e| self.attempt_failed(&e));
         }
         Ok(())
     }
@@ -54,21 +54,11 @@ impl SendState {
         self.comm.attempt_failed(rails, why);
     }
 
-    /// Gives work of the present attempt to the thread.
-    fn work<const N: usize>(
-        &mut self,
-        goals: [Goal; N],
-        begin: impl FnOnce(&mut crate::transport::comm::Comm, [Goal; N]) -> crate::error::Result<()>,
-    ) {
-        if let Err(e) = begin(&mut self.comm, goals) {
-            self.attempt_failed(&e);
-        }
-    }
-
     pub(super) fn on_rebuilt(&mut self, answer: NewRails) {
         if self.attempts.on_rebuilt(&answer) {
             let peer = Offer { port: answer.port, routes: answer.routes };
-            self.work([Goal::Joined(peer), Goal::Proved], |comm, goals| comm.continue_attempt(goals));
+            let continued = self.comm.continue_attempt([Goal::Joined(peer), Goal::Proved]);
+            continued.unwrap_or_else(|e| self.attempt_failed(&e));
         }
     }
 

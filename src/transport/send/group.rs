@@ -3,7 +3,7 @@
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::error::{Error, Fast};
-use crate::proto::{MAX_RAILS, MAX_RECVS, Part, Split};
+use crate::proto::{ImmLayout, MAX_RAILS, MAX_RECVS, Part, SizeQ, Split};
 use crate::transport::send::cts_fifo::Target;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
@@ -91,6 +91,13 @@ impl Group {
     #[inline]
     pub(crate) fn mark_posted(&mut self, mask: u8) {
         (self.pending, self.matched, self.mask, self.moved) = (mask, 0, mask, 0);
+    }
+
+    /// Returns the group's size as its immediates state it. `first` is the size of its first send in
+    /// bytes.
+    #[inline]
+    pub(crate) fn size(&self, layout: ImmLayout, first: usize) -> SizeQ {
+        if self.count == 1 { layout.size(first) } else { SizeQ::RECORD }
     }
 
     /// Returns whether each receive has been matched.

@@ -4,6 +4,7 @@ mod completions;
 mod cts_fifo;
 mod episode;
 mod failback;
+mod general;
 pub(crate) mod group;
 mod part_writes;
 mod profiling;
@@ -12,22 +13,21 @@ mod single;
 mod usual;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Idleness, Job, SOON, TICK, job};
-use crate::policy::{Cut, Policy};
-use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOTS, Sequence, Split, rails};
+use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job};
+use crate::policy::Policy;
+use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOTS, Sequence, Split};
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
 use crate::transport::episode::{Running, SenderAttempts, SenderEpisodes};
 use crate::transport::memory::{Mr, Registrar};
-use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::{Progress, progress};
 use crate::transport::request::cells::Cells;
 use crate::transport::settings::Settings;
@@ -61,7 +61,7 @@ pub(crate) struct Sender {
     /// Polls this sender while NCCL makes no call.
     housekeeping: Arc<Housekeeping>,
     /// Whether the last pass of housekeeping has left news to NCCL.
-    urgent: AtomicBool,
+    urgency: Urgency,
     // Locked by NCCL's progress thread alone; registration does not need it.
     state: StateLock<SendState>,
 }
@@ -104,7 +104,7 @@ impl Sender {
             (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
         let sender = Arc::new(Self {
             housekeeping: Arc::clone(&settings.process.housekeeping),
-            urgent: AtomicBool::new(false),
+            urgency: Urgency::default(),
             cells: cells.clone(),
             memory: Registrar::new(comm.nics(), config),
             longest: comm.longest_send(),
@@ -230,7 +230,7 @@ impl Sender {
             if state.comm.has_old_news() || state.is_failback_due() {
                 state.look_while_idle()?;
             }
-            self.urgent.store(state.comm.has_news(), Ordering::Relaxed);
+            self.urgency.set(state.comm.has_news());
             Ok(())
         })
     }
@@ -255,180 +255,11 @@ impl Sender {
 /// Handles news of the peer and of rails while NCCL makes no call. An error fails the connection.
 impl Job for Sender {
     fn run(&self) -> Result<()> {
-        self.urgent.store(false, Ordering::Relaxed);
+        self.urgency.set(false);
         self.poll_idle().unwrap_or(Ok(())).map_err(|e| *e)
     }
 
     fn interval(&self) -> Duration {
-        if self.urgent.load(Ordering::Relaxed) { SOON } else { TICK }
+        self.urgency.interval()
     }
-}
-
-impl SendState {
-    /// Starts a send on a comm that is marked.
-    #[cold]
-    fn start_marked(
-        &mut self,
-        buffer: Buffer,
-        tag: i32,
-        mr: Option<&Mr>,
-        profiler: ProfilerHandle,
-    ) -> Fast<Option<u8>> {
-        self.look_closer()?;
-        if self.blocks_sends() {
-            self.comm.check_peer("sends")?;
-            return Ok(self.comm.stats.no_room());
-        }
-        self.start(buffer, tag, mr, profiler)
-    }
-
-    /// Starts a send of any kind.
-    #[inline(never)]
-    fn start(
-        &mut self,
-        buffer: Buffer,
-        tag: i32,
-        mr: Option<&Mr>,
-        profiler: ProfilerHandle,
-    ) -> Fast<Option<u8>> {
-        let slot = self.seq.slot();
-        let group = &mut self.groups[usize::from(slot)];
-        if group.pending != 0 && !self.slot_comes_free(slot)? {
-            return Ok(self.comm.stats.no_room());
-        }
-        let group = &mut self.groups[usize::from(slot)];
-        let Some(found) = cts_fifo::find(self.comm.region.words(), self.seq, tag, group.matched)? else {
-            self.comm.check_peer("sends")?;
-            return Ok(self.comm.stats.no_receive());
-        };
-        if buffer.len as u64 > found.room {
-            return Err(too_large(buffer, tag, found.room));
-        }
-        let (place, count, target) = (found.place, found.count, found.target());
-        let Some(index) = self.cells.find_free(&mut self.next) else { return Ok(self.comm.stats.no_room()) };
-        let share = self.split(slot, place, buffer.len)?;
-        // Only an empty send has no registration.
-        let lkeys = mr.map_or([0; MAX_RAILS], |mr| *mr.lkeys());
-        self.sends[usize::from(index)] =
-            Matched { addr: buffer.addr, len: buffer.len, lkeys, slot, is_split: true };
-        self.splits[usize::from(index)] = self.ops[place].split;
-        let send = &mut self.ops[place];
-        let reported = CommProfiler::should_report(&mut self.comm.profiler, profiler);
-        send.profiler = if reported { profiler } else { ProfilerHandle::NONE };
-        (send.buffer, send.target, send.lkeys) = (buffer, target, lkeys);
-        let posted = match count {
-            1 => self.post_one(slot, index)?,
-            count => self.match_group(slot, index, place, count)?,
-        };
-        if !posted {
-            return Ok(self.comm.stats.no_room());
-        }
-        self.policy.posted(buffer.len, share, &self.ops[place].split);
-        self.comm.stats.request(share);
-        self.cells.get(index).begin();
-        self.in_flight += 1;
-        Ok(Some(index))
-    }
-
-    /// Splits a send of the group that is being matched. Returns the share for SUP.
-    #[inline(always)]
-    fn split(&mut self, slot: u8, place: usize, len: usize) -> Fast<Option<u16>> {
-        let share = self.policy.share(len);
-        match self.policy.cut(len, share, &mut self.ops[place].split) {
-            Cut::Done => {}
-            Cut::Whole => {
-                let rail = self.least_busy(slot);
-                self.ops[place].split.whole(len, rail);
-            }
-            Cut::NoRail => return Err(internal("the policy has no rail")),
-        }
-        Ok(share)
-    }
-
-    /// Returns the rail for a whole send. Sends of the group that is being matched count as in
-    /// flight: they will be posted together.
-    #[inline(never)]
-    fn least_busy(&self, slot: u8) -> usize {
-        let group = &self.groups[usize::from(slot)];
-        self.policy.least_busy(|rail| {
-            let waiting = rails(group.matched).filter(|place| self.ops[*place].split.bytes(rail) > 0).count();
-            self.comm.rails[rail].in_flight() + waiting as u32
-        })
-    }
-
-    /// Matches a send with one of a group's several receives, and posts the group if it was the
-    /// last. Returns `false` if a send queue has no room for the group yet; the send is then not
-    /// matched.
-    #[inline(never)]
-    fn match_group(&mut self, slot: u8, index: u8, place: usize, count: usize) -> Fast<bool> {
-        let group = &mut self.groups[usize::from(slot)];
-        group.count = count as u8;
-        group.sends[place] = index;
-        group.matched |= 1 << place;
-        if !group.is_matched() || self.post_separate_imm(slot)? {
-            return Ok(true);
-        }
-        self.groups[usize::from(slot)].matched &= !(1 << place);
-        Ok(false)
-    }
-
-    /// Polls, and returns whether the slot's previous group is completed now.
-    #[cold]
-    fn slot_comes_free(&mut self, slot: u8) -> Fast<bool> {
-        self.poll()?;
-        Ok(self.groups[usize::from(slot)].pending == 0)
-    }
-
-    /// Posts a group of one, with data and immediate in one work request per rail. Returns `false`
-    /// if a send queue has no room for it yet.
-    fn post_one(&mut self, slot: u8, index: u8) -> Fast<bool> {
-        let group = &mut self.groups[usize::from(slot)];
-        (group.count, group.sends[0]) = (1, index);
-        let send = &self.ops[0];
-        let (len, mask) = (send.buffer.len, send.split.mask());
-        let size = self.comm.layout.size(len);
-        if size.bytes().is_none() || len > self.separate_imm_above {
-            return self.post_separate_imm(slot);
-        }
-        let imm = self.comm.layout.encode(slot, mask, size);
-        if !self.has_room(slot, mask) {
-            self.poll()?;
-            if !self.has_room(slot, mask) {
-                return Ok(false);
-            }
-        }
-        self.groups[usize::from(slot)].mark_posted(mask);
-        self.seq = self.seq.next();
-        let send = &self.ops[0];
-        let Comm { rails, chain, stats, profiler, .. } = &mut self.comm;
-        let mut failed = None;
-        for part in send.split.parts() {
-            let queue = rails[part.rail].send_queue_mut(slot);
-            if !send.profiler.is_none() {
-                profiling::part(profiler, index, send, part, slot, queue);
-            }
-            match send.post(part, queue, chain, slot, imm) {
-                Ok(()) => stats.posted(part.rail, 1, 1, part.len),
-                Err(e) => failed = Some((part.rail, e)),
-            }
-        }
-        failed.map_or(Ok(true), |(rail, e)| self.comm.rail_failed(rail, e).map(|()| true))
-    }
-
-    /// Returns whether each rail of `mask` has room for one work request.
-    fn has_room(&self, slot: u8, mask: u8) -> bool {
-        rails(mask).all(|rail| self.comm.rails[rail].send_queue(slot).room() > 0)
-    }
-}
-
-#[cold]
-fn internal(what: &str) -> Box<Error> {
-    Error::Internal(what.into()).into()
-}
-
-#[cold]
-fn too_large(Buffer { len, .. }: Buffer, tag: i32, room: u64) -> Box<Error> {
-    let what =
-        format!("a send of {len} bytes with tag {tag} meets a receive of {room} bytes: nothing was sent");
-    Error::Usage(what).into()
 }

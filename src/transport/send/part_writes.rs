@@ -37,6 +37,12 @@ pub(crate) struct Prepared {
     pub(crate) signal: u64,
 }
 
+/// Returns the number of writes with data of one part of a group, on a rail with this largest write.
+#[inline]
+pub(crate) fn data_writes(ops: &[SendOp], part: usize, largest: usize) -> usize {
+    ops.iter().map(|send| send.split.bytes(part).div_ceil(largest)).sum()
+}
+
 impl PartWrites {
     /// Fills the chain. The caller posts it, signalled.
     pub(crate) fn prepare(

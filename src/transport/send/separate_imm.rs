@@ -8,7 +8,7 @@ use crate::transport::comm::Comm;
 use crate::transport::progress::Progress;
 use crate::transport::send::SendState;
 use crate::transport::send::group::Group;
-use crate::transport::send::part_writes::PartWrites;
+use crate::transport::send::part_writes::{PartWrites, data_writes};
 use crate::transport::send::profiling;
 use crate::transport::work::Work;
 
@@ -29,10 +29,7 @@ impl SendState {
                 return Ok(false);
             }
         }
-        let size = match group.count {
-            1 => self.comm.layout.size(self.ops[0].buffer.len),
-            _ => SizeQ::RECORD,
-        };
+        let size = group.size(self.comm.layout, self.ops[0].buffer.len);
         if size == SizeQ::RECORD {
             self.stage_record(&group)?;
         }
@@ -82,9 +79,8 @@ impl SendState {
     fn fits(&self, slot: u8, mask: u8, group: &Group) -> bool {
         rails(mask).all(|rail| {
             let of_rail = &self.comm.rails[rail];
-            let largest = of_rail.largest_write();
-            let writes = group.ops(&self.ops).iter().map(|send| send.split.bytes(rail).div_ceil(largest));
-            of_rail.send_queue(slot).room() > writes.sum()
+            let writes = data_writes(group.ops(&self.ops), rail, of_rail.largest_write());
+            of_rail.send_queue(slot).room() > writes
         })
     }
 

@@ -2,11 +2,10 @@
 //! entries, whole cache lines.
 
 use mpib_tests::code::Success;
-use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::take_warnings;
-use mpib_tests::pair::{Pair, both_fail, connect, init, pattern, until};
+use mpib_tests::pair::{Pair, both_fail, connect, init, pattern};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{here, mpib, with_and_without_srq};
+use mpib_tests::{evil, here, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::CACHE_LINE;
 use softverbs::Counters;
 
@@ -171,24 +170,12 @@ fn what_peers_write_begins_a_cache_line() {
         let table = newest();
         let ctx = init(table);
         for _ in 0..5 {
-            let mut handle = [0; 128];
-            let (rc, listen) = table.listen(ctx, 0, &mut handle);
-            assert_eq!(rc, Success);
-            let sender = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
-            let recv = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
-            let listener = Evil::listen();
-            let mut handle = listener.handle().encode();
-            let receiver = std::thread::spawn(move || Evil::accept(&listener, &Lies::default()).unwrap());
-            let send = until("connect", || {
-                Some(table.connect(ctx, 0, &mut handle).1).filter(|comm| !comm.is_null())
-            });
-            for evil in [sender.join().unwrap(), receiver.join().unwrap()] {
+            let (recv, its_sender) = evil::receiver(ctx);
+            let (send, its_receiver) = evil::sender(ctx);
+            for evil in [its_sender, its_receiver] {
                 assert_eq!(evil.memory().addr % CACHE_LINE as u64, 0, "{:?}", evil.memory());
             }
-            assert_eq!(
-                (table.close_send(send), table.close_recv(recv), table.close_listen(listen)),
-                (Success, Success, Success)
-            );
+            assert_eq!((table.close_send(send), table.close_recv(recv)), (Success, Success));
         }
     });
 }

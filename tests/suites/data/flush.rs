@@ -2,12 +2,11 @@
 //! rail that has carried data, even after the peer has ended.
 
 use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
-use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::{take_warning, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, until};
-use mpib_tests::peer::{Peer, accepted, from_peer, recv, wait};
+use mpib_tests::peer::{Peer, from_peer, recv, wait};
 use mpib_tests::table::{Ptr, TABLES, newest};
-use mpib_tests::{TWO_RAILS, here, mpib, with_and_without_srq};
+use mpib_tests::{TWO_RAILS, evil, here, mpib, with_and_without_srq};
 
 use super::flush_util::{during, force_flush, iflush, line, reads};
 
@@ -293,11 +292,7 @@ fn a_flush_after_the_peer_has_closed() {
 fn a_flush_on_a_connection_that_the_peer_has_ruined() {
     with_and_without_srq(here!(), &mpib("512", &[ON, SLOW]), || {
         let (table, ctx) = (newest(), init(newest()));
-        let mut handle = [0; 128];
-        let (_, listen) = table.listen(ctx, 0, &mut handle);
-        let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
-        let comm = accepted(table, listen);
-        let evil = evil.join().unwrap();
+        let (comm, evil) = evil::receiver(ctx);
         let to = Buffer::new(table, comm, vec![0; 1000]);
         let request = recv(table, comm, &to, 1000);
         // The message is empty and therefore on SOUT. The first receive has slot 1.
@@ -317,7 +312,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
         assert!(warnings().pop().unwrap().contains("slot 60, where no receive waits"));
         assert_eq!(table.iflush(comm, &[(to.addr(), 1000, to.mr)]).0, RemoteError);
         to.dereg();
-        assert_eq!((table.close_recv(comm), table.close_listen(listen)), (Success, Success));
+        assert_eq!(table.close_recv(comm), Success);
     });
 }
 

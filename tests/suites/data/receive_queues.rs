@@ -2,12 +2,11 @@
 //! shared ones. Most tests of this suite run in both forms; these are about the difference.
 
 use mpib_tests::code::{Code, RemoteError, Success, SystemError};
-use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, assert_no_rnr, connect, init, pattern, until};
-use mpib_tests::peer::{Peer, accepted, from_peer, recv, send, to_peer, wait};
+use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{here, isolated, mpib, with_and_without_srq};
+use mpib_tests::{evil, here, isolated, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::ImmLayout;
 
 /// Two hosts, each with and without shared receive queues.
@@ -138,17 +137,6 @@ fn every_slot_finds_a_receive_on_any_number_of_queue_pairs() {
     }
 }
 
-/// A receiver, and a peer that does what it likes.
-fn receiver() -> (Ptr, Evil) {
-    let (table, ctx) = (newest(), init(newest()));
-    let mut handle = [0; 128];
-    let (_, listen) = table.listen(ctx, 0, &mut handle);
-    let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
-    let comm = accepted(table, listen);
-    assert_eq!(table.close_listen(listen), Success);
-    (comm, evil.join().unwrap())
-}
-
 /// Tests a receive until it fails with this code; the last warning.
 fn failure(request: Ptr, expected: Code) -> String {
     let code = until("a failure", || Some(newest().test(request).0).filter(|rc| *rc != Success));
@@ -162,7 +150,7 @@ fn failure(request: Ptr, expected: Code) -> String {
 #[test]
 fn a_failed_queue_pair_is_reported_with_its_cause() {
     with_and_without_srq(here!(), &mpib("512", &[("MPIB_FAILOVER", "0")]), || {
-        let (comm, evil) = receiver();
+        let (comm, evil) = evil::receiver(init(newest()));
         let to = Buffer::new(newest(), comm, vec![0; 1000]);
         let request = recv(newest(), comm, &to, 1000);
         // IBV_WC_REM_INV_REQ_ERR
@@ -182,7 +170,7 @@ fn an_immediate_on_the_wrong_queue_pair_is_an_error_without_shared_queues() {
     let without =
         ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,without=srq;soft1:addr=10.2.0.1/16,without=srq");
     isolated(here!(), &mpib("512", &[without]), || {
-        let (comm, evil) = receiver();
+        let (comm, evil) = evil::receiver(init(newest()));
         let to = Buffer::new(newest(), comm, vec![0; 1000]);
         let layout = ImmLayout::new(2).unwrap();
         // The first receive has slot 1, and SOUT two queue pairs.

@@ -1,7 +1,7 @@
 //! Where no rail stands in: without failover, without another rail, and for a peer that lies.
 
 use mpib_tests::code::{Code, RemoteError, Success, SystemError};
-use mpib_tests::evil::{Evil, Lies};
+use mpib_tests::evil::{receiver, sender};
 use mpib_tests::log::{assert_last_warning, assert_warned, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
@@ -140,36 +140,6 @@ fn adapters_that_are_removed() {
             }
         }
     }
-}
-
-/// A comm of the plugin that receives from an evil sender.
-fn receiver(ctx: Ptr) -> (Ptr, Evil) {
-    let table = newest();
-    let mut handle = [0; 128];
-    let (rc, listen) = table.listen(ctx, 0, &mut handle);
-    assert_eq!(rc, Success);
-    let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
-    let comm = until("accept", || {
-        let (rc, comm) = table.accept(listen);
-        assert_eq!(rc, Success);
-        (!comm.is_null()).then_some(comm)
-    });
-    assert_eq!(table.close_listen(listen), Success);
-    (comm, evil.join().unwrap())
-}
-
-/// A comm of the plugin that sends to an evil receiver.
-fn sender(ctx: Ptr) -> (Ptr, Evil) {
-    let table = newest();
-    let listener = Evil::listen();
-    let mut handle = listener.handle().encode();
-    let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies::default()).unwrap());
-    let comm = until("connect", || {
-        let (rc, comm) = table.connect(ctx, 0, &mut handle);
-        assert_eq!(rc, Success);
-        (!comm.is_null()).then_some(comm)
-    });
-    (comm, evil.join().unwrap())
 }
 
 fn state(dead: u8, next: u64, open: Vec<OpenGroup>) -> Message {

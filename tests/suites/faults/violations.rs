@@ -2,7 +2,7 @@
 //! else.
 
 use mpib_tests::code::{InvalidUsage, RemoteError, Success};
-use mpib_tests::evil::{Evil, Lies};
+use mpib_tests::evil::{Evil, Lies, receiver, sender};
 use mpib_tests::log::{assert_last_warning, warnings};
 use mpib_tests::pair::{Buffer, Pair, init, until};
 use mpib_tests::table::{Ptr, newest};
@@ -11,36 +11,6 @@ use nccl_net_mpib::proto::{Cts, ImmLayout, Memory, Message, RECORD_BYTES, Sequen
 
 /// Receives in the group, immediates as (rail, word), what is said of them.
 type Case<'a> = (usize, &'a [(usize, u32)], &'a str);
-
-/// A comm of the plugin that receives from an evil sender.
-fn receiver(ctx: Ptr) -> (Ptr, Evil) {
-    let table = newest();
-    let mut handle = [0; 128];
-    let (rc, listen) = table.listen(ctx, 0, &mut handle);
-    assert_eq!(rc, Success);
-    let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
-    let comm = until("accept", || {
-        let (rc, comm) = table.accept(listen);
-        assert_eq!(rc, Success);
-        (!comm.is_null()).then_some(comm)
-    });
-    assert_eq!(table.close_listen(listen), Success);
-    (comm, evil.join().unwrap())
-}
-
-/// A comm of the plugin that sends to an evil receiver.
-fn sender(ctx: Ptr) -> (Ptr, Evil) {
-    let table = newest();
-    let listener = Evil::listen();
-    let mut handle = listener.handle().encode();
-    let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies::default()).unwrap());
-    let comm = until("connect", || {
-        let (rc, comm) = table.connect(ctx, 0, &mut handle);
-        assert_eq!(rc, Success);
-        (!comm.is_null()).then_some(comm)
-    });
-    (comm, evil.join().unwrap())
-}
 
 /// The peer got the reason, in the same words.
 fn gets_refusal(evil: &Evil, said: &str) {

@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use super::{
     contestant::Contestant,
-    measure::{Work, bar, in_turn, unread},
+    measure::{Work, bar, in_turn},
+    reports::unread,
     scenario::FAULTY,
     table::{aligned, value},
 };

@@ -5,21 +5,24 @@ use std::{
     collections::BTreeMap,
     env, fs,
     path::Path,
-    process::{Command, ExitStatus, Stdio},
-    thread,
-    time::{Duration, Instant},
+    process::{Command, Stdio},
+    time::Duration,
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Deserialize;
 use serde_json::Value;
 
-use super::{callgrind::Calls, contestant::Contestant, figures::Metric, null, scenario::Scenario};
-use crate::failure::{Context, Failure, Kind};
+use super::{
+    callgrind::Calls,
+    contestant::Contestant,
+    figures::Metric,
+    null,
+    reports::{connections_of, number, result, unread},
+    scenario::Scenario,
+};
+use crate::failure::{Context, Failure};
 use crate::perf::solo::{self, Workload};
 
-/// How long one child may take.
-const LIMIT: Duration = Duration::from_secs(600);
 /// Messages in flight while work requests and instructions are counted; NCCL uses the same number.
 pub(super) const DEPTH: usize = 8;
 /// Groups of messages in two runs. The difference between the runs excludes the start.
@@ -313,116 +316,11 @@ impl Work<'_> {
         let text = fs::read_to_string(&counts).tool("read what was counted")?;
         serde_json::from_str(&text).tool("read what was counted")
     }
-
-    /// Runs a child in the scenario's environment; returns its stdout. If the child fails, the
-    /// failure has the same kind and the child's last output.
-    fn child(
-        &self,
-        command: Command,
-        scenario: &Scenario,
-        one: &Contestant,
-        rated: bool,
-    ) -> Result<(ExitStatus, String), Failure> {
-        let Ended { status, out, err } = self.run(command, scenario, one, rated)?;
-        if status.success() {
-            return Ok((status, out));
-        }
-        let last: Vec<_> = err.lines().filter(|l| !l.is_empty()).collect();
-        let last = last[last.len().saturating_sub(3)..].join("\n");
-        let place = format!("{}, {}", one.name, scenario.name);
-        let text = format!("{place}: a run {}: {last}", crate::process::ending(status));
-        Err(Failure::new(Kind::Call, text))
-    }
-
-    /// Runs a child in the scenario's environment to its end.
-    fn run(
-        &self,
-        mut command: Command,
-        scenario: &Scenario,
-        one: &Contestant,
-        rated: bool,
-    ) -> Result<Ended, Failure> {
-        for (name, _) in env::vars_os() {
-            let text = name.to_string_lossy();
-            if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
-                command.env_remove(&name);
-            }
-        }
-        let mut path = self.softverbs.as_os_str().to_owned();
-        if let Some(more) = env::var_os("LD_LIBRARY_PATH").filter(|more| !more.is_empty()) {
-            path.push(":");
-            path.push(more);
-        }
-        let fabric = format!("compare-{}", std::process::id());
-        command.env("LD_LIBRARY_PATH", path).envs(scenario.environment(&fabric, rated));
-        command.envs(one.env.iter().map(|(name, value)| (name, value)));
-        let dir = tempfile::tempdir().tool("make a temporary folder")?;
-        let (out, err) = (dir.path().join("out"), dir.path().join("err"));
-        let file = |path: &Path| fs::File::create(path).tool("make a temporary file");
-        command.stdin(Stdio::null()).stdout(file(&out)?).stderr(file(&err)?);
-        let program = command.get_program().to_string_lossy().into_owned();
-        let status = ended(command.spawn().tool(format!("start {program}"))?);
-        let read = |path: &Path| fs::read(path).map(|text| String::from_utf8_lossy(&text).into_owned());
-        let place = format!("{}, {}", one.name, scenario.name);
-        let status = status.map_err(|f| f.at(&place))?;
-        let [out, err] = [read(&out), read(&err)].map(|text| text.tool("read a temporary file"));
-        Ok(Ended { status, out: out?, err: err? })
-    }
-}
-
-/// A child that has ended, and its output.
-struct Ended {
-    status: ExitStatus,
-    out: String,
-    err: String,
-}
-
-/// Waits up to [`LIMIT`].
-fn ended(mut child: std::process::Child) -> Result<ExitStatus, Failure> {
-    let since = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().tool("wait for a child")? {
-            return Ok(status);
-        }
-        if since.elapsed() > LIMIT {
-            // Both calls fail only if the child has just ended.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(Failure::new(Kind::Timeout, format!("a run did not end within {LIMIT:?}")));
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn has_valgrind() -> bool {
     let out = Command::new("valgrind").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     out.is_ok_and(|status| status.success())
-}
-
-pub(super) fn unread(what: &str) -> Failure {
-    Failure::new(Kind::Tool, format!("cannot read the result of a run: {what}"))
-}
-
-/// Returns the only table of a report.
-fn table(report: &Value) -> Result<&Value, Failure> {
-    report.get("tables").and_then(|t| t.get(0)).ok_or_else(|| unread("no table"))
-}
-
-/// Returns the result for `--connections`.
-fn connections_of(report: &Value) -> Result<&Value, Failure> {
-    table(report)?.get("connections").ok_or_else(|| unread("no connections"))
-}
-
-/// Returns the n-th size of a report.
-fn result(report: &Value, n: usize) -> Result<&Value, Failure> {
-    table(report)?.get("results").and_then(|r| r.get(n)).ok_or_else(|| unread("a size is missing"))
-}
-
-fn number(value: &Value, path: &[&str]) -> Result<f64, Failure> {
-    let found = path.iter().try_fold(value, |value, name| value.get(name));
-    found
-        .and_then(|v| f64::deserialize(v).ok())
-        .ok_or_else(|| unread(&format!("no number {}", path.join("."))))
 }
 
 #[cfg(test)]
@@ -433,14 +331,5 @@ mod tests {
     fn who_begins_changes() {
         let order = |round| in_turn(3, round).collect::<Vec<_>>();
         assert_eq!([order(0), order(1), order(5)], [[0, 1, 2], [1, 2, 0], [2, 0, 1]]);
-    }
-
-    #[test]
-    fn numbers_are_found_or_named() {
-        let value = serde_json::json!({"tables": [{"results": [{"time_ns": {"p99": 7}}]}]});
-        assert_eq!(number(result(&value, 0).unwrap(), &["time_ns", "p99"]), Ok(7.0));
-        let failure = number(&value, &["time_ns", "p50"]).unwrap_err();
-        assert!(failure.message.ends_with("no number time_ns.p50"), "{failure}");
-        assert!(result(&value, 1).is_err());
     }
 }

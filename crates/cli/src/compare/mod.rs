@@ -7,11 +7,13 @@
 
 mod callgrind;
 mod chart;
+mod child;
 mod contestant;
 mod failover;
 mod figures;
 mod measure;
 mod null;
+mod reports;
 mod scenario;
 mod table;
 

@@ -1,14 +1,16 @@
 //! Execution of work requests: what moves the data between QPs, and when.
 //!
 //! The requester executes both halves, its own and the responder's: `exec` drives a work request,
-//! `respond` acts on the responder's segment, `copy` and `bounce` move the bytes, `link` models
-//! rate and latency, `reach` finds the responder, `access` checks keys, `gather` finds the requester's memory, `mover` continues large
-//! transfers after the post, `strike` applies faults to work requests, and `late` delivers what
-//! arrives after its sender has given up.
+//! `ends` does what its opcode requires, `respond` acts on the responder's segment, `copy` and
+//! `bounce` move the bytes, `link` models rate and latency, `reach` finds the responder, `access`
+//! checks keys, `gather` finds the requester's memory, `mover` continues large transfers after the
+//! post, `strike` applies faults to work requests, and `late` delivers what arrives after its sender
+//! has given up.
 
 pub(crate) mod access;
 pub(crate) mod bounce;
 pub(crate) mod copy;
+mod ends;
 pub(crate) mod exec;
 pub(crate) mod gather;
 pub(crate) mod late;

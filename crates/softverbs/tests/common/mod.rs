@@ -2,6 +2,8 @@
 #![allow(dead_code, unused_imports, reason = "each test file uses a part")]
 #![allow(unreachable_pub, missing_docs, reason = "nobody else uses it")]
 
+mod shared;
+
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, zeroed};
 use std::ptr::null_mut;
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 pub use rdma_sys as sys;
 pub use rdma_sys::ibv_wc_status as status;
 pub use rdma_sys::ibv_wr_opcode as op;
+pub use shared::Shared;
 use sys::ibv_qp_attr_mask as mask;
 
 pub const SIGNALED: u32 = 2;
