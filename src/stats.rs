@@ -163,6 +163,7 @@ impl Counters {
         let (islands, data) = match plan {
             Plan::Plain => (Islands::Unknown, Data::Plain),
             Plan::Isolated(c) => (class(c), Data::OneRail),
+            Plan::StandIn => (class(Class::Intra), Data::OneRail),
             Plan::Shared(c) => (class(c), Data::Split),
         };
         let rails: Vec<_> = rails.iter().map(|(role, name)| (role.index(), *name)).collect();

@@ -71,7 +71,7 @@ impl Formed {
         let stats = Counters::open(&settings.config, direction, plan, &peer, &named, keep.substitute);
         let flow = registration::open(settings, plan, &rails, &peer)?;
         let failover = Failover {
-            is_enabled: settings.config.failover,
+            is_enabled: keep.failover,
             wait: settings.config.failover_wait,
             maker: Arc::new(Rebuilder::new(role, settings, &rails)),
             worker: Arc::clone(&settings.process.worker),

@@ -57,9 +57,11 @@ fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
     let all: Vec<Route> = [&first[..], &rest].concat();
     let joined = |verdict: Verdict, route: &Route| {
         let more = all.iter().filter(|r| r.rails == route.rails).count() - 1;
-        let (verdict, why) = match plan.joins(ours.rails[route.rails.connector].role) {
-            true => (verdict, route.why().to_owned()),
-            false => (Verdict::Later, reserve(plan).to_owned()),
+        let role = ours.rails[route.rails.connector].role;
+        let (verdict, why) = match (plan.joins(role), plan.requires(role)) {
+            (true, true) => (verdict, route.why().to_owned()),
+            (true, false) => (verdict, format!("stands in while SUP does not work; {}", route.why())),
+            (false, _) => (Verdict::Later, reserve(plan).to_owned()),
         };
         let why = match more {
             0 => why,

@@ -19,6 +19,7 @@ pub fn terms(config: &Config, fused: bool) -> Terms {
         qps: [config.sout_qp, config.sup_qp],
         plain_qps: config.ib_qps,
         plain_split: config.ib_split,
+        failover: config.failover,
     }
 }
 
@@ -54,8 +55,11 @@ pub enum Plan {
     /// One end's rails are not SOUT and SUP: all usable routes carry data, in proportion to their
     /// speeds.
     Plain,
-    /// Vanilla: one rail carries all data.
+    /// Vanilla: one rail carries all data. The other one has no queue pairs.
     Isolated(Class),
+    /// Vanilla within an island, and both ends have failover: SUP carries all data, and SOUT stands
+    /// in while SUP is given up.
+    StandIn,
     /// Advanced, or a fixed share: both rails carry data.
     Shared(Class),
 }
@@ -68,8 +72,10 @@ impl Plan {
         }
         let class = route::class(ours.island_prefix_len, a, b);
         match ours.mode {
-            Mode::Vanilla if !ours.fixed_share => Self::Isolated(class),
-            Mode::Vanilla | Mode::Advanced => Self::Shared(class),
+            Mode::Vanilla if ours.fixed_share => Self::Shared(class),
+            Mode::Vanilla if class == Class::Intra && ours.failover && theirs.failover => Self::StandIn,
+            Mode::Vanilla => Self::Isolated(class),
+            Mode::Advanced => Self::Shared(class),
         }
     }
 
@@ -82,26 +88,33 @@ impl Plan {
     pub fn choose(self, policy: RoutePolicy, connector: &Hello, acceptor: &Hello, rotation: u32) -> Choice {
         match self {
             Self::Plain => route::choose(policy, &connector.rails, &acceptor.rails, rotation),
-            Self::Isolated(_) | Self::Shared(_) => route::choose_roles(&connector.rails, &acceptor.rails),
+            Self::Isolated(_) | Self::StandIn | Self::Shared(_) => {
+                route::choose_roles(&connector.rails, &acceptor.rails)
+            }
         }
     }
 
-    /// Returns whether rails with this role get queue pairs: those that may carry data do.
+    /// Returns whether rails with this role get queue pairs.
     pub fn joins(self, role: RailRole) -> bool {
+        self == Self::StandIn || self.requires(role)
+    }
+
+    /// Returns whether a connection without a rail with this role is degraded from the beginning.
+    pub fn requires(self, role: RailRole) -> bool {
         self.home().is_none_or(|home| role == home)
     }
 
-    /// Returns the only rail that may carry data, if there is just one.
+    /// Returns the rail that carries all data as long as it works, if the plan has one.
     pub fn home(self) -> Option<RailRole> {
         match self {
             Self::Plain | Self::Shared(_) => None,
-            Self::Isolated(Class::Intra) => Some(RailRole::SUP),
+            Self::Isolated(Class::Intra) | Self::StandIn => Some(RailRole::SUP),
             Self::Isolated(Class::Inter) => Some(RailRole::SOUT),
         }
     }
 
-    /// Returns the mask of rails that may carry data, for a connection whose rails have these
-    /// roles.
+    /// Returns the mask of rails that carry data as long as they work, for a connection whose rails
+    /// have these roles.
     pub fn carriers(self, roles: &[RailRole]) -> u8 {
         let all = roles.iter().take(MAX_RAILS).fold(0, |mask, _| mask << 1 | 1);
         let home = self.home().and_then(|home| roles.iter().position(|role| *role == home));
@@ -117,7 +130,7 @@ impl Plan {
     pub fn stripes(self, terms: &Terms, role: RailRole, rails: usize) -> Stripes {
         match self {
             Self::Plain => Stripes::plain(terms.plain_qps, terms.plain_split, rails),
-            Self::Isolated(_) | Self::Shared(_) => {
+            Self::Isolated(_) | Self::StandIn | Self::Shared(_) => {
                 let turns = terms.qps.get(usize::from(role.index())).map_or(1, |n| (*n).into());
                 Stripes { stripes: 1, turns }
             }
@@ -131,6 +144,7 @@ impl fmt::Display for Plan {
         match self {
             Self::Plain => f.write_str("plain rails"),
             Self::Isolated(class) => write!(f, "{class}, all on one rail"),
+            Self::StandIn => write!(f, "{}, all on one rail, another one stands in", Class::Intra),
             Self::Shared(class) => write!(f, "{class}, split"),
         }
     }

@@ -114,23 +114,26 @@ fn vanilla_uses_the_rail_of_the_class_and_the_other_where_it_must() {
     }
 }
 
-/// Mode, fixed share, class: which rails get queue pairs, which one is required, which one carries
-/// CTS writes.
+/// Mode, fixed share, the peer's failover, class: which rails get queue pairs, which one is required,
+/// which one carries CTS writes.
 #[test]
 fn plans_follow_mode_and_class() {
     use crate::route::tests::roce;
     let table = [
-        (Mode::Vanilla, false, "10.0.0.2", [false, true], Some(RailRole::SUP), RailRole::SUP),
-        (Mode::Vanilla, false, "10.0.1.2", [true, false], Some(RailRole::SOUT), RailRole::SOUT),
-        (Mode::Advanced, false, "10.0.0.2", [true, true], None, RailRole::SOUT),
-        (Mode::Advanced, false, "10.0.1.2", [true, true], None, RailRole::SOUT),
-        (Mode::Vanilla, true, "10.0.0.2", [true, true], None, RailRole::SOUT),
-        (Mode::Vanilla, true, "10.0.1.2", [true, true], None, RailRole::SOUT),
+        (Mode::Vanilla, false, false, "10.0.0.2", [false, true], Some(RailRole::SUP), RailRole::SUP),
+        (Mode::Vanilla, false, true, "10.0.0.2", [true, true], Some(RailRole::SUP), RailRole::SUP),
+        (Mode::Vanilla, false, true, "10.0.1.2", [true, false], Some(RailRole::SOUT), RailRole::SOUT),
+        (Mode::Advanced, false, true, "10.0.0.2", [true, true], None, RailRole::SOUT),
+        (Mode::Advanced, false, true, "10.0.1.2", [true, true], None, RailRole::SOUT),
+        (Mode::Vanilla, true, true, "10.0.0.2", [true, true], None, RailRole::SOUT),
+        (Mode::Vanilla, true, true, "10.0.1.2", [true, true], None, RailRole::SOUT),
     ];
-    for (mode, fixed_share, peer, joins, home, cts) in table {
+    for (mode, fixed_share, failover, peer, joins, home, cts) in table {
         let terms = Terms { mode, fixed_share, ..terms(&Config::default(), true) };
-        let plan = Plan::new(&terms, &terms, &[roce("a", "10.0.0.1", 24, 0)], &[roce("b", peer, 24, 0)]);
+        let theirs = Terms { failover, ..terms };
+        let plan = Plan::new(&terms, &theirs, &[roce("a", "10.0.0.1", 24, 0)], &[roce("b", peer, 24, 0)]);
         assert_eq!(BOTH.map(|role| plan.joins(role)), joins, "{mode:?} {peer}");
+        assert_eq!(BOTH.map(|role| plan.requires(role)), BOTH.map(|role| home.is_none_or(|h| h == role)));
         assert_eq!((plan.home(), plan.cts()), (home, cts), "{mode:?} {peer}");
         assert_eq!(BOTH.map(|role| plan.stripes(&terms, role, 2).qps()), [2, 4]);
         assert_eq!(BOTH.map(|role| plan.stripes(&terms, role, 2).stripes), [1, 1]);
@@ -355,6 +358,7 @@ proptest! {
             Plan::Plain,
             Plan::Isolated(Class::Intra),
             Plan::Isolated(Class::Inter),
+            Plan::StandIn,
             Plan::Shared(Class::Intra),
             Plan::Shared(Class::Inter),
         ]),

@@ -78,9 +78,16 @@ fn wiring() -> impl Strategy<Value = Wiring> {
 }
 
 fn terms() -> impl Strategy<Value = Terms> {
-    let flags = any::<[bool; 4]>();
+    let flags = any::<[bool; 5]>();
     (0usize..4, flags, 0u8..=32, 1u8..=32, 1u8..=32, 1u8..=128).prop_map(
-        |(route, [fused, advanced, fixed_share, plain_split], island_prefix_len, sout, sup, plain_qps)| {
+        |(
+            route,
+            [fused, advanced, fixed_share, plain_split, failover],
+            island_prefix_len,
+            sout,
+            sup,
+            plain_qps,
+        )| {
             Terms {
                 route: RoutePolicy::ALL[route],
                 fused,
@@ -90,6 +97,7 @@ fn terms() -> impl Strategy<Value = Terms> {
                 qps: [sout, sup],
                 plain_qps,
                 plain_split,
+                failover,
             }
         },
     )
@@ -218,6 +226,7 @@ fn hello() -> Hello {
         qps: [2, 4],
         plain_qps: 1,
         plain_split: false,
+        failover: true,
     };
     let unusable = vec![UnusableRail {
         name: "mlx5_1:1".into(),
@@ -250,7 +259,7 @@ fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> 
 #[test]
 fn a_hello_begins_with_what_never_changes() {
     let frame = Message::Hello(hello()).encode().unwrap();
-    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 8, 0]);
+    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 9, 0]);
     assert_eq!(frame[11..27], [1; 16]);
     assert_eq!(HELLO_PREFIX_BYTES, 27);
 }
@@ -260,13 +269,13 @@ fn refusals_name_the_field() {
     let hello = Message::Hello(hello());
     assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
-    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 8"));
+    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 9"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
     // Behind type, prefix and token: pid, "node7", the terms, the rotation, two flags, one rail, its name of
     // six bytes, its port.
     let route = 1 + 22 + 16 + 4 + 2 + 5;
     let terms = route + 1;
-    let port = terms + 8 + 4 + 1 + 1 + 1 + 2 + 6;
+    let port = terms + 9 + 4 + 1 + 1 + 1 + 2 + 6;
     // Behind the rail: a count of one, and a name of eight bytes.
     let unusable = port + 32 + 1 + 2 + 8;
     let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
@@ -282,8 +291,9 @@ fn refusals_name_the_field() {
         assert_eq!(with(&hello, terms + 6, found as u8), range("queue pairs of a rail", found, "1 to 128"));
     }
     assert_eq!(with(&hello, terms + 7, 2), range("split", 2, "0 or 1"));
-    assert_eq!(with(&hello, terms + 12, 2), range("other ports", 2, "0 or 1"));
-    assert_eq!(with(&hello, terms + 13, 2), range("WIRING follows", 2, "0 or 1"));
+    assert_eq!(with(&hello, terms + 8, 2), range("failover", 2, "0 or 1"));
+    assert_eq!(with(&hello, terms + 13, 2), range("other ports", 2, "0 or 1"));
+    assert_eq!(with(&hello, terms + 14, 2), range("WIRING follows", 2, "0 or 1"));
     assert_eq!(with(&hello, port, 0), range("port", 0, "1 to 255"));
     assert_eq!(with(&hello, port + 1, 3), range("link layer", 3, "1 (InfiniBand) or 2 (Ethernet)"));
     assert_eq!(with(&hello, port + 2, 0), range("MTU", 0, "1 to 5 (256 to 4096 bytes)"));
@@ -401,7 +411,7 @@ fn strangers_are_known_by_their_first_bytes() {
     for end in 0..HELLO_PREFIX_BYTES {
         assert_eq!(HelloPrefix::at(&frame[..end]), Ok(None), "{end} bytes");
     }
-    let prefix = HelloPrefix { version: 8, nonce: [1; 16] };
+    let prefix = HelloPrefix { version: 9, nonce: [1; 16] };
     assert_eq!(HelloPrefix::at(&frame[..HELLO_PREFIX_BYTES]), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));

@@ -249,7 +249,7 @@ mod tests {
     fn fields_stand_at_their_offsets() {
         let handle = Handle::new([7; 16], 0x1234, &[v4("10.1.2.3", 24)]).unwrap();
         let bytes = handle.encode();
-        assert_eq!(bytes[..8], [b'M', b'P', b'I', b'B', 8, 0, 0x34, 0x12]);
+        assert_eq!(bytes[..8], [b'M', b'P', b'I', b'B', 9, 0, 0x34, 0x12]);
         assert_eq!(bytes[8..24], [7; 16]);
         assert_eq!(bytes[24..32], [1, 4, 24, 10, 1, 2, 3, 0]);
         assert_eq!(bytes[32..], [0; 96]);
@@ -283,8 +283,8 @@ mod tests {
         only_state[STATE_OFFSET..].fill(9);
         assert_eq!(Handle::decode(&only_state), Err(HandleError::Zero));
         assert_eq!(with(0, b'X'), HandleError::Magic(*b"XPIB"));
-        assert_eq!(with(4, 9), HandleError::Version { found: 9 });
-        assert!(with(4, 9).to_string().contains("version 9, this plugin speaks 8"));
+        assert_eq!(with(4, 8), HandleError::Version { found: 8 });
+        assert!(with(4, 8).to_string().contains("version 8, this plugin speaks 9"));
         assert_eq!(with(6, 0), HandleError::Port);
         assert_eq!(with(24, 0), HandleError::NoAddress);
         assert_eq!(with(24, 1), HandleError::Trailing(1));

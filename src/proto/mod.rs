@@ -62,7 +62,7 @@ pub const MAX_RAILS: usize = 8;
 /// The maximum number of receives in a group: the size of CTS groups and completion records.
 pub const MAX_RECVS: usize = 8;
 /// The version of the protocol. Ends with different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;
 /// The first bytes of a handle and of a HELLO.
 pub const MAGIC: [u8; 4] = *b"MPIB";
 /// Random bytes that are known only to processes that have the handle.

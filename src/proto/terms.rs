@@ -82,6 +82,8 @@ pub struct Terms {
     pub plain_qps: u8,
     /// `NCCL_IB_SPLIT_DATA_ON_QPS`. Ignored likewise.
     pub plain_split: bool,
+    /// `MPIB_FAILOVER`. It may differ: a connection has failover if both ends have.
+    pub failover: bool,
 }
 
 impl Terms {
@@ -115,7 +117,7 @@ impl Terms {
     pub(super) fn write(&self, out: &mut Writer) {
         out.u8(self.route as u8).u8(self.fused.into()).u8(self.mode as u8).u8(self.fixed_share.into());
         out.u8(self.island_prefix_len).u8(self.qps[0]).u8(self.qps[1]);
-        out.u8(self.plain_qps).u8(self.plain_split.into());
+        out.u8(self.plain_qps).u8(self.plain_split.into()).u8(self.failover.into());
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -130,7 +132,8 @@ impl Terms {
         }
         let plain_qps = queue_pairs(from, MAX_PLAIN_QPS, "1 to 128")?;
         let plain_split = from.flag("split")?;
-        Ok(Self { route, fused, mode, fixed_share, island_prefix_len, qps, plain_qps, plain_split })
+        let failover = from.flag("failover")?;
+        Ok(Self { route, fused, mode, fixed_share, island_prefix_len, qps, plain_qps, plain_split, failover })
     }
 }
 
@@ -156,6 +159,7 @@ mod tests {
         qps: [2, 4],
         plain_qps: 1,
         plain_split: false,
+        failover: true,
     };
 
     #[test]
@@ -170,6 +174,7 @@ mod tests {
             fused: true,
             plain_qps: 4,
             plain_split: true,
+            failover: false,
         };
         assert_eq!(
             OURS.differences(&peer),

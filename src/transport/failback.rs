@@ -11,7 +11,7 @@ use crate::worker::Worker;
 /// The failover settings of a comm, and what makes its rails anew.
 #[derive(Debug)]
 pub(crate) struct Failover {
-    /// `MPIB_FAILOVER`
+    /// `MPIB_FAILOVER`, at both ends.
     pub(crate) is_enabled: bool,
     /// `MPIB_FAILOVER_WAIT`
     pub(crate) wait: Duration,

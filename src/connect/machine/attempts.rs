@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::policy::{Plan, Stripes};
 use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role};
-use crate::route::{Choice, End, Route, is_disjoint};
+use crate::route::{Choice, Class, End, Route, is_disjoint};
 
 /// The routes of one handshake.
 #[derive(Debug)]
@@ -298,7 +298,7 @@ impl Attempts {
     /// # Errors
     /// `MPIB_STRICT=1`: the same text.
     pub(crate) fn unreached(&self, config: &Config, peer: &str) -> Result<Option<String>> {
-        let missing = self.choice.unmatched(&self.ends(), |role| self.plan.joins(role));
+        let missing = self.choice.unmatched(&self.ends(), |role| self.plan.requires(role));
         self.degraded(config, &format!("rails without a route to {peer}"), &missing, &self.current)
     }
 
@@ -325,7 +325,8 @@ impl Attempts {
         }
         let mut what = format!("{what}: {}", missing.join("; "));
         let has_home = |home: &RailRole| kept.iter().any(|r| self.rail_role(r) == *home);
-        if let (Plan::Isolated(class), Some(home)) = (self.plan, self.plan.home().filter(|h| !has_home(h))) {
+        if let Some(home) = self.plan.home().filter(|home| !has_home(home)) {
+            let class = if home == RailRole::SUP { Class::Intra } else { Class::Inter };
             what += &format!("; {class} data belongs on {home} (MPIB_MODE=0)");
         }
         let what = config.degraded(what)?;

@@ -119,6 +119,8 @@ pub(crate) struct Keep {
     pub(crate) plan: Plan,
     /// Whether one of them is on a rail of this end that NCCL did not request.
     pub(crate) substitute: bool,
+    /// Whether both ends carry on without a failed rail.
+    pub(crate) failover: bool,
 }
 
 /// Work that the driver has finished.

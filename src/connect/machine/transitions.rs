@@ -276,7 +276,8 @@ impl Machine {
                 self.report(&attempts, &works, &routes)?;
                 self.await_message(None);
                 let (plan, substitute) = (attempts.plan, attempts.is_substitute(&routes));
-                self.actions.push_back(Action::Keep(Keep { stripes, plan, substitute }));
+                let failover = self.local.terms.failover && attempts.remote().terms.failover;
+                self.actions.push_back(Action::Keep(Keep { stripes, plan, substitute, failover }));
                 self.stage = Stage::Keep(plan);
             }
             // The peer has the same two masks and comes to the same attempt.

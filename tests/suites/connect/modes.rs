@@ -121,6 +121,15 @@ fn with_other_host(other: (&str, &str), expected: &Expected) {
 #[test]
 fn vanilla_within_an_island_is_all_on_sup() {
     with_and_without_srq(here!(), &host(&[]), || {
+        with_other_host(NEAR, &Expected { qps: [2, 4], data: 1, cts: 1 });
+        assert!(take_warnings().is_empty());
+    });
+}
+
+//= mpib.md: vanilla, intra-island, without failover: no queue pair on SOUT
+#[test]
+fn vanilla_without_failover_has_no_queue_pair_on_sout() {
+    with_and_without_srq(here!(), &host(&[("MPIB_FAILOVER", "0")]), || {
         with_other_host(NEAR, &Expected { qps: [0, 4], data: 1, cts: 1 });
         assert!(take_warnings().is_empty());
     });
@@ -140,7 +149,7 @@ fn vanilla_between_islands_has_no_queue_pair_on_sup() {
 #[test]
 fn the_prefix_length_draws_the_islands() {
     with_and_without_srq(here!(), &host(&[("MPIB_ISLAND_PREFIX_LEN", "23")]), || {
-        with_other_host(FAR, &Expected { qps: [0, 4], data: 1, cts: 1 });
+        with_other_host(FAR, &Expected { qps: [2, 4], data: 1, cts: 1 });
     });
 }
 

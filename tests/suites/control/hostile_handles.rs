@@ -69,8 +69,8 @@ fn bytes_that_are_no_handle_are_refused_at_once() {
         let cases: Vec<([u8; 128], &str)> = vec![
             ([0; 128], "all zeroes"),
             (with(0, b'X'), "not an MPIB handle"),
-            (with(4, 9), "protocol version 9, this plugin speaks 8"),
-            (with(5, 1), "protocol version 264"),
+            (with(4, 8), "protocol version 8, this plugin speaks 9"),
+            (with(5, 1), "protocol version 265"),
             (
                 {
                     let mut h = with(6, 0);

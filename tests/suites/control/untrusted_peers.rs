@@ -124,7 +124,7 @@ fn what_comes_right_behind_a_hello_is_read() {
 fn another_version_gets_a_refusal_with_both_versions() {
     let listener = listen();
     let mut bytes = hello_bytes(&listener);
-    bytes[9] = 9;
+    bytes[9] = 8;
     // The refusal comes with the part that no version changes: the rest may have any form.
     for bytes in [&bytes[..HELLO_PREFIX_BYTES], &bytes] {
         let mut stream = stranger(&listener);
@@ -135,7 +135,7 @@ fn another_version_gets_a_refusal_with_both_versions() {
         stream.read_exact(&mut answer).unwrap();
         match Message::decode(&answer).unwrap() {
             Message::Refuse { reason } => {
-                assert!(reason.starts_with("the peer speaks protocol version 9, this plugin 8"), "{reason}")
+                assert!(reason.starts_with("the peer speaks protocol version 8, this plugin 9"), "{reason}")
             }
             other => panic!("{other:?}"),
         }

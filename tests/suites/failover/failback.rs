@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use mpib_tests::code::Success;
 use mpib_tests::log::{INFO, LOG, assert_last_warning, take_warnings};
-use mpib_tests::pair::{failure, until};
+use mpib_tests::pair::{Pair, failure, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, carried, newest_device};
-use mpib_tests::{here, is_child, isolated};
+use mpib_tests::{SHORT, here, is_child, isolated};
 use softverbs::{Direction, Fault, Only, Then, faults_struck, inject, inject_at};
 
 use crate::points::{Ends, env, two_hosts};
@@ -97,6 +97,30 @@ fn all_stripes_of_a_rail_come_back() {
 #[test]
 fn a_rail_that_is_back_flushes() {
     each_rail_comes_back(here!(), 2, &[("MPIB_FLUSH", "1")], |rig| rig.flushes = true);
+}
+
+//= mpib.md: vanilla, intra-island: SOUT stands in for SUP
+#[test]
+fn sout_stands_in_until_sup_comes_back() {
+    let vanilla = [("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "soft1")];
+    isolated(here!(), &[&SHORT[..], &vanilla].concat(), || {
+        let mut rig = Rig::of(Pair::new(table(12)), 4 * MIB);
+        let data = || ["soft0", "soft1"].map(sent);
+        exchange_all(&mut rig);
+        let [_, sup] = data();
+        assert!(sup > MIB as u64, "SUP carries the data");
+        softverbs::set_link("soft1", false).unwrap();
+        let [sout, _] = data();
+        exchange_all(&mut rig);
+        let [now, down] = data();
+        assert!(now > sout + MIB as u64, "SOUT stands in");
+        softverbs::set_link("soft1", true).unwrap();
+        exchange_until(&mut rig, "SUP does not come back", || data()[1] > down + MIB as u64);
+        let [sout, _] = data();
+        exchange_all(&mut rig);
+        assert!(data()[0] < sout + MIB as u64, "SOUT stands back");
+        rig.close();
+    });
 }
 
 #[test]

@@ -123,6 +123,18 @@ fn sup_alone() {
     on_sout_and_sup(here!(), "1024", &[], &Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4));
 }
 
+//= mpib.md: vanilla, intra-island: SOUT stands in for SUP
+#[test]
+fn vanilla_with_sout_standing_in_for_sup() {
+    let test = here!();
+    let vanilla = [("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "soft1")];
+    let log = isolated(test, &[&SHORT[..], &vanilla].concat(), || {
+        let traffic = Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 2, 4);
+        every_point(&Ends::own(12, &["soft1"]), &traffic, &FAULTS);
+    });
+    report(test, log);
+}
+
 #[test]
 fn sout_and_sup_with_an_agent_that_is_not_there() {
     let advanced = [("MPIB_MODE", "1"), ("MPIB_SUP_SHARE", "256")];

@@ -118,7 +118,7 @@ fn a_message_with_a_separate_immediate_is_a_write() {
 /// A rail's event ends when the rail is done, not when the message is.
 #[test]
 fn events_of_a_message_end_one_after_the_other() {
-    isolated(here!(), &mpib("512", &[]), || {
+    isolated(here!(), &mpib("512", &[("MPIB_FAILOVER", "0")]), || {
         set_profiler(Some(first));
         let pair = connect(table(12), init(table(12)), 0);
         let (from, to) = (pair.send_buffer(pattern(MIB, 1)), pair.recv_buffer(MIB));

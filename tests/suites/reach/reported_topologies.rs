@@ -104,7 +104,7 @@ fn a_wrong_gid_index_is_named_with_what_stands_there() {
 //= reach.md: error: completions with status 12
 #[test]
 fn unacknowledged_packets_are_reported_with_what_to_check() {
-    on_hosts(here!(), &[("MPIB_FAILOVER_WAIT", "0")], || {
+    on_hosts(here!(), &[("MPIB_FAILOVER", "0")], || {
         let mut net = with(cable("10.0.0.1/24", "10.0.0.2/24"), vec![], vec![], vec![]);
         net.goes(("a", "mlx5_0", "10.0.0.1"), ("b", "mlx5_0", "10.0.0.2"));
         // The receive is there, its sender knows, and then the cable of the other end is drawn.

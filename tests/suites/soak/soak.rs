@@ -319,6 +319,6 @@ fn report(now: u64, seconds: u64, round: u64, soak: &Soak, answers: &[Answer; 2]
 fn eight_connections_lose_nothing_and_leave_nothing() {
     let seconds =
         std::env::var("SOAK_SECONDS").map_or(SECONDS, |s| s.parse().expect("SOAK_SECONDS is a number"));
-    let env = [("MPIB_MODE", "1"), ("MPIB_HINT_POLL_US", "200"), HERE];
+    let env = [("MPIB_MODE", "1"), ("MPIB_HINT_POLL_US", "200"), ("MPIB_STALL_MS", "50"), HERE];
     isolated_with(here!(), &[&TWO_RAILS[..], &env].concat(), other_process, || soak(seconds));
 }

@@ -244,8 +244,8 @@ fn one_rail_for_all_data_shows_no_share() {
             (send.text("islands"), send.text("data"), send.text("share")),
             ("intra", "one rail", "none")
         );
-        // SUP is the only rail of the connection.
-        assert_eq!(send.numbers(["0.bytes"]), [1000]);
+        // SOUT stands in while SUP is given up.
+        assert_eq!(send.numbers(["0.bytes", "1.bytes"]), [0, 1000]);
         pair.close();
     });
 }

@@ -76,7 +76,8 @@ pub struct Class {
     pub cts: usize,
 }
 
-pub const INTRA: Class = Class { name: "(intra-island, all on one rail)", qps: [0, 4], data: 1, cts: 1 };
+pub const INTRA: Class =
+    Class { name: "(intra-island, all on one rail, another one stands in)", qps: [2, 4], data: 1, cts: 1 };
 pub const INTER: Class = Class { name: "(inter-island, all on one rail)", qps: [2, 0], data: 0, cts: 0 };
 
 pub fn class(from: usize, to: usize) -> Class {
