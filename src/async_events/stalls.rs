@@ -12,6 +12,7 @@ use crate::async_events::watch::{CommWatch, RailCounts};
 use crate::device::{HwCounters, Nic, PortState};
 use crate::error::Result;
 use crate::housekeeping::{Job, TICK};
+use crate::stats::Reason;
 use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, RailProgress, Sample};
 
 /// How often counters are read while connections are busy.
@@ -85,7 +86,7 @@ impl Memory {
         }
         // A report takes other locks.
         drop(progress);
-        stalled.iter().for_each(|(rail, why)| comm.rail_failed(*rail, why));
+        stalled.iter().for_each(|(rail, why)| comm.rail_failed(*rail, Reason::Stall, why));
     }
 
     /// Returns the counters of a port from lately, at most [`HARDWARE_AGE`] ago.

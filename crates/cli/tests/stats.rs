@@ -170,8 +170,10 @@ fn a_rail_that_is_given_up_is_marked() {
     for pid in [sender, receiver] {
         until("a rail that is given up", || (given_up(pid) == [false, true]).then_some(()));
     }
-    let episodes = || document(sender).unwrap()["failover"]["episodes"].as_u64().unwrap();
-    until("an episode", || (episodes() == 1).then_some(()));
+    for pid in [sender, receiver] {
+        let episodes = || document(pid).unwrap()["failover"]["episodes"].as_u64().unwrap();
+        until("an episode", || (episodes() == 1).then_some(()));
+    }
     let table = said(&stats(&[&sender.to_string()])).1;
     let row = table.lines().find(|line| line.contains("sup:1 SUP")).unwrap();
     assert!(row.contains("given up") && table.contains("  failover: episodes 1, stalls "), "{table}");
