@@ -160,6 +160,8 @@ impl RecvState {
     }
 
     /// Reports the episode once everything that was lost has arrived.
+    #[cold]
+    #[inline(never)]
     fn end_episode(&mut self) {
         if !self.episodes.is_unfinished()
             && let Some(Running { rail, begun, bytes }) = self.episode.take()

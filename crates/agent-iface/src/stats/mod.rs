@@ -300,6 +300,7 @@ codes! {
     }
 }
 
+#[expect(clippy::derivable_impls, reason = "the enum comes from a macro")]
 impl Default for PortState {
     fn default() -> Self {
         Self::Healthy
