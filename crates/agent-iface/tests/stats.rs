@@ -366,7 +366,7 @@ fn port(name: &str) -> Port {
     page().read().ports.into_iter().find(|port| port.name == name).unwrap()
 }
 
-/// One rail on a port of its own.
+/// Opens a connection with these rails.
 fn one_rail(direction: Direction, rails: &[(u8, &'static str)]) -> ConnectionEntry {
     let writer = StatsWriter::for_this_process("1.2.3").unwrap();
     writer.add(&NewConnection { direction, rails, ..opening("totals") })
@@ -473,7 +473,7 @@ fn the_state_of_a_port_has_its_cause_and_time() {
     assert!(back.since >= new.since);
 }
 
-/// Runs in a process of its own: a page has 64 records for good.
+/// Runs in another process: a page has 64 records for good.
 #[test]
 fn ports_beyond_the_last_record_are_counted_and_harmless() {
     const CHILD: &str = "MPIB_TEST_MANY_PORTS";

@@ -274,7 +274,7 @@ fn a_process_of_another_user_is_not_permitted() {
     assert_eq!((code, text.contains("not permitted")), (4, true), "{text}");
 }
 
-/// Returns the value of a metric with just these labels, as they are written.
+/// Returns the value of a metric with just these labels.
 fn metric(text: &str, metric: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' '))?;
     Some(line.parse().unwrap())

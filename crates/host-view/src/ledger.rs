@@ -15,8 +15,8 @@ pub(crate) struct Counted {
     opened: Count,
 }
 
-/// Keeps the counts of processes that have ended, so that the sums of a host never decrease while
-/// the ledger exists. What a process counts after its last reading is lost.
+/// Keeps the counts of processes that have ended: the sums of a host never decrease while the
+/// ledger exists. What a process counts after its last reading is lost.
 #[derive(Debug, Default)]
 pub struct Ledger {
     /// The last reading of each process, without its connections.

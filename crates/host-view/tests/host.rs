@@ -33,7 +33,7 @@ fn text(host: &Host) -> String {
     metrics(host, MetricsOptions::default())
 }
 
-/// Returns the value of a metric with just these labels, as they are written.
+/// Returns the value of a metric with just these labels.
 fn value(text: &str, metric: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' '))?;
     Some(line.parse().unwrap())
