@@ -56,6 +56,7 @@ pub(crate) struct StatsArgs {
     watch: Option<Duration>,
 }
 
+/// Parses an interval.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     if !(0.1..=86_400.0).contains(&number) {
@@ -175,7 +176,8 @@ fn print(text: &str) -> Result<(), Failed> {
     })
 }
 
-fn code(why: &NoPage) -> u8 {
+/// Returns the exit code for a process without a page that can be read.
+pub(crate) fn code(why: &NoPage) -> u8 {
     match why {
         NoPage::Io { .. } => 1,
         NoPage::NoProcess => 3,
