@@ -20,10 +20,10 @@ cargo = eval "$$(scripts/libclang.sh env)"; cargo
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: setup setup-test setup-matrix setup-vm setup-instructions
+.PHONY: setup setup-test setup-matrix setup-vm setup-instructions setup-monitoring
 setup: ## Install what building needs, each step announced; SETUP=no with any target: only list what is missing
 	@scripts/setup.sh build
-setup-test setup-matrix setup-vm setup-instructions:
+setup-test setup-matrix setup-vm setup-instructions setup-monitoring:
 	@scripts/setup.sh $(@:setup-%=%)
 
 .PHONY: demo

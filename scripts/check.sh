@@ -64,6 +64,7 @@ case ${1:-} in
         # The manual of settings has each of them, and every variable of NCCL's InfiniBand
         # transport.
         cargo test --locked -q -p nccl-net-mpib --lib config::
+        cargo test --locked -q -p mpib-host-view --test documents
         # The page of rules by test is what the tests cite.
         scripts/coverage.sh --check
         links

@@ -6,10 +6,12 @@
 //! the watchdog reads its counters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+pub use nccl_net_mpib_agent_iface::stats::Reason;
 use nccl_net_mpib_agent_iface::stats::{
-    ConnectionEntry, Data, Direction, Entry, Event, Islands, NewConnection, StatsWriter, UnlistedEntry,
+    ConnectionEntry, Data, Direction, Entry, Event, Islands, NewConnection, PortState, StatsWriter,
+    UnlistedEntry,
 };
 
 use crate::config::Config;
@@ -67,11 +69,35 @@ impl Stats {
         }
     }
 
-    /// Counts failover episodes of connections, with the bytes that were sent again in them and the
-    /// sum of their stalls.
-    pub fn episodes(&self, count: u32, replayed: u64, stalled: Duration) {
+    /// Counts a failover episode of a connection that began on a port, with the bytes that were sent
+    /// again in it and its stall.
+    pub fn episode(&self, port: &str, reason: Reason, replayed: u64, stall: Duration) {
         if let Some(page) = self.page() {
-            page.episodes(count, replayed, stalled);
+            page.episode(port, reason, replayed, stall);
+        }
+    }
+
+    /// Records the state of a port, and the cause of a state other than healthy with the time of the
+    /// first sign.
+    pub fn port_state(&self, port: &str, state: PortState, cause: Option<(&str, SystemTime)>) {
+        if let Some(page) = self.page() {
+            page.port_state(port, state, cause);
+        }
+    }
+
+    /// Records what the process has measured of a port: the goodput in bytes/s, and its weight and
+    /// scale where messages are split. 0 means not measured, and a scale of 1024 the whole weight.
+    pub fn measured(&self, port: &str, goodput: u64, weight: u32, scale: u32) {
+        if let Some(record) = self.page().and_then(|page| page.port(port)) {
+            record.measured(goodput, weight);
+            record.set_scale(scale);
+        }
+    }
+
+    /// Adds the counts of connections that have no entry in the page to the totals.
+    pub fn count_unlisted(&self) {
+        if let Some(page) = self.page() {
+            page.count_unlisted();
         }
     }
 
@@ -105,9 +131,9 @@ pub struct Counters {
     entry: Option<&'static Entry>,
     /// Whether the watchdog reads them.
     watched: bool,
-    /// Returns the entry when dropped, or counts a connection for which no entry was free.
+    /// When dropped, adds the counts to the totals of the page and frees the entry.
     _taken: Option<ConnectionEntry>,
-    /// Present if the watchdog reads the counters and no page has them.
+    /// Present if the watchdog reads the counters and there is no page.
     _unlisted: Option<UnlistedEntry>,
 }
 
@@ -141,9 +167,9 @@ impl Counters {
         // init has logged that there is no page.
         let page = config.stats.then(|| page().ok()).flatten();
         let taken = page.map(|page| Self::add(page, direction, plan, peer, rails, elsewhere));
-        let listed = taken.as_ref().and_then(ConnectionEntry::entry);
-        let unlisted = (watched && listed.is_none()).then(UnlistedEntry::new);
-        let entry = listed.or(unlisted.as_ref().map(UnlistedEntry::entry));
+        let in_page = taken.as_ref().map(ConnectionEntry::entry);
+        let unlisted = (watched && in_page.is_none()).then(UnlistedEntry::new);
+        let entry = in_page.or(unlisted.as_ref().map(UnlistedEntry::entry));
         Self { entry, watched, _taken: taken, _unlisted: unlisted }
     }
 

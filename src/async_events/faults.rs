@@ -11,6 +11,7 @@ use crate::device::{Change, Happening, Moment, Nic, PortState};
 use crate::error::Result;
 use crate::housekeeping::{Job, TICK};
 use crate::route::gid_addr;
+use crate::stats::Reason;
 use crate::verbs::{About, AsyncEvent, Context};
 
 /// How long the episodes of a port are collected for one line.
@@ -56,6 +57,7 @@ impl EventState {
                 }
                 _ => Change::None,
             };
+            self.show(nic);
             if let Change::Back { outage } = change {
                 changed.text += &format!("; it was down for {:.3} s", outage.as_secs_f64());
             }
@@ -74,16 +76,17 @@ impl EventState {
         }
         lost.retain(|(gid, kind)| nic.has_gid(*gid, *kind) == Some(false));
         let why = format!("its address is no longer in the GID table of {}", nic.name());
-        let toll = self.give_up(|route| route.is_on(nic) && lost.contains(&route.local), &why);
+        let on_lost = |route: &Route| route.is_on(nic) && lost.contains(&route.local);
+        let toll = self.give_up(on_lost, Reason::Address, &why);
         let lost: Vec<_> = lost.iter().map(|(gid, _)| gid_addr(*gid).to_string()).collect();
         (!toll.is_empty()).then(|| format!("; it no longer has {}; {toll}", lost.join(", ")))
     }
 
     /// Condemns all rails whose route `fits` accepts.
-    fn give_up(&self, fits: impl Fn(&Route) -> bool, why: &str) -> Toll {
+    fn give_up(&self, fits: impl Fn(&Route) -> bool, reason: Reason, why: &str) -> Toll {
         let mut toll = Toll::default();
         for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
-            toll.condemn(comm, comm.rails_in_use(&fits), why);
+            toll.condemn(comm, comm.rails_in_use(&fits), reason, why);
         }
         toll
     }
@@ -94,14 +97,14 @@ impl EventState {
         let trouble = nic.now().err()?;
         let change = nic.life().happened(now, Happening::Queried(Err(&trouble)));
         let cause = nic.life().cause().filter(|_| change == Change::Died)?;
-        let toll = self.give_up(|route| route.is_on(nic), &cause.why);
+        let toll = self.give_up(|route| route.is_on(nic), Reason::Port, &cause.why);
         (!toll.is_empty()).then_some(toll)
     }
 
     /// Condemns all rails on a port that is down, and logs that once for all of them.
     fn give_up_port(&self, nic: &Nic) {
         let Some(cause) = nic.life().cause() else { return };
-        let toll = self.give_up(|route| route.is_on(nic), &cause.why);
+        let toll = self.give_up(|route| route.is_on(nic), Reason::Port, &cause.why);
         if !toll.is_empty() {
             let (name, clock) = (nic.name(), cause.since.clock());
             tracing::warn!(target: "net", "{name} is down since {clock}: {}; {toll}", cause.why);
@@ -109,10 +112,10 @@ impl EventState {
     }
 
     /// Condemns all rails over a route that has failed while its port is active.
-    fn give_up_route(&self, now: Moment, route: &Route, why: &str) {
+    fn give_up_route(&self, now: Moment, route: &Route, reason: Reason, why: &str) {
         let is_new = route.nic.life().route_failed(now, route.peer, why);
         let same = |other: &Route| other.is_on(&route.nic) && other.peer == route.peer;
-        let toll = self.give_up(same, why);
+        let toll = self.give_up(same, reason, why);
         if is_new && !toll.is_empty() {
             let (name, peer, clock) = (route.nic.name(), peer_of(route), now.clock());
             tracing::warn!(target: "net", "the route from {name} to {peer} failed at {clock}: {why}; {toll}");
@@ -133,8 +136,8 @@ impl EventState {
         {
             self.changed(nic, life.happened(now, Happening::Restored));
         }
+        self.show(nic);
         if let Some(sum) = life.take_episodes(now.instant, REPORT) {
-            self.stats.episodes(sum.count, sum.replayed, sum.total);
             let millis = |time: Duration| time.as_secs_f64() * 1e3;
             let times = if sum.count == 1 { "time" } else { "times" };
             tracing::info!(
@@ -144,6 +147,13 @@ impl EventState {
                 nic.name(), sum.count, sum.replayed, millis(sum.total / sum.count.max(1)), millis(sum.longest)
             );
         }
+    }
+
+    /// Shows the state of a port in the statistics.
+    fn show(&self, nic: &Nic) {
+        let (state, cause) = nic.life().state_and_cause();
+        let cause = cause.as_ref().map(|cause| (cause.why.as_str(), cause.since.time));
+        self.stats.port_state(nic.name(), state, cause);
     }
 
     /// Acts on a change of a port that no event brought.
@@ -172,15 +182,21 @@ impl Owner for EventState {
         self.housekeeping.wake();
     }
 
-    fn rail_failed(&self, route: &Route, why: &str) {
+    fn rail_failed(&self, route: &Route, reason: Reason, why: &str) {
         let (nic, now) = (&route.nic, Moment::now());
         let trouble = nic.now().err().map(|trouble| format!("{trouble}; {why}"));
         let what = trouble.as_deref().map_or(Happening::Stalled(why), Happening::Failed);
         nic.life().happened(now, what);
         match nic.life().state() {
             PortState::Down => self.give_up_port(nic),
-            _ => self.give_up_route(now, route, why),
+            _ => self.give_up_route(now, route, reason, why),
         }
+        self.show(nic);
+    }
+
+    fn episode(&self, route: &Route, reason: Reason, replayed: u64, stall: Duration) {
+        route.nic.life().add_episode(Moment::now().instant, replayed, stall);
+        self.stats.episode(route.nic.name(), reason, replayed, stall);
     }
 
     fn rail_works(&self, route: &Route) {
@@ -200,6 +216,7 @@ impl Owner for EventState {
 impl Job for EventState {
     fn run(&self) -> Result<()> {
         self.nics().iter().for_each(|nic| self.look_at(nic));
+        self.stats.count_unlisted();
         Ok(())
     }
 

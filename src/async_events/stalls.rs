@@ -13,6 +13,7 @@ use crate::device::{HwCounters, Nic, PortState};
 use crate::error::Result;
 use crate::housekeeping::{Job, TICK};
 use crate::proto;
+use crate::stats::Reason;
 use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, RailProgress, Sample};
 
 /// How often counters are read while connections are busy.
@@ -92,7 +93,7 @@ impl Memory {
         if late != 0 {
             comm.request_ping(late);
         }
-        stalled.iter().for_each(|(rail, why)| comm.rail_failed(*rail, why));
+        stalled.iter().for_each(|(rail, why)| comm.rail_failed(*rail, Reason::Stall, why));
     }
 
     /// Returns the counters of a port from lately, at most [`HARDWARE_AGE`] ago.

@@ -14,7 +14,7 @@ use crate::device::Nic;
 use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::Housekeeping;
 use crate::policy::Followers;
-use crate::stats::{RailCounters, Stats};
+use crate::stats::{RailCounters, Reason, Stats};
 use crate::verbs::{About, AsyncEvent, Context};
 
 /// Comms that a line names. Of the others it gives only the number.
@@ -141,7 +141,7 @@ impl EventState {
         let ends = event.is_fatal() && self.end_comms.load(Ordering::Relaxed);
         let change = self.port_event(context, event);
         let mut toll = Toll::default();
-        failing_over.iter().for_each(|(comm, rails)| toll.condemn(comm, *rails, &text));
+        failing_over.iter().for_each(|(comm, rails)| toll.condemn(comm, *rails, Reason::Event, &text));
         others.iter().filter(|_| ends).for_each(|(comm, _)| comm.end(&text));
         if !others.is_empty() {
             let verb = if ends { "ends" } else { "concerns" };

@@ -16,7 +16,7 @@ use crate::housekeeping::{Housekeeping, Job, TICK};
 use crate::policy::Plan;
 use crate::process::Process;
 use crate::proto::{GidKind, RailRole};
-use crate::stats::Counters;
+use crate::stats::{Counters, Reason};
 use crate::verbs::{About, AsyncEvent};
 
 const QP_FATAL: i32 = 1;
@@ -82,16 +82,16 @@ fn a_condemned_rail_marks_the_comm_once_until_it_is_made_anew() {
     let world = World::new();
     let comm = world.comm(10, &[(0, 1), (1, 1)], None);
     assert!(!comm.is_marked());
-    assert_eq!(comm.condemn(0b101, "first"), 0b001, "it has two rails");
+    assert_eq!(comm.condemn(0b101, Reason::Stall, "first"), 0b001, "it has two rails");
     assert_eq!((comm.is_marked(), comm.take_condemned(), comm.take_condemned()), (true, 1, 0));
     comm.unmark();
-    assert_eq!((comm.condemn(1, "second"), comm.is_marked()), (0, false), "given up already");
+    assert_eq!((comm.condemn(1, Reason::Stall, "second"), comm.is_marked()), (0, false), "given up already");
     assert_eq!((comm.cause(0).as_deref(), comm.cause(1), comm.cause(9)), (Some("first"), None, None));
     comm.set_rail(0, None);
-    assert_eq!(comm.condemn(0b11, "third"), 0b10);
+    assert_eq!(comm.condemn(0b11, Reason::Stall, "third"), 0b10);
     comm.set_rail(0, Some(world.queues(0, 1, 20)));
     assert_eq!((comm.cause(0), comm.take_condemned()), (None, 0b10));
-    assert_eq!(comm.condemn(1, "fourth"), 1);
+    assert_eq!(comm.condemn(1, Reason::Stall, "fourth"), 1);
     // The earlier life's condemnation is not of the next life.
     comm.set_rail(0, Some(world.queues(0, 1, 21)));
     assert_eq!(comm.take_condemned(), 0);
@@ -167,7 +167,7 @@ fn a_link_that_goes_down_costs_rails_when_one_of_them_stalls() {
     world.port_event(0, PORT_ERR);
     assert_eq!(world.nics[0].life().state(), PortState::Suspect);
     assert!(comms.iter().all(|comm| !comm.is_marked()));
-    comms[0].rail_failed(0, "no progress");
+    comms[0].rail_failed(0, Reason::Completion, "no progress");
     assert_eq!(world.nics[0].life().state(), PortState::Down);
     assert_eq!(comms.each_ref().map(|comm| comm.take_condemned()), [0b01, 0b01]);
     assert_eq!(late.take_condemned(), 0b01, "also without another rail");
@@ -191,7 +191,7 @@ fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
     let other = world.comm(30, &[(0, 2), (1, 2)], None);
     let plain = world.comm(40, &[(0, 1), (1, 1)], None);
     plain.set_failover(false);
-    failed.rail_failed(0, "retries exceeded");
+    failed.rail_failed(0, Reason::Completion, "retries exceeded");
     let taken = [&failed, &same, &other, &plain].map(|comm| comm.take_condemned());
     assert_eq!(taken, [0b01, 0b10, 0, 0]);
     assert_eq!(same.cause(1).as_deref(), Some("retries exceeded"));
@@ -313,7 +313,7 @@ fn the_watchdog_spares_rails_that_all_wait_and_those_that_nobody_watched() {
 fn what_a_rails_earlier_life_has_left_behind_is_not_outstanding() {
     let sender = Sender::new();
     sender.at(0, [8, 8], [0, 0]);
-    sender.comm.condemn(1, "test");
+    sender.comm.condemn(1, Reason::Stall, "test");
     sender.comm.set_rail(0, None);
     assert_eq!(sender.at(20, [0, 0], [0, 0]), 0b01);
     sender.comm.set_rail(0, Some(sender.world.queues(0, 1, 30)));

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::async_events::watch::CommWatch;
+use crate::stats::Reason;
 
 /// The connections that a fault costs a rail.
 #[derive(Debug, Default)]
@@ -15,8 +16,8 @@ pub(super) struct Toll {
 
 impl Toll {
     /// Condemns rails of a comm, and counts the comm if it was using one of them.
-    pub(super) fn condemn(&mut self, comm: &CommWatch, rails: u8, why: &str) {
-        if comm.condemn(rails, why) == 0 {
+    pub(super) fn condemn(&mut self, comm: &CommWatch, rails: u8, reason: Reason, why: &str) {
+        if comm.condemn(rails, reason, why) == 0 {
             return;
         }
         match comm.rails_in_use(|_| true) {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::async_events::attention::Attention;
 use crate::device::Nic;
 use crate::proto::{GidKind, rails};
-use crate::stats::RailCounters;
+use crate::stats::{RailCounters, Reason};
 use crate::verbs::About;
 use crate::watchdog::RailProgress;
 
@@ -51,7 +51,9 @@ pub(super) trait Owner: fmt::Debug + Send + Sync {
     fn wake(&self);
     /// A rail failed: decides whether its port or its route is the cause, and condemns all rails
     /// that the cause concerns.
-    fn rail_failed(&self, route: &Route, why: &str);
+    fn rail_failed(&self, route: &Route, reason: Reason, why: &str);
+    /// An episode has ended that began with the failure of a rail over a route.
+    fn episode(&self, route: &Route, reason: Reason, replayed: u64, stall: Duration);
     /// A rail over a route works, after a failure or for the first time.
     fn rail_works(&self, route: &Route);
 }
@@ -64,6 +66,8 @@ struct WatchedRail {
     queues: Option<Queues>,
     /// Why the rail was given up, and when; `None` while it is in use.
     cause: Option<(String, Instant)>,
+    /// Why it was given up last.
+    reason: Reason,
     /// Work requests posted in earlier lives of the rail that have never completed.
     lost: u64,
 }
@@ -116,6 +120,7 @@ impl CommWatch {
             route: queues.route.clone(),
             queues: Some(queues),
             cause: None,
+            reason: Reason::Completion,
             lost: 0,
         };
         Self {
@@ -176,12 +181,13 @@ impl CommWatch {
     /// Gives rails up, by mask, and makes the next call on the comm find that, or housekeeping if
     /// NCCL does not call. The first cause of each rail stays until the rail is made anew, and
     /// a rail that is given up already is not given up again. Returns the rails that are new.
-    pub fn condemn(&self, mask: u8, why: &str) -> u8 {
+    pub fn condemn(&self, mask: u8, reason: Reason, why: &str) -> u8 {
         let mut new = 0;
         let mut all = self.rails.lock();
         for rail in rails(mask) {
             if let Some(watched) = all.get_mut(rail).filter(|watched| watched.cause.is_none()) {
                 watched.cause = Some((why.to_owned(), Instant::now()));
+                watched.reason = reason;
                 new |= 1 << rail;
             }
         }
@@ -236,11 +242,11 @@ impl CommWatch {
     /// the cause, and all rails of the process over the route are. One warning is logged for the
     /// port or the route. The caller's rail is condemned in any case.
     #[cold]
-    pub fn rail_failed(&self, rail: usize, why: &str) {
+    pub fn rail_failed(&self, rail: usize, reason: Reason, why: &str) {
         if let (Some(owner), Some(route)) = (self.owner.upgrade(), self.route(rail)) {
-            owner.rail_failed(&route, why);
+            owner.rail_failed(&route, reason, why);
         }
-        self.condemn(1 << rail, why);
+        self.condemn(1 << rail, reason, why);
     }
 
     /// Returns whether a rail that was given up may be made anew now: its port can be reached, and
@@ -269,11 +275,12 @@ impl CommWatch {
         }
     }
 
-    /// Reports a finished episode that began with the failure of `rail`. Housekeeping logs and counts
-    /// the episodes of a port within a second together.
+    /// Reports a finished episode that began with the failure of `rail`. Housekeeping logs the
+    /// episodes of a port within a second together.
     pub fn report_episode(&self, rail: usize, replayed: u64, stall: Duration) {
-        if let Some(route) = self.route(rail) {
-            route.nic.life().add_episode(Instant::now(), replayed, stall);
+        let of_rail = self.rails.lock().get(rail).map(|watched| (watched.route.clone(), watched.reason));
+        if let (Some(owner), Some((route, reason))) = (self.owner.upgrade(), of_rail) {
+            owner.episode(&route, reason, replayed, stall);
         }
     }
 

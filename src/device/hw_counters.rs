@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use nccl_net_mpib_agent_iface::hw_counters::{ADAPTIVE, NOT_READY, SEQUENCE, TIMEOUTS};
+
 /// Counters of one port. `None`: the adapter does not have the counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HwCounters {
@@ -20,10 +22,10 @@ impl HwCounters {
     pub fn read(dir: &Path) -> Option<Self> {
         let number = |name| std::fs::read_to_string(dir.join(name)).ok()?.trim().parse().ok();
         let counters = Self {
-            adaptive: number("roce_adp_retrans"),
-            timeouts: number("local_ack_timeout_err"),
-            sequence: number("packet_seq_err"),
-            not_ready: number("rnr_nak_retry_err"),
+            adaptive: number(ADAPTIVE),
+            timeouts: number(TIMEOUTS),
+            sequence: number(SEQUENCE),
+            not_ready: number(NOT_READY),
         };
         (counters != Self::default()).then_some(counters)
     }

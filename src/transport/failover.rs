@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, FailedCompletion, Fast};
 use crate::proto::{Message, rails};
+use crate::stats::Reason;
 use crate::transport::comm::Comm;
 
 /// How long the peer may take to answer in an episode. Its process may be stopped meanwhile.
@@ -56,7 +57,7 @@ impl Comm {
             return Err(error);
         }
         self.failures.new |= failed;
-        self.report_failure(failed, &error.to_string());
+        self.report_failure(failed, Reason::Completion, &error.to_string());
         self.failures.first.get_or_insert(*error);
         self.mark();
         Ok(())
@@ -71,11 +72,11 @@ impl Comm {
 
     /// Reports the failure of rails to the process: its other connections over the same port or
     /// route give theirs up, too, and one line is logged.
-    fn report_failure(&self, failed: u8, why: &str) {
+    fn report_failure(&self, failed: u8, reason: Reason, why: &str) {
         let mut rest = failed;
         while rest != 0 {
             let rail = rest.trailing_zeros() as usize;
-            self.watch.rail_failed(rail, why);
+            self.watch.rail_failed(rail, reason, why);
             rest &= !(1 << rail | self.stripes_of(rail));
         }
     }
@@ -89,7 +90,7 @@ impl Comm {
     pub(crate) fn given_up_by_the_peer(&mut self, which: u8) {
         let new = which & !self.failures.noticed();
         if new != 0 {
-            self.report_failure(new, "the peer has given it up");
+            self.report_failure(new, Reason::Peer, "the peer has given it up");
         }
     }
 

@@ -5,8 +5,9 @@
 //! | [`agent`] | registration messages and the hint file | the plugin sends requests; the agent answers and writes the file | the plugin reads the file |
 //! | [`stats`] | the statistics page | the plugin, one page per process | any tool, for instance `mpib stats` |
 //! | [`doctor`] | the report on a host and its routes, as JSON | the plugin | `mpib doctor` and other tools |
+//! | [`hw_counters`] | names of the adapters' counters | the kernel | the plugin and tools |
 //!
-//! The three contracts are independent. A program that needs only one of them uses only that
+//! The contracts are independent. A program that needs only one of them uses only that
 //! module.
 //!
 //! # Life cycle of an agent
@@ -29,8 +30,8 @@
 //! # Life cycle of a statistics reader
 //!
 //! 1. Find the pages of a process: [`stats::pages_of`].
-//! 2. Read [`StatsPage::summary`](stats::StatsPage::summary) and
-//!    [`StatsPage::connections`](stats::StatsPage::connections) as often as needed.
+//! 2. Read [`StatsPage::read`](stats::StatsPage::read) as often as needed: header, totals, ports
+//!    and connections.
 //! 3. Compute rates from two readings with the same
 //!    [`generation`](stats::Connection::generation).
 //!
@@ -51,6 +52,7 @@
 
 pub mod agent;
 pub mod doctor;
+pub mod hw_counters;
 pub mod stats;
 
 #[cfg(doctest)]

@@ -12,7 +12,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*, fence};
 use loom::thread;
 use nccl_net_mpib_agent_iface::agent::{Entry, Hint, Snapshot, snapshot};
-use nccl_net_mpib_agent_iface::stats::Generation;
+use nccl_net_mpib_agent_iface::stats::{Generation, Revision};
 
 /// The n-th hint that the writer writes: each field identifies it.
 fn nth(n: u8) -> Hint {
@@ -172,4 +172,42 @@ fn an_entry_is_read_of_one_use_or_not_at_all() {
     println!("{schedules} schedules");
     assert!(schedules > 200, "{schedules}");
     assert!(catch_unwind(|| reuse(true)).is_err(), "the fault was not found");
+}
+
+/// A count that moves from an entry to the totals, as when a connection closes: their sum is 1.
+fn moved(fault: bool) -> usize {
+    explore(move || {
+        let page = Arc::new((Revision::default(), [1, 0].map(AtomicU32::new)));
+        let writer = {
+            let page = Arc::clone(&page);
+            thread::spawn(move || {
+                let (revision, [entry, totals]) = &*page;
+                let fold = || {
+                    totals.store(1, Relaxed);
+                    entry.store(0, Relaxed);
+                };
+                // The fault: the revision does not cover the change.
+                if fault {
+                    fold();
+                    revision.write(|| ());
+                } else {
+                    revision.write(fold);
+                }
+            })
+        };
+        let (revision, [entry, totals]) = &*page;
+        if let Some(sum) = revision.read(|| totals.load(Relaxed) + entry.load(Relaxed)) {
+            assert_eq!(sum, 1);
+        }
+        writer.join().unwrap();
+        assert_eq!(revision.read(|| totals.load(Relaxed)), Some(1));
+    })
+}
+
+#[test]
+fn a_count_that_moves_to_the_totals_is_read_once() {
+    let schedules = moved(false);
+    println!("{schedules} schedules");
+    assert!(schedules > 20, "{schedules}");
+    assert!(catch_unwind(|| moved(true)).is_err(), "the fault was not found");
 }

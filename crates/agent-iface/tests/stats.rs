@@ -7,12 +7,12 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nccl_net_mpib_agent_iface::stats::{
-    BadPage, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, NewConnection, NoPage,
-    STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_SIZE, STATS_VERSION, State,
-    StatsPage, StatsWriter, Summary, UnlistedEntry, pages_of,
+    BadPage, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, NewConnection, NoPage, Port,
+    PortState, PortTotals, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC,
+    STATS_PORTS, STATS_SIZE, STATS_VERSION, State, StatsPage, StatsWriter, Summary, UnlistedEntry, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -55,7 +55,7 @@ fn file() -> File {
 fn every_number_stands_where_the_layout_has_it() {
     let (_turn, writer) = writer();
     let taken = writer.add(&opening("host-b, pid 7"));
-    let entry = taken.entry().unwrap();
+    let entry = taken.entry();
     for _ in 0..3 {
         entry.request();
     }
@@ -74,17 +74,18 @@ fn every_number_stands_where_the_layout_has_it() {
     let file = file();
     let mut bytes = vec![0; STATS_SIZE];
     file.read_exact_at(&mut bytes, 0).unwrap();
-    assert_eq!(file.metadata().unwrap().len(), 256 + 1024 * 1536);
+    assert_eq!(file.metadata().unwrap().len(), 512 + 64 * 768 + 1024 * 1536);
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let text = |at: usize| CStr::from_bytes_until_nul(&bytes[at..]).unwrap().to_str().unwrap();
-    assert_eq!([0, 4, 8, 12, 16, 20].map(word), [0x4D50_4953, 1, 256, 1536, 1024, 8]);
+    assert_eq!([0, 4, 8, 12, 16, 20].map(word), [0x4D50_4953, 2, 512, 1536, 1024, 8]);
+    assert_eq!([72, 76].map(word), [64, 768]);
     assert_eq!((long(24), word(32)), (STATS_SIZE as u64, std::process::id()));
     assert!(long(40) > 1_600_000_000_000_000_000 && long(48) >= 1);
     assert_eq!((word(56), word(60), text(96)), (1, 0, "1.2.3"));
     let index = connections()[0].index;
     assert!(word(64) as usize > index);
-    let at = 256 + index * 1536;
+    let at = 512 + 64 * 768 + index * 1536;
     assert_eq!((long(at) % 2, word(at + 8), &bytes[at + 12..at + 16]), (1, 2, &[1, 2, 2, 2][..]));
     assert!(long(at + 16) >= long(40) && long(at + 24) >= long(at + 16));
     assert_eq!((text(at + 64), text(at + 1280)), ("host-b, pid 7", "the first reason"));
@@ -94,6 +95,9 @@ fn every_number_stands_where_the_layout_has_it() {
     assert_eq!((rail(0), rail(1)), ([3000, 6, 7, 0, 0], [2000, 9, 9, 4, 1]));
     for (i, (role, name)) in NAMES.iter().enumerate() {
         assert_eq!((word(at + 256 + 128 * i + 40), text(at + 256 + 128 * i + 64)), ((*role).into(), *name));
+        let port = word(at + 256 + 128 * i + 44) as usize;
+        assert!(port > 0 && port <= word(80) as usize);
+        assert_eq!(text(512 + 768 * (port - 1)), *name);
     }
 
     // The reader returns the same values.
@@ -111,7 +115,7 @@ fn every_number_stands_where_the_layout_has_it() {
 fn an_entry_is_used_again_from_zero_with_another_generation() {
     let (_turn, writer) = writer();
     let count = |taken: &ConnectionEntry| {
-        let entry = taken.entry().unwrap();
+        let entry = taken.entry();
         entry.request();
         entry.done(1, 10);
         entry.share(7);
@@ -141,7 +145,7 @@ fn connections_beyond_the_last_entry_are_counted_and_harmless() {
     let before = page().summary();
     let mut all: Vec<ConnectionEntry> =
         (0..STATS_ENTRIES + 3).map(|_| writer.add(&opening("many"))).collect();
-    assert!(all[STATS_ENTRIES - 1].entry().is_some() && all[STATS_ENTRIES].entry().is_none());
+    assert!(all[STATS_ENTRIES - 1].is_listed() && !all[STATS_ENTRIES].is_listed());
     let now = || {
         let Summary { opened, open, hidden, .. } = page().summary();
         (opened - before.opened, open, hidden, connections().len())
@@ -170,7 +174,7 @@ fn a_reader_never_sees_two_connections_as_one() {
                     break;
                 }
                 let taken = writer.add(&opening(&format!("peer {n}")));
-                let entry = taken.entry().unwrap();
+                let entry = taken.entry();
                 // All numbers of a connection follow from its first.
                 for _ in 0..n % 5 {
                     entry.request();
@@ -205,7 +209,7 @@ fn a_reader_never_sees_two_connections_as_one() {
 fn a_forked_process_does_not_write_to_its_parents_page() {
     let (_turn, writer) = writer();
     let taken = writer.add(&opening("of the parent"));
-    let entry = taken.entry().unwrap();
+    let entry = taken.entry();
     entry.request();
     let (read, write) = nix::unistd::pipe().unwrap();
     // SAFETY: the child allocates and reads files, which glibc allows after a fork of a threaded
@@ -217,7 +221,7 @@ fn a_forked_process_does_not_write_to_its_parents_page() {
             let none = matches!(pages_of(std::process::id()), Err(NoPage::None));
             let own = StatsWriter::for_this_process("child").unwrap();
             let mine = own.add(&opening("of the child"));
-            mine.entry().unwrap().request();
+            mine.entry().request();
             let pages = pages_of(std::process::id()).unwrap();
             let seen = pages[0].connections();
             format!("{none} {} {} {} {}", pages.len(), seen.len(), seen[0].peer, seen[0].requests)
@@ -262,6 +266,8 @@ fn what_is_no_page_is_refused_by_name() {
         (16, STATS_ENTRIES as u32),
         (20, 8),
         (24, STATS_SIZE as u32),
+        (72, 64),
+        (76, 768),
     ];
     assert!(StatsPage::open(&forged(seals, STATS_SIZE, &good)).is_ok());
     let unsealed = forged(SealFlag::F_SEAL_GROW, STATS_SIZE, &good);
@@ -281,7 +287,7 @@ fn what_is_no_page_is_refused_by_name() {
         let e = StatsPage::open(&forged(seals, STATS_SIZE, &words)).unwrap_err();
         match (i, &e) {
             (0, BadPage::Magic(found)) => assert_eq!(*found, value + 1),
-            (1, BadPage::Version(2)) => {}
+            (1, BadPage::Version(3)) => {}
             (_, BadPage::Layout { at: place, found, .. }) => {
                 assert_eq!((*place, *found), (*at, u64::from(value + 1)));
             }
@@ -296,12 +302,17 @@ fn what_is_no_page_is_refused_by_name() {
 fn garbage_in_a_page_does_no_harm() {
     let file = forged(SealFlag::F_SEAL_SHRINK, STATS_SIZE, &[]);
     let mut bytes: Vec<u8> = (0..STATS_SIZE).map(|i| (i * i / 7 + i) as u8 | 1).collect();
-    let good = [STATS_MAGIC, STATS_VERSION, 256, 1536, 1024, 8, STATS_SIZE as u32, 0];
+    let good = [STATS_MAGIC, STATS_VERSION, 512, 1536, 1024, 8, STATS_SIZE as u32, 0];
     for (place, word) in bytes.chunks_exact_mut(4).zip(good) {
         place.copy_from_slice(&word.to_ne_bytes());
     }
+    bytes[72..80].copy_from_slice(&[64u32.to_ne_bytes(), 768u32.to_ne_bytes()].concat());
     file.write_all_at(&bytes, 0).unwrap();
-    let all = StatsPage::open(&file).unwrap().connections();
+    let page = StatsPage::open(&file).unwrap();
+    let ports = page.read().ports;
+    assert_eq!(ports.len(), 64);
+    assert!(ports.iter().all(|port| port.state.is_none() && !port.name.chars().any(char::is_control)));
+    let all = page.connections();
     assert_eq!(all.len(), STATS_ENTRIES);
     assert!(all.iter().all(|c| c.rails.len() <= 8 && !c.peer.chars().any(char::is_control)));
 }
@@ -328,13 +339,174 @@ fn a_process_that_is_not_there_is_told_from_one_without_a_page() {
 fn failovers_are_counted() {
     let (_turn, writer) = writer();
     let before = page().summary();
-    writer.episodes(3, 4096, Duration::from_millis(25));
-    writer.episodes(1, 0, Duration::from_millis(5));
+    writer.episode("f:1", Reason::Stall, 4096, Duration::from_millis(25));
+    writer.episode("f:1", Reason::Peer, 0, Duration::from_millis(5));
+    writer.episode("f:1", Reason::Peer, 1, Duration::from_micros(5_001));
+    writer.episode("f:1", Reason::Peer, 1, Duration::from_secs(61));
     writer.returned();
     let after = page().summary();
     let added = (after.episodes - before.episodes, after.replayed - before.replayed);
-    assert_eq!(added, (4, 4096));
-    assert_eq!((after.stalled - before.stalled, after.returns - before.returns), (30_000_000, 1));
+    assert_eq!(added, (4, 4098));
+    let stalled = 25_000_000 + 5_000_000 + 5_001_000 + 61_000_000_000;
+    assert_eq!((after.stalled - before.stalled, after.returns - before.returns), (stalled, 1));
+    let port = port("f:1");
+    assert_eq!((port.episodes, port.replayed, port.stalled), ([0, 0, 1, 0, 0, 3], 4098, stalled));
+    assert_eq!(port.stalls, [0, 0, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    let file = file();
+    let mut bytes = vec![0; STATS_SIZE];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    let at = (0..64).map(|i| 512 + 768 * i).find(|at| bytes[*at..].starts_with(b"f:1\0")).unwrap();
+    let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    let found = [192 + 8 * 2, 192 + 8 * 5, 256, 264, 272 + 8 * 2, 272 + 8 * 14].map(|o| long(at + o));
+    assert_eq!(found, [1, 3, 4098, stalled, 1, 1]);
+}
+
+/// Returns a port of this process.
+fn port(name: &str) -> Port {
+    page().read().ports.into_iter().find(|port| port.name == name).unwrap()
+}
+
+/// Opens a connection with these rails.
+fn one_rail(direction: Direction, rails: &[(u8, &'static str)]) -> ConnectionEntry {
+    let writer = StatsWriter::for_this_process("1.2.3").unwrap();
+    writer.add(&NewConnection { direction, rails, ..opening("totals") })
+}
+
+#[test]
+fn totals_have_each_connection_once_before_and_after_its_end() {
+    let (_turn, writer) = writer();
+    let before = page().read().totals;
+    let added = || {
+        let now = page().read().totals;
+        [0, 1].map(|i| (now[i].done - before[i].done, now[i].bytes - before[i].bytes))
+    };
+    let count = |taken: &ConnectionEntry, bytes: usize| {
+        let entry = taken.entry();
+        entry.request();
+        entry.done(1, bytes);
+        entry.rail(0).posted(2, 1, bytes);
+        entry.rail(0).completed(1);
+        entry.rail(0).error();
+    };
+    let sends = one_rail(Direction::Send, &[(0, "t:1")]);
+    let receives = one_rail(Direction::Receive, &[(0, "t:1"), (0, "t:1")]);
+    count(&sends, 100);
+    receives.entry().rail(0).arrived();
+    receives.entry().rail(1).arrived();
+    receives.entry().request();
+    receives.entry().done(1, 7);
+    let totals = PortTotals { bytes: 100, parts_sent: 1, parts_received: 2, posted: 2, done: 1, errors: 1 };
+    let seen = || (port("t:1").totals, port("t:1").connections, added());
+    assert_eq!(seen(), (totals, 2, [(1, 100), (1, 7)]));
+    drop(sends);
+    assert_eq!(seen(), (totals, 1, [(1, 100), (1, 7)]));
+    drop(receives);
+    assert_eq!(seen(), (totals, 0, [(1, 100), (1, 7)]));
+
+    // Beyond the last entry.
+    let all: Vec<_> = (0..STATS_ENTRIES).map(|_| writer.add(&opening("many"))).collect();
+    let unlisted = one_rail(Direction::Send, &[(0, "t:1")]);
+    assert!(!unlisted.is_listed());
+    count(&unlisted, 10);
+    assert_eq!(seen(), (totals, 1, [(1, 100), (1, 7)]), "its counters are in no page");
+    let more = PortTotals { bytes: 110, parts_sent: 2, parts_received: 2, posted: 4, done: 2, errors: 2 };
+    (0..3).for_each(|_| writer.count_unlisted());
+    assert_eq!(seen(), (more, 1, [(2, 110), (1, 7)]));
+    count(&unlisted, 1);
+    drop(unlisted);
+    let last = PortTotals { bytes: 111, parts_sent: 3, parts_received: 2, posted: 6, done: 3, errors: 3 };
+    assert_eq!(seen(), (last, 0, [(3, 111), (1, 7)]));
+    drop(all);
+    assert_eq!(seen(), (last, 0, [(3, 111), (1, 7)]));
+}
+
+/// A reader beside connections that count and close: totals never go back, and nothing is lost.
+#[test]
+fn totals_never_decrease_while_connections_close() {
+    const ROUNDS: u64 = 20_000;
+    let (_turn, _writer) = writer();
+    let before = page().read();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                let taken = one_rail(Direction::Send, &[(0, "c:1")]);
+                taken.entry().done(1, 3);
+                taken.entry().rail(0).posted(1, 1, 3);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        let (page, mut last) = (page(), (0, 0));
+        while !over.load(Ordering::Relaxed) {
+            let now = page.read();
+            let of_port = now.ports.iter().find(|port| port.name == "c:1").map_or(0, |p| p.totals.bytes);
+            let now = (now.totals[0].bytes, of_port);
+            assert!(now.0 >= last.0 && now.1 >= last.1, "{now:?} after {last:?}");
+            last = now;
+        }
+    });
+    let after = page().read();
+    assert_eq!(after.totals[0].bytes - before.totals[0].bytes, 3 * ROUNDS);
+    assert_eq!(port("c:1").totals.bytes, 3 * ROUNDS);
+}
+
+#[test]
+fn the_state_of_a_port_has_its_cause_and_time() {
+    let (_turn, writer) = writer();
+    let start = SystemTime::now();
+    let nanos = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let record = writer.port("s:1").unwrap();
+    let new = port("s:1");
+    assert_eq!((new.state, new.cause, new.scale), (Some(PortState::Healthy), None, 1024));
+    assert_eq!((new.goodput, new.weight), (None, None));
+    assert!(new.since >= nanos(start));
+    writer.port_state("s:1", PortState::Down, Some(("the link went down", start)));
+    let down = port("s:1");
+    assert_eq!((down.state, down.since), (Some(PortState::Down), nanos(start)));
+    assert_eq!(down.cause.as_deref(), Some("the link went down"));
+    writer.port_state("s:1", PortState::Healthy, None);
+    record.measured(25_000_000_000, 512);
+    record.set_scale(4096);
+    let back = port("s:1");
+    assert_eq!((back.state, back.cause, back.scale), (Some(PortState::Healthy), None, 1024));
+    assert_eq!((back.goodput, back.weight), (Some(25_000_000_000), Some(512)));
+    assert!(back.since >= new.since);
+}
+
+/// Runs in another process: a page has 64 records for good.
+#[test]
+fn ports_beyond_the_last_record_are_counted_and_harmless() {
+    const CHILD: &str = "MPIB_TEST_MANY_PORTS";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "ports_beyond_the_last_record_are_counted_and_harmless";
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = command.args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let (_turn, writer) = writer();
+    (0..STATS_PORTS).for_each(|i| assert!(writer.port(&format!("p{i}:1")).is_some()));
+    assert!(writer.port("late:1").is_none() && writer.port("p63:1").is_some());
+    let taken = one_rail(Direction::Send, &[(0, "late:1"), (1, "p63:1")]);
+    taken.entry().rail(0).posted(1, 1, 5);
+    taken.entry().rail(1).posted(1, 1, 6);
+    writer.episode("late:1", Reason::Port, 1, Duration::ZERO);
+    writer.port_state("late:1", PortState::Down, None);
+    let seen = page().read();
+    assert_eq!((seen.ports.len(), seen.summary.ports_missing, seen.summary.episodes), (STATS_PORTS, 1, 1));
+    let rails: Vec<_> = seen.connections[0].rails.iter().map(|rail| rail.port).collect();
+    assert_eq!(rails, [None, Some(63)]);
+    assert_eq!(seen.ports.iter().map(|port| port.totals.bytes).sum::<u64>(), 6);
+    drop(taken);
+    assert_eq!(page().read().ports.iter().map(|port| port.totals.bytes).sum::<u64>(), 6);
+}
+
+/// A page without its memory kills its process by SIGBUS when memory is short.
+#[test]
+fn the_page_has_its_memory_from_the_beginning() {
+    let (_turn, _writer) = writer();
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&file().metadata().unwrap());
+    assert!(blocks * 512 >= STATS_SIZE as u64, "{blocks} blocks");
 }
 
 #[test]
@@ -356,7 +528,7 @@ fn a_rail_is_given_up_until_it_is_in_use_again() {
     };
     let connection = writer.add(&new("first"));
     assert_eq!(given_up("first"), [false, false]);
-    let entry = connection.entry().unwrap();
+    let entry = connection.entry();
     entry.rail(1).in_use(false);
     assert_eq!(given_up("first"), [false, true]);
     entry.rail(1).in_use(true);

@@ -6,6 +6,7 @@ mod doctor;
 mod perf;
 mod process;
 mod stats;
+mod top;
 
 use std::process::ExitCode;
 
@@ -23,6 +24,7 @@ struct Cli {
 enum Command {
     Perf(Box<perf::PerfArgs>),
     Stats(stats::StatsArgs),
+    Top(top::TopArgs),
     Compare(Box<compare::CompareArgs>),
     Abi(abi::AbiArgs),
     Doctor(doctor::DoctorArgs),
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Perf(args) => perf::main(*args),
         Command::Stats(args) => stats::main(&args),
+        Command::Top(args) => top::main(&args),
         Command::Compare(args) => compare::main(&args),
         Command::Abi(args) => abi::main(&args),
         Command::Doctor(args) => doctor::main(&args),

@@ -1,6 +1,7 @@
 //! `mpib stats` with real processes: `mpib perf` with the plugin of "make build", and others.
 
 mod built;
+mod transfer;
 
 use std::{
     ffi::CString,
@@ -10,47 +11,12 @@ use std::{
         fd::{FromRawFd, OwnedFd},
         unix::{fs::PermissionsExt, process::CommandExt},
     },
-    process::{Child, Command, Output, Stdio},
-    thread,
-    time::{Duration, Instant},
+    process::{Command, Stdio},
 };
 
-use built::{artifact, mpib};
+use built::artifact;
 use serde_json::Value;
-
-/// Only a failing test waits this long.
-const LIMIT: Duration = Duration::from_secs(60);
-
-fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(value) = f() {
-            return value;
-        }
-        assert!(start.elapsed() < LIMIT, "{what}: nothing within {LIMIT:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// A child that ends with the test.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        // The process may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn stats(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mpib")).arg("stats").args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn said(output: &Output) -> (i32, String) {
-    let text = [&output.stdout[..], &output.stderr[..]].concat();
-    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
-}
+use transfer::{Ended, fabric_of, perf, said, stats, until, workers};
 
 /// Returns the document of one process, if it has a page yet.
 fn document(pid: u32) -> Option<Value> {
@@ -62,44 +28,6 @@ fn document(pid: u32) -> Option<Value> {
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(document["processes"].as_array().unwrap().len(), 1);
     Some(document["processes"][0].clone())
-}
-
-fn fabric_of(test: &str) -> String {
-    format!("stats-test-{}-{test}", std::process::id())
-}
-
-/// Starts an endless `mpib perf` on rails whose rates are three to one.
-fn perf(test: &str) -> Ended {
-    let mut command = mpib(&fabric_of(test), "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24");
-    command.args(["perf", "--sizes", "64K", "--time", "600", "--no-check", "--plugin"]);
-    command.arg(artifact("libnccl-net-mpib.so"));
-    command
-        .env("MPIB_HCA_SOUT", "sout")
-        .env("MPIB_HCA_SUP", "sup")
-        .env("MPIB_SUP_SHARE", "256")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    Ended(command.spawn().unwrap())
-}
-
-/// Returns its two workers, the sending one first, once data moves.
-fn workers(perf: &Ended) -> [u32; 2] {
-    until("two workers that move data", || {
-        let pid = perf.0.id();
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-        let mut found: Vec<(String, u32)> = Vec::new();
-        for child in children.split_whitespace() {
-            let pid = child.parse().unwrap();
-            let output = stats(&[child, "--json"]);
-            let document: Value = serde_json::from_slice(&output.stdout).ok()?;
-            let connection = &document["processes"][0]["connections"][0];
-            if connection["messages"].as_u64()? > 100 {
-                found.push((connection["direction"].as_str()?.to_owned(), pid));
-            }
-        }
-        found.sort_by(|a, b| b.0.cmp(&a.0));
-        <[u32; 2]>::try_from(found.iter().map(|f| f.1).collect::<Vec<_>>()).ok()
-    })
 }
 
 #[test]
@@ -117,7 +45,7 @@ fn a_running_transfer_is_shown_in_numbers_that_fit_together() {
     );
     assert_eq!(first["plugin"], env!("CARGO_PKG_VERSION"));
     assert!(connection["peer"].as_str().unwrap().contains(&format!("pid {receiver}")), "{connection}");
-    assert_eq!((&connection["share"], &connection["failed_at"]), (&256.into(), &Value::Null));
+    assert_eq!((&connection["share"], &connection["failed_at_ms"]), (&256.into(), &Value::Null));
     let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value} is no number"));
     let rails = connection["rails"].as_array().unwrap();
     assert_eq!((&rails[0]["name"], &rails[1]["name"]), (&"sout:1".into(), &"sup:1".into()));
@@ -125,6 +53,17 @@ fn a_running_transfer_is_shown_in_numbers_that_fit_together() {
     assert_eq!((on_sout % 49_152, on_sup % 16_384), (0, 0), "each message is cut at a quarter");
     assert!(number(&connection["in_flight"]) <= 8, "{connection}");
     assert_eq!(theirs["connections"][0]["rails"][0]["bytes"], Value::Null, "a receiver does not know");
+    for (document, totals) in [(&first, "send"), (&theirs, "recv")] {
+        let (sum, one) = (&document["totals"][totals], &document["connections"][0]);
+        assert_eq!((&sum["messages"], &sum["bytes"]), (&one["messages"], &one["bytes"]));
+        let ports = document["ports"].as_array().unwrap();
+        assert_eq!((&ports[0]["name"], &ports[1]["name"]), (&"sout:1".into(), &"sup:1".into()));
+        for (port, rail) in ports.iter().zip(one["rails"].as_array().unwrap()) {
+            let parts = number(&port["parts_sent"]) + number(&port["parts_received"]);
+            assert_eq!((&port["state"], parts), (&"healthy".into(), number(&rail["parts"])));
+            assert_eq!(port["bytes_sent"], *rail.get("bytes").filter(|b| !b.is_null()).unwrap_or(&0.into()));
+        }
+    }
     until("more messages", || {
         let now = document(sender).unwrap();
         let of = |d: &Value| number(&d["connections"][0]["messages"]);
@@ -162,7 +101,7 @@ fn a_rail_that_is_given_up_is_marked() {
     };
     let given_up = |pid: u32| {
         let rails = document(pid).unwrap()["connections"][0]["rails"].clone();
-        [0, 1].map(|rail| !rails[rail]["given_up_at"].is_null())
+        [0, 1].map(|rail| !rails[rail]["given_up_at_ms"].is_null())
     };
     assert_eq!((given_up(sender), given_up(receiver)), ([false; 2], [false; 2]));
     assert!(!said(&stats(&[&sender.to_string()])).1.contains("failover"));
@@ -170,8 +109,10 @@ fn a_rail_that_is_given_up_is_marked() {
     for pid in [sender, receiver] {
         until("a rail that is given up", || (given_up(pid) == [false, true]).then_some(()));
     }
-    let episodes = || document(sender).unwrap()["failover"]["episodes"].as_u64().unwrap();
-    until("an episode", || (episodes() == 1).then_some(()));
+    for pid in [sender, receiver] {
+        let episodes = || document(pid).unwrap()["failover"]["episodes"].as_u64().unwrap();
+        until("an episode", || (episodes() == 1).then_some(()));
+    }
     let table = said(&stats(&[&sender.to_string()])).1;
     let row = table.lines().find(|line| line.contains("sup:1 SUP")).unwrap();
     assert!(row.contains("given up") && table.contains("  failover: episodes 1, stalls "), "{table}");
@@ -261,6 +202,72 @@ fn a_process_of_another_user_is_not_permitted() {
     assert_eq!((code, text.contains("not permitted")), (4, true), "{text}");
 }
 
+/// Returns the value of a metric with just these labels.
+fn metric(text: &str, metric: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' '))?;
+    Some(line.parse().unwrap())
+}
+
+#[test]
+fn metrics_are_printed_and_written_for_the_textfile_collector() {
+    let perf = perf("metrics");
+    let [sender, _] = workers(&perf);
+    let sent = "mpib_rail_transmit_bytes_total{device=\"sout\",port=\"1\"}";
+    let (code, text) = said(&stats(&[&sender.to_string(), "--metrics"]));
+    assert_eq!(code, 0, "{text}");
+    let first = metric(&text, sent).unwrap();
+    assert!(first > 0.0 && !text.contains("peer="), "{text}");
+    assert_eq!(metric(&text, "mpib_processes"), Some(1.0));
+    let (_, peers) = said(&stats(&[&sender.to_string(), "--metrics", "--per-peer"]));
+    let peer = peers.lines().find(|line| line.starts_with("mpib_peer_connections{peer=\"")).unwrap();
+    assert!(peer.ends_with("direction=\"send\"} 1") && !peer.contains("pid"), "{peer}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let (code, text) = said(&stats(&[&sender.to_string(), "--textfile", folder]));
+    assert_eq!((code, text.as_str()), (0, ""));
+    let written = fs::read_to_string(dir.path().join("mpib.prom")).unwrap();
+    assert!(metric(&written, sent).unwrap() >= first);
+    let (code, text) = said(&stats(&["--textfile", "/does/not/exist"]));
+    assert_eq!(code, 1);
+    assert!(text.contains("cannot write mpib.prom in /does/not/exist: "), "{text}");
+    for bad in [&["--textfile", folder, "--json"][..], &["--metrics", "--json"], &["--schema", "--json"]] {
+        assert_eq!(said(&stats(bad)).0, 2, "{bad:?}");
+    }
+    drop(perf);
+
+    // Watching keeps what ended processes have counted.
+    let perf = self::perf("metrics-watched");
+    let [sender, _] = workers(&perf);
+    let all = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_mpib")).arg("stats").args(args).spawn();
+        Ended(output.unwrap())
+    };
+    let read = || fs::read_to_string(dir.path().join("mpib.prom")).unwrap();
+    fs::remove_file(dir.path().join("mpib.prom")).unwrap();
+    let _watch = all(&["--textfile", folder, "--watch", "0.1"]);
+    let pid = sender.to_string();
+    let before = until("metrics of the transfer", || {
+        let text = dir.path().join("mpib.prom").exists().then(read)?;
+        metric(&text, sent).filter(|sent| *sent > 0.0)
+    });
+    drop(perf);
+    until("the end of the process", || (said(&stats(&[&pid])).0 == 3).then_some(()));
+    let connections = until("metrics without the process", || {
+        let text = read();
+        let port = "mpib_rail_connections{device=\"sout\",port=\"1\"}";
+        metric(&text, port).filter(|n| *n == 0.0).map(|_| text)
+    });
+    assert!(metric(&connections, sent).unwrap() >= before, "{connections}");
+}
+
+#[test]
+fn the_schema_is_printed() {
+    let (code, text) = said(&stats(&["--schema"]));
+    let schema: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, schema["title"].as_str()), (0, Some("Host")));
+}
+
 /// Makes a descriptor of this process with the name of a page.
 fn page(size: usize, seals: i32, words: &[u32]) -> OwnedFd {
     let name = CString::new("mpib-stats").unwrap();
@@ -281,11 +288,11 @@ fn page(size: usize, seals: i32, words: &[u32]) -> OwnedFd {
 #[test]
 fn pages_that_cannot_be_read_are_told() {
     let pid = std::process::id().to_string();
-    let size = 256 + 1024 * 1536;
+    let size = 512 + 64 * 768 + 1024 * 1536;
     for (size, seals, version, why) in [
-        (size, libc::F_SEAL_GROW, 1, "not sealed"),
-        (4096, libc::F_SEAL_SHRINK, 1, "4096 bytes, expected 1573120"),
-        (size, libc::F_SEAL_SHRINK, 2, "version 2 of the page, expected 1"),
+        (size, libc::F_SEAL_GROW, 2, "not sealed"),
+        (4096, libc::F_SEAL_SHRINK, 2, "4096 bytes, expected 1622528"),
+        (size, libc::F_SEAL_SHRINK, 3, "version 3 of the page, expected 2"),
     ] {
         let page = page(size, seals, &[0x4D50_4953, version]);
         let (code, text) = said(&stats(&[&pid]));

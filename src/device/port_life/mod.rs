@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+pub use nccl_net_mpib_agent_iface::stats::PortState;
 use parking_lot::Mutex;
 
 use crate::device::hold_down::HoldDown;
@@ -19,22 +20,6 @@ const QUERY: Duration = Duration::from_secs(1);
 
 /// Most routes of a port that are remembered. Beyond it a failure has no hold-down.
 const MAX_ROUTES: usize = 4096;
-
-/// The state of a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[repr(u8)]
-pub enum PortState {
-    /// Usable, as far as is known.
-    #[default]
-    Healthy,
-    /// An event reported that the link went down, and a query found the port usable. Rails on the
-    /// port are still in use.
-    Suspect,
-    /// Given up: no rail uses the port.
-    Down,
-    /// Reachable again. Rails return to the port when their probes succeed.
-    Probing,
-}
 
 /// Why a port or a route is not healthy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,12 +142,18 @@ impl PortLife {
     /// Returns the port's state: one relaxed load.
     #[inline]
     pub fn state(&self) -> PortState {
-        PortState::of(self.state.load(Ordering::Relaxed))
+        PortState::of(self.state.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
     /// Returns why the port is not healthy, and since when.
     pub fn cause(&self) -> Option<Cause> {
         self.record.lock().port.cause.clone()
+    }
+
+    /// Returns the state with its cause.
+    pub fn state_and_cause(&self) -> (PortState, Option<Cause>) {
+        let port = &self.record.lock().port;
+        (port.state, port.cause.clone())
     }
 
     /// Returns why the route to a peer's GID is out of use, and since when.
@@ -174,7 +165,7 @@ impl PortLife {
     pub fn happened(&self, now: Moment, what: Happening<'_>) -> Change {
         let mut record = self.record.lock();
         let change = record.port.step(now, what);
-        self.state.store(record.port.state as u8, Ordering::Relaxed);
+        self.state.store(record.port.state.code(), Ordering::Relaxed);
         change
     }
 
@@ -273,17 +264,6 @@ impl Record {
         }
         let has_room = routes.len() < MAX_ROUTES || routes.contains_key(&peer);
         has_room.then(|| routes.entry(peer).or_default())
-    }
-}
-
-impl PortState {
-    fn of(state: u8) -> Self {
-        [Self::Healthy, Self::Suspect, Self::Down, Self::Probing][usize::from(state & 3)]
-    }
-
-    /// Returns the state in words.
-    pub fn word(self) -> &'static str {
-        ["healthy", "suspect", "down", "probing"][self as usize]
     }
 }
 

@@ -85,6 +85,11 @@ impl ReceiverEpisodes {
         self.reported & !self.dead != 0 || self.state.is_some()
     }
 
+    /// Returns whether an episode has begun at this end, and not everything is sent again yet.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.is_going_on() || !self.expected.is_empty()
+    }
+
     /// Notes that rails do not work. Returns whether there is something new to [report](Self::down).
     pub(crate) fn notice(&mut self, rails: u8) -> bool {
         let coming = self.state.as_ref().map_or(0, |state| state.dead);

@@ -8,6 +8,13 @@ pub(crate) struct Running {
     /// The first rail that was given up.
     pub(crate) rail: usize,
     pub(crate) begun: Instant,
-    /// Bytes that were sent again.
+    /// Bytes that were sent again. Senders count them.
     pub(crate) bytes: u64,
+}
+
+impl Running {
+    /// Begins an episode with the failure of these rails.
+    pub(crate) fn new(failed: u8) -> Self {
+        Self { rail: failed.trailing_zeros() as usize, begun: Instant::now(), bytes: 0 }
+    }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast};
 use crate::proto::{Message, OpenGroup, SLOTS, SenderState, Sequence, SizeQ, rails};
-use crate::transport::episode::{Answer, Held};
+use crate::transport::episode::{Answer, Held, Running};
 use crate::transport::ping::Pinged;
 use crate::transport::progress::Progress;
 use crate::transport::recv::RecvState;
@@ -21,6 +21,7 @@ impl RecvState {
         let failed = self.comm.take_failed();
         if self.episodes.notice(failed) {
             self.comm.answer_due = Some(Instant::now());
+            self.episode.get_or_insert_with(|| Running::new(failed));
             self.report()?;
         }
         if self.comm.notifier.take_resumed() {
@@ -64,11 +65,13 @@ impl RecvState {
 
     fn on_state(&mut self, state: SenderState) -> Fast<()> {
         self.comm.needs_failover("STATE")?;
+        let dead = state.dead;
         match self.episodes.on_state(state, self.cts.next(), self.comm.layout.all_rails())? {
             Answer::Nothing => {}
             Answer::Repeat(verdict) => self.comm.send_message(&Message::Verdict(verdict))?,
             Answer::GiveUp(rails) => {
                 self.comm.given_up_by_the_peer(rails);
+                self.episode.get_or_insert_with(|| Running::new(if rails == 0 { dead } else { rails }));
                 self.attempts.abort();
                 self.comm.stop_rails(rails);
                 self.patience = Some(Instant::now() + ACKNOWLEDGED);
@@ -128,7 +131,19 @@ impl RecvState {
         }
         (self.patience, self.comm.answer_due) = (None, None);
         self.comm.send_message(&Message::Verdict(verdict))?;
+        self.end_episode();
         self.report()
+    }
+
+    /// Reports the episode once everything that was lost has arrived.
+    #[cold]
+    #[inline(never)]
+    fn end_episode(&mut self) {
+        if !self.episodes.is_unfinished()
+            && let Some(Running { rail, begun, bytes }) = self.episode.take()
+        {
+            self.comm.watch.report_episode(rail, bytes, begun.elapsed());
+        }
     }
 
     /// Makes flushes wait until what dead rails have written is in place.
@@ -214,6 +229,7 @@ impl RecvState {
             flushes.carried(rail);
         }
         self.credit = 0;
+        self.end_episode();
         self.add_parts(replay.slot, 1 << replay.part)
     }
 

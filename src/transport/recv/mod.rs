@@ -22,7 +22,7 @@ use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job};
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
-use crate::transport::episode::{ReceiverAttempts, ReceiverEpisodes};
+use crate::transport::episode::{ReceiverAttempts, ReceiverEpisodes, Running};
 use crate::transport::memory::{Mr, Registrar};
 use crate::transport::progress::{Progress, progress};
 use crate::transport::request::cells::Cells;
@@ -74,6 +74,8 @@ pub(crate) struct RecvState {
     /// By next sequence number and outstanding slots: see [`optional`].
     pub(crate) idleness: Idleness<(Sequence, usize)>,
     episodes: ReceiverEpisodes,
+    /// The episode in progress.
+    episode: Option<Running>,
     attempts: ReceiverAttempts,
     /// Dead rails that this end could not make anew.
     unusable: u8,
@@ -113,6 +115,7 @@ impl Receiver {
                 credit: 0,
                 idleness: Idleness::UNKNOWN,
                 episodes: ReceiverEpisodes::default(),
+                episode: None,
                 attempts: ReceiverAttempts::default(),
                 unusable: 0,
                 unwritten: None,

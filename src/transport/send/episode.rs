@@ -84,11 +84,7 @@ impl SendState {
         // New queue pairs of a rail that the receiver may use are destroyed before the receiver
         // learns of the episode: no CTS entry comes over them any more.
         self.attempts.abort();
-        self.episode.get_or_insert(Running {
-            rail: (new | failed).trailing_zeros() as usize,
-            begun: Instant::now(),
-            bytes: 0,
-        });
+        self.episode.get_or_insert_with(|| Running::new(new | failed));
         self.comm.stop_rails(new);
         // What the adapter has acknowledged so far need not be judged.
         self.poll()?;

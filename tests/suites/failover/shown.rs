@@ -6,7 +6,7 @@ use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::until;
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device};
-use nccl_net_mpib_agent_iface::stats::{StatsPage, pages_of};
+use nccl_net_mpib_agent_iface::stats::{PortState, STATS_REASONS, StatsPage, pages_of};
 
 use crate::{MIB, on_rails};
 
@@ -50,8 +50,16 @@ fn a_fault_and_its_end_are_shown() {
         assert_eq!(downs, 1, "one line for both ends");
         await_line(&["r1:1: the link went down", "2 connections carry on over other rails"]);
         await_line(&["after the loss of r1:1: ", "bytes were sent again", "stalls of"]);
-        assert_eq!(page().summary().episodes, 1);
-        assert!(page().summary().stalled > 0);
+        until("both ends to count it", || (page().summary().episodes == 2).then_some(()));
+        let shown = page().read();
+        assert!(shown.summary.stalled > 0);
+        let port = shown.ports.iter().find(|port| port.name == "r1:1").unwrap();
+        assert_eq!(port.state, Some(PortState::Down));
+        assert!(port.cause.as_deref().is_some_and(|cause| cause.contains("r1:1")), "{port:?}");
+        assert_eq!((port.episodes.iter().sum::<u64>(), port.stalls.iter().sum::<u64>()), (2, 2));
+        assert_eq!(port.replayed, shown.summary.replayed);
+        let healthy = shown.ports.iter().find(|port| port.name == "r0:1").unwrap();
+        assert_eq!((healthy.state, healthy.episodes), (Some(PortState::Healthy), [0; STATS_REASONS]));
         softverbs::set_link("r1", true).unwrap();
         until("the rail to be back", || {
             rig.exchange(&[MIB]);
@@ -59,6 +67,13 @@ fn a_fault_and_its_end_are_shown() {
         });
         await_line(&["r1:1", " is back after "]);
         assert!(page().summary().returns > 0);
+        until("the port to be healthy", || {
+            let ports = page().read().ports;
+            ports
+                .iter()
+                .all(|port| (port.state, &port.cause) == (Some(PortState::Healthy), &None))
+                .then_some(())
+        });
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });

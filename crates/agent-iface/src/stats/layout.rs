@@ -3,9 +3,11 @@
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use super::ports::PortRecord;
+use super::totals::TotalsRecord;
 use super::{
-    Generation, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE, STATS_RAILS,
-    STATS_SIZE, State,
+    Generation, NO_SHARE, Revision, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE,
+    STATS_PORTS, STATS_RAILS, STATS_SIZE, State,
 };
 
 /// The whole page.
@@ -13,6 +15,7 @@ use super::{
 #[repr(C)]
 pub(super) struct Page {
     pub(super) header: Header,
+    pub(super) ports: [PortRecord; STATS_PORTS],
     pub(super) entries: [Entry; STATS_ENTRIES],
 }
 
@@ -34,7 +37,11 @@ pub(super) struct Header {
     pub(super) hidden: AtomicU32,
     pub(super) used: AtomicU32,
     pub(super) substituted: AtomicU32,
-    _reserved: [AtomicU32; 6],
+    pub(super) ports: AtomicU32,
+    pub(super) port_size: AtomicU32,
+    pub(super) ports_used: AtomicU32,
+    pub(super) ports_missing: AtomicU32,
+    pub(super) revision: Revision,
     pub(super) plugin: Text<4>,
     pub(super) events: [AtomicU64; STATS_EVENTS],
     pub(super) episodes: AtomicU64,
@@ -42,6 +49,8 @@ pub(super) struct Header {
     pub(super) stalled: AtomicU64,
     pub(super) returns: AtomicU64,
     _rest: [AtomicU64; 12 - STATS_EVENTS],
+    /// By direction: sends, receives.
+    pub(super) totals: [TotalsRecord; 2],
 }
 
 /// The entry of one connection. Its counters have one writer at a time: the holder of the
@@ -84,7 +93,7 @@ pub struct RailEntry {
     pub(super) done: AtomicU64,
     pub(super) errors: AtomicU64,
     pub(super) role: AtomicU32,
-    _pad: AtomicU32,
+    pub(super) port: AtomicU32,
     pub(super) given_up: AtomicU64,
     _reserved: AtomicU64,
     pub(super) name: Text<8>,
@@ -102,7 +111,8 @@ const _: () = {
         offset_of!(Header, pid) == 32 && offset_of!(Header, made) == 40 && offset_of!(Header, open) == 56
     );
     assert!(offset_of!(Header, used) == 64 && offset_of!(Header, substituted) == 68);
-    assert!(offset_of!(Header, plugin) == 96);
+    assert!(offset_of!(Header, ports) == 72 && offset_of!(Header, revision) == 88);
+    assert!(offset_of!(Header, plugin) == 96 && offset_of!(Header, totals) == 256);
     assert!(offset_of!(Header, events) == 128 && offset_of!(Header, episodes) == 176);
     assert!(size_of::<Entry>() == STATS_ENTRY_SIZE && STATS_ENTRY_SIZE.is_multiple_of(64));
     assert!(offset_of!(Entry, state) == 8 && offset_of!(Entry, rail_count) == 15);
@@ -110,7 +120,8 @@ const _: () = {
     assert!(offset_of!(Entry, requests) == 192 && offset_of!(Entry, share) == 248);
     assert!(offset_of!(Entry, rails) == 256 && offset_of!(Entry, reason) == 1280);
     assert!(size_of::<RailEntry>() == 128 && offset_of!(RailEntry, errors) == 32);
-    assert!(offset_of!(RailEntry, role) == 40 && offset_of!(RailEntry, given_up) == 48);
+    assert!(offset_of!(RailEntry, role) == 40 && offset_of!(RailEntry, port) == 44);
+    assert!(offset_of!(RailEntry, given_up) == 48);
     assert!(offset_of!(RailEntry, name) == 64);
 };
 
@@ -194,6 +205,7 @@ impl Entry {
                 number.store(0, Ordering::Relaxed);
             }
             rail.role.store(0, Ordering::Relaxed);
+            rail.port.store(0, Ordering::Relaxed);
             rail.name.write("");
         }
     }

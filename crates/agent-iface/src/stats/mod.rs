@@ -10,8 +10,8 @@
 //! | offset | bytes | header |
 //! |---|---|---|
 //! | 0 | 4 | magic, 0x4D504953; written last |
-//! | 4 | 4 | version of this layout, 1 |
-//! | 8 | 4 | bytes of the header, 256 |
+//! | 4 | 4 | version of this layout, 2 |
+//! | 8 | 4 | bytes of the header, 512 |
 //! | 12 | 4 | bytes of an entry, 1536 |
 //! | 16 | 4 | number of entries, 1024 |
 //! | 20 | 4 | rails in an entry, 8 |
@@ -23,12 +23,55 @@
 //! | 60 | 4 | of these, connections without an entry, because none was free |
 //! | 64 | 4 | number of entries ever used; all later ones are free |
 //! | 68 | 4 | connections made so far that use a rail of another device than NCCL requested |
+//! | 72 | 4 | number of port records, 64 |
+//! | 76 | 4 | bytes of a port record, 768 |
+//! | 80 | 4 | port records in use; a record stays in use |
+//! | 84 | 4 | rails so far on ports without a record, because none was free |
+//! | 88 | 8 | revision of the totals: odd while the counts of a connection are added to them |
 //! | 96 | 32 | version of the plugin, UTF-8, zero-padded |
 //! | 128 | 48 | async events of adapters, 8 bytes each: link down, link up, port table changed, queue failed, adapter failed or removed, others |
 //! | 176 | 8 | failover episodes of connections |
 //! | 184 | 8 | bytes that were sent again in them |
 //! | 192 | 8 | sum of the stalls of these episodes, ns |
 //! | 200 | 8 | ports and routes that came back into use |
+//! | 256 | 128 | totals of sends |
+//! | 384 | 128 | totals of receives |
+//!
+//! The header is followed by the port records, and these by the entries. Totals and port records
+//! count the connections that have no entry: the closed ones and those beyond the last entry. A
+//! reader adds the entries ([`StatsPage::read`]).
+//!
+//! | offset | bytes | totals |
+//! |---|---|---|
+//! | 0 | 8 | requests that isend, irecv or iflush returned |
+//! | 8 | 8 | of these, requests that test reported as done |
+//! | 16 | 8 | messages of done requests |
+//! | 24 | 8 | bytes of these messages |
+//! | 32 | 8 | calls of isend without a request, because the peer had posted no receive |
+//! | 40 | 8 | calls of isend or irecv without a request, because a queue was full |
+//! | 48 | 8 | calls that failed |
+//!
+//! | offset | bytes | port record |
+//! |---|---|---|
+//! | 0 | 64 | HCA and port, UTF-8, zero-padded |
+//! | 64 | 8 | revision of state, since and cause: odd while they are being written |
+//! | 72 | 4 | state: 0 healthy, 1 suspect, 2 down, 3 probing |
+//! | 76 | 4 | connections with a rail on the port |
+//! | 80 | 8 | ns since 1970: healthy: the first use or the last return; otherwise the first sign of the failure |
+//! | 88 | 4 | scale of the port's weight, 0 to 1024; 1024 is the whole weight, 0 no new data |
+//! | 92 | 4 | weight of the port where messages are split, relative to the other ports; 0 if not measured |
+//! | 96 | 8 | measured goodput, bytes/s; 0 if not measured |
+//! | 128 | 8 | message bytes that senders posted |
+//! | 136 | 8 | messages or parts that senders posted |
+//! | 144 | 8 | messages or parts that receivers received |
+//! | 152 | 8 | work requests posted |
+//! | 160 | 8 | work requests known to be complete |
+//! | 168 | 8 | completions with an error |
+//! | 192 | 64 | failover episodes of connections, 8 bytes for each reason: [`Reason`] |
+//! | 256 | 8 | bytes that were sent again in them |
+//! | 264 | 8 | sum of the stalls of these episodes, ns |
+//! | 272 | 120 | number of these stalls in each of 15 ranges: the first up to [`STALL_BOUNDS_MS`]`[0]`, the last above all bounds |
+//! | 512 | 256 | cause of a state other than healthy, UTF-8, zero-padded |
 //!
 //! | offset | bytes | entry: one connection, one direction |
 //! |---|---|---|
@@ -60,6 +103,7 @@
 //! | 24 | 8 | work requests known to be complete |
 //! | 32 | 8 | completions with an error |
 //! | 40 | 4 | index of the rail in its device: 0 SOUT, 1 SUP |
+//! | 44 | 4 | port record of the rail, from 1; 0 if it has none |
 //! | 48 | 8 | since when the connection has given the rail up, ns since 1970; 0 while it is in use |
 //! | 64 | 64 | HCA and port, UTF-8, zero-padded |
 //!
@@ -76,6 +120,13 @@
 //! Each number of a copy was correct at some time between the two readings of the generation.
 //! Counters never decrease within one generation. The plugin writes the reason of a failure before
 //! the state "failed".
+//!
+//! # Reading totals
+//!
+//! A connection that closes moves its counts from its entry to the totals. Read the revision of the
+//! totals before and after totals, port records and entries. If it is odd or has changed, read them
+//! again. Then totals plus entries never decrease. Connections without an entry add their counts to
+//! the totals four times a second, and when they close.
 
 #[cfg(not(loom))]
 mod find;
@@ -85,7 +136,12 @@ mod layout;
 #[cfg(not(loom))]
 mod page;
 #[cfg(not(loom))]
+mod ports;
+#[cfg(not(loom))]
 mod reader;
+mod revision;
+#[cfg(not(loom))]
+mod totals;
 #[cfg(not(loom))]
 mod writer;
 
@@ -95,7 +151,12 @@ pub use generation::Generation;
 #[cfg(not(loom))]
 pub use layout::{Entry, RailEntry};
 #[cfg(not(loom))]
-pub use reader::{BadPage, Connection, Rail, StatsPage, Summary};
+pub use ports::{Port, PortRecord, PortTotals};
+#[cfg(not(loom))]
+pub use reader::{BadPage, Connection, Rail, Statistics, StatsPage, Summary};
+pub use revision::Revision;
+#[cfg(not(loom))]
+pub use totals::Totals;
 #[cfg(not(loom))]
 pub use writer::{ConnectionEntry, NewConnection, StatsWriter, UnlistedEntry};
 
@@ -104,9 +165,13 @@ pub const MEMFD_NAME: &str = "mpib-stats";
 /// First word of the page.
 pub const STATS_MAGIC: u32 = 0x4D50_4953;
 /// Version of the layout. Readers reject other versions.
-pub const STATS_VERSION: u32 = 1;
+pub const STATS_VERSION: u32 = 2;
 /// Size of the header in bytes.
-pub const STATS_HEADER_SIZE: usize = 256;
+pub const STATS_HEADER_SIZE: usize = 512;
+/// Size of a port record in bytes.
+pub const STATS_PORT_SIZE: usize = 768;
+/// Number of port records of a page.
+pub const STATS_PORTS: usize = 64;
 /// Size of an entry in bytes.
 pub const STATS_ENTRY_SIZE: usize = 1536;
 /// Number of entries of a page.
@@ -116,7 +181,18 @@ pub const STATS_RAILS: usize = 8;
 /// Number of event counters, one per [`Event`].
 pub const STATS_EVENTS: usize = 6;
 /// Size of a page in bytes.
-pub const STATS_SIZE: usize = STATS_HEADER_SIZE + STATS_ENTRIES * STATS_ENTRY_SIZE;
+pub const STATS_SIZE: usize =
+    STATS_HEADER_SIZE + STATS_PORTS * STATS_PORT_SIZE + STATS_ENTRIES * STATS_ENTRY_SIZE;
+/// Upper bounds of the ranges of stalls, in ms. A stall of exactly a bound is in the bound's range.
+/// The last range has no bound.
+pub const STALL_BOUNDS_MS: [u64; 14] =
+    [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000];
+/// Number of ranges of stalls.
+pub const STALL_RANGES: usize = STALL_BOUNDS_MS.len() + 1;
+/// Number of reasons of episodes, one per [`Reason`].
+pub const STATS_REASONS: usize = 6;
+/// The whole weight of a port, as its scale.
+pub const FULL_SCALE: u32 = 1024;
 /// Value of the share where no share applies.
 pub const NO_SHARE: u32 = u32::MAX;
 
@@ -127,6 +203,9 @@ macro_rules! codes {
         pub enum $name { $($(#[doc = $vdoc])+ $variant,)+ }
 
         impl $name {
+            /// All values, in the order of their numbers.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
             /// Returns the number that is used in the page.
             pub const fn code(self) -> u8 {
                 match self { $(Self::$variant => $code,)+ }
@@ -178,6 +257,33 @@ codes! {
         /// SOUT and SUP, split by a share.
         Split = 2, "split";
     }
+    /// State of a port.
+    PortState {
+        /// Usable, as far as is known.
+        Healthy = 0, "healthy";
+        /// An event reported that the link went down, and a query found the port usable. Rails on
+        /// the port are still in use.
+        Suspect = 1, "suspect";
+        /// Given up: no rail uses the port.
+        Down = 2, "down";
+        /// Reachable again. Rails return to the port when their probes succeed.
+        Probing = 3, "probing";
+    }
+    /// Why a connection gave a rail up. The code is the index of the counter.
+    Reason {
+        /// The port cannot be used: its link went down, or the adapter failed.
+        Port = 0, "port";
+        /// A work request failed.
+        Completion = 1, "completion";
+        /// The rail completed nothing while other rails did.
+        Stall = 2, "stall";
+        /// An event of the adapter: a queue failed.
+        Event = 3, "event";
+        /// The local address is no longer in the port's GID table.
+        Address = 4, "address";
+        /// The peer gave the rail up.
+        Peer = 5, "peer";
+    }
     /// Async events of adapters. The code is the index of the counter.
     Event {
         /// A link went down.
@@ -192,5 +298,12 @@ codes! {
         Device = 4, "adapter failed";
         /// Anything else.
         Other = 5, "other";
+    }
+}
+
+#[expect(clippy::derivable_impls, reason = "the enum comes from a macro")]
+impl Default for PortState {
+    fn default() -> Self {
+        Self::Healthy
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit};
 
@@ -30,7 +30,11 @@ pub(super) fn create() -> io::Result<&'static Page> {
         )));
     }
     let file = File::from(memfd_create(MEMFD_NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
-    file.set_len(STATS_SIZE as u64)?;
+    // Takes the memory now. Without it, a write to the page when memory is short raises SIGBUS,
+    // which kills the process.
+    let size = i64::try_from(STATS_SIZE).map_err(io::Error::other)?;
+    fallocate(&file, FallocateFlags::empty(), 0, size)
+        .map_err(|e| io::Error::other(format!("there is no memory for its {STATS_SIZE} bytes: {e}")))?;
     let map = MmapOptions::new().len(STATS_SIZE).map_raw(&file)?;
     let size = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
     // Forbids writes except through this mapping; kernels before 5.1 do not have this seal.

@@ -6,13 +6,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::layout::{Entry, RailEntry};
 use super::page::Mapped;
+use super::ports::{Port, PortTotals};
+use super::totals::{Totals, TotalsRecord};
 use super::{
     Data, Direction, Islands, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE,
-    STATS_MAGIC, STATS_RAILS, STATS_SIZE, STATS_VERSION, State,
+    STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION, State,
 };
 
 /// Attempts to copy an entry that is reused during the copy.
 const TRIES: usize = 16;
+/// Attempts to read totals while connections close.
+const READS: usize = 64;
 
 /// Why a file is not a valid page.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +56,19 @@ pub enum BadPage {
 #[derive(Debug)]
 pub struct StatsPage(Mapped);
 
+/// A page as it was at one time, as far as the totals go: they have each connection once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Statistics {
+    /// The header.
+    pub summary: Summary,
+    /// Totals of the sends and of the receives, of all connections so far.
+    pub totals: [Totals; 2],
+    /// The ports, with the totals of all connections so far.
+    pub ports: Vec<Port>,
+    /// The connections that exist, but for those without an entry.
+    pub connections: Vec<Connection>,
+}
+
 /// The header of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
@@ -79,6 +96,8 @@ pub struct Summary {
     pub stalled: u64,
     /// Ports and routes that came back into use.
     pub returns: u64,
+    /// Rails so far on ports without a record, because none was free.
+    pub ports_missing: u32,
 }
 
 /// One connection. Each number was correct at some time during the reading.
@@ -130,6 +149,8 @@ pub struct Connection {
 pub struct Rail {
     /// HCA and port.
     pub name: String,
+    /// Index of its port in [`Statistics::ports`]; `None` if the port has no record.
+    pub port: Option<usize>,
     /// Index in the device: 0 SOUT, 1 SUP.
     pub role: u32,
     /// Message bytes posted; `None` on a receiver, which does not know how many bytes each rail
@@ -152,12 +173,26 @@ impl Connection {
     pub fn in_flight(&self) -> u64 {
         self.requests.saturating_sub(self.done)
     }
+
+    fn totals(&self) -> Totals {
+        let Self { requests, done, messages, bytes, waits_peer, waits_queue, errors, .. } = *self;
+        Totals { requests, done, messages, bytes, waits_peer, waits_queue, errors }
+    }
 }
 
 impl Rail {
     /// Returns the number of work requests not known to be complete.
     pub fn in_flight(&self) -> u64 {
         self.posted.saturating_sub(self.done)
+    }
+
+    fn totals(&self, direction: Direction) -> PortTotals {
+        let Self { parts, posted, done, errors, .. } = *self;
+        let (parts_sent, parts_received) = match direction {
+            Direction::Send => (parts, 0),
+            Direction::Receive => (0, parts),
+        };
+        PortTotals { bytes: self.bytes.unwrap_or(0), parts_sent, parts_received, posted, done, errors }
     }
 }
 
@@ -183,6 +218,8 @@ impl StatsPage {
             ("a number of entries", 16, get(&h.entries).into(), STATS_ENTRIES),
             ("a number of rails", 20, get(&h.rails).into(), STATS_RAILS),
             ("a page", 24, num(&h.size), STATS_SIZE),
+            ("a number of ports", 72, get(&h.ports).into(), STATS_PORTS),
+            ("port records", 76, get(&h.port_size).into(), STATS_PORT_SIZE),
         ] {
             let expected = expected as u64;
             if found != expected {
@@ -208,7 +245,40 @@ impl StatsPage {
             replayed: num(&h.replayed),
             stalled: num(&h.stalled),
             returns: num(&h.returns),
+            ports_missing: get(&h.ports_missing),
         }
+    }
+
+    /// Reads everything. Totals never decrease from one reading to the next, unless connections
+    /// close so fast that no reading succeeds; then the last one is returned.
+    pub fn read(&self) -> Statistics {
+        let revision = &self.0.view().header.revision;
+        for _ in 1..READS {
+            if let Some(statistics) = revision.read(|| self.read_once()) {
+                return statistics;
+            }
+            std::thread::yield_now();
+        }
+        self.read_once()
+    }
+
+    fn read_once(&self) -> Statistics {
+        let page = self.0.view();
+        let h = &page.header;
+        let mut totals = h.totals.each_ref().map(TotalsRecord::read);
+        let used = h.ports_used.load(Ordering::Acquire) as usize;
+        let mut ports: Vec<Port> = page.ports.iter().take(used).map(|record| record.read()).collect();
+        let connections = self.connections();
+        for c in &connections {
+            let Some(direction) = c.direction else { continue };
+            totals[usize::from(direction == Direction::Receive)] += c.totals();
+            for rail in &c.rails {
+                if let Some(port) = rail.port.and_then(|index| ports.get_mut(index)) {
+                    port.totals += rail.totals(direction);
+                }
+            }
+        }
+        Statistics { summary: self.summary(), totals, ports, connections }
     }
 
     /// Reads all connections, in the order of their entries. A connection that closes meanwhile may
@@ -273,6 +343,7 @@ fn copy_rail(rail: &RailEntry, direction: Option<Direction>) -> Rail {
     let done = rail.done.load(Ordering::Acquire);
     Rail {
         name: rail.name.read(),
+        port: (get(&rail.port) as usize).checked_sub(1),
         role: get(&rail.role),
         bytes: (direction != Some(Direction::Receive)).then(|| num(&rail.bytes)),
         parts: num(&rail.parts),

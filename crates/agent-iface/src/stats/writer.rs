@@ -1,4 +1,4 @@
-//! Writes the page of this process: one entry per connection.
+//! Writes the page of this process: one entry per connection, and the totals.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,9 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::layout::{Entry, Page};
+use super::ports::{PortRecord, PortTotals};
+use super::totals::Totals;
 use super::{
-    Data, Direction, Event, Islands, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC,
-    STATS_RAILS, STATS_SIZE, STATS_VERSION, State, page,
+    Data, Direction, Event, Islands, PortState, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE,
+    STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION, State, page,
 };
 
 /// The page of this process. [`add`](Self::add) returns the entry through which a connection
@@ -17,8 +19,42 @@ use super::{
 pub struct StatsWriter {
     page: &'static Page,
     pid: u32,
+    book: Mutex<Book>,
+}
+
+/// What the writer's lock guards, beside the totals in the page.
+#[derive(Debug)]
+struct Book {
     /// Free entries with their current generation. The next one to use is last.
-    free: Mutex<Vec<(usize, u64)>>,
+    free: Vec<(usize, u64)>,
+    /// Names of the ports that have a record, in the order of the records.
+    ports: Vec<String>,
+    /// Connections beyond the last entry.
+    unlisted: Vec<Unlisted>,
+}
+
+/// A connection without an entry in the page.
+#[derive(Debug)]
+struct Unlisted {
+    entry: UnlistedEntry,
+    used: Used,
+    /// What the totals have of it.
+    counted: Counts,
+}
+
+/// What a connection uses.
+#[derive(Debug, Clone, Copy)]
+struct Used {
+    direction: Direction,
+    /// By rail: the port record, from 1; 0 if the port has none.
+    ports: [u8; STATS_RAILS],
+}
+
+/// What one connection has counted.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    all: Totals,
+    rails: [PortTotals; STATS_RAILS],
 }
 
 /// The properties of a new connection.
@@ -43,13 +79,19 @@ pub struct NewConnection<'a> {
 #[derive(Debug)]
 pub struct ConnectionEntry {
     writer: &'static StatsWriter,
+    entry: &'static Entry,
+    used: Used,
     /// The index of the entry and its generation; `None` if no entry was free.
     place: Option<(usize, u64)>,
 }
 
 /// Returns the time in nanoseconds since 1970.
 pub(super) fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    nanos(SystemTime::now())
+}
+
+fn nanos(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -83,6 +125,8 @@ impl StatsWriter {
             (&h.entry_size, whole(STATS_ENTRY_SIZE)),
             (&h.entries, whole(STATS_ENTRIES)),
             (&h.rails, whole(STATS_RAILS)),
+            (&h.ports, whole(STATS_PORTS)),
+            (&h.port_size, whole(STATS_PORT_SIZE)),
             (&h.pid, pid),
         ] {
             place.store(value, Ordering::Relaxed);
@@ -91,28 +135,115 @@ impl StatsWriter {
         h.made.store(now(), Ordering::Relaxed);
         h.plugin.write(plugin);
         h.magic.store(STATS_MAGIC, Ordering::Release);
-        Ok(Self { page, pid, free: Mutex::new((0..STATS_ENTRIES).rev().map(|index| (index, 0)).collect()) })
+        let free = (0..STATS_ENTRIES).rev().map(|index| (index, 0)).collect();
+        let book = Book { free, ports: Vec::new(), unlisted: Vec::new() };
+        Ok(Self { page, pid, book: Mutex::new(book) })
     }
 
-    /// Adds a connection. If no entry is free, the page only counts it as hidden.
+    /// Adds a connection. If no entry is free, the page shows it in the totals only.
     pub fn add(&'static self, opening: &NewConnection<'_>) -> ConnectionEntry {
-        let mut free = self.lock();
+        let mut book = self.lock();
         let h = &self.page.header;
         h.opened.store(h.opened.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         change(&h.open, 1);
         change(&h.substituted, i32::from(opening.substituted));
-        let place = free.pop().map(|(index, even)| {
-            let odd = begin(&self.page.entries[index], even, opening);
-            (index, odd)
-        });
-        match place {
-            Some((index, _)) => {
-                let used = u32::try_from(index).unwrap_or(u32::MAX).saturating_add(1);
-                h.used.store(h.used.load(Ordering::Relaxed).max(used), Ordering::Release);
-            }
-            None => change(&h.hidden, 1),
+        let used = self.used(&mut book, opening);
+        self.change_connections(&used, 1);
+        let Some((index, even)) = book.free.pop() else {
+            change(&h.hidden, 1);
+            let unlisted = UnlistedEntry::new();
+            let entry = unlisted.entry();
+            book.unlisted.push(Unlisted { entry: unlisted, used, counted: Counts::default() });
+            return ConnectionEntry { writer: self, entry, used, place: None };
+        };
+        let entry = &self.page.entries[index];
+        let odd = begin(entry, even, opening, &used);
+        let count = u32::try_from(index).unwrap_or(u32::MAX).saturating_add(1);
+        h.used.store(h.used.load(Ordering::Relaxed).max(count), Ordering::Release);
+        ConnectionEntry { writer: self, entry, used, place: Some((index, odd)) }
+    }
+
+    /// Returns the record of a port, which is added if the page does not have it. Returns `None` if
+    /// all records are in use.
+    pub fn port(&self, name: &str) -> Option<&'static PortRecord> {
+        let index = self.port_number(&mut self.lock(), name).checked_sub(1)?;
+        Some(&self.page.ports[usize::from(index)])
+    }
+
+    /// Records the state of a port. `cause` is the cause of a state other than healthy, with the time
+    /// of the first sign. Any thread may call this.
+    pub fn port_state(&self, name: &str, state: PortState, cause: Option<(&str, SystemTime)>) {
+        let mut book = self.lock();
+        let Some(index) = self.port_number(&mut book, name).checked_sub(1) else { return };
+        let record = &self.page.ports[usize::from(index)];
+        if !record.is(state) {
+            let (cause, since) = cause.map_or(("", now()), |(cause, since)| (cause, nanos(since)));
+            record.set_state(state, since, cause);
         }
-        ConnectionEntry { writer: self, place }
+    }
+
+    /// Adds what the connections without an entry have counted since the last call to the totals.
+    /// Call this now and then: other processes cannot read the counters of these connections.
+    pub fn count_unlisted(&self) {
+        for unlisted in &mut self.lock().unlisted {
+            self.count(unlisted);
+        }
+    }
+
+    fn count(&self, unlisted: &mut Unlisted) {
+        let now = Counts::of(unlisted.entry.entry(), unlisted.used.direction);
+        self.add_counts(&unlisted.used, &now, &unlisted.counted);
+        unlisted.counted = now;
+    }
+
+    /// Adds what a connection has counted since `before` to the totals. The caller holds the lock.
+    fn add_counts(&self, used: &Used, now: &Counts, before: &Counts) {
+        let direction = usize::from(used.direction == Direction::Receive);
+        self.page.header.totals[direction].add(&(now.all - before.all));
+        for (rail, port) in used.ports.iter().enumerate() {
+            if let Some(index) = port.checked_sub(1) {
+                self.page.ports[usize::from(index)].add(&(now.rails[rail] - before.rails[rail]));
+            }
+        }
+    }
+
+    /// Returns the records of a new connection's ports.
+    fn used(&self, book: &mut Book, opening: &NewConnection<'_>) -> Used {
+        let mut ports = [0; STATS_RAILS];
+        for (port, (_, name)) in ports.iter_mut().zip(opening.rails) {
+            *port = self.port_number(book, name);
+            if *port == 0 {
+                change(&self.page.header.ports_missing, 1);
+            }
+        }
+        Used { direction: opening.direction, ports }
+    }
+
+    /// Returns the number of a port's record, from 1, or 0 if all records are in use.
+    fn port_number(&self, book: &mut Book, name: &str) -> u8 {
+        let index = book.ports.iter().position(|known| known == name).unwrap_or_else(|| {
+            let index = book.ports.len();
+            if let Some(record) = self.page.ports.get(index) {
+                book.ports.push(name.to_owned());
+                record.begin(name, now());
+                let count = u32::try_from(index).unwrap_or(u32::MAX).saturating_add(1);
+                self.page.header.ports_used.store(count, Ordering::Release);
+            }
+            index
+        });
+        if index < STATS_PORTS { u8::try_from(index + 1).unwrap_or(0) } else { 0 }
+    }
+
+    /// Changes the number of connections on the ports of a connection.
+    fn change_connections(&self, used: &Used, by: i32) {
+        for (i, port) in used.ports.iter().enumerate() {
+            // Several rails of a connection may use one port.
+            if let Some(index) = port.checked_sub(1)
+                && !used.ports[..i].contains(port)
+            {
+                change(&self.page.ports[usize::from(index)].connections, by);
+            }
+        }
     }
 
     /// Counts an async event of an adapter. Any thread may call this.
@@ -120,14 +251,17 @@ impl StatsWriter {
         self.page.header.events[usize::from(event.code())].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts failover episodes of connections, with the bytes that were sent again in them and the
-    /// sum of their stalls. Any thread may call this.
-    pub fn episodes(&self, count: u32, replayed: u64, stalled: Duration) {
+    /// Counts a failover episode of a connection that began on a port, with the bytes that were sent
+    /// again in it and its stall. Any thread may call this.
+    pub fn episode(&self, port: &str, reason: Reason, replayed: u64, stall: Duration) {
         let h = &self.page.header;
-        h.episodes.fetch_add(count.into(), Ordering::Relaxed);
+        h.episodes.fetch_add(1, Ordering::Relaxed);
         h.replayed.fetch_add(replayed, Ordering::Relaxed);
-        let stalled = u64::try_from(stalled.as_nanos()).unwrap_or(u64::MAX);
-        h.stalled.fetch_add(stalled, Ordering::Relaxed);
+        let nanos = u64::try_from(stall.as_nanos()).unwrap_or(u64::MAX);
+        h.stalled.fetch_add(nanos, Ordering::Relaxed);
+        if let Some(record) = self.port(port) {
+            record.episode(reason, replayed, stall);
+        }
     }
 
     /// Counts a port or a route that came back into use. Any thread may call this.
@@ -135,14 +269,23 @@ impl StatsWriter {
         self.page.header.returns.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {
-        // Still valid after a panic: each use of the list is a single push or pop.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        // Still valid after a panic: nothing between two changes of a list can panic.
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counts {
+    fn of(entry: &Entry, direction: Direction) -> Self {
+        Self {
+            all: Totals::of(entry),
+            rails: entry.rails.each_ref().map(|rail| PortTotals::of(rail, direction)),
+        }
     }
 }
 
 /// Initialises the entry of a new connection. Returns its generation.
-fn begin(entry: &Entry, even: u64, opening: &NewConnection<'_>) -> u64 {
+fn begin(entry: &Entry, even: u64, opening: &NewConnection<'_>, used: &Used) -> u64 {
     let odd = entry.generation.prepare(even);
     entry.clear();
     let rails = &opening.rails[..opening.rails.len().min(STATS_RAILS)];
@@ -153,8 +296,9 @@ fn begin(entry: &Entry, even: u64, opening: &NewConnection<'_>) -> u64 {
     entry.rail_count.store(u8::try_from(rails.len()).unwrap_or(0), Ordering::Relaxed);
     entry.since.store(now(), Ordering::Relaxed);
     entry.peer.write(opening.peer);
-    for (place, (role, name)) in entry.rails.iter().zip(rails) {
+    for ((place, (role, name)), port) in entry.rails.iter().zip(rails).zip(used.ports) {
         place.role.store((*role).into(), Ordering::Relaxed);
+        place.port.store(port.into(), Ordering::Relaxed);
         place.name.write(name);
     }
     entry.generation.publish(odd);
@@ -167,10 +311,15 @@ fn change(number: &AtomicU32, by: i32) {
 }
 
 impl ConnectionEntry {
-    /// Returns the entry; `None` if none was free.
+    /// Returns the counters of the connection.
     #[inline]
-    pub fn entry(&self) -> Option<&'static Entry> {
-        self.place.map(|(index, _)| &self.writer.page.entries[index])
+    pub fn entry(&self) -> &'static Entry {
+        self.entry
+    }
+
+    /// Returns whether the page shows the connection with its own entry.
+    pub fn is_listed(&self) -> bool {
+        self.place.is_some()
     }
 }
 
@@ -208,15 +357,24 @@ impl Drop for UnlistedEntry {
 
 impl Drop for ConnectionEntry {
     fn drop(&mut self) {
-        let mut free = self.writer.lock();
-        let h = &self.writer.page.header;
+        let Self { writer, entry, used, place } = self;
+        let mut book = writer.lock();
+        let h = &writer.page.header;
         change(&h.open, -1);
-        match self.place {
-            Some((index, odd)) => {
-                let even = self.writer.page.entries[index].generation.free(odd);
-                free.push((index, even));
+        writer.change_connections(used, -1);
+        let Some((index, odd)) = *place else {
+            change(&h.hidden, -1);
+            let at = book.unlisted.iter().position(|one| std::ptr::eq(one.entry.entry(), *entry));
+            if let Some(at) = at {
+                writer.count(&mut book.unlisted.swap_remove(at));
             }
-            None => change(&h.hidden, -1),
-        }
+            return;
+        };
+        let counts = Counts::of(entry, used.direction);
+        let even = h.revision.write(|| {
+            writer.add_counts(used, &counts, &Counts::default());
+            entry.generation.free(odd)
+        });
+        book.free.push((index, even));
     }
 }

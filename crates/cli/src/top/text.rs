@@ -1,0 +1,114 @@
+//! Numbers and names in few columns.
+
+use mpib_host_view::{Connection, Count, Port, Rail};
+
+/// Formats a number with three digits and the prefix of its unit: `999`, `1.23k`, `45.6M`.
+pub(super) fn short(n: f64) -> String {
+    let mut value = n.max(0.0);
+    for unit in ["", "k", "M", "G", "T", "P"] {
+        let digits = match value {
+            _ if unit.is_empty() => 0,
+            v if v < 9.995 => 2,
+            v if v < 99.95 => 1,
+            _ => 0,
+        };
+        if value < 999.5 {
+            return format!("{value:.digits$}{unit}");
+        }
+        value /= 1e3;
+    }
+    format!("{value:.0}E")
+}
+
+/// Formats a rate of bytes: `12.3GB/s`, and `-` without a rate.
+pub(super) fn rate(bytes_per_second: Option<f64>) -> String {
+    bytes_per_second.map_or("-".into(), |rate| short(rate) + "B/s")
+}
+
+/// Formats a part of a whole in percent; `-` without a whole.
+pub(super) fn percent(part: f64, whole: f64) -> String {
+    if whole > 0.0 { format!("{:.0}%", part / whole * 100.0) } else { "-".into() }
+}
+
+/// Formats a time in ms: `0.6ms`, `34ms`, `5.8s`.
+pub(super) fn time(ms: f64) -> String {
+    match ms {
+        ms if ms < 10.0 => format!("{ms:.1}ms"),
+        ms if ms < 1_000.0 => format!("{ms:.0}ms"),
+        ms => format!("{:.1}s", ms / 1e3),
+    }
+}
+
+/// Returns the time of day (UTC) of a time in ms since 1970.
+pub(super) fn clock(ms: u64) -> String {
+    let s = ms / 1_000 % 86_400;
+    format!("{:02}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
+}
+
+/// Returns the host and process of a peer's name, such as `192.0.2.2:48129 (node7, pid 17999)`.
+pub(super) fn peer(name: &str) -> String {
+    let brackets = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
+    let parts = brackets.and_then(|inside| inside.split_once(", pid "));
+    parts.map_or_else(|| name.to_owned(), |(host, pid)| format!("{host}/{pid}"))
+}
+
+/// Formats the rails' shares of a sender's bytes: `67/33`. `x` is a rail that is given up. A receiver
+/// does not know the bytes of its rails: their parts count.
+pub(super) fn shares(c: &Connection) -> String {
+    let weight = |rail: &Rail| match (rail.bytes_per_second, rail.bytes) {
+        (Some(rate), _) if c.bytes_per_second.is_some_and(|all| all > 0.0) => rate,
+        (_, Some(Count(bytes))) => bytes as f64,
+        (_, None) => rail.parts.0 as f64,
+    };
+    let whole: f64 = c.rails.iter().map(weight).sum();
+    let share = |rail: &Rail| match rail.given_up_at_ms {
+        Some(_) => "x".to_owned(),
+        None if whole > 0.0 => format!("{:.0}", weight(rail) / whole * 100.0),
+        None => "-".into(),
+    };
+    c.rails.iter().map(share).collect::<Vec<_>>().join("/")
+}
+
+/// Returns the episodes of a port, and the mean of their stalls.
+pub(super) fn episodes(port: &Port) -> (String, String) {
+    let episodes = port.counts.episodes.values().copied().sum::<Count>().0;
+    let mean = match episodes {
+        0 => "-".into(),
+        n => time(port.counts.stalls.sum_ms / n as f64),
+    };
+    (episodes.to_string(), mean)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits() {
+        for (n, text) in [
+            (0.0, "0"),
+            (-1.0, "0"),
+            (999.4, "999"),
+            (999.5, "1.00k"),
+            (1_234.0, "1.23k"),
+            (9_994.0, "9.99k"),
+            (9_996.0, "10.0k"),
+            (99_960.0, "100k"),
+            (999_600.0, "1.00M"),
+            (45_600_000_000.0, "45.6G"),
+            (1e18, "1E"),
+        ] {
+            assert_eq!(short(n), text, "{n}");
+        }
+    }
+
+    #[test]
+    fn peers_and_times_are_short() {
+        assert_eq!(peer("192.0.2.2:48129 (node7, pid 17999)"), "node7/17999");
+        assert_eq!(peer("unknown"), "unknown");
+        assert_eq!(
+            (clock(86_400_000 + 3_723_000), time(0.64), time(5_840.0)),
+            ("01:02:03".into(), "0.6ms".into(), "5.8s".into())
+        );
+    }
+}

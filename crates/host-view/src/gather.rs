@@ -1,0 +1,228 @@
+//! Reads pages and adapters into a document.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nccl_net_mpib_agent_iface::stats::{self, Event, NoPage, Reason, STALL_BOUNDS_MS, Statistics, StatsPage};
+use nix::unistd::{Uid, User};
+
+use crate::{
+    Connection, Count, Failover, Host, Port, PortCounts, Process, Rail, Stalls, Totals, TwoWays, sysfs,
+};
+
+/// Version of the document's format.
+const FORMAT: u32 = 1;
+
+/// Where readings come from.
+#[derive(Debug)]
+pub struct Source {
+    /// The kernel's list of adapters.
+    adapters: PathBuf,
+    /// Names of users.
+    users: HashMap<u32, Option<String>>,
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self::new("/sys/class/infiniband")
+    }
+}
+
+impl Source {
+    /// Returns a source with another folder of adapters.
+    pub fn new(adapters: impl Into<PathBuf>) -> Self {
+        Self { adapters: adapters.into(), users: HashMap::new() }
+    }
+
+    /// Reads all processes that this user may inspect. Rates are not computed.
+    ///
+    /// # Errors
+    /// `/proc` cannot be read.
+    pub fn host(&mut self) -> Result<Host, NoPage> {
+        let all = stats::processes().map_err(|source| NoPage::Io { path: "/proc".into(), source })?;
+        let mut host = new_host();
+        for pid in all {
+            match stats::pages_of(pid) {
+                Ok(pages) => self.add(&mut host, pid, &pages),
+                // The process has ended, or it has no page.
+                Err(NoPage::NoProcess | NoPage::None) => {}
+                Err(NoPage::NotPermitted) => host.not_permitted += 1,
+                Err(e) => host.unreadable.push(format!("process {pid}: {e}")),
+            }
+        }
+        Ok(self.finish(host))
+    }
+
+    /// Reads one process. Rates are not computed.
+    ///
+    /// # Errors
+    /// The process has no page that can be read.
+    pub fn process(&mut self, pid: u32) -> Result<Host, NoPage> {
+        let mut host = new_host();
+        self.add(&mut host, pid, &stats::pages_of(pid)?);
+        Ok(self.finish(host))
+    }
+
+    fn add(&mut self, host: &mut Host, pid: u32, pages: &[StatsPage]) {
+        let uid = fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid());
+        let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let command = command.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        let user = self.users.entry(uid).or_insert_with(|| name_of(uid)).clone();
+        let known = Process { pid, uid, user, command, ..Process::default() };
+        host.processes.extend(pages.iter().map(|page| process(known.clone(), page.read())));
+    }
+
+    fn finish(&self, mut host: Host) -> Host {
+        host.sum();
+        for port in &mut host.ports {
+            port.adapter = sysfs::adapter(&self.adapters, port);
+        }
+        host
+    }
+}
+
+fn new_host() -> Host {
+    let hostname = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Host {
+        format: FORMAT,
+        at_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+        hostname: hostname.trim_end().to_owned(),
+        mpib: env!("CARGO_PKG_VERSION").into(),
+        ..Host::default()
+    }
+}
+
+fn name_of(uid: u32) -> Option<String> {
+    User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| user.name)
+}
+
+/// ns since 1970 as ms.
+fn ms(nanos: u64) -> u64 {
+    nanos / 1_000_000
+}
+
+/// ns of a sum as ms.
+fn sum_ms(nanos: u64) -> f64 {
+    nanos as f64 / 1e6
+}
+
+fn word(word: Option<&'static str>) -> String {
+    word.unwrap_or("?").into()
+}
+
+fn process(known: Process, read: Statistics) -> Process {
+    let Statistics { summary, totals: [send, recv], ports, connections } = read;
+    let events = (0u8..).zip(summary.events);
+    let mut ports: Vec<Port> = ports.into_iter().map(port).collect();
+    ports.sort_by(|a, b| a.name.cmp(&b.name));
+    Process {
+        plugin: summary.plugin,
+        made_ms: ms(summary.made),
+        opened: Count(summary.opened),
+        open: summary.open,
+        not_shown: summary.hidden,
+        substituted: summary.substituted,
+        events: events
+            .filter_map(|(code, n)| Some((Event::of(code)?.word().into(), Count(n))).filter(|_| n > 0))
+            .collect(),
+        failover: Failover {
+            episodes: Count(summary.episodes),
+            bytes_sent_again: Count(summary.replayed),
+            stalled_ms: sum_ms(summary.stalled),
+            returns: Count(summary.returns),
+        },
+        totals: TwoWays { send: totals(&send), recv: totals(&recv) },
+        ports,
+        rails_not_in_ports: summary.ports_missing,
+        connections: connections.into_iter().map(connection).collect(),
+        ..known
+    }
+}
+
+fn totals(t: &stats::Totals) -> Totals {
+    Totals {
+        requests: Count(t.requests),
+        done: Count(t.done),
+        messages: Count(t.messages),
+        bytes: Count(t.bytes),
+        waits_for_peer: Count(t.waits_peer),
+        waits_for_queue: Count(t.waits_queue),
+        errors: Count(t.errors),
+        ..Totals::default()
+    }
+}
+
+fn port(p: stats::Port) -> Port {
+    let reasons = Reason::ALL.iter().zip(p.episodes);
+    Port {
+        state: word(p.state.map(|state| state.word())),
+        since_ms: ms(p.since),
+        cause: p.cause,
+        connections: p.connections,
+        goodput: p.goodput.map(Count),
+        weight: p.weight,
+        scale: p.scale,
+        counts: PortCounts {
+            bytes_sent: Count(p.totals.bytes),
+            parts_sent: Count(p.totals.parts_sent),
+            parts_received: Count(p.totals.parts_received),
+            work_requests: Count(p.totals.posted),
+            work_requests_done: Count(p.totals.done),
+            errors: Count(p.totals.errors),
+            episodes: reasons.map(|(reason, n)| (reason.word().into(), Count(n))).collect(),
+            bytes_sent_again: Count(p.replayed),
+            stalls: Stalls {
+                sum_ms: sum_ms(p.stalled),
+                bounds_ms: STALL_BOUNDS_MS.to_vec(),
+                counts: p.stalls.map(Count).to_vec(),
+            },
+        },
+        ..Port::unused(&p.name)
+    }
+}
+
+fn connection(c: stats::Connection) -> Connection {
+    Connection {
+        index: c.index,
+        generation: Count(c.generation),
+        state: word(c.state.map(|s| s.word())),
+        direction: word(c.direction.map(|d| d.word())),
+        islands: word(c.islands.map(|i| i.word())),
+        data: word(c.data.map(|d| d.word())),
+        since_ms: ms(c.since),
+        requests: Count(c.requests),
+        done: Count(c.done),
+        in_flight: Count(c.in_flight()),
+        messages: Count(c.messages),
+        bytes: Count(c.bytes),
+        messages_per_second: None,
+        bytes_per_second: None,
+        waits_for_peer: Count(c.waits_peer),
+        waits_for_queue: Count(c.waits_queue),
+        errors: Count(c.errors),
+        failed_at_ms: c.failed_at.map(ms),
+        share: c.share,
+        rails: c.rails.into_iter().map(rail).collect(),
+        peer: c.peer,
+        reason: c.reason,
+    }
+}
+
+fn rail(r: stats::Rail) -> Rail {
+    Rail {
+        work_requests_in_flight: Count(r.in_flight()),
+        name: r.name,
+        role: r.role,
+        bytes: r.bytes.map(Count),
+        bytes_per_second: None,
+        parts: Count(r.parts),
+        work_requests: Count(r.posted),
+        work_requests_done: Count(r.done),
+        errors: Count(r.errors),
+        given_up_at_ms: r.given_up_at.map(ms),
+    }
+}

@@ -1,0 +1,24 @@
+//! What the processes with the NCCL plugin MPIB do on this host.
+//!
+//! [`Source`] reads the statistics pages that this user may read, and the adapters' counters in
+//! sysfs, into one document: [`Host`]. [`Host::rates`] compares two of them. [`Ledger`] keeps the
+//! counts of processes that have ended. [`metrics`] formats a document for Prometheus.
+
+mod count;
+mod gather;
+mod ledger;
+mod metrics;
+mod model;
+mod rates;
+mod sysfs;
+mod textfile;
+
+pub use count::Count;
+pub use gather::Source;
+pub use ledger::Ledger;
+pub use metrics::{MAX_PEERS, MetricsOptions, manual, metrics};
+pub use model::{
+    Adapter, Connection, Failover, Host, MAX_PORTS, Port, PortCounts, Process, Rail, Stalls, Totals, TwoWays,
+    schema,
+};
+pub use textfile::write_textfile;

@@ -1,0 +1,385 @@
+//! The document of one reading.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::Count;
+
+/// The most ports of a document, and so the most values of the labels `device` and `port` in
+/// metrics.
+pub const MAX_PORTS: usize = 64;
+
+/// What the processes with the plugin do on this host. All times are ms since 1970 (UTC).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Host {
+    /// Version of this format. New members do not change it.
+    pub format: u32,
+    /// When the pages were read.
+    pub at_ms: u64,
+    /// Name of the host.
+    pub hostname: String,
+    /// Version of the program that has read the pages.
+    pub mpib: String,
+    /// Time since the reading that the rates are computed from; null without one.
+    pub interval_seconds: Option<f64>,
+    /// Ports, by name: at most 64. Their counts are the sums of the processes' counts.
+    pub ports: Vec<Port>,
+    /// Ports beyond the 64th.
+    pub ports_not_shown: usize,
+    /// Sums over all connections so far.
+    pub totals: TwoWays,
+    /// Sums of the processes' `failover`.
+    pub failover: Failover,
+    /// Sums of the processes' `events`.
+    pub events: BTreeMap<String, Count>,
+    /// Connections made so far.
+    pub opened: Count,
+    /// One member for each copy of the plugin in a process.
+    pub processes: Vec<Process>,
+    /// Processes that this user may not inspect, if no process was named.
+    pub not_permitted: usize,
+    /// Why the pages of other processes cannot be read.
+    pub unreadable: Vec<String>,
+}
+
+/// One statistics page.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Process {
+    /// Number of the process in the reader's namespace.
+    pub pid: u32,
+    /// Number of the user.
+    pub uid: u32,
+    /// Name of the user; null if the system has none.
+    pub user: Option<String>,
+    /// `/proc/PID/comm`
+    pub command: String,
+    /// Version of the plugin.
+    pub plugin: String,
+    /// When the page was made.
+    pub made_ms: u64,
+    /// Connections made so far.
+    pub opened: Count,
+    /// Open connections.
+    pub open: u32,
+    /// Open connections that are not in `connections`, because the page is full. The totals have
+    /// them.
+    pub not_shown: u32,
+    /// Connections made so far over another NIC than NCCL requested.
+    pub substituted: u32,
+    /// Asynchronous events of the adapters, by name, with their number. Events that never occurred
+    /// are omitted.
+    pub events: BTreeMap<String, Count>,
+    /// What failover has cost the process.
+    pub failover: Failover,
+    /// Sums over all connections so far.
+    pub totals: TwoWays,
+    /// Ports of the process, by name.
+    pub ports: Vec<Port>,
+    /// Rails so far on ports beyond the 64th, which `ports` does not have.
+    pub rails_not_in_ports: u32,
+    /// Open connections, except those beyond the 1024th.
+    pub connections: Vec<Connection>,
+}
+
+/// What failover has cost. Both ends of a connection count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Failover {
+    /// Times that an end of a connection carried on without a rail.
+    pub episodes: Count,
+    /// Bytes that senders sent again.
+    pub bytes_sent_again: Count,
+    /// Sum of the stalls.
+    pub stalled_ms: f64,
+    /// Ports and routes that came back into use.
+    pub returns: Count,
+}
+
+/// Sums by direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TwoWays {
+    /// Sends.
+    pub send: Totals,
+    /// Receives.
+    pub recv: Totals,
+}
+
+/// Sums over all connections of one direction, the closed ones included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Totals {
+    /// Requests that isend, irecv or iflush returned.
+    pub requests: Count,
+    /// Requests that test reported as done.
+    pub done: Count,
+    /// Messages of done requests.
+    pub messages: Count,
+    /// Bytes of these messages.
+    pub bytes: Count,
+    /// Calls of isend without a request, because the peer had posted no receive.
+    pub waits_for_peer: Count,
+    /// Calls of isend or irecv without a request, because a queue was full.
+    pub waits_for_queue: Count,
+    /// Calls that failed.
+    pub errors: Count,
+    /// Rate of `messages`.
+    pub messages_per_second: Option<f64>,
+    /// Rate of `bytes`.
+    pub bytes_per_second: Option<f64>,
+}
+
+/// A port, of one process or of the whole host.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Port {
+    /// Device and port.
+    pub name: String,
+    /// Name of the adapter.
+    pub device: String,
+    /// Number of the port.
+    pub port: u32,
+    /// `healthy`, `suspect`, `down` or `probing`. Of several processes the worst; `unused` if no
+    /// process has the port any more.
+    pub state: String,
+    /// healthy: when the port was first used or came back; otherwise the first sign of the failure.
+    pub since_ms: u64,
+    /// Cause of a state other than healthy.
+    pub cause: Option<String>,
+    /// Open connections with a rail on the port.
+    pub connections: u32,
+    /// Measured goodput in bytes/s: the largest of the processes'; null if it is not measured.
+    pub goodput: Option<Count>,
+    /// Weight where messages are split, relative to the other ports: the largest of the processes';
+    /// null if it is not measured.
+    pub weight: Option<u32>,
+    /// Scale of the weight, 0 to 1024: the smallest of the processes'. 0: no new data.
+    pub scale: u32,
+    /// Counts.
+    #[serde(flatten)]
+    pub counts: PortCounts,
+    /// Rate of `bytes_sent`.
+    pub bytes_sent_per_second: Option<f64>,
+    /// Rate of `parts_sent`.
+    pub parts_sent_per_second: Option<f64>,
+    /// Rate of `parts_received`.
+    pub parts_received_per_second: Option<f64>,
+    /// What the kernel shows of the port. Null in the ports of a process, and without sysfs.
+    pub adapter: Option<Adapter>,
+}
+
+/// What all connections so far have counted on a port.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PortCounts {
+    /// Message bytes that senders posted.
+    pub bytes_sent: Count,
+    /// Messages or parts that senders posted.
+    pub parts_sent: Count,
+    /// Messages or parts that receivers received. Receivers do not know how many bytes each port
+    /// delivered.
+    pub parts_received: Count,
+    /// Work requests posted.
+    pub work_requests: Count,
+    /// Work requests known to be complete.
+    pub work_requests_done: Count,
+    /// Completions with an error.
+    pub errors: Count,
+    /// Failover episodes that began with a failure of the port, by reason.
+    pub episodes: BTreeMap<String, Count>,
+    /// Bytes that senders sent again in them.
+    pub bytes_sent_again: Count,
+    /// Stalls of these episodes.
+    pub stalls: Stalls,
+}
+
+/// How long connections stalled in episodes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Stalls {
+    /// Sum of the stalls.
+    pub sum_ms: f64,
+    /// Upper bounds of the ranges in ms. A last range without a bound follows.
+    pub bounds_ms: Vec<u64>,
+    /// Number of stalls in each range.
+    pub counts: Vec<Count>,
+}
+
+/// What the kernel shows of a port in sysfs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Adapter {
+    /// State of the link, for example `ACTIVE`.
+    pub link: Option<String>,
+    /// Speed in bytes/s.
+    pub speed: Option<Count>,
+    /// Counters of `hw_counters`, by the name of the file.
+    pub hw_counters: BTreeMap<String, Count>,
+}
+
+/// One end of a connection.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Connection {
+    /// Number of its entry in the page.
+    pub index: usize,
+    /// Identifies the use of the entry.
+    pub generation: Count,
+    /// `open` or `failed`
+    pub state: String,
+    /// `send` or `recv`
+    pub direction: String,
+    /// `intra`, `inter`, or `-` for a device other than SOUT and SUP
+    pub islands: String,
+    /// `split`, `one rail` or `plain`
+    pub data: String,
+    /// Name of the peer.
+    pub peer: String,
+    /// When it was established.
+    pub since_ms: u64,
+    /// Requests that isend, irecv or iflush returned.
+    pub requests: Count,
+    /// Requests that test reported as done.
+    pub done: Count,
+    /// Requests that are not done.
+    pub in_flight: Count,
+    /// Messages of done requests.
+    pub messages: Count,
+    /// Bytes of these messages.
+    pub bytes: Count,
+    /// Rate of `messages`.
+    pub messages_per_second: Option<f64>,
+    /// Rate of `bytes`.
+    pub bytes_per_second: Option<f64>,
+    /// Calls of isend without a request, because the peer had posted no receive.
+    pub waits_for_peer: Count,
+    /// Calls of isend or irecv without a request, because a queue was full.
+    pub waits_for_queue: Count,
+    /// Calls that failed.
+    pub errors: Count,
+    /// When it failed.
+    pub failed_at_ms: Option<u64>,
+    /// Why it failed.
+    pub reason: Option<String>,
+    /// Last share of SUP, in parts per 1024; null if no share applies.
+    pub share: Option<u32>,
+    /// Rails, in order.
+    pub rails: Vec<Rail>,
+}
+
+/// A rail of a connection.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Rail {
+    /// Device and port.
+    pub name: String,
+    /// Index in its device: 0 is SOUT, 1 is SUP.
+    pub role: u32,
+    /// Message bytes posted; null at a receiver.
+    pub bytes: Option<Count>,
+    /// Rate of `bytes`.
+    pub bytes_per_second: Option<f64>,
+    /// Sender: messages or parts posted. Receiver: messages or parts received.
+    pub parts: Count,
+    /// Work requests posted.
+    pub work_requests: Count,
+    /// Work requests known to be complete.
+    pub work_requests_done: Count,
+    /// Work requests not known to be complete.
+    pub work_requests_in_flight: Count,
+    /// Completions with an error.
+    pub errors: Count,
+    /// Since when it is given up; null while it is in use.
+    pub given_up_at_ms: Option<u64>,
+}
+
+/// Returns the JSON schema of [`Host`], as text.
+pub fn schema() -> String {
+    let schema = schemars::schema_for!(Host);
+    serde_json::to_string_pretty(&schema).unwrap_or_default() + "\n"
+}
+
+impl Port {
+    /// Begins the sum of a host's port.
+    pub(crate) fn unused(name: &str) -> Self {
+        let (device, port) = name.rsplit_once(':').unwrap_or((name, ""));
+        let port = port.parse().unwrap_or(0);
+        Self {
+            name: name.into(),
+            device: device.into(),
+            port,
+            state: UNUSED.into(),
+            scale: 1024,
+            ..Self::default()
+        }
+    }
+
+    /// Adds a process's view of the same port.
+    pub(crate) fn add(&mut self, other: &Self) {
+        if rank(&other.state) > rank(&self.state) {
+            (self.state, self.since_ms) = (other.state.clone(), other.since_ms);
+            self.cause.clone_from(&other.cause);
+        }
+        self.connections += other.connections;
+        self.goodput = self.goodput.max(other.goodput);
+        self.weight = self.weight.max(other.weight);
+        self.scale = self.scale.min(other.scale);
+        self.counts.add(&other.counts);
+    }
+}
+
+/// The state of a port that no process has any more.
+const UNUSED: &str = "unused";
+
+/// Orders states from good to bad.
+fn rank(state: &str) -> usize {
+    [UNUSED, "healthy", "probing", "suspect", "down"].iter().position(|known| *known == state).unwrap_or(0)
+}
+
+impl PortCounts {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.bytes_sent += other.bytes_sent;
+        self.parts_sent += other.parts_sent;
+        self.parts_received += other.parts_received;
+        self.work_requests += other.work_requests;
+        self.work_requests_done += other.work_requests_done;
+        self.errors += other.errors;
+        self.bytes_sent_again += other.bytes_sent_again;
+        add_all(&mut self.episodes, &other.episodes);
+        let (stalls, more) = (&mut self.stalls, &other.stalls);
+        stalls.sum_ms += more.sum_ms;
+        if stalls.counts.is_empty() {
+            (stalls.bounds_ms, stalls.counts) = (more.bounds_ms.clone(), more.counts.clone());
+        } else {
+            stalls.counts.iter_mut().zip(&more.counts).for_each(|(sum, n)| *sum += *n);
+        }
+    }
+}
+
+impl Failover {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.episodes += other.episodes;
+        self.bytes_sent_again += other.bytes_sent_again;
+        self.stalled_ms += other.stalled_ms;
+        self.returns += other.returns;
+    }
+}
+
+impl TwoWays {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.send.add(&other.send);
+        self.recv.add(&other.recv);
+    }
+}
+
+impl Totals {
+    fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.done += other.done;
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+        self.waits_for_peer += other.waits_for_peer;
+        self.waits_for_queue += other.waits_for_queue;
+        self.errors += other.errors;
+    }
+}
+
+/// Adds counts by name.
+pub(crate) fn add_all(sums: &mut BTreeMap<String, Count>, more: &BTreeMap<String, Count>) {
+    for (name, n) in more {
+        *sums.entry(name.clone()).or_default() += *n;
+    }
+}

@@ -1,0 +1,248 @@
+//! The document and the metrics of this process, which writes a page like the plugin does.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use mpib_host_view::{
+    Count, Host, Ledger, MAX_PEERS, MAX_PORTS, MetricsOptions, Port, Process, Source, metrics,
+};
+use nccl_net_mpib_agent_iface::stats::{
+    ConnectionEntry, Data, Direction, Event, Islands, NewConnection, PortState, Reason, StatsWriter,
+};
+
+/// Returns the page of this process, for one test at a time.
+fn writer() -> (MutexGuard<'static, ()>, &'static StatsWriter) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    (turn, StatsWriter::for_this_process("1.2.3").unwrap())
+}
+
+fn connect(writer: &'static StatsWriter, direction: Direction, peer: &str) -> ConnectionEntry {
+    let (islands, data, substituted) = (Islands::Two, Data::Split, false);
+    let rails = &[(0, "hv0:1"), (1, "hv1:2")];
+    writer.add(&NewConnection { direction, islands, data, peer, rails, substituted })
+}
+
+fn read() -> Host {
+    Source::default().process(std::process::id()).unwrap()
+}
+
+fn text(host: &Host) -> String {
+    metrics(host, MetricsOptions::default())
+}
+
+/// Returns the value of a metric with just these labels.
+fn value(text: &str, metric: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' '))?;
+    Some(line.parse().unwrap())
+}
+
+#[test]
+fn the_document_of_a_process_has_what_its_page_has() {
+    let (_turn, writer) = writer();
+    // Tests share the ports of the process.
+    writer.port("hv0:1").unwrap().measured(0, 0);
+    let before = read();
+    let [send, receive] = [Direction::Send, Direction::Receive]
+        .map(|way| connect(writer, way, "192.0.2.2:48129 (host-b, pid 7)"));
+    send.entry().request();
+    send.entry().request();
+    send.entry().done(1, 5000);
+    send.entry().rail(1).posted(3, 2, 4000);
+    receive.entry().rail(0).arrived();
+    receive.entry().failure("a reason");
+    writer.event(Event::LinkDown);
+    writer.episode("hv1:2", Reason::Stall, 77, Duration::from_millis(3));
+    writer.port_state(
+        "hv1:2",
+        PortState::Down,
+        Some(("no link", SystemTime::UNIX_EPOCH + Duration::from_millis(5))),
+    );
+    let mut host = read();
+    host.at_ms = before.at_ms + 500;
+    host.rates(&before);
+
+    assert_eq!((host.format, host.processes.len(), host.interval_seconds), (1, 1, Some(0.5)));
+    let process = &host.processes[0];
+    assert_eq!((process.pid, process.plugin.as_str(), process.open), (std::process::id(), "1.2.3", 2));
+    assert_eq!(process.uid, nix::unistd::getuid().as_raw());
+    assert!(!process.command.is_empty() && process.made_ms <= host.at_ms + 60_000);
+    let [a, b] = &process.connections[..] else { panic!("{:?}", process.connections) };
+    let (sends, receives) = if a.direction == "send" { (a, b) } else { (b, a) };
+    assert_eq!(
+        (sends.in_flight, sends.bytes, sends.peer.as_str()),
+        (Count(1), Count(5000), "192.0.2.2:48129 (host-b, pid 7)")
+    );
+    assert_eq!((receives.state.as_str(), receives.reason.as_deref()), ("failed", Some("a reason")));
+    assert_eq!((&sends.rails[1].bytes, &receives.rails[1].bytes), (&Some(Count(4000)), &None));
+    let port = host.ports.iter().find(|port| port.name == "hv1:2").unwrap();
+    assert_eq!((port.device.as_str(), port.port, port.connections), ("hv1", 2, 2));
+    assert_eq!((port.state.as_str(), port.cause.as_deref(), port.since_ms), ("down", Some("no link"), 5));
+    assert_eq!((port.counts.bytes_sent.0 % 4000, port.counts.episodes["stall"]), (0, Count(1)));
+    assert_eq!(host.totals.send.bytes_per_second, Some(10_000.0));
+
+    let text = text(&host);
+    for (metric, expected) in [
+        ("mpib_connections", 2.0),
+        ("mpib_connections_failed", 1.0),
+        ("mpib_adapter_events_total{event=\"link down\"}", 1.0),
+        ("mpib_rail_state{device=\"hv1\",port=\"2\",state=\"down\"}", 1.0),
+        ("mpib_rail_state{device=\"hv1\",port=\"2\",state=\"healthy\"}", 0.0),
+        ("mpib_rail_state{device=\"hv0\",port=\"1\",state=\"healthy\"}", 1.0),
+        ("mpib_rail_scale_ratio{device=\"hv1\",port=\"2\"}", 1.0),
+        ("mpib_failovers_total{device=\"hv1\",port=\"2\",reason=\"stall\"}", 1.0),
+        ("mpib_failovers_total{device=\"hv1\",port=\"2\",reason=\"port\"}", 0.0),
+        ("mpib_replayed_bytes_total{device=\"hv1\",port=\"2\"}", 77.0),
+        ("mpib_failover_stall_seconds_bucket{device=\"hv1\",port=\"2\",le=\"0.002\"}", 0.0),
+        ("mpib_failover_stall_seconds_bucket{device=\"hv1\",port=\"2\",le=\"0.005\"}", 1.0),
+        ("mpib_failover_stall_seconds_bucket{device=\"hv1\",port=\"2\",le=\"+Inf\"}", 1.0),
+        ("mpib_failover_stall_seconds_sum{device=\"hv1\",port=\"2\"}", 0.003),
+        ("mpib_failover_stall_seconds_count{device=\"hv1\",port=\"2\"}", 1.0),
+    ] {
+        assert_eq!(value(&text, metric), Some(expected), "{metric} in\n{text}");
+    }
+    let sent = "mpib_message_bytes_total{direction=\"send\"}";
+    assert_eq!(value(&text, sent), Some(host.totals.send.bytes.0 as f64));
+    // Nothing is measured, and no peer has a label.
+    assert!(!text.contains("mpib_rail_goodput") && !text.contains("mpib_rail_weight"), "{text}");
+    assert!(!text.contains("host-b"));
+    writer.port_state("hv1:2", PortState::Healthy, None);
+    writer.port("hv0:1").unwrap().measured(3_000, 30);
+    writer.port("hv1:2").unwrap().measured(1_000, 10);
+    writer.port("hv1:2").unwrap().set_scale(256);
+    let text = metrics(&read(), MetricsOptions { per_peer: true });
+    for (metric, expected) in [
+        ("mpib_rail_goodput_bytes_per_second{device=\"hv0\",port=\"1\"}", 3_000.0),
+        ("mpib_rail_weight_ratio{device=\"hv0\",port=\"1\"}", 0.75),
+        ("mpib_rail_weight_ratio{device=\"hv1\",port=\"2\"}", 0.25),
+        ("mpib_rail_scale_ratio{device=\"hv1\",port=\"2\"}", 0.25),
+        ("mpib_peer_connections{peer=\"host-b\",direction=\"send\"}", 1.0),
+        ("mpib_peer_requests_in_flight{peer=\"host-b\",direction=\"send\"}", 1.0),
+    ] {
+        assert_eq!(value(&text, metric), Some(expected), "{metric} in\n{text}");
+    }
+}
+
+#[test]
+fn documents_survive_the_way_through_json() {
+    let (_turn, writer) = writer();
+    let taken = connect(writer, Direction::Send, "json");
+    taken.entry().rail(0).posted(1, 1, 1);
+    let host = read();
+    let again: Host = serde_json::from_str(&serde_json::to_string(&host).unwrap()).unwrap();
+    assert_eq!(again, host);
+}
+
+/// A process with one port.
+fn process(pid: u32, bytes: u64) -> Process {
+    let mut port = Port { name: "p:1".into(), device: "p".into(), port: 1, ..Port::default() };
+    port.counts.bytes_sent = Count(bytes);
+    port.counts.stalls.bounds_ms = vec![1];
+    port.counts.stalls.counts = vec![Count(1), Count(2)];
+    let mut process =
+        Process { pid, made_ms: pid.into(), opened: Count(1), ports: vec![port], ..Process::default() };
+    process.totals.send.bytes = Count(bytes);
+    process
+}
+
+#[test]
+fn sums_keep_what_ended_processes_have_counted() {
+    let mut ledger = Ledger::default();
+    let mut read = |processes: &[Process]| {
+        let mut host = Host { processes: processes.to_vec(), ..Host::default() };
+        host.sum();
+        ledger.update(&mut host);
+        let port = host.ports.first();
+        let (bytes, stalls) =
+            port.map_or((0, vec![]), |p| (p.counts.bytes_sent.0, p.counts.stalls.counts.clone()));
+        (host.totals.send.bytes.0, bytes, host.opened.0, stalls.iter().map(|n| n.0).collect::<Vec<_>>())
+    };
+    assert_eq!(read(&[]), (0, 0, 0, vec![]));
+    assert_eq!(read(&[process(1, 100), process(2, 10)]), (110, 110, 2, vec![2, 4]));
+    assert_eq!(read(&[process(1, 150)]), (160, 160, 2, vec![2, 4]));
+    // Another process with the number of an ended one.
+    let again = Process { made_ms: 99, ..process(2, 1) };
+    assert_eq!(read(&[process(1, 150), again.clone()]), (161, 161, 3, vec![3, 6]));
+    assert_eq!(read(&[again]), (161, 161, 3, vec![3, 6]));
+    assert_eq!(read(&[]), (161, 161, 3, vec![3, 6]));
+    assert_eq!(read(&[]), (161, 161, 3, vec![3, 6]));
+}
+
+#[test]
+fn the_port_of_ended_processes_has_no_state() {
+    let (mut ledger, mut first) =
+        (Ledger::default(), Host { processes: vec![process(1, 5)], ..Host::default() });
+    first.sum();
+    ledger.update(&mut first);
+    let mut second = Host::default();
+    ledger.update(&mut second);
+    assert_eq!((second.ports.len(), second.ports[0].state.as_str()), (1, "unused"));
+    let text = text(&second);
+    assert_eq!(value(&text, "mpib_rail_transmit_bytes_total{device=\"p\",port=\"1\"}"), Some(5.0));
+    assert_eq!(value(&text, "mpib_rail_state{device=\"p\",port=\"1\",state=\"healthy\"}"), Some(0.0));
+}
+
+#[test]
+fn labels_are_bounded() {
+    let ports = |from: usize| {
+        let port =
+            |i| Port { name: format!("d{i:03}:1"), device: format!("d{i:03}"), port: 1, ..Port::default() };
+        (from..from + 50).map(port).collect()
+    };
+    let mut processes = [process(1, 0), process(2, 0)];
+    processes[0].ports = ports(0);
+    processes[1].ports = ports(40);
+    for (i, peer) in (0..MAX_PEERS + 5).map(|i| (i, format!("peer {i:03}"))) {
+        let c = mpib_host_view::Connection { index: i, peer, direction: "send".into(), ..Default::default() };
+        processes[0].connections.push(c);
+    }
+    let mut host = Host { processes: processes.to_vec(), ..Host::default() };
+    host.sum();
+    assert_eq!((host.ports.len(), host.ports_not_shown), (MAX_PORTS, 90 - MAX_PORTS));
+    let text = metrics(&host, MetricsOptions { per_peer: true });
+    let count = |metric: &str| text.lines().filter(|line| line.starts_with(metric)).count();
+    assert_eq!(count("mpib_rail_transmit_bytes_total{"), MAX_PORTS);
+    assert_eq!(value(&text, "mpib_ports_not_shown"), Some(26.0));
+    assert_eq!(count("mpib_peer_connections{"), MAX_PEERS + 1);
+    assert_eq!(value(&text, "mpib_peer_connections{peer=\"other\",direction=\"send\"}"), Some(5.0));
+}
+
+/// Prometheus' own checker accepts the text. Without the program, the test only checks the form of
+/// each line.
+#[test]
+fn promtool_accepts_the_metrics() {
+    let (_turn, writer) = writer();
+    let taken = connect(writer, Direction::Send, "a \"quoted\"\\peer\nname");
+    taken.entry().rail(0).posted(1, 1, 1);
+    writer.port("hv0:1").unwrap().measured(3_000, 30);
+    let adapters = tempfile::tempdir().unwrap();
+    let dir = adapters.path().join("hv0/ports/1/hw_counters");
+    std::fs::create_dir_all(&dir).unwrap();
+    for name in ["roce_adp_retrans", "rx_icrc_encapsulated", "np_cnp_sent"] {
+        std::fs::write(dir.join(name), "3\n").unwrap();
+    }
+    std::fs::write(adapters.path().join("hv0/ports/1/rate"), "100 Gb/sec\n").unwrap();
+    let host = Source::new(adapters.path()).process(std::process::id()).unwrap();
+    let text = metrics(&host, MetricsOptions { per_peer: true });
+    assert_eq!(value(&text, "mpib_port_roce_adp_retrans_total{device=\"hv0\",port=\"1\"}"), Some(3.0));
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (name, number) = line.rsplit_once(' ').unwrap();
+        assert!(name.starts_with("mpib_") && number.parse::<f64>().is_ok(), "{line}");
+    }
+    let promtool = std::env::var_os("PROMTOOL").unwrap_or_else(|| "promtool".into());
+    let check = Command::new(promtool)
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut check) = check else {
+        return eprintln!("skipped: promtool is not installed (Debian: prometheus)");
+    };
+    check.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = check.wait_with_output().unwrap();
+    let complaints = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && complaints.trim().is_empty(), "{complaints}\n{text}");
+}
