@@ -53,7 +53,7 @@
 //!                     hints.set(0, share);
 //!                     Response::Registered { status, slot: 0 }
 //!                 }
-//!                 Request::Deregister { .. } => Response::Deregistered { status },
+//!                 Request::Deregister { .. } | Request::Attach => Response::Deregistered { status },
 //!             };
 //!             let (bytes, len) = response.encode();
 //!             plugin.write_all(&bytes[..len])?;
@@ -89,7 +89,10 @@
 //! [`Ipv4Addr::octets`]: std::net::Ipv4Addr::octets
 
 mod hints;
+#[cfg(not(loom))]
+pub mod memory;
 mod message;
+pub mod paths;
 mod seqlock;
 #[cfg(not(loom))]
 mod writer;
@@ -98,8 +101,11 @@ pub use hints::{
     BadHeader, ENTRIES, ENTRY_SIZE, HEADER_SIZE, HINTS_MAGIC, HINTS_SIZE, Hint, SHARE_ONE, check_header,
     entry_offset, header,
 };
-pub use message::{MESSAGE_MAGIC, MESSAGE_MAX, Malformed, Register, Request, Response, Status};
-pub use seqlock::{Entry, Snapshot, snapshot};
+pub use message::{
+    IN_MEMORY, MESSAGE_MAGIC, MESSAGE_MAX, Malformed, Register, Request, Response, Status, TAKES_MEMORY,
+    flags,
+};
+pub use seqlock::{Entry, PORT_NAME_MAX, PortEntry, PortScale, Snapshot, snapshot};
 #[cfg(not(loom))]
 pub use writer::HintsWriter;
 
