@@ -52,8 +52,8 @@ impl Place {
         });
         let dir = tempfile::tempdir().unwrap();
         let options = Options {
-            socket: dir.path().join("agent.sock"),
-            file: dir.path().join("hints"),
+            sockets: vec![dir.path().join("agent.sock")],
+            files: vec![dir.path().join("hints")],
             poll: Duration::from_micros(500),
             agent_uid: None,
             answer_timeout: LIMIT,
@@ -63,6 +63,16 @@ impl Place {
             report_gap: Duration::ZERO,
         };
         Self { dir, options }
+    }
+
+    /// Where the agent listens.
+    pub fn socket(&self) -> &Path {
+        &self.options.sockets[0]
+    }
+
+    /// Where the hint file is.
+    pub fn file(&self) -> &Path {
+        &self.options.files[0]
     }
 
     /// What the log has on this place: lines with their level, WARN or not.
@@ -330,6 +340,8 @@ impl State {
                     _ => bytes(Response::Deregistered { status: Status::SUCCESS }),
                 };
             }
+            // An agent without a memory file.
+            Request::Attach => return bytes(Response::Deregistered { status: Status::INVALID_REQUEST }),
         };
         let mode: Vec<&str> = self.mode.split(' ').collect();
         let number = || mode[1].parse::<u32>().unwrap();

@@ -45,7 +45,7 @@ fn a_connection_is_registered_hinted_and_deregistered() {
         }
         // More than all is all.
         for odd in [1025u32, 65536 + 3, u32::MAX] {
-            overwrite(&place.options.file, entry_offset(0) as u64, &odd.to_le_bytes());
+            overwrite(place.file(), entry_offset(0) as u64, &odd.to_le_bytes());
             wait_share(&flow, 1024);
             agent.tell("set 2 7");
             wait_share(&flow, 7);
@@ -100,7 +100,7 @@ fn an_agent_that_appears_later_is_found() {
         let place = Place::create();
         let flow = place.flow(2);
         let line = place.wait_line(0, true, "nobody listens there");
-        assert!(line.1.contains(place.options.socket.to_str().unwrap()), "{line:?}");
+        assert!(line.1.contains(place.socket().to_str().unwrap()), "{line:?}");
         assert!(
             line.1.contains("0 of 1 connections with their last good hint, the others all on SOUT"),
             "{line:?}"
@@ -191,7 +191,7 @@ fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_fo
                 // Opening it for reading would wait for a writer.
                 assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
             }),
-            ("no such file", |path| {
+            ("is a symbolic link to nowhere", |path| {
                 fs::remove_file(path).unwrap();
                 std::os::unix::fs::symlink("nowhere", path).unwrap();
             }),
@@ -204,9 +204,9 @@ fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_fo
         for (what, vandal) in vandals {
             let place = Place::create();
             let (mut agent, flow) = hinted(&place);
-            vandal(&place.options.file);
+            vandal(place.file());
             let line = place.wait_line(0, true, what);
-            assert!(line.1.contains(place.options.file.to_str().unwrap()), "{line:?}");
+            assert!(line.1.contains(place.file().to_str().unwrap()), "{line:?}");
             assert!(line.1.contains("1 of 1 connections with their last good hint"), "{line:?}");
             assert_eq!(flow.share(), 256);
             // A new file with the old slots, put in place in one step.
@@ -408,7 +408,7 @@ fn socket_and_file_of_a_stranger_are_not_used_unless_the_settings_name_him() {
         assert!(line.1.contains("agent.sock") && line.1.contains("set MPIB_AGENT_UID=12345"), "{line:?}");
         agent.tell("listen");
         gets_share(&mut agent, &flow, 2, 256);
-        std::os::unix::fs::chown(&place.options.file, Some(12345), None).unwrap();
+        std::os::unix::fs::chown(place.file(), Some(12345), None).unwrap();
         let seen = place.log().len();
         let line = place.wait_line(seen.saturating_sub(1), true, "belongs to user 12345");
         assert!(line.1.contains("hint file"), "{line:?}");

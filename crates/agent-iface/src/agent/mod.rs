@@ -92,6 +92,8 @@ mod hints;
 #[cfg(not(loom))]
 pub mod memory;
 mod message;
+#[cfg(not(loom))]
+pub mod passing;
 pub mod paths;
 mod seqlock;
 #[cfg(not(loom))]
