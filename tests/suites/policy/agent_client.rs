@@ -338,6 +338,10 @@ fn an_agent_that_breaks_the_protocol_is_disconnected_and_retried() {
             ("wrong", "an answer without a slot to REGISTER"),
             ("slot 256", "a slot 256 for connection"),
             ("hang-up", "has closed the connection"),
+            ("no-memory", "for a memory file that has not come (SCM_RIGHTS)"),
+            ("unsealed", "not sealed against shrinking and growing"),
+            ("strange-slot", "slot 0 of its memory file is of 9.9.9.9 -> 10.0.0.2, expected 10.0.0.1"),
+            ("literal", "its answer has no header. REGISTER has 28 bytes"),
         ] {
             let place = Place::create();
             let mut agent = place.agent();
@@ -350,6 +354,46 @@ fn an_agent_that_breaks_the_protocol_is_disconnected_and_retried() {
             // The agent that answers twice is good for a moment each time.
             assert!(warnings(&place).len() == 1 || mode == "twice", "{mode}: {:?}", place.log());
         }
+    });
+}
+
+//= agent.md: agents that do not know the flags of REGISTER are served as before
+#[test]
+fn an_agent_that_refuses_flags_gets_messages_without_them() {
+    isolated(here!(), &[], || {
+        for mode in ["no-flags", "invalid-flags"] {
+            let place = Place::create();
+            let mut agent = place.agent();
+            agent.tell(&format!("mode {mode}"));
+            let flow = place.flow(2);
+            gets_share(&mut agent, &flow, 2, 300);
+            place.wait_line(0, false, "the agent answers");
+            assert_eq!(warnings(&place).len(), usize::from(mode == "no-flags"), "{:?}", place.log());
+        }
+    });
+}
+
+//= agent.md: the places of the socket are tried in order; what is not safe is not used and is named
+#[test]
+fn a_place_that_others_could_change_is_not_used_and_is_named() {
+    isolated(here!(), &[], || {
+        let (strange, missing, mut place) = (Place::create(), Place::create(), Place::create());
+        let _other = strange.agent();
+        let folder = strange.socket().parent().unwrap();
+        fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        place.options.sockets = [&strange, &missing, &place].map(|place| place.socket().to_owned()).to_vec();
+        place.options.files = [&strange, &missing].map(|place| place.file().to_owned()).to_vec();
+        let mut agent = place.idle_agent();
+        agent.tell("hints");
+        agent.tell("listen");
+        let flow = place.flow(2);
+        // The hint file beside the socket counts, wherever else files may be.
+        gets_share(&mut agent, &flow, 2, 300);
+        let line = strange.wait_line(0, true, "not used");
+        let expected = format!("its folder {} has mode 777: other users may write to it", folder.display());
+        assert!(line.1.contains(&expected), "{line:?}");
+        assert_eq!(warnings(&strange).len(), 1, "once");
+        assert_eq!(warnings(&missing), [""; 0]);
     });
 }
 
