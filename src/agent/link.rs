@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,6 @@ use nccl_net_mpib_agent_iface::agent::paths::Trust;
 use nccl_net_mpib_agent_iface::agent::{
     IN_MEMORY, MESSAGE_MAX, Malformed, Request, Response, Status, TAKES_MEMORY, flags,
 };
-use socket2::Socket;
 
 use super::options::Options;
 use super::socket::{AgentSocket, Received, connect};
@@ -117,7 +117,7 @@ impl Link {
     }
 
     /// Returns the open socket, and whether there is something to write.
-    pub(super) fn socket(&self) -> Option<(&Socket, bool)> {
+    pub(super) fn socket(&self) -> Option<(&UnixStream, bool)> {
         self.open.as_ref().map(|open| (&open.socket.socket, open.sent < open.out.1))
     }
 

@@ -2,20 +2,18 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use nccl_net_mpib_agent_iface::agent::paths::{Refusal, Trust, check_socket};
-use nccl_net_mpib_agent_iface::agent::{MESSAGE_MAX, passing};
-use nix::errno::Errno;
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use socket2::{Domain, SockAddr, Socket, Type};
+use nccl_net_mpib_agent_iface::agent::paths::Trust;
+use nccl_net_mpib_agent_iface::agent::{self, MESSAGE_MAX, NoAgent, passing};
 
 use super::link::Fault;
 
 /// A connection to an agent.
 #[derive(Debug)]
 pub(super) struct AgentSocket {
-    pub(super) socket: Socket,
+    pub(super) socket: UnixStream,
     /// Where the agent listens.
     pub(super) path: PathBuf,
 }
@@ -51,20 +49,11 @@ pub(super) fn connect(
     }
 }
 
-/// Connects to one path. On one host that succeeds or fails at once.
-fn connect_to(path: &Path, trust: &Trust) -> Result<Socket, Fault> {
-    let away = |what: &'static str| move |e: io::Error| Fault::Away(format!("{what}: {e}"));
-    let nobody = || away("nobody listens there")(Errno::ENOENT.into());
-    check_socket(path, trust).map_err(|refusal| match refusal {
-        Refusal::Missing => nobody(),
-        refusal => Fault::Unsafe(refusal.to_string()),
-    })?;
-    let address = SockAddr::unix(path).map_err(away("no name for a Unix socket"))?;
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(away("socket"))?;
-    socket.set_nonblocking(true).map_err(away("socket"))?;
-    socket.connect(&address).map_err(away("nobody listens there"))?;
-    let uid = getsockopt(&socket, PeerCredentials).map_err(|e| Fault::Away(format!("its user: {e}")))?.uid();
-    if trust.trusts(uid) { Ok(socket) } else { Err(Fault::Unsafe(trust.distrust(uid))) }
+fn connect_to(path: &Path, trust: &Trust) -> Result<UnixStream, Fault> {
+    agent::connect(path, trust).map_err(|e| match e {
+        NoAgent::Unsafe(why) => Fault::Unsafe(why),
+        other => Fault::Away(other.to_string()),
+    })
 }
 
 impl AgentSocket {

@@ -299,6 +299,18 @@ mod tests {
         assert_eq!(share([10, 0, 9, 9], [10, 2, 2, 3]), 512, "no rule");
     }
 
+    #[test]
+    fn the_example_has_the_defaults() {
+        let example = include_str!("../../../packaging/agent.toml");
+        assert_eq!(Config::parse(example).unwrap(), Config::default());
+        let rule: String = example
+            .lines()
+            .filter_map(|l| l.strip_prefix('#'))
+            .skip_while(|l| !l.starts_with("[["))
+            .fold(String::new(), |text, line| text + line + "\n");
+        assert_eq!(Config::parse(&rule).unwrap().shares.len(), 1, "{rule}");
+    }
+
     //= agent.md: a misspelt key is an error with its line and the nearest key
     #[test]
     fn what_is_wrong_is_named_with_its_line() {

@@ -44,7 +44,7 @@ impl Events {
     }
 
     /// Returns the events since the last call, as far as they are kept.
-    pub(crate) fn to_log(&mut self) -> Vec<String> {
+    pub(crate) fn unlogged(&mut self) -> Vec<String> {
         let new = self.latest.iter().filter(|event| event.number >= self.logged);
         let new = new.map(|event| event.text.clone()).collect();
         self.logged = self.next;

@@ -280,7 +280,7 @@ impl Agent {
 
     /// Returns the lines of the log since the last call.
     pub fn log_lines(&mut self) -> Vec<String> {
-        self.events.to_log()
+        self.events.unlogged()
     }
 
     /// Takes what the statistics of a process show, `elapsed` after those before.

@@ -88,6 +88,8 @@
 //!
 //! [`Ipv4Addr::octets`]: std::net::Ipv4Addr::octets
 
+#[cfg(not(loom))]
+mod connect;
 mod hints;
 #[cfg(not(loom))]
 pub mod memory;
@@ -99,6 +101,8 @@ mod seqlock;
 #[cfg(not(loom))]
 mod writer;
 
+#[cfg(not(loom))]
+pub use connect::{NoAgent, connect};
 pub use hints::{
     BadHeader, ENTRIES, ENTRY_SIZE, HEADER_SIZE, HINTS_MAGIC, HINTS_SIZE, Hint, SHARE_ONE, check_header,
     entry_offset, header,
