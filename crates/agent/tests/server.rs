@@ -41,7 +41,9 @@ impl Running {
 
     fn end(&mut self) {
         self.handle.stop();
-        self.thread.take().map(|thread| thread.join().unwrap());
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
     }
 
     fn connect(&self) -> Client {
@@ -61,9 +63,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.thread.is_some() {
-            self.end();
-        }
+        self.end();
     }
 }
 
