@@ -1,4 +1,4 @@
-//! What has happened: for the log, and for whoever asks later.
+//! What has happened: for the log, and for those who ask later.
 
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -43,7 +43,7 @@ impl Events {
         self.latest.iter().cloned().collect()
     }
 
-    /// Returns the events since the last call, as far as they are kept.
+    /// Returns the events since the last call that are still kept.
     pub(crate) fn unlogged(&mut self) -> Vec<String> {
         let new = self.latest.iter().filter(|event| event.number >= self.logged);
         let new = new.map(|event| event.text.clone()).collect();

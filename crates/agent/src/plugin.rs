@@ -75,7 +75,7 @@ impl Plugin {
         self.write()
     }
 
-    /// Tells the process that port entries have changed, if it has a memory file.
+    /// Sends PORTS CHANGED if the process has a memory file.
     pub(crate) fn ports_changed(&mut self) -> Result<(), End> {
         if self.passed {
             self.send(Response::PortsChanged, 0);

@@ -128,7 +128,7 @@ pub(crate) struct Process {
     connections: HashMap<u32, (Pair, bool)>,
     pub(crate) flows: Flows,
     memory: Option<MemoryWriter>,
-    /// The process has not been told of its newest port entries.
+    /// PORTS CHANGED is due: the process does not know its newest port entries.
     ports_changed: bool,
     /// Names of SOUT's and SUP's port, once its statistics show them.
     pub(crate) ports: Option<[String; 2]>,
@@ -220,7 +220,7 @@ impl Process {
         }
     }
 
-    /// Returns whether the process must be told that port entries have changed, once.
+    /// Returns whether PORTS CHANGED is due, once.
     pub(crate) fn take_ports_changed(&mut self) -> bool {
         std::mem::take(&mut self.ports_changed)
     }

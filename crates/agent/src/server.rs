@@ -86,7 +86,7 @@ pub struct Server {
     observers: BTreeMap<ProcessId, Observer>,
     observe_at: Instant,
     kept: Kept,
-    /// A descriptor to free when there are none left, so that a connection can be refused.
+    /// A descriptor to free when there are none left: refusing a connection takes one.
     spare: Option<File>,
     /// When lines about processes were logged.
     complained: VecDeque<Instant>,
@@ -220,7 +220,7 @@ impl Server {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                 return self.refuse_for_lack();
             }
-            // Nobody, or one that has gone away.
+            // Nobody, or a process that has closed already.
             Err(_) => return,
         };
         let peer = match getsockopt(&socket, PeerCredentials) {
@@ -261,7 +261,7 @@ impl Server {
     }
 
     fn serve(&mut self, id: ProcessId) {
-        // Before the first answer: what the process does now decides what it is told.
+        // Before the first answer: what the process does now decides its share.
         self.observe_new(id);
         let Some(plugin) = self.plugins.get_mut(&id) else { return };
         let served = match plugin.waits() {
@@ -353,7 +353,7 @@ impl Server {
         self.observe_at = now + interval;
     }
 
-    /// Tells processes of changed ports, and the log of what has happened.
+    /// Sends what processes must know, logs what has happened, and keeps what must outlive the agent.
     fn pass_on(&mut self) {
         let (changed, kept, lines) = {
             let mut agent = self.agent();
@@ -364,8 +364,8 @@ impl Server {
         }
         for id in changed {
             if let Some(plugin) = self.plugins.get_mut(&id) {
-                let told = plugin.ports_changed();
-                self.served(id, told);
+                let sent = plugin.ports_changed();
+                self.served(id, sent);
             }
         }
         if kept != self.kept {

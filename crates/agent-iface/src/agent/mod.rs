@@ -24,6 +24,12 @@
 //!    process does not deregister. Identify connections by (socket, `conn_id`): `conn_id` is unique
 //!    within one process only.
 //!
+//! # Beyond the hint file
+//!
+//! An agent can pass each plugin a [memory file](memory) instead. A new share then takes effect at
+//! the next transfer, the plugin does not have to read a file a thousand times a second, a process
+//! sees no flow of another, and ports can be scaled. `mpib agent` does that.
+//!
 //! A restarted agent starts again at step 1. Slots of its predecessor mean nothing to it, because
 //! the plugin registers every connection again.
 //!
@@ -115,8 +121,9 @@ pub use seqlock::{Entry, PORT_NAME_MAX, PortEntry, PortScale, Snapshot, snapshot
 #[cfg(not(loom))]
 pub use writer::HintsWriter;
 
-/// Default path of the hint file.
+/// Path of the hint file in the folder where agents were expected first.
 pub const HINTS_PATH: &str = "/tmp/mpib/hints";
 
-/// Default path of the agent's socket.
+/// Path of the agent's socket in the folder where agents were expected first. Plugins look there
+/// last; see [`paths::folders`].
 pub const SOCKET_PATH: &str = "/tmp/mpib/agent.sock";
