@@ -20,4 +20,9 @@ install -m 755 build/mpib "$root/bin/mpib"
 # In a separate folder: on the default library path it would replace the real libibverbs.
 install -m 755 build/softverbs/libibverbs.so.1 "$root/lib/mpib/softverbs/libibverbs.so.1"
 ln -sfn libibverbs.so.1 "$root/lib/mpib/softverbs/libibverbs.so"
+# The agent's unit names the program by its final path. /etc/mpib/agent.toml is the operator's.
+install -d "$root/lib/systemd/system" "$root/share/doc/mpib"
+sed "s|@PREFIX@|$prefix|" packaging/systemd/mpib-agent.service >"$root/lib/systemd/system/mpib-agent.service"
+chmod 644 "$root/lib/systemd/system/mpib-agent.service"
+install -m 644 packaging/agent.toml "$root/share/doc/mpib/agent.toml"
 echo "installed under $root"

@@ -66,7 +66,7 @@ impl Process {
         Arc::new(Self {
             devices: Arc::new(Devices::new(Arc::clone(&warned))),
             control: Control::new(Arc::clone(&warned)),
-            agent: Clients::default(),
+            agent: Clients::new(Arc::new(())),
             events: AsyncEvents::new(
                 Arc::clone(&stats),
                 Arc::clone(&housekeeping),

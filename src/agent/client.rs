@@ -1,6 +1,7 @@
 //! The client's background thread, and the handle of its users.
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use super::file::{self, HintFile};
 use super::hint::{Addresses, LatestHint};
 use super::link::{self, Link, State};
 use super::options::Options;
+use super::ports::{PortScales, Scales};
 use super::table::{Sum, TROUBLES, Table};
 use crate::error::{Error, Result};
 
@@ -41,16 +43,17 @@ struct ClientQueue {
 enum Command {
     Open(Arc<ConnId>, Addresses, Arc<LatestHint>),
     Close(u32),
+    Attach,
     Stop,
 }
 
 impl Client {
-    pub(super) fn start(options: Options) -> Result<Self> {
+    pub(super) fn start(options: Options, scales: Arc<dyn PortScales>) -> Result<Self> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let wake =
             EventFd::from_flags(flags).map_err(|e| Error::io("eventfd of the agent's client", e.into()))?;
         let queue = Arc::new(ClientQueue { commands: Mutex::default(), fault: Mutex::default(), wake });
-        let worker = Worker::new(Arc::clone(&queue), options);
+        let worker = Worker::new(Arc::clone(&queue), options, scales);
         thread::Builder::new()
             .name("mpib-hints".into())
             .spawn(move || worker.run())
@@ -60,6 +63,11 @@ impl Client {
 
     pub(super) fn open(&self, id: Arc<ConnId>, addresses: Addresses, hint: Arc<LatestHint>) {
         self.queue.submit(Command::Open(id, addresses, hint));
+    }
+
+    /// Connects even without a connection to register, for the scales of ports.
+    pub(super) fn attach(&self) {
+        self.queue.submit(Command::Attach);
     }
 
     pub(super) fn fault(&self) -> Option<String> {
@@ -104,21 +112,32 @@ struct Worker {
     read_at: Instant,
     /// Set when the last user is dropped: until when the thread lingers.
     until: Option<Instant>,
+    scales: Scales,
+    /// What applies the scales.
+    target: Arc<dyn PortScales>,
     link_log: FaultLog<link::Fault>,
     file_log: FaultLog<file::Fault>,
     trouble_logs: [FaultLog<Sum>; TROUBLES],
+    /// The places that were last logged as not used.
+    skipped: Vec<(PathBuf, String)>,
+    /// Whether the log has said that hints come from a memory file.
+    in_memory: bool,
 }
 
 impl Worker {
-    fn new(queue: Arc<ClientQueue>, options: Options) -> Self {
+    fn new(queue: Arc<ClientQueue>, options: Options, target: Arc<dyn PortScales>) -> Self {
         let gap = options.report_gap;
         Self {
             queue,
             table: Table::default(),
             link: Link::new(&options),
-            file: HintFile::new(),
+            file: HintFile::new(options.trust()),
             read_at: Instant::now(),
             until: None,
+            scales: Scales::new(),
+            target,
+            skipped: Vec::new(),
+            in_memory: false,
             link_log: FaultLog::new(gap),
             file_log: FaultLog::new(gap),
             trouble_logs: std::array::from_fn(|_| FaultLog::new(gap)),
@@ -132,6 +151,7 @@ impl Worker {
                 match command {
                     Command::Open(id, addresses, hint) => self.table.open(id, addresses, hint),
                     Command::Close(id) => self.table.close(id),
+                    Command::Attach => self.table.attach(),
                     Command::Stop => self.until = Some(Instant::now() + LINGER),
                 }
             }
@@ -140,16 +160,15 @@ impl Worker {
                 // A new slot is read at once.
                 self.read_at = now;
             }
+            self.apply_scales();
+            self.table.sweep();
             if let Some(until) = self.until {
                 if self.table.is_empty() || self.link.socket().is_none() || until <= now {
                     return self.link.close();
                 }
             } else {
                 self.report_link(now);
-                if self.read_at <= now {
-                    self.read_hints(now);
-                    self.read_at = now + self.options.poll;
-                }
+                self.read_hints(now);
             }
             if let Err(e) = self.wait() {
                 return tracing::warn!(
@@ -160,11 +179,19 @@ impl Worker {
         }
     }
 
+    /// Returns when to go on even if no event comes. With a memory file that is never.
+    fn deadline(&self) -> Option<Instant> {
+        let read = self.table.reads_file().then_some(self.read_at);
+        let work = if self.until.is_some() { self.until } else { read };
+        let logs = [self.link_log.due(), self.file_log.due()];
+        let logs = logs.into_iter().chain(self.trouble_logs.iter().map(FaultLog::due));
+        let logs = logs.flatten().filter(|_| self.until.is_none());
+        [work, self.link.deadline(), self.table.deadline()].into_iter().flatten().chain(logs).min()
+    }
+
     /// Waits until there is something to do.
     fn wait(&self) -> Result<(), Errno> {
-        let at = self.until.unwrap_or(self.read_at);
-        let at = self.link.deadline().map_or(at, |d| d.min(at));
-        let timeout = at.saturating_duration_since(Instant::now());
+        let timeout = self.deadline().map(|at| at.saturating_duration_since(Instant::now()));
         let wake = || PollFd::new(self.queue.wake.as_fd(), PollFlags::POLLIN);
         let mut fds = [wake(), wake()];
         let used = match self.link.socket() {
@@ -175,7 +202,7 @@ impl Worker {
             }
             None => 1,
         };
-        match ppoll(&mut fds[..used], Some(timeout.into()), None) {
+        match ppoll(&mut fds[..used], timeout.map(Into::into), None) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e),
         }
@@ -186,8 +213,35 @@ impl Worker {
         Ok(())
     }
 
+    /// Applies the scales of ports, if the agent has changed them.
+    fn apply_scales(&mut self) {
+        if let Some(memory) = self.link.changed_ports() {
+            self.scales.update(&memory, &self.agent_name(), &*self.target);
+        }
+    }
+
+    /// Reads the hint file if a connection's slot is in it and the time has come, and reports what
+    /// is wrong with slots.
     fn read_hints(&mut self, now: Instant) {
-        let fault = match self.file.read(&self.options) {
+        let mut readable = true;
+        if self.table.reads_file() {
+            if now < self.read_at {
+                return;
+            }
+            self.read_at = now + self.options.poll;
+            readable = self.read_file(now);
+        }
+        self.report_memory();
+        // Without an agent only that is reported, not its file and slots.
+        if readable && matches!(self.link.state(), State::Good) && self.table.all_answered() {
+            self.report_troubles(now);
+        }
+    }
+
+    /// Reads the hint file. Returns whether that was possible.
+    fn read_file(&mut self, now: Instant) -> bool {
+        self.file.set_paths(self.options.files_of(self.link.path()));
+        let fault = match self.file.read() {
             Ok(slots) => {
                 self.table.publish(slots, now);
                 None
@@ -197,18 +251,48 @@ impl Worker {
                 Some(fault)
             }
         };
-        // Without an agent only that is reported, not its file and slots.
-        if !matches!(self.link.state(), State::Good) {
-            return;
-        }
         let readable = fault.is_none();
-        self.report_file(now, fault);
-        if readable && self.table.all_answered() {
-            self.report_troubles(now);
+        if matches!(self.link.state(), State::Good) {
+            self.report_file(now, fault);
         }
+        readable
+    }
+
+    /// Names the agent: by its socket, or by all places of the socket if it was never found.
+    fn agent_name(&self) -> String {
+        self.link.path().map_or_else(|| self.options.sockets_text(), |path| path.display().to_string())
+    }
+
+    /// Logs once that hints come from a memory file.
+    fn report_memory(&mut self) {
+        let in_memory = self.table.reads_memory();
+        if in_memory && !self.in_memory {
+            tracing::info!(
+                target: "net",
+                "agent {}: has passed a memory file; a hint takes effect at the next message",
+                self.agent_name()
+            );
+        }
+        self.in_memory = in_memory;
+    }
+
+    /// Logs the places that are not used because of what is there, once each.
+    fn report_skipped(&mut self) {
+        let skipped = self.link.skipped();
+        if self.options.sockets.len() > 1 {
+            for (path, why) in skipped.iter().filter(|place| !self.skipped.contains(place)) {
+                tracing::warn!(target: "net", "agent {}: not used: {why}", path.display());
+            }
+        }
+        self.skipped = skipped.to_vec();
     }
 
     fn report_link(&mut self, now: Instant) {
+        self.report_skipped();
+        if self.table.is_empty() && !matches!(self.link.state(), State::Good) {
+            // No connection misses the agent.
+            return;
+        }
         let fault = match self.link.state() {
             State::Unknown => return,
             State::Good => None,
@@ -216,15 +300,13 @@ impl Worker {
         };
         let Some(change) = self.link_log.update(now, fault) else { return };
         let what = fault.map(|(fault, _)| fault.to_string()).unwrap_or_default();
-        let socket = self.options.socket.display().to_string();
-        self.log_change("agent", &socket, &what, "the agent answers", change);
+        self.log_change("agent", &self.agent_name(), &what, "the agent answers", change);
     }
 
     fn report_file(&mut self, now: Instant, fault: Option<file::Fault>) {
         let Some(change) = self.file_log.update(now, fault.as_ref().map(|f| (f, now))) else { return };
         let what = fault.map(|fault| fault.to_string()).unwrap_or_default();
-        let path = self.options.file.display().to_string();
-        self.log_change("hint file", &path, &what, "the hint file is good", change);
+        self.log_change("hint file", &self.file.name(), &what, "the hint file is good", change);
     }
 
     fn report_troubles(&mut self, now: Instant) {
@@ -242,10 +324,10 @@ impl Worker {
             }
             let what = sum.map(|sum| sum.to_string()).unwrap_or_default();
             let (name, path) = match kind {
-                0 => ("agent", &self.options.socket),
-                _ => ("hint file", &self.options.file),
+                0 => ("agent", self.agent_name()),
+                _ => ("hint file", self.file.name()),
             };
-            self.log_change(name, &path.display().to_string(), &what, GOOD[kind], change);
+            self.log_change(name, &path, &what, GOOD[kind], change);
         }
     }
 

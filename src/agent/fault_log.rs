@@ -15,6 +15,8 @@ pub(super) struct FaultLog<F> {
     since: Option<Instant>,
     /// The same as of the last line.
     logged_since: Option<Instant>,
+    /// When what was held back may be logged.
+    due: Option<Instant>,
 }
 
 /// What to log.
@@ -28,7 +30,7 @@ pub(super) enum Change {
 
 impl<F> FaultLog<F> {
     pub(super) fn new(gap: Duration) -> Self {
-        Self { gap, logged: None, since: None, logged_since: None }
+        Self { gap, logged: None, since: None, logged_since: None, due: None }
     }
 
     /// Takes the present fault and when it began, if there is one. Returns what to log, if
@@ -36,9 +38,13 @@ impl<F> FaultLog<F> {
     pub(super) fn update(&mut self, now: Instant, fault: Option<(&F, Instant)>) -> Option<Change> {
         let kind = fault.map(|(f, _)| discriminant(f));
         self.since = fault.map(|(_, since)| self.since.unwrap_or(since));
+        self.due = None;
         match self.logged {
             Some((logged, _)) if logged == kind => return None,
-            Some((_, at)) if now.saturating_duration_since(at) < self.gap => return None,
+            Some((_, at)) if now.saturating_duration_since(at) < self.gap => {
+                self.due = Some(at + self.gap);
+                return None;
+            }
             _ => {}
         }
         let instead = matches!(self.logged, Some((Some(_), _)));
@@ -51,6 +57,13 @@ impl<F> FaultLog<F> {
             }
             None => Some(Change::Good { after: self.logged_since.take().map(age) }),
         }
+    }
+}
+
+impl<F> FaultLog<F> {
+    /// Returns when to call [`update`](Self::update) again, if it held something back.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
     }
 }
 

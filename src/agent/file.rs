@@ -1,16 +1,18 @@
 //! Reads the hint file without trusting it.
 
 use std::fmt;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
+use nccl_net_mpib_agent_iface::agent::paths::{Refusal, Trust, open_file};
 use nccl_net_mpib_agent_iface::agent::{
     self as iface, BadHeader, ENTRIES, ENTRY_SIZE, HEADER_SIZE, HINTS_SIZE, Snapshot, snapshot,
 };
 
-use super::options::Options;
+use super::options::list;
 
 /// How often one read of the file retries entries that are being written.
 const TRIES: usize = 4;
@@ -22,10 +24,8 @@ pub(super) enum Fault {
     Missing,
     /// The system refuses to read it.
     Unreadable(io::Error),
-    /// Its owner is not trusted.
-    Stranger(String),
-    /// It is no regular file.
-    Kind,
+    /// It, or a folder above it, is not to be trusted.
+    Unsafe(String),
     /// It has another size than a hint file.
     Size(u64),
     /// Its header is not that of a hint file.
@@ -37,8 +37,7 @@ impl fmt::Display for Fault {
         match self {
             Self::Missing => f.write_str("no such file; the agent makes it, at the path of MPIB_HINTS"),
             Self::Unreadable(e) => write!(f, "cannot be read: {e}"),
-            Self::Stranger(why) => f.write_str(why),
-            Self::Kind => f.write_str("not a regular file"),
+            Self::Unsafe(why) => f.write_str(why),
             Self::Size(found) => write!(f, "{found} bytes, expected {HINTS_SIZE}"),
             Self::Header(bad) => write!(f, "not a hint file: {bad}"),
         }
@@ -50,6 +49,9 @@ type Bytes = Box<[u8; HINTS_SIZE]>;
 /// The open file, and what was last read.
 #[derive(Debug)]
 pub(super) struct HintFile {
+    trust: Trust,
+    /// Where the file is looked for, in order.
+    paths: Vec<PathBuf>,
     open: Option<Open>,
     copies: [Bytes; 3],
     slots: Box<[Snapshot; ENTRIES]>,
@@ -60,6 +62,7 @@ pub(super) struct HintFile {
 #[derive(Debug)]
 struct Open {
     file: File,
+    path: PathBuf,
     /// Device and inode.
     identity: (u64, u64),
 }
@@ -69,8 +72,10 @@ fn identity(meta: &Metadata) -> (u64, u64) {
 }
 
 impl HintFile {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(trust: Trust) -> Self {
         Self {
+            trust,
+            paths: Vec::new(),
             open: None,
             copies: std::array::from_fn(|_| Box::new([0; HINTS_SIZE])),
             slots: Box::new([Snapshot::Changed; ENTRIES]),
@@ -78,22 +83,39 @@ impl HintFile {
         }
     }
 
+    /// Sets where the file may be: first where it is likely.
+    pub(super) fn set_paths(&mut self, paths: Vec<PathBuf>) {
+        if self.paths != paths {
+            (self.paths, self.open, self.known) = (paths, None, false);
+        }
+    }
+
+    /// Names the open file, or the places where it is looked for.
+    pub(super) fn name(&self) -> String {
+        match &self.open {
+            Some(open) => open.path.display().to_string(),
+            None => list(&self.paths),
+        }
+    }
+
     /// Returns the current state of all slots. After a fault the next read opens the file anew.
-    pub(super) fn read(&mut self, options: &Options) -> Result<&[Snapshot; ENTRIES], Fault> {
-        if let Err(fault) = self.refresh(options) {
+    pub(super) fn read(&mut self) -> Result<&[Snapshot; ENTRIES], Fault> {
+        if let Err(fault) = self.refresh() {
             (self.open, self.known) = (None, false);
             return Err(fault);
         }
         Ok(&self.slots)
     }
 
-    fn refresh(&mut self, options: &Options) -> Result<(), Fault> {
+    fn refresh(&mut self) -> Result<(), Fault> {
         // By its path each time: the file may have been replaced or removed.
-        let meta = fs::metadata(&options.file).map_err(unreadable)?;
-        if self.open.as_ref().is_none_or(|open| open.identity != identity(&meta)) {
-            (self.open, self.known) = (Some(open(options)?), false);
-        } else {
-            check(&meta, options)?;
+        let same = |open: &Open| match fs::symlink_metadata(&open.path) {
+            Ok(meta) if open.identity == identity(&meta) => Some(meta),
+            _ => None,
+        };
+        match self.open.as_ref().and_then(same) {
+            Some(meta) => check(&meta, &self.trust)?,
+            None => (self.open, self.known) = (Some(self.find()?), false),
         }
         let Some(Open { file, .. }) = &self.open else { return Err(Fault::Missing) };
         for _ in 0..TRIES {
@@ -119,24 +141,36 @@ impl HintFile {
         }
         Ok(())
     }
-}
 
-/// `O_NONBLOCK`: opening a FIFO must not wait for a writer.
-fn open(options: &Options) -> Result<Open, Fault> {
-    let mut how = OpenOptions::new();
-    how.read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY);
-    let file = how.open(&options.file).map_err(unreadable)?;
-    let meta = file.metadata().map_err(unreadable)?;
-    check(&meta, options)?;
-    Ok(Open { file, identity: identity(&meta) })
-}
-
-fn check(meta: &Metadata, options: &Options) -> Result<(), Fault> {
-    if !options.trusts(meta.uid()) {
-        return Err(Fault::Stranger(options.distrust(meta.uid())));
+    /// Opens the first of the files that exists.
+    fn find(&self) -> Result<Open, Fault> {
+        let opened = self.paths.iter().map(|path| open(path, &self.trust));
+        opened
+            .into_iter()
+            .find(|opened| !matches!(opened, Err(Fault::Missing)))
+            .unwrap_or(Err(Fault::Missing))
     }
-    if !meta.is_file() {
-        return Err(Fault::Kind);
+}
+
+fn open(path: &Path, trust: &Trust) -> Result<Open, Fault> {
+    let file = open_file(path, trust).map_err(|refusal| match refusal {
+        Refusal::Missing => Fault::Missing,
+        Refusal::Io(_, e) => Fault::Unreadable(e),
+        refusal => Fault::Unsafe(refusal.to_string()),
+    })?;
+    let meta = file.metadata().map_err(Fault::Unreadable)?;
+    check(&meta, trust)?;
+    Ok(Open { file, path: path.to_owned(), identity: identity(&meta) })
+}
+
+/// Checks what may change while the file is open.
+fn check(meta: &Metadata, trust: &Trust) -> Result<(), Fault> {
+    if !trust.trusts(meta.uid()) {
+        return Err(Fault::Unsafe(trust.distrust(meta.uid())));
+    }
+    if meta.mode() & 0o022 != 0 {
+        let mode = meta.mode() & 0o7777;
+        return Err(Fault::Unsafe(format!("has mode {mode:o}: other users may write to it")));
     }
     match meta.len() {
         len if len == HINTS_SIZE as u64 => Ok(()),
@@ -162,11 +196,4 @@ fn copy(file: &File, to: &mut Bytes) -> Result<(), Fault> {
 fn entry(bytes: &[u8; HINTS_SIZE], slot: u8) -> [u8; ENTRY_SIZE] {
     let at = iface::entry_offset(slot);
     std::array::from_fn(|i| bytes[at + i])
-}
-
-fn unreadable(e: io::Error) -> Fault {
-    match e.kind() {
-        io::ErrorKind::NotFound => Fault::Missing,
-        _ => Fault::Unreadable(e),
-    }
 }

@@ -2,19 +2,27 @@
 //! more.
 
 use std::fmt;
-use std::io::{self, Read};
 use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib_agent_iface::agent::{MESSAGE_MAX, Response};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use socket2::{Domain, SockAddr, Socket, Type};
+use nccl_net_mpib_agent_iface::agent::memory::Memory;
+use nccl_net_mpib_agent_iface::agent::paths::Trust;
+use nccl_net_mpib_agent_iface::agent::{
+    IN_MEMORY, MESSAGE_MAX, Malformed, Request, Response, Status, TAKES_MEMORY, flags,
+};
 
 use super::options::Options;
-use super::table::Table;
+use super::socket::{AgentSocket, Received, connect};
+use super::table::{Place, Table};
 
 /// Most steps at a time: an agent that answers at once must not keep the thread.
 const STEPS: usize = 256;
+/// Largest wait before a reconnect, in multiples of the first: with connections to register, and
+/// without.
+const LONGEST: [u32; 2] = [20, 300];
 
 /// Why the agent cannot be used.
 #[derive(Debug)]
@@ -25,8 +33,8 @@ pub(super) enum Fault {
     Silent(Duration, usize),
     /// The agent does not follow the protocol.
     Garbage(String),
-    /// The agent's user is not trusted.
-    Stranger(String),
+    /// The agent's user, or the path of its socket, is not trusted.
+    Unsafe(String),
 }
 
 impl fmt::Display for Fault {
@@ -36,7 +44,7 @@ impl fmt::Display for Fault {
             Self::Silent(time, 0) => write!(f, "no answer to a request within {time:?}"),
             Self::Silent(time, n) => write!(f, "only {n} bytes of an answer to a request within {time:?}"),
             Self::Garbage(what) => write!(f, "the process there does not speak the agent's protocol: {what}"),
-            Self::Stranger(why) => f.write_str(why),
+            Self::Unsafe(why) => f.write_str(why),
         }
     }
 }
@@ -54,20 +62,33 @@ pub(super) enum State {
 
 #[derive(Debug)]
 pub(super) struct Link {
+    trust: Trust,
     open: Option<Open>,
     state: State,
     retry_at: Option<Instant>,
     backoff: Duration,
+    /// Whether REGISTER says that this plugin takes a memory file. Agents should ignore that.
+    offer: bool,
+    /// Where something is that is not used, and why.
+    skipped: Vec<(PathBuf, String)>,
+    /// Where the agent listened when there last was a connection.
+    path: Option<PathBuf>,
 }
 
 #[derive(Debug)]
 struct Open {
-    socket: Socket,
+    socket: AgentSocket,
     out: ([u8; MESSAGE_MAX], usize),
     sent: usize,
     input: Vec<u8>,
-    /// The connection of the request in flight, and the deadline of its answer.
-    pending: Option<(u32, Instant)>,
+    /// The request in flight, and the deadline of its answer.
+    pending: Option<(Request, Instant)>,
+    offer: bool,
+    /// The agent has answered a request.
+    answered: bool,
+    memory: Option<Arc<Memory>>,
+    /// The memory file is new, or the agent reports a change in it.
+    ports_changed: bool,
 }
 
 /// Result of one step of an open connection.
@@ -79,7 +100,16 @@ enum Step {
 
 impl Link {
     pub(super) fn new(options: &Options) -> Self {
-        Self { open: None, state: State::Unknown, retry_at: None, backoff: options.reconnect }
+        Self {
+            trust: options.trust(),
+            open: None,
+            state: State::Unknown,
+            retry_at: None,
+            backoff: options.reconnect,
+            offer: true,
+            skipped: Vec::new(),
+            path: None,
+        }
     }
 
     pub(super) fn state(&self) -> &State {
@@ -87,8 +117,26 @@ impl Link {
     }
 
     /// Returns the open socket, and whether there is something to write.
-    pub(super) fn socket(&self) -> Option<(&Socket, bool)> {
-        self.open.as_ref().map(|open| (&open.socket, open.sent < open.out.1))
+    pub(super) fn socket(&self) -> Option<(&UnixStream, bool)> {
+        self.open.as_ref().map(|open| (&open.socket.socket, open.sent < open.out.1))
+    }
+
+    /// Returns the path of the agent's socket, if there was a connection.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Returns the places that the last attempt to connect did not use because of what is there,
+    /// with the reason.
+    pub(super) fn skipped(&self) -> &[(PathBuf, String)] {
+        &self.skipped
+    }
+
+    /// Returns the agent's memory file if the scales of ports in it have changed since the last
+    /// call.
+    pub(super) fn changed_ports(&mut self) -> Option<Arc<Memory>> {
+        let open = self.open.as_mut()?;
+        std::mem::take(&mut open.ports_changed).then(|| open.memory.clone()).flatten()
     }
 
     /// Returns when to step again even if no event comes.
@@ -117,8 +165,14 @@ impl Link {
     ) -> Result<(), Fault> {
         let open = match &mut self.open {
             Some(open) => open,
-            None if table.is_empty() || self.retry_at.is_some_and(|at| at > now) => return Ok(()),
-            None => self.open.insert(Open::new(connect(options)?)),
+            None if table.is_idle() || self.retry_at.is_some_and(|at| at > now) => {
+                return Ok(());
+            }
+            None => {
+                let socket = connect(&options.sockets, &self.trust, &mut self.skipped)?;
+                self.path = Some(socket.path.clone());
+                self.open.insert(Open::new(socket, self.offer))
+            }
         };
         for _ in 0..STEPS {
             match open.step(now, table, options)? {
@@ -126,6 +180,7 @@ impl Link {
                 Step::Idle => break,
                 Step::Answer => {
                     (self.state, self.backoff) = (State::Good, options.reconnect);
+                    self.offer = open.offer;
                     *answered = true;
                 }
             }
@@ -137,43 +192,60 @@ impl Link {
     /// descriptor.
     pub(super) fn close(&mut self) {
         if let Some(open) = self.open.take() {
-            let _ = open.socket.shutdown(Shutdown::Both);
+            let _ = open.socket.socket.shutdown(Shutdown::Both);
         }
     }
 
     fn fail(&mut self, fault: Fault, now: Instant, table: &mut Table, options: &Options) {
+        // An agent that fails before its first answer may be one that refuses flags.
+        if self.open.as_ref().is_some_and(|open| !open.answered && open.pending.is_some()) {
+            self.offer = !self.offer;
+        }
         self.close();
         table.agent_lost();
         self.retry_at = Some(now + self.backoff);
-        self.backoff = (self.backoff * 2).min(options.reconnect * 20);
+        let longest = LONGEST[usize::from(table.is_empty())];
+        self.backoff = (self.backoff * 2).min(options.reconnect * longest);
         self.state = State::Bad(fault, now);
     }
 }
 
 impl Open {
-    fn new(socket: Socket) -> Self {
-        Self { socket, out: ([0; MESSAGE_MAX], 0), sent: 0, input: Vec::new(), pending: None }
+    fn new(socket: AgentSocket, offer: bool) -> Self {
+        Self {
+            socket,
+            out: ([0; MESSAGE_MAX], 0),
+            sent: 0,
+            input: Vec::new(),
+            pending: None,
+            offer,
+            answered: false,
+            memory: None,
+            ports_changed: false,
+        }
     }
 
     fn step(&mut self, now: Instant, table: &mut Table, options: &Options) -> Result<Step, Fault> {
         if self.pending.is_none()
-            && let Some((id, request)) = table.next_request(now)
+            && let Some(request) = table.next_request(now)
         {
-            (self.out, self.sent) = (request.encode(), 0);
-            self.pending = Some((id, now + options.answer_timeout));
+            let takes_memory = self.offer && matches!(request, Request::Register(_));
+            let flags = if takes_memory { TAKES_MEMORY } else { 0 };
+            (self.out, self.sent) = (request.encode_with(flags), 0);
+            self.pending = Some((request, now + options.answer_timeout));
         }
         self.send()?;
         let more = self.receive()?;
-        match Response::decode(&self.input).map_err(|bad| Fault::Garbage(bad.to_string()))? {
-            Some((response, len)) => {
-                let Some((id, _)) = self.pending.take() else {
-                    return Err(Fault::Garbage(format!("{response:?}, which no request was sent for")));
-                };
-                if self.sent < self.out.1 {
-                    return Err(Fault::Garbage(format!("{response:?} before it had the whole request")));
-                }
+        match Response::decode(&self.input).map_err(|bad| Fault::Garbage(malformed(bad, &self.input)))? {
+            Some((Response::PortsChanged, len)) if self.memory.is_some() => {
                 self.input.drain(..len);
-                table.answered(id, response, now, options).map_err(Fault::Garbage)?;
+                self.ports_changed = true;
+                Ok(Step::Again)
+            }
+            Some((response, len)) => {
+                let flags = flags(&self.input);
+                self.answer(response, flags, now, table, options)?;
+                self.input.drain(..len);
                 Ok(Step::Answer)
             }
             None if more => Ok(Step::Again),
@@ -186,14 +258,52 @@ impl Open {
         }
     }
 
-    /// Sends with `MSG_NOSIGNAL`: an agent that has closed must not kill the host program.
+    fn answer(
+        &mut self,
+        response: Response,
+        flags: u8,
+        now: Instant,
+        table: &mut Table,
+        options: &Options,
+    ) -> Result<(), Fault> {
+        let Some((request, _)) = self.pending.take() else {
+            return Err(Fault::Garbage(format!("{response:?}, which no request was sent for")));
+        };
+        if self.sent < self.out.1 {
+            return Err(Fault::Garbage(format!("{response:?} before it had the whole request")));
+        }
+        let place = match &self.memory {
+            _ if flags & IN_MEMORY == 0 => Place::File,
+            Some(memory) => Place::Memory(memory),
+            None => {
+                return Err(Fault::Garbage(format!(
+                    "{response:?} for a memory file that has not come (SCM_RIGHTS); is this process out of \
+                     file descriptors?"
+                )));
+            }
+        };
+        let refused = matches!(
+            response,
+            Response::Registered { status: Status::INVALID_REQUEST, .. }
+                | Response::Deregistered { status: Status::INVALID_REQUEST }
+        );
+        if refused && self.offer && !self.answered && matches!(request, Request::Register(_)) {
+            // Perhaps because of the flags.
+            self.offer = false;
+            table.register_again(&request);
+        } else {
+            table.answered(&request, response, place, now, options).map_err(Fault::Garbage)?;
+        }
+        self.answered = true;
+        Ok(())
+    }
+
     fn send(&mut self) -> Result<(), Fault> {
         while self.sent < self.out.1 {
-            match self.socket.send_with_flags(&self.out.0[self.sent..self.out.1], libc::MSG_NOSIGNAL) {
-                Ok(n) => self.sent += n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(e) => return Err(Fault::Away(format!("the connection to the agent broke: {e}"))),
+            let sent = self.socket.send(&self.out.0[self.sent..self.out.1]);
+            match sent.map_err(|e| Fault::Away(format!("the connection to the agent broke: {e}")))? {
+                0 => break,
+                n => self.sent += n,
             }
         }
         Ok(())
@@ -201,27 +311,30 @@ impl Open {
 
     /// Returns `true` if something came.
     fn receive(&mut self) -> Result<bool, Fault> {
-        let mut bytes = [0; MESSAGE_MAX];
-        match (&self.socket).read(&mut bytes) {
-            Ok(0) => Err(Fault::Away("the agent has closed the connection".into())),
-            Ok(n) => {
-                self.input.extend_from_slice(&bytes[..n]);
+        match self.socket.receive(&mut self.input) {
+            Ok(Received::Nothing) => Ok(false),
+            Ok(Received::Closed) => Err(Fault::Away("the agent has closed the connection".into())),
+            Ok(Received::Some(None)) => Ok(true),
+            Ok(Received::Some(Some(file))) => {
+                let memory = Memory::open(file).map_err(|bad| Fault::Garbage(bad.to_string()))?;
+                self.memory = Some(Arc::new(memory));
+                self.ports_changed = true;
                 Ok(true)
             }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(true),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(e) => Err(Fault::Away(format!("the connection to the agent broke: {e}"))),
         }
     }
 }
 
-/// Connects to the agent's socket. On one host that succeeds or fails at once.
-fn connect(options: &Options) -> Result<Socket, Fault> {
-    let away = |what: &'static str| move |e: io::Error| Fault::Away(format!("{what}: {e}"));
-    let address = SockAddr::unix(&options.socket).map_err(away("no name for a Unix socket"))?;
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(away("socket"))?;
-    socket.set_nonblocking(true).map_err(away("socket"))?;
-    socket.connect(&address).map_err(away("nobody listens there"))?;
-    let uid = getsockopt(&socket, PeerCredentials).map_err(|e| Fault::Away(format!("its user: {e}")))?.uid();
-    if options.trusts(uid) { Ok(socket) } else { Err(Fault::Stranger(options.distrust(uid))) }
+/// Describes bytes that are no message. An agent that follows only the list of fields sends an
+/// answer of 8 bytes, which begins with a status.
+fn malformed(bad: Malformed, input: &[u8]) -> String {
+    match (bad, input) {
+        (Malformed::Magic(_), [status, 0, 0, 0, ..]) if *status <= Status::INVALID_REQUEST.0 => format!(
+            "{bad}: its answer has no header. REGISTER has 28 bytes, a header of 8 and 20 of fields. Answer 16 bytes: \
+             u32 0x4d504952, u16 16 (the length of the message), u8 128, u8 0, then u8 status, 3 zeros, u32 slot, all \
+             little-endian"
+        ),
+        _ => bad.to_string(),
+    }
 }

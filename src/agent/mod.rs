@@ -1,13 +1,13 @@
-//! The agent's client: registers connections, and keeps the last good hint of each for the send
-//! path.
+//! The agent's client: registers connections, and gives the send path the hint of each.
 //!
-//! One background thread talks to the agent's socket and reads its hint file. It starts with the
-//! first [`Subscription`] and ends with the last. The agent is optional at any time: without it
-//! [`Subscription::share`] is the last good hint, or 0 (all on SOUT) if there never was one. A
-//! fault is logged once when it begins and once when it is over.
+//! One background thread talks to the agent's socket. It starts with the first [`Subscription`] and
+//! ends with the last. An agent passes a memory file over the socket: the send path reads the hint
+//! there at each transfer, and the thread sleeps until a message comes. The file is sealed, so its
+//! size cannot change. From an agent without one, the thread reads the hint file at an interval,
+//! with `pread`: truncating a mapped file kills the process that reads it.
 //!
-//! The file is read with `pread`, never mapped: truncating a mapped file kills the process that
-//! reads it.
+//! The agent is optional at any time: without it a connection has its last good hint, or 0 (all on
+//! SOUT) if there never was one. A fault is logged once when it begins and once when it is over.
 
 mod client;
 mod conn_id;
@@ -16,9 +16,12 @@ mod file;
 mod hint;
 mod link;
 mod options;
+mod ports;
+mod socket;
 mod subscription;
 mod table;
 
 pub use hint::Addresses;
 pub use options::Options;
-pub use subscription::{Clients, Subscription};
+pub use ports::PortScales;
+pub use subscription::{Clients, Source, Subscription};

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use nccl_net_mpib_agent_iface::agent::memory::Memory;
 use nccl_net_mpib_agent_iface::agent::{ENTRIES, Hint, Register, Request, Response, Snapshot, Status};
 
 use super::conn_id::ConnId;
-use super::hint::{Addresses, LatestHint};
+use super::hint::{Addresses, Flow, LatestHint};
 use super::options::Options;
 
 /// State of a connection's registration with the present agent.
@@ -26,6 +27,29 @@ enum Stage {
     Refused(Status, Instant),
     /// Its DEREGISTER has no answer yet.
     Deregistering,
+}
+
+/// Where the slot of an answer is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Place<'a> {
+    /// In the hint file, which the client reads.
+    File,
+    /// In a memory file, which the send path reads.
+    Memory(&'a Arc<Memory>),
+}
+
+/// Whether a process without connections to register is known to the agent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Attach {
+    /// Nobody wants that.
+    #[default]
+    No,
+    /// It is to be sent, unless a REGISTER does the same.
+    Wanted,
+    /// It has no answer yet.
+    Sent,
+    /// The agent knows the process.
+    Done,
 }
 
 /// Why one connection gets no new hints.
@@ -102,12 +126,43 @@ struct Entry {
     stage: Stage,
     /// Its user has dropped the subscription.
     closing: bool,
-    /// The last slot. Kept when the agent is lost.
+    /// The memory file that the send path reads.
+    memory: Option<Arc<Memory>>,
+    /// The last slot in the hint file. Kept when the agent is lost.
     slot: Option<u8>,
     trouble: Option<(Trouble, Instant)>,
 }
 
 impl Entry {
+    /// Takes the slot of an answer. Returns the memory file that the send path reads no longer. The
+    /// error describes an entry of a memory file that is not this connection's.
+    fn assign(&mut self, slot: u8, place: Place<'_>) -> Result<Option<Arc<Memory>>, String> {
+        match place {
+            Place::File => {
+                self.slot = Some(slot);
+                if self.memory.is_some() {
+                    self.hint.point(None);
+                }
+                Ok(self.memory.take())
+            }
+            Place::Memory(memory) => {
+                if let Some(found) = memory.flow(slot).read()
+                    && !self.addresses.own(&found)
+                {
+                    let Addresses { sout_src, sout_dst, .. } = self.addresses;
+                    return Err(format!(
+                        "slot {slot} of its memory file is of {} -> {}, expected {sout_src} -> {sout_dst}",
+                        found.src, found.dst
+                    ));
+                }
+                self.slot = None;
+                let (memory, addresses) = (Arc::clone(memory), self.addresses);
+                self.hint.point(Some(Flow { memory: Arc::clone(&memory), slot, addresses }));
+                Ok(self.memory.replace(memory))
+            }
+        }
+    }
+
     fn set_trouble(&mut self, now: Instant, trouble: Option<Trouble>) {
         self.trouble = trouble.map(|new| match self.trouble {
             Some((old, since)) if old.kind() == new.kind() => (new, since),
@@ -119,6 +174,10 @@ impl Entry {
 #[derive(Debug, Default)]
 pub(super) struct Table {
     entries: BTreeMap<u32, Entry>,
+    attach: Attach,
+    /// Memory files of earlier registrations that a connection may still read. They are unmapped by
+    /// this thread, never by the send path.
+    retired: Vec<Arc<Memory>>,
 }
 
 impl Table {
@@ -128,6 +187,7 @@ impl Table {
             hint,
             stage: Stage::New,
             closing: false,
+            memory: None,
             slot: None,
             trouble: None,
             _id: Arc::clone(&id),
@@ -144,8 +204,45 @@ impl Table {
         }
     }
 
+    /// Connects to the agent even without a connection to register.
+    pub(super) fn attach(&mut self) {
+        if self.attach == Attach::No {
+            self.attach = Attach::Wanted;
+        }
+    }
+
+    /// Whether there is no connection.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Whether no agent is needed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_empty() && self.attach == Attach::No
+    }
+
+    /// Whether a connection has its hint in the hint file.
+    pub(super) fn reads_file(&self) -> bool {
+        self.entries.values().any(|entry| entry.slot.is_some())
+    }
+
+    /// Whether an agent has passed a memory file that a connection reads.
+    pub(super) fn reads_memory(&self) -> bool {
+        self.entries.values().any(|entry| entry.memory.is_some())
+    }
+
+    /// Returns when the next refused connection is registered again.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let again = |entry: &Entry| match entry.stage {
+            Stage::Refused(_, again) => Some(again),
+            _ => None,
+        };
+        self.entries.values().filter_map(again).min()
+    }
+
+    /// Unmaps memory files that no connection reads any more.
+    pub(super) fn sweep(&mut self) {
+        self.retired.retain(|memory| Arc::strong_count(memory) > 1);
     }
 
     /// Returns the number of connections in use, and of those that have had a hint.
@@ -155,39 +252,62 @@ impl Table {
     }
 
     /// Returns the next request, which then counts as sent. DEREGISTER goes first: it frees slots.
-    pub(super) fn next_request(&mut self, now: Instant) -> Option<(u32, Request)> {
+    pub(super) fn next_request(&mut self, now: Instant) -> Option<Request> {
         let deregister = |e: &Entry| e.closing && e.stage == Stage::Registered;
         if let Some((&id, entry)) = self.entries.iter_mut().find(|(_, e)| deregister(e)) {
             entry.stage = Stage::Deregistering;
-            return Some((id, Request::Deregister { conn_id: id }));
+            return Some(Request::Deregister { conn_id: id });
         }
         let due = |e: &Entry| match e.stage {
             Stage::New => true,
             Stage::Refused(_, again) => again <= now,
             _ => false,
         };
-        let (&id, entry) = self.entries.iter_mut().find(|(_, e)| due(e))?;
+        let Some((&id, entry)) = self.entries.iter_mut().find(|(_, e)| due(e)) else {
+            // A process that registers connections gets the memory file with the first answer.
+            let attach = self.attach == Attach::Wanted && self.entries.is_empty();
+            return attach.then(|| {
+                self.attach = Attach::Sent;
+                Request::Attach
+            });
+        };
         entry.stage = Stage::Registering;
         let Addresses { sout_src, sout_dst, sup_src, sup_dst } = entry.addresses;
-        Some((id, Request::Register(Register { conn_id: id, sout_src, sout_dst, sup_src, sup_dst })))
+        Some(Request::Register(Register { conn_id: id, sout_src, sout_dst, sup_src, sup_dst }))
     }
 
-    /// Handles the answer to the last request for `id`. The error describes an invalid answer.
+    /// Has a connection registered again whose REGISTER was just answered.
+    pub(super) fn register_again(&mut self, request: &Request) {
+        let Request::Register(Register { conn_id, .. }) = request else { return };
+        match self.entries.get_mut(conn_id) {
+            Some(entry) if entry.closing => drop(self.entries.remove(conn_id)),
+            Some(entry) => entry.stage = Stage::New,
+            None => {}
+        }
+    }
+
+    /// Handles the answer to a request. The error describes an invalid answer.
     pub(super) fn answered(
         &mut self,
-        id: u32,
+        request: &Request,
         response: Response,
+        place: Place<'_>,
         now: Instant,
         options: &Options,
     ) -> Result<(), String> {
+        let id = match *request {
+            Request::Register(Register { conn_id, .. }) | Request::Deregister { conn_id } => conn_id,
+            Request::Attach => return self.attached(response),
+        };
         let Some(entry) = self.entries.get_mut(&id) else { return Ok(()) };
         match (entry.stage, response) {
             (Stage::Registering, Response::Registered { status: Status::SUCCESS, slot }) => {
                 let slot = u8::try_from(slot).map_err(|_| {
                     format!("a slot {slot} for connection {id:#x}, expected 0 to {}", ENTRIES - 1)
                 })?;
-                (entry.stage, entry.slot) = (Stage::Registered, Some(slot));
+                entry.stage = Stage::Registered;
                 entry.set_trouble(now, None);
+                self.retired.extend(entry.assign(slot, place)?);
             }
             (Stage::Registering, Response::Registered { status, .. } | Response::Deregistered { status })
                 if status != Status::SUCCESS =>
@@ -210,8 +330,24 @@ impl Table {
         Ok(())
     }
 
+    fn attached(&mut self, response: Response) -> Result<(), String> {
+        match response {
+            // Refused: the agent has no memory file.
+            Response::Deregistered { .. } => {
+                self.attach = Attach::Done;
+                Ok(())
+            }
+            other => Err(format!("{other:?} to ATTACH")),
+        }
+    }
+
     /// Resets all registrations: the agent that had them is lost.
     pub(super) fn agent_lost(&mut self) {
+        self.attach = match self.attach {
+            // The agent knows no ATTACH: agents of earlier releases close the connection then.
+            Attach::No | Attach::Sent => Attach::No,
+            Attach::Wanted | Attach::Done => Attach::Wanted,
+        };
         self.entries.retain(|_, e| !e.closing);
         for entry in self.entries.values_mut() {
             (entry.stage, entry.trouble) = (Stage::New, None);
@@ -223,9 +359,8 @@ impl Table {
         for entry in self.entries.values_mut().filter(|e| !e.closing) {
             let Some(slot) = entry.slot else { continue };
             let trouble = match slots[usize::from(slot)] {
-                Snapshot::Consistent(hint) if same_pair(&hint, &entry.addresses) => {
-                    entry.hint.share.store(hint.share(), Ordering::Relaxed);
-                    entry.hint.hinted.store(true, Ordering::Relaxed);
+                Snapshot::Consistent(hint) if entry.addresses.own(&hint) => {
+                    entry.hint.store(hint.share());
                     None
                 }
                 Snapshot::Consistent(hint) => Some(Trouble::WrongAddresses(slot, hint)),
@@ -276,8 +411,4 @@ impl Table {
         }
         sums
     }
-}
-
-fn same_pair(hint: &Hint, addresses: &Addresses) -> bool {
-    (hint.src, hint.dst) == (addresses.sout_src, addresses.sout_dst)
 }

@@ -27,8 +27,6 @@ use form::{
 pub use retries::RetryTime;
 pub use unsupported::{Finding, nearest};
 
-use nccl_net_mpib_agent_iface::agent::{HINTS_PATH, SOCKET_PATH};
-
 use crate::error::{BadSetting, Error, Result};
 use crate::proto::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy};
 
@@ -43,11 +41,14 @@ macro_rules! settings {
             $($(#[doc = $doc])+ pub $field: $ty,)*
             /// Settings that are out of bounds, each with the value that is used in its place.
             pub substituted: Vec<(BadSetting, String)>,
+            /// The user's folder for sockets, `XDG_RUNTIME_DIR`, as the desktop or login service
+            /// has set it.
+            pub runtime_dir: Option<OsString>,
         }
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($field: $default,)* substituted: Vec::new() }
+                Self { $($field: $default,)* substituted: Vec::new(), runtime_dir: None }
             }
         }
 
@@ -62,7 +63,7 @@ macro_rules! settings {
             /// Like [`Config::read`], but returns invalid settings beside the valid ones. An
             /// invalid one has its default.
             pub fn read_lenient(var: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<BadSetting>) {
-                let mut config = Self::default();
+                let mut config = Self { runtime_dir: var("XDG_RUNTIME_DIR"), ..Self::default() };
                 let mut bad = Vec::new();
                 $(if let Some(text) = var($var).filter(|text| !is_unset($var, text)) {
                     match form::parse(&$form, $var, &text) {
@@ -317,11 +318,13 @@ settings! {
     /// sent whole from host memory. An adapter without that much room sends none inline. Send queues
     /// grow by this many bytes per entry. See [receives.md](../internals/receives.md#data-inline).
     inline: u32 = 0, "MPIB_INLINE", Whole::<u32>::new(0, 1024);
-    /// Unix socket on which the agent listens. See [agent.md](agent.md).
-    agent_socket: PathBuf = SOCKET_PATH.into(), "MPIB_AGENT_SOCKET", AbsolutePath::new(107);
-    /// The agent's hint file.
-    hints: PathBuf = HINTS_PATH.into(), "MPIB_HINTS", AbsolutePath::new(4095);
-    /// Interval at which the hint file is read, in µs.
+    /// Unix socket on which the agent listens. Unset: `agent.sock` in `/run/mpib`,
+    /// `$XDG_RUNTIME_DIR/mpib` or `/tmp/mpib`. See [agent.md](agent.md).
+    agent_socket: Option<PathBuf> = None, "MPIB_AGENT_SOCKET", Optional(AbsolutePath::new(107));
+    /// The hint file of an agent that has no memory file. Unset: `hints` in the folder of the
+    /// agent's socket, else in one of the folders above.
+    hints: Option<PathBuf> = None, "MPIB_HINTS", Optional(AbsolutePath::new(4095));
+    /// Interval at which the hint file is read, in µs, while a connection's hint is in it.
     hint_poll_us: u32 = 1000, "MPIB_HINT_POLL_US", Whole::<u32>::new(100, 60_000_000);
     /// 1: counts what each connection does, in a page that `mpib stats` reads. See
     /// [stats.md](stats.md).

@@ -20,10 +20,8 @@ const PLAIN: Idle = Idle {
         "MPIB_BDP_THRESHOLD",
         "MPIB_SOUT_QP",
         "MPIB_SUP_QP",
-        "MPIB_AGENT_SOCKET",
         "MPIB_HINTS",
         "MPIB_HINT_POLL_US",
-        "MPIB_AGENT_UID",
     ],
     why: "it is for two rails, and MPIB_HCA_SOUT and MPIB_HCA_SUP are not set",
     missed: true,
@@ -46,7 +44,8 @@ const TWO_RAILS: [Idle; 2] = [
 /// The setting of hints that changes transfers.
 const THRESHOLD: [&str; 1] = ["MPIB_BDP_THRESHOLD"];
 /// The settings of hints that describe the host's agent. They may be set for all of a host's jobs.
-const AGENT: [&str; 4] = ["MPIB_AGENT_SOCKET", "MPIB_HINTS", "MPIB_HINT_POLL_US", "MPIB_AGENT_UID"];
+/// The agent's socket and user are not among them: an agent may scale ports in every profile.
+const AGENT: [&str; 2] = ["MPIB_HINTS", "MPIB_HINT_POLL_US"];
 
 impl Config {
     /// Describes the settings other than their defaults that do nothing beside the other settings.
@@ -100,7 +99,7 @@ mod tests {
         let missed = |name: &str| [(name.to_owned(), true)];
         for variable in PLAIN.variables {
             let value = match *variable {
-                "MPIB_AGENT_SOCKET" | "MPIB_HINTS" => "/run/x",
+                "MPIB_HINTS" => "/run/x",
                 "MPIB_HINT_POLL_US" => "5000",
                 _ => "1",
             };
@@ -109,11 +108,12 @@ mod tests {
             let mode = if *variable == "MPIB_MODE" { [].as_slice() } else { &[("MPIB_MODE", "1")] };
             assert_eq!(idle(&[&RAILS[..], mode, &[(variable, value)]].concat()), [], "{variable}");
         }
-        let (threshold, socket) = (("MPIB_BDP_THRESHOLD", "1"), ("MPIB_AGENT_SOCKET", "/run/a"));
-        let both =
-            [("MPIB_BDP_THRESHOLD=1".to_owned(), true), ("MPIB_AGENT_SOCKET=/run/a".to_owned(), false)];
-        assert_eq!(two(&[threshold, socket]), both);
-        assert_eq!(two(&[("MPIB_MODE", "1"), ("MPIB_SUP_SHARE", "512"), threshold, socket]), both);
+        let (threshold, hints) = (("MPIB_BDP_THRESHOLD", "1"), ("MPIB_HINTS", "/run/a"));
+        let both = [("MPIB_BDP_THRESHOLD=1".to_owned(), true), ("MPIB_HINTS=/run/a".to_owned(), false)];
+        assert_eq!(two(&[threshold, hints]), both);
+        // The agent scales ports in every profile.
+        assert_eq!(idle(&[("MPIB_AGENT_SOCKET", "/run/a"), ("MPIB_AGENT_UID", "7")]), []);
+        assert_eq!(two(&[("MPIB_MODE", "1"), ("MPIB_SUP_SHARE", "512"), threshold, hints]), both);
         assert_eq!(two(&[("NCCL_IB_QPS_PER_CONNECTION", "4")]), missed("NCCL_IB_QPS_PER_CONNECTION=4"));
         assert_eq!(two(&[("NCCL_IB_SPLIT_DATA_ON_QPS", "1")]), missed("NCCL_IB_SPLIT_DATA_ON_QPS=1"));
         assert_eq!(two(&[("NCCL_IB_HCA", "=a")]), [("NCCL_IB_HCA==a".to_owned(), false)]);

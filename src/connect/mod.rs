@@ -85,7 +85,7 @@ impl PendingConnects {
         handle[STATE_OFFSET..].fill(0);
         let Some((comm, flow)) = polled? else { return Ok(None) };
         let speeds: Vec<_> = comm.rails.iter().map(|r| r.speeds).collect();
-        let hints = flow.map(|flow| Box::new(flow) as Box<dyn HintSource>);
+        let hints = flow.map(|flow| Box::new(flow.into_source()) as Box<dyn HintSource>);
         let source = Source::new(comm.plan.split_mode(&settings.config), hints, &speeds);
         let policy = Policy::new(comm.plan, source, (&*settings.config).into(), &comm.roles());
         if let Some(weights) = policy.weights() {

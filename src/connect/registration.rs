@@ -12,12 +12,13 @@ use crate::transport::rail::Rail;
 
 /// Returns the error of a connection that needs a hint and has none.
 pub(crate) fn unhinted(peer: &str, flow: &Subscription, config: &Config) -> Error {
-    let socket = config.agent_socket.display();
-    let why = flow.fault().unwrap_or_else(|| format!("agent {socket}: it has not answered yet"));
+    let options = Options::from(config);
+    let unanswered = || format!("agent {}: it has not answered yet", options.sockets_text());
+    let why = flow.fault().unwrap_or_else(unanswered);
     Error::Usage(format!(
         "no hint for the connection with {peer} within {:?}: {why}. Start the agent of this host, or set MPIB_AGENT_SOCKET and \
          MPIB_HINTS to where it is; without MPIB_STRICT=1 all data goes on SOUT until a hint arrives (MPIB_STRICT=1)",
-        Options::from(config).patience(),
+        options.patience(),
     ))
 }
 
@@ -35,6 +36,7 @@ pub(crate) fn open(
 ) -> Result<Option<Subscription>> {
     let Settings { process, config, .. } = settings;
     if plan.split_mode(config) != SplitMode::Hinted {
+        process.agent.attach(&Options::from(&**config))?;
         return Ok(None);
     }
     let [sout, sup] = rails else { return Ok(None) };

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write, stdin};
 use std::net::Ipv4Addr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -15,8 +15,13 @@ use std::time::{Duration, Instant};
 
 use nccl_net_mpib::agent::{Addresses, Options, Subscription};
 use nccl_net_mpib::process::Process;
-use nccl_net_mpib_agent_iface::agent::{HintsWriter, Request, Response, Status, entry_offset};
+use nccl_net_mpib_agent_iface::agent::memory::{MEMORY_SIZE, MemoryWriter};
+use nccl_net_mpib_agent_iface::agent::{
+    HintsWriter, IN_MEMORY, Request, Response, Status, entry_offset, flags, passing,
+};
 use nccl_net_versions::{Level, Logger};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::log::{INFO, LOG, WARN};
 use crate::pair::{LIMIT, until};
@@ -52,8 +57,8 @@ impl Place {
         });
         let dir = tempfile::tempdir().unwrap();
         let options = Options {
-            socket: dir.path().join("agent.sock"),
-            file: dir.path().join("hints"),
+            sockets: vec![dir.path().join("agent.sock")],
+            files: vec![dir.path().join("hints")],
             poll: Duration::from_micros(500),
             agent_uid: None,
             answer_timeout: LIMIT,
@@ -63,6 +68,16 @@ impl Place {
             report_gap: Duration::ZERO,
         };
         Self { dir, options }
+    }
+
+    /// Where the agent listens.
+    pub fn socket(&self) -> &Path {
+        &self.options.sockets[0]
+    }
+
+    /// Where the hint file is.
+    pub fn file(&self) -> &Path {
+        &self.options.files[0]
     }
 
     /// What the log has on this place: lines with their level, WARN or not.
@@ -203,12 +218,21 @@ struct State {
     pairs: HashMap<(Ipv4Addr, Ipv4Addr), (u8, u16)>,
     next: u8,
     mode: String,
+    /// To be passed with the next answer.
+    file: Option<OwnedFd>,
 }
 
 /// The agent process: obeys commands until its input ends.
 pub fn run_agent() {
     let dir = std::env::var_os(FOLDER).expect("an agent has a folder");
-    let state = State { dir: dir.into(), hints: None, pairs: HashMap::new(), next: 0, mode: "answer".into() };
+    let state = State {
+        dir: dir.into(),
+        hints: None,
+        pairs: HashMap::new(),
+        next: 0,
+        mode: "answer".into(),
+        file: None,
+    };
     let state = Arc::new(Mutex::new(state));
     for line in stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -252,9 +276,12 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) {
         }
         input.extend_from_slice(&bytes[..n]);
         while let Some((request, len)) = Request::decode(&input).unwrap() {
+            let flags = flags(&input);
             input.drain(..len);
-            let Some(answer) = state.lock().unwrap().answer(request) else { return };
-            let _ = stream.write_all(&answer);
+            let answer = state.lock().unwrap().answer(request, flags);
+            let Some(answer) = answer else { return };
+            let file = state.lock().unwrap().file.take();
+            let _ = passing::send(&stream, &answer, file.as_ref().map(|file| file.as_fd()));
         }
     }
     println!("@gone");
@@ -316,7 +343,7 @@ impl State {
     }
 
     /// `None` closes the connection.
-    fn answer(&mut self, request: Request) -> Option<Vec<u8>> {
+    fn answer(&mut self, request: Request, flags: u8) -> Option<Vec<u8>> {
         let bytes = |response: Response| {
             let (bytes, len) = response.encode();
             Some(bytes[..len].to_vec())
@@ -330,6 +357,8 @@ impl State {
                     _ => bytes(Response::Deregistered { status: Status::SUCCESS }),
                 };
             }
+            // An agent without a memory file.
+            Request::Attach => return bytes(Response::Deregistered { status: Status::INVALID_REQUEST }),
         };
         let mode: Vec<&str> = self.mode.split(' ').collect();
         let number = || mode[1].parse::<u32>().unwrap();
@@ -348,6 +377,28 @@ impl State {
             "slot" => return bytes(Response::Registered { status: Status::SUCCESS, slot: number() }),
             "refuse" => return bytes(Response::Registered { status: Status(number() as u8), slot: 0 }),
             "hang-up" => return None,
+            // As an agent that has only the list of fields.
+            "literal" => return Some(vec![0; 8]),
+            "no-flags" if flags != 0 => return None,
+            "no-flags" => {}
+            "invalid-flags" if flags != 0 => {
+                return bytes(Response::Registered { status: Status::INVALID_REQUEST, slot: 0 });
+            }
+            "invalid-flags" => {}
+            // A slot of a memory file that does not come, or is none.
+            "no-memory" => return in_memory(),
+            "unsealed" => {
+                let file = memfd_create("x", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+                std::fs::File::from(file.try_clone().unwrap()).set_len(MEMORY_SIZE as u64).unwrap();
+                self.file = Some(file);
+                return in_memory();
+            }
+            "strange-slot" => {
+                let mut memory = MemoryWriter::create().unwrap();
+                memory.assign(0, [9, 9, 9, 9].into(), register.sout_dst, 512);
+                self.file = Some(memory.descriptor().try_clone_to_owned().unwrap());
+                return in_memory();
+            }
             other => panic!("{other}?"),
         }
         let pair = (register.sout_src, register.sout_dst);
@@ -364,6 +415,12 @@ impl State {
         println!("@registered {} {} {}", register.conn_id, register.sup_dst, slot);
         bytes(Response::Registered { status: Status::SUCCESS, slot: slot.into() })
     }
+}
+
+/// A slot of the memory file.
+fn in_memory() -> Option<Vec<u8>> {
+    let (bytes, len) = Response::Registered { status: Status::SUCCESS, slot: 0 }.encode_with(IN_MEMORY);
+    Some(bytes[..len].to_vec())
 }
 
 /// Changes some bytes of a file in place.

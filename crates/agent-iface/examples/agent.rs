@@ -57,9 +57,12 @@ fn serve(mut plugin: UnixStream, slots: &Slots, share: u16) -> io::Result<()> {
 }
 
 fn answer(request: &Request, slots: &Slots, share: u16) -> Response {
-    let Request::Register(connection) = request else {
+    let connection = match request {
+        Request::Register(connection) => connection,
         // The slot stays with its pair of addresses: the share never changes.
-        return Response::Deregistered { status: Status::SUCCESS };
+        Request::Deregister { .. } => return Response::Deregistered { status: Status::SUCCESS },
+        // This agent has only a hint file.
+        Request::Attach => return Response::Deregistered { status: Status::INVALID_REQUEST },
     };
     let mut slots = slots.lock().expect("no thread panics while it holds the lock");
     let (file, by_pair) = &mut *slots;

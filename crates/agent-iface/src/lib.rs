@@ -2,7 +2,7 @@
 //!
 //! | module | contract | who writes | who reads |
 //! |---|---|---|---|
-//! | [`agent`] | registration messages and the hint file | the plugin sends requests; the agent answers and writes the file | the plugin reads the file |
+//! | [`agent`] | registration messages, memory file and hint file, rules for their paths | the plugin sends requests; the agent answers and writes the files | the plugin reads the files |
 //! | [`stats`] | the statistics page | the plugin, one page per process | any tool, for instance `mpib stats` |
 //! | [`doctor`] | the report on a host and its routes, as JSON | the plugin | `mpib doctor` and other tools |
 //! | [`hw_counters`] | names of the adapters' counters | the kernel | the plugin and tools |

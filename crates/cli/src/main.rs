@@ -1,6 +1,7 @@
 //! `mpib`, the operator's tool.
 
 mod abi;
+mod agent;
 mod compare;
 mod doctor;
 mod perf;
@@ -27,6 +28,7 @@ enum Command {
     Top(top::TopArgs),
     Compare(Box<compare::CompareArgs>),
     Abi(abi::AbiArgs),
+    Agent(agent::AgentArgs),
     Doctor(doctor::DoctorArgs),
     /// One end of a run; started by "mpib perf".
     #[command(name = perf::worker::COMMAND, hide = true)]
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::main(&args),
         Command::Compare(args) => compare::main(&args),
         Command::Abi(args) => abi::main(&args),
+        Command::Agent(args) => agent::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::DoctorWorker(args) => ended(doctor::worker::main(&args)),
         Command::Worker(args) => ended(perf::worker::main(&args)),

@@ -12,15 +12,12 @@ use crate::failure::{Failure, Kind};
 /// The file name of this project's plugin.
 const NAME: &str = "libnccl-net-mpib.so";
 
-/// Finds this project's plugin next to the executable, in `../lib` from there, or in `build/` of
-/// the working directory.
+/// Finds this project's plugin next to the executable, in `../lib` from there, or, for one that
+/// cargo has made, in `build/` of the source tree. Never in the working directory: it may belong to
+/// somebody else.
 pub fn default_path() -> Result<PathBuf, Failure> {
     let beside = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
-    let mut places: Vec<PathBuf> = Vec::new();
-    if let Some(dir) = beside {
-        places.extend([dir.join(NAME), dir.join("../lib").join(NAME)]);
-    }
-    places.push(Path::new("build").join(NAME));
+    let places = beside.map(|dir| places(&dir)).unwrap_or_default();
     if let Some(found) = places.iter().find(|p| p.is_file()) {
         return Ok(found.clone());
     }
@@ -30,6 +27,15 @@ pub fn default_path() -> Result<PathBuf, Failure> {
         tried.join(", ")
     );
     Err(Failure::new(Kind::Load, message))
+}
+
+/// Returns where the plugin may be, for an executable in `dir`.
+fn places(dir: &Path) -> Vec<PathBuf> {
+    let mut places = vec![dir.join(NAME), dir.join("../lib").join(NAME)];
+    if dir.parent().is_some_and(|parent| parent.ends_with("target")) {
+        places.push(dir.join("../../build").join(NAME));
+    }
+    places
 }
 
 /// Opens any plugin's file. With `watch`, marks this and all later calls there.
@@ -56,4 +62,18 @@ pub fn open_table(
         Some(symbol) => plugin.hidden_table(symbol, version)?,
         None => plugin.table(version)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_of_the_working_folder_is_never_a_default() {
+        let installed = places(Path::new("/usr/local/bin"));
+        assert_eq!(installed.len(), 2);
+        assert!(installed.iter().all(|place| place.is_absolute()), "{installed:?}");
+        let built = places(Path::new("/src/target/release"));
+        assert_eq!(built[2], Path::new("/src/target/release/../../build/libnccl-net-mpib.so"));
+    }
 }

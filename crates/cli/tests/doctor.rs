@@ -335,6 +335,11 @@ fn an_agent_that_is_not_there_is_a_loss_where_hints_decide() {
     let _listener = UnixListener::bind(&socket).unwrap();
     let _writer = nccl_net_mpib_agent_iface::agent::HintsWriter::create(Path::new(&hints)).unwrap();
     doctor(TWO, &env).usable_with(&[]);
+    // Neither is of use in a folder that any user can change, and the doctor connects to nothing.
+    fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let open = doctor(TWO, &env);
+    open.says("agent", "warn", &[&socket, "not used: its folder", "has mode 777"]);
+    open.says("hints", "warn", &[&hints, "not used: its folder", "has mode 777"]);
     let fixed =
         doctor(TWO, &[&env[..3], &[("MPIB_SUP_SHARE", "9"), ("MPIB_HINTS", "/nowhere/at/all")]].concat());
     fixed.usable_with(&[]);

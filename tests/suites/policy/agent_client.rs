@@ -45,7 +45,7 @@ fn a_connection_is_registered_hinted_and_deregistered() {
         }
         // More than all is all.
         for odd in [1025u32, 65536 + 3, u32::MAX] {
-            overwrite(&place.options.file, entry_offset(0) as u64, &odd.to_le_bytes());
+            overwrite(place.file(), entry_offset(0) as u64, &odd.to_le_bytes());
             wait_share(&flow, 1024);
             agent.tell("set 2 7");
             wait_share(&flow, 7);
@@ -100,7 +100,7 @@ fn an_agent_that_appears_later_is_found() {
         let place = Place::create();
         let flow = place.flow(2);
         let line = place.wait_line(0, true, "nobody listens there");
-        assert!(line.1.contains(place.options.socket.to_str().unwrap()), "{line:?}");
+        assert!(line.1.contains(place.socket().to_str().unwrap()), "{line:?}");
         assert!(
             line.1.contains("0 of 1 connections with their last good hint, the others all on SOUT"),
             "{line:?}"
@@ -191,7 +191,7 @@ fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_fo
                 // Opening it for reading would wait for a writer.
                 assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
             }),
-            ("no such file", |path| {
+            ("is a symbolic link to nowhere", |path| {
                 fs::remove_file(path).unwrap();
                 std::os::unix::fs::symlink("nowhere", path).unwrap();
             }),
@@ -204,9 +204,9 @@ fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_fo
         for (what, vandal) in vandals {
             let place = Place::create();
             let (mut agent, flow) = hinted(&place);
-            vandal(&place.options.file);
+            vandal(place.file());
             let line = place.wait_line(0, true, what);
-            assert!(line.1.contains(place.options.file.to_str().unwrap()), "{line:?}");
+            assert!(line.1.contains(place.file().to_str().unwrap()), "{line:?}");
             assert!(line.1.contains("1 of 1 connections with their last good hint"), "{line:?}");
             assert_eq!(flow.share(), 256);
             // A new file with the old slots, put in place in one step.
@@ -338,6 +338,10 @@ fn an_agent_that_breaks_the_protocol_is_disconnected_and_retried() {
             ("wrong", "an answer without a slot to REGISTER"),
             ("slot 256", "a slot 256 for connection"),
             ("hang-up", "has closed the connection"),
+            ("no-memory", "for a memory file that has not come (SCM_RIGHTS)"),
+            ("unsealed", "not sealed against shrinking and growing"),
+            ("strange-slot", "slot 0 of its memory file is of 9.9.9.9 -> 10.0.0.2, expected 10.0.0.1"),
+            ("literal", "its answer has no header. REGISTER has 28 bytes"),
         ] {
             let place = Place::create();
             let mut agent = place.agent();
@@ -350,6 +354,46 @@ fn an_agent_that_breaks_the_protocol_is_disconnected_and_retried() {
             // The agent that answers twice is good for a moment each time.
             assert!(warnings(&place).len() == 1 || mode == "twice", "{mode}: {:?}", place.log());
         }
+    });
+}
+
+//= agent.md: agents that do not know the flags of REGISTER are served as before
+#[test]
+fn an_agent_that_refuses_flags_gets_messages_without_them() {
+    isolated(here!(), &[], || {
+        for mode in ["no-flags", "invalid-flags"] {
+            let place = Place::create();
+            let mut agent = place.agent();
+            agent.tell(&format!("mode {mode}"));
+            let flow = place.flow(2);
+            gets_share(&mut agent, &flow, 2, 300);
+            place.wait_line(0, false, "the agent answers");
+            assert_eq!(warnings(&place).len(), usize::from(mode == "no-flags"), "{:?}", place.log());
+        }
+    });
+}
+
+//= agent.md: the places of the socket are tried in order; what is not safe is not used and is named
+#[test]
+fn a_place_that_others_could_change_is_not_used_and_is_named() {
+    isolated(here!(), &[], || {
+        let (strange, missing, mut place) = (Place::create(), Place::create(), Place::create());
+        let _other = strange.agent();
+        let folder = strange.socket().parent().unwrap();
+        fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        place.options.sockets = [&strange, &missing, &place].map(|place| place.socket().to_owned()).to_vec();
+        place.options.files = [&strange, &missing].map(|place| place.file().to_owned()).to_vec();
+        let mut agent = place.idle_agent();
+        agent.tell("hints");
+        agent.tell("listen");
+        let flow = place.flow(2);
+        // The hint file beside the socket counts, wherever else files may be.
+        gets_share(&mut agent, &flow, 2, 300);
+        let line = strange.wait_line(0, true, "not used");
+        let expected = format!("its folder {} has mode 777: other users may write to it", folder.display());
+        assert!(line.1.contains(&expected), "{line:?}");
+        assert_eq!(warnings(&strange).len(), 1, "once");
+        assert_eq!(warnings(&missing), [""; 0]);
     });
 }
 
@@ -408,7 +452,7 @@ fn socket_and_file_of_a_stranger_are_not_used_unless_the_settings_name_him() {
         assert!(line.1.contains("agent.sock") && line.1.contains("set MPIB_AGENT_UID=12345"), "{line:?}");
         agent.tell("listen");
         gets_share(&mut agent, &flow, 2, 256);
-        std::os::unix::fs::chown(&place.options.file, Some(12345), None).unwrap();
+        std::os::unix::fs::chown(place.file(), Some(12345), None).unwrap();
         let seen = place.log().len();
         let line = place.wait_line(seen.saturating_sub(1), true, "belongs to user 12345");
         assert!(line.1.contains("hint file"), "{line:?}");

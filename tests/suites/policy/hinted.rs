@@ -35,8 +35,8 @@ fn until_sup_carries(pair: &Pair, old: u64, new: u64) {
 fn hints_move_data_between_the_rails() {
     isolated(here!(), &[&TWO_RAILS[..], &[("MPIB_MODE", "1")]].concat(), || {
         let place = Place::create();
-        set("MPIB_AGENT_SOCKET", Some(&place.options.socket));
-        set("MPIB_HINTS", Some(&place.options.file));
+        set("MPIB_AGENT_SOCKET", Some(place.socket()));
+        set("MPIB_HINTS", Some(place.file()));
         let mut agent = place.agent();
         // Sender and receiver, both ends of one connection, are registered each by itself.
         let pair = Pair::new(newest());
@@ -71,8 +71,8 @@ fn hints_move_data_between_the_rails() {
 fn strictly(test: &str, body: impl FnOnce(&Place)) {
     isolated(test, &[&TWO_RAILS[..], &[("MPIB_MODE", "1"), ("MPIB_STRICT", "1")]].concat(), || {
         let place = Place::create();
-        set("MPIB_AGENT_SOCKET", Some(&place.options.socket));
-        set("MPIB_HINTS", Some(&place.options.file));
+        set("MPIB_AGENT_SOCKET", Some(place.socket()));
+        set("MPIB_HINTS", Some(place.file()));
         body(&place);
     });
 }
@@ -112,7 +112,7 @@ fn refused(path: &std::path::Path, why: &str) {
 //= agent.md: MPIB_STRICT=1 requires an agent, its answer and a hint file
 #[test]
 fn strict_refuses_a_connection_where_there_is_no_agent() {
-    strictly(here!(), |place| refused(&place.options.socket, "nobody listens there"));
+    strictly(here!(), |place| refused(place.socket(), "nobody listens there"));
 }
 
 //= agent.md: MPIB_STRICT=1 requires an agent, its answer and a hint file
@@ -121,7 +121,7 @@ fn strict_refuses_a_connection_where_the_agent_does_not_answer() {
     strictly(here!(), |place| {
         let mut agent = place.agent();
         agent.tell("mode silent");
-        refused(&place.options.socket, "answer");
+        refused(place.socket(), "answer");
     });
 }
 
@@ -130,8 +130,8 @@ fn strict_refuses_a_connection_where_the_agent_does_not_answer() {
 fn strict_refuses_a_connection_where_there_is_no_hint_file() {
     strictly(here!(), |place| {
         let _agent: Agent = place.agent();
-        std::fs::remove_file(&place.options.file).unwrap();
-        refused(&place.options.file, "no such file");
+        std::fs::remove_file(place.file()).unwrap();
+        refused(place.file(), "no such file");
     });
 }
 
@@ -186,7 +186,7 @@ fn hints_are_read_at_the_configured_interval() {
         // Made once both ends have their first hint, which is 0.
         let pair = Pair::new(newest());
         agent.tell("set 1 256");
-        let written = || std::fs::read(&place.options.file).unwrap();
+        let written = || std::fs::read(place.file()).unwrap();
         let hint = entry_offset(0);
         until("the agent's hint", || (written()[hint..hint + 4] == 256u32.to_le_bytes()).then_some(()));
         for _ in 0..20 {

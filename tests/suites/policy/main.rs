@@ -2,6 +2,7 @@
 
 mod agent_client;
 mod hinted;
+mod own_agent;
 mod settings;
 mod shares;
 mod shares_util;

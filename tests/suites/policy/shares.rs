@@ -91,8 +91,8 @@ fn hinted(test: &str, addresses: (&'static str, &'static str), body: impl FnOnce
     isolated(test, &env, || {
         let (_, rng) = Rng::from_env();
         let place = Place::create();
-        set("MPIB_AGENT_SOCKET", Some(&place.options.socket));
-        set("MPIB_HINTS", Some(&place.options.file));
+        set("MPIB_AGENT_SOCKET", Some(place.socket()));
+        set("MPIB_HINTS", Some(place.file()));
         let mut agent = place.agent();
         let rig = Rig::new();
         for _ in 0..2 {
@@ -310,8 +310,8 @@ fn the_threshold_keeps_small_messages_to_the_other_island_on_sout() {
     let env = [("MPIB_MODE", "1"), ("MPIB_BDP_THRESHOLD", "4096"), ("MPIB_HINT_POLL_US", "100"), INTRA];
     isolated(here!(), &[&TWO_RAILS[..], &env].concat(), || {
         let place = Place::create();
-        set("MPIB_AGENT_SOCKET", Some(&place.options.socket));
-        set("MPIB_HINTS", Some(&place.options.file));
+        set("MPIB_AGENT_SOCKET", Some(place.socket()));
+        set("MPIB_HINTS", Some(place.file()));
         let mut agent = place.agent();
         let (table, ctx) = (newest(), init(newest()));
         for (other, host, below) in [(FAR, 3, 0), (NEAR, 2, 1024)] {

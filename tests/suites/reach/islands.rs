@@ -94,8 +94,8 @@ impl Agents {
         let options = &places[host].options;
         vec![
             ("MPIB_MODE", "1".into()),
-            ("MPIB_AGENT_SOCKET", options.socket.to_str().unwrap().into()),
-            ("MPIB_HINTS", options.file.to_str().unwrap().into()),
+            ("MPIB_AGENT_SOCKET", options.sockets[0].to_str().unwrap().into()),
+            ("MPIB_HINTS", options.files[0].to_str().unwrap().into()),
         ]
     }
 

@@ -215,7 +215,7 @@ impl Soak {
     /// One round in both processes.
     fn round(&mut self, round: u64) -> [Answer; 2] {
         let Self { flapping, seed, rng, agent, side, peer, hints, .. } = self;
-        let dir = self.place.options.file.parent().unwrap();
+        let dir = self.place.file().parent().unwrap();
         peer.say(&format!("{seed} {round} {}", dir.display()));
         side.round(*seed, round, dir, || {
             // The pause is the hints' pace. In the first round the agent learns of the pairs.
@@ -249,8 +249,8 @@ fn soak(seconds: u64) {
     watchdog_after(Duration::from_secs(seconds + 600));
     let (seed, rng) = Rng::from_env();
     let place = Place::create();
-    set("MPIB_AGENT_SOCKET", Some(&place.options.socket));
-    set("MPIB_HINTS", Some(&place.options.file));
+    set("MPIB_AGENT_SOCKET", Some(place.socket()));
+    set("MPIB_HINTS", Some(place.file()));
     let agent = place.agent();
     let peer = Peer::start_as(Role::Second, &[THERE]);
     let side = Side::new(0, flaps());

@@ -185,8 +185,8 @@ fn requests_in_flight_and_refused_calls_show() {
 fn the_share_is_the_one_that_the_last_message_went_by() {
     isolated(here!(), &[&TWO_RAILS[..], &[("MPIB_MODE", "1")]].concat(), || {
         let place = Place::create();
-        set("MPIB_AGENT_SOCKET", Some(&place.options.socket));
-        set("MPIB_HINTS", Some(&place.options.file));
+        set("MPIB_AGENT_SOCKET", Some(place.socket()));
+        set("MPIB_HINTS", Some(place.file()));
         let mut agent = place.agent();
         let mut reader = Reader::start();
         let pair = Pair::new(newest());

@@ -24,6 +24,12 @@
 //!    process does not deregister. Identify connections by (socket, `conn_id`): `conn_id` is unique
 //!    within one process only.
 //!
+//! # Beyond the hint file
+//!
+//! An agent can pass each plugin a [memory file](memory) instead. A new share then takes effect at
+//! the next transfer, the plugin does not have to read a file a thousand times a second, a process
+//! sees no flow of another, and ports can be scaled. `mpib agent` does that.
+//!
 //! A restarted agent starts again at step 1. Slots of its predecessor mean nothing to it, because
 //! the plugin registers every connection again.
 //!
@@ -53,7 +59,7 @@
 //!                     hints.set(0, share);
 //!                     Response::Registered { status, slot: 0 }
 //!                 }
-//!                 Request::Deregister { .. } => Response::Deregistered { status },
+//!                 Request::Deregister { .. } | Request::Attach => Response::Deregistered { status },
 //!             };
 //!             let (bytes, len) = response.encode();
 //!             plugin.write_all(&bytes[..len])?;
@@ -88,23 +94,36 @@
 //!
 //! [`Ipv4Addr::octets`]: std::net::Ipv4Addr::octets
 
+#[cfg(not(loom))]
+mod connect;
 mod hints;
+#[cfg(not(loom))]
+pub mod memory;
 mod message;
+#[cfg(not(loom))]
+pub mod passing;
+pub mod paths;
 mod seqlock;
 #[cfg(not(loom))]
 mod writer;
 
+#[cfg(not(loom))]
+pub use connect::{NoAgent, connect};
 pub use hints::{
     BadHeader, ENTRIES, ENTRY_SIZE, HEADER_SIZE, HINTS_MAGIC, HINTS_SIZE, Hint, SHARE_ONE, check_header,
     entry_offset, header,
 };
-pub use message::{MESSAGE_MAGIC, MESSAGE_MAX, Malformed, Register, Request, Response, Status};
-pub use seqlock::{Entry, Snapshot, snapshot};
+pub use message::{
+    IN_MEMORY, MESSAGE_MAGIC, MESSAGE_MAX, Malformed, Register, Request, Response, Status, TAKES_MEMORY,
+    flags,
+};
+pub use seqlock::{Entry, PORT_NAME_MAX, PortEntry, PortScale, Snapshot, snapshot};
 #[cfg(not(loom))]
 pub use writer::HintsWriter;
 
-/// Default path of the hint file.
+/// Path of the hint file in the folder where agents were expected first.
 pub const HINTS_PATH: &str = "/tmp/mpib/hints";
 
-/// Default path of the agent's socket.
+/// Path of the agent's socket in the folder where agents were expected first. Plugins look there
+/// last; see [`paths::folders`].
 pub const SOCKET_PATH: &str = "/tmp/mpib/agent.sock";

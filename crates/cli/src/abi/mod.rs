@@ -33,7 +33,7 @@ pub(crate) struct AbiArgs {
     #[arg(value_name = "LIBNCCL")]
     library: Option<PathBuf>,
 
-    /// The plugin's file [default: libnccl-net-mpib.so next to mpib, in ../lib, or in ./build]
+    /// The plugin's file [default: libnccl-net-mpib.so next to mpib or in ../lib]
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
 

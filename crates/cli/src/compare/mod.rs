@@ -44,7 +44,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "SPEC", required = true)]
     plugin: Vec<Contestant>,
 
-    /// This plugin's file [default: libnccl-net-mpib.so next to mpib, in ../lib, or in ./build]
+    /// This plugin's file [default: libnccl-net-mpib.so next to mpib or in ../lib]
     #[arg(long, value_name = "PATH")]
     ours: Option<PathBuf>,
 

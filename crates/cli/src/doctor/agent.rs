@@ -1,61 +1,142 @@
-//! Checks the agent of MPIB_MODE=1: whether it listens, and whether its hint file is valid.
+//! Checks the host's agent, by the rules of the plugin: where it is, who may be trusted, and which
+//! places are not used.
 
-use std::{fs, io::Read, os::unix::net::UnixStream};
+use std::env;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use nccl_net_mpib_agent_iface::agent::{HEADER_SIZE, HINTS_SIZE, check_header};
+use nccl_net_mpib_agent_iface::agent::paths::{HINTS_NAME, Refusal, SOCKET_NAME, Trust, folders, open_file};
+use nccl_net_mpib_agent_iface::agent::{HEADER_SIZE, HINTS_SIZE, NoAgent, check_header, connect};
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
 
-/// Returns no checks if no connection would use an agent.
+/// The settings of the agent.
+struct Settings {
+    /// Connections need hints (`MPIB_MODE=1`).
+    hinted: bool,
+    strict: bool,
+    sockets: Vec<PathBuf>,
+    files: Vec<PathBuf>,
+    trust: Trust,
+}
+
+impl Settings {
+    fn of(report: &Report) -> Self {
+        let value =
+            |name: &str| report.settings.iter().find(|s| s.name == name).map_or("", |s| s.value.as_str());
+        let in_each = |name: &str| {
+            let folders = folders(env::var_os("XDG_RUNTIME_DIR").as_deref());
+            folders.into_iter().map(|folder| folder.join(name)).collect()
+        };
+        let paths = |variable: &str, name: &str| match value(variable) {
+            "unset" | "" => in_each(name),
+            path => vec![PathBuf::from(path)],
+        };
+        Self {
+            hinted: value("MPIB_MODE") == "1" && value("MPIB_SUP_SHARE") == "unset",
+            strict: value("MPIB_STRICT") == "1",
+            sockets: paths("MPIB_AGENT_SOCKET", SOCKET_NAME),
+            files: paths("MPIB_HINTS", HINTS_NAME),
+            trust: Trust::new(value("MPIB_AGENT_UID").parse().ok()),
+        }
+    }
+
+    /// The level of a missing agent, and what it costs.
+    fn cost(&self) -> (Level, &'static str) {
+        match self.strict {
+            true => (Level::Fail, "connections without a hint fail (MPIB_STRICT=1)"),
+            false => (Level::Warn, "without hints all data uses SOUT"),
+        }
+    }
+}
+
+/// Returns the checks of the agent. If no connection needs one, only what is not used is named.
 pub(super) fn checks(report: &Report) -> Vec<Check> {
-    let value = |name: &str| report.settings.iter().find(|s| s.name == name).map_or("", |s| s.value.as_str());
-    if value("MPIB_MODE") != "1" || value("MPIB_SUP_SHARE") != "unset" {
-        return Vec::new();
+    let settings = Settings::of(report);
+    let mut checks = Vec::new();
+    let mut found = None;
+    let mut missing = Vec::new();
+    for path in &settings.sockets {
+        match connect(path, &settings.trust) {
+            Ok(_) => {
+                found = Some(path.clone());
+                break;
+            }
+            Err(NoAgent::Unsafe(why)) => checks.push(unused("agent", path, &why)),
+            Err(NoAgent::Nobody(e)) => {
+                missing.push(format!("{}: nothing listens there: {e}", path.display()))
+            }
+            Err(other) => missing.push(format!("{}: {other}", path.display())),
+        }
     }
-    let strict = value("MPIB_STRICT") == "1";
-    let (level, cost) = match strict {
-        true => (Level::Fail, "connections without a hint fail (MPIB_STRICT=1)"),
-        false => (Level::Warn, "without hints all data uses SOUT"),
-    };
-    let check = |id: &str, path: &str, found: Result<(), String>, remedy: &str| match found {
-        Ok(()) => Check::new(id, Level::Ok, format!("{path}: present")),
-        Err(why) => Check::new(id, level, format!("{path}: {why}; {cost}")).remedy(remedy),
-    };
-    let (socket, hints) = (value("MPIB_AGENT_SOCKET"), value("MPIB_HINTS"));
-    vec![
-        check(
-            "agent",
-            socket,
-            listens(socket),
-            "start the agent, or set MPIB_AGENT_SOCKET; in a container, mount the folder",
-        ),
-        check(
-            "hints",
-            hints,
-            hint_file(hints),
-            "the agent creates this file; MPIB_HINTS has its path; in a container, mount the folder",
-        ),
-    ]
+    if let Some(path) = &found {
+        checks.push(Check::new("agent", Level::Ok, format!("{}: an agent listens", path.display())));
+    }
+    if settings.hinted {
+        if found.is_none() {
+            let (level, cost) = settings.cost();
+            let remedy = "start \"mpib agent\", or set MPIB_AGENT_SOCKET; in a container, mount the folder";
+            let text = format!("{}; {cost}", missing.join("; "));
+            checks.push(Check::new("agent", level, text).remedy(remedy));
+        }
+        checks.extend(hints(&settings, found.as_deref()));
+    }
+    checks
 }
 
-fn listens(path: &str) -> Result<(), String> {
-    UnixStream::connect(path).map(drop).map_err(|e| format!("nothing listens there: {e}"))
+fn unused(id: &str, path: &Path, why: &str) -> Check {
+    let remedy = "give the path an owner and a mode that other users cannot change, or remove it";
+    Check::new(id, Level::Warn, format!("{}: not used: {why}", path.display())).remedy(remedy)
 }
 
-fn hint_file(path: &str) -> Result<(), String> {
-    let meta = fs::metadata(path).map_err(|e| e.to_string())?;
-    if !meta.is_file() {
-        return Err("not a regular file".into());
+/// Checks the hint file. An agent with memory files needs none.
+fn hints(settings: &Settings, socket: Option<&Path>) -> Vec<Check> {
+    let (level, cost) = settings.cost();
+    let beside = socket.and_then(Path::parent).map(|folder| folder.join(HINTS_NAME));
+    let explicit = settings.files.len() == 1;
+    let paths: Vec<_> = beside.filter(|_| !explicit).into_iter().chain(settings.files.clone()).collect();
+    let mut checks = Vec::new();
+    for path in &paths {
+        let bad = match open_file(path, &settings.trust) {
+            Ok(file) => match hint_file(file) {
+                Ok(()) => {
+                    checks.push(Check::new("hints", Level::Ok, format!("{}: present", path.display())));
+                    return checks;
+                }
+                Err(why) => why,
+            },
+            Err(Refusal::Missing) => continue,
+            Err(refusal) => {
+                checks.push(unused("hints", path, &refusal.to_string()));
+                continue;
+            }
+        };
+        let remedy = "the agent creates this file; MPIB_HINTS has its path";
+        checks.push(Check::new("hints", level, format!("{}: {bad}; {cost}", path.display())).remedy(remedy));
+        return checks;
     }
-    if meta.len() != HINTS_SIZE as u64 {
-        return Err(format!("{} bytes, expected {HINTS_SIZE}", meta.len()));
+    let places: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+    let text = format!("{}: No such file; an agent that passes memory files needs none", places.join(", "));
+    // Whether this agent passes them is known only after a registration.
+    let level = if socket.is_some() { Level::Ok } else { level };
+    checks.push(Check::new("hints", level, text));
+    checks
+}
+
+fn hint_file(mut file: File) -> Result<(), String> {
+    let len = file.metadata().map_err(|e| e.to_string())?.len();
+    if len != HINTS_SIZE as u64 {
+        return Err(format!("{len} bytes, expected {HINTS_SIZE}"));
     }
     let mut head = [0; HEADER_SIZE];
-    fs::File::open(path).and_then(|mut file| file.read_exact(&mut head)).map_err(|e| e.to_string())?;
+    file.read_exact(&mut head).map_err(|e| e.to_string())?;
     check_header(&head).map_err(|bad| format!("not a hint file: {bad}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use nccl_net_mpib_agent_iface::agent::{HintsWriter, header};
 
@@ -63,15 +144,13 @@ mod tests {
     fn a_hint_file_is_one_by_its_size_and_its_head() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("hints");
-        let text = path.to_str().unwrap();
-        assert!(hint_file(text).unwrap_err().contains("No such file"));
+        let judged = || hint_file(File::open(&path).unwrap());
         fs::write(&path, header()).unwrap();
-        assert_eq!(hint_file(text).unwrap_err(), "16 bytes, expected 4112");
+        assert_eq!(judged().unwrap_err(), "16 bytes, expected 4112");
         fs::write(&path, [0; HINTS_SIZE]).unwrap();
-        assert!(hint_file(text).unwrap_err().starts_with("not a hint file: magic"));
+        assert!(judged().unwrap_err().starts_with("not a hint file: magic"));
         fs::remove_file(&path).unwrap();
         let _writer = HintsWriter::create(&path).unwrap();
-        assert_eq!(hint_file(text), Ok(()));
-        assert_eq!(hint_file(dir.path().to_str().unwrap()).unwrap_err(), "not a regular file");
+        assert_eq!(judged(), Ok(()));
     }
 }

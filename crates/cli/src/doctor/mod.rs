@@ -59,7 +59,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, requires = "peer")]
     all: bool,
 
-    /// The plugin's file [default: libnccl-net-mpib.so next to mpib, in ../lib, or in ./build]
+    /// The plugin's file [default: libnccl-net-mpib.so next to mpib or in ../lib]
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
 

@@ -25,7 +25,7 @@ const MOST_AT_ONCE: i64 = 64;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct PerfArgs {
-    /// The plugin's file [default: libnccl-net-mpib.so next to mpib, in ../lib, or in ./build]
+    /// The plugin's file [default: libnccl-net-mpib.so next to mpib or in ../lib]
     #[arg(long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
 

@@ -70,6 +70,8 @@ fn answer(mut stream: UnixStream, table: &Mutex<Table>) {
                     Response::Registered { status: Status::SUCCESS, slot: slot.into() }
                 }
                 Request::Deregister { .. } => Response::Deregistered { status: Status::SUCCESS },
+                // This agent has only a hint file.
+                Request::Attach => Response::Deregistered { status: Status::INVALID_REQUEST },
             };
             let (bytes, len) = response.encode();
             if stream.write_all(&bytes[..len]).is_err() {

@@ -1,17 +1,28 @@
 //! Registration messages in both directions.
 //!
 //! Each message starts with a header of 8 bytes: u32 magic 0x4D504952, u16 length including the
-//! header, u8 type, u8 reserved.
+//! header, u8 type, u8 flags.
 //!
 //! | type | message | payload | length |
 //! |---|---|---|---|
 //! | 1 | REGISTER | u32 `conn_id`, then SOUT source, SOUT destination, SUP source, SUP destination | 28 |
 //! | 2 | DEREGISTER | u32 `conn_id` | 12 |
+//! | 3 | ATTACH | | 8 |
 //! | 128 | RESPONSE to REGISTER | u8 status, 3 reserved, u32 slot | 16 |
-//! | 128 | RESPONSE to DEREGISTER | u8 status, 3 reserved | 12 |
+//! | 128 | RESPONSE to DEREGISTER or ATTACH | u8 status, 3 reserved | 12 |
+//! | 129 | PORTS CHANGED | | 8 |
 //!
 //! Reserved bytes are written as zero and ignored by the receiver. "Source" is the end that
 //! registers.
+//!
+//! # Memory file
+//!
+//! A plugin that sets [`TAKES_MEMORY`] in the flags of REGISTER, or sends ATTACH, can read slots
+//! from a [memory file](super::memory). An agent that has one answers with [`IN_MEMORY`] in the
+//! flags; the slot is then a slot of that file. The first such answer on a socket connection brings
+//! the file's descriptor (`SCM_RIGHTS`). Agents that know no flags ignore them and answer with a
+//! slot of the hint file. PORTS CHANGED is no answer: an agent sends it, to plugins with a memory
+//! file only, after it has changed port entries of that file.
 
 use std::net::Ipv4Addr;
 
@@ -23,7 +34,19 @@ pub const MESSAGE_MAX: usize = 28;
 const HEADER: usize = 8;
 const REGISTER: u8 = 1;
 const DEREGISTER: u8 = 2;
+const ATTACH: u8 = 3;
 const RESPONSE: u8 = 128;
+const PORTS_CHANGED: u8 = 129;
+
+/// Flag of REGISTER: the plugin can read slots of a memory file.
+pub const TAKES_MEMORY: u8 = 1;
+/// Flag of RESPONSE: the slot is in the memory file.
+pub const IN_MEMORY: u8 = 1;
+
+/// Returns the flags of a message that was decoded from the front of `bytes`.
+pub fn flags(bytes: &[u8]) -> u8 {
+    bytes.get(7).copied().unwrap_or_default()
+}
 
 /// Reason why bytes are not a message. Bytes that follow cannot change this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +58,9 @@ pub enum Malformed {
     #[error("message type {0}, which is not expected here")]
     Type(u8),
     /// A length that is not valid for the type.
-    #[error("message type {kind} of {found} bytes, expected {expected}")]
+    #[error(
+        "message type {kind} of {found} bytes, expected {expected}; the length counts the header of 8 bytes"
+    )]
     Length {
         /// Message type.
         kind: u8,
@@ -71,6 +96,8 @@ pub enum Request {
         /// The number with which it was registered.
         conn_id: u32,
     },
+    /// A process without connections to register wants a memory file.
+    Attach,
 }
 
 /// Outcome of a request. Every value except [`SUCCESS`](Self::SUCCESS) is a failure.
@@ -106,16 +133,23 @@ pub enum Response {
         /// Slot of the hint, 0 to 255. Ignored unless `status` is success.
         slot: u32,
     },
-    /// Answers DEREGISTER.
+    /// Answers DEREGISTER and ATTACH.
     Deregistered {
         /// Outcome.
         status: Status,
     },
+    /// Answers nothing: port entries of the memory file have changed.
+    PortsChanged,
 }
 
 impl Request {
-    /// Encodes the message. Returns a buffer and the number of bytes used in it.
+    /// Encodes the message without flags. Returns a buffer and the number of bytes used in it.
     pub fn encode(&self) -> ([u8; MESSAGE_MAX], usize) {
+        self.encode_with(0)
+    }
+
+    /// Encodes the message with these flags.
+    pub fn encode_with(&self, flags: u8) -> ([u8; MESSAGE_MAX], usize) {
         let mut out = [0; MESSAGE_MAX];
         let len = match self {
             Self::Register(r) => {
@@ -129,7 +163,9 @@ impl Request {
                 out[8..12].copy_from_slice(&conn_id.to_le_bytes());
                 head(&mut out, 12, DEREGISTER)
             }
+            Self::Attach => head(&mut out, 8, ATTACH),
         };
+        out[7] = flags;
         (out, len)
     }
 
@@ -140,22 +176,24 @@ impl Request {
     /// [`Malformed`] as soon as no message can begin with these bytes.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
         let whole = whole(bytes, |kind, len| match (kind, len) {
-            (REGISTER, 28) | (DEREGISTER, 12) => Ok(()),
+            (REGISTER, 28) | (DEREGISTER, 12) | (ATTACH, 8) => Ok(()),
             (REGISTER, _) => Err("28"),
             (DEREGISTER, _) => Err("12"),
+            (ATTACH, _) => Err("8"),
             _ => Err(""),
         })?;
         Ok(whole.map(|message| {
-            let conn_id = u32::from_le_bytes(four(message, 8));
-            let request = match message.len() {
-                28 => Self::Register(Register {
-                    conn_id,
+            let conn_id = || u32::from_le_bytes(four(message, 8));
+            let request = match message[6] {
+                REGISTER => Self::Register(Register {
+                    conn_id: conn_id(),
                     sout_src: four(message, 12).into(),
                     sout_dst: four(message, 16).into(),
                     sup_src: four(message, 20).into(),
                     sup_dst: four(message, 24).into(),
                 }),
-                _ => Self::Deregister { conn_id },
+                DEREGISTER => Self::Deregister { conn_id: conn_id() },
+                _ => Self::Attach,
             };
             (request, message.len())
         }))
@@ -163,8 +201,13 @@ impl Request {
 }
 
 impl Response {
-    /// Encodes the message. Returns a buffer and the number of bytes used in it.
+    /// Encodes the message without flags. Returns a buffer and the number of bytes used in it.
     pub fn encode(&self) -> ([u8; MESSAGE_MAX], usize) {
+        self.encode_with(0)
+    }
+
+    /// Encodes the message with these flags.
+    pub fn encode_with(&self, flags: u8) -> ([u8; MESSAGE_MAX], usize) {
         let mut out = [0; MESSAGE_MAX];
         let len = match self {
             Self::Registered { status, slot } => {
@@ -176,7 +219,9 @@ impl Response {
                 out[8] = status.0;
                 head(&mut out, 12, RESPONSE)
             }
+            Self::PortsChanged => head(&mut out, 8, PORTS_CHANGED),
         };
+        out[7] = flags;
         (out, len)
     }
 
@@ -187,15 +232,17 @@ impl Response {
     /// [`Malformed`] as soon as no message can begin with these bytes.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
         let whole = whole(bytes, |kind, len| match (kind, len) {
-            (RESPONSE, 12 | 16) => Ok(()),
-            (RESPONSE, _) => Err("12 or 16"),
+            (RESPONSE, 12 | 16) | (PORTS_CHANGED, 8) => Ok(()),
+            (RESPONSE, _) => Err("12 (to DEREGISTER) or 16 (to REGISTER)"),
+            (PORTS_CHANGED, _) => Err("8"),
             _ => Err(""),
         })?;
         Ok(whole.map(|message| {
-            let status = Status(message[8]);
+            let status = || Status(message[8]);
             let response = match message.len() {
-                16 => Self::Registered { status, slot: u32::from_le_bytes(four(message, 12)) },
-                _ => Self::Deregistered { status },
+                16 => Self::Registered { status: status(), slot: u32::from_le_bytes(four(message, 12)) },
+                12 => Self::Deregistered { status: status() },
+                _ => Self::PortsChanged,
             };
             (response, message.len())
         }))

@@ -14,13 +14,18 @@ fn requests() -> impl Strategy<Value = Request> {
             sup_dst: ip[3].into(),
         })
     });
-    prop_oneof![register, any::<u32>().prop_map(|conn_id| Request::Deregister { conn_id })]
+    prop_oneof![
+        register,
+        any::<u32>().prop_map(|conn_id| Request::Deregister { conn_id }),
+        Just(Request::Attach)
+    ]
 }
 
 fn responses() -> impl Strategy<Value = Response> {
     prop_oneof![
         any::<(u8, u32)>().prop_map(|(s, slot)| Response::Registered { status: Status(s), slot }),
         any::<u8>().prop_map(|s| Response::Deregistered { status: Status(s) }),
+        Just(Response::PortsChanged),
     ]
 }
 
@@ -44,6 +49,10 @@ fn the_bytes_are_those_of_the_interface() {
     assert_eq!(bytes[..len], *b"RIPM\x10\x00\x80\x00\0\0\0\0\xff\0\0\0");
     let (bytes, len) = Response::Deregistered { status: Status::INVALID_REQUEST }.encode();
     assert_eq!(bytes[..len], *b"RIPM\x0c\x00\x80\x00\x02\0\0\0");
+    let (bytes, len) = Request::Attach.encode();
+    assert_eq!(bytes[..len], *b"RIPM\x08\x00\x03\x00");
+    let (bytes, len) = Response::PortsChanged.encode();
+    assert_eq!(bytes[..len], *b"RIPM\x08\x00\x81\x00");
 }
 
 /// Returns what a decoder must return for `bytes`, if it accepts messages of these types and
@@ -62,8 +71,9 @@ fn expected(bytes: &[u8], kinds: &[(u8, u16)]) -> Result<Option<usize>, Malforme
     }
     if !lengths.contains(&found) {
         let expected = match (kind, lengths.len()) {
-            (_, 2) => "12 or 16",
+            (_, 2) => "12 (to DEREGISTER) or 16 (to REGISTER)",
             (1, _) => "28",
+            (3 | 129, _) => "8",
             _ => "12",
         };
         return Err(Malformed::Length { kind, found, expected });
@@ -84,6 +94,14 @@ proptest! {
     }
 
     #[test]
+    fn flags_change_no_message(request in requests(), response in responses(), set: u8) {
+        let (bytes, len) = request.encode_with(set);
+        prop_assert_eq!((flags(&bytes), Request::decode(&bytes[..len])), (set, Ok(Some((request, len)))));
+        let (bytes, len) = response.encode_with(set);
+        prop_assert_eq!((flags(&bytes), Response::decode(&bytes[..len])), (set, Ok(Some((response, len)))));
+    }
+
+    #[test]
     fn responses_come_out_as_they_went_in(response in responses(), more in prop::collection::vec(any::<u8>(), 0..40)) {
         let (bytes, len) = response.encode();
         let stream = [&bytes[..len], &more].concat();
@@ -99,16 +117,16 @@ proptest! {
     fn exactly_the_interface_is_accepted(
         good in prop_oneof![requests().prop_map(|r| r.encode()), responses().prop_map(|r| r.encode())],
         at in 0usize..12,
-        value in prop_oneof![any::<u8>(), Just(1), Just(2), Just(12), Just(16), Just(28), Just(128)],
+        value in prop_oneof![any::<u8>(), Just(1), Just(2), Just(3), Just(8), Just(12), Just(16), Just(28), Just(128), Just(129)],
         cut in 0usize..=28,
     ) {
         let mut bytes = good.0;
         bytes[at] = value;
         let bytes = &bytes[..cut];
         let request = Request::decode(bytes).map(|found| found.map(|f| f.1));
-        prop_assert_eq!(request, expected(bytes, &[(1, 28), (2, 12)]));
+        prop_assert_eq!(request, expected(bytes, &[(1, 28), (2, 12), (3, 8)]));
         let response = Response::decode(bytes).map(|found| found.map(|f| f.1));
-        prop_assert_eq!(response, expected(bytes, &[(128, 12), (128, 16)]));
+        prop_assert_eq!(response, expected(bytes, &[(128, 12), (128, 16), (129, 8)]));
     }
 
     #[test]

@@ -1,0 +1,32 @@
+//! The agent of a host: decides which part of each transfer goes on SUP, and which ports are in use.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`config`] | the configuration file, checked |
+//! | [`state`] | [`Agent`]: who is registered, and what each flow and port has been given; no socket, no clock |
+//! | [`policy`] | how the measured shares move |
+//! | [`observe`] | what the statistics pages of the registered processes show |
+//! | [`kept`] | what outlives a restart |
+//! | [`folder`] | the folder of socket and hint file |
+//! | [`server`] | the socket, the signals, and the loop |
+//!
+//! Everything that decides is in [`Agent`]. The server and other doors, for instance an HTTP
+//! server, share it as [`Handle`].
+
+pub mod config;
+mod events;
+pub mod folder;
+pub mod kept;
+pub mod observe;
+mod once;
+mod plugin;
+pub mod policy;
+mod process;
+pub mod server;
+pub mod state;
+
+pub use config::Config;
+pub use events::Event;
+pub use once::look_once;
+pub use server::{Handle, Server};
+pub use state::{Agent, Snapshot};

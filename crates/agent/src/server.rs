@@ -1,0 +1,382 @@
+//! The socket, the signals, and the loop that serves them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl_net_mpib_agent_iface::agent::HintsWriter;
+use nccl_net_mpib_agent_iface::agent::paths::{HINTS_NAME, SOCKET_NAME};
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::geteuid;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::config::{Config, Policy};
+use crate::kept::{self, Kept};
+use crate::observe::{Observer, READINGS};
+use crate::plugin::{End, Plugin};
+use crate::state::{Agent, Peer, ProcessId};
+
+/// How often processes are observed if no policy needs more.
+const SELDOM: Duration = Duration::from_secs(1);
+/// Most lines of the log that one process can cause in a minute.
+const LINES: usize = 10;
+/// Most events of one wait.
+const EVENTS: usize = 64;
+
+const LISTENER: u64 = u64::MAX;
+const SIGNALS: u64 = u64::MAX - 1;
+const WAKE: u64 = u64::MAX - 2;
+
+/// A door to the agent for other threads, for instance an HTTP server.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    agent: Arc<Mutex<Agent>>,
+    wake: Arc<EventFd>,
+    stop: Arc<Mutex<bool>>,
+}
+
+impl Handle {
+    /// Calls `change` on the agent, and has the server pass on what it has changed.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Agent) -> T) -> T {
+        let result = change(&mut self.agent.lock());
+        self.wake();
+        result
+    }
+
+    /// Calls `read` on the agent.
+    pub fn read<T>(&self, read: impl FnOnce(&Agent) -> T) -> T {
+        read(&self.agent.lock())
+    }
+
+    /// Ends the server.
+    pub fn stop(&self) {
+        *self.stop.lock() = true;
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // Fails only if so many are pending that the server wakes anyway.
+        let _ = self.wake.write(1);
+    }
+}
+
+/// The server.
+#[derive(Debug)]
+pub struct Server {
+    folder: PathBuf,
+    /// The configuration file, which is read again on SIGHUP.
+    file: Option<PathBuf>,
+    handle: Handle,
+    listener: UnixListener,
+    signals: Option<SignalFd>,
+    epoll: Epoll,
+    plugins: BTreeMap<ProcessId, Plugin>,
+    observers: BTreeMap<ProcessId, Observer>,
+    observe_at: Instant,
+    kept: Kept,
+    /// A descriptor to free when there are none left: refusing a connection takes one.
+    spare: Option<File>,
+    /// When lines about processes were logged.
+    complained: VecDeque<Instant>,
+}
+
+impl Server {
+    /// Makes the hint file, restores what an earlier agent has left, and listens in `folder`, which
+    /// must be [prepared](crate::folder::prepare). `file` is where `config` was read.
+    ///
+    /// # Errors
+    /// The system's error with the path, or another agent serves this folder.
+    pub fn bind(folder: &Path, config: Config, file: Option<PathBuf>) -> io::Result<Self> {
+        let socket = folder.join(SOCKET_NAME);
+        let at = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", socket.display()));
+        if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
+            return Err(at(io::Error::from(io::ErrorKind::AddrInUse)));
+        }
+        let hints = config.hint_file.then(|| HintsWriter::create(folder.join(HINTS_NAME))).transpose()?;
+        let state = folder.join(kept::NAME);
+        let (kept, damaged) = match Kept::read(&state) {
+            Ok(kept) => (kept, None),
+            Err(e) => (Kept::default(), Some(format!("{}: {e}; nothing of it is used", state.display()))),
+        };
+        let mut agent = Agent::new(config, hints, kept.clone());
+        damaged.into_iter().for_each(|text| agent.log(text));
+        // The socket of an agent that has ended.
+        match fs::remove_file(&socket) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(e)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&socket).map_err(at)?;
+        // Who may connect is decided by SO_PEERCRED. A user's own agent serves that user.
+        let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
+        fs::set_permissions(&socket, fs::Permissions::from_mode(mode)).map_err(at)?;
+        listener.set_nonblocking(true)?;
+        agent.log(format!("listens on {}", socket.display()));
+        let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
+        epoll.add(&*wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+        let handle = Handle { agent: Arc::new(Mutex::new(agent)), wake, stop: Arc::default() };
+        Ok(Self {
+            folder: folder.to_owned(),
+            file,
+            handle,
+            listener,
+            signals: None,
+            epoll,
+            plugins: BTreeMap::new(),
+            observers: BTreeMap::new(),
+            observe_at: Instant::now(),
+            kept,
+            spare: File::open("/dev/null").ok(),
+            complained: VecDeque::new(),
+        })
+    }
+
+    /// Returns the door for other threads.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Serves SIGHUP, SIGTERM and SIGINT from now on. Call it before another thread starts: the
+    /// signals must be blocked in all threads.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn take_signals(&mut self) -> io::Result<()> {
+        let mut set = SigSet::empty();
+        for signal in [Signal::SIGHUP, Signal::SIGTERM, Signal::SIGINT] {
+            set.add(signal);
+        }
+        set.thread_block()?;
+        let signals = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        self.epoll.add(&signals, EpollEvent::new(EpollFlags::EPOLLIN, SIGNALS))?;
+        self.signals = Some(signals);
+        Ok(())
+    }
+
+    /// Allows as many descriptors as the system does: each process takes four.
+    pub fn raise_limits() {
+        if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+            // What is there already serves most hosts.
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+        }
+    }
+
+    /// Serves until a signal or [`Handle::stop`] ends it. The socket file stays for the next agent
+    /// to replace; the hint file stays for the plugins.
+    ///
+    /// # Errors
+    /// Waiting for events has failed.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = [EpollEvent::empty(); EVENTS];
+        loop {
+            self.pass_on();
+            if *self.handle.stop.lock() {
+                return Ok(());
+            }
+            let timeout = self.observe_at.saturating_duration_since(Instant::now());
+            // Rounded up: a wait that is too short would be repeated.
+            let ms = u16::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
+            let timeout = if self.plugins.is_empty() { EpollTimeout::NONE } else { ms.into() };
+            let n = match self.epoll.wait(&mut events, timeout) {
+                Ok(n) => n,
+                Err(Errno::EINTR) => 0,
+                Err(e) => return Err(e.into()),
+            };
+            for event in &events[..n] {
+                match event.data() {
+                    LISTENER => self.accept(),
+                    SIGNALS => self.signalled(),
+                    // An error means that the counter is 0 already.
+                    WAKE => drop(self.handle.wake.read()),
+                    id => self.serve(id),
+                }
+            }
+            if self.observe_at <= Instant::now() {
+                self.observe();
+            }
+        }
+    }
+
+    fn agent(&self) -> MutexGuard<'_, Agent> {
+        self.handle.agent.lock()
+    }
+
+    fn accept(&mut self) {
+        let socket: OwnedFd = match self.listener.accept() {
+            Ok((socket, _)) => socket.into(),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                return self.refuse_for_lack();
+            }
+            // Nobody, or a process that has closed already.
+            Err(_) => return,
+        };
+        let peer = match getsockopt(&socket, PeerCredentials) {
+            Ok(peer) => Peer { pid: u32::try_from(peer.pid()).unwrap_or(0), uid: peer.uid() },
+            Err(e) => return self.complain(format!("a process is refused: its user is not known: {e}")),
+        };
+        let own = geteuid();
+        if !own.is_root() && peer.uid != 0 && peer.uid != own.as_raw() {
+            return self.complain(format!("process {} is refused: it is of user {}", peer.pid, peer.uid));
+        }
+        let connected = self.agent().connect(peer);
+        let id = match connected {
+            Ok(id) => id,
+            Err(e) => return self.complain(format!("process {} is refused: {e}", peer.pid)),
+        };
+        let plugin = Plugin::new(socket, id);
+        match self.epoll.add(&plugin, EpollEvent::new(EpollFlags::EPOLLIN, id)) {
+            Ok(()) => {
+                if self.plugins.is_empty() {
+                    self.observe_at = Instant::now();
+                }
+                self.plugins.insert(id, plugin);
+                self.observers.insert(id, Observer::new(peer.pid));
+            }
+            Err(e) => {
+                self.agent().disconnect(id);
+                self.complain(format!("process {} is refused: epoll: {e}", peer.pid));
+            }
+        }
+    }
+
+    /// Accepts and closes a connection that cannot be served: it would be reported again and again.
+    fn refuse_for_lack(&mut self) {
+        self.spare = None;
+        drop(self.listener.accept());
+        self.spare = File::open("/dev/null").ok();
+        self.complain(String::from("a process is refused: this agent has no file descriptors left"));
+    }
+
+    fn serve(&mut self, id: ProcessId) {
+        // Before the first answer: what the process does now decides its share.
+        self.observe_new(id);
+        let Some(plugin) = self.plugins.get_mut(&id) else { return };
+        let served = match plugin.waits() {
+            true => plugin.write(),
+            false => Ok(()),
+        };
+        let mut agent = self.handle.agent.lock();
+        let served = served.and_then(|()| plugin.read(&mut agent));
+        drop(agent);
+        self.served(id, served);
+    }
+
+    /// Ends a connection that has failed, or waits for room for its answers.
+    fn served(&mut self, id: ProcessId, served: Result<(), End>) {
+        let Some(plugin) = self.plugins.get_mut(&id) else { return };
+        match served {
+            Ok(()) => {
+                let more = if plugin.waits() { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
+                let mut event = EpollEvent::new(EpollFlags::EPOLLIN | more, id);
+                // Of a descriptor that was added: it cannot fail.
+                let _ = self.epoll.modify(&*plugin, &mut event);
+            }
+            Err(end) => {
+                let pid = self.observers.remove(&id).map_or(0, |observer| observer.pid());
+                self.plugins.remove(&id);
+                self.agent().disconnect(id);
+                if !matches!(end, End::Closed) {
+                    self.complain(format!("process {pid} is disconnected: it {end}"));
+                }
+            }
+        }
+    }
+
+    /// Logs what a process has done, but not as often as it does it.
+    fn complain(&mut self, text: String) {
+        const MINUTE: Duration = Duration::from_secs(60);
+        let now = Instant::now();
+        while self.complained.front().is_some_and(|at| now.duration_since(*at) > MINUTE) {
+            self.complained.pop_front();
+        }
+        if self.complained.len() < LINES {
+            self.complained.push_back(now);
+            self.agent().log(text);
+        }
+    }
+
+    fn signalled(&mut self) {
+        while let Some(Ok(Some(signal))) = self.signals.as_ref().map(SignalFd::read_signal) {
+            if signal.ssi_signo == libc::SIGHUP as u32 {
+                self.reload();
+            } else {
+                self.agent().log(format!("ends by signal {}", signal.ssi_signo));
+                *self.handle.stop.lock() = true;
+            }
+        }
+    }
+
+    fn reload(&self) {
+        let read = self.file.as_deref().map(Config::read);
+        let mut agent = self.agent();
+        match read {
+            Some(Ok(config)) => agent.reload(config),
+            Some(Err(bad)) => agent.log(format!("{bad}; the configuration before stays in use")),
+            None => agent.log(String::from("SIGHUP: there is no configuration file to read")),
+        }
+    }
+
+    fn observe_new(&mut self, id: ProcessId) {
+        if let Some(observer) = self.observers.get_mut(&id)
+            && observer.is_new()
+            && let Some((seen, elapsed)) = observer.read(Instant::now())
+        {
+            self.handle.agent.lock().observe(id, &seen, elapsed);
+        }
+    }
+
+    fn observe(&mut self) {
+        let now = Instant::now();
+        let mut agent = self.handle.agent.lock();
+        let interval = match agent.config().policy {
+            Policy::Measured => agent.config().interval() / READINGS,
+            Policy::Static | Policy::External => SELDOM,
+        };
+        for (id, observer) in &mut self.observers {
+            if let Some((seen, elapsed)) = observer.read(now) {
+                agent.observe(*id, &seen, elapsed);
+            }
+        }
+        self.observe_at = now + interval;
+    }
+
+    /// Sends what processes must know, logs what has happened, and keeps what must outlive the agent.
+    fn pass_on(&mut self) {
+        let (changed, kept, lines) = {
+            let mut agent = self.agent();
+            (agent.ports_changed(), agent.kept(), agent.log_lines())
+        };
+        for line in lines {
+            eprintln!("mpib agent: {line}");
+        }
+        for id in changed {
+            if let Some(plugin) = self.plugins.get_mut(&id) {
+                let sent = plugin.ports_changed();
+                self.served(id, sent);
+            }
+        }
+        if kept != self.kept {
+            let path = self.folder.join(kept::NAME);
+            if let Err(e) = kept.write(&path) {
+                eprintln!(
+                    "mpib agent: {}: {e}; drains and shares would not outlive a restart",
+                    path.display()
+                );
+            }
+            self.kept = kept;
+        }
+    }
+}

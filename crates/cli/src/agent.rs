@@ -1,0 +1,78 @@
+//! `mpib agent`: serves the jobs of a host.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{env, io};
+
+use clap::Args;
+use mpib_agent::kept::{self, Kept};
+use mpib_agent::{Config, Server, folder, look_once};
+
+/// Serves the jobs of this host: decides which part of each transfer goes on SUP (MPIB_MODE=1), and
+/// which ports are out of use
+#[derive(Debug, Args)]
+pub(crate) struct AgentArgs {
+    /// Configuration file. Read again on SIGHUP. Default: /etc/mpib/agent.toml for root,
+    /// $XDG_CONFIG_HOME/mpib/agent.toml (or ~/.config/mpib/agent.toml) for other users, if it exists
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Folder of the socket and the hint file. Default: /run/mpib for root, $XDG_RUNTIME_DIR/mpib for
+    /// other users, else /tmp/mpib
+    #[arg(long, value_name = "FOLDER")]
+    socket_dir: Option<PathBuf>,
+    /// Check the configuration and exit
+    #[arg(long)]
+    check: bool,
+    /// Print what the agent sees and would decide, as JSON, and exit. Serves nobody
+    #[arg(long, conflicts_with = "check")]
+    once: bool,
+}
+
+pub(crate) fn main(args: &AgentArgs) -> ExitCode {
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("mpib agent: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &AgentArgs) -> Result<(), String> {
+    let root = nix::unistd::geteuid().is_root();
+    let file = args.config.clone().or_else(|| default_config(root).filter(|path| path.exists()));
+    let config = match &file {
+        Some(file) => Config::read(file).map_err(|bad| bad.to_string())?,
+        None => Config::default(),
+    };
+    if args.check {
+        let file = file.as_deref().map_or_else(|| "the default configuration".into(), Path::to_string_lossy);
+        println!("{file}: good");
+        return Ok(());
+    }
+    let place = args.socket_dir.clone();
+    let place = place.unwrap_or_else(|| folder::default(root, env::var_os("XDG_RUNTIME_DIR").as_deref()));
+    let text = |e: io::Error| e.to_string();
+    if args.once {
+        let kept = Kept::read(&place.join(kept::NAME)).unwrap_or_default();
+        let seen = look_once(config, kept).map_err(text)?;
+        let json = serde_json::to_string_pretty(&seen).map_err(|e| e.to_string())?;
+        println!("{json}");
+        return Ok(());
+    }
+    folder::prepare(&place).map_err(text)?;
+    Server::raise_limits();
+    let mut server = Server::bind(&place, config, file).map_err(text)?;
+    server.take_signals().map_err(text)?;
+    server.run().map_err(text)
+}
+
+fn default_config(root: bool) -> Option<PathBuf> {
+    if root {
+        return Some("/etc/mpib/agent.toml".into());
+    }
+    let home = |name: OsString| Path::new(&name).join(".config");
+    let config = env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).or_else(|| env::var_os("HOME").map(home));
+    config.map(|config| config.join("mpib/agent.toml"))
+}

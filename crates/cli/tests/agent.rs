@@ -1,0 +1,135 @@
+//! `mpib agent` as a process.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn mpib(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
+    command.arg("agent").args(args);
+    command
+}
+
+fn text(output: &Output) -> (bool, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.success(), text(&output.stdout), text(&output.stderr))
+}
+
+fn check(config: &Path) -> (bool, String, String) {
+    text(&mpib(&["--check", "--config", config.to_str().unwrap()]).output().unwrap())
+}
+
+/// A running agent and its log.
+struct Agent {
+    child: Child,
+    log: Receiver<String>,
+}
+
+impl Agent {
+    fn start(folder: &Path, config: &Path) -> Self {
+        let [folder, config] = [folder, config].map(|path| path.to_str().unwrap());
+        let mut command = mpib(&["--socket-dir", folder, "--config", config]);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let (send, log) = channel();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| send.send(line)));
+        Self { child, log }
+    }
+
+    fn line(&self, part: &str) -> String {
+        loop {
+            let line = self.log.recv_timeout(LIMIT).unwrap_or_else(|e| panic!("no line with {part:?}: {e}"));
+            if line.contains(part) {
+                return line;
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+//= agent.md: --check names a misspelt key with its line and the nearest key
+#[test]
+fn check_judges_a_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("agent.toml");
+    fs::write(&config, "policy = \"measured\"\n").unwrap();
+    let (good, out, _) = check(&config);
+    assert!(good && out.ends_with("agent.toml: good\n"), "{out}");
+    fs::write(&config, "policy = \"measured\"\ndefault_shar = 1\n").unwrap();
+    let (good, _, err) = check(&config);
+    let expected = "agent.toml: line 2: unknown key \"default_shar\"; did you mean \"default_share\"?\n";
+    assert!(!good && err.ends_with(expected), "{err}");
+}
+
+//= agent.md: SIGHUP reads the configuration again; a bad file changes nothing
+#[test]
+fn a_reload_takes_a_good_file_and_refuses_a_bad_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, config) = (dir.path().join("run"), dir.path().join("agent.toml"));
+    fs::write(&config, "drain = [\"mlx5_0:1\"]\n").unwrap();
+    let mut agent = Agent::start(&folder, &config);
+    agent.line("listens on");
+    fs::write(&config, "drian = []\n").unwrap();
+    agent.signal(Signal::SIGHUP);
+    let line = agent.line("did you mean \"drain\"?");
+    assert!(line.ends_with("the configuration before stays in use"), "{line}");
+    fs::write(&config, "drain = []\n").unwrap();
+    agent.signal(Signal::SIGHUP);
+    agent.line("the configuration was read again and has changed");
+
+    let [at, file] = [&folder, &config].map(|path| path.to_str().unwrap());
+    let (good, _, err) = text(&mpib(&["--socket-dir", at, "--config", file]).output().unwrap());
+    assert!(!good && err.contains("agent.sock: address in use"), "{err}");
+
+    agent.signal(Signal::SIGTERM);
+    agent.line("ends by signal 15");
+    assert!(agent.child.wait().unwrap().success());
+    // A killed agent leaves its socket file; the next one replaces it.
+    let agent = Agent::start(&folder, &config);
+    agent.line("listens on");
+}
+
+//= agent.md: --once prints what the agent sees, as JSON
+#[test]
+fn once_prints_what_the_agent_would_decide() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("agent.toml");
+    fs::write(&config, "policy = \"measured\"\ndrain = [\"mlx5_0:1\"]\n").unwrap();
+    let args = ["--once", "--config", config.to_str().unwrap(), "--socket-dir", dir.path().to_str().unwrap()];
+    let (good, out, err) = text(&mpib(&args).output().unwrap());
+    assert!(good, "{err}");
+    let seen: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((seen["policy"].as_str(), seen["drained"][0].as_str()), (Some("measured"), Some("mlx5_0:1")));
+    assert!(!dir.path().join("agent.sock").exists());
+}
+
+//= agent.md: the agent does not use a folder that another user could change
+#[test]
+fn a_folder_that_others_could_change_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let config = dir.path().join("agent.toml");
+    fs::write(&config, "").unwrap();
+    let args = ["--socket-dir", dir.path().to_str().unwrap(), "--config", config.to_str().unwrap()];
+    let (good, _, err) = text(&mpib(&args).output().unwrap());
+    assert!(!good && err.contains("has mode 777: other users may write to it"), "{err}");
+}

@@ -1,0 +1,61 @@
+//! Scales of ports, which the agent sets for the whole process.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use nccl_net_mpib_agent_iface::agent::memory::Memory;
+use nccl_net_mpib_agent_iface::agent::{PortScale, SHARE_ONE};
+
+/// What applies the scales.
+pub trait PortScales: fmt::Debug + Send + Sync {
+    /// Multiplies the weight of a port with `scale` / 1024 in all connections of the process. 1024
+    /// changes nothing, 0 takes the port out of use as long as another rail can carry the data.
+    /// `port` is HCA and port, for instance `mlx5_0:1`. It need not be a port of this process.
+    fn set_port_scale(&self, port: &str, scale: u16);
+}
+
+/// For a process without rails to scale.
+impl PortScales for () {
+    fn set_port_scale(&self, _: &str, _: u16) {}
+}
+
+/// The scales that the agent has set, and what applies them.
+#[derive(Debug)]
+pub(super) struct Scales {
+    known: BTreeMap<String, u16>,
+}
+
+impl Scales {
+    pub(super) fn new() -> Self {
+        Self { known: BTreeMap::new() }
+    }
+
+    /// Applies what has changed, and logs it. Without an agent the last scales stay.
+    pub(super) fn update(&mut self, memory: &Memory, agent: &str, target: &dyn PortScales) {
+        let mut wanted: BTreeMap<String, u16> =
+            memory.ports().into_iter().map(|PortScale { name, scale }| (name, scale)).collect();
+        for name in self.known.keys() {
+            wanted.entry(name.clone()).or_insert(SHARE_ONE);
+        }
+        for (name, new) in wanted {
+            let old = self.known.get(&name).copied().unwrap_or(SHARE_ONE);
+            if old == new {
+                continue;
+            }
+            target.set_port_scale(&name, new);
+            let what = match new {
+                0 => "out of use",
+                SHARE_ONE => "in full use again",
+                _ => "in reduced use",
+            };
+            tracing::info!(
+                target: "net",
+                "agent {agent}: port {name} is {what}: scale {new} of {SHARE_ONE}, before {old}"
+            );
+            match new {
+                SHARE_ONE => self.known.remove(&name),
+                _ => self.known.insert(name, new),
+            };
+        }
+    }
+}
