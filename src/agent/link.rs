@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nccl_net_mpib_agent_iface::agent::memory::Memory;
 use nccl_net_mpib_agent_iface::agent::paths::Trust;
 use nccl_net_mpib_agent_iface::agent::{
-    IN_MEMORY, MESSAGE_MAX, Malformed, Request, Response, Status, TAKES_MEMORY, flags,
+    IN_MEMORY, MESSAGE_MAX, Malformed, NoAgent, Request, Response, Status, TAKES_MEMORY, flags,
 };
 
 use super::options::Options;
@@ -176,7 +176,11 @@ impl Link {
                 return Ok(());
             }
             None => {
-                let socket = connect(&options.sockets, &self.trust, &mut self.skipped)?;
+                let socket = connect(&options.sockets, &self.trust, &mut self.skipped);
+                let socket = socket.map_err(|e| match e {
+                    NoAgent::Unsafe(why) => Fault::Unsafe(why),
+                    other => Fault::Away(other.to_string()),
+                })?;
                 self.path = Some(socket.path.clone());
                 let offer = self.offer();
                 self.open.insert(Open::new(socket, offer))
