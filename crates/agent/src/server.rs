@@ -85,7 +85,6 @@ pub struct Server {
     plugins: BTreeMap<ProcessId, Plugin>,
     observers: BTreeMap<ProcessId, Observer>,
     observe_at: Instant,
-    kept: Kept,
     /// A descriptor to free when there are none left: refusing a connection takes one.
     spare: Option<File>,
     /// When lines about processes were logged.
@@ -110,7 +109,7 @@ impl Server {
             Ok(kept) => (kept, None),
             Err(e) => (Kept::default(), Some(format!("{}: {e}; nothing of it is used", state.display()))),
         };
-        let mut agent = Agent::new(config, hints, kept.clone());
+        let mut agent = Agent::new(config, hints, kept);
         damaged.into_iter().for_each(|text| agent.log(text));
         // The socket of an agent that has ended.
         match fs::remove_file(&socket) {
@@ -138,7 +137,6 @@ impl Server {
             plugins: BTreeMap::new(),
             observers: BTreeMap::new(),
             observe_at: Instant::now(),
-            kept,
             spare: File::open("/dev/null").ok(),
             complained: VecDeque::new(),
         })
@@ -357,7 +355,7 @@ impl Server {
     fn pass_on(&mut self) {
         let (changed, kept, lines) = {
             let mut agent = self.agent();
-            (agent.ports_changed(), agent.kept(), agent.log_lines())
+            (agent.ports_changed(), agent.changed_kept(), agent.log_lines())
         };
         for line in lines {
             eprintln!("mpib agent: {line}");
@@ -368,7 +366,7 @@ impl Server {
                 self.served(id, sent);
             }
         }
-        if kept != self.kept {
+        if let Some(kept) = kept {
             let path = self.folder.join(kept::NAME);
             if let Err(e) = kept.write(&path) {
                 eprintln!(
@@ -376,7 +374,6 @@ impl Server {
                     path.display()
                 );
             }
-            self.kept = kept;
         }
     }
 }
