@@ -79,8 +79,8 @@ impl Subscription {
 }
 
 impl crate::policy::HintSource for Subscription {
-    fn share(&self) -> u16 {
-        Self::share(self)
+    fn share(&self) -> Option<u16> {
+        self.hinted().then(|| Self::share(self))
     }
 }
 

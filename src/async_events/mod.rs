@@ -89,6 +89,12 @@ impl AsyncEvents {
         &self.state.followers
     }
 
+    /// Sets the scale of a port, in parts per 1024: its part of the data that it would carry without.
+    /// 0 drains it. `port` is a name such as `mlx5_0:1`. Returns whether the process has the port.
+    pub fn set_port_scale(&self, port: &str, scale: u16) -> bool {
+        self.state.set_port_scale(port, scale)
+    }
+
     /// Begins to watch the queues of a comm, until the result is dropped. `counters`: those that show
     /// whether a rail makes progress, if the comm has them.
     pub fn watch(&self, name: String, rails: Vec<Queues>, counters: Option<RailCounters>) -> Arc<CommWatch> {

@@ -79,6 +79,23 @@ impl EventState {
         self.nics.read().clone()
     }
 
+    /// Sets the scale of a port. Its connections follow at their next call. Returns whether the
+    /// process has the port.
+    pub(super) fn set_port_scale(&self, port: &str, scale: u16) -> bool {
+        let nics = self.nics();
+        let Some(nic) = nics.iter().find(|nic| nic.name() == port) else { return false };
+        let before = nic.meter().scale();
+        if nic.meter().set_scale(scale) {
+            let now = nic.meter().scale();
+            tracing::info!(target: "net", "{port}: the scale of its share is {now}/1024, before {before}/1024");
+            self.followers.rescale();
+            for comm in self.comms().iter().filter(|comm| comm.routes().iter().any(|r| r.is_on(nic))) {
+                comm.notify();
+            }
+        }
+        true
+    }
+
     /// Begins to watch a comm.
     pub(super) fn watch(
         this: &Arc<Self>,

@@ -11,6 +11,7 @@ mod filter;
 mod form;
 mod profile;
 mod retries;
+mod split_by;
 mod unsupported;
 
 use std::ffi::{OsStr, OsString};
@@ -24,6 +25,7 @@ use form::{
     WholeOrAuto, WholeOrLargest, WholeOrUnset,
 };
 pub use retries::RetryTime;
+pub use split_by::SplitBy;
 pub use unsupported::{Finding, nearest};
 
 use nccl_net_mpib_agent_iface::agent::{HINTS_PATH, SOCKET_PATH};
@@ -137,6 +139,12 @@ settings! {
     /// With `MPIB_MODE=1`: transfers between islands of at most this many bytes use SOUT alone,
     /// regardless of the hint. 0: off.
     bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30);
+    /// How a message is split if neither `MPIB_SUP_SHARE` nor a hint nor the island decides.
+    /// `measured`: by the goodput that the sender measures on each rail, at first by the speeds that
+    /// the ports report. `speed`: by these speeds. `share`: for SOUT and SUP, with `MPIB_SUP_SHARE`
+    /// or `MPIB_MODE=1`; all on SOUT without a hint. The sender's value counts. See
+    /// [measured-split.md](measured-split.md).
+    split: SplitBy = SplitBy::Measured, "MPIB_SPLIT", Text::<SplitBy>::NEW;
     /// Messages below this many bytes go whole on one rail, larger ones are split over all rails
     /// that may carry data. 0: messages of at least 128 bytes are split. See
     /// [mpib.md](mpib.md#small-messages) and
@@ -380,6 +388,14 @@ impl Config {
                 );
             }
             _ => {}
+        }
+        let has_share = self.sup_share.is_some() || self.mode == Mode::Advanced;
+        if self.split == SplitBy::Share && !(has_share && self.hca_sout.is_some()) {
+            both(
+                "MPIB_SPLIT",
+                "\"share\"".into(),
+                "speed or measured; share is for MPIB_HCA_SOUT and MPIB_HCA_SUP with MPIB_SUP_SHARE or MPIB_MODE=1".into(),
+            );
         }
         if let (Some(family), Some(range)) = (self.addr_family, &self.addr_range)
             && family != range.family()

@@ -12,6 +12,11 @@ pub(crate) enum Work {
         /// Slot of the group.
         slot: u8,
     },
+    /// Like `Data`, with a part that is measured.
+    Measured {
+        /// Slot of the group.
+        slot: u8,
+    },
     /// A signalled CTS write.
     Cts,
     /// The signalled write of a part that is sent again.
@@ -49,6 +54,7 @@ impl Work {
             Self::Flush { index } => 4 << 8 | index as u64,
             Self::Mail => 5 << 8,
             Self::Receive => 6 << 8,
+            Self::Measured { slot } => 7 << 8 | slot as u64,
             Self::Replay { slot, part } => (REPLAY + part as u64) << 8 | slot as u64,
         };
         what | (number as u64) << 32
@@ -69,6 +75,7 @@ impl Work {
             3 => Self::Data { slot: id as u8 },
             4 => Self::Flush { index: id as u8 },
             5 => Self::Mail,
+            7 => Self::Measured { slot: id as u8 },
             REPLAY..REPLAYS_END => Self::Replay { slot: id as u8, part: (id >> 8) as u8 - REPLAY as u8 },
             _ => Self::Receive,
         }
@@ -77,7 +84,7 @@ impl Work {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Probe => "probe",
-            Self::Data { .. } | Self::Replay { .. } => "data write",
+            Self::Data { .. } | Self::Measured { .. } | Self::Replay { .. } => "data write",
             Self::Cts => "CTS write",
             Self::Flush { .. } => "flush read",
             Self::Mail => "mailbox write",
@@ -93,7 +100,9 @@ mod tests {
 
     #[test]
     fn work_is_told_by_its_number() {
-        let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
+        let numbered = [0, 255]
+            .map(|n| [Work::Data { slot: n }, Work::Measured { slot: n }, Work::Flush { index: n }])
+            .concat();
         let again = (0..8).map(|part| Work::Replay { slot: 63, part });
         let bare = [Work::Probe, Work::Cts, Work::Mail, Work::Unsignalled, Work::Receive];
         for work in bare.into_iter().chain(numbered).chain(again) {

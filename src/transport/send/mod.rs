@@ -9,6 +9,7 @@ mod part_writes;
 mod profiling;
 mod separate_imm;
 mod single;
+mod timing;
 mod usual;
 
 use std::sync::Arc;
@@ -32,8 +33,10 @@ use crate::transport::progress::{Progress, progress};
 use crate::transport::request::cells::Cells;
 use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
+use crate::transport::work::Work;
 use crate::verbs::Words;
 use group::{Group, Matched, NO_SEND, SENDS, SendOp};
+use timing::Timing;
 use usual::UsualSends;
 
 // The CTS FIFO, and one completion record per slot to send from.
@@ -94,14 +97,20 @@ pub(crate) struct SendState {
     /// By slot: the groups in flight, and the one that is being matched.
     pub(crate) groups: Box<[Group; SLOTS]>,
     usual: UsualSends,
+    /// Present if the policy measures.
+    timing: Option<Box<Timing>>,
+    /// The rails on drained ports.
+    drained: u8,
 }
 
 impl Sender {
-    pub(crate) fn new(mut comm: Comm, policy: Policy, settings: &Settings) -> Arc<Self> {
+    pub(crate) fn new(mut comm: Comm, mut policy: Policy, settings: &Settings) -> Arc<Self> {
         let config = &settings.config;
         comm.start_profiling(settings, SENDS);
         let (cells, separate_imm_above) =
             (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
+        let drained = comm.drained();
+        policy.keep(comm.undrained(drained));
         let sender = Arc::new(Self {
             housekeeping: Arc::clone(&settings.process.housekeeping),
             urgent: AtomicBool::new(false),
@@ -115,6 +124,8 @@ impl Sender {
             watch: comm.watch(),
             state: StateLock::new(SendState {
                 usual: UsualSends::new(&policy, &comm, config.inline as usize, separate_imm_above),
+                timing: timing::of(&mut policy, comm.rails.len()),
+                drained,
                 comm,
                 policy,
                 separate_imm_above,
@@ -333,13 +344,20 @@ impl SendState {
     #[inline(always)]
     fn split(&mut self, slot: u8, place: usize, len: usize) -> Fast<Option<u16>> {
         let share = self.policy.share(len);
-        match self.policy.cut(len, share, &mut self.ops[place].split) {
+        let cut = match self.policy.cut(len, share, &mut self.ops[place].split) {
+            Cut::Measured => {
+                let split = &mut self.ops[place].split;
+                timing::cut(self.timing.as_deref(), &mut self.policy, len, split)
+            }
+            cut => cut,
+        };
+        match cut {
             Cut::Done => {}
             Cut::Whole => {
                 let rail = self.least_busy(slot);
                 self.ops[place].split.whole(len, rail);
             }
-            Cut::NoRail => return Err(internal("the policy has no rail")),
+            Cut::NoRail | Cut::Measured => return Err(internal("the policy has no rail")),
         }
         Ok(share)
     }
@@ -403,10 +421,14 @@ impl SendState {
         let mut failed = None;
         for part in send.split.parts() {
             let queue = rails[part.rail].send_queue_mut(slot);
+            let work = match &mut self.timing {
+                None => Work::Data { slot },
+                Some(timing) => timing.begin(slot, part.rail, part.len),
+            };
             if !send.profiler.is_none() {
-                profiling::part(profiler, index, send, part, slot, queue);
+                profiling::part(profiler, index, send, part, work, queue);
             }
-            match send.post(part, queue, chain, slot, imm) {
+            match send.post(part, queue, chain, work, imm) {
                 Ok(()) => stats.posted(part.rail, 1, 1, part.len),
                 Err(e) => failed = Some((part.rail, e)),
             }

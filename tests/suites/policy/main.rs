@@ -2,6 +2,7 @@
 
 mod agent_client;
 mod hinted;
+mod measured;
 mod settings;
 mod shares;
 mod shares_util;
