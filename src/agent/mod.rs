@@ -3,7 +3,7 @@
 //!
 //! One background thread talks to the agent's socket and reads its hint file. It starts with the
 //! first [`Subscription`] and ends with the last. The agent is optional at any time: without it
-//! [`Subscription::share`] is the last good hint, or 0 (all on SOUT) if there never was one. A
+//! [`Subscription::share`] is the last good hint, or 0 if there never was one. A
 //! fault is logged once when it begins and once when it is over.
 //!
 //! The file is read with `pread`, never mapped: truncating a mapped file kills the process that

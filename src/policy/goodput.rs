@@ -21,8 +21,7 @@ const DEAD_ZONE: u64 = 32;
 const MEMORY: u64 = 4_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// The goodput of a rail: a moving average over time, so that a long part counts for more than a
-/// short one.
+/// The goodput of a rail: a moving average over time. A long part counts for more than a short one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Goodput {
     /// In bytes per second; 0 if nothing was measured.
@@ -151,10 +150,10 @@ impl Shares {
         (self.now[rail] * 1024).checked_div(sum).unwrap_or(0) as u16
     }
 
-    /// Divides a message of `size` bytes so that all rails of `mask` end together, if they carry on
-    /// at the rates of their shares. `in_flight` are the bytes that each rail carries already.
-    /// A rail has between half of its share and twice its share. If there is room, the rail `due`
-    /// has enough to be measured. Returns weights, all above 0.
+    /// Divides a message of `size` bytes among the rails of `mask`. All rails end together if their
+    /// rates are in proportion to their shares. `in_flight` are the bytes that each rail carries
+    /// already. A rail has between half of its share and twice its share. If there is room, the rail
+    /// `due` has enough to be measured. Returns weights, all above 0.
     pub(super) fn divide(
         &self,
         size: usize,

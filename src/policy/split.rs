@@ -268,7 +268,7 @@ impl Policy {
     }
 
     /// Cuts a transfer without a share in place.
-    #[inline]
+    #[inline(always)]
     fn cut_by_capacities(&self, size: usize, split: &mut Split) -> Cut {
         let is_several = self.available & self.available.wrapping_sub(1) != 0;
         if self.available == 0 {

@@ -44,6 +44,13 @@ const REPLAY: u64 = 16;
 const REPLAYS_END: u64 = REPLAY + crate::proto::MAX_RAILS as u64;
 
 impl Work {
+    /// Returns the purpose of the signalled write of a group of sends on one rail. `measured` is the
+    /// mask of the rails whose parts are measured.
+    #[inline(always)]
+    pub(crate) const fn data(slot: u8, rail: usize, measured: u8) -> Self {
+        if measured >> rail & 1 == 1 { Self::Measured { slot } } else { Self::Data { slot } }
+    }
+
     #[inline]
     pub(crate) const fn id(self, number: u32) -> u64 {
         let what = match self {

@@ -416,15 +416,25 @@ impl SendState {
         }
         self.groups[usize::from(slot)].mark_posted(mask);
         self.seq = self.seq.next();
+        match &mut self.timing {
+            None => self.post_parts(slot, index, imm, |_| Work::Data { slot }),
+            Some(timing) => {
+                let split = &self.ops[0].split;
+                let measured = timing.begin(slot, mask, |rail| split.bytes(rail));
+                self.post_parts(slot, index, imm, |rail| Work::data(slot, rail, measured))
+            }
+        }
+    }
+
+    /// Posts the parts of a group of one. `work` returns the purpose of each rail's write.
+    #[inline(always)]
+    fn post_parts(&mut self, slot: u8, index: u8, imm: u32, work: impl Fn(usize) -> Work) -> Fast<bool> {
         let send = &self.ops[0];
         let Comm { rails, chain, stats, profiler, .. } = &mut self.comm;
         let mut failed = None;
         for part in send.split.parts() {
             let queue = rails[part.rail].send_queue_mut(slot);
-            let work = match &mut self.timing {
-                None => Work::Data { slot },
-                Some(timing) => timing.begin(slot, part.rail, part.len),
-            };
+            let work = work(part.rail);
             if !send.profiler.is_none() {
                 profiling::part(profiler, index, send, part, work, queue);
             }

@@ -3,7 +3,6 @@
 use crate::clock;
 use crate::policy::{Cut, MEASURED, Policy};
 use crate::proto::{MAX_RAILS, SLOTS, Split, rails};
-use crate::transport::work::Work;
 
 /// The large parts in flight of a connection that measures.
 #[derive(Debug)]
@@ -35,15 +34,21 @@ impl Timing {
         }
     }
 
-    /// Notes that a part is about to be posted. Returns the purpose of its signalled write.
-    #[inline]
-    pub(crate) fn begin(&mut self, slot: u8, rail: usize, bytes: usize) -> Work {
-        if bytes < MEASURED {
-            return Work::Data { slot };
+    /// Notes that a group's parts of these `bytes` are about to be posted on the rails of `mask`.
+    /// Returns the mask of the parts that are measured.
+    #[inline(never)]
+    pub(crate) fn begin(&mut self, slot: u8, mask: u8, bytes: impl Fn(usize) -> usize) -> u8 {
+        let (mut measured, mut now) = (0, 0);
+        for rail in rails(mask).filter(|rail| bytes(*rail) >= MEASURED) {
+            if measured == 0 {
+                now = clock::now();
+            }
+            measured |= 1 << rail;
+            let bytes = bytes(rail);
+            self.parts[usize::from(slot) * self.rails + rail] = Part { posted: now, bytes };
+            self.in_flight[rail] += bytes as u64;
         }
-        self.parts[usize::from(slot) * self.rails + rail] = Part { posted: clock::now(), bytes };
-        self.in_flight[rail] += bytes as u64;
-        Work::Measured { slot }
+        measured
     }
 
     /// Notes that a part has completed `now`. Returns its bytes and its duration: from its post, or

@@ -1,4 +1,4 @@
-//! The measured split: rails carry what they can, whatever their ports report.
+//! The measured split: rails carry what they can, and not what their ports report.
 
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ fn until_parts(rig: &mut Rig, expected: &[f64]) {
 
 //= measured-split.md: rails carry in proportion to their measured goodput
 #[test]
-fn rails_carry_what_they_can_whatever_their_ports_report() {
+fn rails_carry_what_they_can_and_not_what_their_ports_report() {
     on_rails(here!(), &[400, 100], &[], |rig| {
         let first = parts(rig, 2, MIB, 1);
         assert!((first[0] - 50.0).abs() < 0.1, "the first message goes as the ports report: {first:?}");
