@@ -348,7 +348,7 @@ impl Worker {
                 tracing::warn!(
                     target: "net",
                     "{name} {path}: {time}{what}. Transfers go on: {hinted} of {all} connections with their last good hint, \
-                     the others all on SOUT; this is tried again until it is good"
+                     the others by MPIB_SPLIT; this is tried again until it is good"
                 );
             }
             Change::Good { after: Some(time) } => {

@@ -128,6 +128,13 @@ impl Reader {
         }
     }
 
+    /// Like [`share`](Self::share); `None` if there never was a good hint.
+    #[inline]
+    pub(super) fn hint(&self) -> Option<u16> {
+        let share = self.share();
+        self.latest.hinted.load(Ordering::Relaxed).then_some(share)
+    }
+
     /// Copies the pointer after a change, which is rare: a registration with another agent.
     #[cold]
     fn copy(&self, changes: u32) {

@@ -14,11 +14,6 @@ pub trait PortScales: fmt::Debug + Send + Sync {
     fn set_port_scale(&self, port: &str, scale: u16);
 }
 
-/// For a process without rails to scale.
-impl PortScales for () {
-    fn set_port_scale(&self, _: &str, _: u16) {}
-}
-
 /// The scales that the agent has set, and what applies them.
 #[derive(Debug)]
 pub(super) struct Scales {
