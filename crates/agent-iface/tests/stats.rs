@@ -372,6 +372,7 @@ fn one_rail(direction: Direction, rails: &[(u8, &'static str)]) -> ConnectionEnt
     writer.add(&NewConnection { direction, rails, ..opening("totals") })
 }
 
+//= stats.md: totals have closed connections and those that are not shown
 #[test]
 fn totals_have_each_connection_once_before_and_after_its_end() {
     let (_turn, writer) = writer();
@@ -450,6 +451,7 @@ fn totals_never_decrease_while_connections_close() {
     assert_eq!(port("c:1").totals.bytes, 3 * ROUNDS);
 }
 
+//= stats.md: ports
 #[test]
 fn the_state_of_a_port_has_its_cause_and_time() {
     let (_turn, writer) = writer();
@@ -502,6 +504,7 @@ fn ports_beyond_the_last_record_are_counted_and_harmless() {
 }
 
 /// A page without its memory kills its process by SIGBUS when memory is short.
+//= stats.md: the page has its memory when it is made
 #[test]
 fn the_page_has_its_memory_from_the_beginning() {
     let (_turn, _writer) = writer();
