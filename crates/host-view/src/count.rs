@@ -73,6 +73,7 @@ impl Sum for Count {
 mod tests {
     use super::*;
 
+    //= stats.md: counters are numbers that JavaScript holds
     #[test]
     fn json_has_numbers_that_a_double_holds() {
         let max = 1u64 << 53;

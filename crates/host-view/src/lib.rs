@@ -2,7 +2,7 @@
 //!
 //! [`Source`] reads the statistics pages that this user may read, and the adapters' counters in
 //! sysfs, into one document: [`Host`]. [`Host::rates`] compares two of them. [`Ledger`] keeps the
-//! counts of processes that have ended. [`metrics`] formats a document for Prometheus.
+//! counts of processes that have ended. [`metrics()`] formats a document for Prometheus.
 
 mod count;
 mod gather;

@@ -29,6 +29,7 @@ mod tests {
     use super::*;
     use std::fs;
 
+    //= stats.md: a collector never reads a part of the metrics
     #[test]
     fn the_file_is_replaced_in_one_step() {
         let dir = tempfile::tempdir().unwrap();

@@ -147,6 +147,7 @@ fn process(pid: u32, bytes: u64) -> Process {
     process
 }
 
+//= stats.md: sums keep what ended processes have counted
 #[test]
 fn sums_keep_what_ended_processes_have_counted() {
     let mut ledger = Ledger::default();
@@ -184,6 +185,7 @@ fn the_port_of_ended_processes_has_no_state() {
     assert_eq!(value(&text, "mpib_rail_state{device=\"p\",port=\"1\",state=\"healthy\"}"), Some(0.0));
 }
 
+//= stats.md: labels are bounded
 #[test]
 fn labels_are_bounded() {
     let ports = |from: usize| {
@@ -238,6 +240,7 @@ fn processes_that_lie_do_no_harm() {
 
 /// Prometheus' own checker accepts the text. Without the program, the test only checks the form of
 /// each line.
+//= stats.md: the metrics
 #[test]
 fn promtool_accepts_the_metrics() {
     let (_turn, writer) = writer();

@@ -336,6 +336,7 @@ fn a_closed_connection_gives_its_entry_to_the_next() {
     });
 }
 
+//= stats.md: totals have closed connections and those that are not shown
 #[test]
 fn connections_beyond_the_last_entry_work_and_are_counted() {
     isolated(here!(), &[("NCCL_IB_HCA", "soft0")], || {

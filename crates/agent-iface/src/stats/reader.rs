@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::layout::{Entry, RailEntry};
 use super::page::Mapped;
@@ -15,8 +16,11 @@ use super::{
 
 /// Attempts to copy an entry that is reused during the copy.
 const TRIES: usize = 16;
-/// Attempts to read totals while connections close.
-const READS: usize = 64;
+/// How long totals are read again while connections close. A writer holds the revision for about a
+/// microsecond, unless its thread loses the CPU meanwhile.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Time between two attempts.
+const PAUSE: Duration = Duration::from_micros(20);
 
 /// Why a file is not a valid page.
 #[derive(Debug, thiserror::Error)]
@@ -249,15 +253,17 @@ impl StatsPage {
         }
     }
 
-    /// Reads everything. Totals never decrease from one reading to the next, unless connections
-    /// close so fast that no reading succeeds; then the last one is returned.
+    /// Reads everything. Totals never decrease from one reading to the next. There is one exception:
+    /// if connections close all the time, or the process was stopped while it closed one, no reading
+    /// succeeds within 100 ms. Then the last one is returned, in which the counts of connections
+    /// that close may be missing or be there twice.
     pub fn read(&self) -> Statistics {
-        let revision = &self.0.view().header.revision;
-        for _ in 1..READS {
+        let (revision, begun) = (&self.0.view().header.revision, Instant::now());
+        while begun.elapsed() < PATIENCE {
             if let Some(statistics) = revision.read(|| self.read_once()) {
                 return statistics;
             }
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
         }
         self.read_once()
     }

@@ -100,6 +100,7 @@ fn press(view: &mut View, keys: &str) -> Command {
     last
 }
 
+//= top.md: it works in 80 columns
 #[test]
 fn a_frame_of_80_columns_has_rails_shares_goodput_and_stalls() {
     let mut view = View::new(Sort::Rate, "");
@@ -171,6 +172,7 @@ fn connections_are_sorted_and_filtered() {
     }
 }
 
+//= top.md: keys, and what is left of the terminal
 #[test]
 fn keys_change_the_view() {
     let mut view = View::new(Sort::Rate, "");
