@@ -141,6 +141,6 @@ pub struct Source {
 impl crate::policy::HintSource for Source {
     #[inline]
     fn share(&self) -> u16 {
-        self.reader.share()
+        self.reader.hint().unwrap_or(0)
     }
 }

@@ -173,7 +173,7 @@ fn shares_stand_still_while_the_agent_restarts() {
 #[test]
 fn a_drained_port_carries_nothing_until_it_is_given_back() {
     with_folder(here!(), &ADVANCED, |folder| {
-        let agent = Agent::start(folder, "default_share = 512");
+        let agent = Agent::start(folder, "policy = \"static\"\ndefault_share = 512");
         let pair = Pair::new(newest());
         agent.registered(2);
         until_carried(&pair, 0, 512);
