@@ -93,16 +93,12 @@ impl Observer {
         let mut last = HashMap::new();
         for (page, connection) in connections(&self.pages) {
             let Some(rails) = rails(&connection) else { continue };
-            seen.ports = Some(rails.ports);
             seen.share = connection.share.and_then(|share| u16::try_from(share).ok()).or(seen.share);
             let key = (page, connection.index, connection.generation);
             let before = self.last.get(&key).copied().unwrap_or(rails.bytes);
-            for i in 0..2 {
-                self.sums.bytes[i] += rails.bytes[i].saturating_sub(before[i]);
-                self.sums.busy[i] += u32::from(rails.in_flight[i] > 0);
-            }
-            self.sums.active += u32::from(rails.in_flight != [0, 0]);
+            self.sums.add(before, &rails);
             last.insert(key, rails.bytes);
+            seen.ports = Some(rails.ports);
         }
         self.last = last;
         if !due {
@@ -124,6 +120,15 @@ impl Observer {
 }
 
 impl Sums {
+    /// Adds one connection, which had put `before` on its rails at the reading before.
+    fn add(&mut self, before: [u64; 2], rails: &TwoRails) {
+        self.active += u32::from(rails.in_flight != [0, 0]);
+        for (rail, before) in before.into_iter().enumerate() {
+            self.bytes[rail] += rails.bytes[rail].saturating_sub(before);
+            self.busy[rail] += u32::from(rails.in_flight[rail] > 0);
+        }
+    }
+
     /// Returns the goodput of both rails: their bytes over the time in which they were busy. That
     /// time is the part of the readings of active connections that have found work requests in flight
     /// on the rail. A rail that ends its part of each transfer early is busy less often.
