@@ -115,9 +115,16 @@ impl Reader {
         Self { latest, flow: RefCell::default(), seen }
     }
 
-    /// Returns the share of this moment. Makes no system call and allocates nothing.
+    /// Returns the share of this moment, `None` if there was no good hint yet.
     #[inline]
-    pub(super) fn share(&self) -> u16 {
+    pub(super) fn hint(&self) -> Option<u16> {
+        let share = self.share();
+        self.latest.hinted.load(Ordering::Relaxed).then_some(share)
+    }
+
+    /// Returns the share of this moment, or 0. Makes no system call and allocates nothing.
+    #[inline]
+    fn share(&self) -> u16 {
         let changes = self.latest.changes.load(Ordering::Acquire);
         if changes != self.seen.get() {
             self.copy(changes);
@@ -126,13 +133,6 @@ impl Reader {
             Some(flow) => flow.read(&self.latest),
             None => self.latest.share.load(Ordering::Relaxed),
         }
-    }
-
-    /// Like [`share`](Self::share); `None` if there never was a good hint.
-    #[inline]
-    pub(super) fn hint(&self) -> Option<u16> {
-        let share = self.share();
-        self.latest.hinted.load(Ordering::Relaxed).then_some(share)
     }
 
     /// Copies the pointer after a change, which is rare: a registration with another agent.

@@ -2,17 +2,18 @@
 //! I/O, time as an argument.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use nccl_net_mpib_agent_iface::agent::memory::Memory;
-use nccl_net_mpib_agent_iface::agent::{ENTRIES, Hint, Register, Request, Response, Snapshot, Status};
+use nccl_net_mpib_agent_iface::agent::{ENTRIES, Register, Request, Response, Snapshot, Status};
 
 use super::conn_id::ConnId;
 use super::hint::{Addresses, Flow, LatestHint};
 use super::options::Options;
+use super::trouble::Trouble;
+pub(super) use super::trouble::{Sum, TROUBLES};
 
 /// State of a connection's registration with the present agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,71 +51,6 @@ enum Attach {
     Sent,
     /// The agent knows the process.
     Done,
-}
-
-/// Why one connection gets no new hints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Trouble {
-    /// The agent has refused a slot.
-    Refused(Status),
-    /// The slot stays half-written.
-    HalfWritten(u8, u32),
-    /// The slot has other addresses.
-    WrongAddresses(u8, Hint),
-}
-
-/// Number of kinds of [`Trouble`].
-pub(super) const TROUBLES: usize = 3;
-
-impl Trouble {
-    pub(super) fn kind(&self) -> usize {
-        match self {
-            Self::Refused(_) => 0,
-            Self::HalfWritten(..) => 1,
-            Self::WrongAddresses(..) => 2,
-        }
-    }
-}
-
-/// The troubles of one kind, over all connections.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sum {
-    trouble: Trouble,
-    first: Addresses,
-    count: usize,
-    /// When the first of them began.
-    pub(super) since: Instant,
-}
-
-impl fmt::Display for Sum {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Addresses { sout_src, sout_dst, .. } = self.first;
-        match self.trouble {
-            Trouble::Refused(status) => {
-                let meaning = status.meaning();
-                write!(
-                    f,
-                    "the agent gives {sout_src} -> {sout_dst} no slot: status {}, {meaning}",
-                    status.0
-                )?;
-            }
-            Trouble::HalfWritten(slot, seq) => {
-                write!(
-                    f,
-                    "slot {slot}, of {sout_src} -> {sout_dst}, stays half-written (sequence number {seq}): "
-                )?;
-                f.write_str("its writer has stopped in the middle")?;
-            }
-            Trouble::WrongAddresses(slot, found) => {
-                let (src, dst) = (found.src, found.dst);
-                write!(f, "slot {slot} is of {src} -> {dst}, expected {sout_src} -> {sout_dst}")?;
-            }
-        }
-        match self.count {
-            1 => Ok(()),
-            n => write!(f, "; likewise {} more", n - 1),
-        }
-    }
 }
 
 #[derive(Debug)]

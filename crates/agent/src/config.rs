@@ -40,9 +40,9 @@ pub struct Config {
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
     /// The rules of the configuration.
-    #[default]
     Static,
     /// What the rails of the flow's process have carried.
+    #[default]
     Measured,
     /// Another program, by [`Agent::set_share`](crate::Agent::set_share).
     External,

@@ -23,6 +23,7 @@ mod plugin;
 pub mod policy;
 mod process;
 pub mod server;
+mod snapshot;
 pub mod state;
 
 pub use config::Config;

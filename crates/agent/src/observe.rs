@@ -24,6 +24,9 @@ pub struct Observation {
 
 /// Readings that make one observation.
 pub const READINGS: u32 = 5;
+/// A process with more connections is read once per observation: they show at once what few show in
+/// several readings, and reading them costs more.
+const FEW: usize = 64;
 
 /// Reads the pages of one process.
 #[derive(Debug)]
@@ -35,15 +38,18 @@ pub struct Observer {
     /// generation.
     last: HashMap<(usize, usize, u64), [u64; 2]>,
     since: Option<Instant>,
+    /// Calls of [`read`](Self::read) since the last observation.
+    calls: u32,
     sums: Sums,
 }
 
 /// What the readings since the last observation show of SOUT and SUP.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
-    readings: u32,
     bytes: [u64; 2],
-    /// Readings that have found work requests in flight.
+    /// How often a connection had work requests in flight, on either rail.
+    active: u32,
+    /// How often a connection had work requests in flight on this rail.
     busy: [u32; 2],
 }
 
@@ -56,6 +62,7 @@ impl Observer {
             searched: None,
             last: HashMap::new(),
             since: None,
+            calls: 0,
             sums: Sums::default(),
         }
     }
@@ -70,38 +77,35 @@ impl Observer {
         self.since.is_none()
     }
 
-    /// Reads the pages once. Returns what they show, and the time since the observation before,
-    /// with the first and then with every fifth reading.
+    /// Reads the pages. Returns what they show, and the time since the observation before, with the
+    /// first and then with every fifth call.
     pub fn read(&mut self, now: Instant) -> Option<(Observation, Duration)> {
         self.search(now);
         if self.pages.is_empty() {
             return None;
         }
-        let (mut seen, mut in_flight) = (Observation::default(), [0; 2]);
+        self.calls += 1;
+        let due = self.since.is_none() || self.calls >= READINGS;
+        if !due && self.last.len() > FEW {
+            return None;
+        }
+        let mut seen = Observation::default();
         let mut last = HashMap::new();
         for (page, connection) in connections(&self.pages) {
             let Some(rails) = rails(&connection) else { continue };
-            seen.ports = Some(rails.ports);
             seen.share = connection.share.and_then(|share| u16::try_from(share).ok()).or(seen.share);
             let key = (page, connection.index, connection.generation);
             let before = self.last.get(&key).copied().unwrap_or(rails.bytes);
-            for i in 0..2 {
-                self.sums.bytes[i] += rails.bytes[i].saturating_sub(before[i]);
-                in_flight[i] += rails.in_flight[i];
-            }
+            self.sums.add(before, &rails);
             last.insert(key, rails.bytes);
+            seen.ports = Some(rails.ports);
         }
         self.last = last;
-        self.sums.readings += 1;
-        for (busy, in_flight) in self.sums.busy.iter_mut().zip(in_flight) {
-            *busy += u32::from(in_flight > 0);
+        if !due {
+            return None;
         }
-        let since = match self.since {
-            Some(_) if self.sums.readings < READINGS => return None,
-            Some(since) => since,
-            None => now,
-        };
-        self.since = Some(now);
+        self.calls = 0;
+        let since = self.since.replace(now).unwrap_or(now);
         seen.goodput = std::mem::take(&mut self.sums).goodput(now - since);
         Some((seen, now - since))
     }
@@ -116,9 +120,18 @@ impl Observer {
 }
 
 impl Sums {
+    /// Adds one connection, which had put `before` on its rails at the reading before.
+    fn add(&mut self, before: [u64; 2], rails: &TwoRails) {
+        self.active += u32::from(rails.in_flight != [0, 0]);
+        for (rail, before) in before.into_iter().enumerate() {
+            self.bytes[rail] += rails.bytes[rail].saturating_sub(before);
+            self.busy[rail] += u32::from(rails.in_flight[rail] > 0);
+        }
+    }
+
     /// Returns the goodput of both rails: their bytes over the time in which they were busy. That
-    /// time is the part of the readings that have found work requests in flight. A rail that ends
-    /// its part of each transfer early is busy less often.
+    /// time is the part of the readings of active connections that have found work requests in flight
+    /// on the rail. A rail that ends its part of each transfer early is busy less often.
     fn goodput(self, elapsed: Duration) -> [Option<u64>; 2] {
         let us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         [0, 1].map(|i| {
@@ -126,7 +139,7 @@ impl Sums {
                 return None;
             }
             let rate = u128::from(self.bytes[i]) * 1_000_000 / u128::from(us);
-            let rate = rate * u128::from(self.readings + 1) / u128::from(self.busy[i] + 1);
+            let rate = rate * u128::from(self.active + 1) / u128::from(self.busy[i] + 1);
             Some(u64::try_from(rate).unwrap_or(u64::MAX))
         })
     }
@@ -163,7 +176,7 @@ mod tests {
     #[test]
     fn goodput_is_bytes_over_the_time_in_which_a_rail_is_busy() {
         let second = Duration::from_secs(1);
-        let sums = |bytes, busy| Sums { readings: 5, bytes, busy };
+        let sums = |bytes, busy| Sums { bytes, active: 5, busy };
         let both = sums([4 << 30, 2 << 30], [5, 5]);
         assert_eq!(both.goodput(second), [Some(4 << 30), Some(2 << 30)]);
         // SUP was idle half of the time.

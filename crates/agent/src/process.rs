@@ -7,6 +7,8 @@ use std::os::fd::OwnedFd;
 use nccl_net_mpib_agent_iface::agent::memory::MemoryWriter;
 use nccl_net_mpib_agent_iface::agent::{ENTRIES, HintsWriter, PortScale, Status};
 
+use crate::snapshot::FlowView;
+
 /// SOUT addresses of a flow: this host's, and the other's.
 pub(crate) type Pair = (Ipv4Addr, Ipv4Addr);
 
@@ -112,6 +114,17 @@ impl Flows {
             }
         }
         changed
+    }
+
+    /// Returns the flows for display.
+    pub(crate) fn view(&self) -> Vec<FlowView> {
+        let view = |((source, destination), share, connections)| FlowView {
+            source,
+            destination,
+            share,
+            connections,
+        };
+        self.all().map(view).collect()
     }
 
     /// Returns each flow with its share and its number of connections.

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use nccl_net_mpib_agent_iface::agent::memory::PORTS;
 use nccl_net_mpib_agent_iface::agent::{HintsWriter, PortScale, Register, SHARE_ONE, Status};
-use serde::Serialize;
 
 use crate::config::{Config, Policy, check_port};
-use crate::events::{Event, Events};
+use crate::events::Events;
 use crate::kept::{Kept, KeptShare};
 use crate::observe::Observation;
 use crate::policy::{Goodput, next_share};
 pub use crate::process::Peer;
 use crate::process::{Flows, Pair, Process};
+pub use crate::snapshot::{FlowView, ProcessView, Snapshot};
 
 /// Identifies a process: one connection of the socket.
 pub type ProcessId = u64;
@@ -47,57 +47,6 @@ struct Measured {
     share: Option<u16>,
     /// The share that the process has used last.
     used: Option<u16>,
-}
-
-/// What the agent knows, for display.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Snapshot {
-    /// What decides the shares.
-    pub policy: Policy,
-    /// Ports that are out of use.
-    pub drained: Vec<String>,
-    /// The registered processes.
-    pub processes: Vec<ProcessView>,
-    /// Flows of the hint file.
-    pub plain_flows: Vec<FlowView>,
-    /// The latest events, oldest first.
-    pub events: Vec<Event>,
-}
-
-/// A registered process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ProcessView {
-    /// Process id.
-    pub pid: u32,
-    /// User id.
-    pub uid: u32,
-    /// Registered connections.
-    pub connections: usize,
-    /// Ports of SOUT and SUP, if they are known.
-    pub ports: Option<[String; 2]>,
-    /// Measured goodput of SOUT, in bytes per second.
-    pub goodput_sout: Option<u64>,
-    /// Measured goodput of SUP, in bytes per second.
-    pub goodput_sup: Option<u64>,
-    /// The share that the policy `measured` gives all flows of the process.
-    pub measured_share: Option<u16>,
-    /// The share that the process has used last.
-    pub used_share: Option<u16>,
-    /// Flows in the memory file.
-    pub flows: Vec<FlowView>,
-}
-
-/// A flow and its share.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FlowView {
-    /// SOUT address of this host.
-    pub source: Ipv4Addr,
-    /// SOUT address of the other host.
-    pub destination: Ipv4Addr,
-    /// Part of SUP, in parts per 1024.
-    pub share: u16,
-    /// Connections of the flow.
-    pub connections: usize,
 }
 
 /// Why a process is not served.
@@ -359,14 +308,14 @@ impl Agent {
                 goodput_sup: Some(goodput.sup).filter(|rate| *rate > 0),
                 measured_share: share,
                 used_share: used,
-                flows: view(&process.flows),
+                flows: process.flows.view(),
             }
         });
         Snapshot {
             policy: self.config.policy,
             drained: self.drained().into_iter().collect(),
             processes: processes.collect(),
-            plain_flows: view(&self.plain),
+            plain_flows: self.plain.view(),
             events: self.events.all(),
         }
     }
@@ -451,12 +400,6 @@ impl Agent {
 
 fn scales(drained: &BTreeSet<String>) -> Vec<PortScale> {
     drained.iter().map(|name| PortScale { name: name.clone(), scale: 0 }).collect()
-}
-
-fn view(flows: &Flows) -> Vec<FlowView> {
-    let view =
-        |((source, destination), share, connections)| FlowView { source, destination, share, connections };
-    flows.all().map(view).collect()
 }
 
 #[cfg(test)]

@@ -114,8 +114,8 @@ impl Memory {
         &layout(&self.0).flows[usize::from(slot)]
     }
 
-    /// Returns the scales of all ports that have one; `None` while an entry is being written, of which
-    /// the agent then sends a message.
+    /// Returns the scales of all ports that have one; `None` while an entry is being written. The agent
+    /// sends a message after that.
     pub fn ports(&self) -> Option<Vec<PortScale>> {
         const TRIES: usize = 4;
         let read = |entry: &PortEntry| (0..TRIES).find_map(|_| entry.read());

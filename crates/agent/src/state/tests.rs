@@ -45,10 +45,11 @@ const STEP: Duration = Duration::from_millis(50);
 //= agent.md: the policy static: the first rule that fits gives the share
 #[test]
 fn static_shares_are_those_of_the_rules_and_change_with_them() {
-    let mut agent = agent("default_share = 7\n[[shares]]\ndestination = \"10.0.0.2\"\nshare = 341");
+    let mut agent =
+        agent("policy = \"static\"\ndefault_share = 7\n[[shares]]\ndestination = \"10.0.0.2\"\nshare = 341");
     let (id, memory) = process(&mut agent, &[2, 3]);
     assert_eq!((entry(&memory, 0), entry(&memory, 1)), ((2, 341), (3, 7)));
-    agent.reload(Config::parse("default_share = 9").unwrap());
+    agent.reload(Config::parse("policy = \"static\"\ndefault_share = 9").unwrap());
     assert_eq!((entry(&memory, 0), entry(&memory, 1)), ((2, 9), (3, 9)));
     assert!(
         agent.set_share([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 5).unwrap_err().contains("\"static\"")

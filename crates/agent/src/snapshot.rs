@@ -1,0 +1,59 @@
+//! What the agent knows, for display.
+
+use std::net::Ipv4Addr;
+
+use serde::Serialize;
+
+use crate::config::Policy;
+use crate::events::Event;
+
+/// What the agent knows, for display.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Snapshot {
+    /// What decides the shares.
+    pub policy: Policy,
+    /// Ports that are out of use.
+    pub drained: Vec<String>,
+    /// The registered processes.
+    pub processes: Vec<ProcessView>,
+    /// Flows of the hint file.
+    pub plain_flows: Vec<FlowView>,
+    /// The latest events, oldest first.
+    pub events: Vec<Event>,
+}
+
+/// A registered process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ProcessView {
+    /// Process id.
+    pub pid: u32,
+    /// User id.
+    pub uid: u32,
+    /// Registered connections.
+    pub connections: usize,
+    /// Ports of SOUT and SUP, if they are known.
+    pub ports: Option<[String; 2]>,
+    /// Measured goodput of SOUT, in bytes per second.
+    pub goodput_sout: Option<u64>,
+    /// Measured goodput of SUP, in bytes per second.
+    pub goodput_sup: Option<u64>,
+    /// The share that the policy `measured` gives all flows of the process.
+    pub measured_share: Option<u16>,
+    /// The share that the process has used last.
+    pub used_share: Option<u16>,
+    /// Flows in the memory file.
+    pub flows: Vec<FlowView>,
+}
+
+/// A flow and its share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FlowView {
+    /// SOUT address of this host.
+    pub source: Ipv4Addr,
+    /// SOUT address of the other host.
+    pub destination: Ipv4Addr,
+    /// Part of SUP, in parts per 1024.
+    pub share: u16,
+    /// Connections of the flow.
+    pub connections: usize,
+}
