@@ -46,8 +46,8 @@ impl PortMeter {
         self.measured_at.store(at, Ordering::Relaxed);
     }
 
-    /// Returns the port's share of the large messages of the connection that last changed it, in
-    /// parts per 1024. 0 if no connection has measured.
+    /// Returns the port's share of the large messages of the connection that last sent one, in
+    /// parts per 1024. 0 if no connection measures it, or if the port is out of use.
     pub fn weight(&self) -> u16 {
         self.weight.load(Ordering::Relaxed)
     }
@@ -72,8 +72,9 @@ impl PortMeter {
     /// Stores the scale, at most [`SCALE_ONE`]. Returns whether it has changed.
     pub fn set_scale(&self, scale: u16) -> bool {
         let scale = scale.min(SCALE_ONE);
-        if scale > 0 {
-            self.ignored.store(false, Ordering::Relaxed);
+        match scale {
+            0 => self.set_weight(0),
+            _ => self.ignored.store(false, Ordering::Relaxed),
         }
         self.scale.swap(scale, Ordering::Relaxed) != scale
     }

@@ -18,7 +18,10 @@ const CONFIRMS: u64 = 16;
 /// A change of each share by less than this part is not followed.
 const DEAD_ZONE: u64 = 32;
 /// The time constant of the average.
-const MEMORY: u64 = 4_000_000;
+const MEMORY: u64 = 8_000_000;
+/// A part counts for at most so many times its usual time: the thread that polls may have been
+/// stopped.
+const LATE: u64 = 4;
 const SECOND: u64 = 1_000_000_000;
 
 /// The goodput of a rail: a moving average over time. A long part counts for more than a short one.
@@ -39,16 +42,19 @@ impl Goodput {
             // The next part has the time since this one.
             0 if time == 0 => return,
             0 => (0, u128::from(time)),
-            rate => (u128::from(rate) * u128::from(MEMORY), u128::from(MEMORY) + u128::from(time)),
+            rate => {
+                let time = u128::from(time).min(volume / u128::from(rate) * u128::from(LATE));
+                (u128::from(rate) * u128::from(MEMORY), u128::from(MEMORY) + time)
+            }
         };
         self.rate = u64::try_from((known + volume) / over).unwrap_or(u64::MAX).max(1);
     }
 
-    /// Returns whether the rail is to be measured again. It is due after 10 ms, and after 64 times
-    /// the duration of the smallest part that is measured.
+    /// Returns whether the rail is to be measured again: after 10 ms, and if it was measured before,
+    /// after 64 times the duration of the smallest part that is measured.
     pub(super) fn is_due(&self, now: u64) -> bool {
-        let part = MEASURED as u64 * SECOND / self.rate.max(1 << 16);
-        now.saturating_sub(self.at) > DOUBLING.max(64 * part)
+        let part = (MEASURED as u64 * SECOND).checked_div(self.rate).unwrap_or(0);
+        now.saturating_sub(self.at) > DOUBLING.max(part.saturating_mul(64))
     }
 }
 
@@ -82,15 +88,14 @@ impl Shares {
     }
 
     /// Moves the shares of the rails in `mask` towards their goodput `rates`, all above 0.
-    /// `reported` are the speeds of the ports. Returns whether any share has changed.
+    /// `reported` are the speeds of the ports.
     pub(super) fn follow(
         &mut self,
         rates: &[u64; MAX_RAILS],
         reported: &[u16; MAX_RAILS],
         mask: u8,
         now: u64,
-    ) -> bool {
-        let before = self.now;
+    ) {
         let seed = proportion(&reported.map(u64::from), mask);
         let mut goal = proportion(rates, mask);
         if is_near(&goal, &seed, CONFIRMS, mask) {
@@ -102,7 +107,6 @@ impl Shares {
         if !is_near(&goal, &self.now, DEAD_ZONE, mask) || goal == seed {
             self.approach(&goal, elapsed, mask);
         }
-        self.now != before
     }
 
     /// Gives rails without a share their goal, and the others what is left, in their proportion.
@@ -267,7 +271,7 @@ mod tests {
         rail.add(1_000_000, MS, 10 * MS);
         assert_eq!((rail.rate, rail.at), (GB, 10 * MS));
         // A part of as long as the memory counts as much as all before it.
-        rail.add(12_000_000, 4 * MS, 14 * MS);
+        rail.add(24_000_000, 8 * MS, 18 * MS);
         assert_eq!(rail.rate, 2 * GB);
         // Two parts that complete at once count like two in a row.
         let (mut apart, mut together) = (rail, rail);
@@ -277,12 +281,16 @@ mod tests {
             together.add(50_000, 0, 20 * MS);
         }
         assert!(apart.rate.abs_diff(together.rate) < apart.rate / 32, "{apart:?} {together:?}");
+        // A part that took forever counts little.
+        let mut stopped = apart;
+        stopped.add(500_000, 1000 * MS, 1020 * MS);
+        assert!((stopped.rate * 12 / 9).abs_diff(apart.rate) < GB / 1000, "{stopped:?}");
         assert!(apart.rate.abs_diff(GB / 2) < GB / 1000, "{apart:?}");
     }
 
     #[test]
     fn a_rail_is_measured_again_after_10_ms_or_64_parts() {
-        for (rate, wait) in [(50 * GB, 10 * MS), (4 * GB, 10 * MS), (GB / 10, 41_943_040), (0, 64 * GB)] {
+        for (rate, wait) in [(50 * GB, 10 * MS), (4 * GB, 10 * MS), (GB / 10, 41_943_040), (0, 10 * MS)] {
             let rail = Goodput { rate, at: GB };
             assert!(!rail.is_due(GB + wait - 1000) && rail.is_due(GB + wait + 1000), "{rate}");
         }
@@ -319,7 +327,8 @@ mod tests {
         shares.follow(&of([300, 100]), &reported, 3, MS);
         assert_eq!(per_1024(&shares, 2), [768, 256]);
         // Nearly what is reported.
-        assert!(!shares.follow(&of([292, 103]), &reported, 3, 2 * MS));
+        shares.follow(&of([292, 103]), &reported, 3, 20 * MS);
+        assert_eq!(per_1024(&shares, 2), [768, 256]);
         assert_eq!(per_1024(&settled([100, 100], [300, 100]), 2), [512, 512]);
         assert_eq!(per_1024(&settled([400, 100], [1, 1]), 2), [819, 204]);
         assert_eq!(per_1024(&settled([4000, 3000, 2000, 1000], [1; 4]), 4), [409, 307, 204, 102]);

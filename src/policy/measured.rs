@@ -101,8 +101,7 @@ impl Measured {
             };
         }
         fill(&mut rates, &reported, mask);
-        if self.shares.follow(&rates, &reported, mask, now) {
-            rails(mask).for_each(|r| self.ports[r].meter().set_weight(self.shares.per_1024(r, mask)));
-        }
+        self.shares.follow(&rates, &reported, mask, now);
+        rails(mask).for_each(|r| self.ports[r].meter().set_weight(self.shares.per_1024(r, mask)));
     }
 }

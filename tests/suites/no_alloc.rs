@@ -7,8 +7,9 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mpib_tests::code::Success;
-use mpib_tests::pair::{Buffer, Pair, init, until};
+use mpib_tests::pair::{Buffer, Pair, connect, init, until};
 use mpib_tests::table::{Ptr, Table, newest, set_profiler, set_profiler_handles};
+use mpib_tests::vdevices::{carried, newest_device, rails};
 use mpib_tests::{here, mpib, with_and_without_srq};
 use nccl_net_abi as abi;
 
@@ -176,6 +177,28 @@ fn records_allocate_nothing() {
         from.dereg();
         to.dereg();
         pair.close();
+    });
+}
+
+/// Large messages of plain rails are measured.
+//= measured-split.md: measured transfers allocate nothing
+#[test]
+fn measured_transfers_allocate_nothing() {
+    let devices = rails(2, 1);
+    with_and_without_srq(here!(), &[("SOFTVERBS_DEVICES", devices.as_str())], || {
+        let (ctx, dev) = newest_device(2);
+        let pair = connect(newest(), ctx, dev);
+        let size = 200_000;
+        let (from, to) = (pair.send_buffer(vec![1; size]), pair.recv_buffer(size));
+        pair.message(size, size, 1);
+        for (kind, n, len) in [("one message", 1, size), ("groups of 2", 2, 100_000)] {
+            assert_eq!(run(&pair, &from, &to, n, len), 0, "{kind}");
+        }
+        assert!(carried(2).iter().all(|rail| rail.bytes > 100 << 20), "{:?}", carried(2));
+        from.dereg();
+        to.dereg();
+        pair.close();
+        assert_eq!(newest().finalize(ctx), Success);
     });
 }
 

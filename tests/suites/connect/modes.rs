@@ -174,14 +174,14 @@ fn one_process_has_connections_of_both_classes() {
     });
 }
 
-/// Without a hint all data is on SOUT, and SUP is ready for it.
+/// Without a hint all data is on SOUT with `MPIB_SPLIT=share`, and SUP is ready for it.
 //= mpib.md: advanced: both rails are joined, the hint splits each transfer
 //= configuration.md: MPIB_MODE
 #[test]
 fn advanced_joins_both_rails_in_either_class() {
     with_and_without_srq(
         here!(),
-        &host(&[("MPIB_MODE", "1"), ("MPIB_SOUT_QP", "3"), ("MPIB_SUP_QP", "1")]),
+        &host(&[("MPIB_MODE", "1"), ("MPIB_SPLIT", "share"), ("MPIB_SOUT_QP", "3"), ("MPIB_SUP_QP", "1")]),
         || {
             for other in [NEAR, FAR] {
                 with_other_host(other, &Expected { qps: [3, 1], data: 0, cts: 0 });

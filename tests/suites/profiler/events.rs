@@ -9,7 +9,7 @@ use mpib_tests::pair::{Pair, connect, init, pattern, until};
 use mpib_tests::recorder::{FIRST, Mood, SECOND, first, second};
 use mpib_tests::table::{Ptr, TABLES, Table, set_profiler, set_profiler_handles, table};
 use mpib_tests::vdevices::{VERSIONS, rails, speeds};
-use mpib_tests::{SPLIT_ALL, here, isolated, mpib};
+use mpib_tests::{BY_SPEED, SPLIT_ALL, here, isolated, mpib};
 
 use super::util::{MOST, Rails, Rig, SOFT, judge};
 
@@ -80,7 +80,7 @@ fn several_queue_pairs_of_a_rail_alternate() {
 #[test]
 fn four_fused_rails_have_an_event_each() {
     let (devices, speed) = (rails(4, 1), speeds(&[400_000, 300_000, 200_000, 100_000]));
-    let env = [("SOFTVERBS_DEVICES", devices.as_str()), ("MPIB_RAIL_SPEED", &speed)];
+    let env = [("SOFTVERBS_DEVICES", devices.as_str()), ("MPIB_RAIL_SPEED", &speed), BY_SPEED];
     let rails = Rails {
         names: &["r0", "r1", "r2", "r3"],
         devices: &[0, 1, 2, 3],
@@ -99,6 +99,7 @@ fn stripes_have_an_event_each() {
         ("SOFTVERBS_DEVICES", devices.as_str()),
         ("NCCL_IB_QPS_PER_CONNECTION", "3"),
         ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"),
+        BY_SPEED,
     ];
     let rails = Rails {
         names: &["r0", "r1"],
