@@ -6,9 +6,9 @@
 use std::time::Instant;
 
 use crate::config::Config;
-use crate::connect::endpoint::{BringupContext, Endpoint, LocalEndpoint};
+use crate::connect::endpoint::{Endpoint, LocalEndpoint};
 use crate::connect::local_rails::LocalRail;
-use crate::connect::local_route::{LocalRoute, path_mtu};
+use crate::connect::local_route::{BringupContext, LocalRoute, path_mtu};
 use crate::connect::machine::BringUp;
 use crate::error::{Error, Result};
 use crate::proto::{Ece, MAX_RAILS, Mtu, RailInfo, Role, RouteWiring};

@@ -10,41 +10,13 @@ use crate::connect::machine::has_mailbox;
 use crate::connect::queue_depths::Depths;
 use crate::error::{Error, Result};
 use crate::proto::{
-    Ece, MAX_RAILS, Memory, QpWiring, RailInfo, Role, RouteWiring, Wiring, memory_bytes, written_bytes,
+    Ece, MAX_RAILS, Memory, QpWiring, Role, RouteWiring, Wiring, memory_bytes, written_bytes,
 };
 use crate::route::Route;
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
 use crate::transport::remote_memory::RemoteMemory;
-use crate::verbs::{Gid, Pd, Region};
-
-/// The parameters that all routes of a handshake share.
-#[derive(Debug)]
-pub(crate) struct BringupContext<'a> {
-    pub(crate) role: Role,
-    pub(crate) settings: &'a Settings,
-    pub(crate) local_rails: &'a [LocalRail],
-    /// The peer's rails.
-    pub(crate) peer: &'a [RailInfo],
-}
-
-impl BringupContext<'_> {
-    /// Returns this end's rail of a route.
-    pub(crate) fn local(&self, route: &Route) -> &LocalRail {
-        &self.local_rails[*route.rails.local(self.role)]
-    }
-
-    /// Returns the peer's rail of a route.
-    pub(crate) fn peer(&self, route: &Route) -> &RailInfo {
-        &self.peer[*route.rails.remote(self.role)]
-    }
-
-    /// Returns this end's GID of a route and the peer's.
-    pub(crate) fn gids(&self, route: &Route) -> (Gid, [u8; 16]) {
-        let local = self.local(route).gids[*route.addrs.local(self.role)];
-        (local, self.peer(route).addrs[*route.addrs.remote(self.role)].gid)
-    }
-}
+use crate::verbs::{Pd, Region};
 
 /// The local objects of an attempt, before the peer's WIRING has arrived.
 #[derive(Debug)]

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::connect::completion_queues::RouteCq;
-use crate::connect::endpoint::BringupContext;
 use crate::connect::local_rails::LocalRail;
 use crate::connect::loopback::{keep_without_flush, known_failure};
 use crate::connect::queue_depths::Depths;
@@ -16,11 +15,39 @@ use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
 use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::{SendQueue, SendQueues};
-use crate::verbs::{Access, Fresh, Path, Qp, QpOptions, Srq};
+use crate::verbs::{Access, Fresh, Gid, Path, Qp, QpOptions, Srq};
 use crate::warned::Subject;
 
 /// Bytes that a CTS write of one entry carries in itself.
 const INLINE: u32 = CTS_BYTES as u32;
+
+/// The parameters that all routes of a handshake share.
+#[derive(Debug)]
+pub(crate) struct BringupContext<'a> {
+    pub(crate) role: Role,
+    pub(crate) settings: &'a Settings,
+    pub(crate) local_rails: &'a [LocalRail],
+    /// The peer's rails.
+    pub(crate) peer: &'a [RailInfo],
+}
+
+impl BringupContext<'_> {
+    /// Returns this end's rail of a route.
+    pub(crate) fn local(&self, route: &Route) -> &LocalRail {
+        &self.local_rails[*route.rails.local(self.role)]
+    }
+
+    /// Returns the peer's rail of a route.
+    pub(crate) fn peer(&self, route: &Route) -> &RailInfo {
+        &self.peer[*route.rails.remote(self.role)]
+    }
+
+    /// Returns this end's GID of a route and the peer's.
+    pub(crate) fn gids(&self, route: &Route) -> (Gid, [u8; 16]) {
+        let local = self.local(route).gids[*route.addrs.local(self.role)];
+        (local, self.peer(route).addrs[*route.addrs.remote(self.role)].gid)
+    }
+}
 
 /// The local objects of one route.
 #[derive(Debug)]

@@ -11,6 +11,23 @@ use crate::error::{Error, Result};
 use crate::policy;
 use crate::process::Process;
 
+/// Returns the settings of the latest `init`.
+pub(super) fn latest(process: &Process) -> Result<Arc<Config>> {
+    process.latest().ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
+}
+
+/// Returns device `dev` and the settings. Called at each poll of a connect.
+pub(super) fn device(process: &Process, dev: usize) -> Result<(Arc<Config>, &'static Device)> {
+    let config = latest(process)?;
+    match process.devices.get(dev) {
+        Some(device) => Ok((config, device)),
+        None => Err(Error::Argument(format!(
+            "device {dev}: expected 0 to {}, which are the devices of this process",
+            process.devices.count().saturating_sub(1)
+        ))),
+    }
+}
+
 /// Describes one device for the log.
 pub(crate) fn describe(device: &Device) -> String {
     let rail = |nic: &Arc<Nic>| {
@@ -22,7 +39,7 @@ pub(crate) fn describe(device: &Device) -> String {
 }
 
 pub(super) fn properties(process: &Process, dev: usize) -> Result<Properties> {
-    let (config, device) = super::device(process, dev)?;
+    let (config, device) = device(process, dev)?;
     let rails = || device.rails.iter();
     let shown = device.shown().ok_or_else(|| Error::Internal("a device without rails".into()))?;
     let whole = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);

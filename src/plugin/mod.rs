@@ -16,13 +16,13 @@ use parking_lot::RwLock;
 use crate::async_events::EventThread;
 use crate::config::Config;
 use crate::connect::{Listening, PendingConnects};
-use crate::device::{self, Device, Hold};
+use crate::device::{self, Hold};
 use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
 use crate::{fork_guard, log, nccl};
 pub(crate) use devices::describe;
-use devices::{make_vdevice, properties, unmerged};
+use devices::{device, latest, make_vdevice, properties, unmerged};
 
 /// The implementation of [`NetPlugin`].
 #[derive(Debug)]
@@ -75,23 +75,6 @@ fn here<T, E: Borrow<Error> + From<Error>>(
 fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Result<(), Failure> {
     let it = ManuallyDrop::new(it);
     here(call, || body(ManuallyDrop::into_inner(it)))
-}
-
-/// Returns the settings of the latest `init`.
-fn latest(process: &Process) -> Result<Arc<Config>> {
-    process.latest().ok_or_else(|| Error::Usage("no init has succeeded before this call".into()))
-}
-
-/// Returns device `dev` and the settings. Called at each poll of a connect.
-fn device(process: &Process, dev: usize) -> Result<(Arc<Config>, &'static Device)> {
-    let config = latest(process)?;
-    match process.devices.get(dev) {
-        Some(device) => Ok((config, device)),
-        None => Err(Error::Argument(format!(
-            "device {dev}: expected 0 to {}, which are the devices of this process",
-            process.devices.count().saturating_sub(1)
-        ))),
-    }
 }
 
 fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {

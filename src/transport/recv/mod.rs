@@ -5,6 +5,7 @@ pub(crate) mod cts_writer;
 mod episode;
 mod failback;
 pub(crate) mod flush;
+mod incomplete;
 pub(crate) mod optional;
 mod profiling;
 mod promises;
@@ -31,7 +32,7 @@ use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use cts_writer::CtsWriter;
 use flush::{FLUSHES, Flushes, SINK_BYTES};
-use promises::Promises;
+use incomplete::Promises;
 use slot::Slot;
 
 /// Offset of the bytes of control memory that flushes read into. They are scratch memory.

@@ -3,48 +3,13 @@
 //! A rail that loses data is noticed by its sender. This is for a peer that breaks the protocol: it
 //! announces a part and never sends it.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::config::Config;
 use crate::error::{Error, Fast};
-use crate::housekeeping::TICK;
 use crate::proto::{SLOTS, Sequence, rails};
 use crate::transport::progress::Progress;
 use crate::transport::recv::RecvState;
-
-/// The oldest group of which a part has arrived and another one has not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Incomplete {
-    seq: Sequence,
-    got: u8,
-    missing: u8,
-}
-
-/// How long the oldest incomplete group has been as it is.
-#[derive(Debug)]
-pub(super) struct Promises {
-    limit: Duration,
-    oldest: Option<Incomplete>,
-    waited: Duration,
-    last: Instant,
-}
-
-impl Promises {
-    /// The limit is `MPIB_PEER_TIMEOUT_MS`, and not less than the time in which adapters give up.
-    pub(super) fn new(config: &Config) -> Self {
-        let limit = config.peer_timeout.max(config.retry_time().longest);
-        Self { limit, oldest: None, waited: Duration::ZERO, last: Instant::now() }
-    }
-
-    /// Takes in what is incomplete now. Returns whether it has not changed for the limit.
-    fn add(&mut self, now: Instant, oldest: Option<Incomplete>) -> bool {
-        // A pause of this process does not count.
-        let passed = now.saturating_duration_since(self.last).min(2 * TICK);
-        self.waited = if oldest == self.oldest { self.waited + passed } else { Duration::ZERO };
-        (self.oldest, self.last) = (oldest, now);
-        oldest.is_some() && self.waited >= self.limit
-    }
-}
+use crate::transport::recv::incomplete::Incomplete;
 
 impl RecvState {
     /// Returns an error if the peer has announced a part of a group and has not sent it for too

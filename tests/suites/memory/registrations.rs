@@ -331,7 +331,8 @@ fn a_registration_serves_the_connections_over_its_rails() {
     const HERE: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16;soft1:addr=10.2.0.1/16");
     const NEAR: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.2/16;soft1:addr=10.2.0.2/16");
     const FAR: (&str, &str) = ("SOFTVERBS_DEVICES", "soft0:addr=10.1.1.3/16;soft1:addr=10.2.1.3/16");
-    isolated(here!(), &[&TWO_RAILS[..], &[HERE]].concat(), || {
+    // With failover it would have SOUT, too.
+    isolated(here!(), &[&TWO_RAILS[..], &[HERE, ("MPIB_FAILOVER", "0")]].concat(), || {
         let (table, ctx) = (newest(), init(newest()));
         let memory = Pages::new(4 * PAGE);
         let own = connect(table, ctx, 0);
