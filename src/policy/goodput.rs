@@ -19,9 +19,6 @@ const CONFIRMS: u64 = 16;
 const DEAD_ZONE: u64 = 32;
 /// The time constant of the average.
 const MEMORY: u64 = 8_000_000;
-/// A part counts for at most so many times its usual time: the thread that polls may have been
-/// stopped.
-const LATE: u64 = 4;
 const SECOND: u64 = 1_000_000_000;
 
 /// The goodput of a rail: a moving average over time. A long part counts for more than a short one.
@@ -42,10 +39,7 @@ impl Goodput {
             // The next part has the time since this one.
             0 if time == 0 => return,
             0 => (0, u128::from(time)),
-            rate => {
-                let time = u128::from(time).min(volume / u128::from(rate) * u128::from(LATE));
-                (u128::from(rate) * u128::from(MEMORY), u128::from(MEMORY) + time)
-            }
+            rate => (u128::from(rate) * u128::from(MEMORY), u128::from(MEMORY) + u128::from(time)),
         };
         self.rate = u64::try_from((known + volume) / over).unwrap_or(u64::MAX).max(1);
     }
@@ -281,10 +275,11 @@ mod tests {
             together.add(50_000, 0, 20 * MS);
         }
         assert!(apart.rate.abs_diff(together.rate) < apart.rate / 32, "{apart:?} {together:?}");
-        // A part that took forever counts little.
+        // The thread was stopped meanwhile: one long part, and others that completed with it.
         let mut stopped = apart;
-        stopped.add(500_000, 1000 * MS, 1020 * MS);
-        assert!((stopped.rate * 12 / 9).abs_diff(apart.rate) < GB / 1000, "{stopped:?}");
+        stopped.add(500_000, 8 * MS, 20 * MS);
+        (0..7).for_each(|_| stopped.add(500_000, 0, 20 * MS));
+        assert!(stopped.rate.abs_diff(apart.rate) < apart.rate / 2, "{stopped:?}");
         assert!(apart.rate.abs_diff(GB / 2) < GB / 1000, "{apart:?}");
     }
 
