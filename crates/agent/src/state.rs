@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use nccl_net_mpib_agent_iface::agent::memory::PORTS;
 use nccl_net_mpib_agent_iface::agent::{HintsWriter, PortScale, Register, SHARE_ONE, Status};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::config::{Config, Policy, check_port};
-use crate::events::{Event, Events};
+use crate::events::{Event, EventKind, Events};
 use crate::kept::{Kept, KeptShare};
 use crate::observe::Observation;
 use crate::policy::{Goodput, next_share};
@@ -48,7 +49,7 @@ struct Measured {
 }
 
 /// What the agent knows, for display.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Snapshot {
     /// What decides the shares.
     pub policy: Policy,
@@ -63,7 +64,7 @@ pub struct Snapshot {
 }
 
 /// A registered process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ProcessView {
     /// Process id.
     pub pid: u32,
@@ -86,7 +87,7 @@ pub struct ProcessView {
 }
 
 /// A flow and its share.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FlowView {
     /// SOUT address of this host.
     pub source: Ipv4Addr,
@@ -226,8 +227,7 @@ impl Agent {
         }
         self.drains.insert(port.to_owned(), out_of_use);
         self.forget_needless_drains();
-        let what = if out_of_use { "out of use" } else { "in use again" };
-        self.events.add(format!("port {port} is {what}"));
+        self.note_drain(port, out_of_use);
         self.apply();
         Ok(())
     }
@@ -254,7 +254,8 @@ impl Agent {
         }
         let pair = (source, destination);
         if self.external.insert(pair, share) != Some(share) {
-            self.events.add(format!("flow {source} -> {destination} has share {share} of {SHARE_ONE}"));
+            let text = format!("flow {source} -> {destination} has share {share} of {SHARE_ONE}");
+            self.events.add(EventKind::Share, None, text);
         }
         self.apply();
         let flows = self.processes.values().map(|process| &process.flows).chain([&self.plain]);
@@ -264,18 +265,35 @@ impl Agent {
     /// Uses another configuration.
     pub fn reload(&mut self, config: Config) {
         if self.config == config {
-            self.events.add(String::from("the configuration was read again; nothing has changed"));
+            self.log(String::from("the configuration was read again; nothing has changed"));
             return;
         }
+        let before = self.drained();
         self.config = config;
         self.forget_needless_drains();
-        self.events.add(String::from("the configuration was read again and has changed"));
+        self.log(String::from("the configuration was read again and has changed"));
+        let now = self.drained();
+        now.difference(&before).for_each(|port| self.note_drain(port, true));
+        before.difference(&now).for_each(|port| self.note_drain(port, false));
         self.apply();
     }
 
     /// Adds a line to the log.
     pub fn log(&mut self, text: String) {
-        self.events.add(text);
+        self.events.add(EventKind::Agent, None, text);
+    }
+
+    /// Adds an event of a port, which is a line of the log, too.
+    pub fn note(&mut self, kind: EventKind, port: &str, text: String) {
+        self.events.add(kind, Some(port), text);
+    }
+
+    fn note_drain(&mut self, port: &str, out_of_use: bool) {
+        let (kind, what) = match out_of_use {
+            true => (EventKind::Drained, "out of use"),
+            false => (EventKind::Undrained, "in use again"),
+        };
+        self.note(kind, port, format!("port {port} is {what}"));
     }
 
     /// Returns the lines of the log since the last call.
