@@ -63,6 +63,10 @@ check-instructions: setup-instructions build ## Compare the plugin's instruction
 advisories: ## Look for known vulnerabilities in dependencies (needs the network)
 	@scripts/check.sh advisories
 
+.PHONY: picture
+picture: setup-monitoring build ## Take the picture of the agent's page for the manual (Chromium)
+	@export PAGE_PICTURE=$$PWD/docs/guide/agent.png; unshare --user --map-root-user --pid --fork --mount-proc --uts bash -c 'hostname node7; $(cargo) test --locked -p mpib --test page a_rail_that_dies'
+
 .PHONY: vm-test vm-test-short vm-shell
 vm-test: setup-vm build ## Run the checks of tests/vm between two virtual machines, on the kernel's own RDMA stack (Debian 12)
 	@tests/vm/run.sh long

@@ -22,7 +22,10 @@ fn of_port(before: Option<&Port>, now: &Port) -> Vec<PortEvent> {
     // A port that is seen for the first time is news only if it is not well.
     let old = before.map_or("healthy", |port| &port.state);
     if let Some((kind, what)) = change(old, &now.state) {
-        let cause = now.cause.as_ref().map_or(String::new(), |cause| format!(": {cause}"));
+        // A cause may begin with the port.
+        let cause =
+            now.cause.as_deref().map(|cause| cause.strip_prefix(&format!("{name}: ")).unwrap_or(cause));
+        let cause = cause.map_or(String::new(), |cause| format!(": {cause}"));
         events.push((kind, name.clone(), format!("port {name} is {what}{cause}")));
     }
     let Some(before) = before else { return events };
@@ -58,7 +61,7 @@ mod tests {
 
     fn host(state: &str, stalls: u64) -> Host {
         let mut port = Port { name: "p:1".into(), state: state.into(), ..Port::default() };
-        port.cause = (state != "healthy").then(|| "no link".into());
+        port.cause = (state != "healthy").then(|| "p:1: no link".into());
         port.counts.episodes.insert("stall".into(), Count(stalls));
         Host { ports: vec![port], ..Host::default() }
     }
