@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 
@@ -22,8 +23,8 @@ pub(crate) struct Job {
     /// Names of the devices of SOUT and SUP. Other jobs of this machine, which the agent sees too,
     /// have others.
     pub(crate) devices: [String; 2],
-    fabric: String,
-    perf: Ended,
+    test: String,
+    _perf: Ended,
     agent: Option<Ended>,
     _dir: TempDir,
 }
@@ -44,38 +45,41 @@ impl Job {
         let url = url.expect("the agent has ended");
         thread::spawn(move || log.for_each(drop));
 
-        let fabric = fabric_of(test);
         let [sout, sup] = &devices;
         let rails = format!("{sout}:addr=10.9.0.1/24,rate=400MB;{sup}:addr=10.9.1.1/24,rate=200MB");
-        let mut perf = mpib(&fabric, &rails);
-        perf.args(["perf", "--sizes", "1M", "--time", "600", "--no-check", "--plugin"]);
-        perf.arg(artifact("libnccl-net-mpib.so"))
-            .env("MPIB_HCA_SOUT", sout)
-            .env("MPIB_HCA_SUP", sup)
-            .env("MPIB_MODE", "1")
-            .env("MPIB_AGENT_SOCKET", dir.path().join("agent.sock"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let perf = Ended(perf.spawn().unwrap());
-        Self { url, devices, fabric, perf, agent: Some(agent), _dir: dir }
+        let perf = transfer(test, &rails, &devices, dir.path());
+        Self { url, devices, test: test.to_owned(), _perf: perf, agent: Some(agent), _dir: dir }
     }
 
     /// Takes the link of a device down, or up again.
     pub(crate) fn link(&self, device: &str, state: &str) {
-        let mut command = Command::new(artifact("softverbs/softverbs-ctl"));
-        let (code, text) =
-            said(&command.args(["--fabric", &self.fabric, "link", device, state]).output().unwrap());
-        assert_eq!(code, 0, "{text}");
+        link(&self.test, device, state);
     }
 
     /// Kills the agent.
     pub(crate) fn end_agent(&mut self) {
         self.agent = None;
     }
+}
 
-    /// Ends the transfer.
-    pub(crate) fn end_transfer(&mut self) {
-        let _ = self.perf.0.kill();
-        let _ = self.perf.0.wait();
-    }
+/// Starts an endless transfer over two rails, with hints from the agent in this folder.
+pub(crate) fn transfer(test: &str, rails: &str, [sout, sup]: &[String; 2], agent: &Path) -> Ended {
+    let mut perf = mpib(&fabric_of(test), rails);
+    perf.args(["perf", "--sizes", "1M", "--time", "600", "--no-check", "--plugin"]);
+    perf.arg(artifact("libnccl-net-mpib.so"))
+        .env("MPIB_HCA_SOUT", sout)
+        .env("MPIB_HCA_SUP", sup)
+        .env("MPIB_MODE", "1")
+        .env("MPIB_AGENT_SOCKET", agent.join("agent.sock"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    Ended(perf.spawn().unwrap())
+}
+
+/// Takes the link of a device of a test down, or up again.
+pub(crate) fn link(test: &str, device: &str, state: &str) {
+    let mut command = Command::new(artifact("softverbs/softverbs-ctl"));
+    let output = command.args(["--fabric", &fabric_of(test), "link", device, state]).output();
+    let (code, text) = said(&output.unwrap());
+    assert_eq!(code, 0, "{text}");
 }
