@@ -97,6 +97,10 @@ bench: setup-instructions build ## Measure the plugin over softverbs without a r
 bench-peers: setup-matrix setup-instructions build ## Measure the plugin beside the InfiniBand transport of RELEASE (2.32.3), on the same simulated rails
 	@scripts/bench-peers.sh $(or $(RELEASE),2.32.3)
 
+.PHONY: bench-adaptive
+bench-adaptive: setup ## Measure the split by measurement on simulated rails: what it reaches, and how soon it follows a rate that changes
+	@scripts/bench-adaptive.sh
+
 .PHONY: bench-failover
 bench-failover: setup-matrix setup-instructions build ## Measure stalls and throughput while one of two simulated rails fails and returns, beside the transport of RELEASE
 	@scripts/bench-failover.sh $(or $(RELEASE),2.32.3)

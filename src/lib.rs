@@ -11,6 +11,8 @@ pub mod agent;
 #[forbid(unsafe_code)]
 pub mod async_events;
 #[forbid(unsafe_code)]
+mod clock;
+#[forbid(unsafe_code)]
 pub mod config;
 #[forbid(unsafe_code)]
 pub mod connect;

@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::agent::Clients;
-use crate::async_events::AsyncEvents;
+use crate::agent::{Clients, PortScales};
+use crate::async_events::{AsyncEvents, PortScaler};
 use crate::config::Config;
 use crate::control::Control;
 use crate::device::Devices;
@@ -58,20 +58,24 @@ pub struct Process {
     release: AtomicU32,
 }
 
+impl PortScales for PortScaler {
+    fn set_port_scale(&self, port: &str, scale: u16) {
+        self.set(port, scale);
+    }
+}
+
 impl Process {
     /// Makes an instance without devices and without threads.
     pub fn new() -> Arc<Self> {
         let (warned, stats) = (Arc::<Warned>::default(), Arc::<Stats>::default());
         let (housekeeping, failed_routes) = (Arc::<Housekeeping>::default(), Arc::default());
+        let events =
+            AsyncEvents::new(Arc::clone(&stats), Arc::clone(&housekeeping), Arc::clone(&failed_routes));
         Arc::new(Self {
             devices: Arc::new(Devices::new(Arc::clone(&warned))),
             control: Control::new(Arc::clone(&warned)),
-            agent: Clients::new(Arc::new(())),
-            events: AsyncEvents::new(
-                Arc::clone(&stats),
-                Arc::clone(&housekeeping),
-                Arc::clone(&failed_routes),
-            ),
+            agent: Clients::new(events.scaler()),
+            events,
             housekeeping,
             worker: Arc::default(),
             stats,

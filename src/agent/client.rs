@@ -185,8 +185,10 @@ impl Worker {
         let work = if self.until.is_some() { self.until } else { read };
         let logs = [self.link_log.due(), self.file_log.due()];
         let logs = logs.into_iter().chain(self.trouble_logs.iter().map(FaultLog::due));
-        let logs = logs.flatten().filter(|_| self.until.is_none());
-        [work, self.link.deadline(), self.table.deadline()].into_iter().flatten().chain(logs).min()
+        // Lines that nothing is left to say of are not due.
+        let now = Instant::now();
+        let logs = logs.flatten().filter(|due| self.until.is_none() && *due > now);
+        [work, self.link.deadline(&self.table)].into_iter().flatten().chain(logs).min()
     }
 
     /// Waits until there is something to do.
@@ -346,7 +348,7 @@ impl Worker {
                 tracing::warn!(
                     target: "net",
                     "{name} {path}: {time}{what}. Transfers go on: {hinted} of {all} connections with their last good hint, \
-                     the others all on SOUT; this is tried again until it is good"
+                     the others by MPIB_SPLIT; this is tried again until it is good"
                 );
             }
             Change::Good { after: Some(time) } => {

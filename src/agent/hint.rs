@@ -128,6 +128,13 @@ impl Reader {
         }
     }
 
+    /// Like [`share`](Self::share); `None` if there never was a good hint.
+    #[inline]
+    pub(super) fn hint(&self) -> Option<u16> {
+        let share = self.share();
+        self.latest.hinted.load(Ordering::Relaxed).then_some(share)
+    }
+
     /// Copies the pointer after a change, which is rare: a registration with another agent.
     #[cold]
     fn copy(&self, changes: u32) {
@@ -135,5 +142,67 @@ impl Reader {
         // is unmapped here.
         *self.flow.borrow_mut() = self.latest.flow.lock().clone();
         self.seen.set(changes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use nccl_net_mpib_agent_iface::agent::memory::MemoryWriter;
+
+    use super::*;
+
+    const ADDRESSES: Addresses = Addresses {
+        sout_src: Ipv4Addr::new(10, 0, 0, 1),
+        sout_dst: Ipv4Addr::new(10, 0, 0, 2),
+        sup_src: Ipv4Addr::new(10, 1, 0, 1),
+        sup_dst: Ipv4Addr::new(10, 1, 0, 2),
+    };
+
+    /// A memory file whose slot 3 is the connection's, and the slot.
+    fn flow(share: u16) -> (MemoryWriter, Flow) {
+        let mut writer = MemoryWriter::create().unwrap();
+        writer.assign(3, ADDRESSES.sout_src, ADDRESSES.sout_dst, share);
+        let file = writer.descriptor().as_fd().try_clone_to_owned().unwrap();
+        (writer, Flow { memory: Arc::new(Memory::open(file).unwrap()), slot: 3, addresses: ADDRESSES })
+    }
+
+    //= agent.md: a slot with other addresses gives no hint
+    #[test]
+    fn the_send_path_reads_the_entry_of_now_and_keeps_the_last_good_share() {
+        let latest = Arc::new(LatestHint::default());
+        let reader = Reader::new(Arc::clone(&latest));
+        assert_eq!((reader.share(), latest.hinted.load(Ordering::Relaxed)), (0, false));
+        // Of a hint file, which the client reads.
+        latest.store(7);
+        assert_eq!((reader.share(), latest.now()), (7, 7));
+        let (mut writer, first) = flow(341);
+        latest.point(Some(first));
+        assert_eq!(reader.share(), 341);
+        writer.set(3, 512);
+        assert_eq!((reader.share(), latest.now()), (512, 512));
+        writer.assign(3, [9, 9, 9, 9].into(), ADDRESSES.sout_dst, 100);
+        assert_eq!(reader.share(), 512, "of another flow");
+        writer.free(3);
+        assert_eq!(reader.share(), 512);
+        // Another agent, with another file, then one with a hint file.
+        let (mut next, second) = flow(0);
+        latest.point(Some(second));
+        assert_eq!(reader.share(), 0);
+        next.set(3, 1024);
+        assert_eq!(reader.share(), 1024);
+        latest.point(None);
+        assert_eq!(reader.share(), 1024, "the last good one");
+        latest.store(5);
+        assert_eq!(reader.share(), 5);
+    }
+
+    #[test]
+    fn the_first_hint_counts_even_if_it_is_nothing() {
+        let latest = LatestHint::default();
+        latest.point(Some(flow(0).1));
+        assert_eq!(latest.now(), 0);
+        assert!(latest.hinted.load(Ordering::Relaxed));
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nccl_net_mpib_agent_iface::agent::memory::Memory;
 use nccl_net_mpib_agent_iface::agent::paths::Trust;
 use nccl_net_mpib_agent_iface::agent::{
-    IN_MEMORY, MESSAGE_MAX, Malformed, Request, Response, Status, TAKES_MEMORY, flags,
+    IN_MEMORY, MESSAGE_MAX, Malformed, NoAgent, Request, Response, Status, TAKES_MEMORY, flags,
 };
 
 use super::options::Options;
@@ -67,8 +67,8 @@ pub(super) struct Link {
     state: State,
     retry_at: Option<Instant>,
     backoff: Duration,
-    /// Whether REGISTER says that this plugin takes a memory file. Agents should ignore that.
-    offer: bool,
+    /// Connections in a row that failed before their first answer.
+    unanswered: u32,
     /// Where something is that is not used, and why.
     skipped: Vec<(PathBuf, String)>,
     /// Where the agent listened when there last was a connection.
@@ -106,7 +106,7 @@ impl Link {
             state: State::Unknown,
             retry_at: None,
             backoff: options.reconnect,
-            offer: true,
+            unanswered: 0,
             skipped: Vec::new(),
             path: None,
         }
@@ -140,11 +140,18 @@ impl Link {
     }
 
     /// Returns when to step again even if no event comes.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self, table: &Table) -> Option<Instant> {
         match &self.open {
-            Some(open) => open.pending.map(|(_, until)| until),
-            None => self.retry_at,
+            Some(Open { pending: Some((_, until)), .. }) => Some(*until),
+            Some(_) => table.deadline(),
+            None => self.retry_at.filter(|_| !table.is_idle()),
         }
+    }
+
+    /// Whether REGISTER of the next connection has the flag of the memory file. An agent that fails
+    /// twice before its first answer may be one that does not ignore flags.
+    fn offer(&self) -> bool {
+        self.unanswered % 3 != 2
     }
 
     /// Proceeds as far as possible without waiting. Returns `true` if the agent has answered.
@@ -169,9 +176,14 @@ impl Link {
                 return Ok(());
             }
             None => {
-                let socket = connect(&options.sockets, &self.trust, &mut self.skipped)?;
+                let socket = connect(&options.sockets, &self.trust, &mut self.skipped);
+                let socket = socket.map_err(|e| match e {
+                    NoAgent::Unsafe(why) => Fault::Unsafe(why),
+                    other => Fault::Away(other.to_string()),
+                })?;
                 self.path = Some(socket.path.clone());
-                self.open.insert(Open::new(socket, self.offer))
+                let offer = self.offer();
+                self.open.insert(Open::new(socket, offer))
             }
         };
         for _ in 0..STEPS {
@@ -180,7 +192,7 @@ impl Link {
                 Step::Idle => break,
                 Step::Answer => {
                     (self.state, self.backoff) = (State::Good, options.reconnect);
-                    self.offer = open.offer;
+                    self.unanswered = 0;
                     *answered = true;
                 }
             }
@@ -197,9 +209,8 @@ impl Link {
     }
 
     fn fail(&mut self, fault: Fault, now: Instant, table: &mut Table, options: &Options) {
-        // An agent that fails before its first answer may be one that refuses flags.
         if self.open.as_ref().is_some_and(|open| !open.answered && open.pending.is_some()) {
-            self.offer = !self.offer;
+            self.unanswered += 1;
         }
         self.close();
         table.agent_lost();

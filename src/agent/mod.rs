@@ -6,8 +6,8 @@
 //! size cannot change. From an agent without one, the thread reads the hint file at an interval,
 //! with `pread`: truncating a mapped file kills the process that reads it.
 //!
-//! The agent is optional at any time: without it a connection has its last good hint, or 0 (all on
-//! SOUT) if there never was one. A fault is logged once when it begins and once when it is over.
+//! The agent is optional at any time: without it a connection has its last good hint;
+//! `MPIB_SPLIT` decides if there never was one. A fault is logged once when it begins and once when it is over.
 
 mod client;
 mod conn_id;

@@ -14,11 +14,6 @@ pub trait PortScales: fmt::Debug + Send + Sync {
     fn set_port_scale(&self, port: &str, scale: u16);
 }
 
-/// For a process without rails to scale.
-impl PortScales for () {
-    fn set_port_scale(&self, _: &str, _: u16) {}
-}
-
 /// The scales that the agent has set, and what applies them.
 #[derive(Debug)]
 pub(super) struct Scales {
@@ -32,8 +27,10 @@ impl Scales {
 
     /// Applies what has changed, and logs it. Without an agent the last scales stay.
     pub(super) fn update(&mut self, memory: &Memory, agent: &str, target: &dyn PortScales) {
+        // While an entry is being written, the agent will send another message.
+        let Some(ports) = memory.ports() else { return };
         let mut wanted: BTreeMap<String, u16> =
-            memory.ports().into_iter().map(|PortScale { name, scale }| (name, scale)).collect();
+            ports.into_iter().map(|PortScale { name, scale }| (name, scale)).collect();
         for name in self.known.keys() {
             wanted.entry(name.clone()).or_insert(SHARE_ONE);
         }
@@ -57,5 +54,42 @@ impl Scales {
                 _ => self.known.insert(name, new),
             };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nccl_net_mpib_agent_iface::agent::memory::MemoryWriter;
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Calls(Mutex<Vec<(String, u16)>>);
+
+    impl PortScales for Calls {
+        fn set_port_scale(&self, port: &str, scale: u16) {
+            self.0.lock().push((port.to_owned(), scale));
+        }
+    }
+
+    #[test]
+    fn only_changes_are_applied_and_a_port_without_an_entry_is_in_full_use() {
+        let (mut scales, calls) = (Scales::new(), Calls::default());
+        let mut writer = MemoryWriter::create().unwrap();
+        let memory = Memory::open(writer.descriptor().try_clone_to_owned().unwrap()).unwrap();
+        let mut after = |ports: &[(&str, u16)]| {
+            let ports: Vec<_> =
+                ports.iter().map(|(name, scale)| PortScale { name: (*name).into(), scale: *scale }).collect();
+            writer.set_ports(&ports);
+            scales.update(&memory, "here", &calls);
+            std::mem::take(&mut *calls.0.lock())
+        };
+        assert_eq!(after(&[("a:1", 0), ("b:1", 1024)]), [("a:1".into(), 0)]);
+        assert_eq!(after(&[("a:1", 0)]), []);
+        assert_eq!(after(&[("b:1", 512), ("a:1", 0)]), [("b:1".into(), 512)]);
+        assert_eq!(after(&[("b:1", 512)]), [("a:1".into(), 1024)]);
+        assert_eq!(after(&[]), [("b:1".into(), 1024)]);
+        assert_eq!(after(&[]), []);
     }
 }

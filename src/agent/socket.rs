@@ -3,12 +3,10 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use nccl_net_mpib_agent_iface::agent::paths::Trust;
 use nccl_net_mpib_agent_iface::agent::{self, MESSAGE_MAX, NoAgent, passing};
-
-use super::link::Fault;
 
 /// A connection to an agent.
 #[derive(Debug)]
@@ -27,32 +25,26 @@ pub(super) enum Received {
 }
 
 /// Connects to the first of the paths where a trusted agent listens. `skipped` gets the places that
-/// are not used because of what is there, with the reason.
+/// are not used because of what is there, with the reason. The error is about such a place, if there
+/// is one, else about the first path.
 pub(super) fn connect(
     paths: &[PathBuf],
     trust: &Trust,
     skipped: &mut Vec<(PathBuf, String)>,
-) -> Result<AgentSocket, Fault> {
+) -> Result<AgentSocket, NoAgent> {
     skipped.clear();
-    let mut fault = None;
+    let mut first = None;
     for path in paths {
-        match connect_to(path, trust) {
+        match agent::connect(path, trust) {
             Ok(socket) => return Ok(AgentSocket { socket, path: path.clone() }),
-            Err(Fault::Unsafe(why)) => skipped.push((path.clone(), why)),
-            Err(other) => fault = fault.or(Some(other)),
+            Err(NoAgent::Unsafe(why)) => skipped.push((path.clone(), why)),
+            Err(other) => first = first.or(Some(other)),
         }
     }
-    match (skipped.first(), fault) {
-        (Some((_, why)), _) => Err(Fault::Unsafe(why.clone())),
-        (None, Some(fault)) => Err(fault),
-        (None, None) => Err(Fault::Away(String::from("no path of a socket"))),
-    }
-}
-
-fn connect_to(path: &Path, trust: &Trust) -> Result<UnixStream, Fault> {
-    agent::connect(path, trust).map_err(|e| match e {
-        NoAgent::Unsafe(why) => Fault::Unsafe(why),
-        other => Fault::Away(other.to_string()),
+    Err(match (skipped.first(), first) {
+        (None, Some(first)) => first,
+        (Some((_, why)), _) => NoAgent::Unsafe(why.clone()),
+        (None, None) => NoAgent::Unsafe(String::from("no path of a socket")),
     })
 }
 

@@ -140,7 +140,7 @@ pub struct Source {
 
 impl crate::policy::HintSource for Source {
     #[inline]
-    fn share(&self) -> u16 {
-        self.reader.share()
+    fn share(&self) -> Option<u16> {
+        self.reader.hint()
     }
 }

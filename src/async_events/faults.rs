@@ -215,7 +215,11 @@ impl Owner for EventState {
 /// Watches the ports that are not healthy.
 impl Job for EventState {
     fn run(&self) -> Result<()> {
-        self.nics().iter().for_each(|nic| self.look_at(nic));
+        for nic in self.nics() {
+            self.look_at(&nic);
+            let meter = nic.meter();
+            self.stats.measured(nic.name(), meter.goodput(), meter.weight().into(), meter.scale().into());
+        }
         self.stats.count_unlisted();
         Ok(())
     }

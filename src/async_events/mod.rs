@@ -89,10 +89,27 @@ impl AsyncEvents {
         &self.state.followers
     }
 
+    /// Returns what sets the scales of ports.
+    pub fn scaler(&self) -> Arc<PortScaler> {
+        Arc::new(PortScaler(Arc::clone(&self.state)))
+    }
+
     /// Begins to watch the queues of a comm, until the result is dropped. `counters`: those that show
     /// whether a rail makes progress, if the comm has them.
     pub fn watch(&self, name: String, rails: Vec<Queues>, counters: Option<RailCounters>) -> Arc<CommWatch> {
         EventState::watch(&self.state, name, rails, counters)
+    }
+}
+
+/// Sets the scales of a process's ports.
+#[derive(Debug)]
+pub struct PortScaler(Arc<EventState>);
+
+impl PortScaler {
+    /// Sets the scale of a port, in parts per 1024: its part of the data that it would carry without.
+    /// 0 drains it. `port` is a name such as `mlx5_0:1`. Returns whether the process has the port.
+    pub fn set(&self, port: &str, scale: u16) -> bool {
+        self.0.set_port_scale(port, scale)
     }
 }
 

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::async_events::toll::Toll;
 use crate::async_events::watch::{CommWatch, Owner, Queues};
 use crate::config::Config;
-use crate::device::Nic;
+use crate::device::{Nic, SCALE_ONE};
 use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::Housekeeping;
 use crate::policy::Followers;
@@ -28,6 +28,8 @@ pub(super) struct EventState {
     last: AtomicU64,
     /// The ports of the process.
     nics: RwLock<Vec<Arc<Nic>>>,
+    /// The scales of ports that the process may not have yet, other than full ones.
+    scales: Mutex<HashMap<String, u16>>,
     /// `NCCL_IB_RETURN_ASYNC_EVENTS` of the latest init.
     end_comms: AtomicBool,
     /// `MPIB_STALL_MS` of the latest init, in ms.
@@ -49,6 +51,7 @@ impl EventState {
             comms: Mutex::default(),
             last: AtomicU64::new(0),
             nics: RwLock::default(),
+            scales: Mutex::default(),
             end_comms: AtomicBool::new(true),
             stall: AtomicU64::new(0),
             followers: Followers::default(),
@@ -70,13 +73,38 @@ impl EventState {
         Duration::from_millis(self.stall.load(Ordering::Relaxed))
     }
 
+    /// Sets the ports of the process, and the scales that were set before the process had them.
     pub(super) fn set_nics(&self, nics: Vec<Arc<Nic>>) {
+        let scales = self.scales.lock();
+        for nic in &nics {
+            if let Some(scale) = scales.get(nic.name()) {
+                nic.meter().set_scale(*scale);
+            }
+        }
         *self.nics.write() = nics;
     }
 
     /// Returns the ports of the process.
     pub(super) fn nics(&self) -> Vec<Arc<Nic>> {
         self.nics.read().clone()
+    }
+
+    /// Sets the scale of a port. Its connections follow at their next call. Returns whether the
+    /// process has the port.
+    pub(super) fn set_port_scale(&self, port: &str, scale: u16) -> bool {
+        match scale {
+            SCALE_ONE.. => self.scales.lock().remove(port),
+            _ => self.scales.lock().insert(port.to_owned(), scale),
+        };
+        let nics = self.nics();
+        let Some(nic) = nics.iter().find(|nic| nic.name() == port) else { return false };
+        if nic.meter().set_scale(scale) {
+            self.followers.rescale();
+            for comm in self.comms().iter().filter(|comm| comm.routes().iter().any(|r| r.is_on(nic))) {
+                comm.notify();
+            }
+        }
+        true
     }
 
     /// Begins to watch a comm.

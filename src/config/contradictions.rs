@@ -1,7 +1,8 @@
 //! Settings that are valid alone but contradict each other.
 
-use super::Config;
+use super::{Config, SplitBy};
 use crate::error::BadSetting;
+use crate::proto::Mode;
 
 impl Config {
     /// Lists the settings that contradict each other.
@@ -28,6 +29,14 @@ impl Config {
                 );
             }
             _ => {}
+        }
+        let has_share = self.sup_share.is_some() || self.mode == Mode::Advanced;
+        if self.split == SplitBy::Share && !(has_share && self.hca_sout.is_some()) {
+            both(
+                "MPIB_SPLIT",
+                "\"share\"".into(),
+                "speed or measured; share is for MPIB_HCA_SOUT and MPIB_HCA_SUP with MPIB_SUP_SHARE or MPIB_MODE=1".into(),
+            );
         }
         if let (Some(family), Some(range)) = (self.addr_family, &self.addr_range)
             && family != range.family()

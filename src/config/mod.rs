@@ -12,6 +12,7 @@ mod filter;
 mod form;
 mod profile;
 mod retries;
+mod split_by;
 mod unsupported;
 
 use std::ffi::{OsStr, OsString};
@@ -25,6 +26,7 @@ use form::{
     WholeOrLargest, WholeOrUnset,
 };
 pub use retries::RetryTime;
+pub use split_by::SplitBy;
 pub use unsupported::{Finding, nearest};
 
 use crate::error::{BadSetting, Error, Result};
@@ -139,6 +141,12 @@ settings! {
     /// With `MPIB_MODE=1`: transfers between islands of at most this many bytes use SOUT alone,
     /// regardless of the hint. 0: off.
     bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30);
+    /// How a message is split if neither `MPIB_SUP_SHARE` nor a hint nor the island decides.
+    /// `measured`: by the goodput that the sender measures on each rail, at first by the speeds that
+    /// the ports report. `speed`: by these speeds. `share`: for SOUT and SUP, with `MPIB_SUP_SHARE`
+    /// or `MPIB_MODE=1`; all on SOUT without a hint. The sender's value counts. See
+    /// [measured-split.md](measured-split.md).
+    split: SplitBy = SplitBy::Measured, "MPIB_SPLIT", Text::<SplitBy>::NEW;
     /// Messages below this many bytes go whole on one rail, larger ones are split over all rails
     /// that may carry data. 0: messages of at least 128 bytes are split. See
     /// [mpib.md](mpib.md#small-messages) and

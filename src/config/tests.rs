@@ -32,6 +32,7 @@ fn every_variable_is_read() {
         ("MPIB_ISLAND_PREFIX_LEN", "0"),
         ("MPIB_SUP_SHARE", "1024"),
         ("MPIB_BDP_THRESHOLD", "65536"),
+        ("MPIB_SPLIT", "speed"),
         ("MPIB_SPLIT_MIN", "0"),
         ("MPIB_SOUT_QP", "32"),
         ("MPIB_SUP_QP", "1"),

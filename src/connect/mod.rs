@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nccl_net_versions::HandleBuf;
 use parking_lot::Mutex;
 
+use crate::clock;
 use crate::connect::handshake::Handshake;
 use crate::control::{Listener, Options};
 use crate::device::Device;
@@ -86,10 +87,11 @@ impl PendingConnects {
         let Some((comm, flow)) = polled? else { return Ok(None) };
         let speeds: Vec<_> = comm.rails.iter().map(|r| r.speeds).collect();
         let hints = flow.map(|flow| Box::new(flow.into_source()) as Box<dyn HintSource>);
-        let source = Source::new(comm.plan.split_mode(&settings.config), hints, &speeds);
+        let (split, by) = (comm.plan.split_mode(&settings.config), settings.config.split);
+        let source = Source::new(split, by, hints, &speeds, comm.nics(), clock::now());
         let policy = Policy::new(comm.plan, source, (&*settings.config).into(), &comm.roles());
-        if let Some(weights) = policy.weights() {
-            settings.process.events.followers().add(weights, comm.nics(), speeds);
+        if let Some(reported) = policy.reported() {
+            settings.process.events.followers().add(reported, comm.nics(), speeds);
         }
         Ok(Some(SendComm::new(comm, policy, settings)))
     }

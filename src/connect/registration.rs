@@ -17,8 +17,9 @@ pub(crate) fn unhinted(peer: &str, flow: &Subscription, config: &Config) -> Erro
     let why = flow.fault().unwrap_or_else(unanswered);
     Error::Usage(format!(
         "no hint for the connection with {peer} within {:?}: {why}. Start the agent of this host, or set MPIB_AGENT_SOCKET and \
-         MPIB_HINTS to where it is; without MPIB_STRICT=1 all data goes on SOUT until a hint arrives (MPIB_STRICT=1)",
+         MPIB_HINTS to where it is; without MPIB_STRICT=1 MPIB_SPLIT={} decides until a hint arrives (MPIB_STRICT=1)",
         options.patience(),
+        config.split,
     ))
 }
 
@@ -49,7 +50,7 @@ pub(crate) fn open(
             let what =
                 format!("no hints for the connection with {peer}: they are for rails with IPv4 addresses");
             let what = config.degraded(what)?;
-            tracing::warn!(target: "net", "{what}; its data is all on SOUT");
+            tracing::warn!(target: "net", "{what}; MPIB_SPLIT={} decides how its data is split", config.split);
             Ok(None)
         }
     }

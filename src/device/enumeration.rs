@@ -13,6 +13,7 @@ use super::net_device::{Device, PciPaths, leak};
 use super::nic::Nic;
 use super::pci;
 use super::port_life::PortLife;
+use super::port_meter::PortMeter;
 use super::selection::{self, Plan};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -101,6 +102,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 srq: OnceLock::new(),
                 no_loopback: Mutex::default(),
                 life: PortLife::default(),
+                meter: PortMeter::default(),
             });
             nic.check_pkey_index(config)?;
             rails.push(nic);

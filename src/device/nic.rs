@@ -11,6 +11,7 @@ use super::hw_counters::HwCounters;
 use super::mr_cache::Registrations;
 use super::pci::Place;
 use super::port_life::PortLife;
+use super::port_meter::PortMeter;
 use super::selection::Trouble;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -36,6 +37,7 @@ pub struct Nic {
     /// Why packets of the port to itself do not arrive, if that has been seen lately.
     pub(super) no_loopback: Mutex<Option<NoLoopback>>,
     pub(super) life: PortLife,
+    pub(super) meter: PortMeter,
 }
 
 /// How long [`Nic::known`] is used without an event: a change of the MTU raises none.
@@ -87,6 +89,11 @@ impl Nic {
     /// Returns the life of the port, which all its connections share.
     pub fn life(&self) -> &PortLife {
         &self.life
+    }
+
+    /// Returns what the port's connections have measured, and the operator's scale.
+    pub fn meter(&self) -> &PortMeter {
+        &self.meter
     }
 
     /// Reads the adapter's counters of lost packets. `None` if it has none.

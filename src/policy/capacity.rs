@@ -19,7 +19,9 @@ pub fn speed(device: &Device, config: &Config) -> u32 {
     let speed = |rail: usize| device.rails.get(rail).map_or(0, |n| n.port().speed);
     let both = speed(0).saturating_add(speed(1));
     match SplitMode::new(config, device.is_sout_sup) {
-        SplitMode::BySpeed => device.rails.iter().fold(0, |sum, n| n.port().speed.saturating_add(sum)),
+        SplitMode::BySpeed | SplitMode::Measured => {
+            device.rails.iter().fold(0, |sum, n| n.port().speed.saturating_add(sum))
+        }
         SplitMode::Isolated => speed(0).max(speed(1)),
         SplitMode::Fixed(0) => speed(0),
         SplitMode::Fixed(share) if share >= SHARE_ONE => speed(1),

@@ -4,15 +4,19 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Plan, SplitMode, Weights};
-use crate::config::Config;
-use crate::proto::{RailRole, SHARE_ONE, SPLIT_ALIGN, Split, rails};
+use super::goodput::MEASURED;
+use super::weights::scaled;
+use super::{Measured, Plan, SplitMode, Weights};
+use crate::config::{Config, SplitBy};
+use crate::device::Nic;
+use crate::proto::{MAX_RAILS, RailRole, SHARE_ONE, SPLIT_ALIGN, Split, rails};
 use crate::route::Class;
 
 /// The newest hint for a connection.
 pub trait HintSource: fmt::Debug + Send {
-    /// Returns the share for SUP in parts per 1024. Called once per transfer, so it must not wait.
-    fn share(&self) -> u16;
+    /// Returns the share for SUP in parts per 1024; `None` if there was no hint yet. Called once per
+    /// transfer, so it must not wait.
+    fn share(&self) -> Option<u16>;
 }
 
 /// Where the split of a connection comes from.
@@ -20,22 +24,61 @@ pub trait HintSource: fmt::Debug + Send {
 pub enum Source {
     /// A constant share for SUP.
     Fixed(u16),
-    /// The agent's share for SUP, which may change between transfers.
-    Hint(Box<dyn HintSource>),
-    /// A weight for each rail instead of a share.
-    Weights(Arc<Weights>),
+    /// The agent's share for SUP, which may change between transfers. Until the first hint, what the
+    /// rails can carry.
+    Hint(Box<dyn HintSource>, Capacities),
+    /// What the rails can carry.
+    Capacities(Capacities),
+}
+
+/// What the rails of a connection can carry, in proportion to each other.
+#[derive(Debug)]
+pub enum Capacities {
+    /// Not considered: rail 0 carries all.
+    None,
+    /// By the speeds of the ports.
+    Reported(Arc<Weights>),
+    /// By their goodput, which is measured.
+    Measured(Box<Measured>),
+}
+
+impl Capacities {
+    /// Returns what the settings want for a connection. `ports` has this end's port of each rail.
+    /// `now` is in ns.
+    fn new(by: SplitBy, speeds: &[(u32, u32)], ports: Vec<Arc<Nic>>, now: u64) -> Self {
+        let is_one_port = ports.windows(2).all(|pair| Arc::ptr_eq(&pair[0], &pair[1]));
+        match by {
+            _ if speeds.len() < 2 => Self::None,
+            SplitBy::Share => Self::None,
+            SplitBy::Measured if !is_one_port => {
+                let reported = Arc::new(Weights::new(speeds));
+                Self::Measured(Box::new(Measured::new(ports, reported, now)))
+            }
+            SplitBy::Speed | SplitBy::Measured => Self::Reported(Arc::new(Weights::new(speeds))),
+        }
+    }
 }
 
 impl Source {
-    /// Returns the source for a connection. `hints` is the connection's registration with the
-    /// agent, if it has one; without it all data goes on SOUT. `speeds` are the speeds of both ends
-    /// of each rail in Mb/s.
-    pub fn new(split: SplitMode, hints: Option<Box<dyn HintSource>>, speeds: &[(u32, u32)]) -> Self {
+    /// Returns the source for a connection by its settings. `hints` is the connection's registration
+    /// with the agent, if it has one. `speeds` are the speeds of both ends of each rail in Mb/s, and
+    /// `ports` this end's ports. `now` is in ns.
+    pub fn new(
+        split: SplitMode,
+        by: SplitBy,
+        hints: Option<Box<dyn HintSource>>,
+        speeds: &[(u32, u32)],
+        ports: Vec<Arc<Nic>>,
+        now: u64,
+    ) -> Self {
+        let capacities = |by| Capacities::new(by, &scaled(speeds, &ports), ports, now);
         match (split, hints) {
-            (SplitMode::BySpeed, _) if speeds.len() > 1 => Self::Weights(Arc::new(Weights::new(speeds))),
+            (SplitMode::BySpeed, _) => Self::Capacities(capacities(SplitBy::Speed)),
+            (SplitMode::Measured, _) => Self::Capacities(capacities(SplitBy::Measured)),
             (SplitMode::Fixed(share), _) => Self::Fixed(share),
-            (SplitMode::Hinted, Some(hints)) => Self::Hint(hints),
-            (SplitMode::BySpeed | SplitMode::Isolated | SplitMode::Hinted, _) => Self::Fixed(0),
+            (SplitMode::Hinted, Some(hints)) => Self::Hint(hints, capacities(by)),
+            (SplitMode::Hinted, None) => Self::Capacities(capacities(by)),
+            (SplitMode::Isolated, _) => Self::Capacities(Capacities::None),
         }
     }
 }
@@ -87,7 +130,7 @@ pub struct Whole {
 impl Policy {
     /// Makes the policy of a connection whose rails have these roles, in order.
     pub fn new(plan: Plan, source: Source, limits: Limits, roles: &[RailRole]) -> Self {
-        let hinted = plan == Plan::Shared(Class::Inter) && matches!(source, Source::Hint(_));
+        let hinted = plan == Plan::Shared(Class::Inter) && matches!(source, Source::Hint(..));
         let size = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
         Self {
             source,
@@ -108,12 +151,54 @@ impl Policy {
         };
     }
 
-    /// Returns the weights by which it cuts, if it does.
-    pub fn weights(&self) -> Option<&Arc<Weights>> {
+    /// Returns what the rails can carry, as far as that counts.
+    fn capacities(&self) -> &Capacities {
         match &self.source {
-            Source::Weights(weights) => Some(weights),
-            Source::Fixed(_) | Source::Hint(_) => None,
+            Source::Fixed(_) => &Capacities::None,
+            Source::Hint(_, capacities) | Source::Capacities(capacities) => capacities,
         }
+    }
+
+    /// Returns the speeds that the ports report, if they count.
+    pub fn reported(&self) -> Option<&Arc<Weights>> {
+        match self.capacities() {
+            Capacities::None => None,
+            Capacities::Reported(reported) => Some(reported),
+            Capacities::Measured(measured) => Some(measured.reported()),
+        }
+    }
+
+    /// Returns the weights of the rails now, if they have any.
+    fn weights(&self) -> Option<[u16; MAX_RAILS]> {
+        match self.capacities() {
+            Capacities::None => None,
+            Capacities::Reported(reported) => Some(reported.now()),
+            Capacities::Measured(measured) => Some(measured.weights()),
+        }
+    }
+
+    /// Returns the measurement of the connection's rails, if there is one.
+    pub fn measured(&mut self) -> Option<&mut Measured> {
+        match &mut self.source {
+            Source::Hint(_, Capacities::Measured(measured))
+            | Source::Capacities(Capacities::Measured(measured)) => Some(measured),
+            _ => None,
+        }
+    }
+
+    /// Cuts one transfer by the [measurement](Cut::Measured). `in_flight` are the bytes of large
+    /// parts in flight on each rail. `now` is in ns.
+    pub fn cut_measured(
+        &mut self,
+        size: usize,
+        in_flight: &[u64; MAX_RAILS],
+        now: u64,
+        split: &mut Split,
+    ) -> Cut {
+        let available = self.available;
+        let Some(measured) = self.measured() else { return Cut::NoRail };
+        let weights = measured.divide(size, in_flight, available, now);
+        if split.cut(size, &weights, available) { Cut::Done } else { Cut::NoRail }
     }
 
     /// Cuts one transfer of `size` bytes while no rail has work requests in flight. An empty
@@ -123,6 +208,7 @@ impl Policy {
         match self.cut(size, self.share(size), &mut split) {
             Cut::Done => {}
             Cut::Whole => split.whole(size, self.least_busy(|_| 0)),
+            Cut::Measured => _ = split.cut(size, &self.weights()?, self.available),
             Cut::NoRail => return None,
         }
         self.posted(size, self.share(size), &split);
@@ -139,8 +225,13 @@ impl Policy {
         let share = match &self.source {
             _ if size <= self.threshold => 0,
             Source::Fixed(share) => *share,
-            Source::Hint(flow) => flow.share(),
-            Source::Weights(_) => return None,
+            Source::Hint(flow, capacities) => match (flow.share(), capacities) {
+                (Some(share), _) => share,
+                (None, Capacities::None) => 0,
+                (None, _) => return None,
+            },
+            Source::Capacities(Capacities::None) => 0,
+            Source::Capacities(_) => return None,
         };
         Some(share.min(SHARE_ONE))
     }
@@ -151,8 +242,8 @@ impl Policy {
         let first = usize::try_from(self.available.trailing_zeros()).ok().filter(|_| self.available != 0)?;
         let below = match &self.source {
             _ if self.available.count_ones() == 1 => usize::MAX,
-            Source::Weights(_) | Source::Fixed(_) => SPLIT_ALIGN,
-            Source::Hint(_) => self.threshold.saturating_add(1),
+            Source::Capacities(_) | Source::Fixed(_) => SPLIT_ALIGN,
+            Source::Hint(..) => self.threshold.saturating_add(1),
         };
         let share = self.share(1);
         let rail = match share {
@@ -165,24 +256,36 @@ impl Policy {
     /// Cuts a transfer in place, with the result of [`share`](Self::share).
     #[inline(always)]
     pub fn cut(&self, size: usize, share: Option<u16>, split: &mut Split) -> Cut {
-        match (share, &self.source) {
-            // Below the alignment no second rail has a part.
-            (Some(sup), _) if size < self.split_min && size >= SPLIT_ALIGN => {
-                split.whole(size, self.whole_by_share(size, sup));
-            }
-            // There is a share only if both rails may carry data.
-            (Some(sup), _) => split.cut_by_share(size, sup),
-            (None, Source::Weights(weights)) if size >= SPLIT_ALIGN => {
-                if size < self.split_min && self.available & self.available.wrapping_sub(1) != 0 {
-                    return Cut::Whole;
-                }
-                return if split.cut(size, &weights.now(), self.available) { Cut::Done } else { Cut::NoRail };
-            }
+        let Some(sup) = share else { return self.cut_by_capacities(size, split) };
+        // There is a share only if both rails may carry data. Below the alignment no second rail
+        // has a part.
+        if size < self.split_min && size >= SPLIT_ALIGN {
+            split.whole(size, self.whole_by_share(size, sup));
+        } else {
+            split.cut_by_share(size, sup);
+        }
+        Cut::Done
+    }
+
+    /// Cuts a transfer without a share in place.
+    #[inline(always)]
+    fn cut_by_capacities(&self, size: usize, split: &mut Split) -> Cut {
+        let is_several = self.available & self.available.wrapping_sub(1) != 0;
+        if self.available == 0 {
+            return Cut::NoRail;
+        }
+        if is_several && size >= SPLIT_ALIGN {
+            let weights = match self.capacities() {
+                Capacities::None => [0; MAX_RAILS],
+                _ if size < self.split_min => return Cut::Whole,
+                Capacities::Reported(reported) => reported.now(),
+                Capacities::Measured(_) if size >= MEASURED => return Cut::Measured,
+                Capacities::Measured(measured) => measured.weights(),
+            };
+            split.cut(size, &weights, self.available);
+        } else {
             // On the only rail, or on the first of several. No rail has weight 0.
-            (None, _) if self.available != 0 => {
-                split.whole(size, self.available.trailing_zeros() as usize);
-            }
-            (None, _) => return Cut::NoRail,
+            split.whole(size, self.available.trailing_zeros() as usize);
         }
         Cut::Done
     }
@@ -217,7 +320,7 @@ impl Policy {
     /// work requests in flight in proportion to its weight. Of equal ones it is the lowest.
     /// `in_flight` returns the work requests in flight on a rail.
     pub fn least_busy(&self, in_flight: impl Fn(usize) -> u32) -> usize {
-        let weights = self.weights().map(|weights| weights.now());
+        let weights = self.weights();
         let weight = |rail: usize| weights.map_or(1, |weights| u64::from(weights[rail]));
         let load = |rail| (u64::from(in_flight(rail)) + 1, weight(rail));
         let mut best = self.available.trailing_zeros() as usize;
@@ -238,6 +341,8 @@ impl Policy {
 pub enum Cut {
     /// The split is made.
     Done,
+    /// The transfer is cut [by measurement](Policy::cut_measured).
+    Measured,
     /// The transfer is too small to be split. It goes on the [least busy](Policy::least_busy) rail.
     Whole,
     /// No rail may carry data.

@@ -14,13 +14,17 @@ const BOTH: [RailRole; 2] = [RailRole::SOUT, RailRole::SUP];
 struct Hint(Arc<AtomicU16>);
 
 impl HintSource for Hint {
-    fn share(&self) -> u16 {
-        self.0.load(Ordering::Relaxed)
+    fn share(&self) -> Option<u16> {
+        Some(self.0.load(Ordering::Relaxed))
     }
 }
 
 fn hint(share: u16) -> Source {
-    Source::Hint(Box::new(Hint(Arc::new(share.into()))))
+    Source::Hint(Box::new(Hint(Arc::new(share.into()))), Capacities::None)
+}
+
+fn by_speed(speeds: &[(u32, u32)]) -> Source {
+    Source::Capacities(Capacities::Reported(Arc::new(Weights::new(speeds))))
 }
 
 /// The limits of `MPIB_SPLIT_MIN=0`.
@@ -71,8 +75,12 @@ fn hints_split_one_mebibyte() {
 #[test]
 fn a_new_hint_counts_for_the_next_transfer() {
     let agent = Hint::default();
-    let policy =
-        Policy::new(Plan::Shared(Class::Inter), Source::Hint(Box::new(agent.clone())), exact(0), &BOTH);
+    let policy = Policy::new(
+        Plan::Shared(Class::Inter),
+        Source::Hint(Box::new(agent.clone()), Capacities::None),
+        exact(0),
+        &BOTH,
+    );
     for (share, mask) in [(0, 1), (1024, 2), (512, 3), (0, 1)] {
         agent.0.store(share, Ordering::Relaxed);
         assert_eq!(policy.split(MIB).unwrap().mask(), mask, "hint {share}");
@@ -172,7 +180,7 @@ fn plain_queue_pairs_take_turns_or_carry_parts() {
 
 fn weighed(speeds: &[(u32, u32)]) -> Policy {
     let roles: Vec<RailRole> = RailRole::all().take(speeds.len()).collect();
-    Policy::new(Plan::Plain, Source::Weights(Arc::new(Weights::new(speeds))), exact(4096), &roles)
+    Policy::new(Plan::Plain, by_speed(speeds), exact(4096), &roles)
 }
 
 #[test]
@@ -225,8 +233,7 @@ fn messages_from_split_min_on_are_split() {
     for (size, rails) in [(4095, 1), (4096, 2), (256, 1), (1 << 30, 2)] {
         assert_eq!(policy.split(size).unwrap().parts().count(), rails, "{size} bytes");
     }
-    let all =
-        Policy::new(Plan::Plain, Source::Weights(Arc::new(Weights::new(&[(1, 1), (1, 1)]))), limits, &BOTH);
+    let all = Policy::new(Plan::Plain, by_speed(&[(1, 1), (1, 1)]), limits, &BOTH);
     assert_eq!([4095, 4096].map(|size| all.split(size).unwrap().parts().count()), [1, 2]);
     assert_eq!(default_limits().split_min, 64 << 10);
 }
@@ -237,7 +244,7 @@ fn small_messages_keep_a_share_of_all_or_nothing() {
     let agent = Hint::default();
     let policy = Policy::new(
         Plan::Shared(Class::Inter),
-        Source::Hint(Box::new(agent.clone())),
+        Source::Hint(Box::new(agent.clone()), Capacities::None),
         default_limits(),
         &BOTH,
     );
@@ -268,7 +275,7 @@ fn the_threshold_does_not_change_the_share_of_other_small_messages() {
 fn whole(speeds: &[u32]) -> Policy {
     let speeds: Vec<_> = speeds.iter().map(|speed| (*speed, *speed)).collect();
     let roles: Vec<RailRole> = RailRole::all().take(speeds.len()).collect();
-    Policy::new(Plan::Plain, Source::Weights(Arc::new(Weights::new(&speeds))), default_limits(), &roles)
+    Policy::new(Plan::Plain, by_speed(&speeds), default_limits(), &roles)
 }
 
 //= fused-devices.md: small messages go whole on the rail with the least in flight

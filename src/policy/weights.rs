@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::device::Nic;
+use crate::device::{Nic, SCALE_ONE};
 use crate::proto::MAX_RAILS;
 
 /// Weights that fit into one word.
@@ -97,12 +97,21 @@ impl Followers {
                     changed.push((nic.name().to_owned(), speed));
                 }
             }
-            weights.renew(&follower.speeds);
+            weights.renew(&scaled(&follower.speeds, &follower.nics));
             true
         });
         changed.sort_unstable();
         changed.dedup();
         changed
+    }
+
+    /// Renews the weights of all connections after a port's scale has changed.
+    pub fn rescale(&self) {
+        self.0.lock().retain(|follower| {
+            let Some(weights) = follower.weights.upgrade() else { return false };
+            weights.renew(&scaled(&follower.speeds, &follower.nics));
+            true
+        });
     }
 
     /// Returns the ports of one adapter that connections use, each once.
@@ -115,6 +124,24 @@ impl Followers {
             }
         }
         all
+    }
+}
+
+/// Returns the speeds of rails as the scales of their ports change them.
+pub(super) fn scaled(speeds: &[(u32, u32)], nics: &[Arc<Nic>]) -> Vec<(u32, u32)> {
+    let scaled = |speed: u32, nic: &Nic| match scale(nic) {
+        SCALE_ONE => speed,
+        scale => (u64::from(speed) * u64::from(scale) / u64::from(SCALE_ONE)).max(1) as u32,
+    };
+    let known = |speed: u32, nic: &Nic| if speed == 0 { 0 } else { scaled(speed, nic) };
+    speeds.iter().zip(nics).map(|((ours, theirs), nic)| (known(*ours, nic), known(*theirs, nic))).collect()
+}
+
+/// Returns the scale of a port that is in use. A drained one is in use only if all are drained.
+pub(super) fn scale(nic: &Nic) -> u16 {
+    match nic.meter().scale() {
+        0 => SCALE_ONE,
+        scale => scale,
     }
 }
 

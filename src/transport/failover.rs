@@ -6,6 +6,7 @@ use crate::error::{Error, FailedCompletion, Fast};
 use crate::proto::{Message, rails};
 use crate::stats::Reason;
 use crate::transport::comm::Comm;
+use crate::transport::rail::Rail;
 
 /// How long the peer may take to answer in an episode. Its process may be stopped meanwhile.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -31,6 +32,34 @@ impl Comm {
     /// Returns the rails that are not given up.
     pub(crate) fn living(&self) -> u8 {
         self.layout.all_rails() & !self.failures.dead
+    }
+
+    /// Returns the rails on drained ports.
+    pub(crate) fn drained(&self) -> u8 {
+        let on_drained = |rail: &Rail| rail.nic.meter().scale() == 0;
+        self.rails
+            .iter()
+            .enumerate()
+            .filter(|(_, rail)| on_drained(rail))
+            .fold(0, |mask, (i, _)| mask | 1 << i)
+    }
+
+    /// Returns the living rails that data is to use: those that are not `drained`, or all if there is
+    /// no other.
+    pub(crate) fn undrained(&self, drained: u8) -> u8 {
+        let living = self.living();
+        if living & !drained != 0 || living == 0 {
+            return living & !drained;
+        }
+        let names: Vec<_> = rails(living).map(|rail| self.rails[rail].nic.name()).collect();
+        if self.rails[living.trailing_zeros() as usize].nic.meter().is_ignored_first() {
+            let (peer, names) = (self.peer.name(), names.join(", "));
+            tracing::warn!(
+                target: "net",
+                "{names} carries data although it is drained: the connection with {peer} has no other rail"
+            );
+        }
+        living
     }
 
     /// Handles the failure of a rail, with all its stripes. The next call gives it up.

@@ -12,6 +12,11 @@ pub(crate) enum Work {
         /// Slot of the group.
         slot: u8,
     },
+    /// Like `Data`, with a part that is measured.
+    Measured {
+        /// Slot of the group.
+        slot: u8,
+    },
     /// A signalled CTS write.
     Cts,
     /// The signalled write of a part that is sent again.
@@ -41,6 +46,13 @@ const REPLAY: u64 = 16;
 const REPLAYS_END: u64 = REPLAY + crate::proto::MAX_RAILS as u64;
 
 impl Work {
+    /// Returns the purpose of the signalled write of a group of sends on one rail. `measured` is the
+    /// mask of the rails whose parts are measured.
+    #[inline(always)]
+    pub(crate) const fn data(slot: u8, rail: usize, measured: u8) -> Self {
+        if measured >> rail & 1 == 1 { Self::Measured { slot } } else { Self::Data { slot } }
+    }
+
     #[inline]
     pub(crate) const fn id(self, number: u32) -> u64 {
         let what = match self {
@@ -51,7 +63,8 @@ impl Work {
             Self::Flush { index } => 4 << 8 | index as u64,
             Self::Mail => 5 << 8,
             Self::Receive => 6 << 8,
-            Self::Ping => 7 << 8,
+            Self::Ping => 8 << 8,
+            Self::Measured { slot } => 7 << 8 | slot as u64,
             Self::Replay { slot, part } => (REPLAY + part as u64) << 8 | slot as u64,
         };
         what | (number as u64) << 32
@@ -72,7 +85,8 @@ impl Work {
             3 => Self::Data { slot: id as u8 },
             4 => Self::Flush { index: id as u8 },
             5 => Self::Mail,
-            7 => Self::Ping,
+            8 => Self::Ping,
+            7 => Self::Measured { slot: id as u8 },
             REPLAY..REPLAYS_END => Self::Replay { slot: id as u8, part: (id >> 8) as u8 - REPLAY as u8 },
             _ => Self::Receive,
         }
@@ -81,7 +95,7 @@ impl Work {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Probe => "probe",
-            Self::Data { .. } | Self::Replay { .. } => "data write",
+            Self::Data { .. } | Self::Measured { .. } | Self::Replay { .. } => "data write",
             Self::Cts => "CTS write",
             Self::Flush { .. } => "flush read",
             Self::Mail => "mailbox write",
@@ -98,7 +112,9 @@ mod tests {
 
     #[test]
     fn work_is_told_by_its_number() {
-        let numbered = [0, 255].map(|n| [Work::Data { slot: n }, Work::Flush { index: n }]).concat();
+        let numbered = [0, 255]
+            .map(|n| [Work::Data { slot: n }, Work::Measured { slot: n }, Work::Flush { index: n }])
+            .concat();
         let again = (0..8).map(|part| Work::Replay { slot: 63, part });
         let bare = [Work::Probe, Work::Cts, Work::Mail, Work::Ping, Work::Unsignalled, Work::Receive];
         for work in bare.into_iter().chain(numbered).chain(again) {

@@ -10,6 +10,9 @@ pub const TWO_RAILS: [(&str, &str); 3] =
 /// Messages are split from 128 bytes on.
 pub const SPLIT_ALL: (&str, &str) = ("MPIB_SPLIT_MIN", "0");
 
+/// Plain rails carry in proportion to the speeds of their ports: tests know what goes where.
+pub const BY_SPEED: (&str, &str) = ("MPIB_SPLIT", "speed");
+
 /// Ends a probe or a write that nobody answers soon.
 pub const SHORT: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")];
 

@@ -94,7 +94,6 @@ pub struct Server {
     plugins: BTreeMap<ProcessId, Plugin>,
     observers: BTreeMap<ProcessId, Observer>,
     observe_at: Instant,
-    kept: Kept,
     /// A descriptor to free when there are none left: refusing a connection takes one.
     spare: Option<File>,
     /// When lines about processes were logged.
@@ -119,7 +118,7 @@ impl Server {
             Ok(kept) => (kept, None),
             Err(e) => (Kept::default(), Some(format!("{}: {e}; nothing of it is used", state.display()))),
         };
-        let mut agent = Agent::new(config, hints, kept.clone());
+        let mut agent = Agent::new(config, hints, kept);
         damaged.into_iter().for_each(|text| agent.log(text));
         // The socket of an agent that has ended.
         match fs::remove_file(&socket) {
@@ -148,7 +147,6 @@ impl Server {
             plugins: BTreeMap::new(),
             observers: BTreeMap::new(),
             observe_at: Instant::now(),
-            kept,
             spare: File::open("/dev/null").ok(),
             complained: VecDeque::new(),
         })
@@ -368,7 +366,7 @@ impl Server {
     fn pass_on(&mut self) {
         let (changed, kept, lines) = {
             let mut agent = self.agent();
-            (agent.ports_changed(), agent.kept(), agent.log_lines())
+            (agent.ports_changed(), agent.changed_kept(), agent.log_lines())
         };
         for line in lines {
             eprintln!("mpib agent: {line}");
@@ -379,7 +377,7 @@ impl Server {
                 self.served(id, sent);
             }
         }
-        if kept != self.kept {
+        if let Some(kept) = kept {
             let path = self.folder.join(kept::NAME);
             if let Err(e) = kept.write(&path) {
                 eprintln!(
@@ -387,7 +385,6 @@ impl Server {
                     path.display()
                 );
             }
-            self.kept = kept;
         }
     }
 }

@@ -36,6 +36,8 @@ pub struct Agent {
     drains: BTreeMap<String, bool>,
     /// Shares that another program has set.
     external: BTreeMap<Pair, u16>,
+    /// What outlives a restart has changed since it was last asked for.
+    kept_changed: bool,
     events: Events,
 }
 
@@ -121,6 +123,7 @@ impl Agent {
             plain: Flows::default(),
             drains: kept.drains,
             external: shares.collect(),
+            kept_changed: false,
             events: Events::default(),
         };
         agent.forget_needless_drains();
@@ -172,8 +175,9 @@ impl Agent {
         if process.connections() >= limit {
             return Err(Status::NO_FREE_SLOT);
         }
-        let share = self.wanted(id, process, pair);
-        let ports = self.scales();
+        let drained = self.drained();
+        let share = self.wanted(id, process, pair, &drained);
+        let ports = scales(&drained);
         let process = self.processes.get_mut(&id).ok_or(Status::INVALID_REQUEST)?;
         if takes_memory {
             return process.register(conn_id, pair, &ports, || share);
@@ -199,7 +203,7 @@ impl Agent {
 
     /// Prepares the memory file of a process that registers no connection.
     pub fn attach(&mut self, id: ProcessId) -> Status {
-        let ports = self.scales();
+        let ports = scales(&self.drained());
         match self.processes.get_mut(&id).map(|process| process.memory(&ports).map(drop)) {
             Some(Ok(())) => Status::SUCCESS,
             Some(Err(status)) => status,
@@ -254,6 +258,7 @@ impl Agent {
         }
         let pair = (source, destination);
         if self.external.insert(pair, share) != Some(share) {
+            self.kept_changed = true;
             let text = format!("flow {source} -> {destination} has share {share} of {SHARE_ONE}");
             self.events.add(EventKind::Share, None, text);
         }
@@ -319,7 +324,15 @@ impl Agent {
                 measured.share.or(seen.share).unwrap_or(if default == 0 { SHARE_ONE / 2 } else { default });
             measured.share = Some(next_share(start, measured.goodput, elapsed).unwrap_or(start));
         }
-        self.apply();
+        let drained = self.drained();
+        if let Some(mut process) = self.processes.remove(&id) {
+            self.apply_to(id, &mut process, &drained);
+            let plain = process.connections() > 0 && !process.plain().is_empty();
+            self.processes.insert(id, process);
+            if plain {
+                self.apply_plain(&drained);
+            }
+        }
     }
 
     /// Returns the processes that must be sent PORTS CHANGED, once each.
@@ -333,6 +346,11 @@ impl Agent {
     /// Returns the registered processes.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessId, Peer)> {
         self.processes.iter().map(|(id, process)| (*id, process.peer))
+    }
+
+    /// Returns what a restarted agent must know if that has changed since the last call.
+    pub fn changed_kept(&mut self) -> Option<Kept> {
+        std::mem::take(&mut self.kept_changed).then(|| self.kept())
     }
 
     /// Returns what a restarted agent must know.
@@ -385,18 +403,14 @@ impl Agent {
 
     /// Forgets what the configuration has, too.
     fn forget_needless_drains(&mut self) {
+        self.kept_changed = true;
         let configured = &self.config.drain;
         self.drains.retain(|port, out_of_use| configured.contains(port) != *out_of_use);
     }
 
-    fn scales(&self) -> Vec<PortScale> {
-        self.drained().into_iter().map(|name| PortScale { name, scale: 0 }).collect()
-    }
-
     /// Returns the share that a flow should have.
-    fn wanted(&self, id: ProcessId, process: &Process, pair: Pair) -> u16 {
+    fn wanted(&self, id: ProcessId, process: &Process, pair: Pair, drained: &BTreeSet<String>) -> u16 {
         if let Some([sout, sup]) = &process.ports {
-            let drained = self.drained();
             match (drained.contains(sout), drained.contains(sup)) {
                 (false, true) => return 0,
                 (true, false) => return SHARE_ONE,
@@ -414,27 +428,36 @@ impl Agent {
 
     /// Writes shares and scales wherever they have changed.
     fn apply(&mut self) {
-        let ports = self.scales();
+        let drained = self.drained();
         let mut processes = std::mem::take(&mut self.processes);
         for (id, process) in &mut processes {
-            process.set_ports(&ports);
-            let wanted: BTreeMap<Pair, u16> =
-                process.flows.all().map(|(pair, ..)| (pair, self.wanted(*id, process, pair))).collect();
-            process.set_shares(|pair, now| wanted.get(&pair).copied().unwrap_or(now));
+            self.apply_to(*id, process, &drained);
         }
         self.processes = processes;
-        let plain: BTreeMap<Pair, u16> =
-            self.plain.all().map(|(pair, now, _)| (pair, self.wanted_plain(pair).unwrap_or(now))).collect();
-        if let Some(hints) = &mut self.hints {
-            self.plain.set(hints, |pair, now| plain.get(&pair).copied().unwrap_or(now));
-        }
+        self.apply_plain(&drained);
     }
 
-    /// Returns the share for a flow of the hint file, which several processes may have: by the first
-    /// of them.
-    fn wanted_plain(&self, pair: Pair) -> Option<u16> {
-        let (id, process) = self.processes.iter().find(|(_, process)| process.plain().contains(&pair))?;
-        Some(self.wanted(*id, process, pair))
+    /// Writes shares and scales of one process where they have changed.
+    fn apply_to(&self, id: ProcessId, process: &mut Process, drained: &BTreeSet<String>) {
+        process.set_ports(&scales(drained));
+        let pairs: Vec<_> = process.flows.all().map(|(pair, ..)| pair).collect();
+        let wanted: BTreeMap<Pair, u16> =
+            pairs.into_iter().map(|pair| (pair, self.wanted(id, process, pair, drained))).collect();
+        process.set_shares(|pair, now| wanted.get(&pair).copied().unwrap_or(now));
+    }
+
+    /// Writes the shares of the hint file where they have changed. Several processes may have a
+    /// flow: the first of them decides.
+    fn apply_plain(&mut self, drained: &BTreeSet<String>) {
+        let mut wanted = BTreeMap::new();
+        for (id, process) in &self.processes {
+            for pair in process.plain() {
+                wanted.entry(pair).or_insert_with(|| self.wanted(*id, process, pair, drained));
+            }
+        }
+        if let Some(hints) = &mut self.hints {
+            self.plain.set(hints, |pair, now| wanted.get(&pair).copied().unwrap_or(now));
+        }
     }
 
     fn remove_plain(&mut self, pair: Pair) {
@@ -442,6 +465,10 @@ impl Agent {
             self.plain.remove(hints, pair);
         }
     }
+}
+
+fn scales(drained: &BTreeSet<String>) -> Vec<PortScale> {
+    drained.iter().map(|name| PortScale { name: name.clone(), scale: 0 }).collect()
 }
 
 fn view(flows: &Flows) -> Vec<FlowView> {

@@ -39,7 +39,7 @@ fn a_frame_is_printed_where_there_is_no_terminal() {
     until("the end of the process", || (top(&[&pid, "--once"]).0 == 3).then_some(()));
 }
 
-/// A terminal of 80 columns with a shell, in a server of its own name.
+/// A terminal of 80 columns with a shell. Each test has another server.
 struct Tmux(String);
 
 impl Tmux {

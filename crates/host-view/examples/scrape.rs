@@ -19,7 +19,7 @@ fn process() {
     let names: Vec<String> = (0..8).map(|i| format!("mlx5_{i}:1")).collect();
     let rails: Vec<(u8, &str)> = (0..8).zip(names.iter().map(String::as_str)).collect();
     let open = |i: usize| {
-        let direction = if i % 2 == 0 { Direction::Send } else { Direction::Receive };
+        let direction = if i.is_multiple_of(2) { Direction::Send } else { Direction::Receive };
         let peer = format!("192.0.2.{}:{i} (node{}, pid {i})", i % 250, i % 125);
         let (islands, data, substituted) = (Islands::Unknown, Data::Plain, false);
         let one = NewConnection { direction, islands, data, peer: &peer, rails: &rails, substituted };

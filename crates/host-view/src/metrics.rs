@@ -53,7 +53,7 @@ metrics! {
     Requests = COUNTER "mpib_requests_total" ["direction"] "Requests that isend, irecv or iflush returned";
     Messages = COUNTER "mpib_messages_total" ["direction"] "Messages of requests that are done";
     MessageBytes = COUNTER "mpib_message_bytes_total" ["direction"] "Bytes of these messages";
-    Waits = COUNTER "mpib_waits_total" ["direction", "for"] "Calls that returned no request: they wait for the peer's receive, or for room in a queue";
+    Waits = COUNTER "mpib_waits_total" ["direction", "reason"] "Calls that returned no request: they wait for the peer's receive, or for room in a queue";
     FailedCalls = COUNTER "mpib_failed_calls_total" ["direction"] "Calls that failed, and with them their connection";
     Events = COUNTER "mpib_adapter_events_total" ["event"] "Asynchronous events of adapters";
     Returns = COUNTER "mpib_rail_returns_total" [] "Ports and routes that came back into use";
@@ -80,7 +80,7 @@ metrics! {
 pub fn metrics(host: &Host, options: MetricsOptions) -> String {
     let mut families = Families::new();
     of_host(&mut families, host);
-    let weights: u32 = host.ports.iter().filter_map(|port| port.weight).sum();
+    let weights = host.ports.iter().filter_map(|port| port.weight).map(f64::from).sum();
     host.ports.iter().for_each(|port| of_port(&mut families, port, weights));
     if options.per_peer {
         of_peers(&mut families, host);
@@ -137,7 +137,7 @@ fn of_host(to: &mut Families, host: &Host) {
     to.add(Id::PortsNotShown, &[], host.ports_not_shown as f64);
 }
 
-fn of_port(to: &mut Families, port: &Port, weights: u32) {
+fn of_port(to: &mut Families, port: &Port, weights: f64) {
     let number = port.port.to_string();
     let labels = &[port.device.as_str(), number.as_str()];
     let counts = &port.counts;
@@ -155,7 +155,7 @@ fn of_port(to: &mut Families, port: &Port, weights: u32) {
         to.count(Id::Goodput, labels, goodput);
     }
     if let Some(weight) = port.weight {
-        to.add(Id::Weight, labels, f64::from(weight) / f64::from(weights.max(1)));
+        to.add(Id::Weight, labels, f64::from(weight) / weights);
     }
     to.add(Id::Scale, labels, f64::from(port.scale) / 1024.0);
     for (reason, n) in &counts.episodes {
@@ -175,7 +175,7 @@ fn of_port(to: &mut Families, port: &Port, weights: u32) {
 }
 
 fn of_peers(to: &mut Families, host: &Host) {
-    let mut peers: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
+    let mut peers: BTreeMap<(&str, &str), (u32, Count)> = BTreeMap::new();
     let mut known = std::collections::BTreeSet::new();
     for c in host.processes.iter().flat_map(|process| &process.connections) {
         let peer = host_of(&c.peer);
@@ -185,11 +185,11 @@ fn of_peers(to: &mut Families, host: &Host) {
             known.insert(peer);
         }
         let (connections, in_flight) = peers.entry((peer, &c.direction)).or_default();
-        (*connections, *in_flight) = (*connections + 1, *in_flight + c.in_flight.0);
+        (*connections, *in_flight) = (*connections + 1, *in_flight + c.in_flight);
     }
     for ((peer, direction), (connections, in_flight)) in peers {
-        to.add(Id::PeerConnections, &[peer, direction], connections as f64);
-        to.add(Id::PeerInFlight, &[peer, direction], in_flight as f64);
+        to.add(Id::PeerConnections, &[peer, direction], connections.into());
+        to.count(Id::PeerInFlight, &[peer, direction], in_flight);
     }
 }
 
@@ -232,18 +232,17 @@ impl Families {
     }
 
     fn histogram(&mut self, id: Id, labels: &[&str], stalls: &Stalls) {
-        let (mut buckets, mut sum) = (Vec::new(), 0);
-        let counts = stalls.counts.iter().map(|n| n.0);
-        for (bound, n) in stalls.bounds_ms.iter().zip(counts.clone()) {
-            sum += n;
+        let (mut buckets, mut sum) = (Vec::new(), Count(0));
+        for (bound, n) in stalls.bounds_ms.iter().zip(&stalls.counts) {
+            sum += *n;
             let mut bucket = Bucket::default();
             bucket.set_upper_bound(*bound as f64 / 1e3);
-            bucket.set_cumulative_count(sum);
+            bucket.set_cumulative_count(sum.0);
             buckets.push(bucket);
         }
         let mut histogram = Histogram::default();
         histogram.set_bucket(buckets);
-        histogram.set_sample_count(counts.sum());
+        histogram.set_sample_count(stalls.counts.iter().copied().sum::<Count>().0);
         histogram.set_sample_sum(stalls.sum_ms / 1e3);
         let mut metric = Metric::from_label(pairs(METRICS[id as usize].labels, labels));
         metric.set_histogram(histogram);

@@ -313,7 +313,7 @@ impl Port {
             (self.state, self.since_ms) = (other.state.clone(), other.since_ms);
             self.cause.clone_from(&other.cause);
         }
-        self.connections += other.connections;
+        self.connections = self.connections.saturating_add(other.connections);
         self.goodput = self.goodput.max(other.goodput);
         self.weight = self.weight.max(other.weight);
         self.scale = self.scale.min(other.scale);

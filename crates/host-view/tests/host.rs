@@ -209,6 +209,33 @@ fn labels_are_bounded() {
     assert_eq!(value(&text, "mpib_peer_connections{peer=\"other\",direction=\"send\"}"), Some(5.0));
 }
 
+/// Any process may have a page with any numbers.
+#[test]
+fn processes_that_lie_do_no_harm() {
+    let huge = |pid| {
+        let mut process = process(pid, u64::MAX);
+        let port = &mut process.ports[0];
+        (port.connections, port.weight, port.scale) = (u32::MAX, Some(u32::MAX), u32::MAX);
+        port.counts.stalls.counts = vec![Count(u64::MAX); 2];
+        port.counts.stalls.sum_ms = 1.8e13;
+        process.open = u32::MAX;
+        let c = || mpib_host_view::Connection { in_flight: Count(u64::MAX), ..Default::default() };
+        process.connections = vec![c(), c()];
+        process
+    };
+    let mut host = Host { processes: vec![huge(1), huge(2)], at_ms: 1, ..Host::default() };
+    let before = host.clone();
+    host.sum();
+    host.at_ms = 2;
+    host.rates(&before);
+    Ledger::default().update(&mut host);
+    let text = metrics(&host, MetricsOptions { per_peer: true });
+    let weight = value(&text, "mpib_rail_weight_ratio{device=\"p\",port=\"1\"}");
+    assert_eq!((weight, host.ports[0].connections), (Some(1.0), u32::MAX));
+    assert_eq!(value(&text, "mpib_connections"), Some(2.0 * f64::from(u32::MAX)));
+    serde_json::to_string(&host).unwrap();
+}
+
 /// Prometheus' own checker accepts the text. Without the program, the test only checks the form of
 /// each line.
 #[test]

@@ -87,6 +87,36 @@ fn a_running_process_is_broken_and_healed_from_outside() {
     peer.finish();
 }
 
+//= softverbs.md: softverbs-ctl changes the rate of a device
+#[test]
+fn a_running_process_is_throttled_from_outside() {
+    const DEVICE_SPEED_CHANGE: u32 = 20;
+    peer::play();
+    let _alone = alone();
+    let mut peer = Peer::start(here!(), &[]);
+    let end = End::new(Opts::default());
+    let there = peer.connect(&end);
+    let speed = || {
+        // SAFETY: an open context and a writable struct.
+        unsafe {
+            let mut attr: sys::ibv_port_attr = std::mem::zeroed();
+            assert_eq!(sys::ibv_query_port(end.ctx, 1, (&raw mut attr).cast()), 0);
+            (attr.active_speed, attr.active_width)
+        }
+    };
+    let unlimited = speed();
+    works(&["rate", "soft0", "5GB"]);
+    wait_event_kind(&end, DEVICE_SPEED_CHANGE);
+    assert_eq!(speed(), (4, 2), "four lanes of 10 Gb/s");
+    assert_eq!(write(&end, &there), 0);
+    works(&["rate", "soft0", "default"]);
+    wait_event_kind(&end, DEVICE_SPEED_CHANGE);
+    assert_eq!(speed(), unlimited);
+    let text = fails(&["rate", "soft0", "fast"]);
+    assert!(text.contains("fast") && text.contains("4GB"), "{text}");
+    peer.finish();
+}
+
 #[test]
 fn devices_of_two_hosts_with_one_name_are_distinguished() {
     peer::play();

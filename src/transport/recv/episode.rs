@@ -104,7 +104,7 @@ impl RecvState {
     }
 
     /// Returns whether data of a group is outstanding.
-    fn is_outstanding(&self, seq: Sequence) -> bool {
+    pub(super) fn is_outstanding(&self, seq: Sequence) -> bool {
         let is_in_its_slot = self.cts.next().number() - seq.number() <= SLOTS as u64;
         let request = self.cells.get(seq.slot());
         is_in_its_slot && (request.is_in_flight() || request.awaits_data())

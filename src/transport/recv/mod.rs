@@ -7,6 +7,7 @@ mod failback;
 pub(crate) mod flush;
 pub(crate) mod optional;
 mod profiling;
+mod promises;
 pub(crate) mod receives;
 mod single;
 mod slot;
@@ -30,6 +31,7 @@ use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use cts_writer::CtsWriter;
 use flush::{FLUSHES, Flushes, SINK_BYTES};
+use promises::Promises;
 use slot::Slot;
 
 /// Offset of the bytes of control memory that flushes read into. They are scratch memory.
@@ -83,6 +85,7 @@ pub(crate) struct RecvState {
     unwritten: Option<Sequence>,
     /// When a sender's completed data that has not arrived counts as lost, in an episode.
     patience: Option<Instant>,
+    promises: Promises,
     /// Present if GPU memory can be registered, or with `MPIB_FLUSH=1`, also if adapters cannot
     /// flush.
     flushes: Option<Flushes>,
@@ -120,6 +123,7 @@ impl Receiver {
                 unusable: 0,
                 unwritten: None,
                 patience: None,
+                promises: Promises::new(config),
             }),
         });
         settings.process.housekeeping.add(JOB, job(&receiver));

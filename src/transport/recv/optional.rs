@@ -53,6 +53,10 @@ impl RecvState {
 
     /// Handles news, or polls if nothing has changed for a while.
     pub(crate) fn poll_idle(&mut self) -> Fast<()> {
+        if !self.comm.has_failed() {
+            let kept = self.check_promises();
+            self.comm.fail_on_error(kept)?;
+        }
         if self.comm.has_old_news() || self.is_return_due() {
             return self.look_while_idle();
         }

@@ -79,6 +79,13 @@ impl Slot {
         self.arrivals.seen()
     }
 
+    /// Returns the rails whose parts have arrived, and those of the other parts that an immediate has
+    /// announced.
+    pub(crate) fn parts(&self) -> (u8, u8) {
+        let got = self.arrivals.seen();
+        (got, self.arrivals.expected() & !got)
+    }
+
     /// Handles the only immediate of a group of one, which arrived on `rail`. Otherwise returns
     /// `false` and changes nothing.
     #[inline(always)]

@@ -4,7 +4,7 @@ use crate::error::{Error, Fast};
 use crate::transport::comm::Comm;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
-use crate::transport::send::{SendState, profiling};
+use crate::transport::send::{SendState, profiling, timing};
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Kind};
 
@@ -52,7 +52,15 @@ impl Progress for SendState {
         let (Kind::Sent, Work::Data { slot }) = (completion.kind(), Work::of(completion.wr_id())) else {
             return self.completed_unusual(rail, completion);
         };
-        let known = self.comm.rails[rail].send_queue_mut(slot).sent(completion.wr_id())?;
+        self.data_sent(rail, slot, completion.wr_id())
+    }
+}
+
+impl SendState {
+    /// Handles the completion of one rail's part of a group.
+    #[inline(always)]
+    fn data_sent(&mut self, rail: usize, slot: u8, wr_id: u64) -> Fast<()> {
+        let known = self.comm.rails[rail].send_queue_mut(slot).sent(wr_id)?;
         self.comm.stats.completed(rail, known);
         let group = &mut self.groups[usize::from(slot)];
         if group.pending >> rail & 1 == 0 {
@@ -70,9 +78,7 @@ impl Progress for SendState {
         }
         Ok(())
     }
-}
 
-impl SendState {
     /// Completes a send: its last part has completed.
     #[inline(always)]
     fn complete(&mut self, index: u8) {
@@ -92,6 +98,10 @@ impl SendState {
         match (completion.kind(), Work::of(completion.wr_id())) {
             (Kind::Sent, Work::Replay { slot, part }) => {
                 self.completed_again(rail, slot, part, completion.wr_id())
+            }
+            (Kind::Sent, Work::Measured { slot }) => {
+                timing::completed(self.timing.as_deref_mut(), &mut self.policy, slot, rail);
+                self.data_sent(rail, slot, completion.wr_id())
             }
             (Kind::Sent, Work::Mail) => self.comm.mail_sent(rail, completion.wr_id()),
             (Kind::Sent, Work::Ping) => self.comm.pinged(rail, completion.wr_id()),

@@ -12,6 +12,7 @@ use crate::transport::send::SendState;
 use crate::transport::send::cts_fifo;
 use crate::transport::send::group::{Group, NO_SEND, SendOp};
 use crate::transport::send::part_writes::{PartWrites, data_writes};
+use crate::transport::send::timing;
 use crate::transport::send::usual::UsualSends;
 use crate::transport::work::Work;
 
@@ -49,6 +50,9 @@ impl SendState {
         self.comm.ping_if_late(Pinged::Others)?;
         if self.comm.awaits_pings() {
             self.poll()?;
+        }
+        if self.comm.drained() != self.drained {
+            self.rails_changed()?;
         }
         if self.episodes.is_awaiting() {
             return self.comm.check_answer();
@@ -89,6 +93,7 @@ impl SendState {
         // What the adapter has acknowledged so far need not be judged.
         self.poll()?;
         self.comm.give_up(new)?;
+        timing::forget(self.timing.as_deref_mut(), &mut self.policy, new);
         self.rails_changed()?;
         let open = self.open_groups();
         let state = self.episodes.state(self.seq, &open);
@@ -113,7 +118,8 @@ impl SendState {
 
     /// Sends over the living rails from now on.
     pub(super) fn rails_changed(&mut self) -> Fast<()> {
-        self.policy.keep(self.comm.living());
+        self.drained = self.comm.drained();
+        self.policy.keep(self.comm.undrained(self.drained));
         let inline = self.usual.wanted_inline;
         self.usual = UsualSends::new(&self.policy, &self.comm, inline, self.separate_imm_above);
         // Without a rail no send begins, and no group is posted.

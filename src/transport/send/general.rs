@@ -10,7 +10,8 @@ use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
 use crate::transport::send::group::Matched;
-use crate::transport::send::{SendState, cts_fifo, profiling};
+use crate::transport::send::{SendState, cts_fifo, profiling, timing};
+use crate::transport::work::Work;
 
 impl SendState {
     /// Starts a send on a comm that is marked.
@@ -82,13 +83,20 @@ impl SendState {
     #[inline(always)]
     pub(super) fn split(&mut self, slot: u8, place: usize, len: usize) -> Fast<Option<u16>> {
         let share = self.policy.share(len);
-        match self.policy.cut(len, share, &mut self.ops[place].split) {
+        let cut = match self.policy.cut(len, share, &mut self.ops[place].split) {
+            Cut::Measured => {
+                let split = &mut self.ops[place].split;
+                timing::cut(self.timing.as_deref(), &mut self.policy, len, split)
+            }
+            cut => cut,
+        };
+        match cut {
             Cut::Done => {}
             Cut::Whole => {
                 let rail = self.least_busy(slot);
                 self.ops[place].split.whole(len, rail);
             }
-            Cut::NoRail => return Err(internal("the policy has no rail")),
+            Cut::NoRail | Cut::Measured => return Err(internal("the policy has no rail")),
         }
         Ok(share)
     }
@@ -147,15 +155,29 @@ impl SendState {
         }
         self.groups[usize::from(slot)].mark_posted(mask);
         self.seq = self.seq.next();
+        match &mut self.timing {
+            None => self.post_parts(slot, index, imm, |_| Work::Data { slot }),
+            Some(timing) => {
+                let split = &self.ops[0].split;
+                let measured = timing.begin(slot, mask, |rail| split.bytes(rail));
+                self.post_parts(slot, index, imm, |rail| Work::data(slot, rail, measured))
+            }
+        }
+    }
+
+    /// Posts the parts of a group of one. `work` returns the purpose of each rail's write.
+    #[inline(always)]
+    fn post_parts(&mut self, slot: u8, index: u8, imm: u32, work: impl Fn(usize) -> Work) -> Fast<bool> {
         let send = &self.ops[0];
         let Comm { rails, chain, stats, profiler, .. } = &mut self.comm;
         let mut failed = None;
         for part in send.split.parts() {
             let queue = rails[part.rail].send_queue_mut(slot);
+            let work = work(part.rail);
             if !send.profiler.is_none() {
-                profiling::part(profiler, index, send, part, slot, queue);
+                profiling::part(profiler, index, send, part, work, queue);
             }
-            match send.post(part, queue, chain, slot, imm) {
+            match send.post(part, queue, chain, work, imm) {
                 Ok(()) => stats.posted(part.rail, 1, 1, part.len),
                 Err(e) => failed = Some((part.rail, e)),
             }

@@ -115,12 +115,12 @@ impl SendOp {
         part: Part,
         queue: &mut SendQueue,
         chain: &mut Chain,
-        slot: u8,
+        work: Work,
         imm: u32,
     ) -> Fast<()> {
         chain.clear();
         let (local, to) = self.ends(part.rail, part.offset, part.len);
-        let signal = queue.signal(Work::Data { slot }, 1);
+        let signal = queue.signal(work, 1);
         if !chain.write((part.len > 0).then_some(local), to, Some(imm), Some(signal)) {
             return Err(chain_full());
         }

@@ -10,6 +10,7 @@ mod part_writes;
 mod profiling;
 mod separate_imm;
 mod single;
+mod timing;
 mod usual;
 
 use std::sync::Arc;
@@ -34,6 +35,7 @@ use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use crate::verbs::Words;
 use group::{Group, Matched, NO_SEND, SENDS, SendOp};
+use timing::Timing;
 use usual::UsualSends;
 
 // The CTS FIFO, and one completion record per slot to send from.
@@ -94,14 +96,20 @@ pub(crate) struct SendState {
     /// By slot: the groups in flight, and the one that is being matched.
     pub(crate) groups: Box<[Group; SLOTS]>,
     usual: UsualSends,
+    /// Present if the policy measures.
+    timing: Option<Box<Timing>>,
+    /// The rails on drained ports.
+    drained: u8,
 }
 
 impl Sender {
-    pub(crate) fn new(mut comm: Comm, policy: Policy, settings: &Settings) -> Arc<Self> {
+    pub(crate) fn new(mut comm: Comm, mut policy: Policy, settings: &Settings) -> Arc<Self> {
         let config = &settings.config;
         comm.start_profiling(settings, SENDS);
         let (cells, separate_imm_above) =
             (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
+        let drained = comm.drained();
+        policy.keep(comm.undrained(drained));
         let sender = Arc::new(Self {
             housekeeping: Arc::clone(&settings.process.housekeeping),
             urgency: Urgency::default(),
@@ -115,6 +123,8 @@ impl Sender {
             watch: comm.watch(),
             state: StateLock::new(SendState {
                 usual: UsualSends::new(&policy, &comm, config.inline as usize, separate_imm_above),
+                timing: timing::of(&mut policy, comm.rails.len()),
+                drained,
                 comm,
                 policy,
                 separate_imm_above,

@@ -14,11 +14,11 @@ pub(crate) fn part(
     index: u8,
     send: &SendOp,
     part: Part,
-    slot: u8,
+    work: Work,
     queue: &SendQueue,
 ) {
     let Some(profiler) = profiler else { return };
-    let wr_id = queue.signal(Work::Data { slot }, 1);
+    let wr_id = queue.signal(work, 1);
     let write = Write { rail: part.rail, wr_id, opcode: WRITE_WITH_IMM, len: part.len };
     profiler.start(index.into(), send.profiler, write, queue);
 }

@@ -38,12 +38,15 @@ impl SendState {
         let Comm { rails: all, chain, layout, region, remote, stats, profiler, .. } = &mut self.comm;
         let imm = layout.encode(slot, mask, size);
         let ops = group.ops(&self.ops);
+        let bytes = |rail| ops.iter().map(|op| op.split.bytes(rail)).sum();
+        let measured = self.timing.as_mut().map_or(0, |timing| timing.begin(slot, mask, bytes));
         let mut failed = None;
         let leader = if size == SizeQ::RECORD { mask.trailing_zeros() as usize } else { MAX_RAILS };
         for rail in rails(mask) {
             let largest = all[rail].largest_write();
             let queue = all[rail].send_queue_mut(slot);
-            let (record, work) = (rail == leader, Work::Data { slot });
+            let record = rail == leader;
+            let work = Work::data(slot, rail, measured);
             let part = PartWrites { offset, part: rail, carrier: rail, largest, imm, work, record };
             let written = match part.prepare(ops, queue, chain, (region, remote)) {
                 Ok(written) => written,

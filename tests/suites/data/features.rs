@@ -7,7 +7,7 @@ use mpib_tests::pair::{connect, init};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, table};
 use mpib_tests::vdevices::{Rig, fits_immediate, newest, parts, speeds};
-use mpib_tests::{SPLIT_ALL, here, is_child, set, with_and_without_srq};
+use mpib_tests::{BY_SPEED, SPLIT_ALL, here, is_child, set, with_and_without_srq};
 use softverbs::{Counters, QpAttributes};
 
 const MIB: usize = 1 << 20;
@@ -240,8 +240,13 @@ fn check(setup: &Setup, speeds: &[u32], groups: &[Vec<usize>]) {
 fn with_speeds(test: &str, of: &[u32; 8], case: &str, body: impl FnOnce()) {
     let rails: Vec<_> = (0..8).map(|i| format!("r{i}:addr=10.0.{i}.1/24,ece=0x7")).collect();
     let (rails, of) = (rails.join(";"), speeds(of));
-    let env =
-        [("SOFTVERBS_DEVICES", rails.as_str()), ("MPIB_RAIL_SPEED", of.as_str()), SPLIT_ALL, (CASE, case)];
+    let env = [
+        ("SOFTVERBS_DEVICES", rails.as_str()),
+        ("MPIB_RAIL_SPEED", of.as_str()),
+        SPLIT_ALL,
+        BY_SPEED,
+        (CASE, case),
+    ];
     with_and_without_srq(test, &env, body);
 }
 

@@ -3,7 +3,7 @@
 use mpib_tests::code::{Code, RemoteError, Success, SystemError};
 use mpib_tests::evil::{receiver, sender};
 use mpib_tests::log::{assert_last_warning, assert_warned, take_warnings, warnings};
-use mpib_tests::pair::{Buffer, Pair, init, pattern, until};
+use mpib_tests::pair::{Buffer, Pair, failure, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, here, isolated, mpib};
 use nccl_net_mpib::proto::{ImmLayout, Message, OpenGroup, Replay, SenderState, Sequence, Verdict};
@@ -250,6 +250,26 @@ fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
         from.dereg();
         drop(evil);
         assert_eq!(table.close_send(comm), Success);
+    });
+}
+
+//= protocol.md: a part that is announced and does not come ends the connection
+#[test]
+fn a_part_that_is_announced_and_does_not_come_ends_the_connection() {
+    let env = [&SHORT[..], &[("MPIB_PEER_TIMEOUT_MS", "1000")]].concat();
+    isolated(here!(), &mpib("512", &env), || {
+        let (table, layout) = (newest(), ImmLayout::new(2).unwrap());
+        let (comm, evil) = receiver(init(table));
+        let to = Buffer::new(table, comm, vec![0; 4096]);
+        let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
+        assert_eq!(rc, Success);
+        evil.signal(1, layout.encode(1, 0b11, layout.size(1000)));
+        assert_eq!(failure(table, request), RemoteError);
+        let parts = ["a part of group 1 on rail 1 (soft1:1)", "a part on rail 0 (soft0:1)", "for 1.0 s"];
+        assert_warned(&parts);
+        to.dereg();
+        drop(evil);
+        assert_eq!(table.close_recv(comm), Success);
     });
 }
 

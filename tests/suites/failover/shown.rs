@@ -6,7 +6,7 @@ use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::until;
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device};
-use nccl_net_mpib_agent_iface::stats::{PortState, STATS_REASONS, StatsPage, pages_of};
+use nccl_net_mpib_agent_iface::stats::{PortState, Reason, STATS_REASONS, StatsPage, pages_of};
 
 use crate::{MIB, on_rails};
 
@@ -56,7 +56,8 @@ fn a_fault_and_its_end_are_shown() {
         let port = shown.ports.iter().find(|port| port.name == "r1:1").unwrap();
         assert_eq!(port.state, Some(PortState::Down));
         assert!(port.cause.as_deref().is_some_and(|cause| cause.contains("r1:1")), "{port:?}");
-        assert_eq!((port.episodes.iter().sum::<u64>(), port.stalls.iter().sum::<u64>()), (2, 2));
+        let by_port = port.episodes[usize::from(Reason::Port.code())];
+        assert_eq!((by_port, port.episodes.iter().sum::<u64>(), port.stalls.iter().sum::<u64>()), (2, 2, 2));
         assert_eq!(port.replayed, shown.summary.replayed);
         let healthy = shown.ports.iter().find(|port| port.name == "r0:1").unwrap();
         assert_eq!((healthy.state, healthy.episodes), (Some(PortState::Healthy), [0; STATS_REASONS]));

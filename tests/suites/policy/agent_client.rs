@@ -102,7 +102,7 @@ fn an_agent_that_appears_later_is_found() {
         let line = place.wait_line(0, true, "nobody listens there");
         assert!(line.1.contains(place.socket().to_str().unwrap()), "{line:?}");
         assert!(
-            line.1.contains("0 of 1 connections with their last good hint, the others all on SOUT"),
+            line.1.contains("0 of 1 connections with their last good hint, the others by MPIB_SPLIT"),
             "{line:?}"
         );
         assert_eq!(flow.share(), 0);

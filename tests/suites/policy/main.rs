@@ -2,6 +2,7 @@
 
 mod agent_client;
 mod hinted;
+mod measured;
 mod own_agent;
 mod settings;
 mod shares;

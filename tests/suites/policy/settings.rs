@@ -58,6 +58,7 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
         "any, strict, prefer-subnet or subnet" => {
             own(&["Any", "prefer_subnet", "subnets", "any strict", "any,subnet", "0", "-1", HUGE])
         }
+        "speed, measured or share" => own(&["Speed", "measure", "shares", "speed,share", "1", "-1", HUGE]),
         "AF_INET or AF_INET6" => own(&["inet", "af_inet", "AF_INET4", "AF_INET6x", "2", "-1", HUGE]),
         "`name[:port]`, as ibv_devices lists it" => {
             let long = "n".repeat(64);

@@ -5,7 +5,7 @@ use mpib_tests::log::LOG;
 use mpib_tests::pair::until;
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, by_the_rule, carried, newest_device};
-use mpib_tests::{here, isolated};
+use mpib_tests::{BY_SPEED, here, isolated};
 
 const RATES: (&str, &str) =
     ("SOFTVERBS_DEVICES", "r0:addr=10.0.0.1/24,rate=40Gb;r1:addr=10.0.1.1/24,rate=40Gb");
@@ -34,7 +34,7 @@ fn goes_by(rig: &mut Rig, weights: &[u64]) {
 #[test]
 fn a_port_that_becomes_slower_carries_less_of_existing_connections() {
     // With failover a link that goes down costs the rail.
-    isolated(here!(), &[RATES, ("MPIB_FAILOVER", "0")], || {
+    isolated(here!(), &[RATES, BY_SPEED, ("MPIB_FAILOVER", "0")], || {
         let (ctx, dev) = newest_device(2);
         let mut rig = Rig::new(table(12), ctx, dev, LEN);
         goes_by(&mut rig, &[1, 1]);
@@ -58,7 +58,7 @@ fn a_port_that_becomes_slower_carries_less_of_existing_connections() {
 //= configuration.md: MPIB_RAIL_SPEED
 #[test]
 fn a_speed_that_is_set_stays() {
-    isolated(here!(), &[RATES, ("MPIB_RAIL_SPEED", "r1:40000")], || {
+    isolated(here!(), &[RATES, BY_SPEED, ("MPIB_RAIL_SPEED", "r1:40000")], || {
         let (ctx, dev) = newest_device(2);
         let mut rig = Rig::new(table(12), ctx, dev, LEN);
         softverbs::set_rate("r1", TEN).unwrap();

@@ -8,7 +8,7 @@ use mpib_tests::pair::{assert_no_rnr, connect, init, until};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{TABLES, table};
 use mpib_tests::vdevices::{Rig, carried, fits_immediate, newest_device, parts, rails, speeds};
-use mpib_tests::{SPLIT_ALL, here, set, with_and_without_srq};
+use mpib_tests::{BY_SPEED, SPLIT_ALL, here, set, with_and_without_srq};
 
 const MIB: usize = 1 << 20;
 
@@ -46,6 +46,7 @@ fn on_rails(test: &str, n: usize, qps: &str, split: &str, body: impl FnOnce()) {
         ("NCCL_IB_QPS_PER_CONNECTION", qps),
         ("NCCL_IB_SPLIT_DATA_ON_QPS", split),
         SPLIT_ALL,
+        BY_SPEED,
     ];
     with_and_without_srq(test, &env, body);
 }

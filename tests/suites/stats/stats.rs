@@ -12,7 +12,7 @@ use mpib_tests::rng::Rng;
 use mpib_tests::stats::{Fields, Reader};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{TWO_RAILS, here, isolated, mpib, set};
-use nccl_net_mpib_agent_iface::stats::STATS_ENTRIES;
+use nccl_net_mpib_agent_iface::stats::{STATS_ENTRIES, pages_of};
 
 /// What softverbs has counted on a device: of queue pairs that send data, and of those that send
 /// CTS entries only.
@@ -351,7 +351,16 @@ fn connections_beyond_the_last_entry_work_and_are_counted() {
         assert_eq!(all(&mut reader), (STATS_ENTRIES + 4, 4, STATS_ENTRIES));
         let last = pairs.pop().unwrap();
         last.message(5000, 5000, 1);
+        // The last pair has no entries, and its counters are in no page.
+        let sums = || {
+            let read = pages_of(std::process::id()).unwrap()[0].read();
+            let on_port = read.ports[0].totals;
+            (read.totals.map(|sum| (sum.messages, sum.bytes)), (on_port.bytes, on_port.parts_received))
+        };
+        until("the totals to have its message", || (sums() == ([(1, 5000); 2], (5000, 1))).then_some(()));
+        last.message(1000, 1000, 1);
         last.close();
+        assert_eq!(sums(), ([(2, 6000); 2], (6000, 2)), "at the end of the connection");
         assert_eq!(all(&mut reader), (STATS_ENTRIES + 2, 2, STATS_ENTRIES));
         pairs.swap_remove(0).close();
         assert_eq!(all(&mut reader), (STATS_ENTRIES, 2, STATS_ENTRIES - 2));

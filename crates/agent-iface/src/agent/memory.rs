@@ -114,11 +114,13 @@ impl Memory {
         &layout(&self.0).flows[usize::from(slot)]
     }
 
-    /// Returns the scales of all ports that have one. An entry that stays half-written is left out.
-    pub fn ports(&self) -> Vec<PortScale> {
+    /// Returns the scales of all ports that have one; `None` while an entry is being written, of which
+    /// the agent then sends a message.
+    pub fn ports(&self) -> Option<Vec<PortScale>> {
         const TRIES: usize = 4;
         let read = |entry: &PortEntry| (0..TRIES).find_map(|_| entry.read());
-        layout(&self.0).ports.iter().filter_map(read).filter(|port| !port.name.is_empty()).collect()
+        let ports: Option<Vec<_>> = layout(&self.0).ports.iter().map(read).collect();
+        ports.map(|ports| ports.into_iter().filter(|port| !port.name.is_empty()).collect())
     }
 }
 
@@ -179,18 +181,36 @@ impl MemoryWriter {
         self.assign(slot, Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED, 0);
     }
 
-    /// Writes the scales of ports; the other entries become free. Of more than [`PORTS`], the first
-    /// ones are written. Returns whether an entry has changed.
+    /// Writes the scales of ports; the other entries become free. A port keeps its entry while it has
+    /// a scale: a reader never misses it. Of more than [`PORTS`], some are left out. Returns whether
+    /// an entry has changed.
     pub fn set_ports(&mut self, ports: &[PortScale]) -> bool {
-        let free = PortScale { name: String::new(), scale: SHARE_ONE };
         let mut changed = false;
-        for (i, (seq, old)) in self.ports.iter_mut().enumerate() {
-            let new = ports.get(i).unwrap_or(&free);
-            if old != new {
-                *seq = layout(&self.map).ports[i].write(*seq, new);
-                *old = new.clone();
-                changed = true;
+        for at in 0..PORTS {
+            let name = &self.ports[at].1.name;
+            let scale = ports.iter().find(|port| port.name == *name).map(|port| port.scale);
+            let new = match scale {
+                Some(scale) => PortScale { name: name.clone(), scale },
+                None => PortScale { name: String::new(), scale: SHARE_ONE },
+            };
+            changed |= self.write_port(at, new);
+        }
+        for port in ports {
+            let has = self.ports.iter().any(|(_, known)| known.name == port.name);
+            let free = self.ports.iter().position(|(_, known)| known.name.is_empty());
+            if let (false, Some(at)) = (has, free) {
+                changed |= self.write_port(at, port.clone());
             }
+        }
+        changed
+    }
+
+    fn write_port(&mut self, at: usize, new: PortScale) -> bool {
+        let (seq, old) = &mut self.ports[at];
+        let changed = *old != new;
+        if changed {
+            *seq = layout(&self.map).ports[at].write(*seq, &new);
+            *old = new;
         }
         changed
     }
@@ -233,13 +253,19 @@ mod tests {
         writer.free(255);
         assert_eq!(memory.flow(255).read().unwrap().src, Ipv4Addr::UNSPECIFIED);
 
-        assert_eq!(memory.ports(), []);
+        assert_eq!(memory.ports(), Some(vec![]));
         let long = "x".repeat(64);
         let two = [port("mlx5_0:1", 0), port(&long, 1024)];
         assert!(writer.set_ports(&two) && !writer.set_ports(&two));
-        assert_eq!(memory.ports(), two);
+        assert_eq!(memory.ports().unwrap(), two);
         assert!(writer.set_ports(&two[1..]));
-        assert_eq!(memory.ports(), two[1..]);
+        assert_eq!(memory.ports().unwrap(), two[1..]);
+        let many: Vec<_> = (0..70).map(|i| port(&format!("p{i}:1"), i)).collect();
+        assert!(writer.set_ports(&many));
+        assert_eq!(memory.ports().unwrap().len(), PORTS);
+        // An agent that stops in the middle of a change.
+        layout(&writer.map).ports[5].begin(4);
+        assert_eq!(memory.ports(), None);
     }
 
     //= agent.md: a memory file that is not sealed, or of another layout, is refused

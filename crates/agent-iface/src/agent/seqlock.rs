@@ -114,6 +114,12 @@ impl PortEntry {
         })
     }
 
+    /// Leaves the entry half-written, as a writer does that stops.
+    #[cfg(test)]
+    pub(super) fn begin(&self, seq: u32) {
+        self.seq.store((seq | 1).to_le(), Ordering::Relaxed);
+    }
+
     /// Tries to read the entry once. Returns `None` if it was being written. Scales above 1024
     /// count as 1024, and a name ends at its first zero byte.
     pub fn read(&self) -> Option<PortScale> {

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -108,11 +109,12 @@ fn page(fd: &Path) -> Result<Option<(StatsPage, u64)>, BadPage> {
     if !matches!(name, Some("" | " (deleted)")) {
         return Ok(None);
     }
-    // O_NONBLOCK: anything may have this name, and opening it must not block.
-    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(fd);
-    let file: File = match opened {
+    let file: File = match open_regular(fd) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened?,
+        opened => match opened? {
+            Some(file) => file,
+            None => return Ok(None),
+        },
     };
     match StatsPage::open(&file) {
         // The writer stores the magic last.
@@ -121,9 +123,29 @@ fn page(fd: &Path) -> Result<Option<(StatsPage, u64)>, BadPage> {
     }
 }
 
+/// Opens a regular file for reading; `None` if the path leads to something else. Anything may have
+/// the name of a page, a device among them, and is not opened before its kind is known.
+fn open_regular(path: &Path) -> io::Result<Option<File>> {
+    let handle = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
+    if !handle.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let same = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    File::open(same).map(Some)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_regular_file_is_opened() {
+        assert!(open_regular(Path::new("/dev/null")).unwrap().is_none());
+        assert!(open_regular(Path::new("/proc/self")).unwrap().is_none());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(open_regular(file.path()).unwrap().is_some());
+        assert!(open_regular(Path::new("/nowhere/at/all")).is_err());
+    }
 
     #[test]
     fn the_last_number_is_the_process_own() {

@@ -68,7 +68,7 @@ fn bold() -> Style {
 }
 
 fn head_lines(host: &Host, view: &View) -> Paragraph<'static> {
-    let open: u32 = host.processes.iter().map(|process| process.open).sum();
+    let open: u64 = host.processes.iter().map(|process| u64::from(process.open)).sum();
     let hidden = match host.not_permitted + host.unreadable.len() {
         0 => String::new(),
         n => format!(", {n} processes not readable"),

@@ -79,6 +79,10 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        ratatui::restore();
+        // The hook of `try_init` has restored the terminal before the panic's message. A second time
+        // would move the cursor back over the message.
+        if !std::thread::panicking() {
+            ratatui::restore();
+        }
     }
 }

@@ -52,13 +52,12 @@ pub(super) fn peer(name: &str) -> String {
     parts.map_or_else(|| name.to_owned(), |(host, pid)| format!("{host}/{pid}"))
 }
 
-/// Formats the rails' shares of a sender's bytes: `67/33`. `x` is a rail that is given up. A receiver
-/// does not know the bytes of its rails: their parts count.
+/// Formats the rails' shares of a sender's bytes in percent: `67/33`. `x` is a rail that is given up.
+/// A receiver does not know the bytes of its rails: `-`.
 pub(super) fn shares(c: &Connection) -> String {
     let weight = |rail: &Rail| match (rail.bytes_per_second, rail.bytes) {
         (Some(rate), _) if c.bytes_per_second.is_some_and(|all| all > 0.0) => rate,
-        (_, Some(Count(bytes))) => bytes as f64,
-        (_, None) => rail.parts.0 as f64,
+        (_, bytes) => bytes.map_or(0.0, |Count(bytes)| bytes as f64),
     };
     let whole: f64 = c.rails.iter().map(weight).sum();
     let share = |rail: &Rail| match rail.given_up_at_ms {

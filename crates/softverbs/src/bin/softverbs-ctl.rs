@@ -30,6 +30,13 @@ enum Command {
         device: String,
         state: Link,
     },
+    /// Changes the rate of a device, for example: rate soft0 500MB
+    Rate {
+        /// NAME, or NAME@ADDRESS if several devices have the name
+        device: String,
+        /// Bytes (B) or bits (b) per second in each direction, with K, M or G; default for that of SOFTVERBS_DEVICES
+        rate: String,
+    },
     /// Injects a fault, for example: fault soft0 lost_ack at=3 then=down
     Fault {
         /// NAME, or NAME@ADDRESS if several devices have the name
@@ -68,6 +75,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
     match &cli.command {
         Command::Link { device, state: Link::Down } => control.fault(device, "link=down", None),
         Command::Link { device, state: Link::Up } => control.fault(device, "link=up", None),
+        Command::Rate { device, rate } => control.fault(device, &format!("rate={rate}"), None),
         Command::Fault { device, fault, pid } => control.fault(device, &fault.join(","), *pid),
         Command::Heal { device } => control.fault(device, "heal", None),
         Command::Clear => {

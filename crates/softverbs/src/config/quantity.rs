@@ -15,7 +15,7 @@ const RATES: [(&str, u64); 8] = [
 const TIMES: [(&str, u64); 4] = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
 
 /// Parses bytes per second from `4GB`, `12.5GB/s` or `100Gb`: B means bytes, b means bits.
-pub(super) fn rate(text: &str) -> Result<u64, String> {
+pub(crate) fn rate(text: &str) -> Result<u64, String> {
     let expected = "expected a rate per second above zero with its unit, like 4GB (bytes) or 100Gb (bits)";
     let bits = scaled(text.strip_suffix("/s").unwrap_or(text), &RATES).ok_or(expected)?;
     match bits / 8 {

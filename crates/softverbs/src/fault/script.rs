@@ -12,7 +12,7 @@ use crate::error::Error;
 /// Appended to every error.
 pub(crate) const FORM: &str = "DEVICE:FAULT,KEY=VALUE,...;DEVICE:... with the faults link=down|up, \
      silence=in|out|both, lost_ack, late=20ms, partial=4096|50%, fatal, cq_err=send|recv, \
-     addrs=10.0.0.1/24+none, flap=SEED, heal, and the keys at=N, only=write|imm|remote (joined by +), \
+     addrs=10.0.0.1/24+none, rate=500MB, flap=SEED, heal, and the keys at=N, only=write|imm|remote (joined by +), \
      then=silent|down|alive, down=1ms-5ms, up=10ms-50ms";
 
 /// A device that goes down and up by itself, for [`flap`](crate::flap).
@@ -33,6 +33,8 @@ pub(crate) enum Action {
     Inject(Fault, Option<u64>, Only),
     /// Replaces the addresses.
     Addrs(Vec<Option<(IpAddr, u8)>>),
+    /// Changes the rate, in bytes per second; 0 is the one of `SOFTVERBS_DEVICES`.
+    Rate(u64),
     /// Lets the link flap.
     Flap(Flap),
     /// Ends all faults.
@@ -112,6 +114,8 @@ impl Keys {
         let fault = match (name, value) {
             ("heal", "") => return Ok(Action::Heal),
             ("addrs", _) => return addrs(value).map(Action::Addrs),
+            ("rate", "default") => return Ok(Action::Rate(0)),
+            ("rate", _) => return quantity::rate(value).map(Action::Rate),
             ("flap", _) => return self.flap(value).map(Action::Flap),
             ("link", "down") => Fault::LinkDown,
             ("link", "up") => Fault::LinkUp,
@@ -246,6 +250,8 @@ mod tests {
             ("a:fatal", inject(Fault::DeviceFatal)),
             ("a:cq_err=recv", inject(Fault::CqError(CqOf::Recv))),
             ("a:heal", Action::Heal),
+            ("a:rate=2.5GB", Action::Rate(2_500_000_000)),
+            ("a:rate=default", Action::Rate(0)),
             ("a:addrs=none+10.0.0.1/24", Action::Addrs(vec![None, Some(([10, 0, 0, 1].into(), 24))])),
             (
                 "a:flap=7,down=1ms-2ms,up=3ms-4ms",
@@ -274,6 +280,7 @@ mod tests {
             ("a:flap", "SEED"),
             ("a:flap=1,down=5ms-1ms", "range"),
             ("a:addrs=10.0.0.1", "prefix"),
+            ("a:rate=0GB", "rate"),
         ] {
             let error = parse(text).expect_err(text).to_string();
             assert!(error.contains(word), "{text}: {error}");

@@ -59,6 +59,7 @@ impl<'a> Site<'a> {
             Action::Inject(fault, None, _) if !fault.needs_work() => self.strike(*fault),
             Action::Inject(fault, at, only) => return self.arm(*fault, at.unwrap_or(1), *only, arms),
             Action::Addrs(addrs) => return self.set_addrs(addrs),
+            Action::Rate(rate) => self.set_rate(*rate),
             Action::Flap(flap) => self.flap(flap),
             Action::Heal => self.heal(),
         }

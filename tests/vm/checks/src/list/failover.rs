@@ -48,11 +48,10 @@ fn cycle(world: &World, rail: usize, faults: &[Fault]) -> Outcome {
         Ok(last.is_ok())
     })
     .map_err(|e| format!("{e}: {last:?}"))?;
-    // The page shows an episode a second after it is over.
     let mut counts = Vec::new();
-    until("the sender counts an episode", || {
+    until("both ends to count an episode", || {
         counts = vec![pair.a.talk.ask("episodes")?, pair.b.talk.ask("episodes")?];
-        Ok(!counts[0].starts_with("0 "))
+        Ok(counts.iter().all(|count| !count.starts_with("0 ")))
     })
     .map_err(|e| format!("{e}: {counts:?}"))?;
     pair.close()?;

@@ -1,0 +1,274 @@
+//! The measured split: rails carry what they can, and not what their ports report.
+
+use std::time::{Duration, Instant};
+
+use mpib_tests::code::Success;
+use mpib_tests::log::take_warnings;
+use mpib_tests::pair::init;
+use mpib_tests::table::table;
+use mpib_tests::vdevices::{Rig, carried, newest_device, speeds};
+use mpib_tests::{here, isolated};
+use nccl_net_mpib::process::Process;
+
+const MIB: usize = 1 << 20;
+/// Limit of a failing test.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Rails with these rates in MB/s. They are far below what the processor copies.
+fn rates(of: &[u32]) -> String {
+    let rail = |(i, rate): (usize, &u32)| format!("r{i}:addr=10.0.{i}.1/24,rate={rate}MB");
+    of.iter().enumerate().map(rail).collect::<Vec<_>>().join(";")
+}
+
+/// A connection over all rails of these rates, whose ports report the same speed.
+fn on_rails(test: &str, of: &[u32], env: &[(&str, &str)], body: impl FnOnce(&mut Rig)) {
+    let (devices, alike) = (rates(of), speeds(&vec![100_000; of.len()]));
+    let rails = [("SOFTVERBS_DEVICES", devices.as_str()), ("MPIB_RAIL_SPEED", alike.as_str())];
+    isolated(test, &[&rails, env].concat(), || {
+        let (ctx, dev) = newest_device(of.len());
+        let mut rig = Rig::new(table(12), ctx, dev, 8 * MIB);
+        body(&mut rig);
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+/// Sends messages of `len` bytes. Returns the part of each rail in percent.
+fn parts(rig: &mut Rig, rails: usize, len: usize, messages: usize) -> Vec<f64> {
+    let before = carried(rails);
+    (0..messages).for_each(|_| rig.exchange(&[len]));
+    let bytes: Vec<u64> =
+        carried(rails).iter().zip(before).map(|(now, then)| now.bytes - then.bytes).collect();
+    let sum: u64 = bytes.iter().sum();
+    bytes.iter().map(|bytes| 100.0 * *bytes as f64 / sum as f64).collect()
+}
+
+/// Sends messages until each rail carries its part of one in percent, within a tenth of it.
+fn until_parts(rig: &mut Rig, expected: &[f64]) {
+    let begun = Instant::now();
+    loop {
+        let found = parts(rig, expected.len(), 2 * MIB, 1);
+        if found
+            .iter()
+            .zip(expected)
+            .all(|(found, expected)| (found - expected).abs() <= (expected / 10.0).max(0.1))
+        {
+            return;
+        }
+        assert!(begun.elapsed() < LIMIT, "{found:?} and not {expected:?}");
+    }
+}
+
+//= measured-split.md: rails carry in proportion to their measured goodput
+#[test]
+fn rails_carry_what_they_can_and_not_what_their_ports_report() {
+    on_rails(here!(), &[400, 100], &[], |rig| {
+        let first = parts(rig, 2, MIB, 1);
+        assert!((first[0] - 50.0).abs() < 0.1, "the first message goes as the ports report: {first:?}");
+        until_parts(rig, &[80.0, 20.0]);
+        // What has been learnt counts for new connections.
+        let (ctx, dev) = newest_device(2);
+        let mut other = Rig::new(table(12), ctx, dev, MIB);
+        let first = parts(&mut other, 2, MIB, 1);
+        assert!((70.0..90.0).contains(&first[0]), "{first:?}");
+        other.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+//= measured-split.md: rails carry in proportion to their measured goodput
+#[test]
+fn three_rails_carry_what_they_can() {
+    on_rails(here!(), &[300, 200, 100], &[], |rig| until_parts(rig, &[50.0, 33.3, 16.7]));
+}
+
+//= configuration.md: MPIB_SPLIT
+#[test]
+fn with_speed_the_ports_decide() {
+    on_rails(here!(), &[400, 100], &[("MPIB_SPLIT", "speed")], |rig| {
+        let found = parts(rig, 2, MIB, 10);
+        assert!((found[0] - 50.0).abs() < 0.1, "{found:?}");
+    });
+}
+
+//= measured-split.md: shares follow a rate that changes
+#[test]
+fn shares_follow_a_rate_that_changes() {
+    on_rails(here!(), &[200, 200], &[], |rig| {
+        for (rate, expected) in [(50, [80.0, 20.0]), (200, [50.0, 50.0]), (400, [33.3, 66.7])] {
+            // The event of a new speed is no help: MPIB_RAIL_SPEED stands for what ports report.
+            softverbs::set_rate("r1", rate * 1_000_000).unwrap();
+            until_parts(rig, &expected);
+        }
+    });
+}
+
+/// A rail that is hardly used is measured now and then.
+//= measured-split.md: a rail that recovers is seen
+#[test]
+fn a_rail_that_recovers_is_seen() {
+    on_rails(here!(), &[400, 400], &[], |rig| {
+        softverbs::set_rate("r1", 2_000_000).unwrap();
+        let begun = Instant::now();
+        while parts(rig, 2, MIB, 1)[1] > 3.0 {
+            assert!(begun.elapsed() < LIMIT);
+        }
+        softverbs::set_rate("r1", 400_000_000).unwrap();
+        until_parts(rig, &[50.0, 50.0]);
+    });
+}
+
+//= measured-split.md: equal rails keep half each
+#[test]
+fn equal_rails_carry_half_each() {
+    on_rails(here!(), &[200, 200], &[], |rig| {
+        let found = parts(rig, 2, 256 << 10, 200);
+        assert!((48.0..=52.0).contains(&found[0]), "{found:?}");
+    });
+}
+
+fn scale(port: &str, scale: u16) -> bool {
+    Process::global().events.scaler().set(port, scale)
+}
+
+/// Drains r0, gives it back, and lowers its share.
+fn drain_and_give_back(rig: &mut Rig) {
+    assert!(!scale("r7:1", 0), "there is no such port");
+    for (of_r0, expected) in [(0, [0.0, 100.0]), (1024, [50.0, 50.0]), (512, [33.3, 66.7])] {
+        assert!(scale("r0:1", of_r0));
+        until_parts(rig, &expected);
+        if of_r0 == 0 {
+            let before = carried(2)[0].signals;
+            for lens in [&[MIB][..], &[100], &[5000], &[70_000, 1, 3000]] {
+                rig.exchange(lens);
+            }
+            assert_eq!(carried(2)[0].signals, before, "a drained rail carries data");
+        }
+    }
+    assert_eq!(take_warnings(), [""; 0]);
+}
+
+//= measured-split.md: a drained port gets no new parts
+//= measured-split.md: a scale lowers the share of a port
+#[test]
+fn a_drained_port_carries_nothing_until_it_is_given_back() {
+    on_rails(here!(), &[200, 200], &[], drain_and_give_back);
+}
+
+//= measured-split.md: a drained port gets no new parts
+//= measured-split.md: a scale lowers the share of a port
+#[test]
+fn a_port_is_drained_also_if_speeds_decide() {
+    on_rails(here!(), &[200, 200], &[("MPIB_SPLIT", "speed")], drain_and_give_back);
+}
+
+//= measured-split.md: a drained port gets no new parts
+#[test]
+fn a_new_connection_avoids_a_drained_port() {
+    on_rails(here!(), &[200, 200], &[], |_| {
+        assert!(scale("r0:1", 0));
+        let (ctx, dev) = newest_device(2);
+        let mut other = Rig::new(table(12), ctx, dev, MIB);
+        let before = carried(2)[0].signals;
+        other.exchange(&[MIB]);
+        other.exchange(&[100]);
+        assert_eq!(carried(2)[0].signals, before, "a drained rail carries data");
+        other.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+//= measured-split.md: if all ports are drained, one warning and no drain
+#[test]
+fn connections_use_drained_ports_if_there_is_no_other() {
+    on_rails(here!(), &[200, 200], &[], |rig| {
+        assert!(scale("r0:1", 0) && scale("r1:1", 0));
+        until_parts(rig, &[50.0, 50.0]);
+        let (ctx, dev) = newest_device(2);
+        let mut other = Rig::new(table(12), ctx, dev, MIB);
+        other.exchange(&[MIB]);
+        let warnings = take_warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("r0:1, r1:1 carries data although it is drained"), "{warnings:?}");
+        // A rail that is given back is the only one.
+        assert!(scale("r1:1", 1024));
+        until_parts(rig, &[0.0, 100.0]);
+        other.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+/// A rail that fails carries nothing. When it returns it is another one.
+//= measured-split.md: a rail that returns is measured anew
+#[test]
+fn a_rail_that_returns_is_measured_anew() {
+    on_rails(here!(), &[200, 50], &[], |rig| {
+        until_parts(rig, &[80.0, 20.0]);
+        softverbs::set_link("r1", false).unwrap();
+        rig.exchange(&[4 * MIB]);
+        assert_eq!(parts(rig, 2, MIB, 2)[1], 0.0);
+        softverbs::set_rate("r1", 200_000_000).unwrap();
+        softverbs::set_link("r1", true).unwrap();
+        until_parts(rig, &[50.0, 50.0]);
+    });
+}
+
+/// The two rails of the MPIB profile, without an agent.
+fn without_an_agent(test: &str, env: &[(&str, &str)], body: impl FnOnce(&mut Rig)) {
+    let (devices, alike) = (rates(&[100, 400]), speeds(&[100_000; 2]));
+    let rails = [
+        ("MPIB_HCA_SOUT", "r0"),
+        ("MPIB_HCA_SUP", "r1"),
+        ("SOFTVERBS_DEVICES", devices.as_str()),
+        ("MPIB_RAIL_SPEED", alike.as_str()),
+    ];
+    isolated(test, &[&rails, env].concat(), || {
+        let ctx = init(table(12));
+        let mut rig = Rig::new(table(12), ctx, 0, 8 * MIB);
+        body(&mut rig);
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+//= measured-split.md: SOUT and SUP in advanced mode without a hint
+#[test]
+fn advanced_mode_measures_until_the_first_hint() {
+    without_an_agent(here!(), &[("MPIB_MODE", "1")], |rig| until_parts(rig, &[20.0, 80.0]));
+}
+
+//= configuration.md: MPIB_SPLIT
+#[test]
+fn advanced_mode_uses_sout_alone_with_share_until_the_first_hint() {
+    without_an_agent(here!(), &[("MPIB_MODE", "1"), ("MPIB_SPLIT", "share")], |rig| {
+        assert_eq!(parts(rig, 2, MIB, 10), [100.0, 0.0]);
+    });
+}
+
+//= measured-split.md: fixed shares and islands are not measured
+#[test]
+fn a_fixed_share_stays() {
+    without_an_agent(here!(), &[("MPIB_SUP_SHARE", "512")], |rig| {
+        let found = parts(rig, 2, MIB, 20);
+        assert!((found[0] - 50.0).abs() < 0.1, "{found:?}");
+    });
+}
+
+//= measured-split.md: fixed shares and islands are not measured
+#[test]
+fn an_island_stays_on_its_rail() {
+    without_an_agent(here!(), &[], |rig| assert_eq!(parts(rig, 2, MIB, 10)[0], 0.0));
+}
+
+//= configuration.md: MPIB_SPLIT
+#[test]
+fn share_without_a_share_is_refused() {
+    isolated(here!(), &[("MPIB_SPLIT", "share")], || {
+        assert_ne!(table(12).init().0, Success);
+        let warnings = take_warnings();
+        assert!(
+            warnings.iter().any(|w| w.contains("MPIB_SPLIT") && w.contains("MPIB_SUP_SHARE")),
+            "{warnings:?}"
+        );
+    });
+}
