@@ -53,6 +53,7 @@ fn run(args: &AgentArgs) -> Result<(), String> {
         None => Config::default(),
     };
     if args.check {
+        http::check_token_file(&config.http)?;
         let file = file.as_deref().map_or_else(|| "the default configuration".into(), Path::to_string_lossy);
         println!("{file}: good");
         return Ok(());

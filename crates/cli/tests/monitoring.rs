@@ -14,7 +14,6 @@ use std::thread;
 use mpib_agent::http::Http;
 use mpib_agent::{Config, Server};
 use mpib_host_view::Source;
-use nccl_net_mpib_agent_iface::stats::StatsWriter;
 use serde_json::Value;
 use transfer::{Ended, said, until};
 
@@ -107,9 +106,6 @@ fn no_panel_is_empty() {
         })
         .collect();
     let _perf = job::transfer("monitoring", &rails.join(";"), &devices, dir.path());
-    // This process has measured a port, too.
-    let page = StatsWriter::for_this_process("test").unwrap();
-    page.port(&format!("{}:1", devices[0])).unwrap().measured(200_000_000, 100);
 
     let [_, sup] = &devices;
     prometheus.has(&format!("rate(mpib_rail_transmit_bytes_total{{device=\"{sup}\"}}[5s]) > 0"));

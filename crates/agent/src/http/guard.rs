@@ -58,7 +58,7 @@ pub(super) enum Refused {
     Token(String),
 }
 
-/// Checks the token of a request. The file is read each time, so that a new token counts at once.
+/// Checks the token of a request. The file is read each time: a new token counts at once.
 pub(super) fn check_token(headers: &HeaderMap, config: &HttpConfig) -> Result<(), Refused> {
     let Some(path) = &config.token_file else {
         let text = "there is no token: set \"token_file\" in [http] of the agent's configuration to a \
@@ -74,6 +74,14 @@ pub(super) fn check_token(headers: &HeaderMap, config: &HttpConfig) -> Result<()
         true => Ok(()),
         false => Err(Refused::Token(format!("the token is not the one in {}", path.display()))),
     }
+}
+
+/// Checks the token file, if there is one.
+///
+/// # Errors
+/// A sentence that names the file and what is wrong with it.
+pub fn check_token_file(config: &HttpConfig) -> Result<(), String> {
+    config.token_file.as_deref().map_or(Ok(()), |path| read_token(path).map(drop))
 }
 
 fn read_token(path: &Path) -> Result<String, String> {
@@ -156,6 +164,9 @@ mod tests {
             other => panic!("{part}: {other:?}"),
         };
         nobody("no such file");
+        let config = |path| HttpConfig { token_file: path, ..HttpConfig::default() };
+        assert!(check_token_file(&config(Some(path.clone()))).unwrap_err().contains("no such file"));
+        assert_eq!(check_token_file(&config(None)), Ok(()));
         let write = |text: &str, mode| {
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();

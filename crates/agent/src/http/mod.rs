@@ -1,6 +1,6 @@
 //! The HTTP server: metrics, the API and the page.
 //!
-//! It has two threads of its own. One serves all clients and never waits for anything else; the
+//! It has two threads. One serves all clients and never waits for anything else; the
 //! other reads statistics. They share the agent's state with the agent's loop, and hold its lock
 //! only for copies in memory.
 
@@ -21,6 +21,7 @@ use std::time::Duration;
 
 pub use config::{DEFAULT, HttpConfig, Listen};
 pub use document::{Document, Drain, Drained, Failure, STREAM_CONNECTIONS, Share, SharesSet, schema};
+pub use guard::check_token_file;
 pub use history::History;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -76,7 +77,12 @@ impl Http {
             });
         };
         let thread = thread::Builder::new().name("http".into()).spawn(serve)?;
-        handle.change(|agent| agent.log(format!("serves http://{address}/")));
+        handle.change(|agent| {
+            agent.log(format!("serves http://{address}/"));
+            if let Err(why) = check_token_file(&agent.config().http) {
+                agent.log(format!("nobody can drain a port or set a share by HTTP: {why}"));
+            }
+        });
         Ok(Self { address, stop: Some(stop), thread: Some(thread) })
     }
 
