@@ -20,10 +20,10 @@ cargo = eval "$$(scripts/libclang.sh env)"; cargo
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: setup setup-test setup-matrix setup-vm setup-instructions setup-monitoring
+.PHONY: setup setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser
 setup: ## Install what building needs, each step announced; SETUP=no with any target: only list what is missing
 	@scripts/setup.sh build
-setup-test setup-matrix setup-vm setup-instructions setup-monitoring:
+setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser:
 	@scripts/setup.sh $(@:setup-%=%)
 
 .PHONY: demo
@@ -62,6 +62,10 @@ check-instructions: setup-instructions build ## Compare the plugin's instruction
 .PHONY: advisories
 advisories: ## Look for known vulnerabilities in dependencies (needs the network)
 	@scripts/check.sh advisories
+
+.PHONY: picture
+picture: setup-browser build ## Take the picture of the agent's page for the manual (Chromium)
+	@export PAGE_PICTURE=$$PWD/docs/guide/agent.png; unshare --user --map-root-user --pid --fork --mount-proc --uts bash -c 'hostname node7; $(cargo) test --locked -p mpib --test page a_rail_that_dies'
 
 .PHONY: vm-test vm-test-short vm-shell
 vm-test: setup-vm build ## Run the checks of tests/vm between two virtual machines, on the kernel's own RDMA stack (Debian 12)

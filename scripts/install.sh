@@ -25,4 +25,7 @@ install -d "$root/lib/systemd/system" "$root/share/doc/mpib"
 sed "s|@PREFIX@|$prefix|" packaging/systemd/mpib-agent.service >"$root/lib/systemd/system/mpib-agent.service"
 chmod 644 "$root/lib/systemd/system/mpib-agent.service"
 install -m 644 packaging/agent.toml "$root/share/doc/mpib/agent.toml"
+# For the hosts of Grafana and Prometheus.
+install -d "$root/share/mpib/grafana"
+install -m 644 packaging/grafana/dashboard.json packaging/grafana/alerts.yaml "$root/share/mpib/grafana"
 echo "installed under $root"

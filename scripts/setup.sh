@@ -2,7 +2,7 @@
 # Installs what is missing for the named purposes: Debian packages by apt-get, and libclang by pip
 # into the user's cache. Announces each installation before it begins. With SETUP=no it installs
 # nothing: it lists what is missing and fails.
-# usage: setup.sh [build|test|matrix|vm|instructions|monitoring]...   (each includes build, the default)
+# usage: setup.sh [build|test|matrix|vm|instructions|monitoring|browser]...   (each includes build, the default)
 set -euo pipefail
 
 purposes=${*:-build}
@@ -60,8 +60,11 @@ missing() {
         command -v valgrind >/dev/null || echo "valgrind (counts instructions)"
     fi
     if wanted_for monitoring; then
-        command -v promtool >/dev/null || echo "prometheus (tests check the metrics with its promtool)"
+        command -v promtool >/dev/null || echo "prometheus (tests check metrics, dashboard and alert rules)"
         command -v tmux >/dev/null || echo "tmux (tests run mpib top in it)"
+    fi
+    if wanted_for browser; then
+        command -v chromium >/dev/null || echo "chromium (tests open the agent's page in it)"
     fi
     if wanted_for vm; then
         command -v qemu-system-x86_64 >/dev/null || echo "qemu-system-x86 (runs the guests)"

@@ -8,8 +8,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use nccl_net_mpib_agent_iface::agent::{PORT_NAME_MAX, SHARE_ONE};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use toml::de::{DeTable, DeValue};
+
+use crate::http::HttpConfig;
 
 /// The configuration. A key that is missing has its default.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -33,10 +36,12 @@ pub struct Config {
     pub hint_file: bool,
     /// What one user and one process may have.
     pub limits: Limits,
+    /// The HTTP server.
+    pub http: HttpConfig,
 }
 
 /// What decides the shares of flows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
     /// The rules of the configuration.
@@ -89,6 +94,7 @@ impl Default for Config {
             interval_ms: 50,
             hint_file: true,
             limits: Limits::default(),
+            http: HttpConfig::default(),
         }
     }
 }
@@ -221,9 +227,11 @@ impl Config {
     }
 }
 
-const KEYS: [&str; 7] = ["policy", "default_share", "shares", "drain", "interval_ms", "hint_file", "limits"];
+const KEYS: [&str; 8] =
+    ["policy", "default_share", "shares", "drain", "interval_ms", "hint_file", "limits", "http"];
 const SHARE_KEYS: [&str; 3] = ["source", "destination", "share"];
 const LIMIT_KEYS: [&str; 2] = ["processes_per_user", "connections_per_process"];
+const HTTP_KEYS: [&str; 4] = ["listen", "token_file", "hosts", "per_peer"];
 
 /// Refuses keys that do not exist, with the nearest one that does.
 fn check_keys(text: &str, table: &DeTable<'_>, within: &str, known: &[&str]) -> Result<(), BadConfig> {
@@ -247,6 +255,7 @@ fn check_keys(text: &str, table: &DeTable<'_>, within: &str, known: &[&str]) -> 
                 }
             }
             ("limits", DeValue::Table(limits)) => check_keys(text, limits, " in [limits]", &LIMIT_KEYS)?,
+            ("http", DeValue::Table(http)) => check_keys(text, http, " in [http]", &HTTP_KEYS)?,
             _ => {}
         }
     }

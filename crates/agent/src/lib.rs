@@ -9,13 +9,14 @@
 //! | [`kept`] | what outlives a restart |
 //! | [`folder`] | the folder of socket and hint file |
 //! | [`server`] | the socket, the signals, and the loop |
+//! | [`http`] | metrics, the API and the page |
 //!
-//! Everything that decides is in [`Agent`]. The server and other doors, for instance an HTTP
-//! server, share it as [`Handle`].
+//! Everything that decides is in [`Agent`]. The server and the HTTP server share it as [`Handle`].
 
 pub mod config;
 mod events;
 pub mod folder;
+pub mod http;
 pub mod kept;
 pub mod observe;
 mod once;
@@ -27,7 +28,7 @@ mod snapshot;
 pub mod state;
 
 pub use config::Config;
-pub use events::Event;
+pub use events::{Event, EventKind};
 pub use once::look_once;
 pub use server::{Handle, Server};
 pub use state::{Agent, Snapshot};

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net_mpib_agent_iface::agent::HintsWriter;
@@ -39,12 +40,14 @@ const LISTENER: u64 = u64::MAX;
 const SIGNALS: u64 = u64::MAX - 1;
 const WAKE: u64 = u64::MAX - 2;
 
-/// A door to the agent for other threads, for instance an HTTP server.
+/// A door to the agent for other threads, such as the HTTP server's.
 #[derive(Debug, Clone)]
 pub struct Handle {
     agent: Arc<Mutex<Agent>>,
     wake: Arc<EventFd>,
     stop: Arc<Mutex<bool>>,
+    /// Passes of the server's loop so far.
+    passes: Arc<AtomicU64>,
 }
 
 impl Handle {
@@ -66,7 +69,13 @@ impl Handle {
         self.wake();
     }
 
-    fn wake(&self) {
+    /// Returns how often the server's loop has run so far.
+    pub fn passes(&self) -> u64 {
+        self.passes.load(Ordering::Relaxed)
+    }
+
+    /// Has the server's loop run once more.
+    pub fn wake(&self) {
         // Fails only if so many are pending that the server wakes anyway.
         let _ = self.wake.write(1);
     }
@@ -126,7 +135,8 @@ impl Server {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
         epoll.add(&*wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
-        let handle = Handle { agent: Arc::new(Mutex::new(agent)), wake, stop: Arc::default() };
+        let handle =
+            Handle { agent: Arc::new(Mutex::new(agent)), wake, stop: Arc::default(), passes: Arc::default() };
         Ok(Self {
             folder: folder.to_owned(),
             file,
@@ -180,6 +190,7 @@ impl Server {
     pub fn run(mut self) -> io::Result<()> {
         let mut events = [EpollEvent::empty(); EVENTS];
         loop {
+            self.handle.passes.fetch_add(1, Ordering::Relaxed);
             self.pass_on();
             if *self.handle.stop.lock() {
                 return Ok(());

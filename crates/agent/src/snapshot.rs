@@ -2,13 +2,14 @@
 
 use std::net::Ipv4Addr;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::config::Policy;
 use crate::events::Event;
 
 /// What the agent knows, for display.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Snapshot {
     /// What decides the shares.
     pub policy: Policy,
@@ -23,7 +24,7 @@ pub struct Snapshot {
 }
 
 /// A registered process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ProcessView {
     /// Process id.
     pub pid: u32,
@@ -46,7 +47,7 @@ pub struct ProcessView {
 }
 
 /// A flow and its share.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FlowView {
     /// SOUT address of this host.
     pub source: Ipv4Addr,

@@ -9,7 +9,7 @@ use nccl_net_mpib_agent_iface::agent::memory::PORTS;
 use nccl_net_mpib_agent_iface::agent::{HintsWriter, PortScale, Register, SHARE_ONE, Status};
 
 use crate::config::{Config, Policy, check_port};
-use crate::events::Events;
+use crate::events::{EventKind, Events};
 use crate::kept::{Kept, KeptShare};
 use crate::observe::Observation;
 use crate::policy::{Goodput, next_share};
@@ -179,8 +179,7 @@ impl Agent {
         }
         self.drains.insert(port.to_owned(), out_of_use);
         self.forget_needless_drains();
-        let what = if out_of_use { "out of use" } else { "in use again" };
-        self.events.add(format!("port {port} is {what}"));
+        self.note_drain(port, out_of_use);
         self.apply();
         Ok(())
     }
@@ -208,7 +207,8 @@ impl Agent {
         let pair = (source, destination);
         if self.external.insert(pair, share) != Some(share) {
             self.kept_changed = true;
-            self.events.add(format!("flow {source} -> {destination} has share {share} of {SHARE_ONE}"));
+            let text = format!("flow {source} -> {destination} has share {share} of {SHARE_ONE}");
+            self.events.add(EventKind::Share, None, text);
         }
         self.apply();
         let flows = self.processes.values().map(|process| &process.flows).chain([&self.plain]);
@@ -218,18 +218,35 @@ impl Agent {
     /// Uses another configuration.
     pub fn reload(&mut self, config: Config) {
         if self.config == config {
-            self.events.add(String::from("the configuration was read again; nothing has changed"));
+            self.log(String::from("the configuration was read again; nothing has changed"));
             return;
         }
+        let before = self.drained();
         self.config = config;
         self.forget_needless_drains();
-        self.events.add(String::from("the configuration was read again and has changed"));
+        self.log(String::from("the configuration was read again and has changed"));
+        let now = self.drained();
+        now.difference(&before).for_each(|port| self.note_drain(port, true));
+        before.difference(&now).for_each(|port| self.note_drain(port, false));
         self.apply();
     }
 
     /// Adds a line to the log.
     pub fn log(&mut self, text: String) {
-        self.events.add(text);
+        self.events.add(EventKind::Agent, None, text);
+    }
+
+    /// Adds an event of a port, which is a line of the log, too.
+    pub fn note(&mut self, kind: EventKind, port: &str, text: String) {
+        self.events.add(kind, Some(port), text);
+    }
+
+    fn note_drain(&mut self, port: &str, out_of_use: bool) {
+        let (kind, what) = match out_of_use {
+            true => (EventKind::Drained, "out of use"),
+            false => (EventKind::Undrained, "in use again"),
+        };
+        self.note(kind, port, format!("port {port} is {what}"));
     }
 
     /// Returns the lines of the log since the last call.

@@ -6,8 +6,10 @@ use std::process::ExitCode;
 use std::{env, io};
 
 use clap::Args;
+use mpib_agent::http::{self, Http, Listen};
 use mpib_agent::kept::{self, Kept};
-use mpib_agent::{Config, Server, folder, look_once};
+use mpib_agent::{Config, Handle, Server, folder, look_once};
+use mpib_host_view::Source;
 
 /// Serves the jobs of this host: decides which part of each transfer goes on SUP (MPIB_MODE=1), and
 /// which ports are out of use
@@ -21,6 +23,10 @@ pub(crate) struct AgentArgs {
     /// other users, else /tmp/mpib
     #[arg(long, value_name = "FOLDER")]
     socket_dir: Option<PathBuf>,
+    /// Where metrics, the API and the page are served: address and port, or "off". Default: what
+    /// the configuration has, else 127.0.0.1:9119 unless that cannot be used
+    #[arg(long, value_name = "ADDRESS")]
+    http: Option<Listen>,
     /// Check the configuration and exit
     #[arg(long)]
     check: bool,
@@ -47,6 +53,7 @@ fn run(args: &AgentArgs) -> Result<(), String> {
         None => Config::default(),
     };
     if args.check {
+        http::check_token_file(&config.http)?;
         let file = file.as_deref().map_or_else(|| "the default configuration".into(), Path::to_string_lossy);
         println!("{file}: good");
         return Ok(());
@@ -63,9 +70,25 @@ fn run(args: &AgentArgs) -> Result<(), String> {
     }
     folder::prepare(&place).map_err(text)?;
     Server::raise_limits();
+    let listen = args.http.or(config.http.listen);
     let mut server = Server::bind(&place, config, file).map_err(text)?;
     server.take_signals().map_err(text)?;
+    let _http = serve(listen, server.handle()).map_err(text)?;
     server.run().map_err(text)
+}
+
+/// Starts the HTTP server. Without an address in the configuration the agent does without it if the
+/// default cannot be used: another user's agent may have the port.
+fn serve(listen: Option<Listen>, handle: Handle) -> io::Result<Option<Http>> {
+    match listen {
+        Some(Listen::Off) => Ok(None),
+        Some(Listen::At(address)) => Http::start(address, Source::default(), handle).map(Some),
+        None => Ok(Http::start(http::DEFAULT, Source::default(), handle.clone())
+            .map_err(|e| {
+                handle.change(|agent| agent.log(format!("serves no HTTP: {e}; choose an address by --http")));
+            })
+            .ok()),
+    }
 }
 
 fn default_config(root: bool) -> Option<PathBuf> {

@@ -78,6 +78,44 @@ fn check_judges_a_configuration() {
     let (good, _, err) = check(&config);
     let expected = "agent.toml: line 2: unknown key \"default_shar\"; did you mean \"default_share\"?\n";
     assert!(!good && err.ends_with(expected), "{err}");
+    fs::write(&config, "[http]\nlisten = \"9119\"\n").unwrap();
+    let (good, _, err) = check(&config);
+    assert!(!good && err.contains("line 2: \"9119\" is no address, expected \"off\" or"), "{err}");
+    fs::write(&config, "[http]\ntoken_file = \"/nonexistent/token\"\n").unwrap();
+    let (good, _, err) = check(&config);
+    assert!(!good && err.contains("token file /nonexistent/token: no such file"), "{err}");
+}
+
+//= agent.md: an address of the configuration must be free, and the default need not be
+#[test]
+fn the_agent_goes_on_without_the_default_port_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("agent.toml");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    fs::write(&config, format!("[http]\nlisten = \"{}\"\n", taken.local_addr().unwrap())).unwrap();
+    let [at, file] = [dir.path(), &config].map(|path| path.to_str().unwrap());
+    let (good, _, err) = text(&mpib(&["--socket-dir", at, "--config", file]).output().unwrap());
+    assert!(!good && err.contains("mpib agent: http://127.0.0.1:") && err.contains("in use"), "{err}");
+
+    // Agents of other tests have the default port for a moment, another program may have it for long.
+    let default = (0..100).find_map(|_| {
+        let bound = std::net::TcpListener::bind("127.0.0.1:9119").ok();
+        bound.or_else(|| {
+            thread::sleep(Duration::from_millis(20));
+            None
+        })
+    });
+    fs::write(&config, "").unwrap();
+    let agent = Agent::start(dir.path(), &config);
+    agent.line("serves no HTTP: http://127.0.0.1:9119: ");
+    drop(default);
+    drop(agent);
+    fs::write(&config, "[http]\nlisten = \"off\"\n").unwrap();
+    let agent = Agent::start(dir.path(), &config);
+    agent.line("listens on");
+    agent.signal(Signal::SIGTERM);
+    let lines: Vec<String> = agent.log.iter().collect();
+    assert_eq!(lines, ["mpib agent: ends by signal 15"], "it serves nothing");
 }
 
 //= agent.md: SIGHUP reads the configuration again; a bad file changes nothing

@@ -1,5 +1,7 @@
 //! A transfer between two processes, for programs that show it.
 
+#![allow(dead_code, reason = "each test file uses its own part")]
+
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;

@@ -1,0 +1,213 @@
+//! A thread that reads the statistics of all processes for all clients of the server.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hyper::body::Bytes;
+use mpib_host_view::{Host, Ledger, MetricsOptions, Source, metrics};
+use nccl_net_mpib_agent_iface::stats::NoPage;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::{Document, History, rails};
+use crate::{Agent, Handle};
+
+/// How often pages are read while somebody follows the stream, and at most for other requests.
+const OFTEN: Duration = Duration::from_secs(1);
+/// How often they are read if nobody asks: for the events and the history.
+const SELDOM: Duration = Duration::from_secs(5);
+
+/// One reading, and its texts, each made when it is first needed.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) at: Instant,
+    document: Document,
+    json: OnceLock<Bytes>,
+    event: OnceLock<Bytes>,
+    metrics: [OnceLock<Bytes>; 2],
+}
+
+impl Reading {
+    fn new(host: Host, handle: &Handle) -> Self {
+        let document = Document { host, agent: handle.read(Agent::snapshot), connections_omitted: 0 };
+        let (json, event, metrics) = Default::default();
+        Self { at: Instant::now(), document, json, event, metrics }
+    }
+
+    /// Returns the document as JSON.
+    pub(super) fn json(&self) -> Bytes {
+        self.json.get_or_init(|| encode(&self.document)).clone()
+    }
+
+    /// Returns the bounded document as a server-sent event.
+    pub(super) fn event(&self) -> Bytes {
+        let event = || [b"data: ", &encode(&self.document.bounded())[..], b"\n\n"].concat().into();
+        self.event.get_or_init(event).clone()
+    }
+
+    /// Returns the metrics for Prometheus.
+    pub(super) fn metrics(&self, per_peer: bool) -> Bytes {
+        let text = || metrics(&self.document.host, MetricsOptions { per_peer }).into();
+        self.metrics[usize::from(per_peer)].get_or_init(text).clone()
+    }
+}
+
+fn encode(value: &impl serde::Serialize) -> Bytes {
+    // These documents have no maps with keys other than strings, so encoding cannot fail.
+    serde_json::to_vec(value).unwrap_or_default().into()
+}
+
+/// The latest reading, for the server's tasks.
+#[derive(Debug, Clone)]
+pub(super) struct Readings {
+    latest: watch::Receiver<Arc<Reading>>,
+    history: Arc<Mutex<History>>,
+    /// Clients that follow the stream.
+    followers: Arc<AtomicUsize>,
+    /// Has the thread read sooner. The thread ends with the last of these.
+    nudge: SyncSender<()>,
+}
+
+impl Readings {
+    /// Reads once, and starts the thread.
+    pub(super) fn start(mut source: Source, handle: Handle) -> Result<Self, NoPage> {
+        let mut ledger = Ledger::default();
+        let mut host = source.host()?;
+        ledger.update(&mut host);
+        let history = Arc::new(Mutex::new(History::default()));
+        let (send, latest) = watch::channel(Arc::new(Reading::new(host, &handle)));
+        let (nudge, nudged) = sync_channel(1);
+        let followers = Arc::new(AtomicUsize::new(0));
+        let reader = Reader {
+            source,
+            ledger,
+            handle,
+            send,
+            history: history.clone(),
+            nudged,
+            followers: followers.clone(),
+            failed: false,
+        };
+        thread::Builder::new()
+            .name("readings".into())
+            .spawn(|| reader.run())
+            .map_err(|source| NoPage::Io { path: "a thread".into(), source })?;
+        Ok(Self { latest, history, followers, nudge })
+    }
+
+    /// Returns a reading that is at most a second old, or the latest one if there is no such within
+    /// two seconds.
+    pub(super) async fn fresh(&self) -> Arc<Reading> {
+        let mut latest = self.latest.clone();
+        let last = latest.borrow_and_update().clone();
+        if last.at.elapsed() < OFTEN {
+            return last;
+        }
+        self.nudge();
+        let changed = tokio::time::timeout(2 * OFTEN, latest.changed());
+        let _ = changed.await;
+        let newest = latest.borrow();
+        newest.clone()
+    }
+
+    /// Follows the readings.
+    pub(super) fn follow(&self) -> Follower {
+        let followers = self.followers.clone();
+        followers.fetch_add(1, Ordering::Relaxed);
+        self.nudge();
+        let mut latest = self.latest.clone();
+        latest.mark_changed();
+        Follower { latest, followers }
+    }
+
+    /// Returns the number of clients that follow the readings.
+    pub(super) fn followers(&self) -> usize {
+        self.followers.load(Ordering::Relaxed)
+    }
+
+    /// Returns the history as JSON.
+    pub(super) fn history(&self) -> Bytes {
+        encode(&*self.history.lock())
+    }
+
+    /// Has the thread read as soon as a second has passed since the last reading.
+    pub(super) fn nudge(&self) {
+        // The thread reads anyway if a nudge is pending.
+        let _ = self.nudge.try_send(());
+    }
+}
+
+/// A client that gets each reading.
+#[derive(Debug)]
+pub(super) struct Follower {
+    latest: watch::Receiver<Arc<Reading>>,
+    followers: Arc<AtomicUsize>,
+}
+
+impl Follower {
+    /// Waits for the next reading; `None` at the end of the thread.
+    pub(super) async fn next(&mut self) -> Option<Arc<Reading>> {
+        self.latest.changed().await.ok()?;
+        Some(self.latest.borrow_and_update().clone())
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.followers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The thread.
+struct Reader {
+    source: Source,
+    ledger: Ledger,
+    handle: Handle,
+    send: watch::Sender<Arc<Reading>>,
+    history: Arc<Mutex<History>>,
+    nudged: Receiver<()>,
+    followers: Arc<AtomicUsize>,
+    /// Whether the last reading has failed.
+    failed: bool,
+}
+
+impl Reader {
+    fn run(mut self) {
+        loop {
+            let began = Instant::now();
+            match self.read() {
+                Ok(()) => self.failed = false,
+                Err(e) if !self.failed => {
+                    self.failed = true;
+                    self.handle.change(|agent| agent.log(format!("statistics cannot be read: {e}")));
+                }
+                Err(_) => {}
+            }
+            let followed = self.followers.load(Ordering::Relaxed) > 0;
+            match self.nudged.recv_timeout(if followed { OFTEN } else { SELDOM }) {
+                Ok(()) => thread::sleep(OFTEN.saturating_sub(began.elapsed())),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn read(&mut self) -> Result<(), NoPage> {
+        let mut host = self.source.host()?;
+        self.ledger.update(&mut host);
+        let last = self.send.borrow().clone();
+        host.rates(&last.document.host);
+        let events = rails::events(&last.document.host, &host);
+        if !events.is_empty() {
+            self.handle.change(|agent| {
+                events.into_iter().for_each(|(kind, port, text)| agent.note(kind, &port, text));
+            });
+        }
+        self.history.lock().add(&host);
+        self.send.send_replace(Arc::new(Reading::new(host, &self.handle)));
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! The agent's page in a browser, while a job runs.
+
+mod browser;
+mod built;
+mod job;
+mod transfer;
+
+use std::fs;
+
+use browser::Browser;
+use job::{Job, TOKEN};
+
+/// Names of devices that no other job on this machine has.
+fn devices(test: &str) -> [String; 2] {
+    ["out", "up"].map(|name| format!("{test}{name}{}", std::process::id()))
+}
+
+/// The text of a cell in the row of a port.
+fn cell(port: &str, label: &str) -> String {
+    format!(
+        "document.querySelector('#ports tr[data-key=\"{port}:1\"] td[data-label=\"{label}\"]')?.textContent"
+    )
+}
+
+/// The button in the row of a port.
+fn button(port: &str) -> String {
+    format!("document.querySelector('#ports tr[data-key=\"{port}:1\"] button')")
+}
+
+//= agent.md: the page shows that a rail has died, and that it has returned
+#[test]
+fn a_rail_that_dies_is_shown() {
+    // For the manual ("make picture").
+    let picture = std::env::var_os("PAGE_PICTURE");
+    let devices = match picture {
+        Some(_) => ["mlx5_0", "mlx5_1"].map(String::from),
+        None => devices("die"),
+    };
+    let job = Job::start("page-dies", devices.clone());
+    let Some(mut page) = Browser::open(&job.url, 1300, 800) else { return };
+    let [sout, sup] = &devices;
+    let state = |port: &str| cell(port, "state");
+    page.until(&format!("{} === '33 %' && {} === '67 %'", cell(sup, "share"), cell(sout, "share")));
+    assert_eq!((page.eval(&state(sout)), page.eval(&state(sup))), ("✓ healthy".into(), "✓ healthy".into()));
+    assert_eq!(page.eval(&cell(sup, "failovers")), "none");
+    page.until("document.querySelectorAll('#connections tbody tr').length >= 2");
+
+    if picture.is_some() {
+        page.until("document.querySelector('#ports polyline').getAttribute('points').split(' ').length >= 9");
+    }
+    job.link(sup, "down");
+    page.until(&format!("{} === '✖ down'", state(sup)));
+    assert_ne!(page.eval(&cell(sup, "why")), "", "the cause");
+    assert_eq!(page.eval(&state(sout)), "✓ healthy");
+    page.until(&format!(
+        "document.title.startsWith('✖') && document.getElementById('summary').textContent.includes('{sup}:1')"
+    ));
+    page.until(&format!("[...document.querySelectorAll('#events li')].some(e => e.textContent.includes('port {sup}:1 is down'))"));
+    page.until(&format!("{}.match(/[1-9]/) && {} === '0 %'", cell(sup, "failovers"), cell(sup, "share")));
+    if let Some(file) = picture {
+        fs::write(file, page.picture()).unwrap();
+    }
+    job.link(sup, "up");
+    page.until(&format!("{} === '✓ healthy' && {} === '33 %'", state(sup), cell(sup, "share")));
+    page.until(&format!("[...document.querySelectorAll('#events li')].some(e => e.textContent.includes('port {sup}:1 is healthy again'))"));
+    let line =
+        format!("document.querySelector('#ports tr[data-key=\"{sup}:1\"] polyline').getAttribute('points')");
+    assert_ne!(page.eval(&line), "", "the rates of ten minutes");
+    assert_eq!(page.errors, [""; 0]);
+}
+
+//= agent.md: the page drains a port with the token, and shows that its share is 0
+#[test]
+fn a_port_is_drained_by_its_button() {
+    let devices = devices("drain");
+    let mut job = Job::start("page-drains", devices.clone());
+    // A phone, at night.
+    let Some(mut page) = Browser::open(&job.url, 390, 800) else { return };
+    page.colours("dark");
+    let [_, sup] = &devices;
+    let share = cell(sup, "share");
+    page.until(&format!("{share} === '33 %'"));
+    let fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";
+    assert_eq!(page.eval(fits), true, "no scrolling to the side");
+    assert_eq!(page.eval("getComputedStyle(document.body).backgroundColor"), "rgb(17, 17, 17)");
+
+    page.press(&button(sup));
+    page.until("document.getElementById('ask').open");
+    page.press("document.getElementById('token')");
+    page.write("not the token at all");
+    page.press("document.getElementById('yes')");
+    page.until("document.getElementById('refused').textContent.includes('the token is not the one in')");
+    assert_eq!(page.eval(&share), "33 %");
+    page.eval("document.getElementById('token').value = ''");
+    page.press("document.getElementById('token')");
+    page.write(TOKEN);
+    page.press("document.getElementById('yes')");
+    page.until("!document.getElementById('ask').open");
+    page.until(&format!("{share} === '0 %' && {}.endsWith(', drained')", cell(sup, "state")));
+
+    // Now the token is known.
+    page.press(&button(sup));
+    page.until("document.getElementById('ask').open");
+    assert_eq!(page.eval("document.getElementById('token-label').hidden"), true);
+    page.press("document.getElementById('yes')");
+    page.until(&format!("{share} === '33 %' && {} === '✓ healthy'", cell(sup, "state")));
+
+    job.end_agent();
+    page.until("document.getElementById('link').textContent.includes('The agent does not answer since')");
+    assert_eq!(page.eval("document.body.className"), "lost-data");
+    assert_eq!(page.errors, [""; 0]);
+}
