@@ -115,13 +115,21 @@ impl Stats {
 
 /// The counters of a connection of several rails, as the watchdog reads them.
 #[derive(Debug, Clone, Copy)]
-pub struct RailCounters(&'static Entry);
+pub struct RailCounters {
+    entry: &'static Entry,
+    direction: Direction,
+}
 
 impl RailCounters {
     /// Returns the work requests that were posted on a rail, and those of them that are known to be
     /// complete.
     pub fn progress(&self, rail: usize) -> (u64, u64) {
-        self.0.rail(rail).progress()
+        self.entry.rail(rail).progress()
+    }
+
+    /// Returns whether the connection sends data.
+    pub fn are_of_a_sender(&self) -> bool {
+        self.direction == Direction::Send
     }
 }
 
@@ -129,8 +137,8 @@ impl RailCounters {
 #[derive(Debug, Default)]
 pub struct Counters {
     entry: Option<&'static Entry>,
-    /// Whether the watchdog reads them.
-    watched: bool,
+    /// The direction, if the watchdog reads them.
+    watched: Option<Direction>,
     /// When dropped, adds the counts to the totals of the page and frees the entry.
     _taken: Option<ConnectionEntry>,
     /// Present if the watchdog reads the counters and there is no page.
@@ -163,12 +171,12 @@ impl Counters {
         rails: &[(RailRole, &str)],
         elsewhere: bool,
     ) -> Self {
-        let watched = config.failover && rails.len() > 1;
+        let watched = (config.failover && rails.len() > 1).then_some(direction);
         // init has logged that there is no page.
         let page = config.stats.then(|| page().ok()).flatten();
         let taken = page.map(|page| Self::add(page, direction, plan, peer, rails, elsewhere));
         let in_page = taken.as_ref().map(ConnectionEntry::entry);
-        let unlisted = (watched && in_page.is_none()).then(UnlistedEntry::new);
+        let unlisted = (watched.is_some() && in_page.is_none()).then(UnlistedEntry::new);
         let entry = in_page.or(unlisted.as_ref().map(UnlistedEntry::entry));
         Self { entry, watched, _taken: taken, _unlisted: unlisted }
     }
@@ -199,7 +207,7 @@ impl Counters {
     /// Returns the counters that the watchdog reads: those of a connection of several rails that
     /// may fail over.
     pub fn of_rails(&self) -> Option<RailCounters> {
-        self.entry.filter(|_| self.watched).map(RailCounters)
+        Some(RailCounters { entry: self.entry?, direction: self.watched? })
     }
 
     /// Counts a request that a call returned, and the share of a send.

@@ -39,6 +39,8 @@ struct Waiting {
     others: u64,
     /// The port's counters then.
     hardware: Option<HwCounters>,
+    /// Whether a ping was requested since.
+    pinged: bool,
 }
 
 /// A connection's counters of one rail, and what is known of the rail's port.
@@ -112,17 +114,30 @@ impl RailProgress {
         if sample.outstanding == 0 {
             self.waiting = None;
         } else if new > 0 || self.waiting.is_none() {
-            self.waiting = Some(Waiting { since: now, others: self.others, hardware: sample.hardware });
+            let (others, hardware) = (self.others, sample.hardware);
+            self.waiting = Some(Waiting { since: now, others, hardware, pinged: false });
         }
         (self.done, self.others) = (sample.done, sample.others);
     }
 
-    /// Begins the wait anew: nobody has watched for a while, or pings are to show whether other
-    /// rails work. What the port's counters showed at the first begin still counts.
+    /// Begins the wait anew: nobody has watched for a while.
     pub fn restart(&mut self, now: Instant) {
         if let Some(waiting) = &mut self.waiting {
             waiting.since = now;
         }
+    }
+
+    /// Begins the wait anew: pings are to show which rails work. What the port's counters showed at
+    /// the first begin still counts.
+    pub fn ping(&mut self, now: Instant) {
+        if let Some(waiting) = &mut self.waiting {
+            (waiting.since, waiting.others, waiting.pinged) = (now, self.others, true);
+        }
+    }
+
+    /// Returns whether a ping was requested since the last completion.
+    pub fn is_pinged(&self) -> bool {
+        self.waiting.is_some_and(|waiting| waiting.pinged)
     }
 
     /// Returns how long the rail has completed nothing, work requests outstanding.

@@ -81,13 +81,15 @@ impl Memory {
             if nic.life().state() == PortState::Suspect {
                 facts.evidence = Evidence::LinkDown;
             }
-            if facts.is_stall() {
+            // Most work requests of a receiver are not signalled: they complete with its ping.
+            let is_judged = comm.is_signalled() || progress[rail.index].is_pinged();
+            if is_judged && facts.is_stall() {
                 stalled.push((rail.index, describe(rail, &facts)));
-            } else if facts.others == 0 {
+            } else if !is_judged || facts.others == 0 {
                 late |= 1 << rail.index;
             }
         }
-        proto::rails(late).for_each(|rail| progress[rail].restart(now));
+        proto::rails(late).for_each(|rail| progress[rail].ping(now));
         // A report takes other locks.
         drop(progress);
         if late != 0 {

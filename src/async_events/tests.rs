@@ -221,7 +221,7 @@ fn an_address_that_is_gone_costs_the_rails_that_use_it() {
 }
 
 /// Two rails, and counters in no page.
-struct Sender {
+struct End {
     world: World,
     counters: Counters,
     comm: Arc<CommWatch>,
@@ -229,15 +229,18 @@ struct Sender {
     start: Instant,
 }
 
-impl Sender {
-    fn new() -> Self {
+impl End {
+    fn sender() -> Self {
+        Self::new(Direction::Send)
+    }
+
+    fn new(direction: Direction) -> Self {
         let world = World::new();
         let config = Config { stats: false, ..Config::default() };
         let rails = [(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")];
         let open = |direction, rails| Counters::open(&config, direction, Plan::Plain, "peer", rails, false);
-        assert!(open(Direction::Receive, &rails).of_rails().is_some());
-        assert!(open(Direction::Send, &rails[..1]).of_rails().is_none());
-        let counters = open(Direction::Send, &rails);
+        assert!(open(direction, &rails[..1]).of_rails().is_none());
+        let counters = open(direction, &rails);
         let comm = world.comm(10, &[(0, 1), (1, 1)], Some(&counters));
         let watchdog = Watchdog::new(Arc::clone(&world.state));
         Self { world, counters, comm, watchdog, start: Instant::now() }
@@ -258,7 +261,7 @@ impl Sender {
 //= configuration.md: MPIB_STALL_MS
 #[test]
 fn the_watchdog_condemns_a_rail_that_completes_nothing_while_another_one_does() {
-    let sender = Sender::new();
+    let sender = End::sender();
     let other = sender.world.comm(20, &[(0, 1)], None);
     assert_eq!(sender.at(0, [8, 8], [0, 0]), 0);
     for i in 1..25 {
@@ -276,10 +279,31 @@ fn the_watchdog_condemns_a_rail_that_completes_nothing_while_another_one_does() 
     assert_eq!(sender.at(2000, [0, 0], [0, 0]), 0, "once");
 }
 
+/// Most of its work requests are not signalled, and complete with the next one that is.
+//= rail-life.md: pings
+#[test]
+fn the_watchdog_condemns_a_rail_of_a_receiver_only_if_its_ping_is_not_answered() {
+    let receiver = End::new(Direction::Receive);
+    assert_eq!(receiver.at(0, [1, 0], [0, 0]), 0);
+    // An active receiver, whose CTS writes complete rarely.
+    for i in 1..100 {
+        let ping = receiver.comm.take_late() != 0;
+        let done = if ping { 4 } else { 0 };
+        assert_eq!(receiver.at(20 * i, [1, ping.into()], [done, ping.into()]), 0, "{i}");
+    }
+    // Its ping is not answered, and that of the other rail is.
+    let late = (100..).find(|i| receiver.at(20 * i, [1, 0], [0, 0]) == 0 && receiver.comm.take_late() != 0);
+    let late = late.unwrap();
+    for i in late + 1..late + 25 {
+        assert_eq!(receiver.at(20 * i, [1, 1], [0, 1]), 0, "{i}");
+    }
+    assert_eq!(receiver.at(20 * (late + 25), [1, 1], [0, 1]), 0b01);
+}
+
 //= rail-life.md: when a rail has stalled
 #[test]
 fn the_watchdog_acts_at_once_on_a_port_whose_link_is_down() {
-    let sender = Sender::new();
+    let sender = End::sender();
     sender.at(0, [8, 8], [0, 0]);
     sender.world.port_event(0, PORT_ERR);
     for i in 1..5 {
@@ -292,7 +316,7 @@ fn the_watchdog_acts_at_once_on_a_port_whose_link_is_down() {
 //= rail-life.md: when a rail has stalled
 #[test]
 fn the_watchdog_spares_rails_that_all_wait_and_those_that_nobody_watched() {
-    let sender = Sender::new();
+    let sender = End::sender();
     assert_eq!(sender.at(0, [8, 8], [0, 0]), 0);
     for i in 1..100 {
         assert_eq!(sender.at(20 * i, [0, 0], [0, 0]), 0, "{i}: the peer");
@@ -311,7 +335,7 @@ fn the_watchdog_spares_rails_that_all_wait_and_those_that_nobody_watched() {
 
 #[test]
 fn what_a_rails_earlier_life_has_left_behind_is_not_outstanding() {
-    let sender = Sender::new();
+    let sender = End::sender();
     sender.at(0, [8, 8], [0, 0]);
     sender.comm.condemn(1, Reason::Stall, "test");
     sender.comm.set_rail(0, None);

@@ -204,6 +204,11 @@ impl CommWatch {
         self.attention.take_condemned()
     }
 
+    /// Returns whether all its work requests that matter are signalled: a sender's are.
+    pub(super) fn is_signalled(&self) -> bool {
+        self.counters.is_none_or(|counters| counters.are_of_a_sender())
+    }
+
     /// Requests [pings](crate::transport::ping): these rails are late, and the other ones have done
     /// nothing that shows whether the peer can be reached.
     pub(super) fn request_ping(&self, late: u8) {
