@@ -176,8 +176,16 @@ struct Reader {
 
 impl Reader {
     fn run(mut self) {
+        // The first reading was made at the start.
+        let mut read_at = Instant::now();
         loop {
-            let began = Instant::now();
+            let followed = self.followers.load(Ordering::Relaxed) > 0;
+            match self.nudged.recv_timeout(if followed { OFTEN } else { SELDOM }) {
+                Ok(()) => thread::sleep(OFTEN.saturating_sub(read_at.elapsed())),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            read_at = Instant::now();
             match self.read() {
                 Ok(()) => self.failed = false,
                 Err(e) if !self.failed => {
@@ -185,12 +193,6 @@ impl Reader {
                     self.handle.change(|agent| agent.log(format!("statistics cannot be read: {e}")));
                 }
                 Err(_) => {}
-            }
-            let followed = self.followers.load(Ordering::Relaxed) > 0;
-            match self.nudged.recv_timeout(if followed { OFTEN } else { SELDOM }) {
-                Ok(()) => thread::sleep(OFTEN.saturating_sub(began.elapsed())),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }

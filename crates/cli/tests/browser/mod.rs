@@ -47,12 +47,9 @@ impl Browser {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn();
-        let mut child = match started {
-            Ok(child) => child,
-            Err(_) => {
-                eprintln!("skipped: chromium is not installed");
-                return None;
-            }
+        let Ok(mut child) = started else {
+            eprintln!("skipped: chromium is not installed");
+            return None;
         };
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let devtools = log.find_map(|line| line.strip_prefix("DevTools listening on ").map(str::to_owned));
