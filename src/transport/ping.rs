@@ -10,8 +10,8 @@ use crate::transport::comm::Comm;
 use crate::transport::work::Work;
 use crate::verbs::Remote;
 
-/// Index of the queue pair of a rail that carries pings: the one that carries CTS writes, so that
-/// the completion of a ping covers all of these.
+/// Index of the queue pair of a rail that carries pings. It carries CTS writes, too, and the
+/// completion of a ping covers all of these before it.
 pub(crate) const PING_QUEUE: usize = super::recv::cts_writer::CTS_QUEUE;
 
 /// The rails that the watchdog wants to be pinged.

@@ -103,7 +103,7 @@ fn two_hosts_check_each_other_and_a_way_that_does_not_work_is_a_row() {
     assert_eq!(
         table(&broken),
         [
-            // Within an island SUP carries all data, and SOUT is the reserve.
+            // Within an island SUP carries all data, and SOUT stands in.
             row("sout:1", "sout:1", "first", true),
             row("sup:1", "sup:1", "first", false),
             row("sout:1", "sup:1", "refused", false),

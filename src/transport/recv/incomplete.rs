@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::housekeeping::TICK;
 use crate::proto::Sequence;
 
-/// The oldest group of which a part has arrived and another one has not.
+/// The oldest group with a part that has arrived and another one that has not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Incomplete {
     pub(super) seq: Sequence,
@@ -16,7 +16,7 @@ pub(super) struct Incomplete {
     pub(super) missing: u8,
 }
 
-/// How long the oldest incomplete group has been as it is.
+/// How long the oldest incomplete group has not changed.
 #[derive(Debug)]
 pub(super) struct Promises {
     pub(super) limit: Duration,
