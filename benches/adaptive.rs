@@ -3,7 +3,11 @@
 //!
 //! `scripts/bench-adaptive.sh` writes the output to `docs/guide/adaptive-figures.md`. The rates are
 //! multiples of `UNIT` MB/s (100), which two cores can copy. `ROUNDS` (5), `CHANGES` (40) and
-//! `TIME` (60, seconds of equal rails) make it shorter or longer.
+//! `TIME` (60, seconds of equal rails) make it shorter or longer. `MPIB` is the program `mpib`, which
+//! is the agent.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use std::time::{Duration, Instant};
 
@@ -47,12 +51,47 @@ struct Stream {
     size: usize,
 }
 
+/// The messages in flight of a connection.
+#[derive(Default)]
+struct Flow {
+    receives: Vec<Ptr>,
+    sends: Vec<Ptr>,
+    /// When each message was sent.
+    done: Vec<Instant>,
+}
+
+impl Flow {
+    /// Tests all requests, and keeps messages in flight as long as there are `more`. Returns whether
+    /// any is in flight.
+    fn step(&mut self, stream: &Stream, now: Instant, more: bool) -> bool {
+        self.receives.retain(|request| !is_done(*request));
+        let before = self.sends.len();
+        self.sends.retain(|request| !is_done(*request));
+        self.done.resize(self.done.len() + before - self.sends.len(), now);
+        while more && self.receives.len() < DEPTH && self.sends.len() < DEPTH {
+            let Stream { pair, from, to, size } = stream;
+            self.receives.push(pair.irecv(&[(to.addr(), *size, 1, to.mr)]));
+            self.sends.push(pair.isend(from.addr(), *size, 1, from.mr));
+        }
+        !self.receives.is_empty() || !self.sends.is_empty()
+    }
+}
+
 impl Stream {
     fn new(rails: usize, size: usize, split: &str) -> Self {
+        let members: Vec<i32> = (0..rails as i32).collect();
+        Self::over(&members, size, split)
+    }
+
+    /// Over these rails.
+    fn over(members: &[i32], size: usize, split: &str) -> Self {
         set("MPIB_SPLIT", Some(split));
         let ctx = init(newest_table());
-        let members: Vec<i32> = (0..rails as i32).collect();
-        let pair = connect(newest_table(), ctx, newest().fuse(&members));
+        let pair = connect(newest_table(), ctx, newest().fuse(members));
+        Self::of(pair, size)
+    }
+
+    fn of(pair: Pair, size: usize) -> Self {
         let (from, to) = (pair.send_buffer(vec![1; size]), pair.recv_buffer(size));
         Self { pair, from, to, size }
     }
@@ -60,22 +99,14 @@ impl Stream {
     /// Keeps messages in flight, in this thread, until `goes_on` returns `false`. Returns when each of
     /// them was sent.
     fn run(&self, mut goes_on: impl FnMut(Instant) -> bool) -> Vec<Instant> {
-        let (mut receives, mut sends) = (Vec::with_capacity(DEPTH), Vec::with_capacity(DEPTH));
-        let mut done = Vec::with_capacity(1 << 20);
-        let mut more = true;
-        while more || !receives.is_empty() || !sends.is_empty() {
-            receives.retain(|request| !is_done(*request));
-            let before = sends.len();
-            sends.retain(|request| !is_done(*request));
+        let (mut flow, mut more) = (Flow::default(), true);
+        loop {
             let now = Instant::now();
-            done.resize(done.len() + before - sends.len(), now);
             more = more && goes_on(now);
-            while more && receives.len() < DEPTH && sends.len() < DEPTH {
-                receives.push(self.pair.irecv(&[(self.to.addr(), self.size, 1, self.to.mr)]));
-                sends.push(self.pair.isend(self.from.addr(), self.size, 1, self.from.mr));
+            if !flow.step(self, now, more) && !more {
+                return flow.done;
             }
         }
-        done
     }
 
     fn close(self) {
@@ -153,12 +184,12 @@ fn time_back(done: &[Instant], change: Instant, size: usize) -> f64 {
     back.duration_since(change).as_secs_f64() * 1e3
 }
 
-fn changes() {
-    println!("\n| a rail's rate changes, 512 KiB | halves | doubles |");
+fn changes(who: &str, stream: Stream) {
+    println!("\n| a rail's rate changes, 512 KiB, {who} | halves | doubles |");
     println!("|---|---:|---:|");
     let steady = [4, 4];
     set_rates(&steady);
-    let (stream, mut at, all) = (Stream::new(2, MIB / 2, "measured"), Vec::new(), number("CHANGES", 40));
+    let (mut at, all) = (Vec::new(), number("CHANGES", 40));
     let mut due = Instant::now() + PHASE;
     let done = stream.run(|now| {
         if now < due {
@@ -206,6 +237,96 @@ fn equal_rails() {
     }
 }
 
+/// Two connections of two rails each, one of which they share.
+fn two_jobs() {
+    let sum = set_rates(&[4, 4, 4]);
+    let jobs = [&[0, 1], &[1, 2]].map(|rails| Stream::over(rails, MIB, "measured"));
+    let mut flows = [Flow::default(), Flow::default()];
+    let from = Instant::now() + Duration::from_secs(1);
+    let end = from + Duration::from_secs(number("ROUNDS", 5));
+    loop {
+        let now = Instant::now();
+        let step = |(job, flow): (&Stream, &mut Flow)| flow.step(job, now, now < end);
+        let busy = jobs.iter().zip(&mut flows).map(step).fold(false, |any, busy| any | busy);
+        if !busy && now >= end {
+            break;
+        }
+    }
+    let rates = flows.each_ref().map(|flow| {
+        let done: Vec<_> = flow.done.iter().copied().filter(|at| *at < end).collect();
+        throughput(&done, from, MIB)
+    });
+    jobs.into_iter().for_each(Stream::close);
+    let both: f64 = rates.iter().sum();
+    println!("\n| two jobs of two rails each, one rail in common, 4+4+4 | % |");
+    println!("|---|---:|");
+    println!("| both, of the sum of the rails | {:.1} |", 100.0 * both / sum);
+    for (name, rate) in ["first", "second"].into_iter().zip(rates) {
+        println!("| the {name} job, of both | {:.1} |", 100.0 * rate / both);
+    }
+}
+
+/// The agent, in its own process.
+struct Agent(Child);
+
+impl Agent {
+    fn start(folder: &Path) -> Self {
+        let mpib = std::env::var_os("MPIB").expect("MPIB is the path of the program mpib");
+        let mut command = Command::new(mpib);
+        command.args(["agent", "--http", "off", "--socket-dir"]).arg(folder);
+        let child = command.stderr(Stdio::null()).spawn().expect("the agent can be started");
+        while std::os::unix::net::UnixStream::connect(folder.join("agent.sock")).is_err() {
+            std::thread::yield_now();
+        }
+        Self(child)
+    }
+
+    /// Returns the processor time that it has taken so far.
+    fn time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).expect("it runs");
+        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        // USER_HZ is 100 on all architectures of Linux that the plugin supports.
+        Duration::from_millis(10 * ticks)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// SOUT and SUP, whose share the agent's policy `measured` decides. Then the agent's load while many
+/// connections exist.
+fn agent() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let agent = Agent::start(folder.path());
+    let socket = folder.path().join("agent.sock").display().to_string();
+    let env = [
+        ("MPIB_HCA_SOUT", "r0"),
+        ("MPIB_HCA_SUP", "r1"),
+        ("MPIB_MODE", "1"),
+        ("MPIB_SPLIT", "share"),
+        ("MPIB_AGENT_SOCKET", &socket),
+    ];
+    env.into_iter().for_each(|(name, value)| set(name, Some(value)));
+    let ctx = init(newest_table());
+    changes("by the agent", Stream::of(connect(newest_table(), ctx, 0), MIB / 2));
+    let pairs: Vec<_> = (0..number("CONNECTIONS", 500)).map(|_| connect(newest_table(), ctx, 0)).collect();
+    let (begun, before) = (Instant::now(), agent.time());
+    let active = Stream::of(connect(newest_table(), ctx, 0), MIB / 2);
+    active.run(|now| now < begun + Duration::from_secs(10));
+    let load = (agent.time() - before).as_secs_f64() / begun.elapsed().as_secs_f64();
+    println!("\n| the agent, {} ends of connections, one of them active | % of a core |", 2 * pairs.len());
+    println!("|---|---:|");
+    println!("| load over 10 s | {:.1} |", 100.0 * load);
+    active.close();
+    pairs.into_iter().for_each(Pair::close);
+}
+
 fn main() {
     let env = [
         ("SOFTVERBS_FABRIC", format!("bench-adaptive-{}", std::process::id())),
@@ -218,6 +339,8 @@ fn main() {
     }
     println!("<!-- Written by \"make bench-adaptive\". -->\n");
     unequal_rails();
-    changes();
+    changes("by the plugin", Stream::new(2, MIB / 2, "measured"));
     equal_rails();
+    two_jobs();
+    agent();
 }
