@@ -237,7 +237,7 @@ fn equal_rails() {
     }
 }
 
-/// Two connections of two rails each, one of which they share.
+/// Two connections of two rails each, with one rail in common.
 fn two_jobs() {
     let sum = set_rates(&[4, 4, 4]);
     let jobs = [&[0, 1], &[1, 2]].map(|rails| Stream::over(rails, MIB, "measured"));

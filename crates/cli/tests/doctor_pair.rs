@@ -126,7 +126,7 @@ fn two_hosts_check_each_other_and_a_way_that_does_not_work_is_a_row() {
     good.usable_with(&[]);
     assert_eq!(
         table(&good)[..2],
-        [row("sout:1", "sout:1", "later", false), row("sup:1", "sup:1", "first", true)]
+        [row("sout:1", "sout:1", "first", true), row("sup:1", "sup:1", "first", true)]
     );
     let text = listener.end();
     assert_eq!(text.matches("checked by ").count(), 2, "{text}");
