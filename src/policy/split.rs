@@ -215,12 +215,15 @@ impl Policy {
         Some(split)
     }
 
-    /// Returns the share for SUP of one transfer of `size` bytes, 0 to 1024. `None` if at most one
-    /// rail may carry data, or if weights apply.
+    /// Returns the share for SUP of one transfer of `size` bytes, 0 to 1024. `None` if the plan
+    /// has one rail for data, or if weights apply.
     #[inline]
     pub fn share(&self, size: usize) -> Option<u16> {
-        if size == 0 || self.available & self.available.wrapping_sub(1) == 0 {
+        if size == 0 || is_one(self.carriers) {
             return None;
+        }
+        if is_one(self.available) {
+            return self.share_of_one();
         }
         let share = match &self.source {
             _ if size <= self.threshold => 0,
@@ -234,6 +237,22 @@ impl Policy {
             Source::Capacities(_) => return None,
         };
         Some(share.min(SHARE_ONE))
+    }
+
+    /// Returns the share while one of SOUT and SUP carries all, because the other one is given up or
+    /// drained. `None` if no share applied before.
+    #[cold]
+    fn share_of_one(&self) -> Option<u16> {
+        let has_share = match &self.source {
+            Source::Fixed(_) => true,
+            Source::Hint(flow, _) => flow.share().is_some(),
+            Source::Capacities(_) => false,
+        };
+        match self.available {
+            0b01 if has_share => Some(0),
+            0b10 if has_share => Some(SHARE_ONE),
+            _ => None,
+        }
     }
 
     /// Returns the transfers that always go whole on the same rail, if there are any. The data path
@@ -270,7 +289,7 @@ impl Policy {
     /// Cuts a transfer without a share in place.
     #[inline(always)]
     fn cut_by_capacities(&self, size: usize, split: &mut Split) -> Cut {
-        let is_several = self.available & self.available.wrapping_sub(1) != 0;
+        let is_several = !is_one(self.available);
         if self.available == 0 {
             return Cut::NoRail;
         }
@@ -334,6 +353,11 @@ impl Policy {
         }
         best
     }
+}
+
+/// Returns whether a mask has at most one rail.
+const fn is_one(mask: u8) -> bool {
+    mask & mask.wrapping_sub(1) == 0
 }
 
 /// The result of [`Policy::cut`].

@@ -122,6 +122,25 @@ fn vanilla_uses_the_rail_of_the_class_and_the_other_where_it_must() {
     }
 }
 
+/// The other rail is given up or drained.
+#[test]
+fn a_rail_that_carries_all_has_the_whole_share_or_none() {
+    for (source, shares) in [
+        (Source::Fixed(341), [Some(341), Some(0), Some(1024), None]),
+        (hint(341), [Some(341), Some(0), Some(1024), None]),
+        (Source::Capacities(Capacities::None), [Some(0), None, None, None]),
+    ] {
+        let mut policy = Policy::new(Plan::Shared(Class::Inter), source, exact(1 << 10), &BOTH);
+        for (rails, share) in [0b11, 0b01, 0b10, 0].into_iter().zip(shares) {
+            policy.keep(rails);
+            assert_eq!(policy.share(MIB), share, "{rails:#04b}");
+            let split = policy.split(MIB).map(|split| split.mask() & !rails);
+            assert_eq!(split, (rails != 0).then_some(0), "{rails:#04b}");
+            assert_eq!(policy.split(8).map(|split| split.mask() & !rails), (rails != 0).then_some(0));
+        }
+    }
+}
+
 /// Mode, fixed share, the peer's failover, class: which rails get queue pairs, which one is required,
 /// which one carries CTS writes.
 #[test]
