@@ -24,7 +24,8 @@ build/mpib compare --failover --rounds "${ROUNDS:-30}" --time "${TIME:-0.3}" --m
 build/mpib compare --only null --rounds "${COST_ROUNDS:-15}" --markdown "$work/cost" \
     --plugin "$PWD/build/libnccl-net-mpib.so,env=MPIB_FAILOVER=0,name=MPIB_FAILOVER=0"
 {
-    cat "$work/faults"
+    # Sentences are wrapped; tables are not.
+    awk '/^[|<]/ { print; next } { print | "fold -s -w 99"; close("fold -s -w 99") }' "$work/faults"
     printf '\n## Cost without faults\n'
     # The scenarios' goals are against other plugins.
     sed -e '1d' -e 's/|[^|]*|$/|/' "$work/cost"
