@@ -98,7 +98,7 @@ bench-peers: setup-matrix setup-instructions build ## Measure the plugin beside 
 	@scripts/bench-peers.sh $(or $(RELEASE),2.32.3)
 
 .PHONY: bench-adaptive
-bench-adaptive: setup build ## Measure the split by measurement on simulated rails: what it reaches, and how soon it follows a rate that changes
+bench-adaptive: setup ## Measure the split by measurement on simulated rails: what it reaches, and how soon it follows a rate that changes
 	@scripts/bench-adaptive.sh
 
 .PHONY: bench-failover

@@ -3,11 +3,7 @@
 //!
 //! `scripts/bench-adaptive.sh` writes the output to `docs/guide/adaptive-figures.md`. The rates are
 //! multiples of `UNIT` MB/s (100), which two cores can copy. `ROUNDS` (5), `CHANGES` (40) and
-//! `TIME` (60, seconds of equal rails) make it shorter or longer. `MPIB` is the program `mpib`, which
-//! is the agent.
-
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+//! `TIME` (60, seconds of equal rails) make it shorter or longer.
 
 use std::time::{Duration, Instant};
 
@@ -266,67 +262,6 @@ fn two_jobs() {
     }
 }
 
-/// The agent, in its own process.
-struct Agent(Child);
-
-impl Agent {
-    fn start(folder: &Path) -> Self {
-        let mpib = std::env::var_os("MPIB").expect("MPIB is the path of the program mpib");
-        let mut command = Command::new(mpib);
-        command.args(["agent", "--http", "off", "--socket-dir"]).arg(folder);
-        let child = command.stderr(Stdio::null()).spawn().expect("the agent can be started");
-        while std::os::unix::net::UnixStream::connect(folder.join("agent.sock")).is_err() {
-            std::thread::yield_now();
-        }
-        Self(child)
-    }
-
-    /// Returns the processor time that it has taken so far.
-    fn time(&self) -> Duration {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).expect("it runs");
-        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-        let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
-        // USER_HZ is 100 on all architectures of Linux that the plugin supports.
-        Duration::from_millis(10 * ticks)
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        // Fails only if it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// SOUT and SUP, whose share the agent's policy `measured` decides. Then the agent's load while many
-/// connections exist.
-fn agent() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let agent = Agent::start(folder.path());
-    let socket = folder.path().join("agent.sock").display().to_string();
-    let env = [
-        ("MPIB_HCA_SOUT", "r0"),
-        ("MPIB_HCA_SUP", "r1"),
-        ("MPIB_MODE", "1"),
-        ("MPIB_SPLIT", "share"),
-        ("MPIB_AGENT_SOCKET", &socket),
-    ];
-    env.into_iter().for_each(|(name, value)| set(name, Some(value)));
-    let ctx = init(newest_table());
-    changes("by the agent", Stream::of(connect(newest_table(), ctx, 0), MIB / 2));
-    let pairs: Vec<_> = (0..number("CONNECTIONS", 500)).map(|_| connect(newest_table(), ctx, 0)).collect();
-    let (begun, before) = (Instant::now(), agent.time());
-    let active = Stream::of(connect(newest_table(), ctx, 0), MIB / 2);
-    active.run(|now| now < begun + Duration::from_secs(10));
-    let load = (agent.time() - before).as_secs_f64() / begun.elapsed().as_secs_f64();
-    println!("\n| the agent, {} ends of connections, one of them active | % of a core |", 2 * pairs.len());
-    println!("|---|---:|");
-    println!("| load over 10 s | {:.1} |", 100.0 * load);
-    active.close();
-    pairs.into_iter().for_each(Pair::close);
-}
-
 fn main() {
     let env = [
         ("SOFTVERBS_FABRIC", format!("bench-adaptive-{}", std::process::id())),
@@ -342,5 +277,4 @@ fn main() {
     changes("by the plugin", Stream::new(2, MIB / 2, "measured"));
     equal_rails();
     two_jobs();
-    agent();
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The measured split on simulated rails whose ports all report the same speed: the part of the rails'
 # sum that is reached, how soon shares follow a rate that changes, and what two equal rails do.
-# Then two jobs with a rail in common, and what the agent does.
+# Then two jobs with a rail in common.
 # Writes docs/guide/adaptive-figures.md; docs/internals/performance.md defines the figures.
 # usage: bench-adaptive.sh   UNIT=100 (MB/s) ROUNDS=5 CHANGES=40 TIME=60
 set -euo pipefail
@@ -13,7 +13,6 @@ figures=docs/guide/adaptive-figures.md
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-export MPIB=$PWD/build/mpib
 if ! cargo bench --locked -q -p nccl-net-mpib --bench adaptive >"$figures.new" 2>"$log"; then
     tail -n 20 "$log" >&2
     rm -f "$figures.new"
