@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::async_events::state::EventState;
 use crate::async_events::toll::Toll;
 use crate::async_events::watch::{Owner, Route};
-use crate::device::{Change, Happening, Moment, Nic, PortState};
+use crate::device::{Cause, Change, Happening, Moment, Nic, PortState};
 use crate::error::Result;
 use crate::housekeeping::{Job, TICK};
 use crate::route::gid_addr;
@@ -96,16 +96,20 @@ impl EventState {
     fn query(&self, nic: &Nic, now: Moment) -> Option<Toll> {
         let trouble = nic.now().err()?;
         let change = nic.life().happened(now, Happening::Queried(Err(&trouble)));
-        let cause = nic.life().cause().filter(|_| change == Change::Died)?;
+        if change == Change::Died { Some(self.condemn_port(nic)?.1) } else { None }
+    }
+
+    /// Condemns all rails on a port that is down. Returns why it is down and what that costs, if a
+    /// connection has lost a rail.
+    fn condemn_port(&self, nic: &Nic) -> Option<(Cause, Toll)> {
+        let cause = nic.life().cause()?;
         let toll = self.give_up(|route| route.is_on(nic), Reason::Port, &cause.why);
-        (!toll.is_empty()).then_some(toll)
+        (!toll.is_empty()).then_some((cause, toll))
     }
 
     /// Condemns all rails on a port that is down, and logs that once for all of them.
     fn give_up_port(&self, nic: &Nic) {
-        let Some(cause) = nic.life().cause() else { return };
-        let toll = self.give_up(|route| route.is_on(nic), Reason::Port, &cause.why);
-        if !toll.is_empty() {
+        if let Some((cause, toll)) = self.condemn_port(nic) {
             let (name, clock) = (nic.name(), cause.since.clock());
             tracing::warn!(target: "net", "{name} is down since {clock}: {}; {toll}", cause.why);
         }

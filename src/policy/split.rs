@@ -276,8 +276,7 @@ impl Policy {
     #[inline(always)]
     pub fn cut(&self, size: usize, share: Option<u16>, split: &mut Split) -> Cut {
         let Some(sup) = share else { return self.cut_by_capacities(size, split) };
-        // There is a share only if both rails may carry data. Below the alignment no second rail
-        // has a part.
+        // With one rail left the share is 0 or all. Below the alignment no second rail has a part.
         if size < self.split_min && size >= SPLIT_ALIGN {
             split.whole(size, self.whole_by_share(size, sup));
         } else {

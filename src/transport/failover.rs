@@ -36,12 +36,13 @@ impl Comm {
 
     /// Returns the rails on drained ports.
     pub(crate) fn drained(&self) -> u8 {
-        let on_drained = |rail: &Rail| rail.nic.meter().scale() == 0;
-        self.rails
-            .iter()
-            .enumerate()
-            .filter(|(_, rail)| on_drained(rail))
-            .fold(0, |mask, (i, _)| mask | 1 << i)
+        self.rails_that(|rail| rail.nic.meter().scale() == 0)
+    }
+
+    /// Returns the mask of the rails that `fits` accepts.
+    fn rails_that(&self, fits: impl Fn(&Rail) -> bool) -> u8 {
+        let fitting = self.rails.iter().enumerate().filter(|(_, rail)| fits(rail));
+        fitting.fold(0, |mask, (i, _)| mask | 1 << i)
     }
 
     /// Returns the living rails that data is to use: those that are not `drained`, or all if there is
@@ -94,9 +95,7 @@ impl Comm {
 
     /// Returns the rails that join the same two ports as this one.
     pub(crate) fn stripes_of(&self, rail: usize) -> u8 {
-        let of_rail = &self.rails[rail];
-        let same = self.rails.iter().enumerate().filter(|(_, other)| other.joins_the_ports_of(of_rail));
-        same.fold(0, |mask, (i, _)| mask | 1 << i)
+        self.rails_that(|other| other.joins_the_ports_of(&self.rails[rail]))
     }
 
     /// Reports the failure of rails to the process: its other connections over the same port or
