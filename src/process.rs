@@ -113,6 +113,14 @@ impl Process {
         }
     }
 
+    /// Returns whether this NCCL expects a fused device to have the planes of all its members, as
+    /// its own transport has it.
+    pub fn expects_planes(&self) -> bool {
+        const FIRST: u32 = 23007;
+        let release = self.release.load(Ordering::Relaxed);
+        release == 0 || release >= FIRST
+    }
+
     /// Stores the release of NCCL.
     pub(crate) fn set_release(&self, release: u32) {
         self.release.store(release, Ordering::Relaxed);

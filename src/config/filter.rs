@@ -5,6 +5,9 @@ use std::str::FromStr;
 
 use super::form::{Described, number};
 
+/// Planes are below it: NCCL marks the planes of fused devices with this bit.
+pub const PLANE_END: i16 = 1 << 14;
+
 /// The text is not of the form. The caller describes the form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotOfThisForm;
@@ -144,7 +147,9 @@ impl FromStr for HcaItem {
         let id = |text: &str| number(text).and_then(|n| i16::try_from(n).ok()).map(Some).ok_or(NotOfThisForm);
         let (rail, plane) = match ids.split_once(':') {
             None => (id(ids)?, None),
-            Some((rail, plane)) => (id(rail)?, id(plane)?),
+            Some((rail, plane)) => {
+                (id(rail)?, Some(id(plane)?.filter(|plane| *plane < PLANE_END).ok_or(NotOfThisForm)?))
+            }
         };
         Ok(Self { hca: text[..=ends].parse()?, rail, plane })
     }
@@ -191,8 +196,7 @@ impl HcaFilter {
 }
 
 impl Described for HcaFilter {
-    const EXPECTED: &'static str =
-        "`[^][=]name[:port[:rail[:plane]]],…` (^: all but these, =: whole names, else beginnings of names)";
+    const EXPECTED: &'static str = "`[^][=]name[:port[:rail[:plane]]],…` (^: all but these, =: whole names, else beginnings of names; planes are below 16384)";
 }
 
 impl FromStr for HcaFilter {

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use address::{AddrRange, GidIndex};
-pub use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
+pub use filter::{Family, HcaFilter, HcaName, NameFilter, PLANE_END, RailSpeeds};
 use form::{
     AbsolutePath, Flag, Form, ModeNumber, Optional, OrDefault, Parsed, Text, Time, Whole, WholeOrAuto,
     WholeOrLargest, WholeOrUnset,

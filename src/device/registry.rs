@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 use super::enumeration::{degraded, enumerate};
 use super::net_device::Device;
 use super::nic::Nic;
-use super::{merge, selection};
+use super::{merge, planes, selection};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::warned::Warned;
@@ -115,13 +115,19 @@ impl Devices {
         physical.into_iter().flat_map(|device| &device.rails).cloned().collect()
     }
 
-    /// Returns the index of the virtual device of these physical ones, in this order. Makes the
-    /// device if it is not in the list.
+    /// Returns the plane of a device as NCCL 2.30.7 and later expect it.
+    pub fn plane_id(&self, device: &Device) -> Option<i16> {
+        planes::plane_id(device, self.list.read().as_ref()?.physical())
+    }
+
+    /// Returns the index of the virtual device of these physical ones, in the order of their planes.
+    /// Makes the device if it is not in the list.
     pub fn merge(&self, members: &[c_int]) -> Result<usize> {
         let mut list = self.list.write();
         let Some(list) = &mut *list else {
             return Err(Error::Usage("no init has succeeded before this call".into()));
         };
+        let members = &planes::sorted(members, list.physical())[..];
         let same = |device: &&'static Device| device.members == members;
         if let Some(there) = list.shown[list.physical..].iter().position(same) {
             return Ok(list.physical + there);

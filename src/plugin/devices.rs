@@ -42,6 +42,7 @@ pub(super) fn properties(process: &Process, dev: usize) -> Result<Properties> {
     let (config, device) = device(process, dev)?;
     let rails = || device.rails.iter();
     let shown = device.shown().ok_or_else(|| Error::Internal("a device without rails".into()))?;
+    let plane_id = if process.expects_planes() { process.devices.plane_id(device) } else { device.plane_id };
     let whole = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
     // A message may go on any one rail alone.
     let largest = rails().map(|n| n.port().max_message).min().unwrap_or(0);
@@ -68,7 +69,7 @@ pub(super) fn properties(process: &Process, dev: usize) -> Result<Properties> {
         max_coll_bytes: max_bytes,
         max_multi_request_size: 1,
         rail_id: device.rail_id.unwrap_or(-1),
-        plane_id: device.plane_id.unwrap_or(-1),
+        plane_id: plane_id.unwrap_or(-1),
     })
 }
 

@@ -10,6 +10,8 @@ use mpib_tests::table::{TABLES, table};
 use mpib_tests::vdevices::{Made, VERSIONS, newest, rails, speeds};
 use mpib_tests::{here, isolated, mpib, set};
 
+/// Marks the planes of a device that is made of several.
+const FUSED: i16 = 1 << 14;
 const SPEEDS: [u32; 8] = [400_000, 200_000, 100_000, 50_000, 25_000, 12_500, 6_000, 1];
 
 fn count() -> c_int {
@@ -230,12 +232,54 @@ fn rail_and_plane_are_those_of_the_filter() {
         let ctx = init(table(12));
         let ids = |dev| newest().made(dev).ids.unwrap();
         assert_eq!([0, 1, 2, 3].map(ids), [(3, 7), (3, 8), (4, -1), (-1, -1)]);
-        // Of several what they have in common.
-        for (devs, of_them) in
-            [(&[0][..], (3, 7)), (&[0, 1], (3, -1)), (&[0, 1, 2], (-1, -1)), (&[2, 3], (-1, -1))]
-        {
+        // Of several the rail that they have in common, and the planes that they are on.
+        for (devs, of_them) in [
+            (&[0][..], (3, 7)),
+            (&[0, 1], (3, FUSED | 0b110)),
+            (&[0, 1, 2], (-1, FUSED | 0b111)),
+            (&[0, 3], (-1, FUSED | 0b11)),
+            (&[2, 3], (-1, FUSED | 0b1)),
+        ] {
             assert_eq!(ids(newest().fuse(devs)), of_them, "{devs:?}");
         }
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+/// PCI addresses decide the order in which NCCL names the ports, and may differ between two hosts.
+//= fused-devices.md: members are in the order of their planes
+#[test]
+fn members_are_in_the_order_of_their_planes() {
+    let filter = "=r0:1:0:9,r1:1:0:8,r2:1:0:9,r3";
+    isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(4, 1)), ("NCCL_IB_HCA", filter)], || {
+        let ctx = init(table(12));
+        for (devs, sorted, planes) in [
+            (&[0, 1][..], &[1, 0][..], 0b110),
+            (&[2, 0, 1, 3], &[3, 1, 2, 0], 0b111),
+            (&[2, 0], &[2, 0], 0b10),
+        ] {
+            let made = newest().made(newest().fuse(devs));
+            assert_eq!((&made.members[..], made.ids), (sorted, Some((made.ids.unwrap().0, FUSED | planes))));
+        }
+        // The same device under another order of its members.
+        assert_eq!(newest().fuse(&[1, 0]), newest().fuse(&[0, 1]));
+        assert_eq!(table(12).properties(4).1.unwrap().name.as_deref(), Some("r1+r0"));
+        let pair = connect(table(12), ctx, 4);
+        pair.message(100_000, 100_000, 1);
+        pair.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+//= fused-devices.md: NCCL has room for 13 planes
+#[test]
+fn a_device_on_too_many_planes_has_none() {
+    let devices = (0..15).map(|i| format!("r{i:02}:addr=10.1.{i}.1/24")).collect::<Vec<_>>().join(";");
+    let filter = (0..15).map(|i| format!("r{i:02}:1:0:{i}")).collect::<Vec<_>>().join(",");
+    isolated(here!(), &[("SOFTVERBS_DEVICES", &devices), ("NCCL_IB_HCA", &filter)], || {
+        let ctx = init(table(12));
+        let plane = |devs: &[i32]| newest().made(newest().fuse(devs)).ids.unwrap().1;
+        assert_eq!([plane(&[11, 12]), plane(&[12, 13])], [FUSED | 0b11 << 12, -1]);
         assert_eq!(table(12).finalize(ctx), Success);
     });
 }
