@@ -115,7 +115,7 @@ impl SendQueue {
     }
 
     /// Returns the `wr_id` of the last of the next `n` work requests, which is signalled.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn signal(&self, work: Work, n: usize) -> u64 {
         work.id(self.posted.wrapping_add(n as u32))
     }

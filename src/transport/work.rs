@@ -53,7 +53,8 @@ impl Work {
         if measured >> rail & 1 == 1 { Self::Measured { slot } } else { Self::Data { slot } }
     }
 
-    #[inline]
+    /// Returns the `wr_id` of work request `number` of its queue pair.
+    #[inline(always)]
     pub(crate) const fn id(self, number: u32) -> u64 {
         let what = match self {
             Self::Unsignalled => 0,

@@ -149,8 +149,8 @@ impl RecvState {
                 if AHEAD { request.data_arrived(size) } else { request.complete_one(size) }
             }
             None => {
-                let rooms = self.slots[usize::from(slot) % SLOTS].rooms();
-                let record = Record::decode(&read_record(&self.comm, slot), rooms);
+                let place = &self.slots[usize::from(slot) % SLOTS];
+                let record = Record::decode(&read_record(&self.comm, slot), &place.rooms()[..place.count()]);
                 let record = record.map_err(|e| ArrivalError::Record(slot, e))?;
                 let bytes = record.sizes().iter().sum();
                 self.comm.stats.done(record.sizes().len(), bytes);

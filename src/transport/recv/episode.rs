@@ -215,7 +215,7 @@ impl RecvState {
             return Ok(());
         }
         let Self { cts, comm, slots, .. } = self;
-        let written = cts.write_again(comm, |slot| slots[usize::from(slot) % SLOTS].rooms().len());
+        let written = cts.write_again(comm, |slot| slots[usize::from(slot) % SLOTS].count());
         written.or_else(|e| comm.rail_failed(cts.rail(), e))
     }
 

@@ -8,16 +8,19 @@ use crate::proto::{Arrivals, Imm, MAX_RECVS, RECORD_BYTES, RecordError, SizeQ, S
 use crate::transport::comm::Comm;
 
 /// One group of receives.
+// In this order: all that a group of one needs is in one cache line.
 #[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
 pub(crate) struct Slot {
     count: u8,
-    /// Size in bytes of each receive's buffer.
-    rooms: [usize; MAX_RECVS],
-    /// Address of each receive's buffer.
-    addrs: [usize; MAX_RECVS],
     arrivals: Arrivals,
     size: SizeQ,
+    /// The buffer of each receive.
+    buffers: [Buffer; MAX_RECVS],
 }
+
+/// Of no receive.
+const NO_BUFFER: Buffer = Buffer { addr: 0, len: 0 };
 
 /// Why an immediate breaks the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -43,13 +46,8 @@ pub(crate) enum ArrivalError {
 }
 
 impl Slot {
-    pub(crate) const EMPTY: Self = Self {
-        count: 0,
-        rooms: [0; MAX_RECVS],
-        addrs: [0; MAX_RECVS],
-        arrivals: Arrivals::NONE,
-        size: SizeQ::RECORD,
-    };
+    pub(crate) const EMPTY: Self =
+        Self { count: 0, arrivals: Arrivals::NONE, size: SizeQ::RECORD, buffers: [NO_BUFFER; MAX_RECVS] };
 
     /// Starts a group of at most [`MAX_RECVS`] receives. [`set_buffer`](Self::set_buffer) must follow
     /// for each.
@@ -61,17 +59,27 @@ impl Slot {
     /// Sets the buffer of one receive.
     #[inline]
     pub(crate) fn set_buffer(&mut self, index: usize, buffer: Buffer) {
-        (self.addrs[index], self.rooms[index]) = (buffer.addr, buffer.len);
+        self.buffers[index] = buffer;
     }
 
-    /// Returns the buffer size of each receive.
-    pub(crate) fn rooms(&self) -> &[usize] {
-        &self.rooms[..usize::from(self.count)]
+    fn buffers(&self) -> &[Buffer] {
+        &self.buffers[..usize::from(self.count)]
+    }
+
+    /// Returns the number of receives.
+    pub(crate) fn count(&self) -> usize {
+        self.count.into()
+    }
+
+    /// Returns the buffer size of each receive. Those beyond the group's [`count`](Self::count) mean
+    /// nothing.
+    pub(crate) fn rooms(&self) -> [usize; MAX_RECVS] {
+        self.buffers.map(|buffer| buffer.len)
     }
 
     /// Returns whether the buffer of a receive of the group begins at `addr`.
     pub(crate) fn is_into(&self, addr: usize) -> bool {
-        self.addrs[..usize::from(self.count)].contains(&addr)
+        self.buffers().iter().any(|buffer| buffer.addr == addr)
     }
 
     /// Returns the rails that have carried data of the group.
@@ -90,7 +98,7 @@ impl Slot {
     /// `false` and changes nothing.
     #[inline(always)]
     pub(crate) fn arrived_whole(&mut self, rail: usize, size: usize) -> bool {
-        let whole = self.count == 1 && self.arrivals.expected() == 0 && size <= self.rooms[0];
+        let whole = self.count == 1 && self.arrivals.expected() == 0 && size <= self.buffers[0].len;
         if whole {
             self.arrivals = Arrivals::whole(rail);
         }
@@ -117,7 +125,7 @@ impl Slot {
     }
 
     fn check_size(&self, slot: u8, size: SizeQ) -> Result<(), ArrivalError> {
-        match (size.bytes(), self.rooms[0]) {
+        match (size.bytes(), self.buffers[0].len) {
             (Some(_), _) if self.count != 1 => Err(ArrivalError::OneSize(slot, self.count)),
             (Some(size), room) if size > room => Err(ArrivalError::TooLarge { slot, size, room }),
             _ => Ok(()),
@@ -145,15 +153,13 @@ impl Slot {
 
     /// Returns whether the buffers of the two groups have bytes in common.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let ranges = |slot: &Self| -> [(usize, usize); MAX_RECVS] {
-            std::array::from_fn(|i| {
-                if i < usize::from(slot.count) { (slot.addrs[i], slot.rooms[i]) } else { (0, 0) }
-            })
+        let meet = |a: &Buffer, b: &Buffer| {
+            a.len > 0
+                && b.len > 0
+                && a.addr < b.addr.saturating_add(b.len)
+                && b.addr < a.addr.saturating_add(a.len)
         };
-        let meet = |(a, n): (usize, usize), (b, m): (usize, usize)| {
-            n > 0 && m > 0 && a < b.saturating_add(m) && b < a.saturating_add(n)
-        };
-        ranges(self).iter().any(|ours| ranges(other).iter().any(|theirs| meet(*ours, *theirs)))
+        self.buffers().iter().any(|ours| other.buffers().iter().any(|theirs| meet(ours, theirs)))
     }
 }
 
