@@ -7,7 +7,7 @@ use mpib_tests::pair::{connect, init};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, table};
 use mpib_tests::vdevices::{Rig, fits_immediate, newest, parts, speeds};
-use mpib_tests::{BY_SPEED, SPLIT_ALL, here, is_child, set, with_and_without_srq};
+use mpib_tests::{BY_SPEED, NO_PINGS, SPLIT_ALL, here, is_child, set, with_and_without_srq};
 use softverbs::{Counters, QpAttributes};
 
 const MIB: usize = 1 << 20;
@@ -245,6 +245,7 @@ fn with_speeds(test: &str, of: &[u32; 8], case: &str, body: impl FnOnce()) {
         ("MPIB_RAIL_SPEED", of.as_str()),
         SPLIT_ALL,
         BY_SPEED,
+        NO_PINGS,
         (CASE, case),
     ];
     with_and_without_srq(test, &env, body);

@@ -8,7 +8,7 @@ use mpib_tests::peer::{Peer, from_peer};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, evil, here, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::{ImmLayout, SizeQ};
-use softverbs::{EventTarget, raise_event};
+use softverbs::{Direction, EventTarget, Fault, inject, raise_event};
 
 use super::optional_util::{OPTIONAL, here, optional, shown, taken, tested};
 
@@ -127,7 +127,7 @@ fn a_failed_write_is_reported_without_a_call() {
         let pair = Pair::new(table);
         let to = pair.recv_buffer(100);
         for device in ["soft0", "soft1"] {
-            softverbs::set_link(device, false).unwrap();
+            inject(device, Fault::Silence(Direction::Both)).unwrap();
         }
         let untaken = optional(table, pair.recv, &to, 0, 100);
         let line = until("a warning", || take_warnings().into_iter().find(|l| l.contains("receiving: ")));

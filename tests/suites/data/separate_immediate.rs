@@ -4,7 +4,7 @@ use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::table::{TABLES, table};
 use mpib_tests::vdevices::{Rig, newest_device};
-use mpib_tests::{BY_SPEED, SPLIT_ALL, here, with_and_without_srq};
+use mpib_tests::{BY_SPEED, NO_PINGS, SPLIT_ALL, here, with_and_without_srq};
 
 const MIB: usize = 1 << 20;
 const IB: &str = "r0:link=ib;r1:link=ib";
@@ -31,7 +31,7 @@ fn during(f: impl FnOnce()) -> [Count; 2] {
 
 /// One message of each size on a device of two equal rails: which go apart, from how many bytes.
 fn apart_above(test: &str, env: &[(&str, &str)], threshold: Option<usize>) {
-    with_and_without_srq(test, &[env, &[SPLIT_ALL, BY_SPEED]].concat(), || {
+    with_and_without_srq(test, &[env, &[SPLIT_ALL, BY_SPEED, NO_PINGS]].concat(), || {
         let (ctx, dev) = newest_device(2);
         for table in TABLES {
             let mut rig = Rig::new(

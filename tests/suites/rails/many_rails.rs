@@ -10,7 +10,7 @@ use mpib_tests::peer::{self, Peer, accepted, connected_by, handle_of, word};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, TABLES, table};
 use mpib_tests::vdevices::{Carried, Rig, by_the_rule, carried, newest, newest_device, rails, speeds};
-use mpib_tests::{BY_SPEED, SPLIT_ALL, here, isolated, with_and_without_srq};
+use mpib_tests::{BY_SPEED, NO_PINGS, SPLIT_ALL, here, isolated, with_and_without_srq};
 
 const MIB: usize = 1 << 20;
 const SPEEDS: [u32; 8] = [400_000, 300_000, 200_000, 100_000, 100_000, 50_000, 25_000, 12_500];
@@ -41,7 +41,7 @@ fn eight_rails() -> [(&'static str, String); 2] {
 fn on_eight_rails(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     let env = eight_rails();
     let mut env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    env.extend([SPLIT_ALL, BY_SPEED]);
+    env.extend([SPLIT_ALL, BY_SPEED, NO_PINGS]);
     env.extend_from_slice(more);
     with_and_without_srq(test, &env, body);
 }

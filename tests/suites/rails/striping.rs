@@ -8,7 +8,7 @@ use mpib_tests::pair::{assert_no_rnr, connect, init, until};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{TABLES, table};
 use mpib_tests::vdevices::{Rig, carried, fits_immediate, newest_device, parts, rails, speeds};
-use mpib_tests::{BY_SPEED, SPLIT_ALL, here, set, with_and_without_srq};
+use mpib_tests::{BY_SPEED, NO_PINGS, SPLIT_ALL, here, set, with_and_without_srq};
 
 const MIB: usize = 1 << 20;
 
@@ -47,6 +47,7 @@ fn on_rails(test: &str, n: usize, qps: &str, split: &str, body: impl FnOnce()) {
         ("NCCL_IB_SPLIT_DATA_ON_QPS", split),
         SPLIT_ALL,
         BY_SPEED,
+        NO_PINGS,
     ];
     with_and_without_srq(test, &env, body);
 }
