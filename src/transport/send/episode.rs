@@ -10,7 +10,7 @@ use crate::transport::ping::Pinged;
 use crate::transport::progress::Progress;
 use crate::transport::send::SendState;
 use crate::transport::send::cts_fifo;
-use crate::transport::send::group::{Group, NO_SEND, SendOp};
+use crate::transport::send::group::{Group, NO_SEND, SendOp, keep};
 use crate::transport::send::part_writes::{PartWrites, data_writes};
 use crate::transport::send::timing;
 use crate::transport::send::usual::UsualSends;
@@ -111,7 +111,7 @@ impl SendState {
         for place in rails(group.matched) {
             let index = usize::from(group.sends[place]);
             self.split(slot, place, self.sends[index].len)?;
-            self.splits[index] = self.ops[place].split;
+            keep(&mut self.splits, group.sends[place], self.ops[place].split);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
-use crate::transport::send::group::Matched;
+use crate::transport::send::group::{Matched, keep};
 use crate::transport::send::{SendState, cts_fifo, profiling, timing};
 use crate::transport::work::Work;
 
@@ -58,10 +58,10 @@ impl SendState {
         let share = self.split(slot, place, buffer.len)?;
         // Only an empty send has no registration.
         let lkeys = mr.map_or([0; MAX_RAILS], |mr| *mr.lkeys());
-        self.sends[usize::from(index)] =
-            Matched { addr: buffer.addr, len: buffer.len, lkeys, slot, is_split: true };
-        self.splits[usize::from(index)] = self.ops[place].split;
         let send = &mut self.ops[place];
+        let is_split = keep(&mut self.splits, index, send.split);
+        self.sends[usize::from(index)] =
+            Matched { addr: buffer.addr, len: buffer.len, lkeys, slot, is_split };
         let reported = CommProfiler::should_report(&mut self.comm.profiler, profiler);
         send.profiler = if reported { profiler } else { ProfilerHandle::NONE };
         (send.buffer, send.target, send.lkeys) = (buffer, target, lkeys);

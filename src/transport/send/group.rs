@@ -35,6 +35,12 @@ impl Matched {
     }
 }
 
+/// Keeps the split of a send. Returns `false` on a single rail, where nothing is kept.
+pub(crate) fn keep(splits: &mut [Split], index: u8, split: Split) -> bool {
+    let place = splits.get_mut(usize::from(index));
+    place.map(|place| *place = split).is_some()
+}
+
 /// A send until its group is posted. Only one group is matched at a time, so a comm needs one for
 /// each receive of a group.
 #[derive(Debug, Clone, Copy)]

@@ -80,8 +80,8 @@ pub(crate) struct SendState {
     cells: Cells<SENDS>,
     /// By request.
     pub(crate) sends: Box<[Matched; SENDS]>,
-    /// By request: how those that say so are split.
-    splits: Box<[Split; SENDS]>,
+    /// By request: how those that say so are split. Empty on a single rail, which splits nothing.
+    splits: Box<[Split]>,
     episodes: SenderEpisodes,
     /// The episode in progress.
     episode: Option<Running>,
@@ -124,6 +124,7 @@ impl Sender {
             state: StateLock::new(SendState {
                 usual: UsualSends::new(&policy, &comm, config.inline as usize, separate_imm_above),
                 timing: timing::of(&mut policy, comm.rails.len()),
+                splits: vec![Split::NONE; if comm.rails.len() > 1 { SENDS } else { 0 }].into(),
                 drained,
                 comm,
                 policy,
@@ -131,7 +132,6 @@ impl Sender {
                 seq: Sequence::FIRST,
                 cells,
                 sends: Box::new([Matched::default(); SENDS]),
-                splits: Box::new([Split::NONE; SENDS]),
                 episodes: SenderEpisodes::default(),
                 episode: None,
                 attempts: SenderAttempts::default(),
