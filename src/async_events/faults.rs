@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::async_events::state::EventState;
 use crate::async_events::toll::Toll;
@@ -160,6 +160,16 @@ impl EventState {
         self.stats.port_state(nic.name(), state, cause);
     }
 
+    /// Shows in the statistics what the connections of a port have measured, and its scale.
+    fn show_meter(&self, nic: &Nic) {
+        if let Some(record) = self.stats.port(nic.name()) {
+            let meter = nic.meter();
+            let goodput = meter.busy().goodput(record, Instant::now());
+            record.measured(goodput, meter.weight().into());
+            record.set_scale(meter.scale().into());
+        }
+    }
+
     /// Acts on a change of a port that no event brought.
     fn changed(&self, nic: &Nic, change: Change) {
         match change {
@@ -221,8 +231,7 @@ impl Job for EventState {
     fn run(&self) -> Result<()> {
         for nic in self.nics() {
             self.look_at(&nic);
-            let meter = nic.meter();
-            self.stats.measured(nic.name(), meter.goodput(), meter.weight().into(), meter.scale().into());
+            self.show_meter(&nic);
         }
         self.stats.count_unlisted();
         Ok(())

@@ -16,6 +16,7 @@ mod mr_cache;
 mod net_device;
 mod nic;
 mod pci;
+mod port_busy;
 mod port_life;
 mod port_meter;
 mod receive_queues;

@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use nccl_net_mpib_agent_iface::agent::SHARE_ONE;
+use nccl_net_mpib_agent_iface::shares::{self, DOUBLING, ONE, approach, proportion};
 
-/// Each rail keeps at least this part, in parts per 1024: a rail without data cannot be measured.
-pub const LEAST: u16 = SHARE_ONE / 64;
-/// A share moves at most by a factor of 2 in this time.
-const DOUBLING: Duration = Duration::from_millis(10);
+/// The least share of a rail, in parts per 1024.
+const LEAST: u16 = (shares::LEAST * SHARE_ONE as u64 / ONE) as u16;
 /// Smaller changes, in parts per 1024, are noise.
 const NOISE: u16 = 10;
+/// The mask of SOUT and SUP.
+const BOTH: u8 = 0b11;
 
-/// The goodput of a flow's two rails, smoothed.
+/// The goodput of a flow's two rails.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Goodput {
     /// Bytes per second of SOUT; 0: not known.
@@ -21,16 +22,10 @@ pub struct Goodput {
 }
 
 impl Goodput {
-    /// Adds a measurement. What is `None` was not measured this time.
+    /// Takes a measurement. What is `None` was not measured this time.
     pub fn update(&mut self, sout: Option<u64>, sup: Option<u64>) {
-        for (old, new) in [(&mut self.sout, sout), (&mut self.sup, sup)] {
-            *old = match (*old, new) {
-                (_, None) => *old,
-                (0, Some(new)) => new,
-                // A quarter of the old value steadies the share without hiding a change for long.
-                (old, Some(new)) => (old + 3 * new) / 4,
-            };
-        }
+        self.sout = sout.unwrap_or(self.sout);
+        self.sup = sup.unwrap_or(self.sup);
     }
 }
 
@@ -41,14 +36,17 @@ pub fn next_share(now: u16, goodput: Goodput, elapsed: Duration) -> Option<u16> 
     if sout == 0 || sup == 0 {
         return None;
     }
-    let one = u128::from(SHARE_ONE);
-    let target = u128::from(sup) * one / (u128::from(sup) + u128::from(sout));
-    let target = u16::try_from(target).unwrap_or(SHARE_ONE).clamp(LEAST, SHARE_ONE - LEAST);
+    let goal = proportion(&[sout, sup], BOTH);
+    let unit = ONE / u64::from(SHARE_ONE);
     let now = now.clamp(LEAST, SHARE_ONE - LEAST);
-    let doublings = (elapsed.as_micros() / DOUBLING.as_micros()).min(10) as u32;
-    // Either rail's part grows at most by this factor.
-    let most = |part: u16| u16::try_from(u32::from(part) << doublings).unwrap_or(u16::MAX).min(SHARE_ONE);
-    let next = target.clamp(SHARE_ONE - most(SHARE_ONE - now), most(now));
+    let mut shares = [SHARE_ONE - now, now].map(|share| u64::from(share) * unit);
+    // From the least share to the greatest one takes six doublings.
+    let mut left = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX).min(10 * DOUBLING);
+    while left > 0 {
+        approach(&mut shares, &goal, left, BOTH);
+        left = left.saturating_sub(DOUBLING);
+    }
+    let next = u16::try_from((shares[1] + unit / 2) / unit).unwrap_or(SHARE_ONE);
     (next.abs_diff(now) >= NOISE).then_some(next)
 }
 
@@ -112,6 +110,7 @@ mod tests {
             Some(824),
             "the other rail's part doubles"
         );
+        assert_eq!(next_share(512, little, Duration::from_millis(10)), Some(256), "or halves");
         assert_eq!(next_share(512, Goodput { sout: 1, sup: 0 }, STEP), None);
         assert_eq!(next_share(0, much, Duration::ZERO), None, "no time, no move");
     }

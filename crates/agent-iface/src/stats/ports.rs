@@ -27,7 +27,10 @@ pub struct PortRecord {
     scale: AtomicU32,
     weight: AtomicU32,
     goodput: AtomicU64,
-    _reserved: [AtomicU64; 3],
+    // Of all connections. Any thread adds to them.
+    measured_bytes: AtomicU64,
+    measured_time: AtomicU64,
+    _reserved: AtomicU64,
     // Of connections without an entry. The holder of the writer's lock writes them.
     bytes: AtomicU64,
     parts_sent: AtomicU64,
@@ -48,6 +51,7 @@ pub struct PortRecord {
 const _: () = {
     assert!(size_of::<PortRecord>() == STATS_PORT_SIZE && STATS_REASONS <= 8);
     assert!(offset_of!(PortRecord, state) == 72 && offset_of!(PortRecord, goodput) == 96);
+    assert!(offset_of!(PortRecord, measured_bytes) == 104 && offset_of!(PortRecord, measured_time) == 112);
     assert!(offset_of!(PortRecord, bytes) == 128 && offset_of!(PortRecord, episodes) == 192);
     assert!(offset_of!(PortRecord, replayed) == 256 && offset_of!(PortRecord, stalls) == 272);
     assert!(offset_of!(PortRecord, cause) == 512);
@@ -72,6 +76,32 @@ pub struct PortTotals {
 
 arithmetic!(PortTotals { bytes, parts_sent, parts_received, posted, done, errors });
 
+/// What all connections of a process have carried on a port in measured parts. The goodput of a
+/// port is the difference of two such counts: bytes over the time in which at least one measured
+/// part of any connection was in flight. So it is what the port carries for the whole process, and
+/// idle time does not count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Bytes of the parts that were completed.
+    pub bytes: u64,
+    /// Time in which parts were in flight, in ns.
+    pub time: u64,
+}
+
+impl Carried {
+    /// Fewer bytes do not show a goodput.
+    pub const LEAST: u64 = 256 << 10;
+
+    /// Returns the goodput since an earlier count, in bytes/s; `None` if the port has carried too
+    /// little since then.
+    pub fn goodput_since(self, before: Self) -> Option<u64> {
+        let bytes = self.bytes.wrapping_sub(before.bytes);
+        let time = self.time.wrapping_sub(before.time);
+        let per_second = (u128::from(bytes) * 1_000_000_000).checked_div(time.into())?;
+        (bytes >= Self::LEAST).then(|| u64::try_from(per_second).unwrap_or(u64::MAX))
+    }
+}
+
 /// A port as its process shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
@@ -90,8 +120,10 @@ pub struct Port {
     pub scale: u32,
     /// Weight where messages are split, relative to the other ports; `None` if it is not measured.
     pub weight: Option<u32>,
-    /// Measured goodput, bytes/s; `None` if it is not measured.
+    /// Goodput in the last second, in bytes/s; `None` if it is not measured: [`Carried`].
     pub goodput: Option<u64>,
+    /// What the goodput follows from.
+    pub carried: Carried,
     /// What all connections have counted on the port, the closed ones included.
     pub totals: PortTotals,
     /// Failover episodes, indexed by the code of [`Reason`].
@@ -158,6 +190,25 @@ impl PortRecord {
         });
     }
 
+    /// Adds a measured part that was completed, and the time that it adds to the time in which parts
+    /// were in flight, in ns. Any thread may call this.
+    pub fn add_measured(&self, bytes: u64, time: u64) {
+        self.measured_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.measured_time.fetch_add(time, Ordering::Relaxed);
+    }
+
+    /// Returns what connections have carried in measured parts. Bytes and time may be of slightly
+    /// different moments.
+    pub fn carried(&self) -> Carried {
+        let time = self.measured_time.load(Ordering::Relaxed);
+        Carried { bytes: self.measured_bytes.load(Ordering::Relaxed), time }
+    }
+
+    /// Returns a number that changes with the state of the port.
+    pub(super) fn state_revision(&self) -> u64 {
+        self.revision.number()
+    }
+
     /// Records what the process has measured: the goodput in bytes/s and the weight where messages
     /// are split. 0 means not measured. One thread at a time may call this.
     pub fn measured(&self, goodput: u64, weight: u32) {
@@ -199,6 +250,7 @@ impl PortRecord {
             scale: get(&self.scale),
             weight: Some(get(&self.weight)).filter(|weight| *weight != 0),
             goodput: Some(num(&self.goodput)).filter(|goodput| *goodput != 0),
+            carried: self.carried(),
             totals: PortTotals {
                 bytes: num(&self.bytes),
                 parts_sent: num(&self.parts_sent),

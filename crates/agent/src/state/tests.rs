@@ -1,8 +1,13 @@
 //! Decisions, seen through the memory files that plugins read.
 
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use nccl_net_mpib_agent_iface::agent::PortScale;
 use nccl_net_mpib_agent_iface::agent::memory::Memory;
 
 use super::*;
+use crate::observe::Observation;
 
 fn agent(config: &str) -> Agent {
     Agent::new(Config::parse(config).unwrap(), None, Kept::default())
