@@ -39,11 +39,11 @@ impl PortBusy {
         }
     }
 
-    /// Counts a part that has completed.
-    pub fn completed(&self, bytes: usize, now: u64) {
+    /// Counts a part that was posted at `posted` and has completed.
+    pub fn completed(&self, bytes: usize, posted: u64, now: u64) {
         let since = self.counted.fetch_max(now, Ordering::Relaxed);
         if let Some(record) = self.record.get() {
-            record.add_measured(bytes as u64, now.saturating_sub(since));
+            record.add_measured(bytes as u64, now.saturating_sub(since), posted < since);
         }
     }
 
@@ -62,7 +62,7 @@ impl PortBusy {
             shown.last = Some((carried, now));
             return 0;
         };
-        if let Some(goodput) = carried.goodput_since(before) {
+        if let Some(goodput) = (carried - before).goodput() {
             *shown = Shown { goodput, last: Some((carried, now)) };
         } else if now.saturating_duration_since(at) >= SHOWN {
             *shown = Shown { goodput: 0, last: Some((carried, now)) };
@@ -73,7 +73,7 @@ impl PortBusy {
 
 #[cfg(test)]
 mod tests {
-    use nccl_net_mpib_agent_iface::stats::StatsWriter;
+    use nccl_net_mpib_agent_iface::stats::{Measured, StatsWriter};
 
     use super::*;
 
@@ -86,36 +86,43 @@ mod tests {
         let record = StatsWriter::for_this_process("0").unwrap().port("busy:1").unwrap();
         let (busy, start) = (PortBusy::default(), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
+        let carried = |bytes, time, queued_bytes, queued_time| Carried {
+            all: Measured { bytes, time },
+            queued: Measured { bytes: queued_bytes, time: queued_time },
+        };
+        let mib = MIB as u64;
         busy.begin(0);
-        busy.completed(MIB, MS);
+        busy.completed(MIB, 0, MS);
         busy.end();
         assert_eq!((busy.goodput(record, at(0)), record.carried()), (0, Carried::default()));
-        // Eight connections, each with a part in flight from 100 ms on; one completes each ms.
+        // Eight connections, each with a part in flight from 100 ms on. The first takes 2 ms longer.
         (0..8).for_each(|_| busy.begin(100 * MS));
-        (1..=8).for_each(|n| busy.completed(MIB, (100 + n) * MS));
+        (1..=8).for_each(|n| busy.completed(MIB, 100 * MS, (102 + n) * MS));
         (0..8).for_each(|_| busy.end());
-        assert_eq!(record.carried(), Carried { bytes: 8 << 20, time: 8 * MS });
-        assert_eq!(busy.goodput(record, at(250)), (MIB as u64) * 1000);
+        assert_eq!(record.carried(), carried(8 * mib, 10 * MS, 7 * mib, 7 * MS));
+        assert_eq!(busy.goodput(record, at(250)), mib * 1000);
         // One after the other, with pauses.
         for n in 0..4 {
             busy.begin((200 + 10 * n) * MS);
-            busy.completed(MIB, (202 + 10 * n) * MS);
+            busy.completed(MIB, (200 + 10 * n) * MS, (202 + 10 * n) * MS);
             busy.end();
         }
-        assert_eq!(busy.goodput(record, at(500)), (MIB as u64) * 500);
-        // A short part within the time of a long one.
+        assert_eq!(busy.goodput(record, at(500)), mib * 500);
+        // A short part within the time of a long one, which does not wait for it.
+        let before = record.carried();
         busy.begin(300 * MS);
         busy.begin(302 * MS);
-        busy.completed(MIB / 4, 303 * MS);
+        busy.completed(MIB / 8, 302 * MS, 303 * MS);
         busy.end();
-        busy.completed(MIB * 15 / 4, 308 * MS);
+        busy.completed(MIB / 8, 300 * MS, 308 * MS);
         busy.end();
-        assert_eq!(busy.goodput(record, at(750)), (MIB as u64) * 500);
+        assert_eq!(record.carried() - before, carried(mib / 4, 8 * MS, mib / 8, 5 * MS));
         // Too little, and then nothing for a second.
+        let goodput = busy.goodput(record, at(750));
         busy.begin(400 * MS);
-        busy.completed(1000, 500 * MS);
+        busy.completed(1000, 400 * MS, 500 * MS);
         busy.end();
-        assert_eq!(busy.goodput(record, at(1000)), (MIB as u64) * 500);
+        assert_eq!(busy.goodput(record, at(1000)), goodput);
         assert_eq!(busy.goodput(record, at(1750)), 0);
     }
 }

@@ -10,10 +10,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nccl_net_mpib_agent_iface::stats::{
-    BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, NewConnection,
-    NoPage, Port, PortState, PortTotals, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE,
-    STATS_MAGIC, STATS_PORTS, STATS_SIZE, STATS_VERSION, Sender, State, StatsPage, StatsWriter, Summary,
-    UnlistedEntry, pages_of,
+    BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, Measured,
+    NewConnection, NoPage, Port, PortState, PortTotals, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE,
+    STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORTS, STATS_SIZE, STATS_VERSION, Sender, State, StatsPage,
+    StatsWriter, Summary, UnlistedEntry, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -486,26 +486,36 @@ fn the_state_of_a_port_has_its_cause_and_time() {
     assert_eq!(down.cause.as_deref(), Some("the link went down"));
     writer.port_state("s:1", PortState::Healthy, None);
     record.measured(25_000_000_000, 512);
-    record.add_measured(1000, 20);
-    record.add_measured(1 << 20, 5);
+    record.add_measured(1000, 20, false);
+    record.add_measured(1 << 20, 5, true);
     record.set_scale(4096);
     let back = port("s:1");
     assert_eq!((back.state, back.cause, back.scale), (Some(PortState::Healthy), None, 1024));
     assert_eq!((back.goodput, back.weight), (Some(25_000_000_000), Some(512)));
-    assert_eq!(back.carried, Carried { bytes: 1000 + (1 << 20), time: 25 });
+    let queued = Measured { bytes: 1 << 20, time: 5 };
+    assert_eq!(back.carried, Carried { all: Measured { bytes: 1000 + (1 << 20), time: 25 }, queued });
     assert!(back.since >= new.since);
 }
 
 //= stats.md: goodput is bytes over the time in which measured parts were in flight
 #[test]
 fn goodput_is_bytes_over_busy_time() {
-    let of = |bytes, time| Carried { bytes, time };
-    let second = 1_000_000_000;
-    assert_eq!(of(3 << 30, 2 * second).goodput_since(of(1 << 30, second)), Some(2 << 30));
-    assert_eq!(of(1 << 30, second / 4).goodput_since(of(0, 0)), Some(4 << 30));
-    assert_eq!(of(Carried::LEAST - 1, second).goodput_since(of(0, 0)), None, "too little to know");
-    assert_eq!(of(1 << 30, 0).goodput_since(of(0, 0)), None);
-    assert_eq!(of(u64::MAX, 1).goodput_since(of(0, 0)), Some(u64::MAX));
+    let of = |bytes, time| Measured { bytes, time };
+    let carried = |all, queued| Carried { all, queued };
+    let (second, none) = (1_000_000_000, of(0, 0));
+    assert_eq!(carried(of(2 << 30, second / 2), none).goodput(), Some(4 << 30));
+    let partly = carried(of(2 << 30, second), of(1 << 30, second / 4));
+    assert_eq!(partly.goodput(), Some(4 << 30), "parts that have waited show no latency");
+    assert_eq!(carried(of(2 << 30, second), of(1, 1)).goodput(), Some(2 << 30));
+    assert_eq!(carried(of(Carried::LEAST - 1, second), none).goodput(), None, "too little to know");
+    assert_eq!(carried(of(1 << 30, 0), none).goodput(), None);
+    assert_eq!(carried(of(u64::MAX, 1), none).goodput(), Some(u64::MAX));
+    assert!(partly.is_full() && carried(of(4, 1), of(1, 1)).is_full());
+    assert!(!carried(of(8, 1), of(1, 1)).is_full());
+    assert!(!carried(none, none).is_full());
+    let mut sum = partly;
+    sum += partly;
+    assert_eq!(sum - partly, partly);
 }
 
 /// What an agent reads at short intervals, without the entries.
@@ -523,9 +533,8 @@ fn ports_and_senders_are_read_without_the_connections() {
     taken[0].entry().share(341);
     assert_eq!(senders(), [Sender { ports: both, share: Some(341) }]);
     let before = page.carried(both[1]);
-    writer.port(NAMES[1].1).unwrap().add_measured(7, 3);
-    let after = page.carried(both[1]);
-    assert_eq!((after.bytes - before.bytes, after.time - before.time), (7, 3));
+    writer.port(NAMES[1].1).unwrap().add_measured(7, 3, false);
+    assert_eq!((page.carried(both[1]) - before).all, Measured { bytes: 7, time: 3 });
     assert_eq!(page.carried(STATS_PORTS), Carried::default(), "no such record");
 
     let events = page.events();

@@ -18,6 +18,8 @@ pub struct Observation {
     /// Goodput of SOUT and SUP, in bytes per second; `None` if a rail has carried too little since
     /// the last one.
     pub goodput: [Option<u64>; 2],
+    /// Whether SOUT and SUP had more to carry than they could since the last reading.
+    pub is_full: [bool; 2],
 }
 
 /// Reads the pages of one process. It reads port records, and the connections once a second only:
@@ -35,6 +37,8 @@ pub struct Observer {
     share: Option<u16>,
     /// What SOUT and SUP had carried when their goodput was computed last.
     last: Option<[Carried; 2]>,
+    /// What they had carried at the last reading.
+    read: [Carried; 2],
     since: Option<Instant>,
     /// The events of the pages at the last reading.
     events: Option<u64>,
@@ -52,6 +56,7 @@ impl Observer {
             ports: None,
             share: None,
             last: None,
+            read: Default::default(),
             since: None,
             events: None,
         }
@@ -79,8 +84,8 @@ impl Observer {
             self.look();
         }
         let since = self.since.replace(now).unwrap_or(now);
-        let (ports, share, goodput) = (self.ports.clone(), self.share, self.goodput());
-        Some((Observation { ports, share, goodput }, now.saturating_duration_since(since)))
+        let (ports, share, (goodput, is_full)) = (self.ports.clone(), self.share, self.carried());
+        Some((Observation { ports, share, goodput, is_full }, now.saturating_duration_since(since)))
     }
 
     /// Returns whether the state of a port has changed or an episode was counted since the last call.
@@ -112,26 +117,30 @@ impl Observer {
         }
     }
 
-    /// Returns the goodput of SOUT and SUP since it was known last.
-    fn goodput(&mut self) -> [Option<u64>; 2] {
+    /// Returns the goodput of SOUT and SUP since it was known last, and whether they are full.
+    fn carried(&mut self) -> ([Option<u64>; 2], [bool; 2]) {
         if self.rails.is_empty() {
-            return [None; 2];
+            return Default::default();
         }
         let mut now = [Carried::default(); 2];
         for (page, ports) in &self.rails {
             for (sum, port) in now.iter_mut().zip(ports) {
-                let Carried { bytes, time } = self.pages[*page].carried(*port);
-                *sum = Carried { bytes: sum.bytes.wrapping_add(bytes), time: sum.time.wrapping_add(time) };
+                *sum += self.pages[*page].carried(*port);
             }
         }
-        let last = self.last.get_or_insert(now);
-        [0, 1].map(|rail| {
-            let goodput = now[rail].goodput_since(last[rail]);
+        let before = std::mem::replace(&mut self.read, now);
+        let Some(last) = &mut self.last else {
+            self.last = Some(now);
+            return Default::default();
+        };
+        let goodput = [0, 1].map(|rail| {
+            let goodput = (now[rail] - last[rail]).goodput();
             if goodput.is_some() {
                 last[rail] = now[rail];
             }
             goodput
-        })
+        });
+        (goodput, [0, 1].map(|rail| (now[rail] - before[rail]).is_full()))
     }
 }
 
@@ -171,19 +180,22 @@ mod tests {
             sender
         });
         let ports = Some(["a:1", "b:1"].map(String::from));
-        let seen = |goodput| Observation { ports: ports.clone(), share: Some(341), goodput };
+        let seen =
+            |goodput, is_full| Observation { ports: ports.clone(), share: Some(341), goodput, is_full };
+        let idle = [false, false];
         let step = Duration::from_millis(50);
-        assert_eq!(observer.read(at(1050)), Some((seen([None, None]), step)), "the first time");
-        let carried = |name: &str, bytes, time| writer.port(name).unwrap().add_measured(bytes, time);
+        assert_eq!(observer.read(at(1050)), Some((seen([None, None], idle), step)), "the first time");
+        let carried =
+            |name: &str, bytes, time| writer.port(name).unwrap().add_measured(bytes, time, name == "a:1");
         // Two connections on SOUT at the same time; SUP was idle half of the time.
         (0..2).for_each(|_| carried("a:1", 1 << 30, 500_000_000));
         carried("b:1", 1 << 30, 500_000_000);
         senders[1].entry().share(100);
-        let both = seen([Some(2 << 30), Some(2 << 30)]);
+        let both = seen([Some(2 << 30), Some(2 << 30)], [true, false]);
         assert_eq!(observer.read(at(1100)), Some((both, step)), "the share is read once a second");
         // Too little to know, and it is not lost.
         carried("b:1", Carried::LEAST - 1, 1000);
-        assert_eq!(observer.read(at(1150)).unwrap().0, seen([None, None]));
+        assert_eq!(observer.read(at(1150)).unwrap().0, seen([None, None], idle));
         carried("b:1", 1, 1000);
         assert_eq!(observer.read(at(1200)).unwrap().0.goodput, [None, Some(Carried::LEAST * 500_000)]);
         assert_eq!(observer.read(at(2200)).unwrap().0.share, Some(100));

@@ -8,9 +8,13 @@ use nccl_net_mpib_agent_iface::shares::{self, DOUBLING, ONE, approach, proportio
 /// The least share of a rail, in parts per 1024.
 const LEAST: u16 = (shares::LEAST * SHARE_ONE as u64 / ONE) as u16;
 /// Smaller changes, in parts per 1024, are noise.
-const NOISE: u16 = 10;
+const NOISE: u16 = 6;
 /// The mask of SOUT and SUP.
 const BOTH: u8 = 0b11;
+
+/// While one rail is full and the other one is not, the share of the latter grows by this part in
+/// each step at least: its goodput has latency in it, so it can carry more than was measured.
+const PROBE: u64 = 32;
 
 /// The goodput of a flow's two rails.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -19,27 +23,35 @@ pub struct Goodput {
     pub sout: u64,
     /// Bytes per second of SUP; 0: not known.
     pub sup: u64,
+    /// Whether SOUT and SUP have more to carry than they can.
+    pub is_full: [bool; 2],
 }
 
 impl Goodput {
     /// Takes a measurement. What is `None` was not measured this time.
-    pub fn update(&mut self, sout: Option<u64>, sup: Option<u64>) {
+    pub fn update(&mut self, [sout, sup]: [Option<u64>; 2], is_full: [bool; 2]) {
         self.sout = sout.unwrap_or(self.sout);
         self.sup = sup.unwrap_or(self.sup);
+        self.is_full = is_full;
     }
 }
 
 /// Returns the share of SUP after `elapsed`, from `now` towards the one with which both parts of a
 /// transfer end together. `None` if that is not known, or not far from `now`.
 pub fn next_share(now: u16, goodput: Goodput, elapsed: Duration) -> Option<u16> {
-    let Goodput { sout, sup } = goodput;
+    let Goodput { sout, sup, is_full } = goodput;
     if sout == 0 || sup == 0 {
         return None;
     }
-    let goal = proportion(&[sout, sup], BOTH);
+    let mut goal = proportion(&[sout, sup], BOTH);
     let unit = ONE / u64::from(SHARE_ONE);
     let now = now.clamp(LEAST, SHARE_ONE - LEAST);
     let mut shares = [SHARE_ONE - now, now].map(|share| u64::from(share) * unit);
+    if let Some(idle) = [[true, false], [false, true]].iter().position(|full| *full == is_full) {
+        let idle = 1 - idle;
+        goal[idle] = goal[idle].max((shares[idle] + shares[idle] / PROBE).min(ONE - shares::LEAST));
+        goal[1 - idle] = ONE - goal[idle];
+    }
     // From the least share to the greatest one takes six doublings.
     let mut left = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX).min(10 * DOUBLING);
     while left > 0 {
@@ -60,7 +72,7 @@ mod tests {
     /// second of the time in which it is busy.
     fn run(share: &mut u16, goodput: &mut Goodput, rates: (u64, u64), steps: usize) {
         for _ in 0..steps {
-            goodput.update(Some(rates.0), (*share > 0).then_some(rates.1));
+            goodput.update([Some(rates.0), (*share > 0).then_some(rates.1)], [true; 2]);
             *share = next_share(*share, *goodput, STEP).unwrap_or(*share);
         }
     }
@@ -86,6 +98,22 @@ mod tests {
         }
     }
 
+    /// A rail that always waits for the other one shows its latency: here it needs as long again.
+    //= agent.md: a rail that is never full gets more until it is
+    #[test]
+    fn latency_does_not_keep_a_rail_from_its_share() {
+        let (mut share, mut goodput) = (341_u16, Goodput::default());
+        for _ in 0..25 {
+            let parts = [SHARE_ONE - share, share].map(u64::from);
+            // Both rails have one rate. The one with less to do is not full, unless it is nearly so.
+            let is_full = parts.map(|part| part + 8 > u64::from(SHARE_ONE) - part);
+            let rate = |i: usize| (parts[i] << 20) / (parts[i] + if is_full[i] { 0 } else { 500 });
+            goodput.update([Some(rate(0)), Some(rate(1))], is_full);
+            share = next_share(share, goodput, STEP).unwrap_or(share);
+        }
+        assert!(share.abs_diff(512) <= 16, "{share}");
+    }
+
     //= agent.md: two equal rails keep half each
     #[test]
     fn noise_does_not_move_two_equal_rails() {
@@ -93,7 +121,7 @@ mod tests {
         for step in 0..1200_u64 {
             // 3 % up and down, against each other.
             let noise = (step * 7919 % 61) << 20;
-            goodput.update(Some((1 << 31) + noise), Some((1 << 31) + (60 << 20) - noise));
+            goodput.update([Some((1 << 31) + noise), Some((1 << 31) + (60 << 20) - noise)], [true; 2]);
             share = next_share(share, goodput, STEP).unwrap_or(share);
             assert!(share.abs_diff(512) <= 20, "step {step}: {share}");
         }
@@ -101,17 +129,18 @@ mod tests {
 
     #[test]
     fn a_share_at_most_doubles_in_ten_milliseconds() {
-        let much = Goodput { sout: 1, sup: 1 << 40 };
+        let full = [true; 2];
+        let much = Goodput { sout: 1, sup: 1 << 40, is_full: full };
         assert_eq!(next_share(100, much, Duration::from_millis(10)), Some(200));
         assert_eq!(next_share(100, much, Duration::from_millis(20)), Some(400));
-        let little = Goodput { sout: 1 << 40, sup: 1 };
+        let little = Goodput { sout: 1 << 40, sup: 1, is_full: full };
         assert_eq!(
             next_share(924, little, Duration::from_millis(10)),
             Some(824),
             "the other rail's part doubles"
         );
         assert_eq!(next_share(512, little, Duration::from_millis(10)), Some(256), "or halves");
-        assert_eq!(next_share(512, Goodput { sout: 1, sup: 0 }, STEP), None);
+        assert_eq!(next_share(512, Goodput { sout: 1, sup: 0, is_full: full }, STEP), None);
         assert_eq!(next_share(0, much, Duration::ZERO), None, "no time, no move");
     }
 }

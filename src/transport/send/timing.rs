@@ -74,7 +74,7 @@ impl Timing {
         }
         self.in_flight[rail] -= part.bytes as u64;
         let busy = self.ports[rail].meter().busy();
-        busy.completed(part.bytes, now);
+        busy.completed(part.bytes, part.posted, now);
         if self.in_flight[rail] == 0 {
             busy.end();
         }

@@ -61,8 +61,6 @@
 //! | 88 | 4 | scale of the port's weight, 0 to 1024; 1024 is the whole weight, 0 no new data |
 //! | 92 | 4 | weight of the port where messages are split, relative to the other ports; 0 if not measured |
 //! | 96 | 8 | goodput in the last second, bytes/s; 0 if not measured: [`Carried`] |
-//! | 104 | 8 | bytes of the measured parts that were completed |
-//! | 112 | 8 | time in which measured parts were in flight, ns |
 //! | 128 | 8 | message bytes that senders posted |
 //! | 136 | 8 | messages or parts that senders posted |
 //! | 144 | 8 | messages or parts that receivers received |
@@ -73,6 +71,10 @@
 //! | 256 | 8 | bytes that were sent again in them |
 //! | 264 | 8 | sum of the stalls of these episodes, ns |
 //! | 272 | 120 | number of these stalls in each of 15 ranges: the first up to [`STALL_BOUNDS_MS`]`[0]`, the last above all bounds |
+//! | 392 | 8 | bytes of the measured parts that were completed: [`Carried`] |
+//! | 400 | 8 | time in which measured parts were in flight, ns |
+//! | 408 | 8 | bytes of those of them that waited for others on the port |
+//! | 416 | 8 | time from the completion before them to theirs, ns |
 //! | 512 | 256 | cause of a state other than healthy, UTF-8, zero-padded |
 //!
 //! | offset | bytes | entry: one connection, one direction |
@@ -156,7 +158,7 @@ pub use generation::Generation;
 #[cfg(not(loom))]
 pub use layout::{Entry, RailEntry};
 #[cfg(not(loom))]
-pub use ports::{Carried, Port, PortRecord, PortTotals};
+pub use ports::{Carried, Measured, Port, PortRecord, PortTotals};
 #[cfg(not(loom))]
 pub use reader::{BadPage, Connection, Rail, Sender, Statistics, StatsPage, Summary};
 pub use revision::Revision;

@@ -27,10 +27,7 @@ pub struct PortRecord {
     scale: AtomicU32,
     weight: AtomicU32,
     goodput: AtomicU64,
-    // Of all connections. Any thread adds to them.
-    measured_bytes: AtomicU64,
-    measured_time: AtomicU64,
-    _reserved: AtomicU64,
+    _reserved: [AtomicU64; 3],
     // Of connections without an entry. The holder of the writer's lock writes them.
     bytes: AtomicU64,
     parts_sent: AtomicU64,
@@ -44,14 +41,16 @@ pub struct PortRecord {
     replayed: AtomicU64,
     stalled: AtomicU64,
     stalls: [AtomicU64; STALL_RANGES],
-    _rest: [AtomicU64; 15],
+    measured: [AtomicU64; 2],
+    queued: [AtomicU64; 2],
+    _rest: [AtomicU64; 11],
     cause: Text<32>,
 }
 
 const _: () = {
     assert!(size_of::<PortRecord>() == STATS_PORT_SIZE && STATS_REASONS <= 8);
     assert!(offset_of!(PortRecord, state) == 72 && offset_of!(PortRecord, goodput) == 96);
-    assert!(offset_of!(PortRecord, measured_bytes) == 104 && offset_of!(PortRecord, measured_time) == 112);
+    assert!(offset_of!(PortRecord, measured) == 392 && offset_of!(PortRecord, queued) == 408);
     assert!(offset_of!(PortRecord, bytes) == 128 && offset_of!(PortRecord, episodes) == 192);
     assert!(offset_of!(PortRecord, replayed) == 256 && offset_of!(PortRecord, stalls) == 272);
     assert!(offset_of!(PortRecord, cause) == 512);
@@ -76,29 +75,64 @@ pub struct PortTotals {
 
 arithmetic!(PortTotals { bytes, parts_sent, parts_received, posted, done, errors });
 
-/// What all connections of a process have carried on a port in measured parts. The goodput of a
-/// port is the difference of two such counts: bytes over the time in which at least one measured
-/// part of any connection was in flight. So it is what the port carries for the whole process, and
-/// idle time does not count.
+/// What all connections of a process have carried on a port in measured parts. The difference of two
+/// such counts has the goodput of the port: what it carries for the whole process while it has
+/// something to carry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// Bytes of the parts that were completed.
+    /// All measured parts.
+    pub all: Measured,
+    /// Those that waited for others on the port: they were posted before the completion before theirs.
+    /// Their time has no latency in it.
+    pub queued: Measured,
+}
+
+/// Parts that were completed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// Their bytes.
     pub bytes: u64,
-    /// Time in which parts were in flight, in ns.
+    /// The time in which any of them was in flight, in ns. Idle time does not count.
     pub time: u64,
 }
+
+arithmetic!(Measured { bytes, time });
 
 impl Carried {
     /// Fewer bytes do not show a goodput.
     pub const LEAST: u64 = 256 << 10;
 
-    /// Returns the goodput since an earlier count, in bytes/s; `None` if the port has carried too
-    /// little since then.
-    pub fn goodput_since(self, before: Self) -> Option<u64> {
-        let bytes = self.bytes.wrapping_sub(before.bytes);
-        let time = self.time.wrapping_sub(before.time);
-        let per_second = (u128::from(bytes) * 1_000_000_000).checked_div(time.into())?;
-        (bytes >= Self::LEAST).then(|| u64::try_from(per_second).unwrap_or(u64::MAX))
+    /// Returns the goodput in bytes/s; `None` if the port has carried too little. Parts that have
+    /// waited count alone if there are enough of them.
+    pub fn goodput(self) -> Option<u64> {
+        self.queued.goodput().or_else(|| self.all.goodput())
+    }
+
+    /// Returns whether the port had more to carry than it could: a fourth of the bytes have waited.
+    pub fn is_full(self) -> bool {
+        self.queued.bytes >= (self.all.bytes / 4).max(1)
+    }
+}
+
+impl Measured {
+    fn goodput(self) -> Option<u64> {
+        let per_second = (u128::from(self.bytes) * 1_000_000_000).checked_div(self.time.into())?;
+        (self.bytes >= Carried::LEAST).then(|| u64::try_from(per_second).unwrap_or(u64::MAX))
+    }
+}
+
+impl AddAssign for Carried {
+    fn add_assign(&mut self, other: Self) {
+        self.all += other.all;
+        self.queued += other.queued;
+    }
+}
+
+impl Sub for Carried {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self { all: self.all - before.all, queued: self.queued - before.queued }
     }
 }
 
@@ -190,18 +224,27 @@ impl PortRecord {
         });
     }
 
-    /// Adds a measured part that was completed, and the time that it adds to the time in which parts
+    /// Adds a measured part that was completed, with the time that it adds to the time in which parts
     /// were in flight, in ns. Any thread may call this.
-    pub fn add_measured(&self, bytes: u64, time: u64) {
-        self.measured_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.measured_time.fetch_add(time, Ordering::Relaxed);
+    pub fn add_measured(&self, bytes: u64, time: u64, has_waited: bool) {
+        let add = |[of_bytes, of_time]: &[AtomicU64; 2]| {
+            of_bytes.fetch_add(bytes, Ordering::Relaxed);
+            of_time.fetch_add(time, Ordering::Relaxed);
+        };
+        add(&self.measured);
+        if has_waited {
+            add(&self.queued);
+        }
     }
 
-    /// Returns what connections have carried in measured parts. Bytes and time may be of slightly
+    /// Returns what connections have carried in measured parts. The numbers may be of slightly
     /// different moments.
     pub fn carried(&self) -> Carried {
-        let time = self.measured_time.load(Ordering::Relaxed);
-        Carried { bytes: self.measured_bytes.load(Ordering::Relaxed), time }
+        let read = |place: &[AtomicU64; 2]| {
+            let [bytes, time] = place.each_ref().map(|number| number.load(Ordering::Relaxed));
+            Measured { bytes, time }
+        };
+        Carried { all: read(&self.measured), queued: read(&self.queued) }
     }
 
     /// Returns a number that changes with the state of the port.

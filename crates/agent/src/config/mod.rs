@@ -67,7 +67,7 @@ impl Default for Config {
             shares: Vec::new(),
             drain: Vec::new(),
             ports: Vec::new(),
-            interval_ms: 50,
+            interval_ms: 20,
             hint_file: true,
             limits: Limits::default(),
             http: HttpConfig::default(),

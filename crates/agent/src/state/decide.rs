@@ -32,7 +32,7 @@ impl Agent {
             process.ports.clone_from(&seen.ports);
         }
         measured.used = seen.share.or(measured.used);
-        measured.goodput.update(seen.goodput[0], seen.goodput[1]);
+        measured.goodput.update(seen.goodput, seen.is_full);
         if self.config.measures() {
             // The first time, flows keep the share that they have.
             let default = self.config.default_share;
