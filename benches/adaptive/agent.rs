@@ -229,8 +229,8 @@ fn hold_connections() {
     let ports = ["r0:1", "r1:1"].map(|name| writer.port(name).expect("a record"));
     for round in 0_u64.. {
         // Goodput that changes all the time.
-        ports[0].add_measured(128 << 20, 1_000_000, true);
-        ports[1].add_measured(64 << 20, 900_000 + round % 200 * 1000, true);
+        ports[0].add_measured(128 << 20, 1_000_000, 1000);
+        ports[1].add_measured(64 << 20, 900_000 + round % 200 * 1000, 1000);
         for connection in &all {
             let entry = connection.entry();
             entry.request();

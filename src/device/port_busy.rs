@@ -43,7 +43,7 @@ impl PortBusy {
     pub fn completed(&self, bytes: usize, posted: u64, now: u64) {
         let since = self.counted.fetch_max(now, Ordering::Relaxed);
         if let Some(record) = self.record.get() {
-            record.add_measured(bytes as u64, now.saturating_sub(since), posted < since);
+            record.add_measured(bytes as u64, now.saturating_sub(since), since.saturating_sub(posted));
         }
     }
 
@@ -86,9 +86,10 @@ mod tests {
         let record = StatsWriter::for_this_process("0").unwrap().port("busy:1").unwrap();
         let (busy, start) = (PortBusy::default(), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
-        let carried = |bytes, time, queued_bytes, queued_time| Carried {
+        let carried = |bytes, time, queued_bytes, queued_time, waited| Carried {
             all: Measured { bytes, time },
             queued: Measured { bytes: queued_bytes, time: queued_time },
+            waited,
         };
         let mib = MIB as u64;
         busy.begin(0);
@@ -99,7 +100,7 @@ mod tests {
         (0..8).for_each(|_| busy.begin(100 * MS));
         (1..=8).for_each(|n| busy.completed(MIB, 100 * MS, (102 + n) * MS));
         (0..8).for_each(|_| busy.end());
-        assert_eq!(record.carried(), carried(8 * mib, 10 * MS, 7 * mib, 7 * MS));
+        assert_eq!(record.carried(), carried(8 * mib, 10 * MS, 7 * mib, 7 * MS, (3..10).sum::<u64>() * MS));
         assert_eq!(busy.goodput(record, at(250)), mib * 1000);
         // One after the other, with pauses.
         for n in 0..4 {
@@ -116,7 +117,7 @@ mod tests {
         busy.end();
         busy.completed(MIB / 8, 300 * MS, 308 * MS);
         busy.end();
-        assert_eq!(record.carried() - before, carried(mib / 4, 8 * MS, mib / 8, 5 * MS));
+        assert_eq!(record.carried() - before, carried(mib / 4, 8 * MS, mib / 8, 5 * MS, 3 * MS));
         // Too little, and then nothing for a second.
         let goodput = busy.goodput(record, at(750));
         busy.begin(400 * MS);

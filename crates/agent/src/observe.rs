@@ -8,6 +8,10 @@ use nccl_net_mpib_agent_iface::stats::{Carried, Sender, StatsPage, pages_of};
 /// for their ports and their share.
 const SELDOM: Duration = Duration::from_secs(1);
 
+/// A rail on which parts have waited for less than this part of the time that they have waited on the
+/// other rail is not full.
+const MUCH_LESS: u64 = 4;
+
 /// What one reading shows of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observation {
@@ -18,7 +22,8 @@ pub struct Observation {
     /// Goodput of SOUT and SUP, in bytes per second; `None` if a rail has carried too little since
     /// the last one.
     pub goodput: [Option<u64>; 2],
-    /// Whether SOUT and SUP had more to carry than they could since the last reading.
+    /// Whether SOUT and SUP had more to carry than they could since the last reading: parts have
+    /// waited on the rail, and not much less than on the other one.
     pub is_full: [bool; 2],
 }
 
@@ -140,7 +145,9 @@ impl Observer {
             }
             goodput
         });
-        (goodput, [0, 1].map(|rail| (now[rail] - before[rail]).is_full()))
+        let waited = [0, 1].map(|rail| (now[rail] - before[rail]).waited);
+        let most = waited[0].max(waited[1]);
+        (goodput, waited.map(|waited| waited > most / MUCH_LESS))
     }
 }
 
@@ -185,8 +192,9 @@ mod tests {
         let idle = [false, false];
         let step = Duration::from_millis(50);
         assert_eq!(observer.read(at(1050)), Some((seen([None, None], idle), step)), "the first time");
-        let carried =
-            |name: &str, bytes, time| writer.port(name).unwrap().add_measured(bytes, time, name == "a:1");
+        let carried = |name: &str, bytes, time| {
+            writer.port(name).unwrap().add_measured(bytes, time, if name == "a:1" { 100 } else { 25 })
+        };
         // Two connections on SOUT at the same time; SUP was idle half of the time.
         (0..2).for_each(|_| carried("a:1", 1 << 30, 500_000_000));
         carried("b:1", 1 << 30, 500_000_000);
@@ -195,7 +203,7 @@ mod tests {
         assert_eq!(observer.read(at(1100)), Some((both, step)), "the share is read once a second");
         // Too little to know, and it is not lost.
         carried("b:1", Carried::LEAST - 1, 1000);
-        assert_eq!(observer.read(at(1150)).unwrap().0, seen([None, None], idle));
+        assert_eq!(observer.read(at(1150)).unwrap().0, seen([None, None], [false, true]));
         carried("b:1", 1, 1000);
         assert_eq!(observer.read(at(1200)).unwrap().0.goodput, [None, Some(Carried::LEAST * 500_000)]);
         assert_eq!(observer.read(at(2200)).unwrap().0.share, Some(100));

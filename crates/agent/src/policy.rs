@@ -12,9 +12,9 @@ const NOISE: u16 = 6;
 /// The mask of SOUT and SUP.
 const BOTH: u8 = 0b11;
 
-/// While one rail is full and the other one is not, the share of the latter grows by this part in
-/// each step at least: its goodput has latency in it, so it can carry more than was measured.
-const PROBE: u64 = 32;
+/// While one rail is full and the other one is not, the latter is taken to carry more by this part of
+/// its goodput at each step. It may, and a rail that is not full cannot be measured exactly.
+const PROBE: u64 = 16;
 
 /// The goodput of a flow's two rails.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,35 +23,32 @@ pub struct Goodput {
     pub sout: u64,
     /// Bytes per second of SUP; 0: not known.
     pub sup: u64,
-    /// Whether SOUT and SUP have more to carry than they can.
-    pub is_full: [bool; 2],
 }
 
 impl Goodput {
-    /// Takes a measurement. What is `None` was not measured this time.
-    pub fn update(&mut self, [sout, sup]: [Option<u64>; 2], is_full: [bool; 2]) {
-        self.sout = sout.unwrap_or(self.sout);
-        self.sup = sup.unwrap_or(self.sup);
-        self.is_full = is_full;
+    /// Takes a measurement. What is `None` was not measured this time. `is_full`: whether a rail had
+    /// more to carry than it could. A rail that was not, while the other one was, shows its latency
+    /// beside its rate: its measurement is less than what it can carry.
+    pub fn update(&mut self, measured: [Option<u64>; 2], is_full: [bool; 2]) {
+        for (rail, old) in [&mut self.sout, &mut self.sup].into_iter().enumerate() {
+            let Some(new) = measured[rail] else { continue };
+            let is_less = is_full[1 - rail] && !is_full[rail];
+            *old = if is_less { new.max(old.saturating_add(*old / PROBE)) } else { new };
+        }
     }
 }
 
 /// Returns the share of SUP after `elapsed`, from `now` towards the one with which both parts of a
 /// transfer end together. `None` if that is not known, or not far from `now`.
 pub fn next_share(now: u16, goodput: Goodput, elapsed: Duration) -> Option<u16> {
-    let Goodput { sout, sup, is_full } = goodput;
+    let Goodput { sout, sup } = goodput;
     if sout == 0 || sup == 0 {
         return None;
     }
-    let mut goal = proportion(&[sout, sup], BOTH);
+    let goal = proportion(&[sout, sup], BOTH);
     let unit = ONE / u64::from(SHARE_ONE);
     let now = now.clamp(LEAST, SHARE_ONE - LEAST);
     let mut shares = [SHARE_ONE - now, now].map(|share| u64::from(share) * unit);
-    if let Some(idle) = [[true, false], [false, true]].iter().position(|full| *full == is_full) {
-        let idle = 1 - idle;
-        goal[idle] = goal[idle].max((shares[idle] + shares[idle] / PROBE).min(ONE - shares::LEAST));
-        goal[1 - idle] = ONE - goal[idle];
-    }
     // From the least share to the greatest one takes six doublings.
     let mut left = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX).min(10 * DOUBLING);
     while left > 0 {
@@ -129,18 +126,17 @@ mod tests {
 
     #[test]
     fn a_share_at_most_doubles_in_ten_milliseconds() {
-        let full = [true; 2];
-        let much = Goodput { sout: 1, sup: 1 << 40, is_full: full };
+        let much = Goodput { sout: 1, sup: 1 << 40 };
         assert_eq!(next_share(100, much, Duration::from_millis(10)), Some(200));
         assert_eq!(next_share(100, much, Duration::from_millis(20)), Some(400));
-        let little = Goodput { sout: 1 << 40, sup: 1, is_full: full };
+        let little = Goodput { sout: 1 << 40, sup: 1 };
         assert_eq!(
             next_share(924, little, Duration::from_millis(10)),
             Some(824),
             "the other rail's part doubles"
         );
         assert_eq!(next_share(512, little, Duration::from_millis(10)), Some(256), "or halves");
-        assert_eq!(next_share(512, Goodput { sout: 1, sup: 0, is_full: full }, STEP), None);
+        assert_eq!(next_share(512, Goodput { sout: 1, sup: 0 }, STEP), None);
         assert_eq!(next_share(0, much, Duration::ZERO), None, "no time, no move");
     }
 }

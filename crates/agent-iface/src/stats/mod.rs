@@ -75,6 +75,7 @@
 //! | 400 | 8 | time in which measured parts were in flight, ns |
 //! | 408 | 8 | bytes of those of them that waited for others on the port |
 //! | 416 | 8 | time from the completion before them to theirs, ns |
+//! | 424 | 8 | sum of the times that they have waited until then, ns |
 //! | 512 | 256 | cause of a state other than healthy, UTF-8, zero-padded |
 //!
 //! | offset | bytes | entry: one connection, one direction |

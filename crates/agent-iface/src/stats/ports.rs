@@ -43,7 +43,8 @@ pub struct PortRecord {
     stalls: [AtomicU64; STALL_RANGES],
     measured: [AtomicU64; 2],
     queued: [AtomicU64; 2],
-    _rest: [AtomicU64; 11],
+    waited: AtomicU64,
+    _rest: [AtomicU64; 10],
     cause: Text<32>,
 }
 
@@ -85,6 +86,8 @@ pub struct Carried {
     /// Those that waited for others on the port: they were posted before the completion before theirs.
     /// Their time has no latency in it.
     pub queued: Measured,
+    /// The sum of the times that these have waited for the parts before them, in ns.
+    pub waited: u64,
 }
 
 /// Parts that were completed.
@@ -107,11 +110,6 @@ impl Carried {
     pub fn goodput(self) -> Option<u64> {
         self.queued.goodput().or_else(|| self.all.goodput())
     }
-
-    /// Returns whether the port had more to carry than it could: a fourth of the bytes have waited.
-    pub fn is_full(self) -> bool {
-        self.queued.bytes >= (self.all.bytes / 4).max(1)
-    }
 }
 
 impl Measured {
@@ -125,6 +123,7 @@ impl AddAssign for Carried {
     fn add_assign(&mut self, other: Self) {
         self.all += other.all;
         self.queued += other.queued;
+        self.waited = self.waited.wrapping_add(other.waited);
     }
 }
 
@@ -132,7 +131,8 @@ impl Sub for Carried {
     type Output = Self;
 
     fn sub(self, before: Self) -> Self {
-        Self { all: self.all - before.all, queued: self.queued - before.queued }
+        let waited = self.waited.wrapping_sub(before.waited);
+        Self { all: self.all - before.all, queued: self.queued - before.queued, waited }
     }
 }
 
@@ -225,15 +225,16 @@ impl PortRecord {
     }
 
     /// Adds a measured part that was completed, with the time that it adds to the time in which parts
-    /// were in flight, in ns. Any thread may call this.
-    pub fn add_measured(&self, bytes: u64, time: u64, has_waited: bool) {
+    /// were in flight, and the time that it has waited for others, in ns. Any thread may call this.
+    pub fn add_measured(&self, bytes: u64, time: u64, waited: u64) {
         let add = |[of_bytes, of_time]: &[AtomicU64; 2]| {
             of_bytes.fetch_add(bytes, Ordering::Relaxed);
             of_time.fetch_add(time, Ordering::Relaxed);
         };
         add(&self.measured);
-        if has_waited {
+        if waited > 0 {
             add(&self.queued);
+            self.waited.fetch_add(waited, Ordering::Relaxed);
         }
     }
 
@@ -244,7 +245,8 @@ impl PortRecord {
             let [bytes, time] = place.each_ref().map(|number| number.load(Ordering::Relaxed));
             Measured { bytes, time }
         };
-        Carried { all: read(&self.measured), queued: read(&self.queued) }
+        let waited = self.waited.load(Ordering::Relaxed);
+        Carried { all: read(&self.measured), queued: read(&self.queued), waited }
     }
 
     /// Returns a number that changes with the state of the port.
