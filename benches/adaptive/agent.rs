@@ -1,4 +1,4 @@
-//! The agent as a process of its own: how soon it follows a rate that changes, how soon its page
+//! The agent as a separate process: how soon it follows a rate that changes, how soon its page
 //! shows that a rail has died, and what it costs.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -204,7 +204,7 @@ fn load(agent: u32, folder: &Path) {
     println!("| policy \"measured\" | {:.2} |", 100.0 * used / from.elapsed().as_secs_f64());
 }
 
-/// A process with many connections in its statistics, all of which are registered. All of them count
+/// A process with many connections in its statistics. Each is registered. All of them count
 /// messages all the time.
 fn hold_connections() {
     let writer = StatsWriter::for_this_process("bench").expect("a page");

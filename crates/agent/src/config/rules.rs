@@ -35,7 +35,7 @@ pub struct ShareRule {
     pub share: Option<u16>,
 }
 
-/// A rule as it is written.
+/// A rule before it is checked.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlainRule {
