@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::async_events::state::EventState;
 use crate::async_events::toll::Toll;
 use crate::async_events::watch::{Owner, Route};
-use crate::device::{Cause, Change, Happening, Moment, Nic, PortState};
+use crate::device::{Cause, Change, Happening, Moment, Nic, PortLife, PortState};
 use crate::error::Result;
 use crate::housekeeping::{Job, TICK};
 use crate::route::gid_addr;
@@ -16,8 +16,8 @@ use crate::verbs::{About, AsyncEvent, Context};
 
 /// How long the episodes of a port are collected for one line.
 const REPORT: Duration = Duration::from_secs(1);
-/// How often a port is looked at that is suspect, or has episodes to report.
-const BUSY: Duration = Duration::from_millis(10);
+/// How often a port is queried that is suspect.
+const SUSPECT: Duration = Duration::from_millis(10);
 
 /// What an event has changed of its ports, for the event's line.
 #[derive(Debug, Default)]
@@ -160,6 +160,16 @@ impl EventState {
         self.stats.port_state(nic.name(), state, cause);
     }
 
+    /// Shows in the statistics what the connections of a port have measured, and its scale.
+    fn show_meter(&self, nic: &Nic) {
+        if let Some(record) = self.stats.port(nic.name()) {
+            let meter = nic.meter();
+            let goodput = meter.busy().goodput(record, Instant::now());
+            record.measured(goodput, meter.weight().into());
+            record.set_scale(meter.scale().into());
+        }
+    }
+
     /// Acts on a change of a port that no event brought.
     fn changed(&self, nic: &Nic, change: Change) {
         match change {
@@ -170,6 +180,14 @@ impl EventState {
             }
             Change::None | Change::Suspected | Change::Reachable => {}
         }
+    }
+}
+
+/// Returns the time until a port must be looked at again.
+fn next_look(life: &PortLife, now: Instant) -> Duration {
+    match life.state() {
+        PortState::Suspect => SUSPECT,
+        _ => life.episodes_due(now, REPORT).map_or(TICK, |due| due.min(TICK)),
     }
 }
 
@@ -221,15 +239,31 @@ impl Job for EventState {
     fn run(&self) -> Result<()> {
         for nic in self.nics() {
             self.look_at(&nic);
-            let meter = nic.meter();
-            self.stats.measured(nic.name(), meter.goodput(), meter.weight().into(), meter.scale().into());
+            self.show_meter(&nic);
         }
         self.stats.count_unlisted();
         Ok(())
     }
 
     fn interval(&self) -> Duration {
-        let busy = self.nics().iter().any(|nic| nic.life().is_busy());
-        if busy { BUSY } else { TICK }
+        self.nics().iter().map(|nic| next_look(nic.life(), Instant::now())).min().unwrap_or(TICK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_suspect_port_is_looked_at_often() {
+        let (life, now) = (PortLife::default(), Moment::now());
+        let at = |ms| now.instant + Duration::from_millis(ms);
+        assert_eq!(next_look(&life, at(0)), TICK);
+        life.add_episode(now.instant, 0, Duration::ZERO);
+        assert_eq!(next_look(&life, at(0)), TICK, "the line is due in a second");
+        assert_eq!(next_look(&life, at(900)), Duration::from_millis(100));
+        life.happened(now, Happening::LinkDown("a test"));
+        assert_eq!(next_look(&life, at(0)), SUSPECT);
+        assert!(life.take_episodes(at(1000), REPORT).is_some());
     }
 }

@@ -17,6 +17,7 @@ mod net_device;
 mod nic;
 mod pci;
 mod planes;
+mod port_busy;
 mod port_life;
 mod port_meter;
 mod receive_queues;

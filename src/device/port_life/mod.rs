@@ -249,9 +249,10 @@ impl PortLife {
         due
     }
 
-    /// Returns whether the port or its reports need a look before long.
-    pub fn is_busy(&self) -> bool {
-        self.state() == PortState::Suspect || self.record.lock().episodes.is_some()
+    /// Returns after what time [`take_episodes`](Self::take_episodes) returns episodes, if there are any.
+    pub fn episodes_due(&self, now: Instant, age: Duration) -> Option<Duration> {
+        let since = self.record.lock().episodes.as_ref()?.since;
+        Some((since + age).saturating_duration_since(now))
     }
 }
 

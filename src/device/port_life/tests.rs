@@ -147,12 +147,15 @@ fn the_number_of_routes_is_bounded() {
 fn episodes_are_summed_up_for_one_report() {
     let (life, start) = (PortLife::default(), Instant::now());
     let (ms, second) = (Duration::from_millis, Duration::from_secs(1));
-    assert!(!life.is_busy() && life.take_episodes(start, Duration::ZERO).is_none());
+    assert!(life.episodes_due(start, Duration::ZERO).is_none());
+    assert!(life.take_episodes(start, Duration::ZERO).is_none());
     for (after, bytes, stall) in [(0, 5, 7), (400, 0, 12), (999, 100, 3)] {
         life.add_episode(start + ms(after), bytes, ms(stall));
     }
-    assert!(life.is_busy() && life.take_episodes(start + ms(999), second).is_none());
+    assert_eq!(life.episodes_due(start + ms(999), second), Some(ms(1)));
+    assert!(life.take_episodes(start + ms(999), second).is_none());
+    assert_eq!(life.episodes_due(start + ms(2000), second), Some(ms(0)));
     let sum = life.take_episodes(start + second, second).unwrap();
     assert_eq!((sum.count, sum.replayed, sum.longest, sum.total), (3, 105, ms(12), ms(22)));
-    assert!(!life.is_busy());
+    assert!(life.episodes_due(start, second).is_none());
 }

@@ -123,7 +123,7 @@ impl Sender {
             watch: comm.watch(),
             state: StateLock::new(SendState {
                 usual: UsualSends::new(&policy, &comm, config.inline as usize, separate_imm_above),
-                timing: timing::of(&mut policy, comm.rails.len()),
+                timing: timing::of(&mut policy),
                 splits: vec![Split::NONE; if comm.rails.len() > 1 { SENDS } else { 0 }].into(),
                 drained,
                 comm,
