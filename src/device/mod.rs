@@ -33,5 +33,6 @@ pub use nic::Nic;
 pub(crate) use pci::Place;
 pub use port_life::{Cause, Change, Episodes, Happening, Moment, PortLife, PortState};
 pub use port_meter::{PortMeter, SCALE_ONE};
+pub(crate) use registration::Registered;
 pub use registry::{Devices, Hold};
 pub use survey::{PortView, Survey, survey};

@@ -64,6 +64,11 @@ impl Slot {
         (self.addrs[index], self.rooms[index]) = (buffer.addr, buffer.len);
     }
 
+    /// Yields address and size of each receive's buffer.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.addrs.iter().copied().zip(self.rooms.iter().copied()).take(usize::from(self.count))
+    }
+
     /// Returns the buffer size of each receive.
     pub(crate) fn rooms(&self) -> &[usize] {
         &self.rooms[..usize::from(self.count)]

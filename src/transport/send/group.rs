@@ -3,7 +3,8 @@
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::error::{Error, Fast};
-use crate::proto::{ImmLayout, MAX_RAILS, MAX_RECVS, Part, SizeQ, Split};
+use crate::proto::{ImmLayout, MAX_RECVS, Part, SizeQ, Split};
+use crate::transport::rail_keys::RailKeys;
 use crate::transport::send::cts_fifo::Target;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
@@ -17,12 +18,11 @@ pub(crate) const SENDS: usize = 32 * MAX_RECVS;
 /// send it again.
 // Aligned: its size is then a power of two.
 #[derive(Debug, Clone, Copy, Default)]
-#[repr(align(64))]
+#[repr(align(32))]
 pub(crate) struct Matched {
     pub(crate) addr: usize,
     /// Bytes.
     pub(crate) len: usize,
-    pub(crate) lkeys: [u32; MAX_RAILS],
     /// The slot of its group.
     pub(crate) slot: u8,
     /// Whether its split is kept. Without one all of it is on one rail.
@@ -40,7 +40,7 @@ impl Matched {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SendOp {
     pub(crate) buffer: Buffer,
-    pub(crate) lkeys: [u32; MAX_RAILS],
+    pub(crate) lkeys: RailKeys,
     pub(crate) target: Target,
     pub(crate) split: Split,
     pub(crate) profiler: ProfilerHandle,
@@ -67,7 +67,7 @@ pub(crate) struct Group {
 
 pub(crate) const NO_SEND: SendOp = SendOp {
     buffer: Buffer { addr: 0, len: 0 },
-    lkeys: [0; MAX_RAILS],
+    lkeys: RailKeys::NONE,
     target: Target::NONE,
     split: Split::NONE,
     profiler: ProfilerHandle::NONE,
@@ -132,7 +132,7 @@ impl SendOp {
     pub(crate) fn ends(&self, rail: usize, offset: usize, len: usize) -> (Local, Remote) {
         let addr = (self.buffer.addr + offset) as u64;
         // The length fits: a port's largest message is a 32-bit number.
-        let local = Local { addr, len: len as u32, lkey: self.lkeys[rail] };
+        let local = Local { addr, len: len as u32, lkey: self.lkeys.get(rail) };
         let addr = self.target.addr.wrapping_add(offset as u64);
         (local, Remote { addr, rkey: self.target.rkey(rail) })
     }

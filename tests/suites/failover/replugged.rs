@@ -1,0 +1,280 @@
+//! Adapters that are removed and plugged in again in the same process: their contexts are opened
+//! again, all memory is registered there, and rails return to them.
+
+use std::thread;
+
+use mpib_tests::code::Success;
+use mpib_tests::log::{INFO, LOG, take_warnings};
+use mpib_tests::pair::{connect, until};
+use mpib_tests::table::table;
+use mpib_tests::vdevices::{Rig, newest_device};
+use mpib_tests::{here, isolated};
+use softverbs::{Fault, heal, inject, objects, open_contexts};
+
+use crate::failback::{between_hosts, bytes, exchange_all, exchange_until, sent};
+use crate::points::{Ends, env, two_hosts};
+use crate::traffic::{Link, Traffic};
+use crate::{MIB, on_rails};
+
+fn remove(device: &str) {
+    inject(device, Fault::DeviceFatal).unwrap();
+}
+
+fn plug_in(device: &str) {
+    heal(device).unwrap();
+}
+
+/// Counts the lines of the log with this text.
+fn lines(text: &str) -> usize {
+    LOG.lock().unwrap().iter().filter(|(_, line)| line.contains(text)).count()
+}
+
+/// Waits until the log has this many lines with this text.
+fn await_lines(text: &str, n: usize) {
+    until("lines of the log", || (lines(text) >= n).then_some(()));
+}
+
+/// Removes the adapter of a rail under traffic until the rail carries nothing, and plugs it in until
+/// the rail carries data again. `meanwhile` is called while the adapter is away.
+fn replug(rig: &mut Rig, rails: usize, rail: usize, meanwhile: impl FnOnce(&mut Rig)) {
+    let name = format!("r{rail}");
+    let before = bytes(rails, rail);
+    exchange_all(rig);
+    assert!(bytes(rails, rail) > before, "{name} carries nothing at first");
+    remove(&name);
+    // The first exchange ends once the connection has given the rail up.
+    rig.exchange(&[3 * MIB + 1]);
+    let during = bytes(rails, rail);
+    exchange_all(rig);
+    assert_eq!(bytes(rails, rail), during, "{name} carries data while it is away");
+    meanwhile(rig);
+    plug_in(&name);
+    exchange_until(rig, "the rail does not come back", || bytes(rails, rail) > during + MIB as u64);
+    exchange_all(rig);
+}
+
+/// On `n` rails: the adapter of each rail is removed and plugged in, the first one twice. Nothing of
+/// the dead contexts is left then.
+fn each_adapter_comes_back(test: &str, n: usize, env: &[(&str, &str)], change: impl Fn(&mut Rig)) {
+    on_rails(test, n, env, || {
+        let (ctx, dev) = newest_device(n);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        change(&mut rig);
+        exchange_all(&mut rig);
+        let held = (objects(), open_contexts());
+        take_warnings();
+        for rail in (0..n).chain([0]) {
+            replug(&mut rig, n, rail, |_| {});
+        }
+        let back = |(level, line): &&(_, String)| *level == INFO && line.contains("is there again and was opened");
+        assert_eq!(LOG.lock().unwrap().iter().filter(back).count(), n + 1, "one line for each return");
+        until("the release of the dead contexts", || ((objects(), open_contexts()) == held).then_some(()));
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+#[test]
+fn a_rail_returns_to_an_adapter_that_is_plugged_in_again() {
+    each_adapter_comes_back(here!(), 2, &[], |_| {});
+}
+
+#[test]
+fn all_stripes_return_to_an_adapter_that_is_plugged_in_again() {
+    let stripes = [("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), ("NCCL_IB_QPS_PER_CONNECTION", "2")];
+    each_adapter_comes_back(here!(), 2, &stripes, |_| {});
+}
+
+#[test]
+fn a_rail_of_an_adapter_that_is_plugged_in_again_flushes() {
+    each_adapter_comes_back(here!(), 2, &[("MPIB_FLUSH", "1")], |rig| rig.flushes = true);
+}
+
+#[test]
+fn optional_receives_go_on_over_an_adapter_that_is_plugged_in_again() {
+    each_adapter_comes_back(here!(), 2, &[], |rig| rig.optional = true);
+}
+
+/// Plugs adapters in when the log has one more line with this text.
+fn plug_in_after(text: &'static str, devices: &'static [&str]) -> thread::JoinHandle<()> {
+    let before = lines(text);
+    thread::spawn(move || {
+        await_lines(text, before + 1);
+        devices.iter().for_each(|device| plug_in(device));
+    })
+}
+
+const WAITS: &str = "waits up to 60 s for one to come back";
+
+#[test]
+fn a_connection_waits_for_its_only_adapter() {
+    on_rails(here!(), 1, &[], || {
+        let (ctx, dev) = newest_device(1);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        exchange_all(&mut rig);
+        let held = (objects(), open_contexts());
+        for _ in 0..2 {
+            let helper = plug_in_after(WAITS, &["r0"]);
+            remove("r0");
+            exchange_all(&mut rig);
+            helper.join().unwrap();
+            exchange_all(&mut rig);
+        }
+        until("the release of the dead contexts", || ((objects(), open_contexts()) == held).then_some(()));
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+/// Groups of many kinds, several of them in flight.
+fn traffic() -> Traffic {
+    Traffic::of(&[&[MIB / 2 + 1], &[1000], &[0], &[70_000, 5, 200_000, 0]], 6, 8)
+}
+
+/// Between two hosts of `n` rails each: the adapter is removed with transfers in flight and plugged in
+/// while they go on, twice.
+fn under_load(test: &str, n: usize, device: &'static str, traffic: impl Fn() -> Traffic) {
+    let devices = two_hosts(n);
+    isolated(test, &env(&devices, &[]), || {
+        let mut link = Link::new(Ends::two_hosts(12, n).connect(), &traffic());
+        let own = format!("{}{}", if device.starts_with('r') { 's' } else { device.chars().next().unwrap() }, &device[1..]);
+        link.run(|| {});
+        for round in 1..=2 {
+            let mut calls = 0;
+            link.run(|| {
+                calls += 1;
+                if calls == 20 {
+                    remove(device);
+                }
+                if calls == 200 {
+                    plug_in(device);
+                }
+            });
+            plug_in(device);
+            let before = sent(&own);
+            let start = std::time::Instant::now();
+            while sent(&own) < before + MIB as u64 {
+                link.run(|| {});
+                assert!(start.elapsed() < crate::failback::LIMIT, "{device} does not come back in round {round}");
+            }
+        }
+        link.close();
+    });
+}
+
+#[test]
+fn the_receivers_adapter_is_plugged_in_under_load() {
+    under_load(here!(), 2, "r1", traffic);
+}
+
+#[test]
+fn the_senders_adapter_is_plugged_in_under_load() {
+    under_load(here!(), 2, "s1", traffic);
+}
+
+#[test]
+fn the_receivers_only_adapter_is_plugged_in_under_load() {
+    under_load(here!(), 1, "r0", traffic);
+}
+
+#[test]
+fn the_senders_only_adapter_is_plugged_in_under_load() {
+    under_load(here!(), 1, "s0", traffic);
+}
+
+/// Receives that were offered with the keys of the adapter's last life.
+#[test]
+fn receives_from_before_get_the_new_keys() {
+    between_hosts(here!(), |mut rig| {
+        for device in ["r0", "r1", "s0"] {
+            exchange_all(&mut rig);
+            let returns = lines("is back after");
+            let to: Vec<_> = (0..4).map(|_| rig.pair.recv_buffer(2 * MIB)).collect();
+            let from: Vec<_> = (0..4).map(|i| rig.pair.send_buffer(vec![i + 1; 2 * MIB])).collect();
+            let receives: Vec<_> =
+                to.iter().map(|to| rig.pair.irecv(&[(to.addr(), 2 * MIB, 0, to.mr)])).collect();
+            remove(device);
+            await_lines("was given up", 0);
+            plug_in(device);
+            // Housekeeping alone brings the rail back: NCCL makes no call.
+            await_lines("is back after", returns + 1);
+            let before = sent(&device.replace('r', "s"));
+            for from in &from {
+                let send = rig.pair.isend(from.addr(), 2 * MIB, 0, from.mr);
+                assert_eq!(rig.pair.wait(send)[0] as usize, 2 * MIB);
+            }
+            for (i, (to, receive)) in to.iter().zip(receives).enumerate() {
+                assert_eq!(rig.pair.wait(receive)[0] as usize, 2 * MIB);
+                assert!(to.bytes.iter().all(|byte| usize::from(*byte) == i + 1), "receive {i}");
+            }
+            assert!(sent(&device.replace('r', "s")) > before + MIB as u64, "{device} carries nothing");
+            to.into_iter().for_each(mpib_tests::pair::Buffer::dereg);
+            from.into_iter().for_each(mpib_tests::pair::Buffer::dereg);
+        }
+        rig.close();
+    });
+}
+
+/// NCCL registers and deregisters while an adapter is away.
+#[test]
+fn memory_that_is_registered_while_an_adapter_is_away_is_registered_on_it_later() {
+    on_rails(here!(), 2, &[], || {
+        let (ctx, dev) = newest_device(2);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        let pair = connect(table(12), ctx, dev);
+        let mut other = None;
+        replug(&mut rig, 2, 1, |_| {
+            pair.recv_buffer(MIB).dereg();
+            other = Some(Rig::of(pair, 4 * MIB));
+        });
+        let mut other = other.unwrap();
+        let before = bytes(2, 1);
+        exchange_until(&mut other, "the rail does not come back", || bytes(2, 1) > before + MIB as u64);
+        other.close();
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+#[test]
+fn a_new_connection_uses_an_adapter_that_is_plugged_in_again() {
+    on_rails(here!(), 2, &[], || {
+        let (ctx, dev) = newest_device(2);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        // The new connection shares this registration.
+        let mut during = None;
+        replug(&mut rig, 2, 0, |_| during = Some(Rig::new(table(12), ctx, dev, 4 * MIB)));
+        rig.close();
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        let before = bytes(2, 0);
+        exchange_all(&mut rig);
+        assert!(bytes(2, 0) > before + MIB as u64, "the new connection does not use it");
+        rig.close();
+        let mut during = during.unwrap();
+        exchange_all(&mut during);
+        during.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+/// Without a connection: the ports move to the new context all the same.
+#[test]
+fn an_adapter_without_connections_is_opened_again() {
+    on_rails(here!(), 2, &[], || {
+        let (ctx, dev) = newest_device(2);
+        let contexts = open_contexts();
+        for returns in 1..=2 {
+            remove("r1");
+            await_lines("IBV_EVENT_DEVICE_FATAL", returns);
+            plug_in("r1");
+            await_lines("r1:1 is back after", returns);
+        }
+        until("the release of the dead contexts", || (open_contexts() == contexts).then_some(()));
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        let before = bytes(2, 1);
+        exchange_all(&mut rig);
+        assert!(bytes(2, 1) > before + MIB as u64);
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
