@@ -46,9 +46,8 @@ impl EventState {
     fn open_again(&self, of: &Nic) -> Result<Option<Arc<Context>>> {
         let former = of.context();
         let nics = self.nics();
-        let taken = |name: &str| {
-            nics.iter().any(|nic| !nic.life().is_removed() && nic.context().name() == name)
-        };
+        let taken =
+            |name: &str| nics.iter().any(|nic| !nic.life().is_removed() && nic.context().name() == name);
         let Some(context) = former.open_again(taken)? else { return Ok(None) };
         if context.is_dead(of.port().number) {
             return Ok(None);

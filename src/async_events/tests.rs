@@ -65,7 +65,13 @@ impl World {
         let nic = Arc::clone(&self.nics[nic]);
         let gid = nic.now().unwrap().1[0];
         let route = Route { nic, local: (gid.raw, gid.kind), peer: [peer; 16] };
-        Queues { context: route.nic.context().id(), route, qps: vec![number], cq: Some(number as usize), srq: Some(number as usize) }
+        Queues {
+            context: route.nic.context().id(),
+            route,
+            qps: vec![number],
+            cq: Some(number as usize),
+            srq: Some(number as usize),
+        }
     }
 
     fn event(&self, nic: usize, kind: i32, about: About) {

@@ -71,7 +71,11 @@ impl LocalEndpoint {
         for (i, (route, qps)) in routes.iter().enumerate() {
             let leads = i == 0 || routes[i - 1].0 != *route;
             let n = u32::try_from(*qps.max(&1)).map_err(|_| Error::Internal(format!("{qps} queue pairs")))?;
-            queues.push(RouteQueues { n, leads, depths: Depths::new(role, settings, &rail(route).nic, n, leads)? });
+            queues.push(RouteQueues {
+                n,
+                leads,
+                depths: Depths::new(role, settings, &rail(route).nic, n, leads)?,
+            });
         }
         let needs = |((route, _), queues): (&(Route, usize), &RouteQueues)| CqNeeds {
             context: rail(route).pd.context(),

@@ -388,7 +388,8 @@ fn the_largest_message_fits_a_frame() {
         vec![UnusableRail { name: "x".repeat(64), why: "x".repeat(600), ..hello.unusable[0].clone() }; 32];
     hello.host = "x".repeat(255);
     let attempt = Attempt { number: 1, epoch: 1 };
-    let new_rails = NewRails { attempt, rails: u8::MAX, port: hello.rails[0].clone(), routes, rkeys: vec![0; 8] };
+    let new_rails =
+        NewRails { attempt, rails: u8::MAX, port: hello.rails[0].clone(), routes, rkeys: vec![0; 8] };
     for message in [wiring, probed, Message::Rebuild(new_rails), Message::Hello(hello)] {
         assert!(message.encode().is_ok());
     }

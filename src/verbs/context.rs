@@ -168,8 +168,7 @@ impl Context {
         drop(guard);
         // SAFETY: as above.
         let transport = unsafe { (*device).transport_type };
-        let context =
-            Self { raw, name: name.clone(), sysfs, guid, transport, changes: AtomicU64::new(0) };
+        let context = Self { raw, name: name.clone(), sysfs, guid, transport, changes: AtomicU64::new(0) };
         // SAFETY: just opened.
         if let Err(source) = unsafe { shim::async_fd_nonblocking(raw.as_ptr()) } {
             return Err(Error::io(format!("fcntl(O_NONBLOCK) on the events of {}", context.name), source));

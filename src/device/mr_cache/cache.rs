@@ -156,7 +156,8 @@ impl<K: PartialEq, R> Cache<K, R> {
         list.renewing = true;
         let taken: Vec<_> =
             list.entries.iter_mut().filter_map(|(place, entry)| Some((*place, entry.made.take()?))).collect();
-        let how: Vec<_> = list.entries.values().map(|entry| (entry.key.clone(), entry.span.clone())).collect();
+        let how: Vec<_> =
+            list.entries.values().map(|entry| (entry.key.clone(), entry.span.clone())).collect();
         drop(list);
         let mut renewal = Renewal { state: &self.0, registrations: taken };
         let made = renewal.registrations.iter().zip(&how);

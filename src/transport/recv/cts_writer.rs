@@ -170,8 +170,9 @@ impl CtsWriter {
         self.wants_home.then_some(self.home)
     }
 
-    /// Goes back.
+    /// Goes back. All writes over the present rail have completed.
     pub(crate) fn go_home(&mut self, comm: &Comm) {
+        self.last_again = None;
         self.use_rail(comm, self.home);
     }
 

@@ -9,8 +9,8 @@ mod incomplete;
 pub(crate) mod optional;
 mod profiling;
 mod promises;
-mod renewed_keys;
 pub(crate) mod receives;
+mod renewed_keys;
 mod single;
 mod slot;
 

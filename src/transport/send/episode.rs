@@ -222,13 +222,7 @@ impl SendState {
 
     /// Returns the sends of a group as they were posted. The receiver has not completed the group,
     /// so its CTS entries are still there.
-    fn ops_of(
-        &self,
-        seq: Sequence,
-        group: &Group,
-        part: usize,
-        carrier: usize,
-    ) -> Fast<[SendOp; MAX_RECVS]> {
+    fn ops_of(&self, seq: Sequence, group: &Group, part: usize, carrier: usize) -> Fast<[SendOp; MAX_RECVS]> {
         let mut ops = [NO_SEND; MAX_RECVS];
         for (place, (op, index)) in ops.iter_mut().zip(group.members()).enumerate() {
             let sent = &self.sends[index];

@@ -59,8 +59,7 @@ impl SendState {
         let share = self.split(slot, place, buffer.len)?;
         // Only an empty send has no registration.
         let lkeys = mr.map_or(RailKeys::NONE, Mr::lkeys);
-        self.sends[usize::from(index)] =
-            Matched { addr: buffer.addr, len: buffer.len, slot, is_split: true };
+        self.sends[usize::from(index)] = Matched { addr: buffer.addr, len: buffer.len, slot, is_split: true };
         self.splits[usize::from(index)] = self.ops[place].split;
         let send = &mut self.ops[place];
         let reported = CommProfiler::should_report(&mut self.comm.profiler, profiler);

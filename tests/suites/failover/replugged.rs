@@ -2,6 +2,7 @@
 //! again, all memory is registered there, and rails return to them.
 
 use std::thread;
+use std::time::Instant;
 
 use mpib_tests::code::Success;
 use mpib_tests::log::{INFO, LOG, take_warnings};
@@ -9,9 +10,9 @@ use mpib_tests::pair::{connect, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device};
 use mpib_tests::{here, isolated};
-use softverbs::{Fault, heal, inject, objects, open_contexts};
+use softverbs::{Fault, Objects, heal, inject, objects, open_contexts};
 
-use crate::failback::{between_hosts, bytes, exchange_all, exchange_until, sent};
+use crate::failback::{LIMIT, between_hosts, bytes, exchange_all, exchange_until, sent};
 use crate::points::{Ends, env, two_hosts};
 use crate::traffic::{Link, Traffic};
 use crate::{MIB, on_rails};
@@ -22,6 +23,20 @@ fn remove(device: &str) {
 
 fn plug_in(device: &str) {
     heal(device).unwrap();
+}
+
+/// Returns how many objects and contexts this process has.
+fn held() -> (Option<Objects>, usize) {
+    (objects(), open_contexts())
+}
+
+/// Waits until nothing of the dead contexts is left.
+fn await_release(before: (Option<Objects>, usize)) {
+    let start = Instant::now();
+    while held() != before && start.elapsed() < LIMIT {
+        thread::yield_now();
+    }
+    assert_eq!(held(), before);
 }
 
 /// Counts the lines of the log with this text.
@@ -61,14 +76,15 @@ fn each_adapter_comes_back(test: &str, n: usize, env: &[(&str, &str)], change: i
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
         change(&mut rig);
         exchange_all(&mut rig);
-        let held = (objects(), open_contexts());
+        let held = held();
         take_warnings();
         for rail in (0..n).chain([0]) {
             replug(&mut rig, n, rail, |_| {});
         }
-        let back = |(level, line): &&(_, String)| *level == INFO && line.contains("is there again and was opened");
+        let back =
+            |(level, line): &&(_, String)| *level == INFO && line.contains("is there again and was opened");
         assert_eq!(LOG.lock().unwrap().iter().filter(back).count(), n + 1, "one line for each return");
-        until("the release of the dead contexts", || ((objects(), open_contexts()) == held).then_some(()));
+        await_release(held);
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });
@@ -112,7 +128,7 @@ fn a_connection_waits_for_its_only_adapter() {
         let (ctx, dev) = newest_device(1);
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
         exchange_all(&mut rig);
-        let held = (objects(), open_contexts());
+        let held = held();
         for _ in 0..2 {
             let helper = plug_in_after(WAITS, &["r0"]);
             remove("r0");
@@ -120,7 +136,7 @@ fn a_connection_waits_for_its_only_adapter() {
             helper.join().unwrap();
             exchange_all(&mut rig);
         }
-        until("the release of the dead contexts", || ((objects(), open_contexts()) == held).then_some(()));
+        await_release(held);
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });
@@ -137,7 +153,7 @@ fn under_load(test: &str, n: usize, device: &'static str, traffic: impl Fn() -> 
     let devices = two_hosts(n);
     isolated(test, &env(&devices, &[]), || {
         let mut link = Link::new(Ends::two_hosts(12, n).connect(), &traffic());
-        let own = format!("{}{}", if device.starts_with('r') { 's' } else { device.chars().next().unwrap() }, &device[1..]);
+        let own = device.replace('r', "s");
         link.run(|| {});
         for round in 1..=2 {
             let mut calls = 0;
@@ -152,10 +168,10 @@ fn under_load(test: &str, n: usize, device: &'static str, traffic: impl Fn() -> 
             });
             plug_in(device);
             let before = sent(&own);
-            let start = std::time::Instant::now();
+            let start = Instant::now();
             while sent(&own) < before + MIB as u64 {
                 link.run(|| {});
-                assert!(start.elapsed() < crate::failback::LIMIT, "{device} does not come back in round {round}");
+                assert!(start.elapsed() < LIMIT, "{device} does not come back in round {round}");
             }
         }
         link.close();
@@ -188,17 +204,25 @@ fn receives_from_before_get_the_new_keys() {
     between_hosts(here!(), |mut rig| {
         for device in ["r0", "r1", "s0"] {
             exchange_all(&mut rig);
-            let returns = lines("is back after");
+            let own = device.replace('r', "s");
+            let back = match device {
+                "s0" => format!("{own}:1 is back after"),
+                _ => format!("the route from {own}:1 to "),
+            };
+            take_warnings();
             let to: Vec<_> = (0..4).map(|_| rig.pair.recv_buffer(2 * MIB)).collect();
             let from: Vec<_> = (0..4).map(|i| rig.pair.send_buffer(vec![i + 1; 2 * MIB])).collect();
             let receives: Vec<_> =
                 to.iter().map(|to| rig.pair.irecv(&[(to.addr(), 2 * MIB, 0, to.mr)])).collect();
             remove(device);
-            await_lines("was given up", 0);
             plug_in(device);
             // Housekeeping alone brings the rail back: NCCL makes no call.
-            await_lines("is back after", returns + 1);
-            let before = sent(&device.replace('r', "s"));
+            until("the rail of the sender", || {
+                let log = LOG.lock().unwrap();
+                let is_back = |line: &str| line.contains(&back) && line.contains(" after ");
+                log.iter().any(|(_, line)| is_back(line)).then_some(())
+            });
+            let before = sent(&own);
             for from in &from {
                 let send = rig.pair.isend(from.addr(), 2 * MIB, 0, from.mr);
                 assert_eq!(rig.pair.wait(send)[0] as usize, 2 * MIB);
@@ -207,7 +231,7 @@ fn receives_from_before_get_the_new_keys() {
                 assert_eq!(rig.pair.wait(receive)[0] as usize, 2 * MIB);
                 assert!(to.bytes.iter().all(|byte| usize::from(*byte) == i + 1), "receive {i}");
             }
-            assert!(sent(&device.replace('r', "s")) > before + MIB as u64, "{device} carries nothing");
+            assert!(sent(&own) > before + MIB as u64, "{device} carries nothing");
             to.into_iter().for_each(mpib_tests::pair::Buffer::dereg);
             from.into_iter().for_each(mpib_tests::pair::Buffer::dereg);
         }
@@ -241,14 +265,12 @@ fn a_new_connection_uses_an_adapter_that_is_plugged_in_again() {
     on_rails(here!(), 2, &[], || {
         let (ctx, dev) = newest_device(2);
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
-        // The new connection shares this registration.
         let mut during = None;
         replug(&mut rig, 2, 0, |_| during = Some(Rig::new(table(12), ctx, dev, 4 * MIB)));
         rig.close();
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
         let before = bytes(2, 0);
-        exchange_all(&mut rig);
-        assert!(bytes(2, 0) > before + MIB as u64, "the new connection does not use it");
+        exchange_until(&mut rig, "the new connection does not use it", || bytes(2, 0) > before + MIB as u64);
         rig.close();
         let mut during = during.unwrap();
         exchange_all(&mut during);
@@ -272,8 +294,7 @@ fn an_adapter_without_connections_is_opened_again() {
         until("the release of the dead contexts", || (open_contexts() == contexts).then_some(()));
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
         let before = bytes(2, 1);
-        exchange_all(&mut rig);
-        assert!(bytes(2, 1) > before + MIB as u64);
+        exchange_until(&mut rig, "a new connection does not use it", || bytes(2, 1) > before + MIB as u64);
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });
