@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use crate::config::Config;
 use crate::device::{Gpu, Memory, Nic, Registered, Registration};
 use crate::error::{Error, Fast, Result};
+use crate::latest::Latest;
 use crate::proto::{MAX_RAILS, rails};
-use crate::transport::rail_keys::{RailKeys, SharedRailKeys};
 use crate::verbs::keep_dmabuf;
 
 /// Registers memory on each rail of one comm.
@@ -27,7 +27,7 @@ pub(crate) struct Registrar {
 
 /// The registrations that NCCL holds of one comm, by the address of their keys.
 #[derive(Debug, Default)]
-pub(crate) struct LivingMrs(Mutex<HashMap<usize, Weak<Keys>>>);
+pub(crate) struct LivingMrs(Mutex<HashMap<usize, Weak<Held>>>);
 
 /// A buffer that is registered on each rail of one comm.
 #[derive(Debug)]
@@ -38,16 +38,23 @@ pub struct Mr {
     readable: bool,
     /// The rails of the registrar that made it.
     nics: Arc<[Arc<Nic>]>,
-    keys: Arc<Keys>,
+    held: Arc<Held>,
     living: Arc<LivingMrs>,
 }
 
-/// The keys of a buffer by rail. They change when an adapter is opened again.
+/// The registrations of a buffer by rail, with their keys.
 #[derive(Debug)]
-pub(crate) struct Keys {
-    local: SharedRailKeys,
-    remote: SharedRailKeys,
-    held: Vec<Registration>,
+struct Held {
+    /// Others when an adapter is opened again.
+    keys: Latest<RailKeys>,
+    registrations: Vec<Registration>,
+}
+
+/// The keys of a buffer by rail.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct RailKeys {
+    local: [u32; MAX_RAILS],
+    remote: [u32; MAX_RAILS],
 }
 
 impl Registrar {
@@ -78,16 +85,16 @@ impl Registrar {
         let memory = Memory { buffer, kind, dmabuf, relaxed: self.relaxed, deferrable: self.failover };
         let kept = dmabuf.filter(|_| self.failover).and_then(|file| keep_dmabuf(file.fd)).map(Arc::new);
         let register = |nic: &Arc<Nic>| Ok(nic.register(&memory, kept.as_ref())?.0);
-        let held = self.nics.iter().map(register).collect::<Result<_>>()?;
-        let keys = Arc::new(Keys { local: Default::default(), remote: Default::default(), held });
+        let registrations = self.nics.iter().map(register).collect::<Result<_>>()?;
+        let held = Arc::new(Held { keys: Latest::new(RailKeys::default()), registrations });
         // Under the lock: an adapter that is opened again has new keys from then on.
         let mut living = self.living.0.lock();
-        keys.renew(u8::MAX);
-        living.insert(Arc::as_ptr(&keys).addr(), Arc::downgrade(&keys));
+        held.renew(u8::MAX);
+        living.insert(Arc::as_ptr(&held).addr(), Arc::downgrade(&held));
         drop(living);
         let readable = kind == MemKind::Host && dmabuf.is_none();
         let (nics, living) = (Arc::clone(&self.nics), Arc::clone(&self.living));
-        Ok(Mr { buffer, kind, readable, nics, keys, living })
+        Ok(Mr { buffer, kind, readable, nics, held, living })
     }
 
     /// Returns an error unless the registration covers `part` and was made for these rails. Only an
@@ -126,24 +133,27 @@ impl LivingMrs {
     /// Reads the keys of these rails anew.
     pub(crate) fn renew(&self, which: u8) {
         // Locked throughout: a deregistration ends a registration before it returns.
-        self.0.lock().values().filter_map(Weak::upgrade).for_each(|keys| keys.renew(which));
+        self.0.lock().values().filter_map(Weak::upgrade).for_each(|held| held.renew(which));
     }
 }
 
-impl Keys {
+impl Held {
     /// Reads the keys of these rails anew.
     fn renew(&self, which: u8) {
-        for rail in rails(which).take_while(|rail| *rail < self.held.len()) {
-            let keys = self.held[rail].read(Registered::keys).unwrap_or_default();
-            self.local.set(rail, keys.lkey());
-            self.remote.set(rail, keys.rkey());
+        let mut keys = self.keys.get().clone();
+        for rail in rails(which).take_while(|rail| *rail < self.registrations.len()) {
+            let now = self.registrations[rail].read(Registered::keys).unwrap_or_default();
+            (keys.local[rail], keys.remote[rail]) = (now.lkey(), now.rkey());
+        }
+        if keys != *self.keys.get() {
+            self.keys.set(keys);
         }
     }
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        self.living.0.lock().remove(&Arc::as_ptr(&self.keys).addr());
+        self.living.0.lock().remove(&Arc::as_ptr(&self.held).addr());
     }
 }
 
@@ -172,7 +182,7 @@ impl Mr {
         if self.covers(part) {
             // Another comm may use a rail again before the comm that made the registration.
             let _living = self.living.0.lock();
-            self.keys.renew(u8::MAX);
+            self.held.renew(u8::MAX);
             return Ok(());
         }
         Err(Error::Argument(format!(
@@ -200,19 +210,13 @@ impl Mr {
 
     /// Returns the local key of each rail.
     #[inline]
-    pub(crate) fn lkeys(&self) -> RailKeys {
-        self.keys.local.get()
-    }
-
-    /// Returns the local key of a rail.
-    #[inline]
-    pub(crate) fn lkey(&self, rail: usize) -> u32 {
-        self.keys.local.of(rail)
+    pub(crate) fn lkeys(&self) -> &[u32; MAX_RAILS] {
+        &self.held.keys.get().local
     }
 
     /// Returns the remote key of each rail.
     #[inline]
-    pub(crate) fn rkeys(&self) -> [u32; MAX_RAILS] {
-        self.keys.remote.get().each()
+    pub(crate) fn rkeys(&self) -> &[u32; MAX_RAILS] {
+        &self.held.keys.get().remote
     }
 }

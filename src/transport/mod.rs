@@ -17,7 +17,6 @@ mod profiler;
 mod progress;
 mod queues;
 pub(crate) mod rail;
-mod rail_keys;
 pub(crate) mod rail_maker;
 pub(crate) mod recv;
 pub(crate) mod remote_memory;

@@ -188,7 +188,10 @@ fn a_renewal_replaces_every_registration_or_none() {
     assert_eq!((pages(&first), pages(&second)), (1..9, 2..9));
     let covering = |bytes: Range<usize>| cache.covering(&bytes, |made| made.1.clone());
     assert_eq!(covering(0x9fff..0xb000), Some(2..9));
-    assert_eq!((covering(0x9fff..0xc001), covering(0x8fff..0x9001), covering(0x6000..0x6001)), (None, None, None));
+    assert_eq!(
+        (covering(0x9fff..0xc001), covering(0x8fff..0x9001), covering(0x6000..0x6001)),
+        (None, None, None)
+    );
     drop((first, second));
     assert_eq!((count.load(SeqCst), cache.len()), (0, 0));
 }

@@ -12,7 +12,6 @@ use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
-use crate::transport::rail_keys::RailKeys;
 use crate::transport::recv::profiling;
 use crate::transport::recv::slot::Slot;
 use crate::transport::send_queue::SendQueue;
@@ -148,11 +147,10 @@ impl CtsWriter {
         key: u32,
     ) -> bool {
         let word = &staged(comm, seq, index)[Cts::KEYS + rail / 2];
-        let mut keys = RailKeys([u64::from_le(word.load(Ordering::Relaxed)); MAX_RAILS / 2]);
-        let before = keys.get(rail);
-        keys.set(rail, key);
-        word.store(keys.0[rail / 2].to_le(), Ordering::Relaxed);
-        before != key
+        let (keys, shift) = (u64::from_le(word.load(Ordering::Relaxed)), rail % 2 * 32);
+        let other = keys & !(u64::from(u32::MAX) << shift);
+        word.store((other | u64::from(key) << shift).to_le(), Ordering::Relaxed);
+        (keys >> shift) as u32 != key
     }
 
     /// Makes the writes go back to their own rail when it is alive, and when all that are in flight
@@ -214,7 +212,7 @@ impl CtsWriter {
         queue: &mut SendQueue,
         buffer: Buffer,
         tag: i32,
-        rkeys: [u32; MAX_RAILS],
+        rkeys: &[u32; MAX_RAILS],
         signal: Option<u64>,
     ) -> Fast<()> {
         let words = self.entry(buffer, tag, rkeys, (1, 0)).words().map(u64::to_le);
@@ -294,11 +292,11 @@ impl CtsWriter {
         &self,
         Buffer { addr, len }: Buffer,
         tag: i32,
-        rkeys: [u32; MAX_RAILS],
+        rkeys: &[u32; MAX_RAILS],
         (count, index): (u8, u8),
     ) -> Cts {
         let seq = self.seq.number();
-        Cts { addr: addr as u64, size: len as u64, rkeys, tag, count, index, seq }
+        Cts { addr: addr as u64, size: len as u64, rkeys: *rkeys, tag, count, index, seq }
     }
 }
 
@@ -309,8 +307,8 @@ fn staged(comm: &Comm, seq: Sequence, index: usize) -> &[AtomicU64] {
 }
 
 /// Returns the remote keys of a receive. An empty one needs none.
-fn rkeys<P: NetPlugin<Mr = Mr>>(recv: &RecvBuffer<'_, P>) -> [u32; MAX_RAILS] {
-    recv.mr.map_or([0; MAX_RAILS], Mr::rkeys)
+fn rkeys<'a, P: NetPlugin<Mr = Mr>>(recv: &RecvBuffer<'a, P>) -> &'a [u32; MAX_RAILS] {
+    recv.mr.map_or(&[0; MAX_RAILS], Mr::rkeys)
 }
 
 #[cold]

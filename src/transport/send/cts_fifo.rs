@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Fast};
 use crate::proto::{CTS_WORDS, CtsError, Head, MAX_RAILS, MAX_RECVS, Sequence};
-use crate::transport::rail_keys::RailKeys;
 use crate::verbs::Remote;
 
 /// The remote side of a send: the address and keys of the receive it matches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) addr: u64,
-    rkeys: RailKeys,
+    /// Two remote keys to a word, as in the CTS entry.
+    rkeys: [u64; MAX_RAILS / 2],
 }
 
 /// A receive that matches a send.
@@ -27,12 +27,12 @@ pub(crate) struct Match<'a> {
 }
 
 impl Target {
-    pub(crate) const NONE: Self = Self { addr: 0, rkeys: RailKeys::NONE };
+    pub(crate) const NONE: Self = Self { addr: 0, rkeys: [0; MAX_RAILS / 2] };
 
     /// Returns the remote key of a rail.
     #[inline]
     pub(crate) fn rkey(&self, rail: usize) -> u32 {
-        self.rkeys.get(rail)
+        (self.rkeys[rail / 2] >> (rail % 2 * 32)) as u32
     }
 }
 
@@ -53,7 +53,7 @@ impl<'a> Match<'a> {
     #[inline]
     pub(crate) fn target(&self) -> Target {
         let word = |i: usize| u64::from_le(self.words[i].load(Ordering::Relaxed));
-        Target { addr: word(0), rkeys: RailKeys([word(2), word(3), word(4), word(5)]) }
+        Target { addr: word(0), rkeys: [word(2), word(3), word(4), word(5)] }
     }
 }
 

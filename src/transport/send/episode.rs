@@ -119,8 +119,7 @@ impl SendState {
             let target = cts_fifo::target(self.comm.region.words(), self.seq, place);
             self.ops[place].target = target.ok_or_else(|| offered_again(self.seq))?;
             for rail in rails(self.comm.living()) {
-                let key = self.lkey_of(self.ops[place].buffer, rail)?;
-                self.ops[place].lkeys.set(rail, key);
+                self.ops[place].lkeys[rail] = self.lkey_of(self.ops[place].buffer, rail)?;
             }
         }
         Ok(())
@@ -230,7 +229,7 @@ impl SendState {
                 return Err(overwritten(seq));
             };
             (op.buffer, op.target) = (sent.buffer(), target);
-            op.lkeys.set(carrier, self.lkey_of(op.buffer, carrier)?);
+            op.lkeys[carrier] = self.lkey_of(op.buffer, carrier)?;
             op.split = match sent.is_split {
                 true => self.splits[index],
                 false => {

@@ -4,12 +4,11 @@ use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::error::{Error, Fast};
 use crate::policy::Cut;
-use crate::proto::rails;
+use crate::proto::{MAX_RAILS, rails};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
-use crate::transport::rail_keys::RailKeys;
 use crate::transport::send::group::Matched;
 use crate::transport::send::{SendState, cts_fifo, profiling, timing};
 use crate::transport::work::Work;
@@ -58,7 +57,7 @@ impl SendState {
         let Some(index) = self.cells.find_free(&mut self.next) else { return Ok(self.comm.stats.no_room()) };
         let share = self.split(slot, place, buffer.len)?;
         // Only an empty send has no registration.
-        let lkeys = mr.map_or(RailKeys::NONE, Mr::lkeys);
+        let lkeys = mr.map_or([0; MAX_RAILS], |mr| *mr.lkeys());
         self.sends[usize::from(index)] = Matched { addr: buffer.addr, len: buffer.len, slot, is_split: true };
         self.splits[usize::from(index)] = self.ops[place].split;
         let send = &mut self.ops[place];

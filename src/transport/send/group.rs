@@ -3,8 +3,7 @@
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::error::{Error, Fast};
-use crate::proto::{ImmLayout, MAX_RECVS, Part, SizeQ, Split};
-use crate::transport::rail_keys::RailKeys;
+use crate::proto::{ImmLayout, MAX_RAILS, MAX_RECVS, Part, SizeQ, Split};
 use crate::transport::send::cts_fifo::Target;
 use crate::transport::send_queue::SendQueue;
 use crate::transport::work::Work;
@@ -40,7 +39,7 @@ impl Matched {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SendOp {
     pub(crate) buffer: Buffer,
-    pub(crate) lkeys: RailKeys,
+    pub(crate) lkeys: [u32; MAX_RAILS],
     pub(crate) target: Target,
     pub(crate) split: Split,
     pub(crate) profiler: ProfilerHandle,
@@ -67,7 +66,7 @@ pub(crate) struct Group {
 
 pub(crate) const NO_SEND: SendOp = SendOp {
     buffer: Buffer { addr: 0, len: 0 },
-    lkeys: RailKeys::NONE,
+    lkeys: [0; MAX_RAILS],
     target: Target::NONE,
     split: Split::NONE,
     profiler: ProfilerHandle::NONE,
@@ -132,7 +131,7 @@ impl SendOp {
     pub(crate) fn ends(&self, rail: usize, offset: usize, len: usize) -> (Local, Remote) {
         let addr = (self.buffer.addr + offset) as u64;
         // The length fits: a port's largest message is a 32-bit number.
-        let local = Local { addr, len: len as u32, lkey: self.lkeys.get(rail) };
+        let local = Local { addr, len: len as u32, lkey: self.lkeys[rail] };
         let addr = self.target.addr.wrapping_add(offset as u64);
         (local, Remote { addr, rkey: self.target.rkey(rail) })
     }

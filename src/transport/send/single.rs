@@ -4,6 +4,7 @@
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::error::Result;
+use crate::proto::MAX_RAILS;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::request::cells::Cells;
@@ -51,7 +52,8 @@ impl SendState {
         self.seq = seq.next();
         self.sends[usize::from(index)] =
             Matched { addr: buffer.addr, len: buffer.len, slot, is_split: false };
-        let local = Local { addr: buffer.addr as u64, len: buffer.len as u32, lkey: mr.lkey(rail) };
+        let local =
+            Local { addr: buffer.addr as u64, len: buffer.len as u32, lkey: mr.lkeys()[rail % MAX_RAILS] };
         let imm = self.comm.layout.encode_exact(slot, mask, local.len);
         let wr_id = queue.signal(Work::Data { slot }, 1);
         let inline = buffer.len <= inline && mr.is_readable();
