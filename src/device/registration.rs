@@ -1,50 +1,16 @@
 //! Registers memory on a port, through its cache of registrations.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
 use nix::errno::Errno;
 
 use super::gpu;
-use super::mr_cache::{How, Memory, Registration, Span};
+use super::mr_cache::{How, Memory, Registered, Registration, Span};
 use super::nic::Nic;
 use crate::error::{Error, Result};
 use crate::verbs::{Context, Keys, Mr, Pd, page_size};
-
-/// A registration, with what is needed to make it again.
-#[derive(Debug)]
-pub(crate) struct Registered {
-    /// `None` while the adapter is away.
-    mr: Option<Mr>,
-    /// The DMA-BUF with the offset of its first page, if it was kept.
-    file: Option<(Arc<OwnedFd>, u64)>,
-}
-
-impl Registered {
-    /// Returns the keys. They are 0 while the adapter is away.
-    pub(crate) fn keys(&self) -> Keys {
-        self.mr.as_ref().map(Mr::keys).unwrap_or_default()
-    }
-
-    /// Registers the same memory in another PD.
-    fn again(&self, pd: &Arc<Pd>, how: How, span: &Span) -> Result<Self> {
-        let (start, bytes) = (span.pages().start, span.pages().len());
-        let mr = match (&self.file, how.dmabuf) {
-            (Some((file, offset)), true) => {
-                Mr::of_dmabuf(pd, (file.as_raw_fd(), *offset), (start, bytes), how.relaxed)?
-            }
-            (None, true) => {
-                return Err(Error::Usage(format!(
-                    "the DMA-BUF of {bytes} bytes at {start:#x} was not kept, since MPIB_FAILOVER=0 is set or the \
-                     process had no descriptor left"
-                )));
-            }
-            (_, false) => Mr::new(pd, start, bytes, how.relaxed)?,
-        };
-        Ok(Self { mr: Some(mr), file: self.file.clone() })
-    }
-}
 
 impl Nic {
     /// Returns a registration that covers `memory`: an existing one, else a new one of its whole
@@ -73,7 +39,7 @@ impl Nic {
                 Err(e) => return Err(explain(e, memory, bytes > len)),
             };
             let kept = kept.zip(file).map(|(kept, file)| (Arc::clone(kept), file.offset));
-            Ok(Registered { mr, file: kept })
+            Ok(Registered::new(mr, kept))
         };
         self.registrations.get(How { kind, dmabuf: dmabuf.is_some(), relaxed }, span, make, Registered::keys)
     }
@@ -96,7 +62,7 @@ impl Nic {
             self.forget();
             *self.no_loopback.lock() = None;
         };
-        self.registrations.renew(again, commit, |old| old.mr.into_iter().for_each(Mr::retire))
+        self.registrations.renew(again, commit, Registered::retire)
     }
 
     /// Whether the device registers DMA-BUFs. Tried once. The error is the reason.

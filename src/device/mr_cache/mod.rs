@@ -5,14 +5,15 @@ mod cache;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod cache_tests;
+mod registered;
 mod sync;
 
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
 
-use super::registration::Registered;
 use cache::{Cache, Held};
 
 pub(super) use cache::Span;
+pub(crate) use registered::Registered;
 
 /// Memory to be registered.
 #[derive(Debug, Clone, Copy)]

@@ -6,6 +6,7 @@ mod episode;
 mod failback;
 pub(crate) mod flush;
 mod incomplete;
+mod key_renewal;
 pub(crate) mod optional;
 mod profiling;
 mod promises;
@@ -34,7 +35,7 @@ use crate::transport::unusual::Unusual;
 use cts_writer::CtsWriter;
 use flush::{FLUSHES, Flushes, SINK_BYTES};
 use incomplete::Promises;
-use renewed_keys::KeyRenewal;
+use key_renewal::KeyRenewal;
 use slot::Slot;
 
 /// Offset of the bytes of control memory that flushes read into. They are scratch memory.

@@ -8,32 +8,6 @@ use crate::error::Fast;
 use crate::proto::{Attempt, Message, SLOTS, Sequence, rails};
 use crate::transport::recv::RecvState;
 
-/// What is left of an attempt whose queue pairs this end uses already.
-#[derive(Debug, Default)]
-pub(super) struct KeyRenewal {
-    /// The first group whose entries at the sender may have old keys.
-    first: Option<Sequence>,
-    /// The attempt whose UP waits for that.
-    up: Option<Attempt>,
-}
-
-impl KeyRenewal {
-    /// Returns whether UP waits.
-    pub(super) fn is_pending(&self) -> bool {
-        self.up.is_some()
-    }
-
-    /// Forgets the attempt.
-    pub(super) fn abort(&mut self) {
-        self.up = None;
-    }
-
-    /// Returns the group from which on entries must be written again, at least from `next` on.
-    pub(super) fn first_of(&self, next: Sequence) -> Sequence {
-        self.first.map_or(next, |first| first.min(next))
-    }
-}
-
 impl RecvState {
     /// Renews the keys of these rails in the entries of all groups whose data is outstanding. The
     /// entries are written again if a key has changed.
