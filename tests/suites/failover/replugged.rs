@@ -5,8 +5,10 @@ use std::thread;
 use std::time::Instant;
 
 use mpib_tests::code::Success;
+use mpib_tests::holdings::descriptors;
 use mpib_tests::log::{INFO, LOG, take_warnings};
-use mpib_tests::pair::{connect, until};
+use mpib_tests::memory::Memfd;
+use mpib_tests::pair::{Buffer, HOST, connect, pattern, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device};
 use mpib_tests::{here, isolated};
@@ -232,8 +234,8 @@ fn receives_from_before_get_the_new_keys() {
                 assert!(to.bytes.iter().all(|byte| usize::from(*byte) == i + 1), "receive {i}");
             }
             assert!(sent(&own) > before + MIB as u64, "{device} carries nothing");
-            to.into_iter().for_each(mpib_tests::pair::Buffer::dereg);
-            from.into_iter().for_each(mpib_tests::pair::Buffer::dereg);
+            to.into_iter().for_each(Buffer::dereg);
+            from.into_iter().for_each(Buffer::dereg);
         }
         rig.close();
     });
@@ -275,6 +277,82 @@ fn a_new_connection_uses_an_adapter_that_is_plugged_in_again() {
         let mut during = during.unwrap();
         exchange_all(&mut during);
         during.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+/// The file of a DMA-BUF is closed after its registration.
+#[test]
+fn dma_bufs_are_registered_on_an_adapter_that_is_plugged_in_again() {
+    const AT: usize = 1 << 40;
+    const LEN: usize = 4 * MIB;
+    let devices = two_hosts(2).replace("/24", "/24,dmabuf=on");
+    isolated(here!(), &env(&devices, &[]), || {
+        let mut rig = Rig::of(Ends::two_hosts(12, 2).connect(), 4 * MIB);
+        let (table, send, recv) = (rig.pair.table, rig.pair.send, rig.pair.recv);
+        let files = descriptors();
+        let (from, to) = (Memfd::new(LEN), Memfd::new(LEN));
+        let data = pattern(LEN, 7);
+        from.write(0, &data);
+        let register = |comm, file: &Memfd, addr| {
+            let file = file.again();
+            let (rc, mr) = table.reg_mr_dma_buf(comm, (addr, LEN), HOST, (0, file.fd()));
+            assert_eq!(rc, Success, "regMrDmaBuf");
+            mr
+        };
+        let (from_mr, to_mr) = (register(send, &from, AT), register(recv, &to, 2 * AT));
+        for device in ["r1", "s1"] {
+            let before = lines("is there again and was opened");
+            remove(device);
+            rig.exchange(&[MIB]);
+            plug_in(device);
+            await_lines("is there again and was opened", before + 1);
+            let before = sent("s1");
+            exchange_until(&mut rig, "the rail does not come back", || sent("s1") > before + MIB as u64);
+            to.write(0, &vec![0; LEN]);
+            let before = sent("s1");
+            let receive = rig.pair.irecv(&[(2 * AT, LEN, 0, to_mr)]);
+            let send = rig.pair.isend(AT, LEN, 0, from_mr);
+            assert_eq!((rig.pair.wait(send)[0], rig.pair.wait(receive)[0]), (LEN as i32, LEN as i32));
+            assert!(to.read(0, LEN) == data, "{device}");
+            assert!(sent("s1") > before + MIB as u64 / 2, "{device} carries nothing");
+        }
+        assert_eq!((table.dereg_mr(send, from_mr), table.dereg_mr(recv, to_mr)), (Success, Success));
+        drop((from, to));
+        assert_eq!(descriptors(), files);
+        rig.close();
+    });
+}
+
+#[test]
+fn an_adapter_that_cannot_register_all_memory_is_tried_again() {
+    on_rails(here!(), 2, &[], || {
+        let (ctx, dev) = newest_device(2);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        exchange_all(&mut rig);
+        let before = held();
+        replug(&mut rig, 2, 1, |_| softverbs::fail_registration("r1", libc::ENOMEM, 1));
+        assert_eq!(lines("r1 is there again and cannot be used yet: "), 1);
+        assert_eq!(lines("r1 is there again and was opened as r1"), 1);
+        await_release(before);
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+#[test]
+fn a_connection_that_is_closed_while_an_adapter_is_away_leaves_nothing() {
+    on_rails(here!(), 2, &[], || {
+        let (ctx, dev) = newest_device(2);
+        let before = held();
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        exchange_all(&mut rig);
+        remove("r1");
+        exchange_all(&mut rig);
+        rig.close();
+        plug_in("r1");
+        await_lines("r1:1 is back after", 1);
+        await_release(before);
         assert_eq!(table(12).finalize(ctx), Success);
     });
 }
