@@ -12,7 +12,7 @@ use mpib_tests::pair::{Buffer, HOST, connect, pattern, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device};
 use mpib_tests::{here, isolated};
-use softverbs::{Fault, Objects, heal, inject, objects, open_contexts};
+use softverbs::{Direction, Fault, Objects, heal, inject, objects, open_contexts};
 
 use crate::failback::{LIMIT, between_hosts, bytes, exchange_all, exchange_until, sent};
 use crate::points::{Ends, env, two_hosts};
@@ -237,6 +237,35 @@ fn receives_from_before_get_the_new_keys() {
             to.into_iter().for_each(Buffer::dereg);
             from.into_iter().for_each(Buffer::dereg);
         }
+        rig.close();
+    });
+}
+
+/// The sender must not use the rail before it has the new keys.
+#[test]
+fn a_rail_stays_unused_while_the_new_keys_do_not_arrive() {
+    let devices = two_hosts(2);
+    let slow = [("NCCL_IB_TIMEOUT", "14"), ("NCCL_IB_RETRY_CNT", "3")];
+    isolated(here!(), &env(&devices, &slow), || {
+        let mut rig = Rig::of(Ends::two_hosts(12, 2).connect(), 4 * MIB);
+        exchange_all(&mut rig);
+        let (to, from) = (rig.pair.recv_buffer(2 * MIB), rig.pair.send_buffer(vec![7; 2 * MIB]));
+        let receive = rig.pair.irecv(&[(to.addr(), 2 * MIB, 0, to.mr)]);
+        remove("r1");
+        await_lines("the route from s1:1 to 10.0.1.1 failed", 1);
+        plug_in("r1");
+        await_lines("r1 is there again and was opened", 1);
+        // During the hold-down: the entry that is written again will not leave the receiver.
+        inject("r0", Fault::Silence(Direction::Out)).unwrap();
+        let returned = || lines("the route from s1:1 to 10.0.1.1 works again");
+        until("the end of the last rail", || (returned() + lines(WAITS) > 0).then_some(()));
+        assert_eq!(returned(), 0);
+        plug_in("r0");
+        let send = rig.pair.isend(from.addr(), 2 * MIB, 0, from.mr);
+        assert_eq!((rig.pair.wait(send)[0], rig.pair.wait(receive)[0]), (2 * MIB as i32, 2 * MIB as i32));
+        assert!(to.bytes.iter().all(|byte| *byte == 7));
+        [to, from].into_iter().for_each(Buffer::dereg);
+        exchange_all(&mut rig);
         rig.close();
     });
 }
