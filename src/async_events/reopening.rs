@@ -18,7 +18,7 @@ struct Reopening {
 }
 
 impl EventState {
-    /// Tries on a thread of its own to open the adapter of a port again, unless that is in progress.
+    /// Tries on a separate thread to open the adapter of a port again, unless that is in progress.
     pub(super) fn reopen(&self, nic: &Arc<Nic>) {
         let former = nic.context().id();
         let mut tried = self.reopening.tried.lock();

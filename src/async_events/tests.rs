@@ -149,7 +149,7 @@ fn mistakes_and_comms_without_failover_end() {
 
 //= rail-life.md: what a sign of a fault costs
 #[test]
-fn a_failed_adapter_costs_all_rails_on_it_for_good() {
+fn a_failed_adapter_costs_all_rails_on_it_until_it_is_opened_again() {
     let world = World::new();
     let (comm, other) = (world.comm(10, &[(0, 1), (1, 1)], None), world.comm(20, &[(1, 2)], None));
     world.event(0, DEVICE_FATAL, About::Device);

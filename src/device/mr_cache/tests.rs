@@ -196,7 +196,7 @@ fn a_renewal_replaces_every_registration_or_none() {
     assert_eq!((count.load(SeqCst), cache.len()), (0, 0));
 }
 
-/// The memory is freed as soon as it is deregistered.
+/// NCCL frees memory when its deregistration returns.
 #[test]
 fn registrations_and_ends_of_registrations_wait_for_a_renewal() {
     let (count, cache) = (AtomicUsize::new(0), Cache::new());

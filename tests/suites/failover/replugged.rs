@@ -92,6 +92,7 @@ fn each_adapter_comes_back(test: &str, n: usize, env: &[(&str, &str)], change: i
     });
 }
 
+//= failover.md: the rails of an adapter that was removed return
 #[test]
 fn a_rail_returns_to_an_adapter_that_is_plugged_in_again() {
     each_adapter_comes_back(here!(), 2, &[], |_| {});
@@ -124,6 +125,7 @@ fn plug_in_after(text: &'static str, devices: &'static [&str]) -> thread::JoinHa
 
 const WAITS: &str = "waits up to 60 s for one to come back";
 
+//= failover.md: a connection waits for its only adapter
 #[test]
 fn a_connection_waits_for_its_only_adapter() {
     on_rails(here!(), 1, &[], || {
@@ -201,6 +203,7 @@ fn the_senders_only_adapter_is_plugged_in_under_load() {
 }
 
 /// Receives that were offered with the keys of the adapter's last life.
+//= protocol.md: CTS entries get the new keys of an adapter that was opened again
 #[test]
 fn receives_from_before_get_the_new_keys() {
     between_hosts(here!(), |mut rig| {
@@ -242,6 +245,7 @@ fn receives_from_before_get_the_new_keys() {
 }
 
 /// The sender must not use the rail before it has the new keys.
+//= protocol.md: UP comes after the CTS entries with new keys
 #[test]
 fn a_rail_stays_unused_while_the_new_keys_do_not_arrive() {
     let devices = two_hosts(2);
@@ -271,6 +275,7 @@ fn a_rail_stays_unused_while_the_new_keys_do_not_arrive() {
 }
 
 /// NCCL registers and deregisters while an adapter is away.
+//= failover.md: memory that is registered while an adapter is away is registered on it later
 #[test]
 fn memory_that_is_registered_while_an_adapter_is_away_is_registered_on_it_later() {
     on_rails(here!(), 2, &[], || {
@@ -311,6 +316,7 @@ fn a_new_connection_uses_an_adapter_that_is_plugged_in_again() {
 }
 
 /// The file of a DMA-BUF is closed after its registration.
+//= failover.md: DMA-BUFs are registered again
 #[test]
 fn dma_bufs_are_registered_on_an_adapter_that_is_plugged_in_again() {
     const AT: usize = 1 << 40;
@@ -353,6 +359,7 @@ fn dma_bufs_are_registered_on_an_adapter_that_is_plugged_in_again() {
     });
 }
 
+//= failover.md: an adapter on which memory cannot be registered is tried again
 #[test]
 fn an_adapter_that_cannot_register_all_memory_is_tried_again() {
     on_rails(here!(), 2, &[], || {
@@ -369,6 +376,7 @@ fn an_adapter_that_cannot_register_all_memory_is_tried_again() {
     });
 }
 
+//= rail-life.md: a dead context closes with its last object
 #[test]
 fn a_connection_that_is_closed_while_an_adapter_is_away_leaves_nothing() {
     on_rails(here!(), 2, &[], || {
