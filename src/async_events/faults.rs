@@ -35,7 +35,7 @@ impl EventState {
             About::Port(port) => nic.port().number == port,
             _ => event.about == About::Device && event.is_fatal(),
         };
-        let of_adapter = |nic: &Arc<Nic>| nic.pd().context().id() == context.id();
+        let of_adapter = |nic: &Arc<Nic>| nic.context().id() == context.id();
         let mut changed = PortChange::default();
         for nic in self.nics().iter().filter(|nic| of_adapter(nic) && ours(nic)) {
             let why = format!("{}: {event}", nic.name());
@@ -63,6 +63,14 @@ impl EventState {
             }
         }
         changed
+    }
+
+    /// Handles the end of a context: its adapter was removed.
+    pub(super) fn lost(&self, context: &Context, why: &str) {
+        for nic in self.nics().iter().filter(|nic| nic.context().id() == context.id()) {
+            self.changed(nic, nic.life().happened(Moment::now(), Happening::Removed(why)));
+            self.show(nic);
+        }
     }
 
     /// Condemns the rails whose local address is no longer in the port's GID table. Returns the
@@ -127,12 +135,18 @@ impl EventState {
     }
 
     /// Queries a port that is not healthy, and reports the episodes of its connections.
-    fn look_at(&self, nic: &Nic) {
+    fn look_at(&self, nic: &Arc<Nic>) {
         let (life, now) = (nic.life(), Moment::now());
         if life.is_query_due(now.instant) {
             let trouble = nic.now().err();
-            let usable = trouble.as_deref().map_or(Ok(()), Err);
-            self.changed(nic, life.happened(now, Happening::Queried(usable)));
+            let what = match trouble.as_deref() {
+                Some(why) if nic.has_dead_context() => Happening::Removed(why),
+                trouble => Happening::Queried(trouble.map_or(Ok(()), Err)),
+            };
+            self.changed(nic, life.happened(now, what));
+            if life.is_removed() {
+                self.reopen(nic);
+            }
         }
         let fits = |route: &Route| route.is_on(nic);
         if life.state() == PortState::Probing

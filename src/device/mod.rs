@@ -29,7 +29,7 @@ mod survey;
 pub use capabilities::{Answer, data_direct, dmabuf, findings, receive_queues};
 pub use gpu::Gpu;
 pub use hw_counters::HwCounters;
-pub(crate) use mr_cache::{Memory, Registration};
+pub(crate) use mr_cache::{Memory, Registered, Registration};
 pub use net_device::{Device, PciPaths};
 pub use nic::Nic;
 pub(crate) use pci::Place;

@@ -72,9 +72,9 @@ fn a_suspect_port_that_cannot_be_used_or_stalls_a_rail_is_down() {
     ]);
 }
 
-//= rail-life.md: an adapter that was removed stays down
+//= rail-life.md: an adapter that was removed stays down until it is opened again
 #[test]
-fn an_adapter_that_was_removed_stays_down() {
+fn an_adapter_that_was_removed_stays_down_until_it_is_opened_again() {
     run(&[
         (0, LinkDown("the link"), Suspected, Suspect),
         (1, Removed("no adapter"), Died, Down),
@@ -88,6 +88,8 @@ fn an_adapter_that_was_removed_stays_down() {
         (2, Failed("inactive"), Died, Down),
         (3, Removed("no adapter"), Nothing, Down),
         (4, LinkUp, Nothing, Down),
+        (5, Reopened, Nothing, Down),
+        (6, Queried(Ok(())), Reachable, Probing),
     ]);
 }
 
