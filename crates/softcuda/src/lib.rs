@@ -17,6 +17,7 @@ mod launch;
 mod memory;
 mod nvml;
 mod patch;
+pub mod rank;
 mod runtime;
 mod settings;
 mod state;
@@ -24,6 +25,7 @@ mod status;
 mod stream;
 mod transfer;
 pub mod unknown;
+pub mod world;
 
 pub use attach::{ATTACH, Attach, softcuda_attach};
 pub use image::Image;
