@@ -7,7 +7,10 @@
 //!
 //! The manual, `docs/internals/softcuda.md`, has what this can prove and what not.
 
+pub mod address;
 pub mod image;
+pub mod layout;
+pub mod reduce;
 pub mod unknown;
 
 pub use image::Image;
