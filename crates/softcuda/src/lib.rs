@@ -8,8 +8,11 @@
 //! The manual, `docs/internals/softcuda.md`, has what this can prove and what not.
 
 pub mod address;
+pub(crate) mod collective;
 pub mod image;
+pub mod kernel;
 pub mod layout;
+pub mod protocol;
 pub mod reduce;
 pub mod unknown;
 
