@@ -2,19 +2,36 @@
 //!
 //! A rank program loads the library of an NCCL release and attaches softcuda to it. The entry
 //! points of the CUDA runtime inside the library then lead here. NCCL's own bootstrap, topology
-//! search, proxy threads and channels run as they are; softcuda keeps the memory, the streams and
+//! search, proxy threads and channels run unchanged; softcuda keeps the memory, the streams and
 //! the events, and does on CPU threads what the kernels would do on a GPU.
 //!
 //! The manual, `docs/internals/softcuda.md`, has what this can prove and what not.
 
 pub mod address;
-pub(crate) mod collective;
+mod attach;
+mod border;
+mod collective;
+mod device;
+mod driver;
 pub mod image;
 pub mod kernel;
+mod kernels;
+mod launch;
 pub mod layout;
+mod memory;
+mod nvml;
+mod patch;
 pub mod protocol;
 pub mod reduce;
+mod runtime;
+mod settings;
+mod state;
+mod status;
+mod stream;
+mod transfer;
 pub mod unknown;
 
+pub use attach::{ATTACH, Attach, softcuda_attach};
 pub use image::Image;
+pub use settings::Settings;
 pub use unknown::{Unknown, end_rank};
