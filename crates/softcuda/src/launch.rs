@@ -2,6 +2,7 @@
 
 use crate::{
     border::{Address, Words},
+    kernel::{Launch, Params},
     state::state,
     status::{Answer, Status},
     stream::StreamId,
@@ -17,26 +18,6 @@ const BUFFER_SIZE: usize = 2;
 const POINTERS: usize = 3;
 /// A part of the mangled names of those kernels: their first parameter.
 const OLDER_GENERATION: &str = "P11ncclDevComm";
-
-/// The parameters of a kernel, copied when it is launched.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Params {
-    /// One structure (2.22 and later).
-    Buffer(Vec<u8>),
-    /// The values of the parameters (2.18 to 2.21).
-    Pointers(Vec<[u8; 8]>),
-}
-
-/// A launched kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Launch {
-    /// The mangled name.
-    pub(crate) kernel: String,
-    /// Blocks of the grid.
-    pub(crate) blocks: u32,
-    /// The parameters.
-    pub(crate) params: Params,
-}
 
 /// Adds a kernel to a stream. `function` is the address of the kernel's function on the host.
 pub(crate) fn launch(
@@ -56,7 +37,7 @@ pub(crate) fn launch(
     if state.devices.settings().log {
         eprintln!("softcuda[{}]: {} with {} blocks", std::process::id(), launch.kernel, launch.blocks);
     }
-    state.streams.add(stream, crate::kernels::job(&launch))
+    state.streams.add(stream, crate::kernels::job(launch))
 }
 
 /// Reads the parameters.

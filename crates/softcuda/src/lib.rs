@@ -7,17 +7,23 @@
 //!
 //! The manual, `docs/internals/softcuda.md`, has what this can prove and what not.
 
+pub mod address;
 mod attach;
 mod border;
+mod collective;
 mod device;
 mod driver;
 pub mod image;
+pub mod kernel;
 mod kernels;
 mod launch;
+pub mod layout;
 mod memory;
 mod nvml;
 mod patch;
 pub mod rank;
+pub mod protocol;
+pub mod reduce;
 mod runtime;
 mod settings;
 mod state;

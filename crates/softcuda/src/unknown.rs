@@ -23,7 +23,7 @@ impl Unknown {
     /// Adds where it was found, for instance "in the work of channel 3".
     #[must_use]
     pub fn found(mut self, context: impl ToString) -> Self {
-        self.context = format!(" ({})", context.to_string());
+        self.context += &format!(" ({})", context.to_string());
         self
     }
 }

@@ -1,0 +1,390 @@
+//! Where a release keeps what its kernels read: a typed table from the library's debug information.
+//!
+//! Every entry is found or declared absent for the release's generation; anything else is an error
+//! with the entry's name. An entry that is absent in some releases is an `Option`.
+
+mod dwarf;
+mod field;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::{fs::File, io, path::Path, path::PathBuf};
+
+pub use field::Field;
+
+/// A failure to read a library's layout.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    File {
+        /// The library.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The debug information is broken or of an unknown form.
+    #[error("cannot read the library's debug information: {0}")]
+    Debug(String),
+    /// A structure or a member is not there and not declared absent.
+    #[error("the library's debug information has no {0}; softcuda does not know this release")]
+    Missing(String),
+}
+
+/// The layout of what a release's kernels read and write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// The communicator in device memory.
+    pub communicator: Communicator,
+    /// A channel of a communicator.
+    pub channel: Channel,
+    /// A connection of a channel to a peer.
+    pub connection: Connection,
+    /// The form of the work that a launch carries.
+    pub work: Work,
+}
+
+/// `ncclKernelComm`, before 2.28 `ncclDevComm`, followed by the channels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Communicator {
+    /// This rank.
+    pub rank: Field,
+    /// Number of ranks.
+    pub ranks: Field,
+    /// Offset of three sizes in bytes, of the buffers of LL, LL128 and Simple.
+    pub buffer_sizes: usize,
+    /// Step of send and receive; absent in 2.18.
+    pub p2p_chunk: Option<Field>,
+    /// Pointer to the abort flag.
+    pub abort_flag: Field,
+    /// Pointer to one counter for each channel, which releases the work FIFO; 2.22 to 2.26.
+    pub work_consumed: Option<Field>,
+    /// Where kernels count works for the profiler; from 2.26 on.
+    pub profiler: Option<Profiler>,
+    /// Offset of the first channel.
+    pub channels: usize,
+}
+
+/// Where kernels report to the profiler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profiler {
+    /// Pointer to what a kernel writes when it starts works, one entry for each channel.
+    pub started: Field,
+    /// Pointer to what a kernel writes when works are complete.
+    pub completed: Field,
+    /// Size of an entry that is a ring of {counter, time}; absent in 2.26, whose entry is a counter.
+    pub ring: Option<usize>,
+}
+
+/// `ncclDevChannel`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Channel {
+    /// Size in bytes.
+    pub size: usize,
+    /// Pointer to pointers to the peers.
+    pub peers: Field,
+    /// The previous rank of the ring.
+    pub previous: Field,
+    /// The next rank of the ring.
+    pub next: Field,
+    /// Pointer to the ring's ranks, this one first.
+    pub user_ranks: Field,
+    /// This rank's place in the ring.
+    pub index: Field,
+    /// The tree's parent, or -1.
+    pub up: Field,
+    /// Offset of the tree's three children; -1 for none.
+    pub down: usize,
+    /// Pointer to the counter that releases the work FIFO up to 2.21.
+    pub fifo_done: Field,
+    /// Number of works that the channel has run; from 2.26 on.
+    pub work_counter: Option<Field>,
+}
+
+/// `ncclConnInfo` in `ncclDevChannelPeer`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Connection {
+    /// Size in bytes.
+    pub size: usize,
+    /// Offset of the first connection for sends in a peer.
+    pub sends: usize,
+    /// Offset of the first connection for receives in a peer.
+    pub receives: usize,
+    /// Offset of three pointers to buffers, of LL, LL128 and Simple.
+    pub buffers: usize,
+    /// Pointer to the sender's step counter.
+    pub tail: Field,
+    /// Pointer to the receiver's step counter.
+    pub head: Field,
+    /// How the buffers are reached.
+    pub flags: Field,
+    /// The next step.
+    pub step: Field,
+    /// Bytes of a step in Simple; absent up to 2.20.
+    pub step_size: Option<Field>,
+    /// How a kernel and a proxy thread pass sizes and offsets.
+    pub fifo: Fifo,
+}
+
+/// How a kernel and a proxy thread pass the size and the place of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fifo {
+    /// Two arrays of eight `int`: 2.18 and 2.19.
+    Arrays {
+        /// Pointer to the sizes.
+        sizes: Field,
+        /// Pointer to the offsets.
+        offsets: Field,
+    },
+    /// An array of eight `ncclConnFifo`: from 2.20 on.
+    Entries {
+        /// Pointer to the entries.
+        entries: Field,
+        /// Size of an entry in bytes.
+        size: usize,
+        /// Whether the entry has an offset (1) or not.
+        mode: Field,
+        /// Offset in the buffer.
+        offset: Field,
+        /// Bytes of the step.
+        bytes: Field,
+    },
+}
+
+/// The form of work, by generation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Work {
+    /// Lists of `ncclWork`: 2.18 to 2.21.
+    Lists(Box<Lists>),
+    /// Batches of works: from 2.22 on.
+    Batches(Box<Batches>),
+}
+
+/// `ncclWork` and its elements: 2.18 to 2.21.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lists {
+    /// Bytes of an `ncclWork`.
+    pub size: usize,
+    /// Distance to the next one, in works from the head.
+    pub next: Field,
+    /// What goes to [`Channel::fifo_done`].
+    pub done_acks: Field,
+    /// The function.
+    pub function: Field,
+    /// Whether it is the last one of its block.
+    pub is_last: Field,
+    /// Whether it lies in the FIFO.
+    pub in_fifo: Field,
+    /// 1 collective, 2 send and receive, 3 registered collective.
+    pub kind: Field,
+    /// Offset of the elements.
+    pub elements: usize,
+    /// Offset of a collective in a registered element.
+    pub registered: usize,
+    /// Bytes of a registered element.
+    pub registered_size: usize,
+    /// An element of a collective.
+    pub collective: ListCollective,
+    /// An element of a send or a receive.
+    pub p2p: ListP2p,
+}
+
+/// `ncclWorkElem`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListCollective {
+    /// Bytes of an element.
+    pub size: usize,
+    /// Whether the element is in use.
+    pub is_used: Field,
+    /// Whether the operator's argument is a pointer to it.
+    pub argument_is_pointer: Field,
+    /// Threads of the block, in warps.
+    pub warps: Field,
+    /// The input.
+    pub input: Field,
+    /// The output.
+    pub output: Field,
+    /// Number of elements.
+    pub count: Field,
+    /// The root.
+    pub root: Field,
+    /// The operator's argument.
+    pub argument: Field,
+    /// The channel's part.
+    pub part: ListPart,
+}
+
+/// The channel's part of a collective.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListPart {
+    /// The kernel computes it from the channel's number: 2.18 and 2.19.
+    Computed {
+        /// Elements of the last chunk, or of every chunk of a tree.
+        last_chunk: Field,
+        /// The channel's number.
+        channel: Field,
+        /// Number of channels.
+        channels: Field,
+    },
+    /// The host computes it: 2.20 and 2.21.
+    Given {
+        /// Elements of a chunk.
+        chunk: Field,
+        /// Elements of the part.
+        count: Field,
+        /// Elements of the last round's chunk.
+        last_chunk: Field,
+        /// The part's first element.
+        offset: Field,
+    },
+}
+
+/// `ncclWorkElemP2p`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListP2p {
+    /// Bytes of an element.
+    pub size: usize,
+    /// The peer.
+    pub peer: Field,
+    /// 0 LL, 2 Simple.
+    pub protocol: Field,
+    /// 0 for none.
+    pub kind: Field,
+    /// Number of elements, in the first one.
+    pub groups: Field,
+    /// Whether the buffer is registered; from 2.20 on.
+    pub registered: Option<Field>,
+    /// The buffer's address.
+    pub buffer: [Field; 2],
+    /// Bytes.
+    pub count: [Field; 2],
+    /// Bytes of a chunk.
+    pub chunk: Field,
+}
+
+/// `ncclDevKernelArgs`, batches and works: from 2.22 on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batches {
+    /// Bytes of the arguments, after which the batches follow.
+    pub arguments: usize,
+    /// The communicator.
+    pub communicator: Field,
+    /// The channels, one for each block.
+    pub channel_mask: Field,
+    /// Where the works are: 0 arguments, 1 FIFO, 2 a buffer.
+    pub storage: Field,
+    /// Mask of offsets in the FIFO.
+    pub work_mask: Field,
+    /// The FIFO or the buffer.
+    pub work_buffer: Field,
+    /// A batch.
+    pub batch: Batch,
+    /// A collective.
+    pub collective: Collective,
+    /// Bytes of a registered collective, which begins with a collective.
+    pub registered_size: usize,
+    /// A send and a receive.
+    pub p2p: P2p,
+}
+
+/// `ncclDevWorkBatch`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// Bytes of a batch.
+    pub size: usize,
+    /// Distance to the next batch of the block; 0 for none.
+    pub next_jump: Field,
+    /// Whether the next batch belongs to the same group.
+    pub next_extends: Field,
+    /// 0 send and receive, 1 collective, 2 registered collective, 3 broadcast of many.
+    pub kind: Field,
+    /// The function.
+    pub function: Field,
+    /// Offset of the first work.
+    pub offset: Field,
+    /// Which of the following places have a work.
+    pub places: Field,
+}
+
+/// `ncclDevWorkColl`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collective {
+    /// Bytes of a work.
+    pub size: usize,
+    /// The first channel.
+    pub channel_low: Field,
+    /// The last channel.
+    pub channel_high: Field,
+    /// Whether the operator's argument is a pointer to it.
+    pub argument_is_pointer: Field,
+    /// Whether the network uses the user's buffers; from 2.24 on.
+    pub net_registered: Option<Field>,
+    /// Whether each node has one rank; from 2.24 on.
+    pub one_rank_per_node: Option<Field>,
+    /// Whether the kernel reports to the profiler; from 2.27 on.
+    pub profiled: Option<Field>,
+    /// The root.
+    pub root: Field,
+    /// The input.
+    pub input: Field,
+    /// The output.
+    pub output: Field,
+    /// Elements of the first, a middle and the last channel.
+    pub counts: [Field; 3],
+    /// Chunk of the first, a middle and the last channel, in the protocol's grains.
+    pub chunk_grains: [Field; 3],
+    /// The operator's argument.
+    pub argument: Field,
+}
+
+/// `ncclDevWorkP2p`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct P2p {
+    /// Bytes of a work.
+    pub size: usize,
+    /// Number of channels of a pair of ranks, at most.
+    pub channels: Field,
+    /// The first of them.
+    pub channel_base: Field,
+    /// Whether the kernel reports to the profiler; from 2.27 on.
+    pub profiled: Option<Field>,
+    /// The send.
+    pub send: P2pHalf,
+    /// The receive.
+    pub receive: P2pHalf,
+}
+
+/// The send or the receive of a [`P2p`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct P2pHalf {
+    /// The buffer.
+    pub buffer: Field,
+    /// Bytes.
+    pub bytes: Field,
+    /// The peer.
+    pub rank: Field,
+    /// Number of channels in use.
+    pub channels: Field,
+    /// Bytes of a chunk, as a float of eight bits.
+    pub chunk: Field,
+    /// Whether the protocol is LL.
+    pub is_ll: Field,
+    /// Whether the network uses the user's buffer.
+    pub net_registered: Field,
+    /// Whether the whole of a registered buffer is one step: 2.22 and 2.23.
+    pub whole: bool,
+}
+
+impl Layout {
+    /// Reads the layout of a library.
+    pub fn of(path: &Path) -> Result<Self, LayoutError> {
+        let file = |source| LayoutError::File { path: path.to_owned(), source };
+        let library = File::open(path).map_err(file)?;
+        // SAFETY: nobody writes to a library in use; a file that shrinks ends the process, which
+        // is a rank of a test.
+        let bytes = unsafe { memmap2::Mmap::map(&library) }.map_err(file)?;
+        let elf = object::File::parse(&bytes[..]).map_err(|e| LayoutError::Debug(e.to_string()))?;
+        table::read(&elf)
+    }
+}
