@@ -78,7 +78,7 @@ pub(crate) enum Net {
     Mpib,
     /// No setting of the plugin.
     Default,
-    /// NCCL fuses the two devices.
+    /// The two devices are functions of one card, which NCCL fuses from 2.24 on.
     Fused,
     /// NCCL's own sockets, the control: what fails there too is not the plugin's fault.
     Socket,

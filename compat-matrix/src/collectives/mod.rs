@@ -2,6 +2,7 @@
 //! through the plugin on softverbs.
 
 mod args;
+mod pci;
 mod place;
 
 use std::{collections::BTreeMap, env, path::PathBuf, process::ExitCode, time::Duration};

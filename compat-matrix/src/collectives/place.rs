@@ -11,6 +11,7 @@ use softcuda::Settings;
 use super::{
     CollectivesArgs,
     args::{Net, Plan},
+    pci,
 };
 use crate::{
     failure::{Context, Failure, Result},
@@ -29,6 +30,8 @@ pub(super) struct Place {
     /// The host of each rank.
     hosts: Vec<String>,
     settings: Settings,
+    /// What follows the address of each rail in `SOFTVERBS_DEVICES`.
+    devices: [String; 2],
     logs: PathBuf,
 }
 
@@ -55,10 +58,7 @@ impl Place {
                 set("MPIB_HCA_SOUT", RAILS[0]);
                 set("MPIB_HCA_SUP", RAILS[1]);
             }
-            Net::Fused => {
-                set("NCCL_NET_FORCE_MERGE", &RAILS.join(","));
-            }
-            Net::Default | Net::Socket => {}
+            Net::Fused | Net::Default | Net::Socket => {}
         }
         if args.gpudirect {
             // The simulated adapters have no place in the tree of PCI devices.
@@ -80,7 +80,8 @@ impl Place {
             driver_version: if release.version.contains("cu13") { 13040 } else { 12090 },
             ..Settings::default()
         };
-        Ok(Self { environment, hosts, settings, logs: scratch.to_owned() })
+        let devices = devices(args, plan, scratch)?;
+        Ok(Self { environment, hosts, settings, devices, logs: scratch.to_owned() })
     }
 
     /// Returns the number of a rank's host.
@@ -108,8 +109,8 @@ impl Place {
         let mut environment = self.environment.clone();
         let [sout, sup] = RAILS;
         let n = self.host_number(rank) + 1;
-        let extra = if self.settings.dma_buf { ",dmabuf=on" } else { "" };
-        let devices = format!("{sout}:addr=10.9.0.{n}/24{extra};{sup}:addr=10.9.1.{n}/24{extra}");
+        let [first, second] = &self.devices;
+        let devices = format!("{sout}:addr=10.9.0.{n}/24{first};{sup}:addr=10.9.1.{n}/24{second}");
         environment.insert("SOFTVERBS_DEVICES".into(), devices);
         environment.insert("NCCL_HOSTID".into(), self.hosts[rank as usize].clone());
         environment.insert("NCCL_DEBUG_FILE".into(), self.log(rank).display().to_string());
@@ -150,4 +151,14 @@ impl Place {
         }
         Ok(())
     }
+}
+
+/// Returns the properties of the rails' adapters.
+fn devices(args: &CollectivesArgs, plan: &Plan, scratch: &Path) -> Result<[String; 2]> {
+    let dma_buf = if args.dma_buf { ",dmabuf=on" } else { "" };
+    if plan.net != Net::Fused {
+        return Ok([dma_buf; 2].map(str::to_owned));
+    }
+    let folders = pci::one_card(scratch, &RAILS).cannot("make a tree of PCI devices")?;
+    Ok([0, 1].map(|rail| format!("{dma_buf},sysfs={}", folders[rail].display())))
 }
