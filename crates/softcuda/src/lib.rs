@@ -28,6 +28,8 @@ mod settings;
 mod state;
 mod status;
 mod stream;
+#[cfg(test)]
+mod testing;
 mod transfer;
 pub mod unknown;
 
