@@ -22,6 +22,7 @@ mod memory;
 mod nvml;
 mod patch;
 pub mod protocol;
+pub mod rank;
 pub mod reduce;
 mod runtime;
 mod settings;
@@ -32,6 +33,7 @@ mod stream;
 mod testing;
 mod transfer;
 pub mod unknown;
+pub mod world;
 
 pub use attach::{ATTACH, Attach, softcuda_attach};
 pub use image::Image;
