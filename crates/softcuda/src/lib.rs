@@ -29,6 +29,8 @@ mod settings;
 mod state;
 mod status;
 mod stream;
+#[cfg(test)]
+mod testing;
 mod transfer;
 pub mod unknown;
 pub mod world;

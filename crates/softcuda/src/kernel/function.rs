@@ -119,9 +119,9 @@ impl Form {
         if self.all_gather_v {
             rows.push(Kind::AllGatherV, &[Algorithm::Ring], &Protocol::ALL);
         }
-        rows.push_reductions(Kind::AllReduce, &ALL_REDUCE, self.types);
-        rows.push_reductions(Kind::Reduce, &[Algorithm::Ring], self.types);
-        rows.push_reductions(Kind::ReduceScatter, self.gather, self.types);
+        rows.push_reductions(Kind::AllReduce, &Operator::ALL, &ALL_REDUCE, self.types);
+        rows.push_reductions(Kind::Reduce, &Operator::ALL, &[Algorithm::Ring], self.types);
+        rows.push_reductions(Kind::ReduceScatter, &Operator::ALL, self.gather, self.types);
         rows.0
     }
 }
@@ -133,8 +133,14 @@ impl Rows {
         self.push_one(kind, Operator::Sum, DataType::I8, algorithms, protocols);
     }
 
-    fn push_reductions(&mut self, kind: Kind, algorithms: &[Algorithm], types: &[DataType]) {
-        for operator in Operator::ALL {
+    fn push_reductions(
+        &mut self,
+        kind: Kind,
+        operators: &[Operator],
+        algorithms: &[Algorithm],
+        types: &[DataType],
+    ) {
+        for &operator in operators {
             for &data_type in types {
                 self.push_one(kind, operator, data_type, algorithms, &Protocol::ALL);
             }
@@ -179,20 +185,15 @@ impl Functions {
 
     /// Returns the functions of 2.18, whose numbers follow a formula.
     pub fn of_formula() -> Self {
-        const KINDS: [Kind; 6] = [
-            Kind::Broadcast,
-            Kind::Reduce,
-            Kind::AllGather,
-            Kind::ReduceScatter,
-            Kind::AllReduce,
-            Kind::SendRecv,
-        ];
-        // The first number, and one for each type of the kernels for one rank.
+        const KINDS: [Kind; 5] =
+            [Kind::Broadcast, Kind::Reduce, Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce];
+        // 0 is for none, and each type has a kernel for one rank.
         const FIRST: u32 = 1 + 10;
         let mut rows = Rows(Vec::new());
         for kind in KINDS {
-            rows.push_reductions(kind, &ALL_REDUCE, &DataType::ALL[..10]);
+            rows.push_reductions(kind, &Operator::OLD, &ALL_REDUCE, &DataType::ALL[..10]);
         }
+        rows.push(Kind::SendRecv, &[Algorithm::Ring], &[Protocol::Simple]);
         let by_number = (FIRST..).zip(rows.0).collect();
         Self { by_number, division: Division::Plain }
     }

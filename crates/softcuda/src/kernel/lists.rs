@@ -98,24 +98,22 @@ impl Reader<'_> {
     }
 
     fn group(&mut self, channel: &Channel, work: &[u8]) -> Result<Group, Unknown> {
+        let elements = &work[self.layout.elements..];
+        let (size, shift) = match self.layout.kind.get(work) {
+            COLLECTIVE => (self.layout.collective.size, 0),
+            REGISTERED_COLLECTIVE => (self.layout.registered_size, self.layout.registered),
+            P2P => {
+                // The number of the function is 0 in 2.18.
+                let stages = [self.p2p(channel, elements)?].into();
+                return Ok(Group { works: 1, stages, ..Group::default() });
+            }
+            other => return Err(Unknown::new("work kind", other).found(format!("channel {}", channel.index))),
+        };
         let function = self.program.functions.get(self.layout.function.get(work) as u32);
         let function = function.map_err(|unknown| unknown.found(format!("channel {}", channel.index)))?;
-        let elements = &work[self.layout.elements..];
         let mut group = Group::default();
-        match self.layout.kind.get(work) {
-            P2P => group.stages.push_back(self.p2p(channel, elements)?),
-            COLLECTIVE => {
-                for element in elements.chunks_exact(self.layout.collective.size) {
-                    self.collective(channel, function, element, &mut group)?;
-                }
-            }
-            REGISTERED_COLLECTIVE => {
-                for element in elements.chunks_exact(self.layout.registered_size) {
-                    let element = &element[self.layout.registered..];
-                    self.collective(channel, function, element, &mut group)?;
-                }
-            }
-            other => return Err(Unknown::new("work kind", other).found(function)),
+        for element in elements.chunks_exact(size) {
+            self.collective(channel, function, &element[shift..], &mut group)?;
         }
         group.works = group.stages.len() as u64;
         Ok(group)

@@ -113,7 +113,9 @@ impl Connection {
         // SAFETY: the counter of this connection (see the type). Acquire: the receiver has read the
         // buffer before it freed the step.
         let head = unsafe { self.head.word() }.load(Ordering::Acquire);
-        head + STEPS >= self.step + steps
+        // The head of shared buffers begins at -8: there is no credit before a proxy thread has
+        // allotted a buffer.
+        head.wrapping_add(STEPS) >= self.step + steps
     }
 
     /// Returns whether this many further steps have arrived.

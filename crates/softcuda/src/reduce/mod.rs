@@ -64,6 +64,15 @@ impl DataType {
         }
     }
 
+    /// Returns the argument of [`Operator::MinMax`]: the sign bit of a signed type, for the maximum
+    /// with all bits flipped.
+    const fn min_max_argument(self, is_max: bool) -> u64 {
+        let bits = 8 * self.size() as u32;
+        let sign = if self.is_signed() { 1 << (bits - 1) } else { 0 };
+        let all = if is_max { u64::MAX >> (64 - bits) } else { 0 };
+        sign ^ all
+    }
+
     const fn is_signed(self) -> bool {
         matches!(self, Self::I8 | Self::I32 | Self::I64)
     }
@@ -82,11 +91,18 @@ pub enum Operator {
     PreMulSum,
     /// The sum, divided by the argument at the end.
     SumPostDiv,
+    /// The maximum, without an argument: 2.18.
+    Max,
+    /// The minimum, without an argument: 2.18.
+    Min,
 }
 
 impl Operator {
-    /// Every operator, in NCCL's order.
+    /// Every operator, in NCCL's order: from 2.19 on.
     pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::MinMax, Self::PreMulSum, Self::SumPostDiv];
+    /// Every operator, in NCCL's order: 2.18.
+    pub const OLD: [Self; 6] =
+        [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::PreMulSum, Self::SumPostDiv];
 }
 
 /// What the argument of [`Operator::SumPostDiv`] is.
@@ -131,7 +147,12 @@ impl Reduction {
 
     /// Reduces elements into `into`.
     pub fn accumulate(&self, into: &mut [u8], from: &[u8]) {
-        self.with_type(Accumulate { operator: self.operator, argument: self.argument, into, from });
+        let argument = match self.operator {
+            Operator::Max => self.data_type.min_max_argument(true),
+            Operator::Min => self.data_type.min_max_argument(false),
+            _ => self.argument,
+        };
+        self.with_type(Accumulate { operator: self.operator, argument, into, from });
     }
 
     /// Completes elements of the result: the division of `SumPostDiv`.
@@ -182,7 +203,9 @@ impl Job for Accumulate<'_> {
                 zip(self.into, self.from, T::add);
             }
             Operator::Prod => zip(self.into, self.from, T::multiply),
-            Operator::MinMax => zip(self.into, self.from, |a: T, b: T| a.min_max(b, argument)),
+            Operator::MinMax | Operator::Max | Operator::Min => {
+                zip(self.into, self.from, |a: T, b: T| a.min_max(b, argument));
+            }
         }
     }
 }

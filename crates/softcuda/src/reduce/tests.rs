@@ -42,6 +42,8 @@ macro_rules! integers {
                 check(Operator::Prod, 0, a.wrapping_mul(b));
                 check(Operator::MinMax, min_max(DataType::$data_type, false), a.min(b));
                 check(Operator::MinMax, min_max(DataType::$data_type, true), a.max(b));
+                check(Operator::Min, 0, a.min(b));
+                check(Operator::Max, 0, a.max(b));
                 check(Operator::PreMulSum, bits(factor), sum.wrapping_mul(factor));
                 let signed = u64::from(DataType::$data_type.is_signed());
                 let by = u64::from(divisor) << 1 | signed;
@@ -80,6 +82,8 @@ macro_rules! floats {
                 check(Operator::Prod, 0, round(x * y));
                 check(Operator::MinMax, 0, round(x.min(y)));
                 check(Operator::MinMax, 1, round(x.max(y)));
+                check(Operator::Min, 0, round(x.min(y)));
+                check(Operator::Max, 0, round(x.max(y)));
                 let scaled: (f64, f64) = (widen(round(x * f)), widen(round(y * f)));
                 check(Operator::PreMulSum, u64::from_le_bytes(argument), round(scaled.0 + scaled.1));
             }
