@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use softcuda::rank::{Collective, Element, Operator, Test};
 
-use crate::failure::{Failure, Result};
+use crate::{
+    failure::{Failure, Result},
+    matrix::{AfterDeath, Release},
+};
 
 /// Options of a run.
 #[derive(Debug, Args)]
@@ -172,9 +175,17 @@ impl Plan {
         if self.net == Net::Socket { "Socket" } else { "MPIB" }
     }
 
-    /// Returns whether a release, by the version of its table, has what the communicator needs.
-    pub(super) fn fits(&self, table: u32) -> bool {
-        !self.variant.register || table >= REGISTERS
+    /// Returns why a release cannot run the communicator, if so.
+    pub(super) fn unfit(&self, release: &Release) -> Option<&'static str> {
+        match release.after_death {
+            _ if self.variant.register && release.table < REGISTERS => {
+                Some("the release has no ncclCommRegister")
+            }
+            _ if self.variant.killed.is_none() => None,
+            AfterDeath::Error => None,
+            AfterDeath::NoError => Some("the release drops errors of its network"),
+            AfterDeath::NoAbort => Some("ncclCommAbort does not return after an error"),
+        }
     }
 }
 

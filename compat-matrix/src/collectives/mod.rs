@@ -46,7 +46,11 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
             }
             Err(failure) => return Err(failure),
         };
-        for plan in plans.iter().filter(|plan| plan.fits(release.table)) {
+        for plan in &plans {
+            if let Some(why) = plan.unfit(release) {
+                println!("NCCL {release:7} {:52} not run: {why}", plan.name());
+                continue;
+            }
             let begun = Instant::now();
             let done = communicator(args, &library, plan, &stage);
             let word = if done.is_ok() { "ok" } else { "FAILED" };
@@ -68,8 +72,9 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
 fn communicator(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Stage) -> Result<String> {
     let scratch = tempfile::tempdir().cannot("make a temporary folder")?;
     let program = env::current_exe().cannot("find this program's file")?;
-    let folder = program.parent().ok_or_else(|| Failure::tool("this program's file has no folder"))?;
-    let world = World::new(folder, scratch.path(), Duration::from_secs(args.silence))
+    let beside = |name: &str| program.with_file_name(name);
+    let silence = Duration::from_secs(args.silence);
+    let world = World::new(&beside("collective-rank"), &beside("libsoftcuda.so"), scratch.path(), silence)
         .map_err(|e| Failure::tool(format!("{e}; build package softcuda first (make collectives does)")))?;
     let place = Place::new(args, plan, stage, scratch.path())?;
     let variant = &plan.variant;

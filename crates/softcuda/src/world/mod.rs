@@ -98,15 +98,14 @@ struct Member {
 }
 
 impl World {
-    /// Prepares for ranks. `folder` has the programs (`collective-rank`, `libsoftcuda.so`); `scratch`
-    /// is an empty folder that stays as long as ranks run. Ranks are killed if none makes progress
-    /// for `silence`.
-    pub fn new(folder: &Path, scratch: &Path, silence: Duration) -> io::Result<Self> {
-        let built = |name: &str| {
-            let path = folder.join(name);
-            fs::canonicalize(&path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
+    /// Prepares for ranks. `program` and `softcuda` are the files `collective-rank` and
+    /// `libsoftcuda.so`; `scratch` is an empty folder that stays as long as ranks run. Ranks are
+    /// killed if none makes progress for `silence`.
+    pub fn new(program: &Path, softcuda: &Path, scratch: &Path, silence: Duration) -> io::Result<Self> {
+        let built = |path: &Path| {
+            fs::canonicalize(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
         };
-        let (program, softcuda) = (built("collective-rank")?, built("libsoftcuda.so")?);
+        let (program, softcuda) = (built(program)?, built(softcuda)?);
         for name in NAMES {
             symlink(&softcuda, scratch.join(name))?;
         }

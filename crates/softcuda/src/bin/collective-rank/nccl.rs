@@ -209,17 +209,18 @@ impl Comm<'_> {
         Ok(failed.then(|| (error, self.nccl.last_error(self.raw))))
     }
 
-    /// Registers a buffer. Returns the handle for [`Self::deregister`].
+    /// Registers a buffer. Returns the handle for [`Self::deregister`]; 2.19 returns none if no part
+    /// of it can use the registration.
     ///
     /// # Safety
     ///
     /// The buffer must stay until it is deregistered.
-    pub(crate) unsafe fn register(&self, buffer: Pointer, len: usize) -> Result<Pointer> {
+    pub(crate) unsafe fn register(&self, buffer: Pointer, len: usize) -> Result<Option<Pointer>> {
         let register = self.nccl.register.ok_or("this release has no ncclCommRegister")?;
         let mut handle = null_mut();
         // SAFETY: a buffer that stays (caller) and a place for a handle.
         let code = unsafe { register(self.raw, buffer, len, &raw mut handle) };
-        self.nccl.check("ncclCommRegister", code).map(|()| handle)
+        self.nccl.check("ncclCommRegister", code).map(|()| (!handle.is_null()).then_some(handle))
     }
 
     /// Ends a registration.

@@ -108,7 +108,7 @@ impl<'a> Bench<'a> {
         if job.register {
             for buffer in [&send, &receive] {
                 // SAFETY: the buffers are freed with `Bench`, after `deregister`.
-                registered.push(unsafe { comm.register(buffer.pointer(), buffer.len())? });
+                registered.extend(unsafe { comm.register(buffer.pointer(), buffer.len())? });
             }
         }
         Ok(Self { job, cuda, comm, stream: cuda.stream()?, send, receive, registered })
