@@ -37,6 +37,11 @@ pub(crate) struct Plan {
 }
 
 impl Task {
+    /// Returns whether there is nothing left to do.
+    pub(crate) const fn is_done(&self) -> bool {
+        matches!(self, Self::Done)
+    }
+
     /// Advances as far as it goes without waiting.
     pub(crate) fn step(&mut self) -> Result<Progress, Unknown> {
         let mut result = Progress::Waiting;
