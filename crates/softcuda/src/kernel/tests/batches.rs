@@ -105,8 +105,8 @@ fn collective(fields: &Batches, case: &Case, buffers: Buffers, channels: usize, 
     work.input.put(&mut bytes, buffers.input.get() as u64);
     work.output.put(&mut bytes, buffers.output.get() as u64);
     work.argument.put(&mut bytes, case.argument);
-    for i in 0..3 {
-        work.counts[i].put(&mut bytes, counts[i] as u64);
+    for (i, count) in counts.into_iter().enumerate() {
+        work.counts[i].put(&mut bytes, count as u64);
         work.chunk_grains[i].put(&mut bytes, grains);
     }
     bytes
