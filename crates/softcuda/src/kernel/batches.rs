@@ -217,6 +217,7 @@ impl Reader<'_> {
             root: fields.root.size(work),
             rounds: self.program.rounds(function, registration, part, self.comm.ranks),
             registration,
+            packing: self.program.packing,
         })
     }
 

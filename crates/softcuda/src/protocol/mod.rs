@@ -5,12 +5,14 @@ mod connection;
 mod ll;
 mod ll128;
 mod simple;
+mod step;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
 use connection::Connection;
+pub use step::StepConnection;
 
 use crate::{Unknown, address::Address, layout, reduce::Reduction};
 

@@ -166,6 +166,28 @@ proptest! {
     }
 }
 
+/// Runs all-gather and reduce-scatter on PAT.
+fn run_pat(kind: Kind, ranks: usize, channels: usize, count: usize, grains: u64) {
+    let mut world = World::new(of_batches(), Shape { ranks, channels, ..Shape::default() });
+    let case = Case { algorithm: Algorithm::Pat, ..Case::of(kind, Protocol::Simple, count) };
+    run_case(&mut world, &case, grains, Store::Fifo);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn pat_is_right_on_any_number_of_ranks_and_with_aggregated_steps(
+        kind in prop::sample::select(&[Kind::AllGather, Kind::ReduceScatter][..]),
+        ranks in 2usize..20,
+        channels in 1usize..3,
+        count in prop_oneof![2usize..64, 64usize..2000, 2000usize..30_000],
+        grains in 1u64..=32,
+    ) {
+        run_pat(kind, ranks, channels, count, grains);
+    }
+}
+
 #[test]
 fn operators_prepare_every_input_once_and_finish_once() {
     for (operator, argument) in [(Operator::PreMulSum, 3), (Operator::SumPostDiv, 3)] {

@@ -13,8 +13,14 @@ use crate::{
     },
 };
 
-/// Warps of a block. Simple has one that does not copy; a step is a multiple of what the others copy.
-const WARPS: usize = 5;
+/// Returns the warps of a block. Simple has one that does not copy. Steps are multiples of what the
+/// others copy at once.
+const fn warps(protocol: Protocol) -> usize {
+    match protocol {
+        Protocol::Simple => 5,
+        Protocol::Ll | Protocol::Ll128 => 4,
+    }
+}
 
 fn program(layout: Layout) -> Program {
     Program::of_release(layout, 21803, None).expect("a known release")
@@ -59,7 +65,7 @@ fn element(
     let element = &fields.collective;
     let mut bytes = vec![0; element.size];
     element.is_used.put(&mut bytes, 1);
-    element.warps.put(&mut bytes, WARPS as u64);
+    element.warps.put(&mut bytes, warps(case.protocol) as u64);
     element.input.put(&mut bytes, buffers.input.get() as u64);
     element.output.put(&mut bytes, buffers.output.get() as u64);
     element.count.put(&mut bytes, case.elements() as u64);
@@ -91,7 +97,7 @@ fn last(case: &Case, channels: usize, largest: usize) -> usize {
     }
     // Half of a step of LL is data.
     let round = channels * 8192 / case.element();
-    let grain = WARPS * 32 * 8 / case.element();
+    let grain = warps(Protocol::Ll) * 32 * 8 / case.element();
     (case.elements() % round).div_ceil(channels * grain) * grain
 }
 
