@@ -15,15 +15,114 @@ pub(crate) struct CollectivesArgs {
     /// One release for each table version
     #[arg(long, conflicts_with = "releases")]
     pub(super) short: bool,
+    /// Instead of the communicators of the other options, a suite: default, fused and MPIB profile,
+    /// two hosts of two GPUs, GPUDirect with flushes and registered buffers, and a killed rank
+    #[arg(long, conflicts_with_all = ["net", "ranks", "hosts", "register", "killed"])]
+    pub(super) suite: bool,
+    /// How the plugin presents the two simulated adapters, or NCCL's sockets instead of the plugin
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Net::Mpib])]
+    net: Vec<Net>,
+    #[command(flatten)]
+    variant: Variant,
+    #[command(flatten)]
+    wanted: Wanted,
+    /// Settings of NCCL, the plugin or softverbs, as NAME=VALUE
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
+    pub(super) set: Vec<(String, String)>,
+    /// Seconds without progress after which the ranks are killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(super) silence: u64,
+    /// Copy NCCL's log of a communicator that fails to this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) logs: Option<PathBuf>,
+    /// Do not fail if a release cannot be fetched
+    #[arg(long)]
+    pub(super) allow_missing: bool,
+    /// The folder in which "make build" put the plugin and softverbs
+    #[arg(long, value_name = "FOLDER", default_value = "build")]
+    pub(super) build: PathBuf,
+}
+
+/// The ranks of a communicator, their hosts and GPUs.
+#[derive(Debug, Clone, Args)]
+pub(super) struct Variant {
     /// Ranks of each communicator
     #[arg(long, default_value_t = 2)]
     pub(super) ranks: u32,
     /// Hosts of the ranks, for instance "a a b b"; without it, each rank has a host of its own
     #[arg(long, value_delimiter = ' ')]
     pub(super) hosts: Vec<String>,
-    /// How the plugin presents the two simulated adapters, or NCCL's sockets instead of the plugin
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Net::Mpib])]
-    pub(super) net: Vec<Net>,
+    /// Let this rank die in the middle of the last test
+    #[arg(long, value_name = "RANK")]
+    pub(super) killed: Option<u32>,
+    /// Register the buffers with NCCL (ncclCommRegister, from 2.19 on)
+    #[arg(long)]
+    pub(super) register: bool,
+    /// Let NICs reach GPU memory
+    #[arg(long)]
+    pub(super) gpudirect: bool,
+    /// Let NCCL use virtual memory management (cuMem)
+    #[arg(long)]
+    pub(super) vmm: bool,
+    /// Let GPU memory be exported as a DMA-BUF, and let the adapters register it
+    #[arg(long)]
+    pub(super) dma_buf: bool,
+    /// Compute capability times ten; below 90, NCCL flushes received data
+    #[arg(long, default_value_t = 90)]
+    pub(super) capability: u32,
+}
+
+impl Variant {
+    /// Two ranks on two hosts.
+    const PLAIN: Self = Self {
+        ranks: 2,
+        hosts: Vec::new(),
+        killed: None,
+        register: false,
+        gpudirect: false,
+        vmm: false,
+        dma_buf: false,
+        capability: 90,
+    };
+
+    /// Returns the host of each rank.
+    pub(super) fn hosts(&self) -> Vec<String> {
+        match self.hosts.is_empty() {
+            true => (0..self.ranks).map(|rank| format!("host{rank}")).collect(),
+            false => self.hosts.clone(),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let hosts = self.hosts.len();
+        if self.ranks == 0 || (hosts > 0 && hosts != self.ranks as usize) {
+            return Err(Failure::usage(format!("{} ranks and {hosts} hosts", self.ranks)));
+        }
+        if let Some(rank) = self.killed.filter(|rank| *rank >= self.ranks) {
+            return Err(Failure::usage(format!("there is no rank {rank} to kill")));
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        let killed = self.killed.map(|rank| format!("rank {rank} killed"));
+        let switches = [
+            (!self.hosts.is_empty()).then(|| format!("hosts {}", self.hosts.join(" "))),
+            self.gpudirect.then(|| "GPUDirect".into()),
+            (self.capability < 90).then(|| "flush".into()),
+            self.dma_buf.then(|| "DMA-BUF".into()),
+            self.vmm.then(|| "VMM".into()),
+            self.register.then(|| "registered".into()),
+            killed,
+        ];
+        let all = [Some(format!("{} ranks", self.ranks))].into_iter().chain(switches);
+        all.flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The tests of a communicator.
+#[derive(Debug, Args)]
+struct Wanted {
     /// Collectives, with commas, or none; all if the option is absent
     #[arg(long, value_delimiter = ',')]
     tests: Option<Vec<String>>,
@@ -39,36 +138,6 @@ pub(crate) struct CollectivesArgs {
     /// Repetitions of each test
     #[arg(long, default_value_t = 2)]
     times: u32,
-    /// Let this rank die in the middle of the last test
-    #[arg(long, value_name = "RANK")]
-    killed: Option<u32>,
-    /// Register the buffers with NCCL (ncclCommRegister)
-    #[arg(long)]
-    register: bool,
-    /// Let NICs reach GPU memory
-    #[arg(long)]
-    pub(super) gpudirect: bool,
-    /// Let NCCL use virtual memory management (cuMem)
-    #[arg(long)]
-    pub(super) vmm: bool,
-    /// Let GPU memory be exported as a DMA-BUF
-    #[arg(long)]
-    pub(super) dma_buf: bool,
-    /// Compute capability times ten; below 90, NCCL flushes received data
-    #[arg(long, default_value_t = 90)]
-    pub(super) capability: u32,
-    /// Settings of NCCL, the plugin or softverbs, as NAME=VALUE
-    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
-    pub(super) set: Vec<(String, String)>,
-    /// Seconds without progress after which the ranks are killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub(super) silence: u64,
-    /// Copy NCCL's log of a communicator that fails to this folder
-    #[arg(long, value_name = "FOLDER")]
-    pub(super) logs: Option<PathBuf>,
-    /// The folder in which "make build" put the plugin and softverbs
-    #[arg(long, value_name = "FOLDER", default_value = "build")]
-    pub(super) build: PathBuf,
 }
 
 /// The network.
@@ -78,7 +147,7 @@ pub(crate) enum Net {
     Mpib,
     /// No setting of the plugin.
     Default,
-    /// NCCL fuses the two devices.
+    /// The two devices are functions of one card, which NCCL fuses from 2.24 on.
     Fused,
     /// NCCL's own sockets, the control: what fails there too is not the plugin's fault.
     Socket,
@@ -87,12 +156,30 @@ pub(crate) enum Net {
 /// One communicator.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    pub(super) name: String,
     pub(super) net: Net,
+    pub(super) variant: Variant,
     pub(super) tests: Vec<Test>,
-    pub(super) register: bool,
-    pub(super) killed: Option<u32>,
 }
+
+impl Plan {
+    /// Returns what the communicator is, in words.
+    pub(super) fn name(&self) -> String {
+        format!("{}, {}", format!("{:?}", self.net).to_lowercase(), self.variant.describe())
+    }
+
+    /// Returns the network that NCCL must report.
+    pub(super) fn network(&self) -> &'static str {
+        if self.net == Net::Socket { "Socket" } else { "MPIB" }
+    }
+
+    /// Returns whether a release, by the version of its table, has what the communicator needs.
+    pub(super) fn fits(&self, table: u32) -> bool {
+        !self.variant.register || table >= REGISTERS
+    }
+}
+
+/// Table of the first release with `ncclCommRegister` (2.19).
+const REGISTERS: u32 = 7;
 
 fn setting(text: &str) -> std::result::Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
@@ -108,25 +195,36 @@ fn named<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T> {
 impl CollectivesArgs {
     /// Returns the communicators of the options.
     pub(super) fn plans(&self) -> Result<Vec<Plan>> {
-        let hosts = self.hosts.len();
-        if self.ranks == 0 || (hosts > 0 && hosts != self.ranks as usize) {
-            return Err(Failure::usage(format!("{} ranks and {hosts} hosts", self.ranks)));
+        if self.suite {
+            return self.suite_plans();
         }
-        if let Some(rank) = self.killed.filter(|rank| *rank >= self.ranks) {
-            return Err(Failure::usage(format!("there is no rank {rank} to kill")));
-        }
-        let tests = self.all_tests()?;
-        let plan = |net: &Net| Plan {
-            name: format!("{net:?}, {} ranks", self.ranks).to_lowercase(),
-            net: *net,
-            tests: tests.clone(),
-            register: self.register,
-            killed: self.killed,
-        };
+        self.variant.check()?;
+        let tests = self.wanted.tests(self.variant.ranks)?;
+        let plan = |net: &Net| Plan { net: *net, variant: self.variant.clone(), tests: tests.clone() };
         Ok(self.net.iter().map(plan).collect())
     }
 
-    fn all_tests(&self) -> Result<Vec<Test>> {
+    fn suite_plans(&self) -> Result<Vec<Plan>> {
+        let two_hosts = ["a", "a", "b", "b"].map(str::to_owned).to_vec();
+        let direct = Variant { gpudirect: true, dma_buf: true, capability: 80, ..Variant::PLAIN };
+        let all = [
+            (Net::Default, Variant::PLAIN),
+            (Net::Fused, Variant::PLAIN),
+            (Net::Mpib, Variant::PLAIN),
+            (Net::Mpib, Variant { ranks: 4, hosts: two_hosts, vmm: true, ..Variant::PLAIN }),
+            (Net::Mpib, direct.clone()),
+            (Net::Mpib, Variant { register: true, ..direct }),
+            (Net::Mpib, Variant { killed: Some(1), ..Variant::PLAIN }),
+        ];
+        let plan = |(net, variant): (Net, Variant)| {
+            Ok(Plan { net, tests: self.wanted.tests(variant.ranks)?, variant })
+        };
+        all.into_iter().map(plan).collect()
+    }
+}
+
+impl Wanted {
+    fn tests(&self, ranks: u32) -> Result<Vec<Test>> {
         let collectives: Vec<Collective> = match &self.tests {
             None => Collective::ALL.to_vec(),
             Some(names) if names.iter().all(|name| name == "none") => Vec::new(),
@@ -135,24 +233,19 @@ impl CollectivesArgs {
         let elements: Vec<Element> = self.elements.iter().map(|n| named("type", n)).collect::<Result<_>>()?;
         let operators: Vec<Operator> =
             self.operators.iter().map(|n| named("operator", n)).collect::<Result<_>>()?;
-        if operators.contains(&Operator::Avg) && !self.ranks.is_power_of_two() {
+        if operators.contains(&Operator::Avg) && !ranks.is_power_of_two() {
             return Err(Failure::usage("an average of floats is exact only for 2, 4, 8 … ranks"));
         }
         let mut tests = Vec::new();
         for collective in collectives {
             for &element in &elements {
                 for &count in &self.counts {
-                    let one = if collective.reduces() { &operators[..] } else { &operators[..1] };
+                    let used = if collective.reduces() { &operators[..] } else { &operators[..1] };
                     let test = |operator| Test { collective, element, operator, count, times: self.times };
-                    tests.extend(one.iter().copied().map(test));
+                    tests.extend(used.iter().copied().map(test));
                 }
             }
         }
         Ok(tests)
-    }
-
-    /// Returns the network that NCCL must report.
-    pub(super) fn expected_network(&self, plan: &Plan) -> &'static str {
-        if plan.net == Net::Socket { "Socket" } else { "MPIB" }
     }
 }

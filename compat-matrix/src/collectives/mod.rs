@@ -2,9 +2,16 @@
 //! through the plugin on softverbs.
 
 mod args;
+mod pci;
 mod place;
 
-use std::{collections::BTreeMap, env, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    collections::BTreeMap,
+    env,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 pub(crate) use args::CollectivesArgs;
 use softcuda::{
@@ -14,9 +21,9 @@ use softcuda::{
 
 use self::{args::Plan, place::Place};
 use crate::{
-    failure::{Context, Failure, Result},
+    failure::{Context, Failure, Kind, Result},
     fetch::Cache,
-    matrix::{Matrix, Release},
+    matrix::Matrix,
     stage::Stage,
 };
 
@@ -28,56 +35,61 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     releases.retain(|release| release.short || !args.short);
     let stage = Stage::set(&args.build)?;
     let cache = Cache::of_user(&matrix.package)?;
-    let mut failures = 0;
+    let (mut failed, mut ran, mut missing) = (0, 0, Vec::new());
     for release in &releases {
-        let library = cache.fetch(release)?;
-        for plan in &plans {
-            let line = format!("NCCL {release:7} {:34}", plan.name);
-            match communicator(args, release, library.clone(), plan, &stage) {
-                Ok(seen) => println!("{line} ok     {seen}"),
-                Err(failure) => {
-                    failures += 1;
-                    println!("{line} FAILED {failure}");
-                }
+        let library = match cache.fetch(release) {
+            Ok(library) => library,
+            Err(failure) if failure.kind == Kind::Missing && args.allow_missing => {
+                println!("NCCL {release}: not run: {failure}");
+                missing.push(release.version.as_str());
+                continue;
             }
+            Err(failure) => return Err(failure),
+        };
+        for plan in plans.iter().filter(|plan| plan.fits(release.table)) {
+            let begun = Instant::now();
+            let done = communicator(args, &library, plan, &stage);
+            let word = if done.is_ok() { "ok" } else { "FAILED" };
+            let seen = done.unwrap_or_else(|failure| failure.message);
+            let seconds = begun.elapsed().as_secs_f32();
+            println!("NCCL {release:7} {:52} {word:6} {seconds:5.1} s  {seen}", plan.name());
+            ran += 1;
+            failed += usize::from(word == "FAILED");
         }
     }
-    println!("\n{} communicators, {failures} failed", releases.len() * plans.len());
-    Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if !missing.is_empty() {
+        println!("\nnot run, since the library could not be had: NCCL {}", missing.join(", "));
+    }
+    println!("\n{ran} communicators, {failed} failed");
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Runs one communicator. Returns what was seen.
-fn communicator(
-    args: &CollectivesArgs,
-    release: &Release,
-    library: PathBuf,
-    plan: &Plan,
-    stage: &Stage,
-) -> Result<String> {
+fn communicator(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Stage) -> Result<String> {
     let scratch = tempfile::tempdir().cannot("make a temporary folder")?;
     let program = env::current_exe().cannot("find this program's file")?;
     let folder = program.parent().ok_or_else(|| Failure::tool("this program's file has no folder"))?;
     let world = World::new(folder, scratch.path(), Duration::from_secs(args.silence))
         .map_err(|e| Failure::tool(format!("{e}; build package softcuda first (make collectives does)")))?;
-    let place = Place::new(args, plan, release, stage, scratch.path())?;
-    let starts = (0..args.ranks).map(|rank| {
+    let place = Place::new(args, plan, stage, scratch.path())?;
+    let variant = &plan.variant;
+    let starts = (0..variant.ranks).map(|rank| {
         let job = Job {
-            library: library.clone(),
+            library: library.to_owned(),
             softcuda: PathBuf::new(),
             settings: place.settings(rank),
             rank,
-            ranks: args.ranks,
+            ranks: variant.ranks,
             device: place.device(rank),
             hub: PathBuf::new(),
             tests: plan.tests.clone(),
-            register: plan.register,
-            killed: plan.killed,
+            register: variant.register,
+            killed: variant.killed,
         };
         Start { job, environment: place.environment(rank) }
     });
     let ends = world.run(starts.collect()).cannot("run the ranks")?;
-    let seen = judge(plan, &ends)
-        .and_then(|seen| Ok(format!("{seen}; {}", place.networks(args.expected_network(plan))?)));
+    let seen = judge(plan, &ends).and_then(|seen| Ok(format!("{seen}; {}", place.ways(plan)?)));
     seen.map_err(|failure| match args.logs.as_ref() {
         None => failure,
         Some(to) => match place.keep_logs(to) {
@@ -92,7 +104,7 @@ fn judge(plan: &Plan, ends: &[End]) -> Result<String> {
     let mut outcomes = BTreeMap::new();
     let mut failures = Vec::new();
     for (rank, end) in ends.iter().enumerate() {
-        let killed = plan.killed.is_some_and(|killed| killed as usize == rank);
+        let killed = plan.variant.killed.is_some_and(|killed| killed as usize == rank);
         match (end, end.outcome()) {
             (End::Died { status, .. }, _) if killed && status.contains("SIGKILL") => {}
             (_, Ok(outcome)) if !killed => {
@@ -125,7 +137,7 @@ fn wrong(plan: &Plan, rank: usize, outcome: &Outcome) -> Vec<String> {
             ));
         }
     }
-    match (&outcome.asynchronous_error, plan.killed) {
+    match (&outcome.asynchronous_error, plan.variant.killed) {
         (Some((code, text)), None) => {
             failures.push(format!("rank {rank}: asynchronous error {code}: {text}"))
         }

@@ -11,10 +11,10 @@ use softcuda::Settings;
 use super::{
     CollectivesArgs,
     args::{Net, Plan},
+    pci,
 };
 use crate::{
     failure::{Context, Failure, Result},
-    matrix::Release,
     stage::{Folder, RAILS, Stage},
 };
 
@@ -29,22 +29,18 @@ pub(super) struct Place {
     /// The host of each rank.
     hosts: Vec<String>,
     settings: Settings,
+    /// What follows the address of each rail in `SOFTVERBS_DEVICES`.
+    devices: [String; 2],
     logs: PathBuf,
 }
 
 impl Place {
-    pub(super) fn new(
-        args: &CollectivesArgs,
-        plan: &Plan,
-        release: &Release,
-        stage: &Stage,
-        scratch: &Path,
-    ) -> Result<Self> {
+    pub(super) fn new(args: &CollectivesArgs, plan: &Plan, stage: &Stage, scratch: &Path) -> Result<Self> {
         let mut environment = stage.environment(&Folder::Whole)?;
         let kept: Vec<_> = REPLACED.iter().filter_map(|name| environment.remove(*name)).collect();
         debug_assert_eq!(kept.len(), REPLACED.len());
         let mut set = |name: &str, value: &str| environment.insert(name.to_owned(), value.to_owned());
-        set("NCCL_NET", if plan.net == Net::Socket { "Socket" } else { "MPIB" });
+        set("NCCL_NET", plan.network());
         set("NCCL_SOCKET_IFNAME", "lo");
         set("MPIB_OOB_IF", "lo");
         // Its service listens on a fixed port of the loopback.
@@ -55,12 +51,10 @@ impl Place {
                 set("MPIB_HCA_SOUT", RAILS[0]);
                 set("MPIB_HCA_SUP", RAILS[1]);
             }
-            Net::Fused => {
-                set("NCCL_NET_FORCE_MERGE", &RAILS.join(","));
-            }
-            Net::Default | Net::Socket => {}
+            Net::Fused | Net::Default | Net::Socket => {}
         }
-        if args.gpudirect {
+        let variant = &plan.variant;
+        if variant.gpudirect {
             // The simulated adapters have no place in the tree of PCI devices.
             set("NCCL_NET_GDR_LEVEL", "SYS");
             set("NCCL_NET_GDR_READ", "1");
@@ -68,19 +62,15 @@ impl Place {
         for (name, value) in &args.set {
             set(name, value);
         }
-        let hosts = match args.hosts.is_empty() {
-            true => (0..args.ranks).map(|rank| format!("host{rank}")).collect(),
-            false => args.hosts.clone(),
-        };
         let settings = Settings {
-            compute_capability: (args.capability / 10, args.capability % 10),
-            gpudirect: args.gpudirect,
-            vmm: args.vmm,
-            dma_buf: args.dma_buf,
-            driver_version: if release.version.contains("cu13") { 13040 } else { 12090 },
+            compute_capability: (variant.capability / 10, variant.capability % 10),
+            gpudirect: variant.gpudirect,
+            vmm: variant.vmm,
+            dma_buf: variant.dma_buf,
             ..Settings::default()
         };
-        Ok(Self { environment, hosts, settings, logs: scratch.to_owned() })
+        let (hosts, devices) = (variant.hosts(), devices(plan, scratch)?);
+        Ok(Self { environment, hosts, settings, devices, logs: scratch.to_owned() })
     }
 
     /// Returns the number of a rank's host.
@@ -108,8 +98,8 @@ impl Place {
         let mut environment = self.environment.clone();
         let [sout, sup] = RAILS;
         let n = self.host_number(rank) + 1;
-        let extra = if self.settings.dma_buf { ",dmabuf=on" } else { "" };
-        let devices = format!("{sout}:addr=10.9.0.{n}/24{extra};{sup}:addr=10.9.1.{n}/24{extra}");
+        let [first, second] = &self.devices;
+        let devices = format!("{sout}:addr=10.9.0.{n}/24{first};{sup}:addr=10.9.1.{n}/24{second}");
         environment.insert("SOFTVERBS_DEVICES".into(), devices);
         environment.insert("NCCL_HOSTID".into(), self.hosts[rank as usize].clone());
         environment.insert("NCCL_DEBUG_FILE".into(), self.log(rank).display().to_string());
@@ -121,24 +111,28 @@ impl Place {
         (0..self.hosts.len() as u32).map(read)
     }
 
-    /// Checks that every rank that wrote a log used this network. Returns the ways by which data
-    /// went.
-    pub(super) fn networks(&self, expected: &str) -> Result<String> {
+    /// Checks that every rank used the plan's network, and that data went where the plan wants it.
+    /// Returns the ways by which data went.
+    pub(super) fn ways(&self, plan: &Plan) -> Result<String> {
         let mut ways = BTreeMap::<String, usize>::new();
         for (rank, log) in self.logs() {
-            let line = log.lines().find(|line| line.contains("Using network") || line.contains("[send]"));
-            let used = log.lines().find_map(|line| line.split("Using network ").nth(1)).map(str::trim);
-            if used.is_none_or(|used| used.split_whitespace().next() != Some(expected)) {
+            let used = log.lines().find_map(|line| line.split("Using network ").nth(1));
+            if used.and_then(|used| used.split_whitespace().next()) != Some(plan.network()) {
+                let expected = plan.network();
                 return Err(Failure::wrong(format!(
-                    "rank {rank} used network {used:?} ({line:?}); expected {expected}"
+                    "rank {rank} used network {used:?}, expected {expected}"
                 )));
             }
             for way in log.lines().filter_map(|line| line.split(" via ").nth(1)) {
                 *ways.entry(way.trim().to_owned()).or_default() += 1;
             }
         }
-        let ways: Vec<_> = ways.into_iter().map(|(way, times)| format!("{times} x {way}")).collect();
-        Ok(if ways.is_empty() { "no connections".into() } else { ways.join(", ") })
+        let seen: Vec<_> = ways.iter().map(|(way, times)| format!("{times} x {way}")).collect();
+        let seen = if seen.is_empty() { "no connections".into() } else { seen.join(", ") };
+        if plan.variant.gpudirect && !ways.keys().any(|way| way.contains("GDRDMA")) {
+            return Err(Failure::wrong(format!("no connection uses GPUDirect: {seen}")));
+        }
+        Ok(seen)
     }
 
     /// Copies the logs to a folder.
@@ -150,4 +144,14 @@ impl Place {
         }
         Ok(())
     }
+}
+
+/// Returns the properties of the rails' adapters.
+fn devices(plan: &Plan, scratch: &Path) -> Result<[String; 2]> {
+    let dma_buf = if plan.variant.dma_buf { ",dmabuf=on" } else { "" };
+    if plan.net != Net::Fused {
+        return Ok([dma_buf; 2].map(str::to_owned));
+    }
+    let folders = pci::one_card(scratch, &RAILS).cannot("make a tree of PCI devices")?;
+    Ok([0, 1].map(|rail| format!("{dma_buf},sysfs={}", folders[rail].display())))
 }

@@ -76,13 +76,13 @@ const DEVICE: u64 = 2;
 /// An attribute's value and the size of its type.
 fn value(range: &Range, wanted: c_int, address: usize) -> (u64, usize) {
     match wanted {
-        attribute::MEMORY_TYPE => (if range.kind.on_device() { DEVICE } else { HOST }, 4),
+        attribute::MEMORY_TYPE => (if range.kind == Kind::Device { DEVICE } else { HOST }, 4),
         attribute::DEVICE_POINTER | attribute::HOST_POINTER => (address as u64, 8),
         attribute::SYNC_MEMOPS | attribute::MAPPED => (1, 4),
         attribute::BUFFER_ID => (range.id, 8),
         attribute::IS_MANAGED => (0, 4),
         attribute::DEVICE_ORDINAL => (u64::from(range.device), 4),
-        attribute::IPC_CAPABLE => (u64::from(range.kind == Kind::Device), 4),
+        attribute::IPC_CAPABLE => (u64::from(range.kind == Kind::Device && !range.is_mapped()), 4),
         attribute::RANGE_START => (range.base as u64, 8),
         attribute::RANGE_SIZE => (range.len as u64, 8),
         unknown => end_rank(&Unknown::new("attribute of an address", unknown)),

@@ -8,7 +8,7 @@ use std::{
 use crate::{
     border::{Address, In, Out},
     device,
-    memory::vmm::GRANULARITY,
+    memory::vmm::{GRANULARITY, Location},
     patch::EntryPoint,
     state::state,
     status::{Answer, Status, code},
@@ -30,11 +30,12 @@ pub(super) const FUNCTIONS: &[EntryPoint] = &[
     ("cuMemGetAllocationPropertiesFromHandle", get_properties as *const ()),
 ];
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`, `CU_MEM_LOCATION_TYPE_DEVICE`,
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`, `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const PINNED: c_int = 1;
-const ON_DEVICE: c_int = 1;
 const FILE_DESCRIPTOR: c_int = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`, `CU_MEM_LOCATION_TYPE_HOST_NUMA`.
+const ON_DEVICE: c_int = 1;
+const ON_NUMA_NODE: c_int = 3;
 
 /// `CUmemAllocationProp`.
 #[derive(Debug, Clone, Copy)]
@@ -52,13 +53,15 @@ struct Properties {
 }
 
 impl Properties {
-    /// Returns the device of the memory. Ends the rank if it would not be device memory.
-    fn device(self) -> Answer<u32> {
-        if self.kind != PINNED || self.location != ON_DEVICE {
-            let what = format!("type {} at location {}", self.kind, self.location);
-            end_rank(&Unknown::new("physical memory of", what));
+    /// Returns where the memory is to be. All NUMA nodes are one.
+    fn location(self) -> Answer<Location> {
+        match (self.kind, self.location) {
+            (PINNED, ON_DEVICE) => state().devices.check(self.location_id).map(Location::Device),
+            (PINNED, ON_NUMA_NODE) => Ok(Location::Host),
+            (kind, place) => {
+                end_rank(&Unknown::new("physical memory of", format!("type {kind} at location {place}")))
+            }
         }
-        state().devices.check(self.location_id)
     }
 }
 
@@ -88,8 +91,8 @@ extern "C" fn create(
     properties: In<Properties>,
     _flags: c_ulonglong,
 ) -> Status {
-    let device = properties.get().and_then(Properties::device);
-    code(handle.set_answer(device.and_then(|device| state().memory.create(len, device))))
+    let location = properties.get().and_then(Properties::location);
+    code(handle.set_answer(location.and_then(|location| state().memory.create(len, location))))
 }
 
 extern "C" fn release(handle: u64) -> Status {
@@ -124,9 +127,11 @@ extern "C" fn import(handle: Out<u64>, descriptor: usize, kind: c_int) -> Status
     let Ok(descriptor @ 0..) = c_int::try_from(descriptor) else {
         return Status::INVALID_VALUE;
     };
+    // The handle does not tell where the memory is; only its importer's device can access it then.
+    let location = Location::Device(device::current());
     // SAFETY: the caller's open descriptor, which is only used during this call.
     let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    code(handle.set_answer(state().memory.import(descriptor, device::current())))
+    code(handle.set_answer(state().memory.import(descriptor, location)))
 }
 
 extern "C" fn retain(handle: Out<u64>, address: Address) -> Status {
@@ -135,15 +140,21 @@ extern "C" fn retain(handle: Out<u64>, address: Address) -> Status {
 
 extern "C" fn get_properties(properties: Out<Properties>, handle: u64) -> Status {
     let memory = state().memory.physical(handle);
-    code(properties.set_answer(memory.map(|memory| Properties {
-        kind: PINNED,
-        handle_types: FILE_DESCRIPTOR,
-        location: ON_DEVICE,
-        location_id: memory.device.cast_signed(),
-        windows: 0,
-        compression: 0,
-        gpudirect: u8::from(state().devices.settings().gpudirect),
-        usage: 0,
-        reserved: [0; 4],
+    code(properties.set_answer(memory.map(|memory| {
+        let (location, location_id) = match memory.location {
+            Location::Device(device) => (ON_DEVICE, device.cast_signed()),
+            Location::Host => (ON_NUMA_NODE, 0),
+        };
+        Properties {
+            kind: PINNED,
+            handle_types: FILE_DESCRIPTOR,
+            location,
+            location_id,
+            windows: 0,
+            compression: 0,
+            gpudirect: u8::from(state().devices.settings().gpudirect),
+            usage: 0,
+            reserved: [0; 4],
+        }
     })))
 }

@@ -204,7 +204,7 @@ impl Reader<'_> {
         let (low, high) = (fields.channel_low.size(work), fields.channel_high.size(work));
         let middle = (high + 1).saturating_sub(low + 2);
         let count = counts[0] + counts[1] * middle + counts[2];
-        let part = self.part(channel, function, work)?;
+        let part = self.part(channel, function, registration, work)?;
         let name = || format!("{function} on channels {low} to {high}");
         let range = part.offset..part.offset + part.count;
         self.coverage.add((place, false), name, count, [range].into_iter());
@@ -238,7 +238,13 @@ impl Reader<'_> {
     }
 
     /// Returns the part of a channel.
-    fn part(&self, channel: &Channel, function: Function, work: &[u8]) -> Result<Part, Unknown> {
+    fn part(
+        &self,
+        channel: &Channel,
+        function: Function,
+        registration: Registration,
+        work: &[u8],
+    ) -> Result<Part, Unknown> {
         let fields = &self.layout.collective;
         let (low, high) = (fields.channel_low.size(work), fields.channel_high.size(work));
         let counts = fields.counts.map(|field| field.size(work));
@@ -253,7 +259,8 @@ impl Reader<'_> {
         };
         let grain = GRAINS[function.protocol as usize] / function.data_type.size();
         let chunk = fields.chunk_grains[which].size(work) * grain;
-        if chunk == 0 && counts[which] != 0 {
+        // NCCL leaves the size open where the network moves everything at once (`rounds`).
+        if chunk == 0 && counts[which] != 0 && registration != Registration::Offloaded {
             return Err(Unknown::new("chunk size", 0).found(function));
         }
         Ok(Part { offset, count: counts[which], chunk: chunk.max(1) })

@@ -25,7 +25,7 @@ const _: () = assert!(size_of::<IpcHandle>() == 64);
 impl Memory {
     /// Returns a handle of the allocation that contains an address.
     pub(crate) fn export_ipc(&self, address: usize) -> Answer<IpcHandle> {
-        let range = self.find(address).filter(|range| range.kind == Kind::Device);
+        let range = self.find(address).filter(|range| range.kind == Kind::Device && !range.is_mapped());
         let range = range.ok_or(Status::INVALID_VALUE)?;
         let (file, _) = range.file().ok_or(Status::INVALID_VALUE)?;
         Ok(IpcHandle {

@@ -31,14 +31,6 @@ pub(crate) enum Kind {
     Host,
     /// Memory of the program, registered by it.
     Registered,
-    /// Device memory mapped into a reserved range of addresses.
-    Vmm,
-}
-
-impl Kind {
-    pub(crate) fn on_device(self) -> bool {
-        matches!(self, Self::Device | Self::Vmm)
-    }
 }
 
 /// A range of addresses.
@@ -67,6 +59,11 @@ enum Backing {
 impl Range {
     fn contains(&self, address: usize) -> bool {
         (self.base..self.base + self.len).contains(&address)
+    }
+
+    /// Returns whether the range is physical memory that was mapped into reserved addresses.
+    pub(crate) fn is_mapped(&self) -> bool {
+        matches!(self.backing, Backing::Physical { .. })
     }
 
     /// Returns the file with the range's bytes and the offset of the first one.
@@ -131,7 +128,7 @@ impl Memory {
         }
         let mut table = self.table.lock();
         match table.ranges.get(&base) {
-            Some(range) if range.kind != Kind::Vmm => {}
+            Some(range) if !range.is_mapped() => {}
             _ => return Err(Status::INVALID_VALUE),
         }
         let range = table.ranges.remove(&base);

@@ -1,6 +1,9 @@
 use std::{os::fd::AsFd, ptr, slice};
 
-use super::{vmm::GRANULARITY, *};
+use super::{
+    vmm::{GRANULARITY, Location},
+    *,
+};
 
 /// Returns the bytes of a range that stays allocated for the whole test.
 fn bytes(base: usize, len: usize) -> &'static mut [u8] {
@@ -69,12 +72,14 @@ fn host_memory_has_no_handle() {
 #[test]
 fn physical_memory_is_shared_by_its_mappings_and_outlives_its_handle() {
     let memory = Memory::default();
-    let handle = memory.create(GRANULARITY, 2).unwrap();
+    let handle = memory.create(GRANULARITY, Location::Device(2)).unwrap();
     let exported = memory.export(handle).unwrap();
-    let imported = memory.import(exported.as_fd(), 2).unwrap();
+    let imported = memory.import(exported.as_fd(), Location::Host).unwrap();
     let base = memory.reserve(2 * GRANULARITY, 0).unwrap();
     memory.map(base, GRANULARITY, 0, handle).unwrap();
     memory.map(base + GRANULARITY, GRANULARITY, 0, imported).unwrap();
+    assert_eq!(memory.find(base + 5).map(|r| (r.kind, r.device)), Some((Kind::Device, 2)));
+    assert_eq!(memory.find(base + GRANULARITY).map(|r| r.kind), Some(Kind::Host));
     memory.release(handle).unwrap();
     assert_eq!(memory.release(handle), Err(Status::INVALID_VALUE));
     let all = bytes(base, 2 * GRANULARITY);
@@ -89,7 +94,7 @@ fn physical_memory_is_shared_by_its_mappings_and_outlives_its_handle() {
 #[test]
 fn mappings_outside_a_reservation_or_over_another_one_fail() {
     let memory = Memory::default();
-    let handle = memory.create(2 * GRANULARITY, 0).unwrap();
+    let handle = memory.create(2 * GRANULARITY, Location::Device(0)).unwrap();
     let base = memory.reserve(GRANULARITY, 0).unwrap();
     let invalid = Err(Status::INVALID_VALUE);
     assert_eq!(memory.map(base + GRANULARITY, GRANULARITY, 0, handle), invalid, "behind the end");
@@ -103,4 +108,17 @@ fn mappings_outside_a_reservation_or_over_another_one_fail() {
     memory.unmap(base, GRANULARITY).unwrap();
     assert_eq!(memory.unmap(base, GRANULARITY), invalid, "unmapped already");
     memory.release_addresses(base, GRANULARITY).unwrap();
+}
+
+#[test]
+fn an_exported_range_begins_at_the_position_of_its_file() {
+    let memory = Memory::default();
+    let base = memory.allocate(2 * ALLOCATION_UNIT, Kind::Device, 0).unwrap();
+    bytes(base, 2 * ALLOCATION_UNIT)[ALLOCATION_UNIT..][..3].copy_from_slice(b"abc");
+    let file = memory.export_range(base + ALLOCATION_UNIT, 4096).unwrap();
+    let mut read = [0; 3];
+    std::io::Read::read_exact(&mut std::fs::File::from(file), &mut read).unwrap();
+    assert_eq!(&read, b"abc");
+    let behind = memory.export_range(base + ALLOCATION_UNIT, 2 * ALLOCATION_UNIT);
+    assert_eq!(behind.unwrap_err(), Status::INVALID_VALUE);
 }

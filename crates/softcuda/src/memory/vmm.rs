@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     ptr,
     sync::Arc,
 };
@@ -13,13 +13,22 @@ use crate::status::{Answer, Status};
 /// Sizes and addresses are multiples of this.
 pub(crate) const GRANULARITY: usize = 2 << 20;
 
-/// Physical memory of a device.
+/// Where physical memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Location {
+    /// On a device.
+    Device(u32),
+    /// On the host.
+    Host,
+}
+
+/// Physical memory.
 #[derive(Debug)]
 pub(crate) struct Physical {
     handle: u64,
     file: OwnedFd,
     len: usize,
-    pub(crate) device: u32,
+    pub(crate) location: Location,
 }
 
 impl Physical {
@@ -38,10 +47,10 @@ pub(super) struct Reservations {
 }
 
 impl Reservations {
-    fn add(&mut self, file: OwnedFd, len: usize, device: u32) -> u64 {
+    fn add(&mut self, file: OwnedFd, len: usize, location: Location) -> u64 {
         self.next_handle += 1;
         let handle = self.next_handle;
-        self.handles.insert(handle, (Arc::new(Physical { handle, file, len, device }), 1));
+        self.handles.insert(handle, (Arc::new(Physical { handle, file, len, location }), 1));
         handle
     }
 
@@ -115,12 +124,12 @@ impl Memory {
     }
 
     /// Makes physical memory and returns its handle.
-    pub(crate) fn create(&self, len: usize, device: u32) -> Answer<u64> {
+    pub(crate) fn create(&self, len: usize, location: Location) -> Answer<u64> {
         if len == 0 || !is_granular(len) {
             return Err(Status::INVALID_VALUE);
         }
         let file = memfd(len).map_err(|_| Status::OUT_OF_MEMORY)?;
-        Ok(self.vmm.lock().add(file, len, device))
+        Ok(self.vmm.lock().add(file, len, location))
     }
 
     /// Returns the physical memory of a handle.
@@ -164,12 +173,15 @@ impl Memory {
         if overlaps {
             return Err(Status::INVALID_VALUE);
         }
-        use std::os::fd::AsFd;
         // SAFETY: `inside` holds, and the reservation cannot end while `vmm` is locked.
         unsafe { remap(base, len, Some((memory.file.as_fd(), offset))) }?;
-        let (id, device) = (table.id(), memory.device);
+        let id = table.id();
+        let (kind, device) = match memory.location {
+            Location::Device(device) => (Kind::Device, device),
+            Location::Host => (Kind::Host, 0),
+        };
         let backing = Backing::Physical { memory, offset };
-        table.ranges.insert(base, Range { base, len, kind: Kind::Vmm, device, id, backing });
+        table.ranges.insert(base, Range { base, len, kind, device, id, backing });
         Ok(())
     }
 
@@ -180,8 +192,8 @@ impl Memory {
         let inside: Vec<_> =
             table.ranges.range(base..base.saturating_add(len)).map(|(b, r)| (*b, r.len)).collect();
         let covered: usize = inside.iter().map(|(_, len)| len).sum();
-        let only_vmm = inside.iter().all(|(base, _)| table.ranges[base].kind == Kind::Vmm);
-        if inside.is_empty() || covered != len || !only_vmm {
+        let only_mapped = inside.iter().all(|(base, _)| table.ranges[base].is_mapped());
+        if inside.is_empty() || covered != len || !only_mapped {
             return Err(Status::INVALID_VALUE);
         }
         for (base, len) in inside {
@@ -198,13 +210,13 @@ impl Memory {
     }
 
     /// Imports exported memory. The descriptor stays the caller's.
-    pub(crate) fn import(&self, descriptor: BorrowedFd<'_>, device: u32) -> Answer<u64> {
+    pub(crate) fn import(&self, descriptor: BorrowedFd<'_>, location: Location) -> Answer<u64> {
         let file = descriptor.try_clone_to_owned().map_err(|_| Status::INVALID_VALUE)?;
         let file = std::fs::File::from(file);
         let len = file.metadata().map_err(|_| Status::INVALID_VALUE)?.len() as usize;
         if len == 0 {
             return Err(Status::INVALID_VALUE);
         }
-        Ok(self.vmm.lock().add(file.into(), len, device))
+        Ok(self.vmm.lock().add(file.into(), len, location))
     }
 }

@@ -113,7 +113,7 @@ const INVALID_DEVICE: c_int = -2;
 extern "C" fn pointer_get_attributes(attributes: Out<PointerAttributes>, address: Address) -> Status {
     let address = address.get();
     let found = match state().memory.find(address) {
-        Some(range) if range.kind.on_device() => PointerAttributes {
+        Some(range) if range.kind == Kind::Device => PointerAttributes {
             kind: DEVICE,
             device: range.device.cast_signed(),
             device_address: address,
