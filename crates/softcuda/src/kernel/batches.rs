@@ -260,7 +260,8 @@ impl Reader<'_> {
         let grain = GRAINS[function.protocol as usize] / function.data_type.size();
         let chunk = fields.chunk_grains[which].size(work) * grain;
         // NCCL leaves the size open where the network moves everything at once (`rounds`).
-        if chunk == 0 && counts[which] != 0 && registration != Registration::Offloaded {
+        let is_open = registration == Registration::Offloaded && function.kind == Kind::AllGather;
+        if chunk == 0 && counts[which] != 0 && !is_open {
             return Err(Unknown::new("chunk size", 0).found(function));
         }
         Ok(Part { offset, count: counts[which], chunk: chunk.max(1) })
