@@ -130,6 +130,9 @@ pub enum Registration {
     None,
     /// A send's or a receive's buffer: the kernel moves nothing.
     P2p,
+    /// The same, as one step: 2.22 and 2.23, whose connections do not show that the network
+    /// reaches the user's buffers.
+    Whole,
     /// A collective's: the network reads and writes the output, the kernel reduces in it.
     Collective,
     /// A collective's with one rank on each node: the kernel moves nothing.
@@ -207,7 +210,7 @@ impl Primitives {
                 direction,
                 step_bytes: terms.step_bytes,
                 multiple,
-                registered: terms.registration != Registration::None,
+                registration: terms.registration,
             };
             // SAFETY: the caller's promise.
             addresses.iter().map(|&at| unsafe { Connection::open(at, layout, opening) }).collect()

@@ -1,6 +1,6 @@
 //! A connection of Simple whose steps are sent and received one by one.
 
-use super::{Connection, Direction, Protocol, connection};
+use super::{Connection, Direction, Protocol, Registration, connection};
 use crate::{Unknown, address::Address, layout};
 
 /// A connection of Simple. Each step is sent or received as a whole.
@@ -21,7 +21,8 @@ impl StepConnection {
         step_bytes: usize,
     ) -> Result<Self, Unknown> {
         let protocol = Protocol::Simple;
-        let opening = connection::Opening { protocol, direction, step_bytes, multiple: 1, registered: false };
+        let registration = Registration::None;
+        let opening = connection::Opening { protocol, direction, step_bytes, multiple: 1, registration };
         // SAFETY: the caller's promise.
         unsafe { Connection::open(info, layout, opening) }.map(Self)
     }
