@@ -1,11 +1,13 @@
 //! What collectives, sends and receives do: which operations on which connections, in which order.
 
 pub(crate) mod p2p;
+pub(crate) mod pat;
 pub(crate) mod ring;
 pub(crate) mod rounds;
 pub(crate) mod task;
 pub(crate) mod tree;
 
+pub(crate) use pat::plan::Packing;
 pub(crate) use rounds::Round;
 pub(crate) use task::Task;
 
@@ -35,6 +37,8 @@ pub(crate) struct Collective {
     pub(crate) root: usize,
     pub(crate) rounds: Vec<Round>,
     pub(crate) registration: Registration,
+    /// How a reduce-scatter on PAT packs its steps.
+    pub(crate) packing: Packing,
 }
 
 impl Collective {
@@ -47,6 +51,11 @@ impl Collective {
                 Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter | Kind::Broadcast | Kind::Reduce,
                 Algorithm::Ring,
             ) => ring::tasks(self, comm, channel),
+            (Kind::AllGather | Kind::ReduceScatter, Algorithm::Pat)
+                if function.protocol == Protocol::Simple =>
+            {
+                pat::tasks(self, comm, channel)
+            }
             _ => Err(Unknown::new("function", function)),
         }
     }

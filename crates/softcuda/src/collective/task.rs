@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::pat::Pat;
 use crate::{
     Unknown,
     address::Address,
@@ -23,6 +24,8 @@ pub(crate) enum Task {
     Running { primitives: Primitives, operations: Operations },
     /// Open connections without further operations.
     Closing(Primitives),
+    /// A collective on PAT.
+    Pat(Box<Pat>),
     /// Nothing to do.
     Done,
 }
@@ -37,6 +40,11 @@ pub(crate) struct Plan {
 }
 
 impl Task {
+    /// Returns whether there is nothing left to do.
+    pub(crate) const fn is_done(&self) -> bool {
+        matches!(self, Self::Done)
+    }
+
     /// Advances as far as it goes without waiting.
     pub(crate) fn step(&mut self) -> Result<Progress, Unknown> {
         let mut result = Progress::Waiting;
@@ -79,6 +87,10 @@ impl Task {
                 Progress::Done => (Self::Done, Progress::Done),
                 progress => (Self::Closing(primitives), progress),
             },
+            Self::Pat(mut pat) => match pat.step()? {
+                Progress::Done => (Self::Done, Progress::Done),
+                progress => (Self::Pat(pat), progress),
+            },
         })
     }
 }
@@ -102,6 +114,7 @@ impl fmt::Debug for Task {
             Self::Waiting(plan) => write!(f, "waiting {:?}", plan.terms),
             Self::Running { primitives, .. } => write!(f, "running {primitives:?}"),
             Self::Closing(primitives) => write!(f, "closing {primitives:?}"),
+            Self::Pat(pat) => pat.fmt(f),
             Self::Done => f.write_str("done"),
         }
     }

@@ -217,6 +217,7 @@ impl Reader<'_> {
             root: fields.root.size(work),
             rounds: self.program.rounds(function, registration, part, self.comm.ranks),
             registration,
+            packing: self.program.packing,
         })
     }
 
@@ -259,7 +260,8 @@ impl Reader<'_> {
         let grain = GRAINS[function.protocol as usize] / function.data_type.size();
         let chunk = fields.chunk_grains[which].size(work) * grain;
         // NCCL leaves the size open where the network moves everything at once (`rounds`).
-        if chunk == 0 && counts[which] != 0 && registration != Registration::Offloaded {
+        let is_open = registration == Registration::Offloaded && function.kind == Kind::AllGather;
+        if chunk == 0 && counts[which] != 0 && !is_open {
             return Err(Unknown::new("chunk size", 0).found(function));
         }
         Ok(Part { offset, count: counts[which], chunk: chunk.max(1) })
@@ -325,20 +327,23 @@ impl Reader<'_> {
         let name = || format!("{direction:?} with rank {peer}");
         self.coverage.add((place, is_send), name, bytes, [range.clone()].into_iter());
         let is_ll = half.is_ll.is_set(work);
-        let is_registered = half.net_registered.is_set(work) && !is_ll;
-        let chunk = decode_chunk(half.chunk.get(work) as u8);
+        let registration = match half.net_registered.is_set(work) && !is_ll {
+            false => Registration::None,
+            true if half.whole => Registration::Whole,
+            true => Registration::P2p,
+        };
         Ok(Some(Message {
             direction,
             peer: usize::try_from(peer).map_err(|_| Unknown::new("peer", peer))?,
             buffer: Address::new(half.buffer.size(work)).plus(range.start),
             bytes: range.len(),
-            chunk: match (is_registered, half.whole) {
-                (false, _) => chunk,
-                (true, true) => range.len().max(1),
-                (true, false) => REGISTERED_STEP,
+            chunk: match registration {
+                Registration::None => decode_chunk(half.chunk.get(work) as u8),
+                Registration::Whole => range.len().max(1),
+                _ => REGISTERED_STEP,
             },
             protocol: if is_ll { Protocol::Ll } else { Protocol::Simple },
-            registration: if is_registered { Registration::P2p } else { Registration::None },
+            registration,
         }))
     }
 }

@@ -60,9 +60,9 @@ impl Block {
         let mut result = Progress::Waiting;
         while let Some(stage) = self.groups.front_mut().and_then(|group| group.stages.front_mut()) {
             let mut is_done = true;
-            for task in stage {
+            for task in stage.iter_mut().filter(|task| !task.is_done()) {
                 match task.step()? {
-                    Progress::Done => {}
+                    Progress::Done => result = Progress::Moved,
                     Progress::Moved => (is_done, result) = (false, Progress::Moved),
                     Progress::Waiting => is_done = false,
                 }

@@ -150,6 +150,7 @@ impl Reader<'_> {
             root,
             rounds,
             registration: Registration::None,
+            packing: self.program.packing,
         };
         group.stages.push_back(work.tasks(&self.comm, channel)?);
         Ok(())

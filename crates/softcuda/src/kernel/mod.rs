@@ -19,12 +19,14 @@ pub use crate::protocol::Progress;
 use crate::{
     Image, Unknown,
     address::Address,
-    collective::p2p::PartOrder,
+    collective::{Packing, p2p::PartOrder},
     layout::{Layout, Work},
 };
 
 /// The first release whose sends and receives have their parts in the order of channels.
 const LINEAR_PARTS: i32 = 22800;
+/// The first release whose PAT spreads the data of a reduce-scatter.
+const SPREAD: i32 = 22600;
 /// The first release with a table of functions.
 const TABLE: i32 = 21900;
 
@@ -54,6 +56,7 @@ pub struct Program {
     layout: Arc<Layout>,
     functions: Functions,
     part_order: PartOrder,
+    packing: Packing,
 }
 
 impl Program {
@@ -87,7 +90,8 @@ impl Program {
             None => Functions::of_formula(),
         };
         let part_order = if release < LINEAR_PARTS { PartOrder::Reversed } else { PartOrder::Linear };
-        Ok(Self { layout: Arc::new(layout), functions, part_order })
+        let packing = if release < SPREAD { Packing::Full } else { Packing::Spread };
+        Ok(Self { layout: Arc::new(layout), functions, part_order, packing })
     }
 
     /// Reads a launch. The kernel begins with the first [`Kernel::step`].

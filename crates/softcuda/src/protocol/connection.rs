@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Direction, Protocol};
+use super::{Direction, Protocol, Registration};
 use crate::{Unknown, address::Address, layout};
 
 /// Steps that a connection's buffers hold.
@@ -31,8 +31,8 @@ pub(super) struct Opening {
     pub(super) step_bytes: usize,
     /// The first step is a multiple of this number.
     pub(super) multiple: u64,
-    /// Whether the work's buffers are registered with the network.
-    pub(super) registered: bool,
+    /// The registration of the work's buffers with the network.
+    pub(super) registration: Registration,
 }
 
 /// An open connection. Between `open` and `close` this kernel is the only one that uses it, and
@@ -77,11 +77,15 @@ impl Connection {
             (Protocol::Simple, Some(field)) => field.size(&bytes),
             _ => opening.step_bytes,
         };
-        let reaches_user = layout.flags.get(&bytes) & DIRECT_NIC != 0;
+        let reaches_user = match opening.registration {
+            Registration::None => false,
+            Registration::Whole => true,
+            _ => layout.flags.get(&bytes) & DIRECT_NIC != 0,
+        };
         let connection = Self {
             step: layout.step.get(&bytes).next_multiple_of(opening.multiple),
             step_bytes,
-            registered: opening.registered && reaches_user && opening.protocol == Protocol::Simple,
+            registered: reaches_user && opening.protocol == Protocol::Simple,
             saved_step: info.plus(layout.step.offset),
             buffer,
             head,

@@ -5,12 +5,14 @@ mod connection;
 mod ll;
 mod ll128;
 mod simple;
+mod step;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
 use connection::Connection;
+pub use step::StepConnection;
 
 use crate::{Unknown, address::Address, layout, reduce::Reduction};
 
@@ -128,6 +130,9 @@ pub enum Registration {
     None,
     /// A send's or a receive's buffer: the kernel moves nothing.
     P2p,
+    /// The same, as one step: 2.22 and 2.23, whose connections do not show that the network
+    /// reaches the user's buffers.
+    Whole,
     /// A collective's: the network reads and writes the output, the kernel reduces in it.
     Collective,
     /// A collective's with one rank on each node: the kernel moves nothing.
@@ -205,7 +210,7 @@ impl Primitives {
                 direction,
                 step_bytes: terms.step_bytes,
                 multiple,
-                registered: terms.registration != Registration::None,
+                registration: terms.registration,
             };
             // SAFETY: the caller's promise.
             addresses.iter().map(|&at| unsafe { Connection::open(at, layout, opening) }).collect()
