@@ -38,6 +38,9 @@ pub(crate) struct CollectivesArgs {
     /// Copy NCCL's log of a communicator that fails to this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) logs: Option<PathBuf>,
+    /// Remove each release's library after its communicators (otherwise it stays in the cache)
+    #[arg(long)]
+    pub(super) drop: bool,
     /// Do not fail if a release cannot be fetched
     #[arg(long)]
     pub(super) allow_missing: bool,

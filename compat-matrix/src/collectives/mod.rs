@@ -60,6 +60,9 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
             ran += 1;
             failed += usize::from(word == "FAILED");
         }
+        if args.drop {
+            cache.drop(release)?;
+        }
     }
     if !missing.is_empty() {
         println!("\nnot run, since the library could not be had: NCCL {}", missing.join(", "));

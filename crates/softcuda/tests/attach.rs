@@ -1,4 +1,4 @@
-//! Attaching to a small library of our own, in processes of their own.
+//! Attaching to a small library of this project, each time in a new process.
 
 use std::{
     env,
@@ -28,7 +28,7 @@ fn library(options: &[&str]) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Runs a test of this file again, in a process of its own that finds the library.
+/// Runs a test of this file again, in a new process that finds the library.
 fn again(test: &str, options: &[&str]) -> Output {
     let (_folder, path) = library(options);
     let mut command = Command::new(env::current_exe().unwrap());

@@ -91,8 +91,8 @@ fn communicator(of: &Names<'_>, is_lists: bool) -> Found<Communicator> {
     let optional = |member: &str| whole.optional(&format!("comm.{member}"));
     let work_consumed = optional("workConsumed");
     let profiler = match optional("workStarted") {
-        // 2.26 has no bit in its works that turns the reports off, and counters for a ring.
-        Some(started) if of.get("ncclDevWorkColl")?.optional("profilerEnabled").is_none() => {
+        // 2.26, which has both, has a counter of a channel instead of a ring.
+        Some(started) if work_consumed.is_some() => {
             Some(Profiler { started, completed: comm("workCompleted")?, ring: None })
         }
         Some(started) => {
