@@ -67,6 +67,7 @@ impl Place {
             gpudirect: variant.gpudirect,
             vmm: variant.vmm,
             dma_buf: variant.dma_buf,
+            driver_version: if args.cuda == 13 { 13040 } else { 12090 },
             ..Settings::default()
         };
         let (hosts, devices) = (variant.hosts(), devices(plan, scratch)?);
