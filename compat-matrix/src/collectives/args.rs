@@ -38,7 +38,10 @@ pub(crate) struct CollectivesArgs {
     /// Seconds without progress after which the ranks are killed
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(super) silence: u64,
-    /// Copy NCCL's log of a communicator that fails to this folder
+    /// Let the ranks write each launch of a kernel to their stderr
+    #[arg(long)]
+    pub(super) launches: bool,
+    /// Copy NCCL's logs and the ranks' stderr of a communicator that fails to this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) logs: Option<PathBuf>,
     /// Remove each release's library after its communicators (otherwise it stays in the cache)

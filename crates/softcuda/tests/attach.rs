@@ -107,6 +107,16 @@ fn calls_inside_the_library_lead_to_softcuda() {
 }
 
 #[test]
+fn a_copy_has_read_the_stack_when_the_call_returns() {
+    let Some(path) = inside() else {
+        return passed(&again("a_copy_has_read_the_stack_when_the_call_returns", &[]));
+    };
+    let library = Loaded::open(&path);
+    assert_eq!(attach(&path, &three_devices()), 0);
+    assert_eq!(library.call(c"copied_from_the_stack"), 1);
+}
+
+#[test]
 fn a_function_that_softcuda_lacks_ends_the_process_with_its_name() {
     let Some(path) = inside() else {
         let output = again("a_function_that_softcuda_lacks_ends_the_process_with_its_name", &[]);

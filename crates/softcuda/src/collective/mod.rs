@@ -1,5 +1,6 @@
 //! What collectives, sends and receives do: which operations on which connections, in which order.
 
+pub(crate) mod gather_v;
 pub(crate) mod p2p;
 pub(crate) mod pat;
 pub(crate) mod ring;

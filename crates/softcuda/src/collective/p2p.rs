@@ -114,3 +114,35 @@ pub(crate) const fn decode_chunk(bits: u8) -> usize {
         _ => (mantissa | 8) << (exponent - 1),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_have_the_parts_in_the_order_of_the_release() {
+        let parts =
+            |order: PartOrder| (3..11).map(move |channel| order.part(channel, 3, 8)).collect::<Vec<_>>();
+        assert_eq!(parts(PartOrder::Linear), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(parts(PartOrder::Reversed), [0, 4, 2, 6, 1, 5, 3, 7]);
+        assert_eq!(PartOrder::Linear.part(1, 5, 8), 4, "channels wrap around");
+        assert_eq!(PartOrder::Reversed.part(7, 0, 1), 0);
+    }
+
+    #[test]
+    fn parts_begin_at_pages_and_may_be_empty() {
+        let ranges: Vec<_> = (0..4).map(|part| part_range(9000, 4, part)).collect();
+        assert_eq!(ranges, [0..4096, 4096..8192, 8192..9000, 9000..9000]);
+        assert_eq!(part_range(0, 1, 0), 0..0);
+    }
+
+    #[test]
+    fn chunk_sizes_are_floats_of_eight_bits() {
+        assert_eq!(decode_chunk(0), 0);
+        assert_eq!(decode_chunk(7), 7);
+        assert_eq!(decode_chunk(1 << 3), 8);
+        assert_eq!(decode_chunk(1 << 3 | 7), 15);
+        assert_eq!(decode_chunk(11 << 3), 8192);
+        assert_eq!(decode_chunk(17 << 3 | 4), 786_432);
+    }
+}

@@ -13,7 +13,7 @@ use crate::{
     Unknown,
     address::Address,
     collective::{
-        Collective, REGISTERED_STEP, Task,
+        Collective, REGISTERED_STEP, Task, gather_v,
         p2p::{Message, decode_chunk, part_range},
         rounds::Part,
     },
@@ -26,6 +26,7 @@ use crate::{
 const P2P: u64 = 0;
 const COLLECTIVE: u64 = 1;
 const REGISTERED_COLLECTIVE: u64 = 2;
+const BROADCAST: u64 = 3;
 /// Places of works that a batch names, at most.
 const PLACES: u32 = 64;
 /// Bytes of a grain of chunks, by protocol.
@@ -113,7 +114,7 @@ impl Reader<'_> {
     fn group(&mut self, channel: &Channel, index: &mut usize) -> Result<(Group, usize), Unknown> {
         let fields = &self.layout.batch;
         let mut group = Group::default();
-        let mut messages = Vec::new();
+        let (mut messages, mut parts) = (Vec::new(), Vec::new());
         loop {
             let batch = self.batch(*index)?.to_vec();
             let kind = fields.kind.get(&batch);
@@ -134,11 +135,15 @@ impl Reader<'_> {
                         let work = self.collective(channel, place, function, &work)?;
                         group.stages.push_back(work.tasks(&self.comm, channel)?);
                     }
+                    (BROADCAST, Kind::AllGatherV) => parts.push(self.gather_v(&work)?),
                     _ => return Err(Unknown::new("work kind", kind).found(function)),
                 }
             }
             let jump = fields.next_jump.size(&batch);
             if !fields.next_extends.is_set(&batch) {
+                if !parts.is_empty() {
+                    messages.push(gather_v::task(parts, function.protocol, &self.comm, channel)?);
+                }
                 if !messages.is_empty() {
                     group.stages.push_back(messages);
                 }
@@ -161,6 +166,7 @@ impl Reader<'_> {
             P2P => self.layout.p2p.size,
             COLLECTIVE => self.layout.collective.size,
             REGISTERED_COLLECTIVE => self.layout.registered_size,
+            BROADCAST => self.broadcast()?.size,
             other => return Err(Unknown::new("work kind", other)),
         };
         let fields = &self.layout.batch;
@@ -188,6 +194,23 @@ impl Reader<'_> {
         // SAFETY: the host wrote the work into the FIFO or the buffer before the launch and keeps it
         // until the kernel frees it. A work does not cross the FIFO's end.
         Ok(unsafe { address.bytes(size) })
+    }
+
+    fn broadcast(&self) -> Result<&layout::Broadcast, Unknown> {
+        self.layout.broadcast.as_ref().ok_or_else(|| Unknown::new("work kind", BROADCAST))
+    }
+
+    fn gather_v(&self, work: &[u8]) -> Result<gather_v::Part, Unknown> {
+        let fields = self.broadcast()?;
+        let address = |field: layout::Field| Address::new(field.size(work));
+        Ok(gather_v::Part {
+            depth: fields.ring_depth.size(work),
+            input: address(fields.input),
+            output: address(fields.output),
+            offset: fields.done.size(work),
+            bytes: fields.bytes.size(work),
+            chunk: fields.chunk.size(work),
+        })
     }
 
     fn collective(

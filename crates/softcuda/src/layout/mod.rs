@@ -286,6 +286,8 @@ pub struct Batches {
     pub registered_size: usize,
     /// A send and a receive.
     pub p2p: P2p,
+    /// A part of an all-gather of parts of different sizes; from 2.29 on.
+    pub broadcast: Option<Broadcast>,
 }
 
 /// `ncclDevWorkBatch`.
@@ -322,7 +324,7 @@ pub struct Collective {
     pub net_registered: Option<Field>,
     /// Whether each node has one rank; from 2.24 on.
     pub one_rank_per_node: Option<Field>,
-    /// Whether the kernel reports to the profiler; from 2.27 on.
+    /// Whether the kernel reports to the profiler; from 2.26.5 on.
     pub profiled: Option<Field>,
     /// The root.
     pub root: Field,
@@ -347,7 +349,7 @@ pub struct P2p {
     pub channels: Field,
     /// The first of them.
     pub channel_base: Field,
-    /// Whether the kernel reports to the profiler; from 2.27 on.
+    /// Whether the kernel reports to the profiler; from 2.26.5 on.
     pub profiled: Option<Field>,
     /// The send.
     pub send: P2pHalf,
@@ -374,6 +376,25 @@ pub struct P2pHalf {
     pub net_registered: Field,
     /// Whether the whole of a registered buffer is one step: 2.22 and 2.23.
     pub whole: bool,
+}
+
+/// `ncclDevWorkBcast`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Broadcast {
+    /// Bytes of a work.
+    pub size: usize,
+    /// Distance from the root in the ring.
+    pub ring_depth: Field,
+    /// Bytes of a chunk.
+    pub chunk: Field,
+    /// The input, if this rank is the root.
+    pub input: Field,
+    /// The output.
+    pub output: Field,
+    /// Bytes.
+    pub bytes: Field,
+    /// Bytes before the part.
+    pub done: Field,
 }
 
 impl Layout {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Batch, Batches, Channel, Collective, Communicator, Connection, Field, Fifo, Layout, LayoutError,
-    ListCollective, ListP2p, ListPart, Lists, P2p, P2pHalf, Profiler, Work,
+    Batch, Batches, Broadcast, Channel, Collective, Communicator, Connection, Field, Fifo, Layout,
+    LayoutError, ListCollective, ListP2p, ListPart, Lists, P2p, P2pHalf, Profiler, Work,
     dwarf::{Structure, Structures},
 };
 
@@ -20,13 +20,16 @@ const OF_BATCHES: &[&str] =
 /// The communicator with its channels: from 2.28 on, and before.
 const COMMUNICATORS: &[&str] = &["ncclKernelCommAndChannels", "ncclDevCommAndChannels"];
 /// Structures of some releases.
-const OPTIONAL: &[&str] = &["ncclConnFifo", "ncclDevProfiler"];
+const OPTIONAL: &[&str] = &["ncclConnFifo", "ncclDevProfiler", BROADCAST];
+const BROADCAST: &str = "ncclDevWorkBcast";
 
 /// Reads the table from a library's debug information.
 pub(super) fn read(elf: &object::File<'_>) -> Found<Layout> {
     let names: BTreeSet<_> =
         [COMMON, OF_LISTS, OF_BATCHES, COMMUNICATORS, OPTIONAL].into_iter().flatten().copied().collect();
-    let structures = Structures::read(elf, &names, |found| table(found).is_ok())?;
+    // No other structure shows whether a release has this one, so older releases are read to the end.
+    let enough = |found: &Structures| found.get(BROADCAST).is_some() && table(found).is_ok();
+    let structures = Structures::read(elf, &names, enough)?;
     table(&structures)
 }
 
@@ -91,12 +94,10 @@ fn communicator(of: &Names<'_>, is_lists: bool) -> Found<Communicator> {
     let optional = |member: &str| whole.optional(&format!("comm.{member}"));
     let work_consumed = optional("workConsumed");
     let profiler = match optional("workStarted") {
-        // 2.26, which has both, has a counter of a channel instead of a ring.
-        Some(started) if work_consumed.is_some() => {
-            Some(Profiler { started, completed: comm("workCompleted")?, ring: None })
-        }
         Some(started) => {
-            let ring = Some(of.get("ncclDevProfiler")?.size());
+            // 2.26, the last one with this member, has counters for rings.
+            let has_rings = work_consumed.is_none();
+            let ring = if has_rings { Some(of.get("ncclDevProfiler")?.size()) } else { None };
             Some(Profiler { started, completed: comm("workCompleted")?, ring })
         }
         None => None,
@@ -247,6 +248,19 @@ fn batches(of: &Names<'_>) -> Found<Batches> {
         collective: collective(of)?,
         registered_size: of.get("ncclDevWorkCollReg")?.size(),
         p2p: p2p(of)?,
+        broadcast: of.optional(BROADCAST).map(broadcast).transpose()?,
+    })
+}
+
+fn broadcast(work: Members<'_>) -> Found<Broadcast> {
+    Ok(Broadcast {
+        size: work.size(),
+        ring_depth: work.get("ringDepth")?,
+        chunk: work.get("chunkSize")?,
+        input: work.get("sendbuff")?,
+        output: work.get("recvbuff")?,
+        bytes: work.get("bytes")?,
+        done: work.get("bytes_done")?,
     })
 }
 

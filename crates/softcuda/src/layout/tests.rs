@@ -28,6 +28,8 @@ fn every_cached_release_has_a_complete_layout_of_its_generation() {
         let consumes = layout.communicator.work_consumed.is_some();
         assert_eq!(consumes, (22..=26).contains(&minor), "NCCL {release}");
         assert_eq!(layout.communicator.profiler.is_some(), minor >= 26, "NCCL {release}");
+        let ring = layout.communicator.profiler.as_ref().and_then(|profiler| profiler.ring);
+        assert_eq!(ring, (minor >= 27).then_some(1024), "NCCL {release}");
         assert_eq!(layout.channel.work_counter.is_some(), minor >= 26, "NCCL {release}");
         match &layout.work {
             Work::Lists(lists) => {
@@ -38,7 +40,8 @@ fn every_cached_release_has_a_complete_layout_of_its_generation() {
                 let registers = batches.collective.net_registered.is_some();
                 assert_eq!(registers, minor >= 24, "NCCL {release}");
                 assert_eq!(batches.p2p.send.whole, minor < 24, "NCCL {release}");
-                assert_eq!(batches.p2p.profiled.is_some(), minor >= 27, "NCCL {release}");
+                assert_eq!(batches.p2p.profiled.is_some(), numbers(&release) >= (26, 5), "NCCL {release}");
+                assert_eq!(batches.broadcast.is_some(), minor >= 29, "NCCL {release}");
             }
         }
     }

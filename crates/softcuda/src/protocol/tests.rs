@@ -175,6 +175,14 @@ fn proxy_threads_see_the_bytes_on_the_wire() {
             // SAFETY: the size in an entry of the world's FIFO.
             assert_eq!(unsafe { entry.read::<u64>() }, size, "{protocol} {count} slice {i}");
         }
+        let send = world.connection(0, 0, 1, Direction::Send, 0);
+        // SAFETY: the pointer to the counter in a connection of the world.
+        let tail = unsafe { send.plus(world.layout.connection.tail.offset).read::<usize>() };
+        // SAFETY: the counter.
+        let tail = unsafe { Address::new(tail).read::<u64>() };
+        // LL has no counter on this way; its proxy thread looks at the flags only.
+        let steps = if protocol == Protocol::Ll { 0 } else { shape.0 * shape.1 };
+        assert_eq!(tail, steps as u64, "{protocol} {count}");
     }
 }
 

@@ -1,8 +1,8 @@
 //! Layouts of both generations for tests, made by hand after 2.32.3 and 2.18.3.
 
 use crate::layout::{
-    Batch, Batches, Channel, Collective, Communicator, Connection, Field, Fifo, Layout, ListCollective,
-    ListP2p, ListPart, Lists, P2p, P2pHalf, Work,
+    Batch, Batches, Broadcast, Channel, Collective, Communicator, Connection, Field, Fifo, Layout,
+    ListCollective, ListP2p, ListPart, Lists, P2p, P2pHalf, Work,
 };
 
 const fn word(offset: usize) -> Field {
@@ -119,6 +119,15 @@ fn batches() -> Batches {
             send: half(0, 32, 42, 0),
             receive: half(8, 36, 43, 1),
         },
+        broadcast: Some(Broadcast {
+            size: 48,
+            ring_depth: word(0),
+            chunk: word(4),
+            input: long(8),
+            output: long(16),
+            bytes: long(24),
+            done: long(32),
+        }),
     }
 }
 

@@ -3,7 +3,10 @@ use proptest::prelude::*;
 use super::{Algorithm, Buffers, COLLECTIVES, Case, buffers, check, counter, number};
 use crate::{
     address::Address,
-    kernel::{Launch, Params, Program, function::Kind},
+    kernel::{
+        Launch, Params, Program,
+        function::{Function, Kind},
+    },
     layout::{Batches, Layout, Work},
     protocol::{Progress, Protocol},
     reduce::Operator,
@@ -277,6 +280,53 @@ fn messages_arrive_on_any_number_of_channels() {
 }
 
 #[test]
+fn parts_of_different_sizes_reach_every_rank() {
+    const BYTES: [usize; 3] = [100_000, 5, 70_001];
+    for protocol in Protocol::ALL {
+        for is_in_place in [false, true] {
+            let mut world = World::new(of_batches(), Shape { ranks: 3, ..Shape::default() });
+            let table: Vec<u8> = (0..2000i32).flat_map(i32::to_le_bytes).collect();
+            let program = Program::of_release(world.layout.clone(), 23203, Some(&table)).expect("known");
+            let function =
+                Function { kind: Kind::AllGatherV, ..Case::of(Kind::AllGather, protocol, 1).function() };
+            let function = number(&program, function);
+            let content =
+                |root: usize| -> Vec<u8> { (0..BYTES[root]).map(|i| (i * 7 + root) as u8).collect() };
+            let fields = fields(&world).clone();
+            let work = fields.broadcast.clone().expect("a layout of 2.29 or later");
+            let mut outputs = Vec::new();
+            let launches: Vec<Launch> = (0..3)
+                .map(|rank| {
+                    let mut builder = Builder::new(&fields);
+                    for (root, &bytes) in BYTES.iter().enumerate() {
+                        let (own, output) = (world.arena.with(&content(root)), world.arena.zeroed(bytes));
+                        let output = if rank == root && is_in_place { own } else { output };
+                        outputs.push((root, output));
+                        let mut one = vec![0; work.size];
+                        work.ring_depth.put(&mut one, ((rank + 3 - root) % 3) as u64);
+                        work.chunk.put(&mut one, 7680);
+                        work.input.put(&mut one, if rank == root { own.get() as u64 } else { 0 });
+                        work.output.put(&mut one, output.get() as u64);
+                        work.bytes.put(&mut one, bytes as u64);
+                        builder.work(&one);
+                    }
+                    builder.batch(3, function, 0, 7);
+                    builder.launch(&mut world, rank, 1, Store::Fifo)
+                })
+                .collect();
+            let start = |launch| program.start(launch).expect("a known launch");
+            let mut kernels: Vec<_> = launches.iter().map(start).collect();
+            crate::testing::world::run(&mut kernels);
+            for (root, output) in outputs {
+                // SAFETY: an output of the world's arena.
+                let found = unsafe { output.bytes(BYTES[root]) };
+                assert!(found == content(root), "{protocol}, the part of rank {root}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_fifo_is_freed_and_works_are_counted() {
     let mut layout = of_batches();
     layout.communicator.work_consumed = Some(crate::layout::Field::whole(72, 8));
@@ -354,8 +404,8 @@ fn whatever_is_unknown_has_its_name() {
     assert!(unknown_function.starts_with("function 2047 is unknown"), "{unknown_function}");
     let storage = error(|fields, launch| fields.storage.put(arguments(launch), 3));
     assert!(storage.starts_with("work storage 3 is unknown"), "{storage}");
-    let kind = error(|fields, launch| fields.batch.kind.put(&mut arguments(launch)[32..], 3));
-    assert!(kind.starts_with("work kind 3 is unknown"), "{kind}");
+    let kind = error(|fields, launch| fields.batch.kind.put(&mut arguments(launch)[32..], 0));
+    assert!(kind.starts_with("work kind 0 is unknown (AllReduce Sum I32 Ring Simple)"), "{kind}");
     let blocks = error(|_, launch| launch.blocks = 3);
     assert!(blocks.starts_with("grid with blocks 3 is unknown (2 channels)"), "{blocks}");
     let pointers = error(|_, launch| launch.params = Params::Pointers(vec![[0; 8]; 3]));
