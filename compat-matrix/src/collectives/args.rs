@@ -18,6 +18,9 @@ pub(crate) struct CollectivesArgs {
     /// One release for each table version
     #[arg(long, conflicts_with = "releases")]
     pub(super) short: bool,
+    /// The wheels of this major version of CUDA; 13 from 2.27 on, in a cache beside the other one
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(12..=13))]
+    pub(super) cuda: u32,
     /// Instead of the communicators of the other options, a suite: default, fused and MPIB profile,
     /// two hosts of two GPUs, GPUDirect with flushes and registered buffers, and a killed rank
     #[arg(long, conflicts_with_all = ["net", "ranks", "hosts", "register", "killed"])]
@@ -35,9 +38,15 @@ pub(crate) struct CollectivesArgs {
     /// Seconds without progress after which the ranks are killed
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(super) silence: u64,
-    /// Copy NCCL's log of a communicator that fails to this folder
+    /// Let the ranks write each launch of a kernel to their stderr
+    #[arg(long)]
+    pub(super) launches: bool,
+    /// Copy NCCL's logs and the ranks' stderr of a communicator that fails to this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) logs: Option<PathBuf>,
+    /// Remove each release's library after its communicators (otherwise it stays in the cache)
+    #[arg(long)]
+    pub(super) drop: bool,
     /// Do not fail if a release cannot be fetched
     #[arg(long)]
     pub(super) allow_missing: bool,
@@ -52,7 +61,7 @@ pub(super) struct Variant {
     /// Ranks of each communicator
     #[arg(long, default_value_t = 2)]
     pub(super) ranks: u32,
-    /// Hosts of the ranks, for instance "a a b b"; without it, each rank has a host of its own
+    /// Hosts of the ranks, for instance "a a b b"; without it, each rank has another host
     #[arg(long, value_delimiter = ' ')]
     pub(super) hosts: Vec<String>,
     /// Let this rank die in the middle of the last test

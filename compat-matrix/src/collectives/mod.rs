@@ -34,7 +34,8 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     let mut releases = matrix.choose(&args.releases)?;
     releases.retain(|release| release.short || !args.short);
     let stage = Stage::set(&args.build)?;
-    let cache = Cache::of_user(&matrix.package)?;
+    let package = format!("nvidia-nccl-cu{}", args.cuda);
+    let cache = Cache::of_user(&matrix.package)?.of_package(&package);
     let (mut failed, mut ran, mut missing) = (0, 0, Vec::new());
     for release in &releases {
         let library = match cache.fetch(release) {
@@ -47,7 +48,7 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
             Err(failure) => return Err(failure),
         };
         for plan in &plans {
-            if let Some(why) = plan.unfit(release) {
+            if let Some(why) = plan.unfit(release).filter(|_| args.suite) {
                 println!("NCCL {release:7} {:52} not run: {why}", plan.name());
                 continue;
             }
@@ -59,6 +60,9 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
             println!("NCCL {release:7} {:52} {word:6} {seconds:5.1} s  {seen}", plan.name());
             ran += 1;
             failed += usize::from(word == "FAILED");
+        }
+        if args.drop {
+            cache.drop(release)?;
         }
     }
     if !missing.is_empty() {

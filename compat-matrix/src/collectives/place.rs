@@ -67,6 +67,8 @@ impl Place {
             gpudirect: variant.gpudirect,
             vmm: variant.vmm,
             dma_buf: variant.dma_buf,
+            log: args.launches,
+            driver_version: if args.cuda == 13 { 13040 } else { 12090 },
             ..Settings::default()
         };
         let (hosts, devices) = (variant.hosts(), devices(plan, scratch)?);
@@ -135,12 +137,15 @@ impl Place {
         Ok(seen)
     }
 
-    /// Copies the logs to a folder.
+    /// Copies NCCL's logs and what the ranks have written to a folder.
     pub(super) fn keep_logs(&self, to: &Path) -> Result<()> {
         fs::create_dir_all(to).cannot(format!("make {}", to.display()))?;
-        for (rank, log) in self.logs() {
-            let path = to.join(format!("nccl-{rank}.log"));
-            fs::write(&path, log).cannot(format!("write {}", path.display()))?;
+        let entries = fs::read_dir(&self.logs).cannot(format!("list {}", self.logs.display()))?;
+        for from in entries.flatten().map(|entry| entry.path()) {
+            let name = from.file_name().unwrap_or_default();
+            if ["nccl-", "stderr-"].iter().any(|kind| name.as_encoded_bytes().starts_with(kind.as_bytes())) {
+                fs::copy(&from, to.join(name)).cannot(format!("copy {}", from.display()))?;
+            }
         }
         Ok(())
     }

@@ -154,6 +154,8 @@ impl Devices {
             134 => -1,
             // Memory operations on streams with 64 bits.
             92 | 93 | 122 => 1,
+            // Logical endpoints, of CUDA 13.
+            153..=156 => 0,
             unknown => end_rank(&Unknown::new("device attribute", unknown)),
         }
     }

@@ -43,7 +43,7 @@ const PCI_DEVICE: c_uint = 0x2330_10de;
 const PCI_SUBSYSTEM: c_uint = 0x16c1_10de;
 /// Class of a 3D controller.
 const PCI_CLASS: (c_uint, c_uint) = (3, 2);
-/// PCI Express 5.0 with 16 lanes: generation, width, and speed of a lane in Mbit/s.
+/// PCI Express 5.0 of 16 bits: generation, width, and speed of a bit in Mbit/s.
 const PCIE_GENERATION: c_uint = 5;
 const PCIE_WIDTH: c_uint = 16;
 const PCIE_SPEED: c_uint = 32_000;

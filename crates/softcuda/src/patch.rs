@@ -1,7 +1,7 @@
 //! Redirection of the CUDA runtime inside a loaded library.
 //!
 //! Each wheel of NCCL has the CUDA runtime linked in. Every function `cuda[A-Z]…` gets a jump at its
-//! first byte, in the memory of this process only; the file stays as it is. The jump of five bytes
+//! first byte, in the memory of this process only; the file does not change. The jump of five bytes
 //! leads to a page near the library (the smallest function has six bytes), and from there to a
 //! function of softcuda, or to the end of the rank with the function's name.
 

@@ -1,4 +1,4 @@
-//! Attaching to a small library of our own, in processes of their own.
+//! Attaching to a small library of this project, each time in a new process.
 
 use std::{
     env,
@@ -28,7 +28,7 @@ fn library(options: &[&str]) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Runs a test of this file again, in a process of its own that finds the library.
+/// Runs a test of this file again, in a new process that finds the library.
 fn again(test: &str, options: &[&str]) -> Output {
     let (_folder, path) = library(options);
     let mut command = Command::new(env::current_exe().unwrap());
@@ -104,6 +104,16 @@ fn calls_inside_the_library_lead_to_softcuda() {
     assert!(unsafe { slice::from_raw_parts(address, 5000) }.iter().all(|byte| *byte == 0x5a));
     assert_eq!(std::fs::read(&path).unwrap(), file, "the file stays as it is");
     assert_eq!(attach(&path, &three_devices()), 1, "once for a process");
+}
+
+#[test]
+fn a_copy_has_read_the_stack_when_the_call_returns() {
+    let Some(path) = inside() else {
+        return passed(&again("a_copy_has_read_the_stack_when_the_call_returns", &[]));
+    };
+    let library = Loaded::open(&path);
+    assert_eq!(attach(&path, &three_devices()), 0);
+    assert_eq!(library.call(c"copied_from_the_stack"), 1);
 }
 
 #[test]

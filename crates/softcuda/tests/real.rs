@@ -31,7 +31,7 @@ fn library() -> Option<PathBuf> {
     found
 }
 
-/// Runs ranks on hosts of their own. `change` is applied to each job.
+/// Runs ranks on different hosts. `change` is applied to each job.
 fn run(ranks: u32, tests: Vec<Test>, change: impl Fn(&mut Job)) -> Option<(TempDir, Vec<End>)> {
     let library = library()?;
     let program = Path::new(env!("CARGO_BIN_EXE_collective-rank"));

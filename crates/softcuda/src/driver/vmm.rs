@@ -127,7 +127,7 @@ extern "C" fn import(handle: Out<u64>, descriptor: usize, kind: c_int) -> Status
     let Ok(descriptor @ 0..) = c_int::try_from(descriptor) else {
         return Status::INVALID_VALUE;
     };
-    // The handle does not tell where the memory is; only its importer's device can access it then.
+    // The descriptor does not show where the memory is. The importer uses it on its own device.
     let location = Location::Device(device::current());
     // SAFETY: the caller's open descriptor, which is only used during this call.
     let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };

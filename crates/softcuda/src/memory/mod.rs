@@ -1,6 +1,6 @@
 //! Memory of the simulated devices and of the host: a table of ranges.
 //!
-//! Each allocation is a memfd of its own, mapped shared. So other processes can map it (IPC and
+//! Each allocation is a separate memfd, mapped shared. So other processes can map it (IPC and
 //! exported handles), and a range can be exported as a file.
 
 pub(crate) mod ipc;

@@ -85,8 +85,8 @@ impl Element {
         matches!(self.form(), Form::Float(..))
     }
 
-    /// Returns how many whole numbers from 0 on a rank may contribute, so that the sum of eight ranks
-    /// is exact.
+    /// Returns how many whole numbers from 0 on a rank may contribute. The sum of eight ranks is then
+    /// exact.
     pub(super) const fn numbers(self) -> u64 {
         match self {
             Self::F8e5m2 => 2,

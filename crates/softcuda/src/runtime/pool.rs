@@ -1,5 +1,5 @@
-//! Memory pools. NCCL makes one of its own, although the devices report no support for pools, and
-//! allocates from it in the order of a stream. A pool here has no memory of its own.
+//! Memory pools. NCCL creates one, although the devices report no support for pools, and allocates
+//! from it in the order of a stream. A pool here is only a handle.
 
 use std::ffi::{c_int, c_void};
 

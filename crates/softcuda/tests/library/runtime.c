@@ -2,6 +2,7 @@
 // runs before softcuda attaches.
 
 #include <stddef.h>
+#include <string.h>
 
 // The functions are called as those of another object file: the compiler must not use what it sees
 // in them, for instance that they need no aligned stack.
@@ -24,6 +25,18 @@ RUNTIME int cudaMemset(void* address, int value, size_t len) {
 RUNTIME int cudaGetDeviceCount(int* count) {
     *count = -1;
     return 1003;
+}
+
+RUNTIME int cudaMemcpyAsync(void* to, const void* from, size_t len, int direction, void* stream) {
+    return to == from && stream == NULL ? (int)len : direction;
+}
+
+RUNTIME int cudaLaunchHostFunc(void* stream, void (*function)(void*), void* argument) {
+    return stream == argument ? 1005 : function == NULL;
+}
+
+RUNTIME int cudaStreamSynchronize(void* stream) {
+    return stream == NULL ? 1006 : 1007;
 }
 
 RUNTIME int cudaOfTheFuture(int argument) {
@@ -54,6 +67,26 @@ void* filled(size_t len, int value) {
         return NULL;
     }
     return address;
+}
+
+static void wait_until_set(void* argument) {
+    while (__atomic_load_n((int*)argument, __ATOMIC_ACQUIRE) == 0) {
+    }
+}
+
+// Copies a variable that changes while the stream cannot run the copy yet. Returns what arrived.
+int copied_from_the_stack(void) {
+    static int open = 0;
+    char* to = filled(64, 0);
+    char from[64];
+    memset(from, 1, sizeof from);
+    if (to == NULL || cudaLaunchHostFunc(NULL, wait_until_set, &open) != 0 ||
+        cudaMemcpyAsync(to, from, sizeof from, 1, NULL) != 0) {
+        return -1;
+    }
+    memset(from, 2, sizeof from);
+    __atomic_store_n(&open, 1, __ATOMIC_RELEASE);
+    return cudaStreamSynchronize(NULL) == 0 ? to[63] : -2;
 }
 
 int call_the_future(void) {
