@@ -63,7 +63,7 @@ impl Aggregation {
         firsts.flat_map(|first| self.pack(together(first), self.factor, packing)).collect()
     }
 
-    /// Distributes distances, of which there could be `possible`.
+    /// Distributes distances. There would be `possible` ones with more ranks.
     fn pack(&self, distances: Vec<usize>, possible: usize, packing: Packing) -> Vec<Vec<usize>> {
         match packing {
             Packing::Full => distances.chunks(self.per_step).map(<[usize]>::to_vec).collect(),
