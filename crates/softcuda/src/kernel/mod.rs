@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use block::Block;
 use device::Communicator;
-use function::Functions;
+use function::{Function, Functions};
 
 pub use crate::protocol::Progress;
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     address::Address,
     collective::{Packing, p2p::PartOrder},
     layout::{Layout, Work},
+    reduce::Reduction,
 };
 
 /// The first release whose sends and receives have their parts in the order of channels.
@@ -92,6 +93,16 @@ impl Program {
         let part_order = if release < LINEAR_PARTS { PartOrder::Reversed } else { PartOrder::Linear };
         let packing = if release < SPREAD { Packing::Full } else { Packing::Spread };
         Ok(Self { layout: Arc::new(layout), functions, part_order, packing })
+    }
+
+    /// Returns an operator with its argument.
+    fn reduction(&self, function: Function, argument: u64) -> Reduction {
+        Reduction {
+            data_type: function.data_type,
+            operator: function.operator,
+            argument,
+            division: self.functions.division,
+        }
     }
 
     /// Reads a launch. The kernel begins with the first [`Kernel::step`].

@@ -1,6 +1,7 @@
 //! Launches from descriptors made by hand, run by ranks in plain memory.
 
 mod batches;
+mod builder;
 mod functions;
 mod lists;
 
