@@ -38,7 +38,7 @@ impl Part {
     }
 }
 
-/// Returns the task: the parts' chunks in turns, around the ring.
+/// Returns the task: a chunk of each part, then the next chunks, around the ring.
 pub(crate) fn task(
     parts: Vec<Part>,
     protocol: Protocol,

@@ -26,7 +26,7 @@ use crate::{
 /// Bytes of a step of registered buffers: as much as NCCL moves at once.
 pub(crate) const REGISTERED_STEP: usize = 1 << 30;
 
-/// A channel's part of a collective, whatever the generation of its descriptor.
+/// A channel's part of a collective, from a descriptor of either generation.
 #[derive(Debug, Clone)]
 pub(crate) struct Collective {
     pub(crate) function: Function,

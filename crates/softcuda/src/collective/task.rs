@@ -40,7 +40,7 @@ pub(crate) struct Plan {
 }
 
 impl Task {
-    /// Returns whether there is nothing left to do.
+    /// Returns whether the task has nothing more to do.
     pub(crate) const fn is_done(&self) -> bool {
         matches!(self, Self::Done)
     }
@@ -60,7 +60,7 @@ impl Task {
         }
     }
 
-    /// Does one thing. [`Progress::Done`] says that the next thing may be done.
+    /// Does one thing. [`Progress::Done`] means that the next thing may be done.
     fn advance(self) -> Result<(Self, Progress), Unknown> {
         Ok(match self {
             Self::Done => (Self::Done, Progress::Done),
@@ -100,7 +100,7 @@ impl Plan {
         let layout = self.comm.layout();
         // SAFETY: connections of the communicator, which outlives its kernels. The host runs one
         // kernel of a channel at a time, and a stage uses a connection once. The user's buffers are
-        // as large as the work says.
+        // as large as the work states.
         let primitives =
             unsafe { Primitives::open(self.terms, &layout.connection, &self.receives, &self.sends) }?;
         Ok(Task::Running { primitives, operations: self.operations })

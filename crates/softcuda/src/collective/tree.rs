@@ -18,9 +18,9 @@ pub(super) fn tasks(work: &Collective, comm: &Communicator, channel: &Channel) -
     let from_below = connections(&tree.down, Direction::Receive)?;
     let below = connections(&tree.down, Direction::Send)?;
     let Some(up) = tree.up else {
-        let turn =
+        let reduce_and_return =
             |offset, count| Primitive::of(count).input(offset).receive().finish().output(offset).send();
-        return Ok(vec![task(work, comm, from_below, below, turn)]);
+        return Ok(vec![task(work, comm, from_below, below, reduce_and_return)]);
     };
     let has_children = !tree.down.is_empty();
     let reduce = move |offset, count| {

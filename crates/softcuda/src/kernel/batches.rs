@@ -282,7 +282,7 @@ impl Reader<'_> {
         };
         let grain = GRAINS[function.protocol as usize] / function.data_type.size();
         let chunk = fields.chunk_grains[which].size(work) * grain;
-        // NCCL leaves the size open where the network moves everything at once (`rounds`).
+        // NCCL sets no size where the network moves everything at once (`rounds`).
         let is_open = registration == Registration::Offloaded && function.kind == Kind::AllGather;
         if chunk == 0 && counts[which] != 0 && !is_open {
             return Err(Unknown::new("chunk size", 0).found(function));

@@ -1,5 +1,5 @@
 //! Checks that the blocks of a launch together do all of each transfer. A block without work is
-//! legal, so a wrong reading of a descriptor could stop a rank or lose data without a word.
+//! legal, so a descriptor that is read wrongly could stop a rank or drop data in silence.
 
 use std::{collections::HashMap, hash::Hash, ops::Range};
 

@@ -1,4 +1,4 @@
-//! The communicator and its channels in device memory, as the host has left them for kernels.
+//! The communicator and its channels in device memory, as the host has written them for kernels.
 
 use std::sync::{Arc, atomic::Ordering};
 

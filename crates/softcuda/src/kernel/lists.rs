@@ -34,7 +34,7 @@ const SIMPLE: u64 = 2;
 /// Threads of a warp.
 const WARP: usize = 32;
 
-/// What tells a collective's parts from those of others: function, input, output, count and root.
+/// Identifies the collective of a part: function, input, output, count and root.
 type Key = (Function, usize, usize, usize, usize);
 
 /// A launch while it is read.

@@ -10,7 +10,8 @@ use crate::{Unknown, address::Address};
 const DATA: usize = 8;
 /// Bytes of a line.
 const LINE: usize = 16;
-/// The step whose lines are all written, so that no flag of 2^32 steps before is left in them.
+/// Bits of the steps whose lines are all written. Flags wrap after 2^32 steps; an old flag in an
+/// unused line would then look new.
 const CLEANING: u64 = 0x7fff_fff8;
 
 pub(super) struct Ll;
@@ -89,7 +90,7 @@ fn store(connection: &Connection, line: usize, data: [u8; DATA]) {
     for half in 0..2 {
         let mut word = [0; 4];
         word.copy_from_slice(&data[4 * half..4 * half + 4]);
-        // SAFETY: a line of the step's buffer, whose size `check_step` has compared. Credit says
+        // SAFETY: a line of the step's buffer, whose size `check_step` has compared. Credit means
         // that the receiver has read the line that was there.
         let place = unsafe { place.plus(8 * half).word() };
         place.store(flag | u64::from(u32::from_le_bytes(word)), Ordering::Release);

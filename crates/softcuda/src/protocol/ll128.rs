@@ -2,8 +2,8 @@
 //! blocks of 16 lines; a proxy thread looks at the flags of all of them, also behind the data.
 //!
 //! NCCL's kernels spread the data of a block over its lines in an order that follows from the
-//! threads of a warp. Here it is linear: both ends of a connection are softcuda's, and in between
-//! nobody reads the data.
+//! threads of a warp. Here it is linear: both ends of a connection are softcuda's, and no
+//! proxy thread reads the data.
 
 use std::sync::atomic::Ordering;
 
@@ -73,7 +73,7 @@ fn has_arrived(connection: &Connection, line: usize) -> bool {
 
 fn store(connection: &Connection, line: usize, data: &[u8; DATA]) {
     let place = place(connection, line);
-    // SAFETY: a line of the step's buffer, whose size `check_step` has compared. Credit says that
+    // SAFETY: a line of the step's buffer, whose size `check_step` has compared. Credit means that
     // the receiver has read the line that was there.
     unsafe { place.write_from(data) };
     // SAFETY: as above. Release: the data is written.

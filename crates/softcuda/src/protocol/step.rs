@@ -41,7 +41,7 @@ impl StepConnection {
     pub fn send(&mut self, data: &[u8]) -> Result<(), Unknown> {
         self.check(data.len())?;
         self.0.announce(data.len());
-        // SAFETY: a step's buffer, which is as large; credit says that the receiver has read it.
+        // SAFETY: a step's buffer, which is as large; credit means that the receiver has read it.
         unsafe { self.0.slot().write_from(data) };
         self.0.post_send(1);
         Ok(())

@@ -1,4 +1,4 @@
-//! Senders and receivers in plain memory, stepped in turns.
+//! Senders and receivers in plain memory, stepped alternately.
 
 use proptest::prelude::*;
 

@@ -122,7 +122,7 @@ pub struct Reduction {
     pub data_type: DataType,
     /// The operator.
     pub operator: Operator,
-    /// The operator's argument, as it is in the work.
+    /// The operator's argument in the work.
     pub argument: u64,
     /// The meaning of the argument of a division.
     pub division: Division,

@@ -1,9 +1,16 @@
 //! The two threads that run the jobs of all streams. One polls kernels and copies in turn; the other
 //! calls functions of the program, which may block.
 
-use std::{io, sync::Arc, thread, time::Duration};
+use std::{
+    io,
+    panic::{self, AssertUnwindSafe},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use super::{HostFunction, Job, Progress, Queue, Shared, Steps, StreamId, Table};
+use crate::unknown::{Unknown, end_rank};
 
 /// Rounds without progress after which the polling thread sleeps between rounds. The other threads
 /// of the process, and the other ranks on few cores, need the time.
@@ -15,10 +22,18 @@ const LONG: Duration = Duration::from_micros(200);
 pub(super) fn start(shared: &Arc<Shared>) -> io::Result<()> {
     let run = |name: &str, body: fn(&Shared)| {
         let shared = Arc::clone(shared);
-        thread::Builder::new().name(name.into()).spawn(move || body(&shared)).map(drop)
+        let thread = thread::Builder::new().name(name.into());
+        thread.spawn(move || end_if_it_panics(|| body(&shared))).map(drop)
     };
     run("softcuda-poll", poll)?;
     run("softcuda-host", call)
+}
+
+/// Ends the rank if a job panics. Without its thread, every stream would wait for ever.
+fn end_if_it_panics(body: impl FnOnce()) {
+    if panic::catch_unwind(AssertUnwindSafe(body)).is_err() {
+        end_rank(&Unknown::new("cause of the panic of thread", thread::current().name().unwrap_or("")));
+    }
 }
 
 /// Polls jobs that run in steps.

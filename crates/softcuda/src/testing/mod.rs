@@ -1,5 +1,5 @@
 //! Ranks in plain memory for unit tests: communicators with channels and connections, as a host
-//! would leave them for kernels.
+//! would write them for kernels.
 
 use std::{env, path::PathBuf};
 

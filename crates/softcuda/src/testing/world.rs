@@ -34,7 +34,7 @@ pub(crate) trait Step {
     fn step(&mut self) -> Progress;
 }
 
-/// Steps machines in turns until all are done.
+/// Steps machines one after the other until all are done.
 ///
 /// # Panics
 /// If all of them wait: nothing else in the process could wake them.

@@ -63,7 +63,7 @@ impl Aggregation {
         firsts.flat_map(|first| self.pack(together(first), self.factor, packing)).collect()
     }
 
-    /// Distributes distances, of which there could be `possible`.
+    /// Distributes distances. There would be `possible` ones with more ranks.
     fn pack(&self, distances: Vec<usize>, possible: usize, packing: Packing) -> Vec<Vec<usize>> {
         match packing {
             Packing::Full => distances.chunks(self.per_step).map(<[usize]>::to_vec).collect(),
@@ -127,5 +127,15 @@ mod tests {
     fn small_data_of_eight_ranks_is_aggregated() {
         let steps = Aggregation::of(8, 8, 1 << 16).steps(Packing::Full);
         assert_eq!(steps, [vec![vec![1, 3, 5, 7]], vec![vec![2, 6]], vec![vec![4]]]);
+    }
+    #[test]
+    fn spread_steps_are_as_many_as_on_a_power_of_two_of_ranks() {
+        // Two of four aggregated ranks' data fit in a step.
+        let aggregation = Aggregation::of(9, 1 << 14, 1 << 15);
+        let full = aggregation.steps(Packing::Full);
+        let spread = aggregation.steps(Packing::Spread);
+        assert_eq!(full[0], [[1, 5], [3, 7]]);
+        assert_eq!(spread[0], [[1], [5], [3], [7]]);
+        assert_eq!((&full[1], &spread[1]), (&vec![vec![2, 6]], &vec![vec![2], vec![6]]));
     }
 }

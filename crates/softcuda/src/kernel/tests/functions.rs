@@ -29,7 +29,7 @@ fn the_numbers_of_2_18_follow_the_formula() {
 }
 
 #[test]
-fn tables_of_every_form_are_told_by_their_length() {
+fn the_length_of_a_table_shows_its_form() {
     for (length, kind) in [
         (1360, Kind::ReduceScatter),
         (1361, Kind::ReduceScatter),

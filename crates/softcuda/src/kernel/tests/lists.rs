@@ -13,12 +13,13 @@ use crate::{
     },
 };
 
-/// Returns the warps of a block. Simple has one that does not copy. Steps are multiples of what the
-/// others copy at once.
-const fn warps(protocol: Protocol) -> usize {
-    match protocol {
-        Protocol::Simple => 5,
-        Protocol::Ll | Protocol::Ll128 => 4,
+/// Returns the warps of a block. Simple has one that does not copy, on a tree two. Steps are
+/// multiples of what the others copy at once.
+const fn warps(algorithm: Algorithm, protocol: Protocol) -> usize {
+    match (protocol, algorithm) {
+        (Protocol::Simple, Algorithm::Tree) => 6,
+        (Protocol::Simple, _) => 5,
+        _ => 4,
     }
 }
 
@@ -65,7 +66,7 @@ fn element(
     let element = &fields.collective;
     let mut bytes = vec![0; element.size];
     element.is_used.put(&mut bytes, 1);
-    element.warps.put(&mut bytes, warps(case.protocol) as u64);
+    element.warps.put(&mut bytes, warps(case.algorithm, case.protocol) as u64);
     element.input.put(&mut bytes, buffers.input.get() as u64);
     element.output.put(&mut bytes, buffers.output.get() as u64);
     element.count.put(&mut bytes, case.elements() as u64);
@@ -97,7 +98,7 @@ fn last(case: &Case, channels: usize, largest: usize) -> usize {
     }
     // Half of a step of LL is data.
     let round = channels * 8192 / case.element();
-    let grain = warps(Protocol::Ll) * 32 * 8 / case.element();
+    let grain = warps(case.algorithm, Protocol::Ll) * 32 * 8 / case.element();
     (case.elements() % round).div_ceil(channels * grain) * grain
 }
 
