@@ -6,6 +6,7 @@ use super::{
     check, counter, number,
 };
 use crate::{
+    collective::{Packing, p2p::PartOrder},
     kernel::{
         Launch, Params, Program,
         function::{Function, Kind},
@@ -320,6 +321,21 @@ fn a_block_without_its_work_is_an_error() {
         fields.batch.places.put(&mut arguments(launch)[48..], 0);
     });
     assert!(without.starts_with("work for elements 500..1000 of 1000"), "{without}");
+}
+
+#[test]
+fn rules_that_no_layout_shows_follow_the_release() {
+    for (release, part_order, packing) in [
+        (22203, PartOrder::Reversed, Packing::Full),
+        (22501, PartOrder::Reversed, Packing::Full),
+        (22602, PartOrder::Reversed, Packing::Spread),
+        (22707, PartOrder::Reversed, Packing::Spread),
+        (22803, PartOrder::Linear, Packing::Spread),
+        (23203, PartOrder::Linear, Packing::Spread),
+    ] {
+        let program = program(of_batches(), release);
+        assert_eq!((program.part_order, program.packing), (part_order, packing), "{release}");
+    }
 }
 
 #[test]
