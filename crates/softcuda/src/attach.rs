@@ -11,7 +11,7 @@ use crate::{
     driver,
     image::Image,
     memory::Memory,
-    patch, runtime,
+    nvml, patch, runtime,
     settings::Settings,
     state::{self, State},
     stream::Streams,
@@ -54,6 +54,13 @@ unsafe fn attach(path: &Path, settings: &[u8]) -> Result<(), String> {
     let settings: Settings = serde_json::from_slice(settings).map_err(|e| format!("settings: {e}"))?;
     let devices = Devices::new(settings)?;
     let image = Image::of_loaded(path).map_err(|e| e.to_string())?;
+    let lacking = nvml::lacking(&image);
+    if !lacking.is_empty() {
+        return Err(format!(
+            "softcuda lacks functions of NVML that the library looks up: {}",
+            lacking.join(", ")
+        ));
+    }
     let streams = Streams::start().map_err(|e| format!("cannot start a thread: {e}"))?;
     let state = State { image, devices, memory: Memory::default(), streams };
     let state = state::set(state)?;

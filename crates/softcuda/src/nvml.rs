@@ -5,7 +5,12 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use crate::{border::Out, border::Text, state::state, status::Answer};
+use crate::{
+    border::{Out, Text},
+    image::Image,
+    state::state,
+    status::Answer,
+};
 
 /// `nvmlReturn_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +116,8 @@ fn with(device: Device, f: impl FnOnce(u32) -> Answer) -> Return {
 
 macro_rules! functions {
     ($($name:ident($($argument:ident: $kind:ty),*) $body:block)*) => {
+        /// The functions of this file.
+        const NAMES: &[&str] = &["nvmlErrorString", $(stringify!($name)),*];
         $(
             #[doc = concat!("`", stringify!($name), "`.")]
             #[unsafe(no_mangle)]
@@ -240,6 +247,22 @@ impl Return {
     }
 }
 
+/// Returns the functions that a library looks up and that are not here. NCCL keeps the address of
+/// each in a variable `pfn_…`, and calls some of them even if there is none.
+pub(crate) fn lacking(image: &Image) -> Vec<&str> {
+    let mut lacking: Vec<_> = image.symbols().filter_map(|(symbol, _)| looked_up(symbol)).collect();
+    lacking.retain(|name| !NAMES.contains(name));
+    lacking.sort_unstable();
+    lacking
+}
+
+/// Returns the function whose address a variable keeps. The variable is in a namespace without a
+/// name, so the end of its mangled name follows.
+fn looked_up(symbol: &str) -> Option<&str> {
+    let (_, name) = symbol.split_once("pfn_")?;
+    name.starts_with("nvml").then(|| name.strip_suffix('E').unwrap_or(name))
+}
+
 /// `nvmlErrorString`.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
@@ -251,4 +274,18 @@ extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
         _ => c"softcuda: an error that softcuda does not return",
     };
     text.as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_shows_which_function_nccl_looks_up() {
+        assert_eq!(looked_up("_ZN12_GLOBAL__N_112pfn_nvmlInitE"), Some("nvmlInit"));
+        assert_eq!(looked_up("pfn_nvmlDeviceGetName"), Some("nvmlDeviceGetName"));
+        assert_eq!(looked_up("pfn_cuInit"), None);
+        assert_eq!(looked_up("_ZL8nvmlInitv"), None);
+        assert!(NAMES.contains(&"nvmlInit") && NAMES.contains(&"nvmlErrorString"));
+    }
 }
