@@ -117,6 +117,10 @@ matrix-example: setup-matrix build ## Load the example plugin of crate versions 
 matrix-gpu: setup-matrix build ## Collectives of two ranks on a GPU through the plugin and through sockets; does nothing without a GPU
 	@scripts/matrix.sh gpu $(RELEASE)
 
+.PHONY: collectives
+collectives: setup-matrix build ## Run real collectives of whole communicators without a GPU, one release for each table version (3 GB of cache); RELEASES="2.32.3 …"
+	@scripts/collectives.sh $(or $(RELEASES),--short) --suite --times 1 --counts 1,300007 $(COLLECTIVES)
+
 .PHONY: clean
 clean: ## Remove build/ and cargo's target/
 	@rm -rf build

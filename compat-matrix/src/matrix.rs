@@ -35,6 +35,8 @@ pub(crate) struct Release {
     pub(crate) names: NameRule,
     pub(crate) unloads: Unloads,
     #[serde(default)]
+    pub(crate) after_death: AfterDeath,
+    #[serde(default)]
     pub(crate) quirks: Vec<Quirk>,
 }
 
@@ -55,6 +57,16 @@ pub(crate) enum Unloads {
     Never,
     One,
     Last,
+}
+
+/// What a rank sees after another one has died.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum AfterDeath {
+    #[default]
+    Error,
+    NoError,
+    NoAbort,
 }
 
 /// A deviation of a release that the plugin must handle.

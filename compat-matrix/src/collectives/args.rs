@@ -1,0 +1,271 @@
+//! Options of "collectives", and the communicators that they stand for.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use softcuda::rank::{Collective, Element, Operator, Test};
+
+use crate::{
+    failure::{Failure, Result},
+    matrix::{AfterDeath, Release},
+};
+
+/// Options of a run.
+#[derive(Debug, Args)]
+pub(crate) struct CollectivesArgs {
+    /// Releases of matrix.toml; all if none is named.
+    pub(super) releases: Vec<String>,
+    /// One release for each table version
+    #[arg(long, conflicts_with = "releases")]
+    pub(super) short: bool,
+    /// The wheels of this major version of CUDA; 13 from 2.27 on, in a cache beside the other one
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(12..=13))]
+    pub(super) cuda: u32,
+    /// Instead of the communicators of the other options, a suite: default, fused and MPIB profile,
+    /// two hosts of two GPUs, GPUDirect with flushes and registered buffers, and a killed rank
+    #[arg(long, conflicts_with_all = ["net", "ranks", "hosts", "register", "killed"])]
+    pub(super) suite: bool,
+    /// How the plugin presents the two simulated adapters, or NCCL's sockets instead of the plugin
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Net::Mpib])]
+    net: Vec<Net>,
+    #[command(flatten)]
+    variant: Variant,
+    #[command(flatten)]
+    wanted: Wanted,
+    /// Settings of NCCL, the plugin or softverbs, as NAME=VALUE
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
+    pub(super) set: Vec<(String, String)>,
+    /// Seconds without progress after which the ranks are killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(super) silence: u64,
+    /// Let the ranks write each launch of a kernel to their stderr
+    #[arg(long)]
+    pub(super) launches: bool,
+    /// Copy NCCL's logs and the ranks' stderr of a communicator that fails to this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) logs: Option<PathBuf>,
+    /// Remove each release's library after its communicators (otherwise it stays in the cache)
+    #[arg(long)]
+    pub(super) drop: bool,
+    /// Do not fail if a release cannot be fetched
+    #[arg(long)]
+    pub(super) allow_missing: bool,
+    /// The folder in which "make build" put the plugin and softverbs
+    #[arg(long, value_name = "FOLDER", default_value = "build")]
+    pub(super) build: PathBuf,
+}
+
+/// The ranks of a communicator, their hosts and GPUs.
+#[derive(Debug, Clone, Args)]
+pub(super) struct Variant {
+    /// Ranks of each communicator
+    #[arg(long, default_value_t = 2)]
+    pub(super) ranks: u32,
+    /// Hosts of the ranks, for instance "a a b b"; without it, each rank has another host
+    #[arg(long, value_delimiter = ' ')]
+    pub(super) hosts: Vec<String>,
+    /// Let this rank die in the middle of the last test
+    #[arg(long, value_name = "RANK")]
+    pub(super) killed: Option<u32>,
+    /// Register the buffers with NCCL (ncclCommRegister, from 2.19 on)
+    #[arg(long)]
+    pub(super) register: bool,
+    /// Let NICs reach GPU memory
+    #[arg(long)]
+    pub(super) gpudirect: bool,
+    /// Let NCCL use virtual memory management (cuMem)
+    #[arg(long)]
+    pub(super) vmm: bool,
+    /// Let GPU memory be exported as a DMA-BUF, and let the adapters register it
+    #[arg(long)]
+    pub(super) dma_buf: bool,
+    /// Compute capability times ten; below 90, NCCL flushes received data
+    #[arg(long, default_value_t = 90)]
+    pub(super) capability: u32,
+}
+
+impl Variant {
+    /// Two ranks on two hosts.
+    const PLAIN: Self = Self {
+        ranks: 2,
+        hosts: Vec::new(),
+        killed: None,
+        register: false,
+        gpudirect: false,
+        vmm: false,
+        dma_buf: false,
+        capability: 90,
+    };
+
+    /// Returns the host of each rank.
+    pub(super) fn hosts(&self) -> Vec<String> {
+        match self.hosts.is_empty() {
+            true => (0..self.ranks).map(|rank| format!("host{rank}")).collect(),
+            false => self.hosts.clone(),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let hosts = self.hosts.len();
+        if self.ranks == 0 || (hosts > 0 && hosts != self.ranks as usize) {
+            return Err(Failure::usage(format!("{} ranks and {hosts} hosts", self.ranks)));
+        }
+        if let Some(rank) = self.killed.filter(|rank| *rank >= self.ranks) {
+            return Err(Failure::usage(format!("there is no rank {rank} to kill")));
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        let killed = self.killed.map(|rank| format!("rank {rank} killed"));
+        let switches = [
+            (!self.hosts.is_empty()).then(|| format!("hosts {}", self.hosts.join(" "))),
+            self.gpudirect.then(|| "GPUDirect".into()),
+            (self.capability < 90).then(|| "flush".into()),
+            self.dma_buf.then(|| "DMA-BUF".into()),
+            self.vmm.then(|| "VMM".into()),
+            self.register.then(|| "registered".into()),
+            killed,
+        ];
+        let all = [Some(format!("{} ranks", self.ranks))].into_iter().chain(switches);
+        all.flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The tests of a communicator.
+#[derive(Debug, Args)]
+struct Wanted {
+    /// Collectives, with commas, or none; all if the option is absent
+    #[arg(long, value_delimiter = ',')]
+    tests: Option<Vec<String>>,
+    /// Types of elements, with commas
+    #[arg(long, value_delimiter = ',', default_value = "f32")]
+    elements: Vec<String>,
+    /// Operators of reductions, with commas
+    #[arg(long, value_delimiter = ',', default_value = "sum")]
+    operators: Vec<String>,
+    /// Elements of each rank, with commas
+    #[arg(long, value_delimiter = ',', default_value = "1,1000003")]
+    counts: Vec<usize>,
+    /// Repetitions of each test
+    #[arg(long, default_value_t = 2)]
+    times: u32,
+}
+
+/// The network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Net {
+    /// One device with both rails (`MPIB_HCA_SOUT` and `MPIB_HCA_SUP`).
+    Mpib,
+    /// No setting of the plugin.
+    Default,
+    /// The two devices are functions of one card, which NCCL fuses from 2.24 on.
+    Fused,
+    /// NCCL's own sockets, the control: what fails there too is not the plugin's fault.
+    Socket,
+}
+
+/// One communicator.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) net: Net,
+    pub(super) variant: Variant,
+    pub(super) tests: Vec<Test>,
+}
+
+impl Plan {
+    /// Returns what the communicator is, in words.
+    pub(super) fn name(&self) -> String {
+        format!("{}, {}", format!("{:?}", self.net).to_lowercase(), self.variant.describe())
+    }
+
+    /// Returns the network that NCCL must report.
+    pub(super) fn network(&self) -> &'static str {
+        if self.net == Net::Socket { "Socket" } else { "MPIB" }
+    }
+
+    /// Returns why a release cannot run the communicator, if so.
+    pub(super) fn unfit(&self, release: &Release) -> Option<&'static str> {
+        match release.after_death {
+            _ if self.variant.register && release.table < REGISTERS => {
+                Some("the release has no ncclCommRegister")
+            }
+            _ if self.variant.killed.is_none() => None,
+            AfterDeath::Error => None,
+            AfterDeath::NoError => Some("the release drops errors of its network"),
+            AfterDeath::NoAbort => Some("ncclCommAbort does not return after an error"),
+        }
+    }
+}
+
+/// Table of the first release with `ncclCommRegister` (2.19).
+const REGISTERS: u32 = 7;
+
+fn setting(text: &str) -> std::result::Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// Reads a name of an enumeration of the rank program.
+fn named<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T> {
+    serde_json::from_value(serde_json::Value::String(name.to_owned()))
+        .map_err(|e| Failure::usage(format!("{what} {name:?}: {e}")))
+}
+
+impl CollectivesArgs {
+    /// Returns the communicators of the options.
+    pub(super) fn plans(&self) -> Result<Vec<Plan>> {
+        if self.suite {
+            return self.suite_plans();
+        }
+        self.variant.check()?;
+        let tests = self.wanted.tests(self.variant.ranks)?;
+        let plan = |net: &Net| Plan { net: *net, variant: self.variant.clone(), tests: tests.clone() };
+        Ok(self.net.iter().map(plan).collect())
+    }
+
+    fn suite_plans(&self) -> Result<Vec<Plan>> {
+        let two_hosts = ["a", "a", "b", "b"].map(str::to_owned).to_vec();
+        let direct = Variant { gpudirect: true, dma_buf: true, capability: 80, ..Variant::PLAIN };
+        let all = [
+            (Net::Default, Variant::PLAIN),
+            (Net::Fused, Variant::PLAIN),
+            (Net::Mpib, Variant::PLAIN),
+            (Net::Mpib, Variant { ranks: 4, hosts: two_hosts, vmm: true, ..Variant::PLAIN }),
+            (Net::Mpib, direct.clone()),
+            (Net::Mpib, Variant { register: true, ..direct }),
+            (Net::Mpib, Variant { killed: Some(1), ..Variant::PLAIN }),
+        ];
+        let plan = |(net, variant): (Net, Variant)| {
+            Ok(Plan { net, tests: self.wanted.tests(variant.ranks)?, variant })
+        };
+        all.into_iter().map(plan).collect()
+    }
+}
+
+impl Wanted {
+    fn tests(&self, ranks: u32) -> Result<Vec<Test>> {
+        let collectives: Vec<Collective> = match &self.tests {
+            None => Collective::ALL.to_vec(),
+            Some(names) if names.iter().all(|name| name == "none") => Vec::new(),
+            Some(names) => names.iter().map(|n| named("collective", n)).collect::<Result<_>>()?,
+        };
+        let elements: Vec<Element> = self.elements.iter().map(|n| named("type", n)).collect::<Result<_>>()?;
+        let operators: Vec<Operator> =
+            self.operators.iter().map(|n| named("operator", n)).collect::<Result<_>>()?;
+        if operators.contains(&Operator::Avg) && !ranks.is_power_of_two() {
+            return Err(Failure::usage("an average of floats is exact only for 2, 4, 8 … ranks"));
+        }
+        let mut tests = Vec::new();
+        for collective in collectives {
+            for &element in &elements {
+                for &count in &self.counts {
+                    let used = if collective.reduces() { &operators[..] } else { &operators[..1] };
+                    let test = |operator| Test { collective, element, operator, count, times: self.times };
+                    tests.extend(used.iter().copied().map(test));
+                }
+            }
+        }
+        Ok(tests)
+    }
+}
