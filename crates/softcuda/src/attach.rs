@@ -65,7 +65,7 @@ unsafe fn attach(path: &Path, settings: &[u8]) -> Result<(), String> {
     let state = State { image, devices, memory: Memory::default(), streams };
     let state = state::set(state)?;
     // SAFETY: no thread runs code of the library (caller).
-    let redirected = unsafe { patch::redirect(&state.image, &runtime::functions()) };
+    let redirected = unsafe { patch::redirect(&state.image, &runtime::functions(&state.image)) };
     let redirected = redirected.map_err(|e| e.to_string())?;
     if state.devices.settings().log {
         eprintln!(

@@ -1,7 +1,9 @@
 //! Arguments of C functions.
 //!
-//! Values of these types come from callers in C only: nothing in this crate makes one. What the
-//! caller guarantees by calling the function is written here once, instead of in each function.
+//! A value of these types is an argument of a caller in C, or an address that such an argument holds
+//! (`Address::at`, `Words::at_address`, `Out::element`, `Out::cast`). Nothing else in this crate may
+//! make one. What the caller guarantees by calling the function is written here once, instead of in
+//! each function.
 
 use std::{
     ffi::{CStr, c_char, c_int},

@@ -27,6 +27,8 @@ const STEP: usize = 32;
 const REACH: usize = 0x6000_0000;
 const SEARCH_STEP: usize = 1 << 20;
 const PAGE: usize = 4096;
+const WRITABLE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+const EXECUTABLE: libc::c_int = libc::PROT_READ | libc::PROT_EXEC;
 
 /// A failure to redirect the runtime. Nothing of the library runs afterwards.
 #[derive(Debug, thiserror::Error)]
@@ -39,8 +41,14 @@ pub(crate) enum PatchError {
     TooSmall { name: String, size: usize },
     #[error("{one} and {other} are one function in the library and two in softcuda")]
     Aliases { one: String, other: String },
+    #[error("{name} is outside of the library's section .text")]
+    Outside { name: String },
     #[error("no free page within 2 GiB below the library")]
     NoRoom,
+    #[error("cannot map memory for the jumps: {0}")]
+    Memory(io::Error),
+    #[error("cannot make the jumps executable ({0}); a policy such as SELinux' execmem forbids it")]
+    NotExecutable(io::Error),
     #[error("cannot make the library's code writable ({0}); a policy such as SELinux' execmod forbids it")]
     Protected(io::Error),
 }
@@ -72,16 +80,17 @@ fn ending_code(name: &str) -> [u8; STEP] {
 
 /// Returns the address of a new function that ends the rank with this name. It is never freed.
 pub(crate) fn ending_function(name: &str) -> io::Result<*const ()> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: the kernel chooses an address that nothing uses.
-    let page = unsafe { libc::mmap(ptr::null_mut(), PAGE, protection, flags, -1, 0) };
+    let page = unsafe { libc::mmap(ptr::null_mut(), PAGE, WRITABLE, flags, -1, 0) };
     if page == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
     let code = ending_code(name);
     // SAFETY: a writable page, mapped just now, and not run before this function returns.
     unsafe { ptr::copy_nonoverlapping(code.as_ptr(), page.cast(), STEP) };
+    // SAFETY: the page of this function, which nothing writes to from here on.
+    unsafe { protect(page.expose_provenance(), PAGE, EXECUTABLE) }?;
     Ok(page.cast_const().cast())
 }
 
@@ -107,11 +116,14 @@ pub(crate) unsafe fn redirect(image: &Image, own: &[EntryPoint]) -> Result<Redir
     };
     let start = first.address / PAGE * PAGE;
     let end = (last.address + JUMP).next_multiple_of(PAGE);
-    let near = near_page(image.base(), (sites.len() * STEP).next_multiple_of(PAGE))?;
-    let code = libc::PROT_READ | libc::PROT_EXEC;
-    protect(start, end, code | libc::PROT_WRITE)?;
+    let near_len = (sites.len() * STEP).next_multiple_of(PAGE);
+    let near = near_page(image.base(), near_len)?;
+    // SAFETY: the pages of the sites, which are in `.text`. Threads that run other code of these
+    // pages can go on: the pages stay executable.
+    unsafe { protect(start, end - start, EXECUTABLE | libc::PROT_WRITE) }.map_err(PatchError::Protected)?;
     for (index, site) in sites.iter().enumerate() {
         let step = near + index * STEP;
+        let jump = near_jump(site.address, step).ok_or(PatchError::NoRoom)?;
         let bytes = match site.target {
             Some(target) => jump_to(target),
             None => ending_code(site.name),
@@ -120,11 +132,14 @@ pub(crate) unsafe fn redirect(image: &Image, own: &[EntryPoint]) -> Result<Redir
         // function of at least `JUMP` bytes that no thread runs (caller), in writable pages.
         unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr(), ptr::with_exposed_provenance_mut(step), STEP);
-            let jump = near_jump(site.address, step);
             ptr::copy_nonoverlapping(jump.as_ptr(), ptr::with_exposed_provenance_mut(site.address), JUMP);
         }
     }
-    protect(start, end, code)?;
+    // SAFETY: the near page and the pages of the sites, which nothing writes to from here on.
+    unsafe {
+        protect(near, near_len, EXECUTABLE).map_err(PatchError::NotExecutable)?;
+        protect(start, end - start, EXECUTABLE).map_err(PatchError::Protected)?;
+    }
     let own = sites.iter().filter(|site| site.target.is_some()).count();
     Ok(Redirected { own, unknown: sites.len() - own })
 }
@@ -135,6 +150,9 @@ fn sites<'a>(image: &'a Image, own: &[EntryPoint]) -> Result<Vec<Site<'a>>, Patc
     for (name, symbol) in image.symbols().filter(|(name, s)| s.function && is_runtime(name)) {
         if symbol.size < JUMP {
             return Err(PatchError::TooSmall { name: name.to_owned(), size: symbol.size });
+        }
+        if !image.text().contains(&symbol.address) {
+            return Err(PatchError::Outside { name: name.to_owned() });
         }
         let target = own.iter().find(|(known, _)| *known == name).map(|(_, function)| *function);
         let site = Site { address: symbol.address, name, target };
@@ -162,20 +180,24 @@ fn is_runtime(name: &str) -> bool {
     name.strip_prefix("cuda").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
 }
 
-/// Maps executable memory below an address, near enough for relative jumps.
+/// Maps writable memory below an address, near enough for relative jumps.
 fn near_page(base: usize, len: usize) -> Result<usize, PatchError> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     let lowest = base.saturating_sub(REACH).max(SEARCH_STEP);
     let mut address = (base.saturating_sub(SEARCH_STEP) / PAGE) * PAGE;
     while address > lowest {
         let wanted = ptr::with_exposed_provenance_mut(address);
         // SAFETY: MAP_FIXED_NOREPLACE fails where anything is mapped.
-        let got = unsafe { libc::mmap(wanted, len, protection, flags, -1, 0) };
+        let got = unsafe { libc::mmap(wanted, len, WRITABLE, flags, -1, 0) };
         if got == wanted {
             return Ok(got.expose_provenance());
         }
-        if got != libc::MAP_FAILED {
+        if got == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EEXIST) {
+                return Err(PatchError::Memory(error));
+            }
+        } else {
             // A kernel before 4.17 takes the address as a hint.
             // SAFETY: mapped just now.
             unsafe { libc::munmap(got, len) };
@@ -185,23 +207,26 @@ fn near_page(base: usize, len: usize) -> Result<usize, PatchError> {
     Err(PatchError::NoRoom)
 }
 
-fn protect(start: usize, end: usize, protection: libc::c_int) -> Result<(), PatchError> {
+/// Sets the protection of pages.
+///
+/// # Safety
+///
+/// Every use of these pages until the next call must be one that the protection permits.
+unsafe fn protect(start: usize, len: usize, protection: libc::c_int) -> io::Result<()> {
     let address = ptr::with_exposed_provenance_mut(start);
-    // SAFETY: the pages of the library's functions, which stay readable and executable.
-    if unsafe { libc::mprotect(address, end - start, protection) } == 0 {
-        Ok(())
-    } else {
-        Err(PatchError::Protected(io::Error::last_os_error()))
+    // SAFETY: the caller's promise.
+    match unsafe { libc::mprotect(address, len, protection) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// `jmp rel32` from one address to another.
-fn near_jump(from: usize, to: usize) -> [u8; JUMP] {
+/// Returns `jmp rel32` from one address to another, if the distance is at most 2 GiB.
+fn near_jump(from: usize, to: usize) -> Option<[u8; JUMP]> {
     let mut code = [0xe9, 0, 0, 0, 0];
-    // `near_page` stays within the reach.
-    let distance = to.wrapping_sub(from + JUMP) as i32;
+    let distance = i32::try_from(to.wrapping_sub(from + JUMP).cast_signed()).ok()?;
     code[1..].copy_from_slice(&distance.to_le_bytes());
-    code
+    Some(code)
 }
 
 /// `mov r11, target; jmp r11`. A called function may change r11, and no argument is in it.
@@ -234,7 +259,8 @@ mod tests {
 
     #[test]
     fn a_jump_counts_from_its_end() {
-        assert_eq!(near_jump(0x1000, 0x0ff0), [0xe9, 0xeb, 0xff, 0xff, 0xff]);
-        assert_eq!(near_jump(0x1000, 0x1005), [0xe9, 0, 0, 0, 0]);
+        assert_eq!(near_jump(0x1000, 0x0ff0), Some([0xe9, 0xeb, 0xff, 0xff, 0xff]));
+        assert_eq!(near_jump(0x1000, 0x1005), Some([0xe9, 0, 0, 0, 0]));
+        assert_eq!(near_jump(1 << 40, 0x1000), None, "too far");
     }
 }

@@ -14,12 +14,14 @@ use crate::{
 pub(crate) fn copy(to: Address, from: Address, len: usize, stream: StreamId) -> Answer {
     let state = state();
     let pageable = |address: Address| state.memory.find(address.get()).is_none();
-    if pageable(from) {
+    let job = if pageable(from) {
         // SAFETY: the caller of the copy keeps the destination until the stream is done.
-        return state.streams.add(stream, unsafe { Job::write(to.get(), from.read(len)) });
-    }
-    // SAFETY: the caller of the copy keeps both ranges until the stream is done.
-    state.streams.add(stream, unsafe { Job::copy(to.get(), from.get(), len) })?;
+        unsafe { Job::write(to.get(), from.read(len)) }
+    } else {
+        // SAFETY: the caller of the copy keeps both ranges until the stream is done.
+        unsafe { Job::copy(to.get(), from.get(), len) }
+    };
+    state.streams.add(stream, job)?;
     if pageable(to) { state.streams.synchronize(stream) } else { Ok(()) }
 }
 

@@ -99,8 +99,9 @@ impl Connection {
     /// Returns the credits of the steps that the rounding skipped, and shows the proxy thread that
     /// the user's buffer may be written.
     fn announce_opening(&self, opening: Opening) -> Result<(), Unknown> {
-        if self.registered && matches!(self.fifo, Fifo::Arrays { .. }) {
-            return Err(Unknown::new("registration", "network, with arrays of sizes"));
+        let has_entries = matches!(&self.fifo, Fifo::Entries { entries, .. } if !entries.is_null());
+        if self.registered && !has_entries {
+            return Err(Unknown::new("registration", "network, on a connection without FIFO entries"));
         }
         if opening.direction == Direction::Receive && opening.protocol == Protocol::Simple {
             // SAFETY: the counter of this connection (see the type).
@@ -170,8 +171,8 @@ impl Connection {
     pub(super) fn is_sent(&self, steps: u64) -> bool {
         let Fifo::Entries { entries, size, bytes, .. } = &self.fifo else { return true };
         let slot = (self.step.wrapping_sub(steps) % STEPS) as usize;
-        // SAFETY: the size in one of eight entries of this connection (see the type); the proxy
-        // thread of a connection with DIRECT_NIC exists, and so do its entries.
+        // SAFETY: the size in one of eight entries of this connection (see the type). `open`
+        // refuses a registered connection without entries; `close` calls this for registered ones.
         unsafe { entries.plus(size * slot + bytes).word() }.load(Ordering::Acquire) == FREE as u64
     }
 

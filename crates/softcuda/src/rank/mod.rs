@@ -70,7 +70,7 @@ pub enum Collective {
     AllGather,
     /// `ncclReduceScatter`.
     ReduceScatter,
-    /// `ncclBroadcast`; the root changes from one repetition to the next.
+    /// `ncclBroadcast`; the root changes from one repetition or test to the next.
     Broadcast,
     /// `ncclReduce`, likewise.
     Reduce,

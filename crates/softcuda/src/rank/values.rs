@@ -15,6 +15,8 @@ pub struct Case {
     pub ranks: u32,
     /// The repetition.
     pub round: u32,
+    /// The test's place among the tests of the communicator.
+    pub place: u32,
 }
 
 /// A wrong element.
@@ -36,7 +38,7 @@ pub const UNTOUCHED: u8 = 0xa5;
 impl Case {
     /// Returns the root of this repetition.
     pub fn root(self) -> u32 {
-        self.round % self.ranks
+        (self.place + self.round) % self.ranks
     }
 
     /// Returns how many elements the rank contributes.
@@ -56,9 +58,11 @@ impl Case {
         }
     }
 
-    /// Returns the number that a rank contributes at an index.
+    /// Returns the number that a rank contributes at an index. Numbers do not repeat at any distance,
+    /// so data at a wrong place is wrong, and so is data of another rank, repetition or test.
     fn number(self, rank: u32, index: usize) -> f64 {
-        let mixed = (index as u64).wrapping_mul(7) + u64::from(rank) * 13 + u64::from(self.round) * 31;
+        let source = u64::from(rank) << 48 ^ u64::from(self.place) << 32 ^ u64::from(self.round);
+        let mixed = mix(mix(source) ^ index as u64);
         // Products of eight ranks stay in the smallest type.
         let product = self.test.collective.reduces() && self.test.operator == Operator::Prod;
         if product { (1 + mixed % 2) as f64 } else { (mixed % self.test.element.numbers()) as f64 }
@@ -112,13 +116,21 @@ impl Case {
     }
 }
 
+/// Returns a number whose bits all depend on every bit of `value` (the finalizer of SplitMix64).
+const fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
 #[cfg(test)]
 mod tests {
     use super::{super::Element, *};
 
     fn case(collective: Collective, operator: Operator, element: Element) -> Case {
         let test = Test { collective, element, operator, count: 50, times: 1 };
-        Case { test, rank: 1, ranks: 2, round: 3 }
+        Case { test, rank: 1, ranks: 2, round: 3, place: 0 }
     }
 
     /// Returns the contributions of both ranks.
@@ -166,6 +178,26 @@ mod tests {
         let max = |i| Element::I64.read(&a, i).max(Element::I64.read(&b, i));
         let all: Vec<u8> = (0..50).flat_map(|i| max(i).to_le_bytes()).collect();
         assert_eq!(case.compare(&all), (0, None));
+    }
+
+    #[test]
+    fn data_of_another_place_repetition_or_test_is_wrong_in_every_type() {
+        for element in Element::ALL {
+            let test = Test { count: 4096, ..case(Collective::SendRecv, Operator::Sum, element).test };
+            let case = Case { test, ..case(Collective::SendRecv, Operator::Sum, element) };
+            let sent = |case: Case| Case { rank: 0, ..case }.contribution();
+            let right = sent(case);
+            assert_eq!(case.compare(&right), (0, None));
+            for len in [512, 1024, 2048] {
+                let mut swapped = right.clone();
+                let (one, other) = swapped.split_at_mut(len);
+                one.swap_with_slice(&mut other[..len]);
+                assert!(case.compare(&swapped).0 > 0, "{element:?}: parts of {len} bytes are swapped");
+            }
+            for old in [Case { round: case.round - 1, ..case }, Case { place: case.place + 1, ..case }] {
+                assert!(case.compare(&sent(old)).0 > 0, "{element:?}: {old:?}");
+            }
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod stream;
 use std::cell::Cell;
 
 use crate::{
+    image::Image,
     patch::EntryPoint,
     status::{Answer, Status, code},
 };
@@ -32,8 +33,11 @@ fn reply(answer: Answer) -> Status {
     status
 }
 
-/// Returns all functions by name.
-pub(crate) fn functions() -> Vec<EntryPoint> {
+/// Names that have an older signature up to CUDA 12, where the newer one has a suffix.
+const RENAMED: [&str; 2] = ["cudaGetDeviceProperties", "cudaStreamGetCaptureInfo"];
+
+/// Returns the functions by name that have the signatures of a library's runtime.
+pub(crate) fn functions(image: &Image) -> Vec<EntryPoint> {
     let groups: [&[EntryPoint]; 7] = [
         device::FUNCTIONS,
         errors::FUNCTIONS,
@@ -43,5 +47,10 @@ pub(crate) fn functions() -> Vec<EntryPoint> {
         event::FUNCTIONS,
         launch::FUNCTIONS,
     ];
-    groups.concat()
+    let mut functions = groups.concat();
+    if image.address_of("cudaGetDeviceProperties_v2").is_some() {
+        // CUDA 12: a call by an older signature ends the rank.
+        functions.retain(|(name, _)| !RENAMED.contains(name));
+    }
+    functions
 }

@@ -227,8 +227,8 @@ impl Run {
         };
         for member in self.members.iter_mut().filter(|member| member.end.is_none()) {
             member.process.kill();
-            let said = member.process.last_words();
-            let why = if said.is_empty() { why.clone() } else { format!("{why}; last on stderr: {said}") };
+            let lines = member.process.last_words();
+            let why = if lines.is_empty() { why.clone() } else { format!("{why}; last on stderr: {lines}") };
             member.end = Some(End::Killed { at: member.step.clone(), why });
         }
     }

@@ -40,8 +40,8 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
     let mut outcome =
         Outcome { version: nccl.version()?, init_seconds, tests: Vec::new(), asynchronous_error: None };
     let mut bench = Bench::new(job, &cuda, &comm)?;
-    for test in &job.tests {
-        match bench.test(*test, hub)? {
+    for (place, test) in (0..).zip(&job.tests) {
+        match bench.test(*test, place, hub)? {
             Ended::Ran(ran) => outcome.tests.push(ran),
             Ended::Failed(error) => {
                 step(hub, "ncclCommAbort")?;
@@ -124,15 +124,15 @@ impl<'a> Bench<'a> {
     }
 
     /// Runs all repetitions of a test.
-    fn test(&self, test: Test, hub: &mut Hub) -> Result<Ended> {
+    fn test(&self, test: Test, place: u32, hub: &mut Hub) -> Result<Ended> {
         let mut ran = Ran { compared: 0, wrong: 0, first: None, seconds: 0.0 };
-        let last = self.job.tests.last() == Some(&test);
+        let last = place as usize + 1 == self.job.tests.len();
         for round in 0..test.times {
             step(
                 hub,
                 &format!("{} of {} {:?}, round {round}", test.collective.name(), test.count, test.element),
             )?;
-            let case = Case { test, rank: self.job.rank, ranks: self.job.ranks, round };
+            let case = Case { test, rank: self.job.rank, ranks: self.job.ranks, round, place };
             self.prepare(case)?;
             let begun = Instant::now();
             self.enqueue(case)?;

@@ -144,6 +144,9 @@ impl Reader<'_> {
                 }
                 return Ok((group, jump));
             }
+            if jump == 0 {
+                return Err(Unknown::new("batch", *index).found("the batch extends itself"));
+            }
             *index += jump;
         }
     }
