@@ -11,6 +11,7 @@ use softcuda::Settings;
 use super::{
     CollectivesArgs,
     args::{Net, Plan},
+    fault::Fault,
     pci,
 };
 use crate::{
@@ -59,6 +60,14 @@ impl Place {
             set("NCCL_NET_GDR_LEVEL", "SYS");
             set("NCCL_NET_GDR_READ", "1");
         }
+        if variant.fault.is_some() && plan.net == Net::Mpib {
+            // Otherwise one rail carries all data of two hosts of an island.
+            set("MPIB_SUP_SHARE", "341");
+        }
+        if variant.fault == Some(Fault::NoRail) {
+            // Seconds until a connection without a rail fails.
+            set("MPIB_FAILOVER_WAIT", "2");
+        }
         for (name, value) in &args.set {
             set(name, value);
         }
@@ -87,6 +96,25 @@ impl Place {
         self.hosts[..rank as usize].iter().filter(|other| *other == host).count() as u32
     }
 
+    /// Returns the addresses of the rails of a rank's host.
+    fn addresses(&self, rank: u32) -> [String; 2] {
+        let n = self.host_number(rank) + 1;
+        [0, 1].map(|rail| format!("10.9.{rail}.{n}"))
+    }
+
+    /// Returns the names by which softverbs distinguishes the hosts' rails, for each rank.
+    pub(super) fn labels(&self) -> Vec<[String; 2]> {
+        let of = |rank| {
+            let addresses = self.addresses(rank);
+            [0, 1].map(|rail| format!("{}@{}", RAILS[rail], addresses[rail]))
+        };
+        (0..self.hosts.len() as u32).map(of).collect()
+    }
+
+    pub(super) fn fabric(&self) -> &str {
+        self.environment.get("SOFTVERBS_FABRIC").map_or("default", String::as_str)
+    }
+
     pub(super) fn settings(&self, rank: u32) -> Settings {
         Settings { host: self.hosts[rank as usize].clone(), ..self.settings.clone() }
     }
@@ -99,9 +127,9 @@ impl Place {
     pub(super) fn environment(&self, rank: u32) -> BTreeMap<String, String> {
         let mut environment = self.environment.clone();
         let [sout, sup] = RAILS;
-        let n = self.host_number(rank) + 1;
+        let [sout_address, sup_address] = self.addresses(rank);
         let [first, second] = &self.devices;
-        let devices = format!("{sout}:addr=10.9.0.{n}/24{first};{sup}:addr=10.9.1.{n}/24{second}");
+        let devices = format!("{sout}:addr={sout_address}/24{first};{sup}:addr={sup_address}/24{second}");
         environment.insert("SOFTVERBS_DEVICES".into(), devices);
         environment.insert("NCCL_HOSTID".into(), self.hosts[rank as usize].clone());
         environment.insert("NCCL_DEBUG_FILE".into(), self.log(rank).display().to_string());

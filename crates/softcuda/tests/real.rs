@@ -52,6 +52,7 @@ fn run(ranks: u32, tests: Vec<Test>, change: impl Fn(&mut Job)) -> Option<(TempD
             tests: tests.clone(),
             register: false,
             killed: None,
+            laps: false,
         };
         change(&mut job);
         let set = [

@@ -40,6 +40,8 @@ pub struct Job {
     pub register: bool,
     /// The rank that kills itself in the middle of the last test.
     pub killed: Option<u32>,
+    /// Whether the tests are repeated until the program that started the ranks ends them.
+    pub laps: bool,
 }
 
 /// A collective, several times.
@@ -138,14 +140,14 @@ pub struct Outcome {
     pub version: i32,
     /// Seconds from the start of `ncclCommInitRank` to its end.
     pub init_seconds: f64,
-    /// The tests that ended, in their order.
+    /// The tests that ended, in their order; each with all of its laps.
     pub tests: Vec<Ran>,
     /// The asynchronous error that ended the last test (number and NCCL's text), if one did.
     pub asynchronous_error: Option<(i32, String)>,
 }
 
 /// A test that ended.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ran {
     /// Elements that were compared.
     pub compared: usize,
@@ -155,4 +157,14 @@ pub struct Ran {
     pub first: Option<Wrong>,
     /// Seconds of all repetitions, without the comparison.
     pub seconds: f64,
+}
+
+impl Ran {
+    /// Adds a later lap of the same test.
+    pub fn add(&mut self, lap: Self) {
+        self.compared += lap.compared;
+        self.wrong += lap.wrong;
+        self.first = self.first.take().or(lap.first);
+        self.seconds += lap.seconds;
+    }
 }

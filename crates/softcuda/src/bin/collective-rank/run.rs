@@ -40,17 +40,25 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
     let mut outcome =
         Outcome { version: nccl.version()?, init_seconds, tests: Vec::new(), asynchronous_error: None };
     let mut bench = Bench::new(job, &cuda, &comm)?;
-    for test in &job.tests {
-        match bench.test(*test, hub)? {
-            Ended::Ran(ran) => outcome.tests.push(ran),
-            Ended::Failed(error) => {
-                step(hub, "ncclCommAbort")?;
-                outcome.asynchronous_error = Some(error);
-                // The buffers of `bench` stay until the work on them has ended.
-                comm.abort()?;
-                return Ok(outcome);
+    let mut lap = 0;
+    loop {
+        for (place, test) in job.tests.iter().enumerate() {
+            match (bench.test(*test, lap, hub)?, outcome.tests.get_mut(place)) {
+                (Ended::Ran(ran), Some(before)) => before.add(ran),
+                (Ended::Ran(ran), None) => outcome.tests.push(ran),
+                (Ended::Failed(error), _) => {
+                    step(hub, "ncclCommAbort")?;
+                    outcome.asynchronous_error = Some(error);
+                    // The buffers of `bench` stay until the work on them has ended.
+                    comm.abort()?;
+                    return Ok(outcome);
+                }
             }
         }
+        if !job.laps || !hub.lap()? {
+            break;
+        }
+        lap += 1;
     }
     bench.deregister()?;
     drop(bench);
@@ -123,11 +131,11 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Runs all repetitions of a test.
-    fn test(&self, test: Test, hub: &mut Hub) -> Result<Ended> {
-        let mut ran = Ran { compared: 0, wrong: 0, first: None, seconds: 0.0 };
+    /// Runs all repetitions of a test. Each round of each lap has other values.
+    fn test(&self, test: Test, lap: u32, hub: &mut Hub) -> Result<Ended> {
+        let mut ran = Ran::default();
         let last = self.job.tests.last() == Some(&test);
-        for round in 0..test.times {
+        for round in lap * test.times..(lap + 1) * test.times {
             step(
                 hub,
                 &format!("{} of {} {:?}, round {round}", test.collective.name(), test.count, test.element),
