@@ -34,6 +34,19 @@ pub(crate) struct CollectivesArgs {
     variant: Variant,
     #[command(flatten)]
     wanted: Wanted,
+    /// Instead of checks, measure this plugin, NCCL's InfiniBand transport (with --tree) and sockets
+    /// on the same rails, and write a table to this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "net"])]
+    pub(super) figures: Option<PathBuf>,
+    /// Alternating rounds of --figures
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) rounds: u32,
+    /// MB/s of a rail of --figures; the faster one of unequal rails has three times as much
+    #[arg(long, value_name = "MB/S", default_value_t = 200)]
+    pub(super) unit: u32,
+    /// A folder for the adapters' PCI devices, to which /sys/class/infiniband links
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) tree: Option<PathBuf>,
     /// Settings of NCCL, the plugin or softverbs, as NAME=VALUE
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     pub(super) set: Vec<(String, String)>,
@@ -94,7 +107,7 @@ pub(super) struct Variant {
 
 impl Variant {
     /// Two ranks on two hosts.
-    const PLAIN: Self = Self {
+    pub(super) const PLAIN: Self = Self {
         ranks: 2,
         hosts: Vec::new(),
         killed: None,
@@ -170,7 +183,7 @@ struct Wanted {
 }
 
 /// The network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Net {
     /// One device with both rails (`MPIB_HCA_SOUT` and `MPIB_HCA_SUP`).
     Mpib,
@@ -178,6 +191,9 @@ pub(crate) enum Net {
     Default,
     /// The two devices are functions of one card, which NCCL fuses from 2.24 on.
     Fused,
+    /// NCCL's own InfiniBand transport, with the adapters of `Fused`. It finds them only below
+    /// /sys/class/infiniband (scripts/bench-collectives.sh).
+    Ib,
     /// NCCL's own sockets, the control: what fails there too is not the plugin's fault.
     Socket,
 }
@@ -188,6 +204,8 @@ pub(super) struct Plan {
     pub(super) net: Net,
     pub(super) variant: Variant,
     pub(super) tests: Vec<Test>,
+    /// MB/s of each rail if the tests are timed.
+    pub(super) rates: Option<[u32; 2]>,
 }
 
 impl Plan {
@@ -198,7 +216,11 @@ impl Plan {
 
     /// Returns the network that NCCL must report.
     pub(super) fn network(&self) -> &'static str {
-        if self.net == Net::Socket { "Socket" } else { "MPIB" }
+        match self.net {
+            Net::Socket => "Socket",
+            Net::Ib => "IB",
+            Net::Mpib | Net::Default | Net::Fused => "MPIB",
+        }
     }
 
     /// Returns why a release cannot run the communicator, if so.
@@ -242,7 +264,8 @@ impl CollectivesArgs {
             return Err(Failure::usage("faults strike rails, which sockets do not use"));
         }
         let tests = self.wanted.tests(self.variant.ranks, &self.wanted.counts)?;
-        let plan = |net: &Net| Plan { net: *net, variant: self.variant.clone(), tests: tests.clone() };
+        let plan =
+            |net: &Net| Plan { net: *net, variant: self.variant.clone(), tests: tests.clone(), rates: None };
         Ok(self.net.iter().map(plan).collect())
     }
 
@@ -262,7 +285,7 @@ impl CollectivesArgs {
         ];
         let plan = |(net, variant): (Net, Variant)| {
             let counts = if variant.fault.is_some() { &[LARGE][..] } else { &self.wanted.counts };
-            Ok(Plan { net, tests: self.wanted.tests(variant.ranks, counts)?, variant })
+            Ok(Plan { net, tests: self.wanted.tests(variant.ranks, counts)?, variant, rates: None })
         };
         all.into_iter().map(plan).collect()
     }

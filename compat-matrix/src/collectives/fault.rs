@@ -207,7 +207,7 @@ impl Breaker {
     ) -> Result<Phase> {
         let now = self.traffic(processes)?;
         match back {
-            Some(back) if now.sent > back.sent && now.received > back.received => {
+            Some(back) if now.carries(&back, &before) => {
                 self.over(before, back, now);
                 if self.done < self.wanted {
                     Ok(Phase::Count(self.posted(processes)?))

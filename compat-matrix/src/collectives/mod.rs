@@ -2,6 +2,7 @@
 //! through the plugin on softverbs.
 
 mod args;
+mod bench;
 mod fault;
 mod observe;
 mod pci;
@@ -41,6 +42,12 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     let stage = Stage::set(&args.build)?;
     let package = format!("nvidia-nccl-cu{}", args.cuda);
     let cache = Cache::of_user(&matrix.package)?.of_package(&package);
+    if let Some(figures) = &args.figures {
+        let [release] = &releases[..] else {
+            return Err(Failure::usage("name one release for --figures"));
+        };
+        return bench::main(args, figures, &cache.fetch(release)?, release, &stage);
+    }
     let (mut failed, mut ran, mut missing) = (0, 0, Vec::new());
     for release in &releases {
         let library = match cache.fetch(release) {
@@ -79,6 +86,16 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
 
 /// Runs one communicator. Returns what was seen.
 fn communicator(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Stage) -> Result<String> {
+    outcomes(args, library, plan, stage).map(|(_, seen)| seen)
+}
+
+/// Runs one communicator. Returns the ranks' ends and what was seen.
+fn outcomes(
+    args: &CollectivesArgs,
+    library: &Path,
+    plan: &Plan,
+    stage: &Stage,
+) -> Result<(Vec<End>, String)> {
     let scratch = tempfile::tempdir().cannot("make a temporary folder")?;
     let program = env::current_exe().cannot("find this program's file")?;
     let beside = |name: &str| program.with_file_name(name);
@@ -100,6 +117,7 @@ fn communicator(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Sta
             register: variant.register,
             killed: variant.killed,
             laps: variant.fault.is_some(),
+            timed: plan.rates.is_some(),
         };
         Start { job, environment: place.environment(rank) }
     });
@@ -118,6 +136,7 @@ fn communicator(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Sta
         let faults = faults.transpose()?.map_or(String::new(), |seen| format!("; {seen}"));
         Ok(format!("{seen}{faults}; {}", place.ways(plan)?))
     });
+    let seen = seen.map(|seen| (ends, seen));
     seen.map_err(|failure| match args.logs.as_ref() {
         None => failure,
         Some(to) => match place.keep_logs(to) {

@@ -37,6 +37,15 @@ pub(super) struct Traffic {
     pub(super) returns: u64,
 }
 
+impl Traffic {
+    /// Returns whether data has passed since `back`, in each direction that was in use before the
+    /// fault.
+    pub(super) fn carries(&self, back: &Self, before: &Self) -> bool {
+        let (sent, received) = (self.sent > back.sent, self.received > back.received);
+        (sent || received) && (sent || before.sent == 0) && (received || before.received == 0)
+    }
+}
+
 impl Fabric {
     /// Names the fabric whose tools are in the folder of "make build".
     pub(super) fn new(name: &str, build: &Path) -> Self {
@@ -146,6 +155,17 @@ sup@10.9.1.1: down
         assert_eq!(found("sup@10.9.1.1", 77), Some(Requests { posted: 5, struck: 0 }));
         assert_eq!(found("sout@10.9.0.1", 77), None, "it has the other device only");
         assert_eq!(found("sup@10.9.1.2", 7), None);
+    }
+
+    #[test]
+    fn a_rail_carries_data_if_each_direction_does_that_did_before() {
+        let of = |sent, received| Traffic { healthy: true, sent, received, episodes: 0, returns: 0 };
+        let back = of(10, 10);
+        assert!(of(11, 11).carries(&back, &of(1, 1)));
+        assert!(!of(11, 10).carries(&back, &of(1, 1)), "nothing was received");
+        assert!(!of(10, 11).carries(&back, &of(1, 1)), "nothing was sent");
+        assert!(of(10, 11).carries(&back, &of(0, 1)), "the rank only receives");
+        assert!(!of(10, 10).carries(&back, &of(0, 0)));
     }
 
     #[test]

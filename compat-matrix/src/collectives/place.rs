@@ -52,6 +52,12 @@ impl Place {
                 set("MPIB_HCA_SOUT", RAILS[0]);
                 set("MPIB_HCA_SUP", RAILS[1]);
             }
+            Net::Ib => {
+                set("NCCL_NET_PLUGIN", "none");
+                set("NCCL_IB_DISABLE", "0");
+                // softverbs' GIDs have no types in sysfs.
+                set("NCCL_IB_GID_INDEX", "3");
+            }
             Net::Fused | Net::Default | Net::Socket => {}
         }
         let variant = &plan.variant;
@@ -59,6 +65,9 @@ impl Place {
             // The simulated adapters have no place in the tree of PCI devices.
             set("NCCL_NET_GDR_LEVEL", "SYS");
             set("NCCL_NET_GDR_READ", "1");
+        }
+        if let (Net::Mpib, Some([sout, sup])) = (plan.net, plan.rates) {
+            set("MPIB_SUP_SHARE", &(1024 * sup / (sout + sup)).to_string());
         }
         if variant.fault.is_some() && plan.net == Net::Mpib {
             // Otherwise one rail carries all data of two hosts of an island.
@@ -80,7 +89,7 @@ impl Place {
             driver_version: if args.cuda == 13 { 13040 } else { 12090 },
             ..Settings::default()
         };
-        let (hosts, devices) = (variant.hosts(), devices(plan, scratch)?);
+        let (hosts, devices) = (variant.hosts(), devices(plan, args.tree.as_deref().unwrap_or(scratch))?);
         Ok(Self { environment, hosts, settings, devices, logs: scratch.to_owned() })
     }
 
@@ -180,11 +189,13 @@ impl Place {
 }
 
 /// Returns the properties of the rails' adapters.
-fn devices(plan: &Plan, scratch: &Path) -> Result<[String; 2]> {
+fn devices(plan: &Plan, tree: &Path) -> Result<[String; 2]> {
     let dma_buf = if plan.variant.dma_buf { ",dmabuf=on" } else { "" };
-    if plan.net != Net::Fused {
-        return Ok([dma_buf; 2].map(str::to_owned));
+    let rate = |rail: usize| plan.rates.map_or(String::new(), |rates| format!(",rate={}MB", rates[rail]));
+    let keys = [0, 1].map(|rail| format!("{dma_buf}{}", rate(rail)));
+    if !matches!(plan.net, Net::Fused | Net::Ib) {
+        return Ok(keys);
     }
-    let folders = pci::one_card(scratch, &RAILS).cannot("make a tree of PCI devices")?;
-    Ok([0, 1].map(|rail| format!("{dma_buf},sysfs={}", folders[rail].display())))
+    let folders = pci::one_card(tree, &RAILS).cannot("make a tree of PCI devices")?;
+    Ok([0, 1].map(|rail| format!("{},sysfs={}", keys[rail], folders[rail].display())))
 }

@@ -53,6 +53,7 @@ fn run(ranks: u32, tests: Vec<Test>, change: impl Fn(&mut Job)) -> Option<(TempD
             register: false,
             killed: None,
             laps: false,
+            timed: false,
         };
         change(&mut job);
         let set = [

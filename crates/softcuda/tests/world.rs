@@ -28,6 +28,7 @@ fn start(rank: u32, ranks: u32) -> Start {
         register: false,
         killed: None,
         laps: false,
+        timed: false,
     };
     let environment = BTreeMap::from([("PATH".to_owned(), std::env::var("PATH").unwrap())]);
     Start { job, environment }

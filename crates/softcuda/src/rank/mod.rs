@@ -42,6 +42,9 @@ pub struct Job {
     pub killed: Option<u32>,
     /// Whether the tests are repeated until the program that started the ranks ends them.
     pub laps: bool,
+    /// Whether the tests are timed: their repetitions are enqueued without a pause, and nothing is
+    /// compared.
+    pub timed: bool,
 }
 
 /// A collective, several times.
@@ -61,7 +64,7 @@ pub struct Test {
 }
 
 /// The collectives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Collective {
     /// `ncclAllReduce`.
@@ -155,7 +158,7 @@ pub struct Ran {
     pub wrong: usize,
     /// The first wrong one.
     pub first: Option<Wrong>,
-    /// Seconds of all repetitions, without the comparison.
+    /// Seconds of all repetitions, without the comparison. Timed tests repeat once before.
     pub seconds: f64,
 }
 

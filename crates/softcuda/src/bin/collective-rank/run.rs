@@ -43,7 +43,8 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
     let mut lap = 0;
     loop {
         for (place, test) in job.tests.iter().enumerate() {
-            match (bench.test(*test, lap, hub)?, outcome.tests.get_mut(place)) {
+            let ended = if job.timed { bench.time(*test, hub)? } else { bench.test(*test, lap, hub)? };
+            match (ended, outcome.tests.get_mut(place)) {
                 (Ended::Ran(ran), Some(before)) => before.add(ran),
                 (Ended::Ran(ran), None) => outcome.tests.push(ran),
                 (Ended::Failed(error), _) => {
@@ -157,6 +158,24 @@ impl<'a> Bench<'a> {
             ran.compared += case.received();
             ran.wrong += wrong;
             ran.first = ran.first.or(first);
+        }
+        Ok(Ended::Ran(ran))
+    }
+
+    /// Measures the repetitions of a test together, after as many that are not measured.
+    fn time(&self, test: Test, hub: &mut Hub) -> Result<Ended> {
+        step(hub, &format!("time {} of {} {:?}", test.collective.name(), test.count, test.element))?;
+        let mut ran = Ran::default();
+        for _ in 0..2 {
+            hub.exchange(Vec::new())?;
+            let begun = Instant::now();
+            for round in 0..test.times {
+                self.enqueue(Case { test, rank: self.job.rank, ranks: self.job.ranks, round })?;
+            }
+            if let Some(error) = self.wait()? {
+                return Ok(Ended::Failed(error));
+            }
+            ran.seconds = begun.elapsed().as_secs_f64();
         }
         Ok(Ended::Ran(ran))
     }
