@@ -100,7 +100,7 @@ fn name(net: Net) -> &'static str {
 fn size(bytes: usize) -> String {
     match bytes {
         ..1024 => format!("{bytes} B"),
-        ..0x10_0000 => format!("{} KiB", bytes >> 10),
+        1024..0x10_0000 => format!("{} KiB", bytes >> 10),
         _ => format!("{} MiB", bytes >> 20),
     }
 }

@@ -16,7 +16,7 @@ use crate::{
 
 /// How long a fault lasts if the collective waits for its end: on devices of one rail.
 const LASTS: Duration = Duration::from_secs(1);
-/// How often softverbs is asked for struck faults.
+/// Pause between two readings of the counts of softverbs.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long a repaired rail may take until it carries data again.
 const RETURN: Duration = Duration::from_secs(20);
@@ -133,7 +133,7 @@ impl Breaker {
         }
     }
 
-    /// Returns the rails of the present fault: another rail each time, and in turn those of each rank.
+    /// Returns the rails of the present fault: another rail each time, then those of the next rank.
     fn targets(&self) -> Vec<Target> {
         match self.fault {
             Fault::NoRail => (0..2).map(|rail| Target { rank: 0, rail }).collect(),

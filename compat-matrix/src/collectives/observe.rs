@@ -41,8 +41,10 @@ impl Traffic {
     /// Returns whether data has passed since `back`, in each direction that was in use before the
     /// fault.
     pub(super) fn carries(&self, back: &Self, before: &Self) -> bool {
-        let (sent, received) = (self.sent > back.sent, self.received > back.received);
-        (sent || received) && (sent || before.sent == 0) && (received || before.received == 0)
+        let directions =
+            [(before.sent, back.sent, self.sent), (before.received, back.received, self.received)];
+        let stands_still = |(before, back, now): &(u64, u64, u64)| *before > 0 && now == back;
+        directions.iter().any(|(_, back, now)| now > back) && !directions.iter().any(stands_still)
     }
 }
 
