@@ -48,7 +48,7 @@ namespace=(unshare --mount)
 if "${namespace[@]}" sh -c 'mount --make-rprivate / && mount -t tmpfs none /sys/class' 2>/dev/null; then
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
-    "${namespace[@]}" "$0" --in-namespace "$work" "${measure[@]}"
+    "${namespace[@]}" scripts/bench-collectives.sh --in-namespace "$work" "${measure[@]}"
 else
     echo "no mount namespace: net_ib is left out" >&2
     "${measure[@]}"
