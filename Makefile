@@ -121,6 +121,10 @@ matrix-gpu: setup-matrix build ## Collectives of two ranks on a GPU through the 
 collectives: setup-matrix build ## Run real collectives of whole communicators without a GPU, one release for each table version (3 GB of cache); RELEASES="2.32.3 …"
 	@scripts/collectives.sh $(or $(RELEASES),--short) --suite --times 1 --counts 1,300007 $(COLLECTIVES)
 
+.PHONY: bench-collectives
+bench-collectives: setup-matrix build ## Measure collectives without a GPU over the plugin, the InfiniBand transport of RELEASE (2.32.3) and sockets
+	@scripts/bench-collectives.sh $(or $(RELEASE),2.32.3)
+
 .PHONY: clean
 clean: ## Remove build/ and cargo's target/
 	@rm -rf build

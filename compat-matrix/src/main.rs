@@ -49,7 +49,7 @@ enum Command {
     Gpu(gpu::GpuArgs),
     /// Run real collectives without a GPU: the release's own library on softcuda, through the plugin
     /// on softverbs
-    Collectives(collectives::CollectivesArgs),
+    Collectives(Box<collectives::CollectivesArgs>),
     /// Load another plugin into one release's core and move data between two processes through it
     Load(load::LoadArgs),
     /// Fetch a library if it is missing, write what "end" needs to know about it, and print its

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use softcuda::rank::{Collective, Element, Operator, Test};
 
+use super::fault::Fault;
 use crate::{
     failure::{Failure, Result},
     matrix::{AfterDeath, Release},
@@ -22,8 +23,9 @@ pub(crate) struct CollectivesArgs {
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(12..=13))]
     pub(super) cuda: u32,
     /// Instead of the communicators of the other options, a suite: default, fused and MPIB profile,
-    /// two hosts of two GPUs, GPUDirect with flushes and registered buffers, and a killed rank
-    #[arg(long, conflicts_with_all = ["net", "ranks", "hosts", "register", "killed"])]
+    /// two hosts of two GPUs, GPUDirect with flushes and registered buffers, a killed rank, and links
+    /// that go down
+    #[arg(long, conflicts_with_all = ["net", "ranks", "hosts", "register", "killed", "fault"])]
     pub(super) suite: bool,
     /// How the plugin presents the two simulated adapters, or NCCL's sockets instead of the plugin
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Net::Mpib])]
@@ -32,6 +34,19 @@ pub(crate) struct CollectivesArgs {
     variant: Variant,
     #[command(flatten)]
     wanted: Wanted,
+    /// Instead of checks, measure this plugin, NCCL's InfiniBand transport (with --tree) and sockets
+    /// on the same rails, and write a table to this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "net"])]
+    pub(super) figures: Option<PathBuf>,
+    /// Alternating rounds of --figures
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) rounds: u32,
+    /// MB/s of a rail of --figures; the faster one of unequal rails has three times as much
+    #[arg(long, value_name = "MB/S", default_value_t = 200)]
+    pub(super) unit: u32,
+    /// A folder for the adapters' PCI devices, to which /sys/class/infiniband links
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) tree: Option<PathBuf>,
     /// Settings of NCCL, the plugin or softverbs, as NAME=VALUE
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     pub(super) set: Vec<(String, String)>,
@@ -67,6 +82,12 @@ pub(super) struct Variant {
     /// Let this rank die in the middle of the last test
     #[arg(long, value_name = "RANK")]
     pub(super) killed: Option<u32>,
+    /// Let rails fail while the tests run. The tests are repeated until the faults are over
+    #[arg(long, value_enum, conflicts_with = "killed")]
+    pub(super) fault: Option<Fault>,
+    /// Faults one after the other, each on another rail
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) strikes: u32,
     /// Register the buffers with NCCL (ncclCommRegister, from 2.19 on)
     #[arg(long)]
     pub(super) register: bool,
@@ -86,10 +107,12 @@ pub(super) struct Variant {
 
 impl Variant {
     /// Two ranks on two hosts.
-    const PLAIN: Self = Self {
+    pub(super) const PLAIN: Self = Self {
         ranks: 2,
         hosts: Vec::new(),
         killed: None,
+        fault: None,
+        strikes: 1,
         register: false,
         gpudirect: false,
         vmm: false,
@@ -103,6 +126,11 @@ impl Variant {
             true => (0..self.ranks).map(|rank| format!("host{rank}")).collect(),
             false => self.hosts.clone(),
         }
+    }
+
+    /// Returns whether the ranks must get an asynchronous error.
+    pub(super) fn ends_in_error(&self) -> bool {
+        self.killed.is_some() || self.fault == Some(Fault::NoRail)
     }
 
     fn check(&self) -> Result<()> {
@@ -126,6 +154,8 @@ impl Variant {
             self.vmm.then(|| "VMM".into()),
             self.register.then(|| "registered".into()),
             killed,
+            self.fault.map(|fault| fault.describe().into()),
+            (self.strikes > 1).then(|| format!("{} times", self.strikes)),
         ];
         let all = [Some(format!("{} ranks", self.ranks))].into_iter().chain(switches);
         all.flatten().collect::<Vec<_>>().join(", ")
@@ -153,7 +183,7 @@ struct Wanted {
 }
 
 /// The network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Net {
     /// One device with both rails (`MPIB_HCA_SOUT` and `MPIB_HCA_SUP`).
     Mpib,
@@ -161,6 +191,9 @@ pub(crate) enum Net {
     Default,
     /// The two devices are functions of one card, which NCCL fuses from 2.24 on.
     Fused,
+    /// NCCL's own InfiniBand transport, with the adapters of `Fused`. It finds them only below
+    /// /sys/class/infiniband (scripts/bench-collectives.sh).
+    Ib,
     /// NCCL's own sockets, the control: what fails there too is not the plugin's fault.
     Socket,
 }
@@ -171,6 +204,8 @@ pub(super) struct Plan {
     pub(super) net: Net,
     pub(super) variant: Variant,
     pub(super) tests: Vec<Test>,
+    /// MB/s of each rail if the tests are timed.
+    pub(super) rates: Option<[u32; 2]>,
 }
 
 impl Plan {
@@ -181,7 +216,11 @@ impl Plan {
 
     /// Returns the network that NCCL must report.
     pub(super) fn network(&self) -> &'static str {
-        if self.net == Net::Socket { "Socket" } else { "MPIB" }
+        match self.net {
+            Net::Socket => "Socket",
+            Net::Ib => "IB",
+            Net::Mpib | Net::Default | Net::Fused => "MPIB",
+        }
     }
 
     /// Returns why a release cannot run the communicator, if so.
@@ -190,7 +229,7 @@ impl Plan {
             _ if self.variant.register && release.table < REGISTERS => {
                 Some("the release has no ncclCommRegister")
             }
-            _ if self.variant.killed.is_none() => None,
+            _ if !self.variant.ends_in_error() => None,
             AfterDeath::Error => None,
             AfterDeath::NoError => Some("the release drops errors of its network"),
             AfterDeath::NoAbort => Some("ncclCommAbort does not return after an error"),
@@ -198,6 +237,8 @@ impl Plan {
     }
 }
 
+/// Elements in the suite's tests with faults: 4 MB of floats, in many messages.
+const LARGE: usize = 1_000_003;
 /// Table of the first release with `ncclCommRegister` (2.19).
 const REGISTERS: u32 = 7;
 
@@ -219,8 +260,12 @@ impl CollectivesArgs {
             return self.suite_plans();
         }
         self.variant.check()?;
-        let tests = self.wanted.tests(self.variant.ranks)?;
-        let plan = |net: &Net| Plan { net: *net, variant: self.variant.clone(), tests: tests.clone() };
+        if self.variant.fault.is_some() && self.net.contains(&Net::Socket) {
+            return Err(Failure::usage("faults strike rails, which sockets do not use"));
+        }
+        let tests = self.wanted.tests(self.variant.ranks, &self.wanted.counts)?;
+        let plan =
+            |net: &Net| Plan { net: *net, variant: self.variant.clone(), tests: tests.clone(), rates: None };
         Ok(self.net.iter().map(plan).collect())
     }
 
@@ -235,16 +280,19 @@ impl CollectivesArgs {
             (Net::Mpib, direct.clone()),
             (Net::Mpib, Variant { register: true, ..direct }),
             (Net::Mpib, Variant { killed: Some(1), ..Variant::PLAIN }),
+            (Net::Mpib, Variant { fault: Some(Fault::LinkDown), ..Variant::PLAIN }),
+            (Net::Mpib, Variant { fault: Some(Fault::NoRail), ..Variant::PLAIN }),
         ];
         let plan = |(net, variant): (Net, Variant)| {
-            Ok(Plan { net, tests: self.wanted.tests(variant.ranks)?, variant })
+            let counts = if variant.fault.is_some() { &[LARGE][..] } else { &self.wanted.counts };
+            Ok(Plan { net, tests: self.wanted.tests(variant.ranks, counts)?, variant, rates: None })
         };
         all.into_iter().map(plan).collect()
     }
 }
 
 impl Wanted {
-    fn tests(&self, ranks: u32) -> Result<Vec<Test>> {
+    fn tests(&self, ranks: u32, counts: &[usize]) -> Result<Vec<Test>> {
         let collectives: Vec<Collective> = match &self.tests {
             None => Collective::ALL.to_vec(),
             Some(names) if names.iter().all(|name| name == "none") => Vec::new(),
@@ -259,7 +307,7 @@ impl Wanted {
         let mut tests = Vec::new();
         for collective in collectives {
             for &element in &elements {
-                for &count in &self.counts {
+                for &count in counts {
                     let used = if collective.reduces() { &operators[..] } else { &operators[..1] };
                     let test = |operator| Test { collective, element, operator, count, times: self.times };
                     tests.extend(used.iter().copied().map(test));

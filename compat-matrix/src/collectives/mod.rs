@@ -2,6 +2,9 @@
 //! through the plugin on softverbs.
 
 mod args;
+mod bench;
+mod fault;
+mod observe;
 mod pci;
 mod place;
 
@@ -19,13 +22,16 @@ use softcuda::{
     world::{End, Start, World},
 };
 
-use self::{args::Plan, place::Place};
+use self::{args::Plan, fault::Breaker, observe::Fabric, place::Place};
 use crate::{
     failure::{Context, Failure, Kind, Result},
     fetch::Cache,
     matrix::Matrix,
     stage::Stage,
 };
+
+/// `ncclRemoteError`, by which NCCL reports a failure of the network.
+const NETWORK_ERROR: i32 = 6;
 
 /// Runs the command. The exit code is 0 if every element of every rank was right.
 pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
@@ -36,6 +42,12 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     let stage = Stage::set(&args.build)?;
     let package = format!("nvidia-nccl-cu{}", args.cuda);
     let cache = Cache::of_user(&matrix.package)?.of_package(&package);
+    if let Some(figures) = &args.figures {
+        let [release] = &releases[..] else {
+            return Err(Failure::usage("name one release for --figures"));
+        };
+        return bench::main(args, figures, &cache.fetch(release)?, release, &stage);
+    }
     let (mut failed, mut ran, mut missing) = (0, 0, Vec::new());
     for release in &releases {
         let library = match cache.fetch(release) {
@@ -74,6 +86,16 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
 
 /// Runs one communicator. Returns what was seen.
 fn communicator(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Stage) -> Result<String> {
+    outcomes(args, library, plan, stage).map(|(_, seen)| seen)
+}
+
+/// Runs one communicator. Returns the ranks' ends and what was seen.
+fn outcomes(
+    args: &CollectivesArgs,
+    library: &Path,
+    plan: &Plan,
+    stage: &Stage,
+) -> Result<(Vec<End>, String)> {
     let scratch = tempfile::tempdir().cannot("make a temporary folder")?;
     let program = env::current_exe().cannot("find this program's file")?;
     let beside = |name: &str| program.with_file_name(name);
@@ -94,11 +116,27 @@ fn communicator(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Sta
             tests: plan.tests.clone(),
             register: variant.register,
             killed: variant.killed,
+            laps: variant.fault.is_some(),
+            timed: plan.rates.is_some(),
         };
         Start { job, environment: place.environment(rank) }
     });
-    let ends = world.run(starts.collect()).cannot("run the ranks")?;
-    let seen = judge(plan, &ends).and_then(|seen| Ok(format!("{seen}; {}", place.ways(plan)?)));
+    let starts = starts.collect();
+    let mut breaker = variant.fault.map(|fault| {
+        let fabric = Fabric::new(place.fabric(), &args.build);
+        Breaker::new(fault, variant.strikes as usize, fabric, place.labels())
+    });
+    let ends = match &mut breaker {
+        None => world.run(starts),
+        Some(breaker) => world.direct(starts, breaker),
+    };
+    let ends = ends.cannot("run the ranks")?;
+    let faults = breaker.map(Breaker::result);
+    let seen = judge(plan, &ends).and_then(|seen| {
+        let faults = faults.transpose()?.map_or(String::new(), |seen| format!("; {seen}"));
+        Ok(format!("{seen}{faults}; {}", place.ways(plan)?))
+    });
+    let seen = seen.map(|seen| (ends, seen));
     seen.map_err(|failure| match args.logs.as_ref() {
         None => failure,
         Some(to) => match place.keep_logs(to) {
@@ -146,12 +184,15 @@ fn wrong(plan: &Plan, rank: usize, outcome: &Outcome) -> Vec<String> {
             ));
         }
     }
-    match (&outcome.asynchronous_error, plan.variant.killed) {
-        (Some((code, text)), None) => {
+    match (&outcome.asynchronous_error, plan.variant.ends_in_error()) {
+        (Some((code, text)), true) if plan.variant.fault.is_some() && *code != NETWORK_ERROR => {
+            failures.push(format!("rank {rank}: expected error {NETWORK_ERROR}, got {code}: {text}"));
+        }
+        (Some((code, text)), false) => {
             failures.push(format!("rank {rank}: asynchronous error {code}: {text}"))
         }
-        (None, Some(_)) => failures.push(format!("rank {rank} has no asynchronous error")),
-        (None, None) if outcome.tests.len() != plan.tests.len() => {
+        (None, true) => failures.push(format!("rank {rank} has no asynchronous error")),
+        (None, false) if outcome.tests.len() != plan.tests.len() => {
             failures.push(format!("rank {rank} ran {} of {} tests", outcome.tests.len(), plan.tests.len()));
         }
         _ => {}

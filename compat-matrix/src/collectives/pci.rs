@@ -14,13 +14,21 @@ const ADAPTER: [(&str, &str); 3] = [("class", "0x020700"), ("vendor", "0x15b3"),
 const COMMON: [(&str, &str); 3] =
     [("numa_node", "0"), ("max_link_speed", "16.0 GT/s PCIe"), ("max_link_width", "16")];
 
+/// Makes a link that may be there already, in a tree that is used again.
+fn link(to: &Path, at: &Path) -> io::Result<()> {
+    match symlink(to, at) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        done => done,
+    }
+}
+
 /// Makes the folder of a device. Its link `subsystem` marks it as a PCI device.
 fn device(tree: &Path, path: &Path, attributes: [(&str, &str); 3]) -> io::Result<()> {
     fs::create_dir_all(path)?;
     for (name, value) in attributes.into_iter().chain(COMMON) {
         fs::write(path.join(name), format!("{value}\n"))?;
     }
-    symlink(tree.join("bus/pci"), path.join("subsystem"))
+    link(&tree.join("bus/pci"), &path.join("subsystem"))
 }
 
 /// Makes one card with a function for each name. Returns the folders that replace the adapters'
@@ -34,7 +42,7 @@ pub(super) fn one_card(tree: &Path, names: &[&str]) -> io::Result<Vec<PathBuf>> 
         device(tree, &path, ADAPTER)?;
         let folder = tree.join(name);
         fs::create_dir_all(&folder)?;
-        symlink(&path, folder.join("device"))?;
+        link(&path, &folder.join("device"))?;
         Ok(folder)
     };
     names.iter().enumerate().map(adapter).collect()

@@ -11,6 +11,7 @@ use softcuda::Settings;
 use super::{
     CollectivesArgs,
     args::{Net, Plan},
+    fault::Fault,
     pci,
 };
 use crate::{
@@ -51,6 +52,12 @@ impl Place {
                 set("MPIB_HCA_SOUT", RAILS[0]);
                 set("MPIB_HCA_SUP", RAILS[1]);
             }
+            Net::Ib => {
+                set("NCCL_NET_PLUGIN", "none");
+                set("NCCL_IB_DISABLE", "0");
+                // softverbs' GIDs have no types in sysfs.
+                set("NCCL_IB_GID_INDEX", "3");
+            }
             Net::Fused | Net::Default | Net::Socket => {}
         }
         let variant = &plan.variant;
@@ -58,6 +65,17 @@ impl Place {
             // The simulated adapters have no place in the tree of PCI devices.
             set("NCCL_NET_GDR_LEVEL", "SYS");
             set("NCCL_NET_GDR_READ", "1");
+        }
+        if let (Net::Mpib, Some([sout, sup])) = (plan.net, plan.rates) {
+            set("MPIB_SUP_SHARE", &(1024 * sup / (sout + sup)).to_string());
+        }
+        if variant.fault.is_some() && plan.net == Net::Mpib {
+            // Otherwise one rail carries all data of two hosts of an island.
+            set("MPIB_SUP_SHARE", "341");
+        }
+        if variant.fault == Some(Fault::NoRail) {
+            // Seconds until a connection without a rail fails.
+            set("MPIB_FAILOVER_WAIT", "2");
         }
         for (name, value) in &args.set {
             set(name, value);
@@ -71,7 +89,7 @@ impl Place {
             driver_version: if args.cuda == 13 { 13040 } else { 12090 },
             ..Settings::default()
         };
-        let (hosts, devices) = (variant.hosts(), devices(plan, scratch)?);
+        let (hosts, devices) = (variant.hosts(), devices(plan, args.tree.as_deref().unwrap_or(scratch))?);
         Ok(Self { environment, hosts, settings, devices, logs: scratch.to_owned() })
     }
 
@@ -87,6 +105,25 @@ impl Place {
         self.hosts[..rank as usize].iter().filter(|other| *other == host).count() as u32
     }
 
+    /// Returns the addresses of the rails of a rank's host.
+    fn addresses(&self, rank: u32) -> [String; 2] {
+        let n = self.host_number(rank) + 1;
+        [0, 1].map(|rail| format!("10.9.{rail}.{n}"))
+    }
+
+    /// Returns the names by which softverbs distinguishes the hosts' rails, for each rank.
+    pub(super) fn labels(&self) -> Vec<[String; 2]> {
+        let of = |rank| {
+            let addresses = self.addresses(rank);
+            [0, 1].map(|rail| format!("{}@{}", RAILS[rail], addresses[rail]))
+        };
+        (0..self.hosts.len() as u32).map(of).collect()
+    }
+
+    pub(super) fn fabric(&self) -> &str {
+        self.environment.get("SOFTVERBS_FABRIC").map_or("default", String::as_str)
+    }
+
     pub(super) fn settings(&self, rank: u32) -> Settings {
         Settings { host: self.hosts[rank as usize].clone(), ..self.settings.clone() }
     }
@@ -99,9 +136,9 @@ impl Place {
     pub(super) fn environment(&self, rank: u32) -> BTreeMap<String, String> {
         let mut environment = self.environment.clone();
         let [sout, sup] = RAILS;
-        let n = self.host_number(rank) + 1;
+        let [sout_address, sup_address] = self.addresses(rank);
         let [first, second] = &self.devices;
-        let devices = format!("{sout}:addr=10.9.0.{n}/24{first};{sup}:addr=10.9.1.{n}/24{second}");
+        let devices = format!("{sout}:addr={sout_address}/24{first};{sup}:addr={sup_address}/24{second}");
         environment.insert("SOFTVERBS_DEVICES".into(), devices);
         environment.insert("NCCL_HOSTID".into(), self.hosts[rank as usize].clone());
         environment.insert("NCCL_DEBUG_FILE".into(), self.log(rank).display().to_string());
@@ -152,11 +189,13 @@ impl Place {
 }
 
 /// Returns the properties of the rails' adapters.
-fn devices(plan: &Plan, scratch: &Path) -> Result<[String; 2]> {
+fn devices(plan: &Plan, tree: &Path) -> Result<[String; 2]> {
     let dma_buf = if plan.variant.dma_buf { ",dmabuf=on" } else { "" };
-    if plan.net != Net::Fused {
-        return Ok([dma_buf; 2].map(str::to_owned));
+    let rate = |rail: usize| plan.rates.map_or(String::new(), |rates| format!(",rate={}MB", rates[rail]));
+    let keys = [0, 1].map(|rail| format!("{dma_buf}{}", rate(rail)));
+    if !matches!(plan.net, Net::Fused | Net::Ib) {
+        return Ok(keys);
     }
-    let folders = pci::one_card(scratch, &RAILS).cannot("make a tree of PCI devices")?;
-    Ok([0, 1].map(|rail| format!("{dma_buf},sysfs={}", folders[rail].display())))
+    let folders = pci::one_card(tree, &RAILS).cannot("make a tree of PCI devices")?;
+    Ok([0, 1].map(|rail| format!("{},sysfs={}", keys[rail], folders[rail].display())))
 }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
+    env, fs, io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -11,7 +11,7 @@ use std::{
 use softcuda::{
     Settings,
     rank::{Collective, Element, Job, Operator, Outcome, Test},
-    world::{End, Start, World},
+    world::{Director, End, Start, World},
 };
 use tempfile::TempDir;
 
@@ -33,6 +33,31 @@ fn library() -> Option<PathBuf> {
 
 /// Runs ranks on different hosts. `change` is applied to each job.
 fn run(ranks: u32, tests: Vec<Test>, change: impl Fn(&mut Job)) -> Option<(TempDir, Vec<End>)> {
+    direct(ranks, tests, change, &mut Laps(1))
+}
+
+/// Ends the ranks after a number of laps.
+struct Laps(usize);
+
+impl Director for Laps {
+    fn lap(&mut self, processes: &[u32]) -> io::Result<bool> {
+        assert!(processes.iter().all(|id| Path::new(&format!("/proc/{id}")).exists()), "{processes:?}");
+        self.0 -= 1;
+        Ok(self.0 > 0)
+    }
+
+    fn tick(&mut self, _: &[u32]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// As [`run`], with a director of the laps.
+fn direct(
+    ranks: u32,
+    tests: Vec<Test>,
+    change: impl Fn(&mut Job),
+    director: &mut dyn Director,
+) -> Option<(TempDir, Vec<End>)> {
     let library = library()?;
     let program = Path::new(env!("CARGO_BIN_EXE_collective-rank"));
     // Cargo builds the library for this test into the folder of the test's own file.
@@ -52,6 +77,8 @@ fn run(ranks: u32, tests: Vec<Test>, change: impl Fn(&mut Job)) -> Option<(TempD
             tests: tests.clone(),
             register: false,
             killed: None,
+            laps: false,
+            timed: false,
         };
         change(&mut job);
         let set = [
@@ -66,7 +93,7 @@ fn run(ranks: u32, tests: Vec<Test>, change: impl Fn(&mut Job)) -> Option<(TempD
         let environment: BTreeMap<_, _> = set.map(|(name, value)| (name.to_owned(), value)).into();
         Start { job, environment }
     };
-    let ends = world.run((0..ranks).map(start).collect()).unwrap();
+    let ends = world.direct((0..ranks).map(start).collect(), director).unwrap();
     Some((scratch, ends))
 }
 
@@ -109,6 +136,29 @@ fn ranks_that_disagree_about_the_values_see_wrong_elements() {
     let Some((_scratch, ends)) = run(2, tests, change) else { return };
     let wrong = outcomes(&ends).into_iter().any(|outcome| outcome.tests.iter().any(|ran| ran.wrong > 0));
     assert!(wrong, "{ends:?}");
+}
+
+#[test]
+fn ranks_repeat_their_tests_as_often_as_the_director_wants() {
+    let tests =
+        vec![test(Collective::AllReduce, Element::F32, 1000), test(Collective::SendRecv, Element::U8, 10)];
+    let mut laps = Laps(3);
+    let Some((_scratch, ends)) = direct(2, tests, |job| job.laps = true, &mut laps) else { return };
+    assert_eq!(laps.0, 0, "the director was called after each lap");
+    for outcome in outcomes(&ends) {
+        let compared: Vec<_> = outcome.tests.iter().map(|ran| (ran.compared, ran.wrong)).collect();
+        assert_eq!(compared, [(3 * 2 * 1000, 0), (3 * 2 * 10, 0)]);
+    }
+}
+
+#[test]
+fn timed_tests_take_time_and_compare_nothing() {
+    let tests = vec![test(Collective::AllReduce, Element::F32, 1000)];
+    let Some((_scratch, ends)) = run(2, tests, |job| job.timed = true) else { return };
+    for outcome in outcomes(&ends) {
+        let [ran] = &outcome.tests[..] else { panic!("{outcome:?}") };
+        assert!(ran.compared == 0 && ran.seconds > 0.0, "{ran:?}");
+    }
 }
 
 #[test]

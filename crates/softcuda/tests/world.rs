@@ -27,6 +27,8 @@ fn start(rank: u32, ranks: u32) -> Start {
         tests: Vec::new(),
         register: false,
         killed: None,
+        laps: false,
+        timed: false,
     };
     let environment = BTreeMap::from([("PATH".to_owned(), std::env::var("PATH").unwrap())]);
     Start { job, environment }

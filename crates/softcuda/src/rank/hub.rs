@@ -20,15 +20,24 @@ pub enum Message {
     Step(String),
     /// Waits until every rank has sent this, and exchanges what they have sent.
     Exchange(Vec<u8>),
+    /// All tests have run once more. Waits until every rank has sent this, and for whether the tests
+    /// are repeated.
+    Lap,
     /// The rank has ended as it should.
     Done(Outcome),
     /// The rank has failed.
     Failed(String),
 }
 
-/// The reply to [`Message::Exchange`]: what each rank has sent, by number.
+/// What a rank receives once every rank has sent the same.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reply(pub Vec<Vec<u8>>);
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// To [`Message::Exchange`]: what each rank has sent, by number.
+    Exchanged(Vec<Vec<u8>>),
+    /// To [`Message::Lap`]: whether the tests are repeated.
+    Repeat(bool),
+}
 
 /// A rank's end of the connection.
 #[derive(Debug)]
@@ -53,12 +62,30 @@ impl Hub {
 
     /// Exchanges bytes with all ranks. Returns what each has sent.
     pub fn exchange(&mut self, bytes: Vec<u8>) -> io::Result<Vec<Vec<u8>>> {
-        self.send(&Message::Exchange(bytes))?;
+        match self.request(&Message::Exchange(bytes))? {
+            Reply::Exchanged(all) => Ok(all),
+            reply @ Reply::Repeat(_) => Err(unexpected(&reply)),
+        }
+    }
+
+    /// Reports a lap. Returns whether all ranks repeat the tests.
+    pub fn lap(&mut self) -> io::Result<bool> {
+        match self.request(&Message::Lap)? {
+            Reply::Repeat(repeat) => Ok(repeat),
+            reply @ Reply::Exchanged(_) => Err(unexpected(&reply)),
+        }
+    }
+
+    fn request(&mut self, message: &Message) -> io::Result<Reply> {
+        self.send(message)?;
         let mut line = String::new();
         if self.stream.read_line(&mut line)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let Reply(all) = serde_json::from_str(&line)?;
-        Ok(all)
+        Ok(serde_json::from_str(&line)?)
     }
+}
+
+fn unexpected(reply: &Reply) -> io::Error {
+    io::Error::other(format!("{reply:?} replies to another message"))
 }

@@ -40,6 +40,11 @@ pub struct Job {
     pub register: bool,
     /// The rank that kills itself in the middle of the last test.
     pub killed: Option<u32>,
+    /// Whether the tests are repeated until the program that started the ranks ends them.
+    pub laps: bool,
+    /// Whether the tests are timed: their repetitions are enqueued without a pause, and nothing is
+    /// compared.
+    pub timed: bool,
 }
 
 /// A collective, several times.
@@ -59,7 +64,7 @@ pub struct Test {
 }
 
 /// The collectives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Collective {
     /// `ncclAllReduce`.
@@ -138,14 +143,14 @@ pub struct Outcome {
     pub version: i32,
     /// Seconds from the start of `ncclCommInitRank` to its end.
     pub init_seconds: f64,
-    /// The tests that ended, in their order.
+    /// The tests that ended, in their order; each with all of its laps.
     pub tests: Vec<Ran>,
     /// The asynchronous error that ended the last test (number and NCCL's text), if one did.
     pub asynchronous_error: Option<(i32, String)>,
 }
 
 /// A test that ended.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ran {
     /// Elements that were compared.
     pub compared: usize,
@@ -153,6 +158,16 @@ pub struct Ran {
     pub wrong: usize,
     /// The first wrong one.
     pub first: Option<Wrong>,
-    /// Seconds of all repetitions, without the comparison.
+    /// Seconds of all repetitions, without the comparison. Timed tests repeat once before.
     pub seconds: f64,
+}
+
+impl Ran {
+    /// Adds a later lap of the same test.
+    pub fn add(&mut self, lap: Self) {
+        self.compared += lap.compared;
+        self.wrong += lap.wrong;
+        self.first = self.first.take().or(lap.first);
+        self.seconds += lap.seconds;
+    }
 }

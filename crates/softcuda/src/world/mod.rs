@@ -24,6 +24,29 @@ const MOMENT: Duration = Duration::from_secs(5);
 /// How often ended processes are looked for.
 const TICK: Duration = Duration::from_millis(50);
 
+/// Follows ranks that repeat their tests (laps).
+pub trait Director {
+    /// Every rank has finished a lap and waits. `processes` has the id of each rank's process.
+    /// Returns whether the ranks repeat their tests.
+    fn lap(&mut self, processes: &[u32]) -> io::Result<bool>;
+
+    /// Is called again and again while ranks run.
+    fn tick(&mut self, processes: &[u32]) -> io::Result<()>;
+}
+
+/// Lets ranks run their tests once.
+struct Once;
+
+impl Director for Once {
+    fn lap(&mut self, _: &[u32]) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    fn tick(&mut self, _: &[u32]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// What the ranks of any communicator need.
 #[derive(Debug)]
 pub struct World {
@@ -90,6 +113,8 @@ struct Member {
     step: String,
     /// What the rank sent for an exchange that is not complete.
     exchanged: Option<Vec<u8>>,
+    /// Whether the rank waits for the end of a lap.
+    lap: bool,
     reply: Option<hub::Sender>,
     /// Whether the rank's end of the connection is closed: all its messages have arrived.
     closed: bool,
@@ -114,6 +139,11 @@ impl World {
 
     /// Runs the ranks of a communicator. Returns how each has ended, in the order of `starts`.
     pub fn run(&self, starts: Vec<Start>) -> io::Result<Vec<End>> {
+        self.direct(starts, &mut Once)
+    }
+
+    /// As [`Self::run`], with a director of the laps.
+    pub fn direct(&self, starts: Vec<Start>, director: &mut dyn Director) -> io::Result<Vec<End>> {
         let listener = Listener::new(&self.scratch)?;
         let mut members = Vec::new();
         for start in starts {
@@ -128,27 +158,30 @@ impl World {
                 process,
                 step,
                 exchanged: None,
+                lap: false,
                 reply: None,
                 closed: false,
                 report: None,
                 end: None,
             });
         }
-        Run { members, silence: self.silence, progress: Instant::now(), failed: None }.follow(&listener)
+        let run = Run { members, silence: self.silence, progress: Instant::now(), failed: None, director };
+        run.follow(&listener)
     }
 }
 
 /// The state of a run.
-struct Run {
+struct Run<'a> {
     members: Vec<Member>,
     silence: Duration,
     /// When a rank last sent something.
     progress: Instant,
     /// When the first rank failed.
     failed: Option<Instant>,
+    director: &'a mut dyn Director,
 }
 
-impl Run {
+impl Run<'_> {
     fn follow(mut self, listener: &Listener) -> io::Result<Vec<End>> {
         while self.members.iter().any(|member| member.end.is_none()) {
             if let Some(event) = listener.next(TICK) {
@@ -157,6 +190,8 @@ impl Run {
             }
             (0..self.members.len()).try_for_each(|rank| self.collect(rank))?;
             self.watch();
+            let processes = self.processes();
+            self.director.tick(&processes)?;
         }
         Ok(self.members.into_iter().filter_map(|member| member.end).collect())
     }
@@ -174,6 +209,10 @@ impl Run {
                 member.exchanged = Some(bytes);
                 return self.exchange();
             }
+            Event::Message(Message::Lap) => {
+                member.lap = true;
+                return self.lap();
+            }
             Event::Message(report) => member.report = Some(report),
         }
         Ok(())
@@ -185,14 +224,31 @@ impl Run {
             return Ok(());
         }
         let all = self.members.iter_mut().filter_map(|member| member.exchanged.take()).collect();
-        let reply = Reply(all);
-        for member in &mut self.members {
-            if let Some(sender) = &mut member.reply {
-                // A rank that died meanwhile is found by its closed socket.
-                let _ = sender.send(&reply);
-            }
-        }
+        self.reply(&Reply::Exchanged(all));
         Ok(())
+    }
+
+    /// Lets the director decide once each rank has finished the lap.
+    fn lap(&mut self) -> io::Result<()> {
+        if self.members.iter().any(|member| !member.lap) {
+            return Ok(());
+        }
+        self.members.iter_mut().for_each(|member| member.lap = false);
+        let processes = self.processes();
+        let repeat = self.director.lap(&processes)?;
+        self.reply(&Reply::Repeat(repeat));
+        Ok(())
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        self.members.iter().map(|member| member.process.id()).collect()
+    }
+
+    fn reply(&mut self, reply: &Reply) {
+        for sender in self.members.iter_mut().filter_map(|member| member.reply.as_mut()) {
+            // A rank that died meanwhile is found by its closed socket.
+            let _ = sender.send(reply);
+        }
     }
 
     /// Takes the end of a rank whose process has ended.

@@ -61,6 +61,10 @@ impl Process {
         self.may_die
     }
 
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Returns the status of a process that has ended.
     pub(super) fn status(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()

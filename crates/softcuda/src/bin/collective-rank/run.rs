@@ -40,17 +40,27 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
     let mut outcome =
         Outcome { version: nccl.version()?, init_seconds, tests: Vec::new(), asynchronous_error: None };
     let mut bench = Bench::new(job, &cuda, &comm)?;
-    for (place, test) in (0..).zip(&job.tests) {
-        match bench.test(*test, place, hub)? {
-            Ended::Ran(ran) => outcome.tests.push(ran),
-            Ended::Failed(error) => {
-                step(hub, "ncclCommAbort")?;
-                outcome.asynchronous_error = Some(error);
-                // The buffers of `bench` stay until the work on them has ended.
-                comm.abort()?;
-                return Ok(outcome);
+    let mut lap = 0;
+    loop {
+        for (place, test) in (0..).zip(&job.tests) {
+            let ended =
+                if job.timed { bench.time(*test, hub)? } else { bench.test(*test, place, lap, hub)? };
+            match (ended, outcome.tests.get_mut(place as usize)) {
+                (Ended::Ran(ran), Some(before)) => before.add(ran),
+                (Ended::Ran(ran), None) => outcome.tests.push(ran),
+                (Ended::Failed(error), _) => {
+                    step(hub, "ncclCommAbort")?;
+                    outcome.asynchronous_error = Some(error);
+                    // The buffers of `bench` stay until the work on them has ended.
+                    comm.abort()?;
+                    return Ok(outcome);
+                }
             }
         }
+        if !job.laps || !hub.lap()? {
+            break;
+        }
+        lap += 1;
     }
     bench.deregister()?;
     drop(bench);
@@ -123,11 +133,12 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Runs all repetitions of a test.
-    fn test(&self, test: Test, place: u32, hub: &mut Hub) -> Result<Ended> {
-        let mut ran = Ran { compared: 0, wrong: 0, first: None, seconds: 0.0 };
+    /// Runs all repetitions of a test, which has this place in the list. Each round of each lap has
+    /// other values.
+    fn test(&self, test: Test, place: u32, lap: u32, hub: &mut Hub) -> Result<Ended> {
+        let mut ran = Ran::default();
         let last = place as usize + 1 == self.job.tests.len();
-        for round in 0..test.times {
+        for round in lap * test.times..(lap + 1) * test.times {
             step(
                 hub,
                 &format!("{} of {} {:?}, round {round}", test.collective.name(), test.count, test.element),
@@ -149,6 +160,25 @@ impl<'a> Bench<'a> {
             ran.compared += case.received();
             ran.wrong += wrong;
             ran.first = ran.first.or(first);
+        }
+        Ok(Ended::Ran(ran))
+    }
+
+    /// Measures the repetitions of a test together, after as many that are not measured.
+    fn time(&self, test: Test, hub: &mut Hub) -> Result<Ended> {
+        step(hub, &format!("time {} of {} {:?}", test.collective.name(), test.count, test.element))?;
+        let mut ran = Ran::default();
+        for _ in 0..2 {
+            hub.exchange(Vec::new())?;
+            let begun = Instant::now();
+            for round in 0..test.times {
+                let case = Case { test, rank: self.job.rank, ranks: self.job.ranks, round, place: 0 };
+                self.enqueue(case)?;
+            }
+            if let Some(error) = self.wait()? {
+                return Ok(Ended::Failed(error));
+            }
+            ran.seconds = begun.elapsed().as_secs_f64();
         }
         Ok(Ended::Ran(ran))
     }
