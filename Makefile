@@ -106,7 +106,7 @@ bench-failover: setup-matrix setup-instructions build ## Measure stalls and thro
 	@scripts/bench-failover.sh $(or $(RELEASE),2.32.3)
 
 .PHONY: matrix matrix-short matrix-example matrix-gpu
-matrix: setup-matrix build ## Load the plugin into every NCCL release (7 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
+matrix: setup-matrix build ## Load the plugin into every NCCL release (10 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
 	@scripts/matrix.sh run $(RELEASES) $(if $(WRITE),--write) $(MATRIX)
 matrix-short: setup-matrix build ## The same with one release for each table version (3 GB of cache)
 	@scripts/matrix.sh run --short $(if $(WRITE),--write) $(MATRIX)

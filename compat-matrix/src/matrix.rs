@@ -146,7 +146,7 @@ impl Release {
 
 impl fmt::Display for Release {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.version)
+        f.pad(&self.version)
     }
 }
 
@@ -166,7 +166,7 @@ mod tests {
     fn a_release_that_contradicts_itself_is_named() {
         let text = TEXT.replacen("table = 6", "table = 7", 1);
         let said = Matrix::parse(&text).unwrap_err().to_string();
-        assert!(said.contains("release 2.18.3: looks_up begins with Some(6), but table is 7"), "{said}");
+        assert!(said.contains("release 2.18.1: looks_up begins with Some(6), but table is 7"), "{said}");
     }
 
     #[test]

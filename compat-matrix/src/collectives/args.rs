@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use softcuda::rank::{Collective, Element, Operator, Test};
 
-use super::fault::Fault;
+use super::{fault::Fault, suite::Entry};
 use crate::{
     failure::{Failure, Result},
     matrix::{AfterDeath, Release},
@@ -19,9 +19,6 @@ pub(crate) struct CollectivesArgs {
     /// One release for each table version
     #[arg(long, conflicts_with = "releases")]
     pub(super) short: bool,
-    /// The wheels of this major version of CUDA; 13 from 2.27 on, in a cache beside the other one
-    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(12..=13))]
-    pub(super) cuda: u32,
     /// Instead of the communicators of the other options, a suite: default, fused and MPIB profile,
     /// two hosts of two GPUs, GPUDirect with flushes and registered buffers, a killed rank, and links
     /// that go down
@@ -44,6 +41,25 @@ pub(crate) struct CollectivesArgs {
     /// MB/s of a rail of --figures; the faster one of unequal rails has three times as much
     #[arg(long, value_name = "MB/S", default_value_t = 200)]
     pub(super) unit: u32,
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// Remove each release's library after its communicators (otherwise it stays in the cache)
+    #[arg(long)]
+    pub(super) drop: bool,
+    /// Do not fail if a release cannot be fetched
+    #[arg(long)]
+    pub(super) allow_missing: bool,
+}
+
+/// What does not depend on the communicator.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Common {
+    /// The wheels of this major version of CUDA; 13 from 2.27 on, in a cache beside the other one
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(12..=13))]
+    pub(super) cuda: u32,
+    /// The folder in which "make build" put the plugin and softverbs
+    #[arg(long, value_name = "FOLDER", default_value = "build")]
+    pub(super) build: PathBuf,
     /// A folder for the adapters' PCI devices, to which /sys/class/infiniband links
     #[arg(long, value_name = "FOLDER")]
     pub(super) tree: Option<PathBuf>,
@@ -59,15 +75,21 @@ pub(crate) struct CollectivesArgs {
     /// Copy NCCL's logs and the ranks' stderr of a communicator that fails to this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) logs: Option<PathBuf>,
-    /// Remove each release's library after its communicators (otherwise it stays in the cache)
-    #[arg(long)]
-    pub(super) drop: bool,
-    /// Do not fail if a release cannot be fetched
-    #[arg(long)]
-    pub(super) allow_missing: bool,
-    /// The folder in which "make build" put the plugin and softverbs
-    #[arg(long, value_name = "FOLDER", default_value = "build")]
-    pub(super) build: PathBuf,
+}
+
+impl Common {
+    /// Returns the defaults of the options, with this limit.
+    pub(crate) fn with_silence(silence: u64) -> Self {
+        Self {
+            cuda: 12,
+            build: "build".into(),
+            tree: None,
+            set: Vec::new(),
+            silence,
+            launches: false,
+            logs: None,
+        }
+    }
 }
 
 /// The ranks of a communicator, their hosts and GPUs.
@@ -200,7 +222,7 @@ pub(crate) enum Net {
 
 /// One communicator.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     pub(super) net: Net,
     pub(super) variant: Variant,
     pub(super) tests: Vec<Test>,
@@ -224,7 +246,7 @@ impl Plan {
     }
 
     /// Returns why a release cannot run the communicator, if so.
-    pub(super) fn unfit(&self, release: &Release) -> Option<&'static str> {
+    pub(crate) fn unfit(&self, release: &Release) -> Option<&'static str> {
         match release.after_death {
             _ if self.variant.register && release.table < REGISTERS => {
                 Some("the release has no ncclCommRegister")
@@ -270,24 +292,12 @@ impl CollectivesArgs {
     }
 
     fn suite_plans(&self) -> Result<Vec<Plan>> {
-        let two_hosts = ["a", "a", "b", "b"].map(str::to_owned).to_vec();
-        let direct = Variant { gpudirect: true, dma_buf: true, capability: 80, ..Variant::PLAIN };
-        let all = [
-            (Net::Default, Variant::PLAIN),
-            (Net::Fused, Variant::PLAIN),
-            (Net::Mpib, Variant::PLAIN),
-            (Net::Mpib, Variant { ranks: 4, hosts: two_hosts, vmm: true, ..Variant::PLAIN }),
-            (Net::Mpib, direct.clone()),
-            (Net::Mpib, Variant { register: true, ..direct }),
-            (Net::Mpib, Variant { killed: Some(1), ..Variant::PLAIN }),
-            (Net::Mpib, Variant { fault: Some(Fault::LinkDown), ..Variant::PLAIN }),
-            (Net::Mpib, Variant { fault: Some(Fault::NoRail), ..Variant::PLAIN }),
-        ];
-        let plan = |(net, variant): (Net, Variant)| {
+        let plan = |entry: &Entry| {
+            let (net, variant) = entry.communicator();
             let counts = if variant.fault.is_some() { &[LARGE][..] } else { &self.wanted.counts };
             Ok(Plan { net, tests: self.wanted.tests(variant.ranks, counts)?, variant, rates: None })
         };
-        all.into_iter().map(plan).collect()
+        Entry::SUITE.iter().map(plan).collect()
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn main(
     release: &Release,
     stage: &Stage,
 ) -> Result<ExitCode> {
-    let ib = args.tree.is_some().then_some(Net::Ib);
+    let ib = args.common.tree.is_some().then_some(Net::Ib);
     let mut nets: Vec<_> = [Net::Mpib, Net::Fused].into_iter().chain(ib).chain([Net::Socket]).collect();
     let mut text = String::from("<!-- Written by \"make bench-collectives\". -->\n");
     for rates in [[args.unit; 2], [3 * args.unit, args.unit]] {
@@ -63,7 +63,7 @@ fn tests() -> Vec<Test> {
 
 /// Runs one communicator. An operation takes as long as at the slower rank.
 fn measure(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Stage) -> Result<Seconds> {
-    let (ends, _) = outcomes(args, library, plan, stage)?;
+    let (ends, _) = outcomes(&args.common, library, plan, stage)?;
     let mut seconds = Seconds::new();
     for end in &ends {
         let outcome = end.outcome().map_err(Failure::wrong)?;

@@ -7,22 +7,24 @@ mod fault;
 mod observe;
 mod pci;
 mod place;
+mod suite;
 
 use std::{
     collections::BTreeMap,
-    env,
+    env, fmt,
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
 
-pub(crate) use args::CollectivesArgs;
+pub(crate) use args::{CollectivesArgs, Common, Plan};
 use softcuda::{
     rank::{Job, Outcome},
     world::{End, Start, World},
 };
+pub(crate) use suite::Entry;
 
-use self::{args::Plan, fault::Breaker, observe::Fabric, place::Place};
+use self::{fault::Breaker, observe::Fabric, place::Place};
 use crate::{
     failure::{Context, Failure, Kind, Result},
     fetch::Cache,
@@ -39,8 +41,8 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     let matrix = Matrix::read()?;
     let mut releases = matrix.choose(&args.releases)?;
     releases.retain(|release| release.short || !args.short);
-    let stage = Stage::set(&args.build)?;
-    let package = format!("nvidia-nccl-cu{}", args.cuda);
+    let stage = Stage::set(&args.common.build)?;
+    let package = format!("nvidia-nccl-cu{}", args.common.cuda);
     let cache = Cache::of_user(&matrix.package)?.of_package(&package);
     if let Some(figures) = &args.figures {
         let [release] = &releases[..] else {
@@ -61,15 +63,15 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
         };
         for plan in &plans {
             if let Some(why) = plan.unfit(release).filter(|_| args.suite) {
-                println!("NCCL {release:7} {:52} not run: {why}", plan.name());
+                println!("NCCL {release:13} {:52} not run: {why}", plan.name());
                 continue;
             }
             let begun = Instant::now();
-            let done = communicator(args, &library, plan, &stage);
+            let done = communicator(&args.common, &library, plan, &stage);
             let word = if done.is_ok() { "ok" } else { "FAILED" };
-            let seen = done.unwrap_or_else(|failure| failure.message);
+            let seen = done.map_or_else(|failure| failure.message, |seen| seen.to_string());
             let seconds = begun.elapsed().as_secs_f32();
-            println!("NCCL {release:7} {:52} {word:6} {seconds:5.1} s  {seen}", plan.name());
+            println!("NCCL {release:13} {:52} {word:6} {seconds:5.1} s  {seen}", plan.name());
             ran += 1;
             failed += usize::from(word == "FAILED");
         }
@@ -84,25 +86,48 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs one communicator. Returns what was seen.
-fn communicator(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Stage) -> Result<String> {
-    outcomes(args, library, plan, stage).map(|(_, seen)| seen)
+/// What was seen of a communicator.
+pub(crate) struct Seen {
+    /// Seconds of `ncclCommInitRank`.
+    init_seconds: f64,
+    /// Elements that were compared.
+    compared: usize,
+    /// The asynchronous error after the death of a rank: number and text.
+    error: Option<(i32, String)>,
+    /// The ways by which data went.
+    ways: String,
+}
+
+impl Seen {
+    /// Returns what every run of the communicator has in common.
+    pub(crate) fn facts(&self) -> String {
+        let error = self.error.as_ref();
+        let error = error.map_or(String::new(), |(code, _)| format!(", then asynchronous error {code}"));
+        format!("{} elements right{error}; {}", self.compared, self.ways)
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "init {:.1} s, {}", self.init_seconds, self.facts())?;
+        self.error.as_ref().map_or(Ok(()), |(_, text)| write!(f, "; {text}"))
+    }
+}
+
+/// Runs one communicator.
+pub(crate) fn communicator(common: &Common, library: &Path, plan: &Plan, stage: &Stage) -> Result<Seen> {
+    outcomes(common, library, plan, stage).map(|(_, seen)| seen)
 }
 
 /// Runs one communicator. Returns the ranks' ends and what was seen.
-fn outcomes(
-    args: &CollectivesArgs,
-    library: &Path,
-    plan: &Plan,
-    stage: &Stage,
-) -> Result<(Vec<End>, String)> {
+fn outcomes(common: &Common, library: &Path, plan: &Plan, stage: &Stage) -> Result<(Vec<End>, Seen)> {
     let scratch = tempfile::tempdir().cannot("make a temporary folder")?;
     let program = env::current_exe().cannot("find this program's file")?;
     let beside = |name: &str| program.with_file_name(name);
-    let silence = Duration::from_secs(args.silence);
+    let silence = Duration::from_secs(common.silence);
     let world = World::new(&beside("collective-rank"), &beside("libsoftcuda.so"), scratch.path(), silence)
         .map_err(|e| Failure::tool(format!("{e}; build package softcuda first (make collectives does)")))?;
-    let place = Place::new(args, plan, stage, scratch.path())?;
+    let place = Place::new(common, plan, stage, scratch.path())?;
     let variant = &plan.variant;
     let starts = (0..variant.ranks).map(|rank| {
         let job = Job {
@@ -123,7 +148,7 @@ fn outcomes(
     });
     let starts = starts.collect();
     let mut breaker = variant.fault.map(|fault| {
-        let fabric = Fabric::new(place.fabric(), &args.build);
+        let fabric = Fabric::new(place.fabric(), &common.build);
         Breaker::new(fault, variant.strikes as usize, fabric, place.labels())
     });
     let ends = match &mut breaker {
@@ -133,11 +158,11 @@ fn outcomes(
     let ends = ends.cannot("run the ranks")?;
     let faults = breaker.map(Breaker::result);
     let seen = judge(plan, &ends).and_then(|seen| {
-        let faults = faults.transpose()?.map_or(String::new(), |seen| format!("; {seen}"));
-        Ok(format!("{seen}{faults}; {}", place.ways(plan)?))
+        let faults = faults.transpose()?.map_or(String::new(), |seen| format!("{seen}; "));
+        Ok(Seen { ways: faults + &place.ways(plan)?, ..seen })
     });
     let seen = seen.map(|seen| (ends, seen));
-    seen.map_err(|failure| match args.logs.as_ref() {
+    seen.map_err(|failure| match common.logs.as_ref() {
         None => failure,
         Some(to) => match place.keep_logs(to) {
             Ok(()) => Failure { message: format!("{failure}; logs in {}", to.display()), ..failure },
@@ -146,8 +171,8 @@ fn outcomes(
     })
 }
 
-/// Checks how the ranks ended.
-fn judge(plan: &Plan, ends: &[End]) -> Result<String> {
+/// Checks how the ranks ended. Their logs have the ways.
+fn judge(plan: &Plan, ends: &[End]) -> Result<Seen> {
     let mut outcomes = BTreeMap::new();
     let mut failures = Vec::new();
     for (rank, end) in ends.iter().enumerate() {
@@ -168,9 +193,8 @@ fn judge(plan: &Plan, ends: &[End]) -> Result<String> {
         return Err(Failure::wrong(failures.join("; ")));
     };
     let compared: usize = outcomes.values().flat_map(|o| &o.tests).map(|ran| ran.compared).sum();
-    let error = first.asynchronous_error.as_ref();
-    let error = error.map_or(String::new(), |(code, text)| format!(", asynchronous error {code}: {text}"));
-    Ok(format!("init {:.1} s, {compared} elements right{error}", first.init_seconds))
+    let error = first.asynchronous_error.clone();
+    Ok(Seen { init_seconds: first.init_seconds, compared, error, ways: String::new() })
 }
 
 /// Returns what is wrong with the results of a rank.

@@ -9,8 +9,7 @@ use std::{
 use softcuda::Settings;
 
 use super::{
-    CollectivesArgs,
-    args::{Net, Plan},
+    args::{Common, Net, Plan},
     fault::Fault,
     pci,
 };
@@ -36,7 +35,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn new(args: &CollectivesArgs, plan: &Plan, stage: &Stage, scratch: &Path) -> Result<Self> {
+    pub(super) fn new(common: &Common, plan: &Plan, stage: &Stage, scratch: &Path) -> Result<Self> {
         let mut environment = stage.environment(&Folder::Whole)?;
         let kept: Vec<_> = REPLACED.iter().filter_map(|name| environment.remove(*name)).collect();
         debug_assert_eq!(kept.len(), REPLACED.len());
@@ -77,7 +76,7 @@ impl Place {
             // Seconds until a connection without a rail fails.
             set("MPIB_FAILOVER_WAIT", "2");
         }
-        for (name, value) in &args.set {
+        for (name, value) in &common.set {
             set(name, value);
         }
         let settings = Settings {
@@ -85,11 +84,11 @@ impl Place {
             gpudirect: variant.gpudirect,
             vmm: variant.vmm,
             dma_buf: variant.dma_buf,
-            log: args.launches,
-            driver_version: if args.cuda == 13 { 13040 } else { 12090 },
+            log: common.launches,
+            driver_version: if common.cuda == 13 { 13040 } else { 12090 },
             ..Settings::default()
         };
-        let (hosts, devices) = (variant.hosts(), devices(plan, args.tree.as_deref().unwrap_or(scratch))?);
+        let (hosts, devices) = (variant.hosts(), devices(plan, common.tree.as_deref().unwrap_or(scratch))?);
         Ok(Self { environment, hosts, settings, devices, logs: scratch.to_owned() })
     }
 
