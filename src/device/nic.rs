@@ -78,7 +78,7 @@ impl Nic {
     }
 
     /// Returns the protection domain of everything that is made on this port from now on. It
-    /// changes if the HCA is [opened again](Self::move_to).
+    /// changes if the HCA is opened again.
     pub fn pd(&self) -> Arc<Pd> {
         Arc::clone(&self.pd.read())
     }

@@ -18,7 +18,7 @@ pub struct Lists {
     pub size: usize,
     /// Distance to the next one, in works from the head.
     pub next: Field,
-    /// What goes to [`Channel::fifo_done`].
+    /// What goes to [`fifo_done`](super::Channel::fifo_done) of the channel.
     pub done_acks: Field,
     /// The function.
     pub function: Field,
