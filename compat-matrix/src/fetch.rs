@@ -13,6 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::{
     failure::{Context, Failure, Result},
     matrix::Release,
+    wheels,
 };
 
 /// The library's path in a wheel.
@@ -91,20 +92,18 @@ impl Cache {
         Ok(path)
     }
 
-    /// Runs pip, which checks the index's hash and shows its progress on a terminal.
+    /// Runs pip, which accepts only a wheel with a hash of `wheels.txt`, and shows its progress on a
+    /// terminal.
     fn download(&self, release: &Release, into: &Path) -> Result<()> {
-        let spec = format!("{}=={}", self.package, release.version);
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "download", "--no-deps", "--no-cache-dir", "--only-binary=:all:"])
-            .args(["--disable-pip-version-check", "--dest"])
-            .arg(into)
-            .arg(&spec)
-            .stdin(Stdio::null())
-            .stdout(io::stderr());
-        let status = pip.status().cannot("run python3 -m pip (install Python 3 with pip)")?;
+        let wheel = wheels::pinned(&self.package, &release.version)?;
+        let list = into.join("requirements.txt");
+        fs::write(&list, wheel).cannot(format!("write {}", list.display()))?;
+        let status = pip(&list, into).status().cannot("run python3 -m pip (install Python 3 with pip)")?;
         if !status.success() {
             return Err(Failure::missing(format!(
-                "python3 -m pip download {spec} failed ({status}); without a network, put the library at {}",
+                "python3 -m pip download {}=={} failed ({status}); without a network, put the library at {}",
+                self.package,
+                release.version,
                 self.folder(release).join(LIBRARY).display()
             )));
         }
@@ -121,6 +120,19 @@ impl Cache {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the command that downloads the wheels of a list.
+fn pip(list: &Path, into: &Path) -> Command {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "download", "--no-deps", "--no-cache-dir", "--only-binary=:all:"])
+        .args(["--disable-pip-version-check", "--require-hashes", "--requirement"])
+        .arg(list)
+        .arg("--dest")
+        .arg(into)
+        .stdin(Stdio::null())
+        .stdout(io::stderr());
+    pip
 }
 
 /// Checks that this many megabytes are free.
@@ -191,14 +203,36 @@ mod tests {
     }
 
     #[test]
-    fn a_package_that_cannot_be_had_is_missing_and_leaves_nothing_behind() {
+    fn a_package_without_a_pinned_hash_is_missing_and_leaves_nothing_behind() {
         let root = tempfile::tempdir().unwrap();
-        // pip refuses this name without using the network.
         let cache = Cache { root: root.path().into(), package: "not a package".into() };
         let failure = cache.fetch(&release()).unwrap_err();
         assert_eq!(failure.kind, Kind::Missing, "{failure}");
         assert!(failure.message.contains(&release().version), "{failure}");
+        assert!(failure.message.contains("wheels.txt"), "{failure}");
         assert_eq!(fs::read_dir(cache.folder(&release())).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_wheel_with_another_hash_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let release = Matrix::read().unwrap().one(None).unwrap();
+        let wheel = root.join(format!("nvidia_nccl_cu12-{}-py3-none-any.whl", release.version));
+        fs::write(wheel, "not what the index has").unwrap();
+        let list = root.join("requirements.txt");
+        fs::write(&list, wheels::pinned("nvidia-nccl-cu12", &release.version).unwrap()).unwrap();
+        let into = root.join("into");
+        let output = pip(&list, &into)
+            .args(["--no-index", "--find-links"])
+            .arg(root)
+            .stdout(Stdio::piped())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{text}");
+        assert!(text.contains("DO NOT MATCH THE HASHES"), "{text}");
+        assert!(wheel_in(&into).is_err(), "{text}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod run;
 mod script;
 mod seen;
 mod stage;
+mod wheels;
 mod worker;
 
 use std::{path::PathBuf, process::ExitCode};
