@@ -77,6 +77,10 @@ vm-test-short: setup-vm build ## The most important of them
 vm-shell: setup-vm build ## A shell in one of the two machines
 	@tests/vm/run.sh shell
 
+.PHONY: check-reproducible
+check-reproducible: setup ## Build the last commit in two folders, and compare the files that packages hold
+	@scripts/reproducible.sh
+
 .PHONY: miri
 miri: setup ## Run the tests of the unsafe border and of the protocol under miri, where it is installed
 	@scripts/check.sh miri

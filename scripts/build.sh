@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the plugin, mpib and softverbs, and puts them under build/.
-# usage: build.sh [PROFILE]   (release or dev)
+# usage: build.sh [PROFILE]   (release, dev, or dist: the same files in whatever folder it is built)
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -11,6 +11,14 @@ case $profile in
     dev) out=$target/debug ;;
     *) out=$target/$profile ;;
 esac
+
+if [ "$profile" = dist ]; then
+    # The last rule that matches a path counts.
+    rules=("${CARGO_HOME:-$HOME/.cargo}=/cargo" "$PWD=/mpib" "$(realpath -m "$target")=/mpib/target")
+    flags=("${rules[@]/#/--remap-path-prefix=}")
+    CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && echo "${flags[*]}")
+    export CARGO_ENCODED_RUSTFLAGS
+fi
 
 # Replaces a file by rename: a process keeps the old file that it has open, and no test sees half a
 # file.
