@@ -77,6 +77,12 @@ vm-test-short: setup-vm build ## The most important of them
 vm-shell: setup-vm build ## A shell in one of the two machines
 	@tests/vm/run.sh shell
 
+.PHONY: notices sbom
+notices: setup ## Renew the licences of the software that the programs contain (cargo-about; needs the network)
+	@scripts/notices.sh
+sbom: setup ## Write build/sbom/: what the programs contain, for tools that look for vulnerabilities (cargo-cyclonedx)
+	@scripts/sbom.sh
+
 .PHONY: check-reproducible
 check-reproducible: setup ## Build the last commit in two folders, and compare the files that packages hold
 	@scripts/reproducible.sh

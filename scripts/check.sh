@@ -71,7 +71,10 @@ case ${1:-} in
         ;;
     links) links ;;
     prose) tracked '*.md' '*.rs' '*.c' '*.h' '*.sh' '*.toml' '*.yml' Makefile .ci/run | LC_ALL=C xargs awk -f scripts/prose.awk ;;
-    deny) cargo_deny check bans licenses sources ;;
+    deny)
+        cargo_deny check bans licenses sources
+        scripts/notices.sh --check
+        ;;
     advisories)
         if ! cargo_deny fetch db; then
             say "the advisory database could not be fetched (it comes from the network): nothing was checked"

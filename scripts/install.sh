@@ -25,6 +25,10 @@ install -d "$root/lib/systemd/system" "$root/share/doc/mpib"
 sed "s|@PREFIX@|$prefix|" packaging/systemd/mpib-agent.service >"$root/lib/systemd/system/mpib-agent.service"
 chmod 644 "$root/lib/systemd/system/mpib-agent.service"
 install -m 644 packaging/agent.toml "$root/share/doc/mpib/agent.toml"
+# Licences of this project and of the software that its programs contain.
+install -m 644 LICENSE LICENSE-APACHE LICENSE-MIT "$root/share/doc/mpib"
+install -d "$root/share/doc/mpib/third-party"
+install -m 644 packaging/notices/*.txt "$root/share/doc/mpib/third-party"
 # For the hosts of Grafana and Prometheus.
 install -d "$root/share/mpib/grafana"
 install -m 644 packaging/grafana/dashboard.json packaging/grafana/alerts.yaml "$root/share/mpib/grafana"

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Writes the licences of the software that the plugin, mpib and softverbs contain to
+# packaging/notices/, where installations get them from. Needs cargo-about, and the network.
+# With --check nothing is written: the script fails if a file does not list exactly the crates that
+# its program contains. usage: notices.sh [--check]
+set -euo pipefail
+export LC_ALL=C
+
+cd "$(dirname "$0")/.."
+folder=packaging/notices
+version=0.9.3
+
+# The program's package, its manifest, and the name of its notices.
+programs=("nccl-net-mpib Cargo.toml libnccl-net-mpib" "mpib crates/cli/Cargo.toml mpib"
+    "softverbs crates/softverbs/Cargo.toml softverbs")
+
+# The crates of other projects in a package, "NAME VERSION" each.
+contained() {
+    local architecture
+    for architecture in x86_64 aarch64; do
+        cargo tree --locked --edges normal --target "$architecture-unknown-linux-gnu" --package "$1" \
+            --prefix none --format '{p}'
+    done | sed -n -E '/\(\//!s/^([^ ]+) v([^ ]+).*/\1 \2/p' | sort -u
+}
+
+listed() { sed -n -E 's/^  ([A-Za-z0-9_-]+ [0-9][^ ]*).*/\1/p' "$1" | sort -u; }
+
+check() {
+    local rc=0 program package manifest name
+    for program in "${programs[@]}"; do
+        read -r package manifest name <<<"$program"
+        if ! diff <(listed "$folder/$name.txt") <(contained "$package") >&2; then
+            echo "notices: $folder/$name.txt is not what $package contains (<: listed, >: contained); run scripts/notices.sh" >&2
+            rc=1
+        fi
+    done
+    return "$rc"
+}
+
+if [ "${1:-}" = --check ]; then
+    check
+    exit
+fi
+if ! cargo about --version >/dev/null 2>&1; then
+    echo "notices: cargo-about is missing: cargo install --locked cargo-about --version $version --features cli" >&2
+    exit 1
+fi
+# This project's own crates are no third party's.
+own=$(cargo metadata --locked --no-deps --format-version 1 | grep -oE '"name":"[^"]*","version":"[^"]*","id"' |
+    sed -E 's/"name":"([^"]*)","version":"([^"]*)".*/^  \1 \2( |$)/')
+for program in "${programs[@]}"; do
+    read -r package manifest name <<<"$program"
+    cargo about generate --locked --config "$folder/about.toml" --manifest-path "$manifest" "$folder/notices.hbs" |
+        grep -vE -f <(echo "$own") >"$folder/$name.txt.new"
+    mv -f "$folder/$name.txt.new" "$folder/$name.txt"
+    echo "notices: wrote $folder/$name.txt"
+done
+check
