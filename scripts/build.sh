@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the plugin, mpib and softverbs, and puts them under build/.
-# usage: build.sh [PROFILE]   (release, dev, or dist: the same files in whatever folder it is built)
+# usage: build.sh [PROFILE]   (release, dev, or dist: the same files in every folder)
 set -euo pipefail
 
 cd "$(dirname "$0")/.."

@@ -51,7 +51,7 @@ own=$(cargo metadata --locked --no-deps --format-version 1 | grep -oE '"name":"[
 for program in "${programs[@]}"; do
     read -r package manifest name <<<"$program"
     cargo about generate --locked --config "$folder/about.toml" --manifest-path "$manifest" "$folder/notices.hbs" |
-        grep -vE -f <(echo "$own") >"$folder/$name.txt.new"
+        tr -d '\r' | grep -vE -f <(echo "$own") >"$folder/$name.txt.new"
     mv -f "$folder/$name.txt.new" "$folder/$name.txt"
     echo "notices: wrote $folder/$name.txt"
 done
