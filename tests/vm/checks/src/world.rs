@@ -91,8 +91,13 @@ impl World {
     fn base(&self, host: usize) -> Vec<(&'static str, String)> {
         let mut env = vec![("MPIB_HCA_SOUT", RAILS[0].into()), ("MPIB_HCA_SUP", RAILS[1].into())];
         match self.kind {
-            // Some checks take the rails' interfaces down.
-            Kind::Kernel => env.push(("MPIB_OOB_IF", "=ctl".into())),
+            Kind::Kernel => {
+                // Some checks take the rails' interfaces down.
+                env.push(("MPIB_OOB_IF", "=ctl".into()));
+                // On a busy machine the kernel of an emulated guest sends nothing on a rail for
+                // hundreds of milliseconds.
+                env.push(("MPIB_STALL_MS", "5000".into()));
+            }
             Kind::Softverbs => env.push(("SOFTVERBS_DEVICES", self.devices(host, 4096))),
         }
         env
