@@ -16,7 +16,7 @@ const BLIND: Duration = Duration::from_millis(500);
 const BUSY: u64 = 16;
 /// A rail has stalled if it takes so many times as long as usual.
 const UNUSUAL: u32 = 8;
-/// Pings are due after this part of the time until a stall, so that they have completed by then.
+/// Pings are due after this part of the time until a stall. They have completed by then.
 const PING_PART: u32 = 5;
 
 /// What is known of the progress of one rail.

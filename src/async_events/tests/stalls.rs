@@ -158,7 +158,7 @@ fn counters_are_read_often_while_rails_are_active_and_for_a_while_after() {
     assert_eq!(sender.watchdog.interval(), TICK);
     sender.at(0, [0, 0], [0, 0]);
     assert_eq!(sender.watchdog.interval(), TICK);
-    // Short messages, of which no pass finds one outstanding.
+    // Short messages: no pass finds one outstanding.
     sender.at(250, [1, 0], [1, 0]);
     assert_eq!(sender.watchdog.interval(), often);
     sender.at(260, [0, 1], [0, 0]);
