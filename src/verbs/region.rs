@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::log_failure;
-use super::memory::{Keys, Mr, Pd, page_size};
+use super::memory::{Keys, Mr, MrOptions, Pd, page_size};
 use crate::error::{Error, Result};
 
 /// Control memory, registered on several devices. Peers write it at any time, so it is only
@@ -103,7 +103,8 @@ impl Region {
         let mr = match self.mrs.iter().find(|mr| mr.is_in(pd)) {
             Some(mr) => Arc::clone(mr),
             // Control memory is polled, so its writes must stay in order on the bus: never relaxed.
-            None => Arc::new(Mr::new(pd, self.addr(0), self.memory.words * 8, false)?),
+            // Nothing reads it remotely.
+            None => Arc::new(Mr::new(pd, self.addr(0), self.memory.words * 8, MrOptions::default())?),
         };
         self.keys.push(mr.keys());
         self.mrs.push(mr);
