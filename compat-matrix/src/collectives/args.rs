@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use softcuda::rank::{Collective, Element, Operator, Test};
+use softcuda::{
+    DataType,
+    rank::{Collective, Operator, Test},
+};
 
 use super::{fault::Fault, suite::Entry};
 use crate::{
@@ -308,7 +311,7 @@ impl Wanted {
             Some(names) if names.iter().all(|name| name == "none") => Vec::new(),
             Some(names) => names.iter().map(|n| named("collective", n)).collect::<Result<_>>()?,
         };
-        let elements: Vec<Element> = self.elements.iter().map(|n| named("type", n)).collect::<Result<_>>()?;
+        let elements: Vec<DataType> = self.elements.iter().map(|n| named("type", n)).collect::<Result<_>>()?;
         let operators: Vec<Operator> =
             self.operators.iter().map(|n| named("operator", n)).collect::<Result<_>>()?;
         if operators.contains(&Operator::Avg) && !ranks.is_power_of_two() {

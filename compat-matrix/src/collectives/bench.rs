@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, fmt::Write, fs, path::Path, process::ExitCode};
 
-use softcuda::rank::{Collective, Element, Operator, Test};
+use softcuda::{
+    DataType,
+    rank::{Collective, Operator, Test},
+};
 
 use super::{
     CollectivesArgs,
@@ -54,7 +57,7 @@ pub(super) fn main(
 
 fn tests() -> Vec<Test> {
     let test = |collective, (bytes, times): (usize, u32)| {
-        let element = Element::F32;
+        let element = DataType::F32;
         Test { collective, element, operator: Operator::Sum, count: bytes / element.size(), times }
     };
     let of = |collective| SMALL.into_iter().chain(LARGE).map(move |size| test(collective, size));

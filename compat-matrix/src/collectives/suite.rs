@@ -1,6 +1,9 @@
 //! The communicators of `--suite`, which the matrix runs too.
 
-use softcuda::rank::{Collective, Element, Operator, Test};
+use softcuda::{
+    DataType,
+    rank::{Collective, Operator, Test},
+};
 
 use super::args::{Net, Plan, Variant};
 use super::fault::Fault;
@@ -62,7 +65,7 @@ impl Entry {
         let (net, variant) = self.communicator();
         let test = |collective, count| Test {
             collective,
-            element: Element::F32,
+            element: DataType::F32,
             operator: Operator::Sum,
             count,
             times: 1,

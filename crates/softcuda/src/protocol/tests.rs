@@ -4,8 +4,9 @@ use proptest::prelude::*;
 
 use super::{Direction, Primitive, Primitives, Progress, Protocol, Registration, Terms};
 use crate::{
+    DataType,
     address::Address,
-    reduce::{DataType, Division, Operator, Reduction},
+    reduce::{Division, Operator, Reduction},
     testing::{
         Step, World,
         layouts::of_batches,

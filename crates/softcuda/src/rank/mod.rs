@@ -1,7 +1,7 @@
 //! What the rank program (`collective-rank`) is given and what it reports: one JSON document in, one
 //! JSON line for each message out. The program that starts the ranks shares these types.
 
-mod element;
+mod encoding;
 mod hub;
 mod values;
 
@@ -10,11 +10,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    element::Element,
     hub::{Hub, Message, Reply},
     values::{Case, UNTOUCHED, Wrong},
 };
-use crate::settings::Settings;
+use crate::{DataType, settings::Settings};
 
 /// The work of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +53,7 @@ pub struct Test {
     /// What NCCL does.
     pub collective: Collective,
     /// The type of the elements.
-    pub element: Element,
+    pub element: DataType,
     /// The operator of reductions.
     pub operator: Operator,
     /// Elements that each rank contributes or receives from each rank.

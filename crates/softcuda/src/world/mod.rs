@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use self::process::ends_with_us;
 use self::{
     hub::{Event, Listener},
     process::Process,

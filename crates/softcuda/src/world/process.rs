@@ -14,6 +14,25 @@ use crate::rank::Job;
 /// Lines of stderr that a report has.
 const LAST_LINES: usize = 3;
 
+/// Makes the kernel kill the child when this process ends.
+pub fn ends_with_us(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only prctl and getppid are called, which are
+    // async-signal-safe. No memory is allocated; the error values hold numbers.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // The parent may have died before the signal was requested.
+            if libc::getppid().cast_unsigned() != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        })
+    };
+}
+
 /// A process, which is killed when it is dropped.
 pub(super) struct Process {
     child: Child,
@@ -38,21 +57,7 @@ impl Process {
         let mut command = Command::new(program);
         command.arg(&input).env_clear().envs(environment);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let parent = std::process::id();
-        // SAFETY: between fork and exec only prctl and getppid are called, which are
-        // async-signal-safe. No memory is allocated; the error values hold numbers.
-        unsafe {
-            command.pre_exec(move || {
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                // The parent may have died before the signal was requested.
-                if libc::getppid().cast_unsigned() != parent {
-                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
-                }
-                Ok(())
-            })
-        };
+        ends_with_us(&mut command);
         Ok(Self { child: command.spawn()?, stderr, may_die: job.killed == Some(job.rank) })
     }
 
