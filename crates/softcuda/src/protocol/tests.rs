@@ -188,6 +188,36 @@ fn proxy_threads_see_the_bytes_on_the_wire() {
 }
 
 #[test]
+fn a_step_of_ll_that_cleans_writes_and_sends_all_lines() {
+    const STEP: u64 = 0x7fff_fff8;
+    let mut world = World::new(of_batches(), Shape { has_fifo: true, ..Shape::default() });
+    let fields = world.layout.connection.clone();
+    let send = world.connection(0, 0, 1, Direction::Send, 0);
+    // SAFETY: members of a connection of the world, and the counter that one of them points to.
+    let (step, head, lines) = unsafe {
+        let head = Address::new(send.plus(fields.head.offset).read::<usize>()).word();
+        let lines = Address::new(send.plus(fields.buffers).read::<usize>());
+        (send.plus(fields.step.offset).word(), head, lines)
+    };
+    for (first, cleans) in [(STEP, true), (STEP - 8, false)] {
+        step.store(first, std::sync::atomic::Ordering::Release);
+        head.store(first, std::sync::atomic::Ordering::Release);
+        let input = world.arena.zeroed(8);
+        let mut sender = open(&world, Terms { input, ..terms(&world, Protocol::Ll, (1, 1)) }, &[], &[send]);
+        sender.start(Primitive::of(1).input(0).send());
+        assert_eq!(sender.advance(), Ok(Progress::Done));
+        let bytes = world.shape.buffers[0] / 8;
+        // SAFETY: the size in an entry of the world's FIFO.
+        let size = unsafe { world.fifos[&(0, 0, 1, 0)].plus(16).read::<u64>() };
+        assert_eq!(size, if cleans { bytes as u64 } else { 16 });
+        // SAFETY: the flag of the last line of a step's buffer.
+        let flag = unsafe { lines.plus(bytes - 4).half_word() };
+        let expected = if cleans { first as u32 + 1 } else { STEP as u32 + 1 };
+        assert_eq!(flag.load(std::sync::atomic::Ordering::Acquire), expected, "{first:#x}");
+    }
+}
+
+#[test]
 fn a_sender_stops_without_credit_and_a_receiver_without_data() {
     for protocol in Protocol::ALL {
         let mut world = World::new(of_batches(), Shape::default());
