@@ -44,7 +44,7 @@ pub(super) fn main(
             for net in &nets {
                 eprintln!("rails of {} and {} MB/s, round {round}, {net:?}", rates[0], rates[1]);
                 let plan = Plan { net: *net, variant: Variant::PLAIN, tests: tests(), rates: Some(rates) };
-                rounds.entry(*net).or_default().push(measure(args, library, &plan, stage)?);
+                rounds.entry(*net).or_default().push(measure(args, library, release, &plan, stage)?);
             }
             nets.reverse();
         }
@@ -65,8 +65,14 @@ fn tests() -> Vec<Test> {
 }
 
 /// Runs one communicator. An operation takes as long as at the slower rank.
-fn measure(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Stage) -> Result<Seconds> {
-    let (ends, _) = outcomes(&args.common, library, plan, stage)?;
+fn measure(
+    args: &CollectivesArgs,
+    library: &Path,
+    release: &Release,
+    plan: &Plan,
+    stage: &Stage,
+) -> Result<Seconds> {
+    let (ends, _) = outcomes(&args.common, library, release, plan, stage)?;
     let mut seconds = Seconds::new();
     for end in &ends {
         let outcome = end.outcome().map_err(Failure::wrong)?;

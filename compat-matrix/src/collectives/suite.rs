@@ -17,6 +17,7 @@ pub(crate) enum Entry {
     Default,
     Fused,
     Mpib,
+    SlowRail,
     TwoHosts,
     GpuDirect,
     Registered,
@@ -29,10 +30,11 @@ pub(crate) enum Entry {
 
 impl Entry {
     /// The entries of `--suite`.
-    pub(super) const SUITE: [Self; 9] = [
+    pub(super) const SUITE: [Self; 10] = [
         Self::Default,
         Self::Fused,
         Self::Mpib,
+        Self::SlowRail,
         Self::TwoHosts,
         Self::GpuDirect,
         Self::Registered,
@@ -50,6 +52,7 @@ impl Entry {
             Self::Default => (Net::Default, plain),
             Self::Fused => (Net::Fused, plain),
             Self::Mpib => (Net::Mpib, plain),
+            Self::SlowRail => (Net::Mpib, Variant { slow: true, ..plain }),
             Self::TwoHosts => (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), vmm: true, ..plain }),
             Self::GpuDirect => (Net::Mpib, direct()),
             Self::Registered => (Net::Mpib, Variant { register: true, ..direct() }),
@@ -91,7 +94,7 @@ mod tests {
     #[test]
     fn only_the_control_does_without_the_plugin() {
         let network = |entry: Entry| entry.plan(&[]).network();
-        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 9]);
+        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 10]);
         assert_eq!(network(Entry::Socket), "Socket");
     }
 }

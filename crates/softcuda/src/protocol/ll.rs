@@ -54,7 +54,7 @@ impl Lines for Ll {
         true
     }
 
-    /// The proxy thread sends all lines of a step that cleans, so that the receiver's are clean too.
+    /// The proxy thread sends all lines of a step that cleans. Otherwise the receiver's stay as before.
     fn announced(connection: &Connection, wire: usize) -> usize {
         if is_cleaning(connection) { connection.step_bytes } else { wire }
     }

@@ -35,7 +35,8 @@ pub struct Job {
     pub hub: PathBuf,
     /// The tests, in their order. None: the communicator is created and destroyed.
     pub tests: Vec<Test>,
-    /// Whether the program's buffers are registered with NCCL.
+    /// Whether the program's buffers are registered with NCCL. A second communicator then uses them
+    /// too, and ends before the tests are repeated.
     pub register: bool,
     /// The rank that kills itself in the middle of the last test.
     pub killed: Option<u32>,
