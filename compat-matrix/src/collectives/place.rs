@@ -39,6 +39,8 @@ pub(super) struct Place {
     settings: Settings,
     /// What follows the address of each rail in `SOFTVERBS_DEVICES`.
     devices: [String; 2],
+    /// Whether the user has changed settings that decide NCCL's topology.
+    changed: bool,
     logs: PathBuf,
 }
 
@@ -93,6 +95,8 @@ impl Place {
             // Seconds until a connection without a rail fails.
             set("MPIB_FAILOVER_WAIT", "2");
         }
+        let decides = |name: &str| name.starts_with("MPIB_") || name.starts_with("NCCL_TOPO_");
+        let changed = common.set.iter().any(|(name, _)| decides(name));
         for (name, value) in &common.set {
             set(name, value);
         }
@@ -106,7 +110,7 @@ impl Place {
             ..Settings::default()
         };
         let (hosts, devices) = (variant.hosts(), devices(plan, common.tree.as_deref().unwrap_or(scratch))?);
-        Ok(Self { environment, hosts, settings, devices, logs: scratch.to_owned() })
+        Ok(Self { environment, hosts, settings, devices, changed, logs: scratch.to_owned() })
     }
 
     /// Returns the number of a rank's host.
@@ -186,7 +190,7 @@ impl Place {
                 *ways.entry(way.trim().to_owned()).or_default() += 1;
             }
         }
-        if plan.uses_plugin() && plan.rates.is_none() {
+        if plan.uses_plugin() && plan.rates.is_none() && !self.changed {
             let topology = fs::read_to_string(self.logs.join(TOPOLOGY)).unwrap_or_default();
             let share = self.environment.contains_key("MPIB_SUP_SHARE");
             evidence::check_speeds(&topology, &speeds(plan, share)).map_err(Failure::wrong)?;
