@@ -17,6 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use softcuda::world::ends_with_us;
+
 use crate::{
     failure::{Context, Failure, Kind, Result},
     script::{Account, Job, Role},
@@ -133,26 +135,17 @@ impl Runner<'_> {
             command.env("NCCL_HOSTID", format!("{role:?}"));
         }
         command.stdin(Stdio::null()).stdout(file.try_clone().cannot("share a file")?).stderr(file);
-        let parent = std::process::id();
-        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid,
-        // fcntl. No memory is allocated; the error values hold numbers.
-        unsafe {
-            command.pre_exec(move || {
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                // The parent may have died before the signal was requested.
-                if libc::getppid().cast_unsigned() != parent {
-                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
-                }
-                if let Some(fd) = fd
-                    && libc::fcntl(fd, libc::F_SETFD, 0) < 0
-                {
-                    return Err(io::Error::last_os_error());
-                }
-                Ok(())
-            })
-        };
+        ends_with_us(&mut command);
+        if let Some(fd) = fd {
+            // SAFETY: between fork and exec only fcntl is called, which is async-signal-safe. No
+            // memory is allocated; the error value holds a number.
+            unsafe {
+                command.pre_exec(move || match libc::fcntl(fd, libc::F_SETFD, 0) {
+                    0.. => Ok(()),
+                    _ => Err(io::Error::last_os_error()),
+                })
+            };
+        }
         let child = command.spawn().cannot("start a process")?;
         Ok(Running { child, status: None, output, errors })
     }

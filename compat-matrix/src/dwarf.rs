@@ -1,22 +1,13 @@
 //! Reads a release's structures, signatures and enumerators from the library's debug information,
 //! in the form of `nccl_net_abi::describe`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::ControlFlow};
 
-use gimli::{
-    AttributeValue, DW_AT_byte_size, DW_AT_const_value, DW_AT_count, DW_AT_data_member_location, DW_AT_name,
-    DW_AT_type, DW_AT_upper_bound, DebuggingInformationEntry, DwAt, DwTag, EndianSlice, LittleEndian,
-    UnitOffset, UnitRef,
-};
-use object::{Object, ObjectSection};
+use gimli::{AttributeValue, DW_AT_byte_size, DW_AT_const_value, DW_AT_data_member_location, DwTag};
 use serde::{Deserialize, Serialize};
+use softcuda::dwarf::{self, Entry, Read, Unit, length, number};
 
 use crate::failure::{Context, Failure, Result};
-
-type Reader<'a> = EndianSlice<'a, LittleEndian>;
-type Entry<'a> = DebuggingInformationEntry<Reader<'a>>;
-/// Errors in this module are gimli's.
-type Read<T> = std::result::Result<T, gimli::Error>;
 
 /// Returns whether a typedef belongs to the interface's structures.
 fn of_interest(name: &str) -> bool {
@@ -64,14 +55,13 @@ pub(crate) struct Types {
 impl Types {
     /// Reads all units of a library.
     pub(crate) fn read(file: &object::File<'_>) -> Result<Self> {
-        let section = |id: gimli::SectionId| -> Result<Reader<'_>> {
-            let Some(section) = file.section_by_name(id.name()) else { return Ok(Reader::default()) };
-            let data = section.data().cannot(format!("read section {}", id.name()))?;
-            Ok(EndianSlice::new(data, LittleEndian))
-        };
-        let dwarf = gimli::Dwarf::load(section)?;
+        let dwarf = dwarf::load(file).cannot("read the debug information")?;
         let mut types = Self::default();
-        types.collect(&dwarf).cannot("read the debug information")?;
+        let all = dwarf::for_each_unit(&dwarf, |unit| {
+            unit.for_each_entry(|entry| types.entry(unit, entry))?;
+            Ok(ControlFlow::Continue(()))
+        });
+        all.cannot("read the debug information")?;
         if types.structs.is_empty() {
             return Err(Failure::tool("the library has no debug information about NCCL's structures"));
         }
@@ -102,20 +92,6 @@ impl Types {
         out
     }
 
-    fn collect<'a>(&mut self, dwarf: &gimli::Dwarf<Reader<'a>>) -> Read<()> {
-        let mut headers = dwarf.units();
-        while let Some(header) = headers.next()? {
-            let unit = dwarf.unit(header)?;
-            let unit = Unit { unit: unit.unit_ref(dwarf) };
-            let mut tree = unit.unit.entries_tree(None)?;
-            let mut children = tree.root()?.children();
-            while let Some(child) = children.next()? {
-                self.entry(&unit, child.entry())?;
-            }
-        }
-        Ok(())
-    }
-
     /// Reads one entry of a unit's outermost level.
     fn entry<'a>(&mut self, unit: &Unit<'a>, entry: &Entry<'a>) -> Read<()> {
         match entry.tag {
@@ -123,7 +99,7 @@ impl Types {
                 let Some(name) = unit.name(entry)? else { return Ok(()) };
                 if of_interest(&name)
                     && !self.structs.contains_key(&name)
-                    && let Some(found) = unit.structure_of(entry)?
+                    && let Some(found) = structure_of(unit, entry)?
                 {
                     self.structs.insert(name, found);
                 }
@@ -131,162 +107,124 @@ impl Types {
             gimli::DW_TAG_structure_type if !self.structs.contains_key("ncclComm") => {
                 let complete = entry.has_attr(DW_AT_byte_size);
                 if complete && unit.name(entry)?.as_deref() == Some("ncclComm") {
-                    self.structs.insert("ncclComm".into(), unit.structure(entry)?);
+                    self.structs.insert("ncclComm".into(), structure(unit, entry)?);
                 }
             }
-            gimli::DW_TAG_enumeration_type => unit.enumerators(entry, &mut self.enumerators)?,
+            gimli::DW_TAG_enumeration_type => enumerators(unit, entry, &mut self.enumerators)?,
             _ => {}
         }
         Ok(())
     }
 }
 
-/// A compilation unit.
-struct Unit<'a> {
-    unit: UnitRef<'a, Reader<'a>>,
+/// Returns the structure behind a typedef, or behind a typedef of a typedef.
+fn structure_of<'a>(unit: &Unit<'a>, typedef: &Entry<'a>) -> Read<Option<Struct>> {
+    let Some(target) = unit.target(typedef)? else { return Ok(None) };
+    match target.tag {
+        gimli::DW_TAG_typedef => structure_of(unit, &target),
+        gimli::DW_TAG_structure_type if target.has_attr(DW_AT_byte_size) => {
+            structure(unit, &target).map(Some)
+        }
+        _ => Ok(None),
+    }
 }
 
-impl<'a> Unit<'a> {
-    fn name(&self, entry: &Entry<'a>) -> Read<Option<String>> {
-        let Some(value) = entry.attr_value(DW_AT_name) else { return Ok(None) };
-        Ok(Some(self.unit.attr_string(value)?.to_string_lossy().into_owned()))
-    }
+fn structure<'a>(unit: &Unit<'a>, entry: &Entry<'a>) -> Read<Struct> {
+    let mut fields = Vec::new();
+    members(unit, entry, 0, &mut fields)?;
+    Ok(Struct { size: number(entry, DW_AT_byte_size).unwrap_or(0), fields })
+}
 
-    fn number(entry: &Entry<'a>, name: DwAt) -> Option<u64> {
-        entry.attr_value(name)?.udata_value()
-    }
-
-    /// Returns the entry of an entry's type; `None` for `void`.
-    fn target(&self, entry: &Entry<'a>) -> Read<Option<Entry<'a>>> {
-        match entry.attr_value(DW_AT_type) {
-            Some(AttributeValue::UnitRef(offset)) => self.unit.entry(offset).map(Some),
-            _ => Ok(None),
+/// Reads the members. Members of a union without a name count as the structure's own.
+fn members<'a>(unit: &Unit<'a>, entry: &Entry<'a>, base: u64, fields: &mut Vec<Field>) -> Read<()> {
+    for member in unit.children(entry.offset)? {
+        if member.tag != gimli::DW_TAG_member {
+            continue;
         }
-    }
-
-    /// Returns an entry's direct children.
-    fn children(&self, offset: UnitOffset) -> Read<Vec<Entry<'a>>> {
-        let mut tree = self.unit.entries_tree(Some(offset))?;
-        let mut children = tree.root()?.children();
-        let mut all = Vec::new();
-        while let Some(child) = children.next()? {
-            all.push(child.entry().clone());
-        }
-        Ok(all)
-    }
-
-    /// Returns the structure behind a typedef, or behind a typedef of a typedef.
-    fn structure_of(&self, typedef: &Entry<'a>) -> Read<Option<Struct>> {
-        let Some(target) = self.target(typedef)? else { return Ok(None) };
-        match target.tag {
-            gimli::DW_TAG_typedef => self.structure_of(&target),
-            gimli::DW_TAG_structure_type if target.has_attr(DW_AT_byte_size) => {
-                self.structure(&target).map(Some)
+        let offset = base + number(&member, DW_AT_data_member_location).unwrap_or(0);
+        match unit.name(&member)? {
+            Some(name) => {
+                let c_type = c_type(unit, unit.target(&member)?.as_ref())?;
+                fields.push(Field { name, offset, c_type });
             }
-            _ => Ok(None),
-        }
-    }
-
-    fn structure(&self, entry: &Entry<'a>) -> Read<Struct> {
-        let mut fields = Vec::new();
-        self.members(entry, 0, &mut fields)?;
-        Ok(Struct { size: Self::number(entry, DW_AT_byte_size).unwrap_or(0), fields })
-    }
-
-    /// Reads the members. Members of a union without a name count as the structure's own.
-    fn members(&self, entry: &Entry<'a>, base: u64, fields: &mut Vec<Field>) -> Read<()> {
-        for member in self.children(entry.offset)? {
-            if member.tag != gimli::DW_TAG_member {
-                continue;
-            }
-            let offset = base + Self::number(&member, DW_AT_data_member_location).unwrap_or(0);
-            match self.name(&member)? {
-                Some(name) => {
-                    let c_type = self.c_type(self.target(&member)?.as_ref())?;
-                    fields.push(Field { name, offset, c_type });
-                }
-                None => {
-                    if let Some(inner) = self.target(&member)? {
-                        self.members(&inner, offset, fields)?;
-                    }
+            None => {
+                if let Some(inner) = unit.target(&member)? {
+                    members(unit, &inner, offset, fields)?;
                 }
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    fn enumerators(&self, entry: &Entry<'a>, all: &mut BTreeMap<String, i64>) -> Read<()> {
-        for child in self.children(entry.offset)? {
-            let Some(name) = self.name(&child)? else { continue };
-            let value = match child.attr_value(DW_AT_const_value) {
-                Some(AttributeValue::Sdata(value)) => Some(value),
-                // A form of fixed width has no sign.
-                other => other.and_then(|v| v.udata_value()).and_then(|v| i64::try_from(v).ok()),
-            };
-            if let (Some(value), true) = (value, name.starts_with("nccl") || name.starts_with("NCCL")) {
-                all.insert(name, value);
+fn enumerators<'a>(unit: &Unit<'a>, entry: &Entry<'a>, all: &mut BTreeMap<String, i64>) -> Read<()> {
+    for child in unit.children(entry.offset)? {
+        let Some(name) = unit.name(&child)? else { continue };
+        let value = match child.attr_value(DW_AT_const_value) {
+            Some(AttributeValue::Sdata(value)) => Some(value),
+            // A form of fixed width has no sign.
+            other => other.and_then(|v| v.udata_value()).and_then(|v| i64::try_from(v).ok()),
+        };
+        if let (Some(value), true) = (value, name.starts_with("nccl") || name.starts_with("NCCL")) {
+            all.insert(name, value);
+        }
+    }
+    Ok(())
+}
+
+/// Formats a type as C writes it, without a name.
+fn c_type<'a>(unit: &Unit<'a>, entry: Option<&Entry<'a>>) -> Read<String> {
+    let Some(entry) = entry else { return Ok("void".into()) };
+    let target = || unit.target(entry);
+    Ok(match entry.tag {
+        gimli::DW_TAG_base_type => plain(&unit.name(entry)?.unwrap_or_default()),
+        gimli::DW_TAG_typedef => {
+            let name = unit.name(entry)?.unwrap_or_default();
+            let target = target()?;
+            // A typedef of a typedef, of a pointer or of an integer with fixed width is not a
+            // type by itself.
+            match target.as_ref().map(|t| t.tag) {
+                Some(gimli::DW_TAG_typedef) if of_interest(&name) || is_alias(&name) => {
+                    c_type(unit, target.as_ref())?
+                }
+                Some(gimli::DW_TAG_pointer_type) => c_type(unit, target.as_ref())?,
+                _ if is_alias(&name) => c_type(unit, target.as_ref())?,
+                _ => name,
             }
         }
-        Ok(())
-    }
-
-    /// Formats a type as C writes it, without a name.
-    fn c_type(&self, entry: Option<&Entry<'a>>) -> Read<String> {
-        let Some(entry) = entry else { return Ok("void".into()) };
-        let target = || self.target(entry);
-        Ok(match entry.tag {
-            gimli::DW_TAG_base_type => plain(&self.name(entry)?.unwrap_or_default()),
-            gimli::DW_TAG_typedef => {
-                let name = self.name(entry)?.unwrap_or_default();
-                let target = target()?;
-                // A typedef of a typedef, of a pointer or of an integer with fixed width is not a
-                // type by itself.
-                match target.as_ref().map(|t| t.tag) {
-                    Some(gimli::DW_TAG_typedef) if of_interest(&name) || is_alias(&name) => {
-                        self.c_type(target.as_ref())?
-                    }
-                    Some(gimli::DW_TAG_pointer_type) => self.c_type(target.as_ref())?,
-                    _ if is_alias(&name) => self.c_type(target.as_ref())?,
-                    _ => name,
-                }
-            }
-            gimli::DW_TAG_const_type => format!("const {}", self.c_type(target()?.as_ref())?),
-            gimli::DW_TAG_pointer_type => match target()? {
-                Some(function) if function.tag == gimli::DW_TAG_subroutine_type => {
-                    self.function(&function)?
-                }
-                other => format!("{} *", self.c_type(other.as_ref())?),
-            },
-            gimli::DW_TAG_array_type => {
-                let element = self.c_type(target()?.as_ref())?;
-                format!("{element} [{}]", self.length(entry)?)
-            }
-            gimli::DW_TAG_structure_type | gimli::DW_TAG_union_type | gimli::DW_TAG_enumeration_type => {
-                self.name(entry)?.unwrap_or_default()
-            }
-            other => tag_name(other),
-        })
-    }
-
-    fn length(&self, array: &Entry<'a>) -> Read<u64> {
-        let range = self.children(array.offset)?.into_iter().find(|c| c.tag == gimli::DW_TAG_subrange_type);
-        let Some(range) = range else { return Ok(0) };
-        let last = Self::number(&range, DW_AT_upper_bound).map(|last| last + 1);
-        Ok(last.or_else(|| Self::number(&range, DW_AT_count)).unwrap_or(0))
-    }
-
-    fn function(&self, function: &Entry<'a>) -> Read<String> {
-        let result = self.c_type(self.target(function)?.as_ref())?;
-        let mut arguments = Vec::new();
-        for child in self.children(function.offset)? {
-            match child.tag {
-                gimli::DW_TAG_formal_parameter => arguments.push(self.c_type(self.target(&child)?.as_ref())?),
-                gimli::DW_TAG_unspecified_parameters => arguments.push("...".into()),
-                _ => {}
-            }
+        gimli::DW_TAG_const_type => format!("const {}", c_type(unit, target()?.as_ref())?),
+        gimli::DW_TAG_pointer_type => match target()? {
+            Some(function) if function.tag == gimli::DW_TAG_subroutine_type => signature(unit, &function)?,
+            other => format!("{} *", c_type(unit, other.as_ref())?),
+        },
+        gimli::DW_TAG_array_type => {
+            let element = c_type(unit, target()?.as_ref())?;
+            format!("{element} [{}]", elements(unit, entry)?)
         }
-        Ok(format!("{result} (*)({})", arguments.join(", ")))
+        gimli::DW_TAG_structure_type | gimli::DW_TAG_union_type | gimli::DW_TAG_enumeration_type => {
+            unit.name(entry)?.unwrap_or_default()
+        }
+        other => tag_name(other),
+    })
+}
+
+/// Returns the number of elements of an array; 0 without a range.
+fn elements(unit: &Unit<'_>, array: &Entry<'_>) -> Read<usize> {
+    let ranges = unit.children(array.offset)?;
+    Ok(ranges.iter().find(|c| c.tag == gimli::DW_TAG_subrange_type).map_or(0, length))
+}
+
+fn signature<'a>(unit: &Unit<'a>, function: &Entry<'a>) -> Read<String> {
+    let result = c_type(unit, unit.target(function)?.as_ref())?;
+    let mut arguments = Vec::new();
+    for child in unit.children(function.offset)? {
+        match child.tag {
+            gimli::DW_TAG_formal_parameter => arguments.push(c_type(unit, unit.target(&child)?.as_ref())?),
+            gimli::DW_TAG_unspecified_parameters => arguments.push("...".into()),
+            _ => {}
+        }
     }
+    Ok(format!("{result} (*)({})", arguments.join(", ")))
 }
 
 /// Returns whether C's library gives this name to an integer. The interface's description does not

@@ -26,6 +26,7 @@ fn run(bench: &Bench<'_>, entry: Entry, collectives: &[Collective]) -> Result<St
     if let Some(why) = plan.unfit(bench.release) {
         return Err(Failure::unfit(why));
     }
-    let seen = communicator(&Common::with_silence(SILENCE), &bench.library, &plan, bench.stage)?;
+    let seen =
+        communicator(&Common::with_silence(SILENCE), &bench.library, bench.release, &plan, bench.stage)?;
     Ok(seen.facts())
 }

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use softcuda::rank::{Collective, Element, Operator, Test};
+use softcuda::{
+    DataType,
+    rank::{Collective, Operator, Test},
+};
 
 use super::{fault::Fault, suite::Entry};
 use crate::{
@@ -110,9 +113,12 @@ pub(super) struct Variant {
     /// Faults one after the other, each on another rail
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) strikes: u32,
-    /// Register the buffers with NCCL (ncclCommRegister, from 2.19 on)
+    /// Register the buffers with NCCL (ncclCommRegister, from 2.24 on)
     #[arg(long)]
     pub(super) register: bool,
+    /// Let the second rail be slow: its data arrives later than that of the first
+    #[arg(long)]
+    pub(super) slow: bool,
     /// Let NICs reach GPU memory
     #[arg(long)]
     pub(super) gpudirect: bool,
@@ -136,6 +142,7 @@ impl Variant {
         fault: None,
         strikes: 1,
         register: false,
+        slow: false,
         gpudirect: false,
         vmm: false,
         dma_buf: false,
@@ -163,6 +170,9 @@ impl Variant {
         if let Some(rank) = self.killed.filter(|rank| *rank >= self.ranks) {
             return Err(Failure::usage(format!("there is no rank {rank} to kill")));
         }
+        if self.killed.is_some() && self.ranks == 1 {
+            return Err(Failure::usage("a killed rank needs another one, which gets the error"));
+        }
         Ok(())
     }
 
@@ -175,6 +185,7 @@ impl Variant {
             self.dma_buf.then(|| "DMA-BUF".into()),
             self.vmm.then(|| "VMM".into()),
             self.register.then(|| "registered".into()),
+            self.slow.then(|| "slow rail".into()),
             killed,
             self.fault.map(|fault| fault.describe().into()),
             (self.strikes > 1).then(|| format!("{} times", self.strikes)),
@@ -236,12 +247,26 @@ impl Plan {
         format!("{}, {}", format!("{:?}", self.net).to_lowercase(), self.variant.describe())
     }
 
+    /// Returns whether NCCL uses this plugin.
+    pub(super) fn uses_plugin(&self) -> bool {
+        self.network() == PLUGIN
+    }
+
+    /// Returns whether the plugin must flush received data in every rank: NCCL requests it for what
+    /// arrives in GPU memory by the protocol Simple, which it uses for large tests.
+    pub(super) fn flushes(&self) -> bool {
+        let large = |test: &Test| test.count * test.element.size() >= FLUSHED;
+        let variant = &self.variant;
+        let receives = variant.gpudirect && variant.capability < 90 && variant.ranks > 1;
+        receives && self.uses_plugin() && !variant.ends_in_error() && self.tests.iter().any(large)
+    }
+
     /// Returns the network that NCCL must report.
     pub(super) fn network(&self) -> &'static str {
         match self.net {
             Net::Socket => "Socket",
             Net::Ib => "IB",
-            Net::Mpib | Net::Default | Net::Fused => "MPIB",
+            Net::Mpib | Net::Default | Net::Fused => PLUGIN,
         }
     }
 
@@ -249,7 +274,7 @@ impl Plan {
     pub(crate) fn unfit(&self, release: &Release) -> Option<&'static str> {
         match release.after_death {
             _ if self.variant.register && release.table < REGISTERS => {
-                Some("the release has no ncclCommRegister")
+                Some("the release does not register user buffers by DMA-BUF")
             }
             _ if !self.variant.ends_in_error() => None,
             AfterDeath::Error => None,
@@ -259,10 +284,23 @@ impl Plan {
     }
 }
 
+/// The plugin's name in NCCL's log.
+const PLUGIN: &str = "MPIB";
+/// Bytes of a rank from which on NCCL uses the protocol Simple.
+const FLUSHED: usize = 1 << 20;
 /// Elements in the suite's tests with faults: 4 MB of floats, in many messages.
 const LARGE: usize = 1_000_003;
-/// Table of the first release with `ncclCommRegister` (2.19).
-const REGISTERS: u32 = 7;
+/// Elements in the suite's tests with a slow rail: 12 MB of floats. A connection of NCCL has eight
+/// buffers of 512 KiB; with more data, each is used again as soon as the plugin reports it as sent.
+const LONG: usize = 3_000_017;
+/// Collectives of those tests: a root that sends all it has, reductions, and pairs.
+const STREAMS: [Collective; 3] = [Collective::AllReduce, Collective::Broadcast, Collective::SendRecv];
+/// Elements in the suite's tests of types and operators.
+const KINDS_COUNTS: [usize; 1] = [30_011];
+/// Table of the first release that registers user buffers by DMA-BUF (2.24). From 2.19 on there is
+/// `ncclCommRegister`, which passes addresses only. Without the module nvidia-peermem no adapter can
+/// register them: 2.22 and 2.23 log "on 0 net devices", older ones log nothing, and all copy.
+const REGISTERS: u32 = 9;
 
 fn setting(text: &str) -> std::result::Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
@@ -294,21 +332,50 @@ impl CollectivesArgs {
     fn suite_plans(&self) -> Result<Vec<Plan>> {
         let plan = |entry: &Entry| {
             let (net, variant) = entry.communicator();
-            let counts = if variant.fault.is_some() { &[LARGE][..] } else { &self.wanted.counts };
-            Ok(Plan { net, tests: self.wanted.tests(variant.ranks, counts)?, variant, rates: None })
+            Ok(Plan { net, tests: self.suite_tests(*entry, &variant)?, variant, rates: None })
         };
         Entry::SUITE.iter().map(plan).collect()
+    }
+
+    fn suite_tests(&self, entry: Entry, variant: &Variant) -> Result<Vec<Test>> {
+        let wanted = &self.wanted;
+        let counts = if variant.fault.is_some() { &[LARGE][..] } else { &wanted.counts };
+        match entry {
+            Entry::SlowRail => {
+                let mut tests = wanted.tests(variant.ranks, &[LONG])?;
+                tests.retain(|test| STREAMS.contains(&test.collective));
+                Ok(tests)
+            }
+            Entry::Mpib => {
+                let plain = wanted.tests(variant.ranks, counts)?;
+                Ok([plain, wanted.of_all_kinds().tests(variant.ranks, &KINDS_COUNTS)?].concat())
+            }
+            _ => wanted.tests(variant.ranks, counts),
+        }
     }
 }
 
 impl Wanted {
+    /// Returns the same collectives with every operator and with types of each size, each twice.
+    fn of_all_kinds(&self) -> Self {
+        let all = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Self {
+            tests: self.tests.clone(),
+            elements: all(&["u8", "f16", "bf16", "i32", "u64", "f64"]),
+            operators: all(&["sum", "prod", "max", "min", "avg"]),
+            counts: Vec::new(),
+            times: 2,
+        }
+    }
+
     fn tests(&self, ranks: u32, counts: &[usize]) -> Result<Vec<Test>> {
         let collectives: Vec<Collective> = match &self.tests {
             None => Collective::ALL.to_vec(),
             Some(names) if names.iter().all(|name| name == "none") => Vec::new(),
             Some(names) => names.iter().map(|n| named("collective", n)).collect::<Result<_>>()?,
         };
-        let elements: Vec<Element> = self.elements.iter().map(|n| named("type", n)).collect::<Result<_>>()?;
+        let elements: Vec<DataType> =
+            self.elements.iter().map(|n| named("type", n)).collect::<Result<_>>()?;
         let operators: Vec<Operator> =
             self.operators.iter().map(|n| named("operator", n)).collect::<Result<_>>()?;
         if operators.contains(&Operator::Avg) && !ranks.is_power_of_two() {

@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, fmt::Write, fs, path::Path, process::ExitCode};
 
-use softcuda::rank::{Collective, Element, Operator, Test};
+use softcuda::{
+    DataType,
+    rank::{Collective, Operator, Test},
+};
 
 use super::{
     CollectivesArgs,
@@ -41,7 +44,7 @@ pub(super) fn main(
             for net in &nets {
                 eprintln!("rails of {} and {} MB/s, round {round}, {net:?}", rates[0], rates[1]);
                 let plan = Plan { net: *net, variant: Variant::PLAIN, tests: tests(), rates: Some(rates) };
-                rounds.entry(*net).or_default().push(measure(args, library, &plan, stage)?);
+                rounds.entry(*net).or_default().push(measure(args, library, release, &plan, stage)?);
             }
             nets.reverse();
         }
@@ -54,7 +57,7 @@ pub(super) fn main(
 
 fn tests() -> Vec<Test> {
     let test = |collective, (bytes, times): (usize, u32)| {
-        let element = Element::F32;
+        let element = DataType::F32;
         Test { collective, element, operator: Operator::Sum, count: bytes / element.size(), times }
     };
     let of = |collective| SMALL.into_iter().chain(LARGE).map(move |size| test(collective, size));
@@ -62,8 +65,14 @@ fn tests() -> Vec<Test> {
 }
 
 /// Runs one communicator. An operation takes as long as at the slower rank.
-fn measure(args: &CollectivesArgs, library: &Path, plan: &Plan, stage: &Stage) -> Result<Seconds> {
-    let (ends, _) = outcomes(&args.common, library, plan, stage)?;
+fn measure(
+    args: &CollectivesArgs,
+    library: &Path,
+    release: &Release,
+    plan: &Plan,
+    stage: &Stage,
+) -> Result<Seconds> {
+    let (ends, _) = outcomes(&args.common, library, release, plan, stage)?;
     let mut seconds = Seconds::new();
     for end in &ends {
         let outcome = end.outcome().map_err(Failure::wrong)?;

@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod evidence;
 mod fault;
 mod observe;
 mod pci;
@@ -28,10 +29,12 @@ use self::{fault::Breaker, observe::Fabric, place::Place};
 use crate::{
     failure::{Context, Failure, Kind, Result},
     fetch::Cache,
-    matrix::Matrix,
+    matrix::{Matrix, Release},
     stage::Stage,
 };
 
+/// A part of every message of the plugin.
+const PLUGIN_TEXT: &str = "NET/MPIB";
 /// `ncclRemoteError`, by which NCCL reports a failure of the network.
 const NETWORK_ERROR: i32 = 6;
 
@@ -67,7 +70,7 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
                 continue;
             }
             let begun = Instant::now();
-            let done = communicator(&args.common, &library, plan, &stage);
+            let done = communicator(&args.common, &library, release, plan, &stage);
             let word = if done.is_ok() { "ok" } else { "FAILED" };
             let seen = done.map_or_else(|failure| failure.message, |seen| seen.to_string());
             let seconds = begun.elapsed().as_secs_f32();
@@ -115,12 +118,24 @@ impl fmt::Display for Seen {
 }
 
 /// Runs one communicator.
-pub(crate) fn communicator(common: &Common, library: &Path, plan: &Plan, stage: &Stage) -> Result<Seen> {
-    outcomes(common, library, plan, stage).map(|(_, seen)| seen)
+pub(crate) fn communicator(
+    common: &Common,
+    library: &Path,
+    release: &Release,
+    plan: &Plan,
+    stage: &Stage,
+) -> Result<Seen> {
+    outcomes(common, library, release, plan, stage).map(|(_, seen)| seen)
 }
 
 /// Runs one communicator. Returns the ranks' ends and what was seen.
-fn outcomes(common: &Common, library: &Path, plan: &Plan, stage: &Stage) -> Result<(Vec<End>, Seen)> {
+fn outcomes(
+    common: &Common,
+    library: &Path,
+    release: &Release,
+    plan: &Plan,
+    stage: &Stage,
+) -> Result<(Vec<End>, Seen)> {
     let scratch = tempfile::tempdir().cannot("make a temporary folder")?;
     let program = env::current_exe().cannot("find this program's file")?;
     let beside = |name: &str| program.with_file_name(name);
@@ -159,7 +174,7 @@ fn outcomes(common: &Common, library: &Path, plan: &Plan, stage: &Stage) -> Resu
     let faults = breaker.map(Breaker::result);
     let seen = judge(plan, &ends).and_then(|seen| {
         let faults = faults.transpose()?.map_or(String::new(), |seen| format!("{seen}; "));
-        Ok(Seen { ways: faults + &place.ways(plan)?, ..seen })
+        Ok(Seen { ways: faults + &place.ways(plan, release)?, ..seen })
     });
     let seen = seen.map(|seen| (ends, seen));
     seen.map_err(|failure| match common.logs.as_ref() {
@@ -209,8 +224,11 @@ fn wrong(plan: &Plan, rank: usize, outcome: &Outcome) -> Vec<String> {
         }
     }
     match (&outcome.asynchronous_error, plan.variant.ends_in_error()) {
-        (Some((code, text)), true) if plan.variant.fault.is_some() && *code != NETWORK_ERROR => {
+        (Some((code, text)), true) if *code != NETWORK_ERROR => {
             failures.push(format!("rank {rank}: expected error {NETWORK_ERROR}, got {code}: {text}"));
+        }
+        (Some((_, text)), true) if plan.uses_plugin() && !text.contains(PLUGIN_TEXT) => {
+            failures.push(format!("rank {rank}: the error is not the plugin's: {text}"));
         }
         (Some((code, text)), false) => {
             failures.push(format!("rank {rank}: asynchronous error {code}: {text}"))

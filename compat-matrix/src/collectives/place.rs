@@ -10,11 +10,13 @@ use softcuda::Settings;
 
 use super::{
     args::{Common, Net, Plan},
+    evidence,
     fault::Fault,
     pci,
 };
 use crate::{
     failure::{Context, Failure, Result},
+    matrix::Release,
     stage::{Folder, RAILS, Stage},
 };
 
@@ -22,6 +24,12 @@ use crate::{
 const REPLACED: [&str; 4] = ["MPIB_HCA_SOUT", "MPIB_HCA_SUP", "MPIB_SUP_SHARE", "NCCL_DEBUG_FILE"];
 /// Channels of a communicator. One rank alone has up to 64 otherwise, whose setup takes seconds.
 const CHANNELS: u32 = 2;
+/// Properties of a slow rail. The rate decides when the data of large messages arrives, the latency
+/// when a message is complete.
+const SLOW: &str = ",rate=200MB,latency=1ms";
+
+/// Where rank 0 writes NCCL's topology.
+const TOPOLOGY: &str = "nccl-topology.xml";
 
 /// The place of one communicator.
 pub(super) struct Place {
@@ -31,6 +39,8 @@ pub(super) struct Place {
     settings: Settings,
     /// What follows the address of each rail in `SOFTVERBS_DEVICES`.
     devices: [String; 2],
+    /// Whether the user has changed settings that decide NCCL's topology.
+    changed: bool,
     logs: PathBuf,
 }
 
@@ -65,17 +75,28 @@ impl Place {
             set("NCCL_NET_GDR_LEVEL", "SYS");
             set("NCCL_NET_GDR_READ", "1");
         }
+        if variant.register {
+            // The last one is that of registrations; the others are the default.
+            set("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,REG");
+        }
+        if variant.vmm {
+            // Up to 2.23 it is off otherwise.
+            set("NCCL_CUMEM_ENABLE", "1");
+        }
+        set("NCCL_TOPO_DUMP_FILE", &scratch.join(TOPOLOGY).display().to_string());
         if let (Net::Mpib, Some([sout, sup])) = (plan.net, plan.rates) {
             set("MPIB_SUP_SHARE", &(1024 * sup / (sout + sup)).to_string());
         }
-        if variant.fault.is_some() && plan.net == Net::Mpib {
+        if plan.net == Net::Mpib && (variant.fault.is_some() || variant.slow || variant.gpudirect) {
             // Otherwise one rail carries all data of two hosts of an island.
-            set("MPIB_SUP_SHARE", "341");
+            set("MPIB_SUP_SHARE", if variant.slow { "512" } else { "341" });
         }
         if variant.fault == Some(Fault::NoRail) {
             // Seconds until a connection without a rail fails.
             set("MPIB_FAILOVER_WAIT", "2");
         }
+        let decides = |name: &str| name.starts_with("MPIB_") || name.starts_with("NCCL_TOPO_");
+        let changed = common.set.iter().any(|(name, _)| decides(name));
         for (name, value) in &common.set {
             set(name, value);
         }
@@ -89,7 +110,7 @@ impl Place {
             ..Settings::default()
         };
         let (hosts, devices) = (variant.hosts(), devices(plan, common.tree.as_deref().unwrap_or(scratch))?);
-        Ok(Self { environment, hosts, settings, devices, logs: scratch.to_owned() })
+        Ok(Self { environment, hosts, settings, devices, changed, logs: scratch.to_owned() })
     }
 
     /// Returns the number of a rank's host.
@@ -131,6 +152,10 @@ impl Place {
         self.logs.join(format!("nccl-{rank}.log"))
     }
 
+    fn report(&self, rank: u32) -> PathBuf {
+        self.logs.join(format!("softverbs-{rank}"))
+    }
+
     /// Returns the complete environment of a rank.
     pub(super) fn environment(&self, rank: u32) -> BTreeMap<String, String> {
         let mut environment = self.environment.clone();
@@ -141,6 +166,7 @@ impl Place {
         environment.insert("SOFTVERBS_DEVICES".into(), devices);
         environment.insert("NCCL_HOSTID".into(), self.hosts[rank as usize].clone());
         environment.insert("NCCL_DEBUG_FILE".into(), self.log(rank).display().to_string());
+        environment.insert("SOFTVERBS_REPORT".into(), self.report(rank).display().to_string());
         environment
     }
 
@@ -149,21 +175,25 @@ impl Place {
         (0..self.hosts.len() as u32).map(read)
     }
 
-    /// Checks that every rank used the plan's network, and that data went where the plan wants it.
-    /// Returns the ways by which data went.
-    pub(super) fn ways(&self, plan: &Plan) -> Result<String> {
+    /// Checks that the plan's options had their effect in every rank. Returns the ways by which data
+    /// went.
+    pub(super) fn ways(&self, plan: &Plan, release: &Release) -> Result<String> {
         let mut ways = BTreeMap::<String, usize>::new();
         for (rank, log) in self.logs() {
-            let used = log.lines().find_map(|line| line.split("Using network ").nth(1));
-            if used.and_then(|used| used.split_whitespace().next()) != Some(plan.network()) {
-                let expected = plan.network();
-                return Err(Failure::wrong(format!(
-                    "rank {rank} used network {used:?}, expected {expected}"
-                )));
+            let wrong = |why| Failure::wrong(format!("rank {rank}: {why}"));
+            evidence::check_log(plan, release, &log).map_err(wrong)?;
+            if plan.flushes() {
+                let report = fs::read_to_string(self.report(rank)).unwrap_or_default();
+                evidence::check_flushes(&report).map_err(wrong)?;
             }
             for way in log.lines().filter_map(|line| line.split(" via ").nth(1)) {
                 *ways.entry(way.trim().to_owned()).or_default() += 1;
             }
+        }
+        if plan.uses_plugin() && plan.rates.is_none() && !self.changed {
+            let topology = fs::read_to_string(self.logs.join(TOPOLOGY)).unwrap_or_default();
+            let share = self.environment.contains_key("MPIB_SUP_SHARE");
+            evidence::check_speeds(&topology, &speeds(plan, share)).map_err(Failure::wrong)?;
         }
         let seen: Vec<_> = ways.iter().map(|(way, times)| format!("{times} x {way}")).collect();
         let seen = if seen.is_empty() { "no connections".into() } else { seen.join(", ") };
@@ -179,7 +209,10 @@ impl Place {
         let entries = fs::read_dir(&self.logs).cannot(format!("list {}", self.logs.display()))?;
         for from in entries.flatten().map(|entry| entry.path()) {
             let name = from.file_name().unwrap_or_default();
-            if ["nccl-", "stderr-"].iter().any(|kind| name.as_encoded_bytes().starts_with(kind.as_bytes())) {
+            if ["nccl-", "stderr-", "softverbs-"]
+                .iter()
+                .any(|kind| name.as_encoded_bytes().starts_with(kind.as_bytes()))
+            {
                 fs::copy(&from, to.join(name)).cannot(format!("copy {}", from.display()))?;
             }
         }
@@ -187,11 +220,24 @@ impl Place {
     }
 }
 
+/// Returns the speed in Mb/s of each of the plugin's devices. `share`: large messages are split over
+/// the rails of the profile MPIB; otherwise a connection uses one of them.
+fn speeds(plan: &Plan, share: bool) -> Vec<u32> {
+    // What softverbs shows of a port without a rate, and of a slow one.
+    let [first, second] = [100_000, if plan.variant.slow { 2_500 } else { 100_000 }];
+    match plan.net {
+        Net::Mpib if share => vec![first + second],
+        Net::Mpib => vec![first.max(second)],
+        _ => vec![first, second],
+    }
+}
+
 /// Returns the properties of the rails' adapters.
 fn devices(plan: &Plan, tree: &Path) -> Result<[String; 2]> {
     let dma_buf = if plan.variant.dma_buf { ",dmabuf=on" } else { "" };
     let rate = |rail: usize| plan.rates.map_or(String::new(), |rates| format!(",rate={}MB", rates[rail]));
-    let keys = [0, 1].map(|rail| format!("{dma_buf}{}", rate(rail)));
+    let slow = |rail: usize| if plan.variant.slow && rail == 1 { SLOW } else { "" };
+    let keys = [0, 1].map(|rail| format!("{dma_buf}{}{}", rate(rail), slow(rail)));
     if !matches!(plan.net, Net::Fused | Net::Ib) {
         return Ok(keys);
     }

@@ -1,6 +1,9 @@
 //! The communicators of `--suite`, which the matrix runs too.
 
-use softcuda::rank::{Collective, Element, Operator, Test};
+use softcuda::{
+    DataType,
+    rank::{Collective, Operator, Test},
+};
 
 use super::args::{Net, Plan, Variant};
 use super::fault::Fault;
@@ -14,6 +17,7 @@ pub(crate) enum Entry {
     Default,
     Fused,
     Mpib,
+    SlowRail,
     TwoHosts,
     GpuDirect,
     Registered,
@@ -26,10 +30,11 @@ pub(crate) enum Entry {
 
 impl Entry {
     /// The entries of `--suite`.
-    pub(super) const SUITE: [Self; 9] = [
+    pub(super) const SUITE: [Self; 10] = [
         Self::Default,
         Self::Fused,
         Self::Mpib,
+        Self::SlowRail,
         Self::TwoHosts,
         Self::GpuDirect,
         Self::Registered,
@@ -47,6 +52,7 @@ impl Entry {
             Self::Default => (Net::Default, plain),
             Self::Fused => (Net::Fused, plain),
             Self::Mpib => (Net::Mpib, plain),
+            Self::SlowRail => (Net::Mpib, Variant { slow: true, ..plain }),
             Self::TwoHosts => (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), vmm: true, ..plain }),
             Self::GpuDirect => (Net::Mpib, direct()),
             Self::Registered => (Net::Mpib, Variant { register: true, ..direct() }),
@@ -62,7 +68,7 @@ impl Entry {
         let (net, variant) = self.communicator();
         let test = |collective, count| Test {
             collective,
-            element: Element::F32,
+            element: DataType::F32,
             operator: Operator::Sum,
             count,
             times: 1,
@@ -88,7 +94,7 @@ mod tests {
     #[test]
     fn only_the_control_does_without_the_plugin() {
         let network = |entry: Entry| entry.plan(&[]).network();
-        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 9]);
+        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 10]);
         assert_eq!(network(Entry::Socket), "Socket");
     }
 }

@@ -19,10 +19,41 @@ const POINTERS: usize = 3;
 /// A part of the mangled names of those kernels: their first parameter.
 const OLDER_GENERATION: &str = "P11ncclDevComm";
 
+/// Words of a launch attribute: its number, and room for values of any kind.
+const ATTRIBUTE_WORDS: usize = 9;
+/// Launch attributes that decide where blocks run and how the GPU orders memory. They change nothing
+/// here: the size of a cluster, its scheduling, and the domain of memory synchronization.
+const NO_EFFECT: [u32; 3] = [4, 5, 10];
+
+/// The grid of a launch, and a list of attributes.
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    /// The address of the list.
+    pub(crate) attributes: usize,
+    pub(crate) attribute_count: u32,
+}
+
+impl Shape {
+    /// Returns the number of blocks. Ends the rank if the launch has another form than NCCL's.
+    fn blocks(&self, kernel: &str) -> u32 {
+        let [blocks, 1, 1] = self.grid else {
+            end_rank(&Unknown::new("grid", format!("{:?}", self.grid)).found(kernel));
+        };
+        for i in 0..self.attribute_count as usize {
+            // The number has the lower half of the word.
+            let attribute = Words::at_address(self.attributes).at(i * ATTRIBUTE_WORDS) as u32;
+            if !NO_EFFECT.contains(&attribute) {
+                end_rank(&Unknown::new("launch attribute", attribute).found(kernel));
+            }
+        }
+        blocks
+    }
+}
+
 /// Adds a kernel to a stream. `function` is the address of the kernel's function on the host.
 pub(crate) fn launch(
     function: Address,
-    blocks: u32,
+    shape: Shape,
     parameters: Words,
     options: Words,
     stream: StreamId,
@@ -33,6 +64,7 @@ pub(crate) fn launch(
     };
     let kernel = kernel.to_owned();
     let params = read(&kernel, parameters, options);
+    let blocks = shape.blocks(&kernel);
     let launch = Launch { kernel, blocks, params: params? };
     if state.devices.settings().log {
         eprintln!("softcuda[{}]: {} with {} blocks", std::process::id(), launch.kernel, launch.blocks);

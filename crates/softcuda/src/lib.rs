@@ -11,8 +11,10 @@ pub mod address;
 mod attach;
 mod border;
 mod collective;
+mod data_type;
 mod device;
 mod driver;
+pub mod dwarf;
 pub mod image;
 pub mod kernel;
 mod kernels;
@@ -36,6 +38,7 @@ pub mod unknown;
 pub mod world;
 
 pub use attach::{ATTACH, Attach, softcuda_attach};
+pub use data_type::DataType;
 pub use image::Image;
 pub use settings::Settings;
 pub use unknown::{Unknown, end_rank};

@@ -9,8 +9,8 @@ use std::{
 };
 
 use softcuda::{
-    Settings,
-    rank::{Collective, Element, Job, Operator, Outcome, Test},
+    DataType, Settings,
+    rank::{Collective, Job, Operator, Outcome, Test},
     world::{Director, End, Start, World},
 };
 use tempfile::TempDir;
@@ -97,7 +97,7 @@ fn direct(
     Some((scratch, ends))
 }
 
-fn test(collective: Collective, element: Element, count: usize) -> Test {
+fn test(collective: Collective, element: DataType, count: usize) -> Test {
     Test { collective, element, operator: Operator::Sum, count, times: 2 }
 }
 
@@ -107,7 +107,7 @@ fn outcomes(ends: &[End]) -> Vec<&Outcome> {
 
 #[test]
 fn every_collective_is_right_on_three_ranks() {
-    let sizes = [(Element::U8, 1), (Element::F32, 100_003)];
+    let sizes = [(DataType::U8, 1), (DataType::F32, 100_003)];
     let tests = Collective::ALL.into_iter();
     let tests: Vec<_> = tests.flat_map(|c| sizes.map(|(element, count)| test(c, element, count))).collect();
     let Some((_scratch, ends)) = run(3, tests.clone(), |_| ()) else { return };
@@ -127,10 +127,10 @@ fn every_collective_is_right_on_three_ranks() {
 #[test]
 fn ranks_that_disagree_about_the_values_see_wrong_elements() {
     // NCCL does not compare types between ranks: the second one adds bits of another type.
-    let tests = vec![test(Collective::AllReduce, Element::I32, 1000)];
+    let tests = vec![test(Collective::AllReduce, DataType::I32, 1000)];
     let change = |job: &mut Job| {
         if job.rank == 1 {
-            job.tests[0].element = Element::F32;
+            job.tests[0].element = DataType::F32;
         }
     };
     let Some((_scratch, ends)) = run(2, tests, change) else { return };
@@ -141,7 +141,7 @@ fn ranks_that_disagree_about_the_values_see_wrong_elements() {
 #[test]
 fn ranks_repeat_their_tests_as_often_as_the_director_wants() {
     let tests =
-        vec![test(Collective::AllReduce, Element::F32, 1000), test(Collective::SendRecv, Element::U8, 10)];
+        vec![test(Collective::AllReduce, DataType::F32, 1000), test(Collective::SendRecv, DataType::U8, 10)];
     let mut laps = Laps(3);
     let Some((_scratch, ends)) = direct(2, tests, |job| job.laps = true, &mut laps) else { return };
     assert_eq!(laps.0, 0, "the director was called after each lap");
@@ -153,7 +153,7 @@ fn ranks_repeat_their_tests_as_often_as_the_director_wants() {
 
 #[test]
 fn timed_tests_take_time_and_compare_nothing() {
-    let tests = vec![test(Collective::AllReduce, Element::F32, 1000)];
+    let tests = vec![test(Collective::AllReduce, DataType::F32, 1000)];
     let Some((_scratch, ends)) = run(2, tests, |job| job.timed = true) else { return };
     for outcome in outcomes(&ends) {
         let [ran] = &outcome.tests[..] else { panic!("{outcome:?}") };
@@ -163,7 +163,7 @@ fn timed_tests_take_time_and_compare_nothing() {
 
 #[test]
 fn a_killed_rank_gives_the_other_one_an_asynchronous_error() {
-    let tests = vec![Test { times: 4, ..test(Collective::AllReduce, Element::F32, 100_003) }];
+    let tests = vec![Test { times: 4, ..test(Collective::AllReduce, DataType::F32, 100_003) }];
     let Some((_scratch, ends)) = run(2, tests, |job| job.killed = Some(1)) else { return };
     let [End::Done(survivor), End::Died { status, .. }] = &ends[..] else { panic!("{ends:?}") };
     assert!(status.contains("SIGKILL"), "{status}");

@@ -57,15 +57,19 @@ pub(crate) fn use_primary(device: u32) {
     CURRENT.set(Context::primary(device));
 }
 
-/// The third version of the function, by whose signature NCCL calls it: affinity parameters and
-/// their number come before flags and device.
+/// The function as of CUDA 11.4: affinity parameters and their number come before flags and device.
 extern "C" fn create(
     context: Out<Context>,
     _affinity: *mut c_void,
     _count: c_int,
-    _flags: c_uint,
+    flags: c_uint,
     device: c_int,
 ) -> Status {
+    create_v2(context, flags, device)
+}
+
+/// The function as of CUDA 3.2, which NCCL up to 2.20 calls.
+pub(super) extern "C" fn create_v2(context: Out<Context>, _flags: c_uint, device: c_int) -> Status {
     static NEXT: AtomicUsize = AtomicUsize::new(2);
     let created = state().devices.check(device).map(|device| {
         let created = Context::numbered(NEXT.fetch_add(1, Ordering::Relaxed), device);

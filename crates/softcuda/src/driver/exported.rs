@@ -14,8 +14,9 @@ use crate::{
 const FOUND: c_int = 0;
 const NOT_FOUND: c_int = 1;
 
-fn proc_address(name: Text<'_>, function: Out<*const ()>) -> Answer {
-    function.set_answer(entry_point(name.get()?).ok_or(Status::NOT_FOUND))
+fn proc_address(name: Text<'_>, function: Out<*const ()>, version: c_int) -> Answer {
+    let version = u32::try_from(version).map_err(|_| Status::INVALID_VALUE)?;
+    function.set_answer(entry_point(name.get()?, Some(version)).ok_or(Status::NOT_FOUND))
 }
 
 /// `cuGetProcAddress`, the version of CUDA 11.
@@ -23,10 +24,10 @@ fn proc_address(name: Text<'_>, function: Out<*const ()>) -> Answer {
 extern "C" fn cuGetProcAddress(
     name: Text<'_>,
     function: Out<*const ()>,
-    _version: c_int,
+    version: c_int,
     _flags: c_ulonglong,
 ) -> Status {
-    code(proc_address(name, function))
+    code(proc_address(name, function, version))
 }
 
 /// `cuGetProcAddress_v2`, the version of CUDA 12.
@@ -34,11 +35,11 @@ extern "C" fn cuGetProcAddress(
 extern "C" fn cuGetProcAddress_v2(
     name: Text<'_>,
     function: Out<*const ()>,
-    _version: c_int,
+    version: c_int,
     _flags: c_ulonglong,
     result: Out<c_int>,
 ) -> Status {
-    let answer = proc_address(name, function);
+    let answer = proc_address(name, function, version);
     result.set_if_wanted(if answer.is_ok() { FOUND } else { NOT_FOUND });
     code(answer)
 }

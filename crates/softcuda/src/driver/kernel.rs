@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use crate::{
     border::{Address, In, Words},
-    launch,
+    launch::{self, Shape},
     patch::EntryPoint,
     status::{Status, code},
     stream::StreamId,
@@ -17,8 +17,8 @@ pub(super) const FUNCTIONS: &[EntryPoint] =
 extern "C" fn launch_kernel(
     function: Address,
     blocks: c_uint,
-    _grid_y: c_uint,
-    _grid_z: c_uint,
+    grid_y: c_uint,
+    grid_z: c_uint,
     _block_x: c_uint,
     _block_y: c_uint,
     _block_z: c_uint,
@@ -27,7 +27,8 @@ extern "C" fn launch_kernel(
     parameters: Words,
     options: Words,
 ) -> Status {
-    code(launch::launch(function, blocks, parameters, options, stream))
+    let shape = Shape { grid: [blocks, grid_y, grid_z], attributes: 0, attribute_count: 0 };
+    code(launch::launch(function, shape, parameters, options, stream))
 }
 
 /// `CUlaunchConfig`.
@@ -50,7 +51,9 @@ extern "C" fn launch_kernel_ex(
     parameters: Words,
     options: Words,
 ) -> Status {
-    let run =
-        |config: LaunchConfig| launch::launch(function, config.grid[0], parameters, options, config.stream);
+    let run = |config: LaunchConfig| {
+        let LaunchConfig { grid, stream, attributes, attribute_count, .. } = config;
+        launch::launch(function, Shape { grid, attributes, attribute_count }, parameters, options, stream)
+    };
     code(config.get().and_then(run))
 }

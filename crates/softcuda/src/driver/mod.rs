@@ -10,6 +10,7 @@ mod exported;
 mod kernel;
 mod memory;
 mod stream;
+mod versions;
 mod vmm;
 
 use std::collections::BTreeMap;
@@ -45,14 +46,29 @@ fn functions() -> impl Iterator<Item = EntryPoint> {
     groups.concat().into_iter()
 }
 
-/// Returns the entry point of a function, or `None` if a driver may lack it. The entry point of any
-/// other function ends the rank when it is called.
-pub(crate) fn entry_point(name: &str) -> Option<*const ()> {
+/// Returns the entry point of a function as of a version of CUDA, or `None` if a driver may lack it.
+/// The entry point of any other function ends the rank when it is called. Without a version, the
+/// caller means the one of the CUDA runtime in its library, whose header has the signature.
+///
+/// Ends the rank if the function has another signature in that version.
+pub(crate) fn entry_point(name: &str, version: Option<u32>) -> Option<*const ()> {
     if ABSENT.contains(&name) {
         return None;
     }
-    let own = functions().find(|(known, _)| *known == name).map(|(_, function)| function);
-    own.or_else(|| Some(unknown(name)))
+    let Some((_, function)) = functions().find(|(known, _)| *known == name) else {
+        return Some(unknown(name));
+    };
+    let Some(version) = version else { return Some(function) };
+    let own = versions::of(name).filter(|versions| versions.contains(&version)).map(|_| function);
+    Some(own.or_else(|| older(name, version)).unwrap_or_else(|| {
+        let found = format!("as of version {version} of CUDA");
+        end_rank(&Unknown::new("signature of driver function", name).found(found))
+    }))
+}
+
+/// Returns the entry point of a function with an older signature.
+fn older(name: &str, version: u32) -> Option<*const ()> {
+    (name == "cuCtxCreate" && (3_020..11_040).contains(&version)).then_some(context::create_v2 as *const ())
 }
 
 /// Returns an entry point that ends the rank with this name.
@@ -73,4 +89,25 @@ fn unknown(name: &str) -> *const () {
 /// Returns how many functions there are.
 pub(crate) fn count() -> usize {
     functions().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_function_has_the_versions_of_its_signature() {
+        for (name, _) in functions() {
+            assert!(versions::of(name).is_some_and(|versions| !versions.is_empty()), "{name}");
+        }
+        assert_eq!(versions::of("cuNoSuchFunction"), None);
+    }
+
+    #[test]
+    fn a_version_chooses_the_signature() {
+        let create = |version| entry_point("cuCtxCreate", version);
+        assert_eq!(create(Some(11_040)), create(None));
+        assert_eq!(create(Some(3_020)), Some(context::create_v2 as *const ()));
+        assert_ne!(create(Some(3_020)), create(Some(11_040)));
+    }
 }

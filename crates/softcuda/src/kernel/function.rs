@@ -3,9 +3,9 @@
 use std::{collections::HashMap, fmt};
 
 use crate::{
-    Unknown,
+    DataType, Unknown,
     protocol::Protocol,
-    reduce::{DataType, Division, Operator},
+    reduce::{Division, Operator},
 };
 
 /// What a function does.

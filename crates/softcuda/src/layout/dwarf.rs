@@ -1,20 +1,16 @@
 //! Reads structures of a library from its debug information.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::ControlFlow,
+};
 
 use gimli::{
-    AttributeValue, DW_AT_bit_offset, DW_AT_bit_size, DW_AT_byte_size, DW_AT_count, DW_AT_data_bit_offset,
-    DW_AT_data_member_location, DW_AT_name, DW_AT_type, DW_AT_upper_bound, DebuggingInformationEntry, DwAt,
-    EndianSlice, LittleEndian, UnitOffset, UnitRef,
+    DW_AT_bit_offset, DW_AT_bit_size, DW_AT_byte_size, DW_AT_data_bit_offset, DW_AT_data_member_location,
 };
-use object::{Object, ObjectSection};
 
 use super::LayoutError;
-
-type Reader<'a> = EndianSlice<'a, LittleEndian>;
-type Entry<'a> = DebuggingInformationEntry<Reader<'a>>;
-/// Errors below [`Structures::read`] are gimli's.
-type Read<T> = Result<T, gimli::Error>;
+use crate::dwarf::{self, Entry, Read, Reader, Unit, length, number};
 
 /// A member of a structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,12 +44,7 @@ impl Structures {
         names: &BTreeSet<&str>,
         enough: impl Fn(&Self) -> bool,
     ) -> Result<Self, LayoutError> {
-        let section = |id: gimli::SectionId| -> Result<Reader<'_>, LayoutError> {
-            let Some(section) = file.section_by_name(id.name()) else { return Ok(Reader::default()) };
-            let data = section.data().map_err(|e| LayoutError::Debug(format!("{}: {e}", id.name())))?;
-            Ok(EndianSlice::new(data, LittleEndian))
-        };
-        let dwarf = gimli::Dwarf::load(section)?;
+        let dwarf = dwarf::load(file).map_err(|e| LayoutError::Debug(e.to_string()))?;
         let mut found = Self::default();
         found.collect(&dwarf, names, enough).map_err(|e| LayoutError::Debug(e.to_string()))?;
         Ok(found)
@@ -64,142 +55,103 @@ impl Structures {
         self.0.get(name)
     }
 
-    fn collect<'a>(
+    fn collect(
         &mut self,
-        dwarf: &gimli::Dwarf<Reader<'a>>,
+        dwarf: &gimli::Dwarf<Reader<'_>>,
         names: &BTreeSet<&str>,
         enough: impl Fn(&Self) -> bool,
     ) -> Read<()> {
-        let mut headers = dwarf.units();
-        while let Some(header) = headers.next()? {
-            let unit = dwarf.unit(header)?;
-            let unit = Unit { unit: unit.unit_ref(dwarf) };
-            let mut tree = unit.unit.entries_tree(None)?;
-            let mut children = tree.root()?.children();
-            while let Some(child) = children.next()? {
-                let entry = child.entry();
-                // A declaration without a definition has no size.
-                if entry.tag != gimli::DW_TAG_structure_type || !entry.has_attr(DW_AT_byte_size) {
-                    continue;
-                }
-                let Some(name) = unit.name(entry)? else { continue };
-                if names.contains(name.as_str()) && !self.0.contains_key(&name) {
-                    self.0.insert(name, unit.structure(entry)?);
-                }
-            }
-            if enough(self) {
-                break;
-            }
+        dwarf::for_each_unit(dwarf, |unit| {
+            unit.for_each_entry(|entry| self.entry(unit, entry, names))?;
+            Ok(if enough(self) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })
+    }
+
+    /// Reads one entry of a unit's outermost level.
+    fn entry<'a>(&mut self, unit: &Unit<'a>, entry: &Entry<'a>, names: &BTreeSet<&str>) -> Read<()> {
+        // A declaration without a definition has no size.
+        if entry.tag != gimli::DW_TAG_structure_type || !entry.has_attr(DW_AT_byte_size) {
+            return Ok(());
+        }
+        let Some(name) = unit.name(entry)? else { return Ok(()) };
+        if names.contains(name.as_str()) && !self.0.contains_key(&name) {
+            self.0.insert(name, structure(unit, entry)?);
         }
         Ok(())
     }
 }
 
-/// A compilation unit.
-struct Unit<'a> {
-    unit: UnitRef<'a, Reader<'a>>,
-}
-
-impl<'a> Unit<'a> {
-    fn name(&self, entry: &Entry<'a>) -> Read<Option<String>> {
-        let Some(value) = entry.attr_value(DW_AT_name) else { return Ok(None) };
-        Ok(Some(self.unit.attr_string(value)?.to_string_lossy().into_owned()))
-    }
-
-    fn number(entry: &Entry<'a>, name: DwAt) -> Option<usize> {
-        entry.attr_value(name)?.udata_value().and_then(|n| usize::try_from(n).ok())
-    }
-
-    /// Returns the entry of an entry's type, behind typedefs and qualifiers; `None` for `void`.
-    fn target(&self, entry: &Entry<'a>) -> Read<Option<Entry<'a>>> {
-        let Some(AttributeValue::UnitRef(offset)) = entry.attr_value(DW_AT_type) else { return Ok(None) };
-        let target = self.unit.entry(offset)?;
-        match target.tag {
-            gimli::DW_TAG_typedef | gimli::DW_TAG_const_type | gimli::DW_TAG_volatile_type => {
-                self.target(&target)
-            }
-            _ => Ok(Some(target)),
+/// Returns the entry of an entry's type, behind typedefs and qualifiers; `None` for `void`.
+fn target<'a>(unit: &Unit<'a>, entry: &Entry<'a>) -> Read<Option<Entry<'a>>> {
+    let Some(found) = unit.target(entry)? else { return Ok(None) };
+    match found.tag {
+        gimli::DW_TAG_typedef | gimli::DW_TAG_const_type | gimli::DW_TAG_volatile_type => {
+            target(unit, &found)
         }
-    }
-
-    /// Returns an entry's direct children.
-    fn children(&self, offset: UnitOffset) -> Read<Vec<Entry<'a>>> {
-        let mut tree = self.unit.entries_tree(Some(offset))?;
-        let mut children = tree.root()?.children();
-        let mut all = Vec::new();
-        while let Some(child) = children.next()? {
-            all.push(child.entry().clone());
-        }
-        Ok(all)
-    }
-
-    fn structure(&self, entry: &Entry<'a>) -> Read<Structure> {
-        let mut structure =
-            Structure { size: Self::number(entry, DW_AT_byte_size).unwrap_or(0), ..Structure::default() };
-        self.members(entry, "", 0, &mut structure.members)?;
-        Ok(structure)
-    }
-
-    fn members(
-        &self,
-        entry: &Entry<'a>,
-        prefix: &str,
-        base: usize,
-        members: &mut BTreeMap<String, Member>,
-    ) -> Read<()> {
-        for child in self.children(entry.offset)? {
-            if child.tag != gimli::DW_TAG_member {
-                continue;
-            }
-            let Some(target) = self.target(&child)? else { continue };
-            let storage = Self::number(&child, DW_AT_byte_size).map_or_else(|| self.size(&target), Ok)?;
-            let offset = base + Self::number(&child, DW_AT_data_member_location).unwrap_or(0);
-            let place = bit_field(&child, Member { offset, size: storage, bits: None });
-            let name = self.name(&child)?.map(|name| format!("{prefix}{name}"));
-            if matches!(target.tag, gimli::DW_TAG_structure_type | gimli::DW_TAG_union_type) {
-                let prefix = name.as_ref().map_or_else(|| prefix.to_owned(), |name| format!("{name}."));
-                self.members(&target, &prefix, place.offset, members)?;
-            }
-            if let Some(name) = name {
-                members.insert(name, place);
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the size of a type in bytes.
-    fn size(&self, entry: &Entry<'a>) -> Read<usize> {
-        if let Some(size) = Self::number(entry, DW_AT_byte_size) {
-            return Ok(size);
-        }
-        match entry.tag {
-            gimli::DW_TAG_pointer_type => Ok(8),
-            gimli::DW_TAG_array_type => {
-                let element = self.target(entry)?.map_or(Ok(0), |element| self.size(&element))?;
-                let ranges = self.children(entry.offset)?;
-                let ranges = ranges.iter().filter(|c| c.tag == gimli::DW_TAG_subrange_type);
-                Ok(element * ranges.map(length).product::<usize>())
-            }
-            _ => Ok(0),
-        }
+        _ => Ok(Some(found)),
     }
 }
 
-/// Returns the number of elements of an array's range.
-fn length(range: &Entry<'_>) -> usize {
-    let last = Unit::number(range, DW_AT_upper_bound).map(|last| last + 1);
-    last.or_else(|| Unit::number(range, DW_AT_count)).unwrap_or(0)
+fn structure<'a>(unit: &Unit<'a>, entry: &Entry<'a>) -> Read<Structure> {
+    let mut structure =
+        Structure { size: number(entry, DW_AT_byte_size).unwrap_or(0), ..Structure::default() };
+    members(unit, entry, "", 0, &mut structure.members)?;
+    Ok(structure)
+}
+
+fn members<'a>(
+    unit: &Unit<'a>,
+    entry: &Entry<'a>,
+    prefix: &str,
+    base: usize,
+    all: &mut BTreeMap<String, Member>,
+) -> Read<()> {
+    for child in unit.children(entry.offset)? {
+        if child.tag != gimli::DW_TAG_member {
+            continue;
+        }
+        let Some(target) = target(unit, &child)? else { continue };
+        let storage = number(&child, DW_AT_byte_size).map_or_else(|| size(unit, &target), Ok)?;
+        let offset = base + number(&child, DW_AT_data_member_location).unwrap_or(0);
+        let place = bit_field(&child, Member { offset, size: storage, bits: None });
+        let name = unit.name(&child)?.map(|name| format!("{prefix}{name}"));
+        if matches!(target.tag, gimli::DW_TAG_structure_type | gimli::DW_TAG_union_type) {
+            let prefix = name.as_ref().map_or_else(|| prefix.to_owned(), |name| format!("{name}."));
+            members(unit, &target, &prefix, place.offset, all)?;
+        }
+        if let Some(name) = name {
+            all.insert(name, place);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the size of a type in bytes.
+fn size<'a>(unit: &Unit<'a>, entry: &Entry<'a>) -> Read<usize> {
+    if let Some(size) = number(entry, DW_AT_byte_size) {
+        return Ok(size);
+    }
+    match entry.tag {
+        gimli::DW_TAG_pointer_type => Ok(8),
+        gimli::DW_TAG_array_type => {
+            let element = target(unit, entry)?.map_or(Ok(0), |element| size(unit, &element))?;
+            let ranges = unit.children(entry.offset)?;
+            let ranges = ranges.iter().filter(|c| c.tag == gimli::DW_TAG_subrange_type);
+            Ok(element * ranges.map(length).product::<usize>())
+        }
+        _ => Ok(0),
+    }
 }
 
 /// Adds the bits of a bit-field to its member. DWARF 4 counts them from the highest bit of the
 /// storage unit; DWARF 5 counts them from the structure's first bit.
 fn bit_field(entry: &Entry<'_>, mut member: Member) -> Member {
-    let Some(width) = Unit::number(entry, DW_AT_bit_size) else { return member };
+    let Some(width) = number::<usize>(entry, DW_AT_bit_size) else { return member };
     let storage = 8 * member.size;
-    let low = if let Some(from_top) = Unit::number(entry, DW_AT_bit_offset) {
+    let low = if let Some(from_top) = number::<usize>(entry, DW_AT_bit_offset) {
         storage - width - from_top
     } else {
-        let bit = Unit::number(entry, DW_AT_data_bit_offset).unwrap_or(0);
+        let bit = number(entry, DW_AT_data_bit_offset).unwrap_or(0);
         let unit = bit / storage;
         member.offset += unit * member.size;
         bit % storage

@@ -10,9 +10,13 @@ use crate::{Unknown, address::Address};
 const DATA: usize = 8;
 /// Bytes of a line.
 const LINE: usize = 16;
-/// Bits of the steps whose lines are all written. Flags wrap after 2^32 steps; an old flag in an
-/// unused line would then look new.
+/// Bits of the steps whose lines are all written and sent. Flags wrap after 2^32 steps; an old flag
+/// in an unused line would then look new.
 const CLEANING: u64 = 0x7fff_fff8;
+
+fn is_cleaning(connection: &Connection) -> bool {
+    connection.step & CLEANING == CLEANING
+}
 
 pub(super) struct Ll;
 
@@ -50,8 +54,13 @@ impl Lines for Ll {
         true
     }
 
+    /// The proxy thread sends all lines of a step that cleans. Otherwise the receiver's stay as before.
+    fn announced(connection: &Connection, wire: usize) -> usize {
+        if is_cleaning(connection) { connection.step_bytes } else { wire }
+    }
+
     fn post_send(connection: &mut Connection, lines: usize) {
-        if connection.step & CLEANING == CLEANING {
+        if is_cleaning(connection) {
             for line in lines..connection.step_bytes / LINE {
                 store(connection, line, [0; DATA]);
             }

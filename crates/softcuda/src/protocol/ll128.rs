@@ -55,6 +55,10 @@ impl Lines for Ll128 {
         true
     }
 
+    fn announced(_connection: &Connection, wire: usize) -> usize {
+        wire
+    }
+
     fn post_send(connection: &mut Connection, _lines: usize) {
         connection.post_send(1);
     }

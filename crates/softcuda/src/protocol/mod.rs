@@ -284,6 +284,8 @@ impl Primitives {
 trait Lines {
     /// Returns the lines and the bytes on the wire of a step with this many bytes of data.
     fn wire(data: usize) -> (usize, usize);
+    /// Returns the bytes of the next step that the proxy thread sends. `wire` are those of its data.
+    fn announced(connection: &Connection, wire: usize) -> usize;
     /// Moves one line. Returns whether it has arrived.
     fn move_line(primitives: &Primitives, current: &Current, line: usize, data: usize) -> bool;
     /// Counts a step that was sent.
@@ -300,7 +302,7 @@ impl Primitives {
             if !self.sends(current).iter().all(|send| send.has_credit(1)) {
                 return Ok(Progress::Waiting);
             }
-            self.sends(current).iter().for_each(|send| send.announce(wire));
+            self.sends(current).iter().for_each(|send| send.announce(L::announced(send, wire)));
             current.started = true;
         }
         while current.done < lines {

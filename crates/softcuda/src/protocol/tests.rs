@@ -4,8 +4,9 @@ use proptest::prelude::*;
 
 use super::{Direction, Primitive, Primitives, Progress, Protocol, Registration, Terms};
 use crate::{
+    DataType,
     address::Address,
-    reduce::{DataType, Division, Operator, Reduction},
+    reduce::{Division, Operator, Reduction},
     testing::{
         Step, World,
         layouts::of_batches,
@@ -183,6 +184,36 @@ fn proxy_threads_see_the_bytes_on_the_wire() {
         // LL has no counter on this way; its proxy thread looks at the flags only.
         let steps = if protocol == Protocol::Ll { 0 } else { shape.0 * shape.1 };
         assert_eq!(tail, steps as u64, "{protocol} {count}");
+    }
+}
+
+#[test]
+fn a_step_of_ll_that_cleans_writes_and_sends_all_lines() {
+    const STEP: u64 = 0x7fff_fff8;
+    let mut world = World::new(of_batches(), Shape { has_fifo: true, ..Shape::default() });
+    let fields = world.layout.connection.clone();
+    let send = world.connection(0, 0, 1, Direction::Send, 0);
+    // SAFETY: members of a connection of the world, and the counter that one of them points to.
+    let (step, head, lines) = unsafe {
+        let head = Address::new(send.plus(fields.head.offset).read::<usize>()).word();
+        let lines = Address::new(send.plus(fields.buffers).read::<usize>());
+        (send.plus(fields.step.offset).word(), head, lines)
+    };
+    for (first, cleans) in [(STEP, true), (STEP - 8, false)] {
+        step.store(first, std::sync::atomic::Ordering::Release);
+        head.store(first, std::sync::atomic::Ordering::Release);
+        let input = world.arena.zeroed(8);
+        let mut sender = open(&world, Terms { input, ..terms(&world, Protocol::Ll, (1, 1)) }, &[], &[send]);
+        sender.start(Primitive::of(1).input(0).send());
+        assert_eq!(sender.advance(), Ok(Progress::Done));
+        let bytes = world.shape.buffers[0] / 8;
+        // SAFETY: the size in an entry of the world's FIFO.
+        let size = unsafe { world.fifos[&(0, 0, 1, 0)].plus(16).read::<u64>() };
+        assert_eq!(size, if cleans { bytes as u64 } else { 16 });
+        // SAFETY: the flag of the last line of a step's buffer.
+        let flag = unsafe { lines.plus(bytes - 4).half_word() };
+        let expected = if cleans { first as u32 + 1 } else { STEP as u32 + 1 };
+        assert_eq!(flag.load(std::sync::atomic::Ordering::Acquire), expected, "{first:#x}");
     }
 }
 

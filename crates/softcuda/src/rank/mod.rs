@@ -1,7 +1,7 @@
 //! What the rank program (`collective-rank`) is given and what it reports: one JSON document in, one
 //! JSON line for each message out. The program that starts the ranks shares these types.
 
-mod element;
+mod encoding;
 mod hub;
 mod values;
 
@@ -10,11 +10,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    element::Element,
     hub::{Hub, Message, Reply},
     values::{Case, UNTOUCHED, Wrong},
 };
-use crate::settings::Settings;
+use crate::{DataType, settings::Settings};
 
 /// The work of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +35,8 @@ pub struct Job {
     pub hub: PathBuf,
     /// The tests, in their order. None: the communicator is created and destroyed.
     pub tests: Vec<Test>,
-    /// Whether the program's buffers are registered with NCCL.
+    /// Whether the program's buffers are registered with NCCL. A second communicator then uses them
+    /// too, and ends before the tests are repeated.
     pub register: bool,
     /// The rank that kills itself in the middle of the last test.
     pub killed: Option<u32>,
@@ -54,7 +54,7 @@ pub struct Test {
     /// What NCCL does.
     pub collective: Collective,
     /// The type of the elements.
-    pub element: Element,
+    pub element: DataType,
     /// The operator of reductions.
     pub operator: Operator,
     /// Elements that each rank contributes or receives from each rank.

@@ -126,9 +126,10 @@ const fn mix(value: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Element, *};
+    use super::*;
+    use crate::DataType;
 
-    fn case(collective: Collective, operator: Operator, element: Element) -> Case {
+    fn case(collective: Collective, operator: Operator, element: DataType) -> Case {
         let test = Test { collective, element, operator, count: 50, times: 1 };
         Case { test, rank: 1, ranks: 2, round: 3, place: 0 }
     }
@@ -140,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_sum_of_floats_is_compared_element_by_element() {
-        let case = case(Collective::AllReduce, Operator::Sum, Element::F32);
+        let case = case(Collective::AllReduce, Operator::Sum, DataType::F32);
         let [a, b] = both(case);
         let float = |bytes: &[u8], i: usize| f32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap());
         let sums = (0..50).map(|i| float(&a, i) + float(&b, i));
@@ -153,7 +154,7 @@ mod tests {
 
     #[test]
     fn the_average_of_integers_drops_the_fraction() {
-        let case = case(Collective::ReduceScatter, Operator::Avg, Element::U8);
+        let case = case(Collective::ReduceScatter, Operator::Avg, DataType::U8);
         let [a, b] = both(case);
         // The second rank receives the second half.
         let averages: Vec<u8> = (50..100).map(|i| (a[i] + b[i]) / 2).collect();
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn gathered_parts_are_in_the_order_of_ranks() {
-        let case = case(Collective::AllGather, Operator::Sum, Element::Bf16);
+        let case = case(Collective::AllGather, Operator::Sum, DataType::Bf16);
         let [a, b] = both(case);
         assert_ne!(a, b);
         assert_eq!(case.compare(&[a.clone(), b.clone()].concat()), (0, None));
@@ -171,18 +172,18 @@ mod tests {
 
     #[test]
     fn only_the_root_receives_a_reduction() {
-        let case = case(Collective::Reduce, Operator::Max, Element::I64);
+        let case = case(Collective::Reduce, Operator::Max, DataType::I64);
         assert_eq!((case.root(), case.received()), (1, 50));
         assert_eq!(Case { rank: 0, ..case }.received(), 0);
         let [a, b] = both(case);
-        let max = |i| Element::I64.read(&a, i).max(Element::I64.read(&b, i));
+        let max = |i| DataType::I64.read(&a, i).max(DataType::I64.read(&b, i));
         let all: Vec<u8> = (0..50).flat_map(|i| max(i).to_le_bytes()).collect();
         assert_eq!(case.compare(&all), (0, None));
     }
 
     #[test]
     fn data_of_another_place_repetition_or_test_is_wrong_in_every_type() {
-        for element in Element::ALL {
+        for element in DataType::ALL {
             let test = Test { count: 4096, ..case(Collective::SendRecv, Operator::Sum, element).test };
             let case = Case { test, ..case(Collective::SendRecv, Operator::Sum, element) };
             let sent = |case: Case| Case { rank: 0, ..case }.contribution();
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn bytes_that_were_not_written_are_wrong() {
-        for element in Element::ALL {
+        for element in DataType::ALL {
             for collective in Collective::ALL {
                 let case = case(collective, Operator::Sum, element);
                 let bytes = vec![UNTOUCHED; case.received() * element.size()];

@@ -8,75 +8,7 @@ mod tests;
 use element::Element;
 pub use float8::{E4M3, E5M2};
 
-/// A type of elements, in NCCL's order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DataType {
-    /// `ncclInt8`.
-    I8,
-    /// `ncclUint8`.
-    U8,
-    /// `ncclInt32`.
-    I32,
-    /// `ncclUint32`.
-    U32,
-    /// `ncclInt64`.
-    I64,
-    /// `ncclUint64`.
-    U64,
-    /// `ncclFloat16`.
-    F16,
-    /// `ncclFloat32`.
-    F32,
-    /// `ncclFloat64`.
-    F64,
-    /// `ncclBfloat16`.
-    Bf16,
-    /// `ncclFloat8e4m3`.
-    F8E4M3,
-    /// `ncclFloat8e5m2`.
-    F8E5M2,
-}
-
-impl DataType {
-    /// Every type, in NCCL's order. Releases before 2.24 lack the last two.
-    pub const ALL: [Self; 12] = [
-        Self::I8,
-        Self::U8,
-        Self::I32,
-        Self::U32,
-        Self::I64,
-        Self::U64,
-        Self::F16,
-        Self::F32,
-        Self::F64,
-        Self::Bf16,
-        Self::F8E4M3,
-        Self::F8E5M2,
-    ];
-
-    /// Returns the size of an element in bytes.
-    pub const fn size(self) -> usize {
-        match self {
-            Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,
-            Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::U32 | Self::F32 => 4,
-            Self::I64 | Self::U64 | Self::F64 => 8,
-        }
-    }
-
-    /// Returns the argument of [`Operator::MinMax`]: the sign bit of a signed type, for the maximum
-    /// with all bits flipped.
-    const fn min_max_argument(self, is_max: bool) -> u64 {
-        let bits = 8 * self.size() as u32;
-        let sign = if self.is_signed() { 1 << (bits - 1) } else { 0 };
-        let all = if is_max { u64::MAX >> (64 - bits) } else { 0 };
-        sign ^ all
-    }
-
-    const fn is_signed(self) -> bool {
-        matches!(self, Self::I8 | Self::I32 | Self::I64)
-    }
-}
+use crate::data_type::DataType;
 
 /// An operator of NCCL's device code. Its argument is part of a work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -148,8 +80,8 @@ impl Reduction {
     /// Reduces elements into `into`.
     pub fn accumulate(&self, into: &mut [u8], from: &[u8]) {
         let argument = match self.operator {
-            Operator::Max => self.data_type.min_max_argument(true),
-            Operator::Min => self.data_type.min_max_argument(false),
+            Operator::Max => min_max_argument(self.data_type, true),
+            Operator::Min => min_max_argument(self.data_type, false),
             _ => self.argument,
         };
         self.with_type(Accumulate { operator: self.operator, argument, into, from });
@@ -181,6 +113,15 @@ impl Reduction {
             DataType::F8E5M2 => job.run::<E5M2>(),
         }
     }
+}
+
+/// Returns the argument of [`Operator::MinMax`]: the sign bit of a signed type, for the maximum
+/// with all bits flipped.
+const fn min_max_argument(data_type: DataType, is_max: bool) -> u64 {
+    let bits = 8 * data_type.size() as u32;
+    let sign = if data_type.is_signed() { 1 << (bits - 1) } else { 0 };
+    let all = if is_max { u64::MAX >> (64 - bits) } else { 0 };
+    sign ^ all
 }
 
 /// A computation over elements of any type.

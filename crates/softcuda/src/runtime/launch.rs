@@ -6,7 +6,8 @@ use super::reply;
 use crate::{
     border::{Address, In, Out, Text, Words},
     device::SHARED_MEMORY_OPTIN,
-    driver, launch,
+    driver,
+    launch::{self, Shape},
     patch::EntryPoint,
     status::{Answer, Status},
     stream::StreamId,
@@ -82,7 +83,8 @@ extern "C" fn launch_kernel(
     _shared: usize,
     stream: StreamId,
 ) -> Status {
-    reply(launch::launch(function, grid.x, arguments, Words::NONE, stream))
+    let shape = Shape { grid: [grid.x, grid.y, grid.z], attributes: 0, attribute_count: 0 };
+    reply(launch::launch(function, shape, arguments, Words::NONE, stream))
 }
 
 /// `cudaLaunchConfig_t`.
@@ -98,8 +100,11 @@ struct LaunchConfig {
 }
 
 extern "C" fn launch_kernel_ex(config: In<LaunchConfig>, function: Address, arguments: Words) -> Status {
-    let run =
-        |config: LaunchConfig| launch::launch(function, config.grid.x, arguments, Words::NONE, config.stream);
+    let run = |config: LaunchConfig| {
+        let LaunchConfig { grid, stream, attributes, attribute_count, .. } = config;
+        let shape = Shape { grid: [grid.x, grid.y, grid.z], attributes, attribute_count };
+        launch::launch(function, shape, arguments, Words::NONE, stream)
+    };
     reply(config.get().and_then(run))
 }
 
@@ -107,8 +112,8 @@ extern "C" fn launch_kernel_ex(config: In<LaunchConfig>, function: Address, argu
 const FOUND: c_int = 0;
 const NOT_FOUND: c_int = 1;
 
-fn entry_point(name: Text<'_>, function: Out<*const ()>, result: Out<c_int>) -> Answer {
-    let found = driver::entry_point(name.get()?);
+fn entry_point(name: Text<'_>, version: Option<u32>, function: Out<*const ()>, result: Out<c_int>) -> Answer {
+    let found = driver::entry_point(name.get()?, version);
     result.set_if_wanted(if found.is_some() { FOUND } else { NOT_FOUND });
     function.set(found.unwrap_or(std::ptr::null()))
 }
@@ -119,15 +124,15 @@ extern "C" fn get_driver_entry_point(
     _flags: c_ulonglong,
     result: Out<c_int>,
 ) -> Status {
-    reply(entry_point(name, function, result))
+    reply(entry_point(name, None, function, result))
 }
 
 extern "C" fn get_driver_entry_point_by_version(
     name: Text<'_>,
     function: Out<*const ()>,
-    _version: c_uint,
+    version: c_uint,
     _flags: c_ulonglong,
     result: Out<c_int>,
 ) -> Status {
-    reply(entry_point(name, function, result))
+    reply(entry_point(name, Some(version), function, result))
 }

@@ -2,15 +2,17 @@
 
 mod hub;
 mod process;
+mod shared_files;
 
 use std::{
     collections::BTreeMap,
     fs, io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
+pub use self::process::ends_with_us;
 use self::{
     hub::{Event, Listener},
     process::Process,
@@ -144,6 +146,14 @@ impl World {
 
     /// As [`Self::run`], with a director of the laps.
     pub fn direct(&self, starts: Vec<Start>, director: &mut dyn Director) -> io::Result<Vec<End>> {
+        let begun = SystemTime::now();
+        let ends = self.follow(starts, director);
+        // All processes have ended.
+        shared_files::remove_unused(Path::new(shared_files::FOLDER), begun)?;
+        ends
+    }
+
+    fn follow(&self, starts: Vec<Start>, director: &mut dyn Director) -> io::Result<Vec<End>> {
         let listener = Listener::new(&self.scratch)?;
         let mut members = Vec::new();
         for start in starts {

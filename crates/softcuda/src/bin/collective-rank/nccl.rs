@@ -5,7 +5,10 @@ use std::{
     ptr::null_mut,
 };
 
-use softcuda::rank::{Collective, Element, Operator};
+use softcuda::{
+    DataType,
+    rank::{Collective, Operator},
+};
 
 use crate::{Result, cuda::Stream, library::Library};
 
@@ -135,7 +138,7 @@ pub(crate) struct Comm<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call {
     pub(crate) collective: Collective,
-    pub(crate) element: Element,
+    pub(crate) element: DataType,
     pub(crate) operator: Operator,
     pub(crate) root: u32,
     pub(crate) count: usize,

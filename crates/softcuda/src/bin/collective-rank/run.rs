@@ -28,18 +28,12 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
     let library = Library::open(&job.library)?;
     attach(job)?;
     let nccl = Nccl::of(&library)?;
-    let id = if job.rank == 0 { nccl.unique_id()?.0.to_vec() } else { Vec::new() };
-    step(hub, "wait for the other ranks before init")?;
-    let ids = hub.exchange(id)?;
-    let id = ids[0].as_slice().try_into().map_err(|_| "rank 0 sent no unique id")?;
     let cuda = Cuda::open(job.device)?;
-    step(hub, "ncclCommInitRank")?;
-    let begun = Instant::now();
-    let comm = nccl.join(UniqueId(id), job.rank, job.ranks)?;
-    let init_seconds = begun.elapsed().as_secs_f64();
+    let (comm, init_seconds) = join(job, &nccl, hub)?;
     let mut outcome =
         Outcome { version: nccl.version()?, init_seconds, tests: Vec::new(), asynchronous_error: None };
-    let mut bench = Bench::new(job, &cuda, &comm)?;
+    let buffers = Buffers::new(job, &cuda)?;
+    let mut bench = Bench::new(job, &cuda, &comm, &buffers)?;
     let mut lap = 0;
     loop {
         for (place, test) in (0..).zip(&job.tests) {
@@ -51,26 +45,67 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
                 (Ended::Failed(error), _) => {
                     step(hub, "ncclCommAbort")?;
                     outcome.asynchronous_error = Some(error);
-                    // The buffers of `bench` stay until the work on them has ended.
+                    // The buffers stay until the work on them has ended.
                     comm.abort()?;
                     return Ok(outcome);
                 }
             }
         }
-        if !job.laps || !hub.lap()? {
+        let shares = job.register && !job.timed && lap == 0;
+        if shares {
+            share(job, &nccl, &cuda, &buffers, hub)?;
+        }
+        let repeats = if job.laps { hub.lap()? } else { shares };
+        if !repeats {
             break;
         }
         lap += 1;
     }
     bench.deregister()?;
-    drop(bench);
+    end(comm, hub)?;
+    Ok(outcome)
+}
+
+/// Creates a communicator with the other ranks. Returns also how many seconds its init took.
+fn join<'a>(job: &Job, nccl: &'a Nccl, hub: &mut Hub) -> Result<(Comm<'a>, f64)> {
+    let id = if job.rank == 0 { nccl.unique_id()?.0.to_vec() } else { Vec::new() };
+    step(hub, "wait for the other ranks before init")?;
+    let ids = hub.exchange(id)?;
+    let id = ids[0].as_slice().try_into().map_err(|_| "rank 0 sent no unique id")?;
+    step(hub, "ncclCommInitRank")?;
+    let begun = Instant::now();
+    let comm = nccl.join(UniqueId(id), job.rank, job.ranks)?;
+    Ok((comm, begun.elapsed().as_secs_f64()))
+}
+
+/// Destroys a communicator when all ranks have come here.
+fn end(comm: Comm<'_>, hub: &mut Hub) -> Result<()> {
     // A rank that destroys its communicator early can cut others off: NCCL 2.22 and 2.23 stop the
     // proxy before it has fetched what was posted last.
     step(hub, "wait for the other ranks before ncclCommDestroy")?;
     hub.exchange(Vec::new())?;
     step(hub, "ncclCommDestroy")?;
-    comm.destroy()?;
-    Ok(outcome)
+    comm.destroy()
+}
+
+/// Registers the buffers in a second communicator, runs the last test there, and ends it. The registrations
+/// of the first communicator must stay; the tests are repeated with them.
+fn share(job: &Job, nccl: &Nccl, cuda: &Cuda, buffers: &Buffers<'_>, hub: &mut Hub) -> Result<()> {
+    let (comm, _) = join(job, nccl, hub)?;
+    let mut bench = Bench::new(job, cuda, &comm, buffers)?;
+    if let Some((place, test)) = (0..).zip(&job.tests).last() {
+        match bench.test(*test, place, 0, hub)? {
+            Ended::Ran(ran) if ran.wrong == 0 => {}
+            Ended::Ran(ran) => {
+                return Err(format!("in a second communicator: {test:?}: first {:?}", ran.first).into());
+            }
+            Ended::Failed((code, text)) => {
+                return Err(format!("in a second communicator: asynchronous error {code}: {text}").into());
+            }
+        }
+    }
+    bench.deregister()?;
+    end(comm, hub)
 }
 
 fn step(hub: &mut Hub, name: &str) -> Result<()> {
@@ -98,26 +133,38 @@ enum Ended {
     Failed((i32, String)),
 }
 
-/// The buffers and the stream of the tests.
+/// The buffers of the tests.
+struct Buffers<'a> {
+    send: Buffer<'a>,
+    receive: Buffer<'a>,
+}
+
+impl<'a> Buffers<'a> {
+    fn new(job: &Job, cuda: &'a Cuda) -> Result<Self> {
+        let bytes = |test: &Test| test.count * test.element.size() * job.ranks as usize;
+        let len = job.tests.iter().map(bytes).max().unwrap_or(0);
+        Ok(Self { send: cuda.buffer(len)?, receive: cuda.buffer(len)? })
+    }
+}
+
+/// The tests of a communicator, with its registrations and a stream.
 struct Bench<'a> {
     job: &'a Job,
     cuda: &'a Cuda,
     comm: &'a Comm<'a>,
     stream: Stream,
-    send: Buffer<'a>,
-    receive: Buffer<'a>,
+    send: &'a Buffer<'a>,
+    receive: &'a Buffer<'a>,
     registered: Vec<*mut c_void>,
 }
 
 impl<'a> Bench<'a> {
-    fn new(job: &'a Job, cuda: &'a Cuda, comm: &'a Comm<'a>) -> Result<Self> {
-        let bytes = |test: &Test| test.count * test.element.size() * job.ranks as usize;
-        let len = job.tests.iter().map(bytes).max().unwrap_or(0);
-        let (send, receive) = (cuda.buffer(len)?, cuda.buffer(len)?);
+    fn new(job: &'a Job, cuda: &'a Cuda, comm: &'a Comm<'a>, buffers: &'a Buffers<'a>) -> Result<Self> {
+        let (send, receive) = (&buffers.send, &buffers.receive);
         let mut registered = Vec::new();
         if job.register {
-            for buffer in [&send, &receive] {
-                // SAFETY: the buffers are freed with `Bench`, after `deregister`.
+            for buffer in [send, receive] {
+                // SAFETY: the buffers are freed after `deregister`, or at the end of the process.
                 registered.extend(unsafe { comm.register(buffer.pointer(), buffer.len())? });
             }
         }

@@ -2,9 +2,10 @@ use object::{Object, ObjectSection, ObjectSymbol};
 
 use super::{Algorithm, Function, Kind};
 use crate::{
+    DataType,
     kernel::function::Functions,
     protocol::Protocol,
-    reduce::{DataType, Division, Operator},
+    reduce::{Division, Operator},
     testing::{cached_library, releases},
 };
 

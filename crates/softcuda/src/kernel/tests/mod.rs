@@ -12,9 +12,10 @@ use super::{
     function::{Algorithm, Function, Kind},
 };
 use crate::{
+    DataType,
     address::Address,
     protocol::Protocol,
-    reduce::{DataType, Operator},
+    reduce::Operator,
     testing::{Step, World, world::run},
 };
 

@@ -1,37 +1,6 @@
-//! The types of elements, and exact encoding of numbers in them.
+//! Exact encoding of numbers in a type of elements.
 
-use serde::{Deserialize, Serialize};
-
-/// The types, with the numbers of `ncclDataType_t`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[repr(i32)]
-pub enum Element {
-    /// `ncclInt8`.
-    I8 = 0,
-    /// `ncclUint8`.
-    U8 = 1,
-    /// `ncclInt32`.
-    I32 = 2,
-    /// `ncclUint32`.
-    U32 = 3,
-    /// `ncclInt64`.
-    I64 = 4,
-    /// `ncclUint64`.
-    U64 = 5,
-    /// `ncclFloat16`.
-    F16 = 6,
-    /// `ncclFloat32`.
-    F32 = 7,
-    /// `ncclFloat64`.
-    F64 = 8,
-    /// `ncclBfloat16`.
-    Bf16 = 9,
-    /// `ncclFloat8e4m3`, from 2.24 on.
-    F8e4m3 = 10,
-    /// `ncclFloat8e5m2`, from 2.24 on.
-    F8e5m2 = 11,
-}
+use crate::data_type::DataType;
 
 /// The form of a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,56 +10,25 @@ enum Form {
     Float(u32, u32),
 }
 
-impl Element {
-    /// All of them.
-    pub const ALL: [Self; 12] = [
-        Self::I8,
-        Self::U8,
-        Self::I32,
-        Self::U32,
-        Self::I64,
-        Self::U64,
-        Self::F16,
-        Self::F32,
-        Self::F64,
-        Self::Bf16,
-        Self::F8e4m3,
-        Self::F8e5m2,
-    ];
-
-    /// Returns the size in bytes.
-    pub const fn size(self) -> usize {
-        match self {
-            Self::I8 | Self::U8 | Self::F8e4m3 | Self::F8e5m2 => 1,
-            Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::U32 | Self::F32 => 4,
-            Self::I64 | Self::U64 | Self::F64 => 8,
-        }
-    }
-
+impl DataType {
     const fn form(self) -> Form {
         match self {
             Self::F16 => Form::Float(5, 10),
             Self::F32 => Form::Float(8, 23),
             Self::F64 => Form::Float(11, 52),
             Self::Bf16 => Form::Float(8, 7),
-            Self::F8e4m3 => Form::Float(4, 3),
-            Self::F8e5m2 => Form::Float(5, 2),
+            Self::F8E4M3 => Form::Float(4, 3),
+            Self::F8E5M2 => Form::Float(5, 2),
             _ => Form::Integer,
         }
-    }
-
-    /// Returns whether the type has fractions.
-    pub const fn is_float(self) -> bool {
-        matches!(self.form(), Form::Float(..))
     }
 
     /// Returns how many whole numbers from 0 on a rank may contribute. The sum of eight ranks is then
     /// exact.
     pub(super) const fn numbers(self) -> u64 {
         match self {
-            Self::F8e5m2 => 2,
-            Self::F8e4m3 => 3,
+            Self::F8E5M2 => 2,
+            Self::F8E4M3 => 3,
             Self::I8 => 16,
             Self::U8 | Self::Bf16 => 32,
             _ => 241,
@@ -141,31 +79,31 @@ mod tests {
 
     #[test]
     fn numbers_have_the_bits_of_their_type() {
-        assert_eq!(Element::F32.encode(1.5), u64::from(1.5_f32.to_bits()));
-        assert_eq!(Element::F64.encode(240.0), 240_f64.to_bits());
-        assert_eq!(Element::F16.encode(1.0), 0x3c00);
-        assert_eq!(Element::F16.encode(0.5), 0x3800);
-        assert_eq!(Element::Bf16.encode(3.0), 0x4040);
-        assert_eq!(Element::F8e4m3.encode(1.0), 0x38);
-        assert_eq!(Element::F8e4m3.encode(16.0), 0x58);
-        assert_eq!(Element::F8e5m2.encode(2.0), 0x40);
-        assert_eq!(Element::U8.encode(7.9), 7);
-        assert_eq!(Element::F16.encode(0.0), 0);
+        assert_eq!(DataType::F32.encode(1.5), u64::from(1.5_f32.to_bits()));
+        assert_eq!(DataType::F64.encode(240.0), 240_f64.to_bits());
+        assert_eq!(DataType::F16.encode(1.0), 0x3c00);
+        assert_eq!(DataType::F16.encode(0.5), 0x3800);
+        assert_eq!(DataType::Bf16.encode(3.0), 0x4040);
+        assert_eq!(DataType::F8E4M3.encode(1.0), 0x38);
+        assert_eq!(DataType::F8E4M3.encode(16.0), 0x58);
+        assert_eq!(DataType::F8E5M2.encode(2.0), 0x40);
+        assert_eq!(DataType::U8.encode(7.9), 7);
+        assert_eq!(DataType::F16.encode(0.0), 0);
     }
 
     #[test]
-    #[should_panic(expected = "9 is not exact in F8e5m2")]
+    #[should_panic(expected = "9 is not exact in F8E5M2")]
     fn a_number_that_would_be_rounded_is_refused() {
-        Element::F8e5m2.encode(9.0);
+        DataType::F8E5M2.encode(9.0);
     }
 
     #[test]
     fn elements_lie_one_after_the_other() {
         let mut bytes = Vec::new();
-        Element::Bf16.push(0x4040, &mut bytes);
-        Element::Bf16.push(0x0102, &mut bytes);
+        DataType::Bf16.push(0x4040, &mut bytes);
+        DataType::Bf16.push(0x0102, &mut bytes);
         assert_eq!(bytes, [0x40, 0x40, 0x02, 0x01]);
-        assert_eq!(Element::Bf16.read(&bytes, 1), 0x0102);
-        assert_eq!(Element::I8.kept(0x1ff), 0xff);
+        assert_eq!(DataType::Bf16.read(&bytes, 1), 0x0102);
+        assert_eq!(DataType::I8.kept(0x1ff), 0xff);
     }
 }
