@@ -5,7 +5,6 @@ mod args;
 mod bench;
 mod fault;
 mod observe;
-mod pci;
 mod place;
 mod suite;
 
