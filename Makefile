@@ -131,6 +131,12 @@ matrix-gpu: setup-matrix build ## Collectives of two ranks on a GPU through the 
 collectives: setup-matrix build ## Run real collectives of whole communicators without a GPU, one release for each table version (3 GB of cache); RELEASES="2.32.3 …"
 	@scripts/collectives.sh $(or $(RELEASES),--short) --suite --times 1 --counts 1,300007 $(COLLECTIVES)
 
+.PHONY: topologies topologies-short
+topologies: setup-matrix build ## Compare what NCCL makes of PCI trees with the plugin's adapters and with those of net_ib, one release per table version; RELEASE=2.32.3, WRITE=1 renews the page
+	@scripts/topologies.sh $(RELEASE) $(if $(WRITE),--write) $(TOPOLOGIES)
+topologies-short: setup-matrix build ## The same with the newest release
+	@scripts/topologies.sh --newest $(TOPOLOGIES)
+
 .PHONY: bench-collectives
 bench-collectives: setup-matrix build ## Measure collectives without a GPU over the plugin, the InfiniBand transport of RELEASE (2.32.3) and sockets
 	@scripts/bench-collectives.sh $(or $(RELEASE),2.32.3)

@@ -15,11 +15,13 @@ mod fetch;
 mod gpu;
 mod load;
 mod matrix;
+mod pci;
 mod report;
 mod run;
 mod script;
 mod seen;
 mod stage;
+mod topologies;
 mod wheels;
 mod worker;
 
@@ -51,6 +53,9 @@ enum Command {
     /// Run real collectives without a GPU: the release's own library on softcuda, through the plugin
     /// on softverbs
     Collectives(Box<collectives::CollectivesArgs>),
+    /// Compare what NCCL makes of the plugin's adapters and of those of NCCL's InfiniBand
+    /// transport, on simulated PCI trees
+    Topologies(topologies::TopologiesArgs),
     /// Load another plugin into one release's core and move data between two processes through it
     Load(load::LoadArgs),
     /// Fetch a library if it is missing, write what "end" needs to know about it, and print its
@@ -100,6 +105,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(&args),
         Command::Gpu(args) => gpu::main(&args),
         Command::Collectives(args) => collectives::main(&args),
+        Command::Topologies(args) => topologies::main(&args),
         Command::Load(args) => load::main(&args),
         Command::Facts { file, release } => end::facts(&file, release.as_ref()),
         Command::End(args) => end::main(&args),

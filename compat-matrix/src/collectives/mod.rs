@@ -6,7 +6,6 @@ mod bench;
 mod evidence;
 mod fault;
 mod observe;
-mod pci;
 mod place;
 mod suite;
 

@@ -12,11 +12,11 @@ use super::{
     args::{Common, Net, Plan},
     evidence,
     fault::Fault,
-    pci,
 };
 use crate::{
     failure::{Context, Failure, Result},
     matrix::Release,
+    pci::Tree,
     stage::{Folder, RAILS, Stage},
 };
 
@@ -241,6 +241,8 @@ fn devices(plan: &Plan, tree: &Path) -> Result<[String; 2]> {
     if !matches!(plan.net, Net::Fused | Net::Ib) {
         return Ok(keys);
     }
-    let folders = pci::one_card(tree, &RAILS).cannot("make a tree of PCI devices")?;
+    let card = Tree::card(RAILS);
+    card.write(tree).cannot("make a tree of PCI devices")?;
+    let folders: Vec<_> = card.adapters().into_iter().map(|adapter| adapter.folder(tree)).collect();
     Ok([0, 1].map(|rail| format!("{},sysfs={}", keys[rail], folders[rail].display())))
 }

@@ -8,7 +8,7 @@ use crate::limits::MAX_INLINE;
 
 /// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, sysfs=/DIR, counters=on, without=srq+mtu, inline=0, max_qp_wr=64, max_msg=65536";
+     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, inline=0, max_qp_wr=64, max_msg=65536";
 
 /// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
 /// variable of a script.
@@ -62,6 +62,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         "subnet" => spec.subnet = hex(value).ok_or("expected a prefix such as 0xfe80000000000001")?,
         "lmc" => spec.lmc = value.parse().map_err(|_| "expected a number from 0 to 7")?,
         "flid" => spec.flid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
+        "system" => spec.system = Some(hex(value).ok_or("expected a GUID such as 0x5001")?),
         "sysfs" => match value.starts_with('/') {
             true => spec.sysfs = Some(value.to_owned()),
             false => return Err("expected an absolute path".to_owned()),
@@ -85,7 +86,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, mtu, path_mtu, wire, pkey, ece, dmabuf, sysfs, counters, without, inline, max_qp_wr, max_msg"
+                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, mtu, path_mtu, wire, pkey, ece, dmabuf, system, sysfs, counters, without, inline, max_qp_wr, max_msg"
                     .to_owned(),
             );
         }

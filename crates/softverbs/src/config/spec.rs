@@ -96,6 +96,9 @@ pub struct DeviceSpec {
     /// Whether `ibv_reg_dmabuf_mr` is supported. It accepts any file that can be mapped. It cannot
     /// reach GPU memory.
     pub dmabuf: bool,
+    /// GUID of the system image (`sys_image_guid`), which the functions of one card share. `None`:
+    /// the device's own GUID.
+    pub system: Option<u64>,
     /// Directory that represents the device in sysfs (`ibdev_path`), at most 255 bytes. The caller
     /// creates it. With `None`, the path does not exist.
     pub sysfs: Option<String>,
@@ -135,6 +138,7 @@ impl DeviceSpec {
             pkeys: vec![0xffff],
             ece: None,
             dmabuf: false,
+            system: None,
             sysfs: None,
             hw_counters: false,
             without: Vec::new(),

@@ -87,6 +87,17 @@ fn a_device_may_lack_what_others_have() {
 }
 
 #[test]
+fn functions_of_a_card_may_share_a_system_image() {
+    let [a, b, c] =
+        &good("a:addr=10.0.0.1/24,system=0x5001;b:addr=10.0.1.1/24,system=0x5001;c:addr=10.0.2.1/24")[..]
+    else {
+        panic!()
+    };
+    assert_eq!((a.system, b.system, c.system), (Some(0x5001), Some(0x5001), None));
+    assert!(line("a:addr=10.0.0.1/24,system=5001").contains("expected a GUID such as 0x5001"));
+}
+
+#[test]
 fn a_device_may_have_a_place_in_sysfs() {
     assert_eq!(good("a:addr=10.0.0.1/24,sysfs=/tmp/a:b")[0].sysfs.as_deref(), Some("/tmp/a:b"));
     assert!(line("a:addr=10.0.0.1/24,sysfs=tmp").contains("expected an absolute path"));

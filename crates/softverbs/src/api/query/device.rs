@@ -37,7 +37,7 @@ fn attributes(device: &Device) -> sys::ibv_device_attr {
         *to = c_char::from_ne_bytes([from]);
     }
     attr.node_guid = device.guid.to_be();
-    attr.sys_image_guid = attr.node_guid;
+    attr.sys_image_guid = device.spec.system.unwrap_or(device.guid).to_be();
     attr.max_mr_size = limits::MAX_MR_SIZE;
     attr.page_size_cap = PAGE_SIZES;
     attr.vendor_id = VENDOR_ID;

@@ -1,0 +1,124 @@
+//! Known differences between the plugin's adapters and those of NCCL's own transport, each with its
+//! reason. A difference without an entry fails a run, and so does an entry without a difference.
+
+use super::judge::Difference;
+use crate::matrix::Release;
+
+/// A known difference.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// The facts, with `*` for any text and `?` for any character.
+    facts: &'static [&'static str],
+    /// What the plugin's adapters and those of the transport have, likewise; `-`: no such fact.
+    plugin: &'static str,
+    net_ib: &'static str,
+    /// Trees in which it occurs.
+    trees: &'static [&'static str],
+    /// Versions of the table that the release uses: the first and the last.
+    tables: (u32, u32),
+    pub(super) reason: &'static str,
+}
+
+/// Trees whose adapters are on PCI.
+const ON_PCI: &[&str] = &["one card", "two cards", "virtual functions", "DGX", "DGX Spark"];
+
+pub(super) const KNOWN: &[Known] = &[
+    Known {
+        facts: &["communicator"],
+        plugin: "up",
+        net_ib: "failed",
+        trees: &["no PCI path"],
+        tables: (10, 12),
+        reason: "NCCL takes adapters without a PCI path for ports of one card and requests a fused device, \
+                 to which it then finds no path from a GPU. The plugin refuses such a device, and NCCL \
+                 uses the adapters as they are.",
+    },
+    Known {
+        facts: &["net * guid"],
+        plugin: "0x5?",
+        net_ib: "0x5?00000000000000",
+        trees: ON_PCI,
+        tables: (6, 12),
+        reason: "The plugin has the number in the order of the host's bytes, as `ibv_devinfo` prints it; the \
+                 transport has it in that of the network. NCCL compares the numbers of one host only.",
+    },
+    Known {
+        facts: &["net * maxconn"],
+        plugin: "8192",
+        net_ib: "32768",
+        trees: ON_PCI,
+        tables: (6, 12),
+        reason: "The plugin divides what the adapter has by the queue pairs, completion queues and shared \
+                 receive queues of a connection; the transport has the adapter's number of queue pairs.",
+    },
+    Known {
+        facts: &["gin *", "rma *", "path *GIN*", "path *RMA*", "link to GIN*", "link to RMA*"],
+        plugin: "-",
+        net_ib: "*",
+        trees: ON_PCI,
+        tables: (12, 12),
+        reason: "The transport has adapters for communication that kernels start (GIN) and for one-sided \
+                 access (RMA). These have tables of their own, which the plugin does not have.",
+    },
+];
+
+impl Known {
+    /// Returns whether the difference must occur in a release on a tree.
+    pub(super) fn applies(&self, release: &Release, tree: &str) -> bool {
+        let (first, last) = self.tables;
+        (first..=last).contains(&release.table) && self.trees.contains(&tree)
+    }
+
+    /// Describes the difference as cells of a table: facts, both values, trees, tables and reason.
+    pub(super) fn describe(&self) -> String {
+        let facts: Vec<_> = self.facts.iter().map(|fact| format!("`{fact}`")).collect();
+        let (first, last) = self.tables;
+        format!(
+            "{} | {} | {} | {} | v{first} to v{last} | {}",
+            facts.join(", "),
+            self.plugin,
+            self.net_ib,
+            self.trees.join(", "),
+            self.reason
+        )
+    }
+
+    pub(super) fn explains(&self, difference: &Difference) -> bool {
+        let value = |value: &Option<String>, pattern| matches(pattern, value.as_deref().unwrap_or("-"));
+        self.facts.iter().any(|pattern| matches(pattern, &difference.fact))
+            && value(&difference.plugin, self.plugin)
+            && value(&difference.net_ib, self.net_ib)
+    }
+}
+
+/// Returns whether a text is of a pattern: `*` stands for any text and `?` for any character.
+fn matches(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.chars();
+    match parts.next() {
+        None => text.is_empty(),
+        Some('*') => text
+            .char_indices()
+            .map(|(at, _)| at)
+            .chain([text.len()])
+            .any(|at| matches(parts.as_str(), &text[at..])),
+        Some(first) => {
+            let mut rest = text.chars();
+            rest.next().is_some_and(|c| first == '?' || first == c) && matches(parts.as_str(), rest.as_str())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn a_star_is_any_text() {
+        assert!(matches("net * port", "net mlx5_0 port"));
+        assert!(matches("net *", "net mlx5_0+mlx5_1 speed"));
+        assert!(matches("*+*", "a+b") && matches("*", "") && matches("a*", "a"));
+        assert!(matches("0x5?", "0x51") && !matches("0x5?", "0x5") && !matches("0x5?", "0x511"));
+        assert!(!matches("net * port", "net mlx5_0 speed"));
+        assert!(!matches("net", "net mlx5_0") && !matches("*b", "bc"));
+    }
+}
