@@ -210,6 +210,7 @@ fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
     assert_eq!(new.take_condemned(), 0);
 }
 
+//= faults.md: 21: a GID is removed under load: the rails that use it are given up at once
 //= rail-life.md: what a sign of a fault costs
 #[test]
 fn an_address_that_is_gone_costs_the_rails_that_use_it() {
