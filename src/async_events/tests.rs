@@ -75,7 +75,7 @@ impl World {
     }
 
     fn event(&self, nic: usize, kind: i32, about: About) {
-        self.state.handle(&self.nics[nic].context(), &AsyncEvent { kind, about });
+        let _line = self.state.handle(&self.nics[nic].context(), &AsyncEvent { kind, about });
     }
 
     fn port_event(&self, nic: usize, kind: i32) {

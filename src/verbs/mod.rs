@@ -32,7 +32,7 @@ pub use memory::{Keys, Mr, Pd, Region, Words, keep_dmabuf, page_size};
 pub use port::{Gid, Port};
 pub use prepared::{INLINE, ImmWrite, WordsWrite};
 pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
-pub use shim::can_relax_ordering;
+pub use shim::{PendingEvent, can_relax_ordering};
 pub use srq::Srq;
 
 /// Pointer-returning calls set `errno`.
