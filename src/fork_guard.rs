@@ -14,8 +14,9 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Once, OnceLock};
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
@@ -27,6 +28,10 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static PARENT: AtomicU32 = AtomicU32::new(0);
 /// Whether this process was forked after the handlers were registered.
 static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// A page with a 1. The kernel clears the page in every child that has its own memory, also in one
+/// that was made without the handlers, by the system call `clone`. Null before [`watch`].
+static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
 /// The highest descriptor that a child closes: the kernel's default of `fs.nr_open`, minus 1.
 const FD_MAX: usize = (1 << 20) - 1;
@@ -42,7 +47,38 @@ static MAKING: RwLock<()> = RwLock::new(());
 pub(crate) fn watch() -> Result<()> {
     register().map_err(|e| Error::io("pthread_atfork", e))?;
     OWNER.store(std::process::id(), Ordering::Relaxed);
+    static ONCE: Once = Once::new();
+    ONCE.call_once(make_mark);
     Ok(())
+}
+
+/// Makes the page of [`MARK`]. Without it, as on Linux before 4.14, only the handlers notice a child.
+fn make_mark() {
+    let (access, how) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at any address, which nothing else uses; its size is rounded up to a page.
+    let page = unsafe { libc::mmap(ptr::null_mut(), size_of::<AtomicU32>(), access, how, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return;
+    }
+    // SAFETY: the mapping from above.
+    if unsafe { libc::madvise(page, size_of::<AtomicU32>(), libc::MADV_WIPEONFORK) } != 0 {
+        // SAFETY: as above; nothing has its address.
+        unsafe { libc::munmap(page, size_of::<AtomicU32>()) };
+        return;
+    }
+    let mark = page.cast::<AtomicU32>();
+    // SAFETY: writable, page-aligned, and never unmapped; zeros are a valid atomic.
+    unsafe { (*mark).store(1, Ordering::Relaxed) };
+    MARK.store(mark, Ordering::Release);
+}
+
+/// Treats a child that was made without the handlers as they treat others.
+fn notice_clone() {
+    let mark = MARK.load(Ordering::Acquire);
+    // SAFETY: null, or the page that `make_mark` has made, which is never unmapped.
+    if unsafe { mark.as_ref() }.is_some_and(|mark| mark.load(Ordering::Relaxed) == 0) && !is_child() {
+        in_child();
+    }
 }
 
 /// Registers the handlers, once.
@@ -159,9 +195,11 @@ pub(crate) fn is_child() -> bool {
     PARENT.load(Ordering::Relaxed) != 0
 }
 
-/// Returns an error in a child of a process that has called [`watch`].
-#[inline(always)]
+/// Returns an error in a child of a process that has called [`watch`]. The data path has
+/// [`is_child`], which does not notice a child that was made without the handlers.
+#[inline]
 pub(crate) fn check() -> Result<()> {
+    notice_clone();
     if is_child() { Err(refusal(PARENT.load(Ordering::Relaxed))) } else { Ok(()) }
 }
 

@@ -4,6 +4,7 @@
 //! once after [`Housekeeping::wake`].
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -134,13 +135,33 @@ impl Housekeeping {
         let mut jobs = self.jobs.lock();
         for entry in jobs.iter_mut().filter(|entry| now.is_none_or(|now| entry.due <= now)) {
             let Some(job) = entry.job.upgrade() else { continue };
-            if let Err(e) = job.run() {
-                e.report(entry.name);
+            match catch_unwind(AssertUnwindSafe(|| job.run())) {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => {
+                    e.report(entry.name);
+                }
+                Err(_) => {
+                    let name = entry.name;
+                    tracing::warn!(
+                        target: "net",
+                        "{name}: internal error, please report it: a panic was caught, and this is not done any more"
+                    );
+                    entry.job = Weak::<Never>::new();
+                }
             }
             entry.due = Instant::now() + job.interval().clamp(SHORTEST, TICK);
         }
         let next = jobs.iter().filter(|entry| entry.job.strong_count() > 0).map(|entry| entry.due).min();
         next.map_or(TICK, |due| due.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// In the place of a job that has panicked.
+struct Never;
+
+impl Job for Never {
+    fn run(&self) -> Result<()> {
+        Ok(())
     }
 }
 

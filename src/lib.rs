@@ -10,6 +10,7 @@ extern crate softverbs as _;
 pub mod agent;
 #[forbid(unsafe_code)]
 pub mod async_events;
+mod background;
 #[forbid(unsafe_code)]
 mod clock;
 #[forbid(unsafe_code)]

@@ -4,21 +4,21 @@
 //! operator who set `NCCL_DEBUG=INFO`. DEBUG and TRACE are both NCCL's TRACE. The target is the
 //! subsystem: `init`, `env` or `net`.
 
+mod output;
+
 use std::ffi::{CString, c_int, c_ulong};
 use std::fmt::{self, Write};
 use std::sync::Once;
 
 use nccl_net_abi::{NCCL_ENV, NCCL_INIT, NCCL_NET};
 use nccl_net_versions::{Level, Logger};
-use parking_lot::RwLock;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-/// The logger of the latest init. NCCL may close the plugin and open it again with another logger.
-///
-/// A static: `tracing` has one subscriber for the whole process, and threads log without a context.
-static LOGGER: RwLock<Option<Logger>> = RwLock::new(None);
+pub use output::Hold;
+use output::Record;
+pub(crate) use output::{Later, keep_logger, later};
 
 /// Sends lines to `logger` from now on. Lines before the first call are dropped.
 pub fn install(logger: Logger) {
@@ -28,7 +28,7 @@ pub fn install(logger: Logger) {
         // its own copy of `tracing`, which has none.
         let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(ToNccl));
     });
-    *LOGGER.write() = Some(logger);
+    output::set_logger(logger);
 }
 
 struct ToNccl;
@@ -41,33 +41,39 @@ impl<S: Subscriber> Layer<S> for ToNccl {
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        // Copied: NCCL's logger takes its own lock and must not run under this one.
-        let logger = *LOGGER.read();
-        let Some(logger) = logger else { return };
         let meta = event.metadata();
-        let mut line = Line(String::new());
-        event.record(&mut line);
-        let file = c_string(meta.file().unwrap_or("?"));
-        let number = c_int::try_from(meta.line().unwrap_or(0)).unwrap_or(0);
-        let log = |text: &str| {
-            let text = c_string(&format!("NET/MPIB : {text}"));
-            logger.log(level(*meta.level()), flags(meta.target()), &file, number, &text);
+        let mut message = Line(String::new());
+        event.record(&mut message);
+        let level = level(*meta.level());
+        let record = Record {
+            level,
+            flags: flags(meta.target()),
+            file: c_string(meta.file().unwrap_or("?")),
+            number: c_int::try_from(meta.line().unwrap_or(0)).unwrap_or(0),
+            lines: lines(&message.0, level),
         };
-        let (head, mut rest) = cut(&line.0);
-        if rest.is_empty() {
-            return log(head);
-        }
-        log(&format!("{head} …"));
-        while !rest.is_empty() {
-            let (piece, more) = cut(rest);
-            log(&format!("… {piece}{}", if more.is_empty() { "" } else { " …" }));
-            rest = more;
-        }
-        // NCCL keeps the last warning as its last error: the cause, not the end of the advice.
-        if level(*meta.level()) == Level::Warn {
-            log(&format!("{AGAIN}{head} …"));
-        }
+        record.send();
     }
+}
+
+/// Cuts a message into lines.
+fn lines(message: &str, level: Level) -> Vec<CString> {
+    let line = |text: &str| c_string(&format!("NET/MPIB : {text}"));
+    let (head, mut rest) = cut(message);
+    if rest.is_empty() {
+        return vec![line(head)];
+    }
+    let mut lines = vec![line(&format!("{head} …"))];
+    while !rest.is_empty() {
+        let (piece, more) = cut(rest);
+        lines.push(line(&format!("… {piece}{}", if more.is_empty() { "" } else { " …" })));
+        rest = more;
+    }
+    // NCCL keeps the last warning as its last error: the cause, not the end of the advice.
+    if level == Level::Warn {
+        lines.push(line(&format!("{AGAIN}{head} …")));
+    }
+    lines
 }
 
 /// Begins the last line of a warning of several lines.

@@ -2,13 +2,13 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 
 /// `ncclGetVersion`
 type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 
-/// Returns the release of the libnccl that has `address`, as `ncclGetVersion` reports it: 22707 for
-/// 2.27.7. `None` if the address is in no library with that function.
-pub(crate) fn release(address: *const c_void) -> Option<u32> {
+/// Opens the library once more that has `address`. `None` if the address is in no library.
+fn library(address: *const c_void, flags: c_int) -> Option<NonNull<c_void>> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: any address is allowed, and `info` is writable.
     if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
@@ -22,10 +22,18 @@ pub(crate) fn release(address: *const c_void) -> Option<u32> {
     // SAFETY: the name of a loaded file, NUL-terminated.
     let file = unsafe { CStr::from_ptr(info.dli_fname) };
     // SAFETY: with this flag no file is loaded: the call only counts one more user.
-    let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    if library.is_null() {
-        return None;
-    }
+    NonNull::new(unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD | flags) })
+}
+
+/// Keeps the library loaded that has `address`, until the process ends.
+pub(crate) fn keep_loaded(address: *const c_void) {
+    library(address, libc::RTLD_NODELETE);
+}
+
+/// Returns the release of the libnccl that has `address`, as `ncclGetVersion` reports it: 22707 for
+/// 2.27.7. `None` if the address is in no library with that function.
+pub(crate) fn release(address: *const c_void) -> Option<u32> {
+    let library = library(address, 0)?.as_ptr();
     // SAFETY: an open library, and the name is NUL-terminated.
     let symbol = unsafe { libc::dlsym(library, c"ncclGetVersion".as_ptr()) };
     let mut version = 0;

@@ -142,6 +142,7 @@ fn left_by_a_panic() -> Box<Error> {
 mod tests {
     use super::*;
 
+    //= faults.md: 72: a call panics: it returns an error, and its comm can only be closed
     #[test]
     fn nobody_gets_what_a_panic_left() {
         let lock = StateLock::new(1);

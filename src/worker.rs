@@ -1,12 +1,14 @@
 //! A thread for work that a call of NCCL must not wait for. The work is done in steps.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::background;
 use crate::error::{Error, Result};
 
 /// The pause after each job has had a step: jobs wait for the network and for the kernel.
@@ -44,9 +46,7 @@ impl Worker {
         let mut state = self.state.lock();
         if !state.is_running {
             let shared = Arc::clone(&self.state);
-            thread::Builder::new()
-                .name(self.name.into())
-                .spawn(move || run(&shared))
+            background::spawn(self.name, || {}, move || run(&shared))
                 .map_err(|e| Error::io(format!("starting the thread {}", self.name), e))?;
             state.is_running = true;
         }
@@ -65,13 +65,24 @@ fn run(state: &Mutex<State>) {
             }
             state.jobs.clone()
         };
+        if background::is_exiting() {
+            return;
+        }
         for job in jobs {
-            if job.step() {
+            if step(&*job) {
                 state.lock().jobs.retain(|other| !Arc::ptr_eq(other, &job));
             }
         }
         thread::sleep(PAUSE);
     }
+}
+
+/// Does a step. A panic ends the work.
+fn step(job: &dyn Steps) -> bool {
+    catch_unwind(AssertUnwindSafe(|| job.step())).unwrap_or_else(|_| {
+        tracing::warn!(target: "net", "internal error, please report it: work on a rail or an adapter has ended by a panic");
+        true
+    })
 }
 
 impl fmt::Debug for Worker {

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use super::link::{self, Link, State};
 use super::options::Options;
 use super::ports::{PortScales, Scales};
 use super::table::{Sum, TROUBLES, Table};
+use crate::background;
 use crate::error::{Error, Result};
 
 /// How long the thread waits for the agent's answers to the last DEREGISTERs.
@@ -37,6 +39,8 @@ struct ClientQueue {
     /// The present fault, as it was logged.
     fault: Mutex<Option<String>>,
     wake: EventFd,
+    /// Whether the thread has ended.
+    ended: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -52,11 +56,20 @@ impl Client {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let wake =
             EventFd::from_flags(flags).map_err(|e| Error::io("eventfd of the agent's client", e.into()))?;
-        let queue = Arc::new(ClientQueue { commands: Mutex::default(), fault: Mutex::default(), wake });
+        let queue = Arc::new(ClientQueue {
+            commands: Mutex::default(),
+            fault: Mutex::default(),
+            wake,
+            ended: AtomicBool::new(false),
+        });
         let worker = Worker::new(Arc::clone(&queue), options, scales);
-        thread::Builder::new()
-            .name("mpib-hints".into())
-            .spawn(move || worker.run())
+        let woken = Arc::clone(&queue);
+        let end = End(Arc::clone(&queue));
+        let body = move || {
+            let _end = end;
+            worker.run();
+        };
+        background::spawn("mpib-hints", move || woken.wake(), body)
             .map_err(|e| Error::io("starting the thread of the agent's client", e))?;
         Ok(Self { queue })
     }
@@ -74,6 +87,11 @@ impl Client {
         self.queue.fault().clone()
     }
 
+    /// Returns whether the thread has not ended by itself.
+    pub(super) fn is_alive(&self) -> bool {
+        !self.queue.ended.load(Ordering::Acquire)
+    }
+
     pub(super) fn close(&self, id: u32) {
         self.queue.submit(Command::Close(id));
     }
@@ -89,6 +107,10 @@ impl Drop for Client {
 impl ClientQueue {
     fn submit(&self, command: Command) {
         self.commands.lock().push(command);
+        self.wake();
+    }
+
+    fn wake(&self) {
         // Fails only if so many are pending that the thread wakes anyway.
         let _ = self.wake.write(1);
     }
@@ -99,6 +121,21 @@ impl ClientQueue {
 
     fn fault(&self) -> MutexGuard<'_, Option<String>> {
         self.fault.lock()
+    }
+}
+
+/// Marks the end of the thread. After a panic its connections keep their last hint, and new ones get
+/// another thread.
+struct End(Arc<ClientQueue>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let what =
+                "its thread in this process has ended by a panic; connections keep their last good hint";
+            *self.0.fault() = Some(format!("agent: {what}"));
+        }
+        self.0.ended.store(true, Ordering::Release);
     }
 }
 
@@ -154,6 +191,9 @@ impl Worker {
                     Command::Attach => self.table.attach(),
                     Command::Stop => self.until = Some(Instant::now() + LINGER),
                 }
+            }
+            if background::is_exiting() {
+                return;
             }
             let now = Instant::now();
             if self.link.step(now, &mut self.table, &self.options) {

@@ -42,7 +42,7 @@ impl Clients {
     /// Returns the running client of these options, or starts one.
     fn get(&self, options: &Options) -> Result<Arc<Client>> {
         let mut running = self.running.lock();
-        running.retain(|(_, client)| client.strong_count() > 0);
+        running.retain(|(_, client)| client.upgrade().is_some_and(|client| client.is_alive()));
         if let Some(client) = running.iter().find(|r| r.0 == *options).and_then(|r| r.1.upgrade()) {
             return Ok(client);
         }

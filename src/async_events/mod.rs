@@ -15,7 +15,7 @@ mod watch;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -23,6 +23,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
+use crate::background;
 use crate::config::Config;
 use crate::device::Nic;
 use crate::error::{Error, Result};
@@ -126,9 +127,13 @@ impl EventThread {
         }
         state.set_nics(nics);
         let (stopped, woken) = (Arc::clone(&stop), Arc::clone(&wake));
-        let thread = thread::Builder::new()
-            .name("mpib-events".into())
-            .spawn(move || run(&stopped, &woken, contexts, &state))?;
+        let waker = Arc::clone(&wake);
+        let wakes = move || {
+            // Fails only if the counter is full, and then the thread is awake.
+            let _ = waker.write(1);
+        };
+        let thread =
+            background::spawn("mpib-events", wakes, move || run(&stopped, &woken, contexts, &state))?;
         housekeeping.set_waker(Arc::clone(&wake));
         Ok(Self { stop, wake, housekeeping, thread: Some(thread) })
     }
@@ -165,7 +170,7 @@ fn run(stop: &AtomicBool, wake: &EventFd, mut contexts: Vec<Arc<Context>>, state
                 }
             }
         };
-        if stop.load(Ordering::Acquire) {
+        if stop.load(Ordering::Acquire) || background::is_exiting() {
             return;
         }
         if ready[0] {

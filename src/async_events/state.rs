@@ -1,6 +1,7 @@
 //! What the thread of the events and the comms share, and what an event does.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -158,25 +159,45 @@ impl EventState {
         all
     }
 
-    /// Handles the pending events of an adapter. Returns `false` if no more will come.
+    /// Handles the pending events of an adapter. Returns `false` if no more will be read. A panic
+    /// ends that, too: the adapter counts as lost.
     pub(super) fn read(&self, context: &Context) -> bool {
+        catch_unwind(AssertUnwindSafe(|| self.read_all(context))).unwrap_or_else(|_| {
+            self.end(context, "internal error, please report it: a panic was caught");
+            false
+        })
+    }
+
+    fn read_all(&self, context: &Context) -> bool {
         loop {
             match context.next_event() {
-                Ok(Some(event)) => self.handle(context, &event),
+                Ok(Some(event)) => {
+                    let line = self.handle(context, &event);
+                    // Not before: the subject must not be destroyed, and its number not given to
+                    // another, while comms that use it are looked for.
+                    drop(event);
+                    line.into_iter().for_each(Line::log);
+                }
                 Ok(None) => return true,
                 Err(e) => {
-                    tracing::warn!(target: "net", "no events of {} are seen any more: {e}", context.name());
-                    self.lost(context, &format!("no events of {} any more: {e}", context.name()));
+                    self.end(context, &e.to_string());
                     return false;
                 }
             }
         }
     }
 
-    /// Counts and logs an event. Ends the comms that it ends, and condemns the rails that it costs.
-    pub(super) fn handle(&self, context: &Context, event: &AsyncEvent) {
+    /// Gives up an adapter whose events cannot be read.
+    fn end(&self, context: &Context, why: &str) {
+        tracing::warn!(target: "net", "no events of {} are seen any more: {why}", context.name());
+        self.lost(context, &format!("no events of {} any more: {why}", context.name()));
+    }
+
+    /// Counts an event. Ends the comms that it ends, and condemns the rails that it costs. Returns
+    /// the line for the log.
+    pub(super) fn handle(&self, context: &Context, event: &AsyncEvent) -> Option<Line> {
         if event.is_consequence() {
-            return;
+            return None;
         }
         self.stats.event(event);
         if matches!(event.about, About::Port(_)) {
@@ -207,11 +228,7 @@ impl EventState {
         for (port, mbps) in changed {
             text += &format!("; {port} now has {mbps} Mb/s, and the shares of its connections follow");
         }
-        if event.is_fatal() || event.is_link_down() || change.costs_rails {
-            tracing::warn!(target: "net", "{text}");
-        } else {
-            tracing::info!(target: "net", "{text}");
-        }
+        Some(Line { text, warns: event.is_fatal() || event.is_link_down() || change.costs_rails })
     }
 
     /// Returns the comms that use the subject of an event, with their rails that do.
@@ -219,6 +236,22 @@ impl EventState {
         let rails = |comm: &CommWatch| comm.rails_with(|queues| queues.includes(context.id(), event.about));
         let all = self.comms().into_iter().map(|comm| (rails(&comm), comm));
         all.filter(|(rails, _)| *rails != 0).map(|(rails, comm)| (comm, rails)).collect()
+    }
+}
+
+/// What the log gets of an event.
+#[derive(Debug)]
+pub(super) struct Line {
+    text: String,
+    warns: bool,
+}
+
+impl Line {
+    fn log(self) {
+        match self.warns {
+            true => tracing::warn!(target: "net", "{}", self.text),
+            false => tracing::info!(target: "net", "{}", self.text),
+        }
     }
 }
 

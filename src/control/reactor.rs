@@ -22,7 +22,9 @@ use super::known_addresses::KnownAddresses;
 use super::news::Call;
 use super::redial_listener::SharedListener;
 use super::sockets::{HANDSHAKES, Sockets, WAKER};
+use crate::background;
 use crate::error::{Error, Result};
+use crate::log;
 use crate::warned::Warned;
 
 /// How long the sockets of handshakes may be quiet before the thread serves them.
@@ -196,17 +198,25 @@ impl Shared {
             dead: AtomicBool::new(false),
         });
         let thread = Arc::clone(&shared);
-        thread::Builder::new().name("mpib-bootstrap".into()).spawn(move || run(poll, &thread))?;
+        let woken = Arc::downgrade(&shared);
+        background::spawn("mpib-bootstrap", move || wake(&woken), move || run(poll, &thread))?;
         Ok(shared)
     }
 
     fn lock(&self) -> Locked<'_> {
-        Locked { serving: self.serving.lock(), dead: &self.dead, panicking: thread::panicking() }
+        let later = log::later();
+        Locked {
+            serving: self.serving.lock(),
+            dead: &self.dead,
+            panicking: thread::panicking(),
+            _later: later,
+        }
     }
 
     fn try_lock(&self) -> Option<Locked<'_>> {
+        let later = log::later();
         let serving = self.serving.try_lock()?;
-        Some(Locked { serving, dead: &self.dead, panicking: thread::panicking() })
+        Some(Locked { serving, dead: &self.dead, panicking: thread::panicking(), _later: later })
     }
 
     /// Adds a user; returns `false` if the thread has ended.
@@ -229,6 +239,8 @@ struct Locked<'a> {
     dead: &'a AtomicBool,
     /// Whether the thread was panicking before: it drops a channel then.
     panicking: bool,
+    /// Dropped last, when the lock is released.
+    _later: log::Later,
 }
 
 impl Drop for Locked<'_> {
@@ -340,11 +352,21 @@ fn notify(news: Vec<Call>) {
     news.into_iter().for_each(|(hook, event)| hook.on_news(event));
 }
 
+/// Wakes the thread as the process ends, unless it is awake.
+fn wake(shared: &Weak<Shared>) {
+    if let Some(shared) = shared.upgrade()
+        && let Some(locked) = shared.try_lock()
+    {
+        // Fails only if the descriptor is closed, and then the thread has ended.
+        let _ = locked.serving.waker.wake();
+    }
+}
+
 fn run(mut poll: Poll, shared: &Shared) {
     let _end = End(shared);
     let mut events = Events::with_capacity(256);
     let mut timeout = Some(QUIET);
-    loop {
+    while !background::is_exiting() {
         let checked = match poll.poll(&mut events, timeout) {
             Ok(()) => {
                 let mut locked = shared.lock();

@@ -101,6 +101,7 @@ mod tests {
         assert_eq!(unsafe { give(Some(b"abc".to_vec()), std::ptr::null_mut(), 0) }, 4);
     }
 
+    //= faults.md: 72
     #[test]
     fn a_panic_is_no_document() {
         let none = caught(|| panic!("doctor test"));

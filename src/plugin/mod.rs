@@ -24,6 +24,9 @@ use crate::{fork_guard, log, nccl};
 pub(crate) use devices::describe;
 use devices::{device, latest, make_vdevice, properties, unmerged};
 
+/// The first table with `finalize`.
+const FIRST_WITH_FINALIZE: u32 = 11;
+
 /// The implementation of [`NetPlugin`].
 #[derive(Debug)]
 pub struct Plugin;
@@ -36,6 +39,8 @@ pub struct Context {
     pending: PendingConnects,
     _events: Arc<EventThread>,
     _devices: Hold,
+    /// Dropped last: what ends may be logged.
+    _log: log::Hold,
 }
 
 impl Context {
@@ -106,9 +111,19 @@ fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
             }
         }
     }
+    // The tables before v11 have no finalize, so lines may come as long as the process lives.
+    if args.version < FIRST_WITH_FINALIZE {
+        log::keep_logger();
+    }
     let settings = Settings::new(Arc::clone(process), config, args.config.traffic_class, args.profiler);
     let settings = RwLock::new(Arc::new(settings));
-    Ok(Context { settings, pending: PendingConnects::default(), _events: events, _devices: hold })
+    Ok(Context {
+        settings,
+        pending: PendingConnects::default(),
+        _events: events,
+        _devices: hold,
+        _log: log::Hold::new(),
+    })
 }
 
 /// Returns the name of the call.

@@ -15,8 +15,9 @@ use rdma_sys as sys;
 use crate::error::{Error, Result};
 use crate::fork_guard;
 
-use super::event::{About, AsyncEvent};
+use super::event::About;
 use super::port::{Gid, Port};
+use super::shim::PendingEvent;
 use super::{is_removal, log_failure, mlx5dv, non_null, shim, zero};
 
 /// An open device.
@@ -294,11 +295,12 @@ impl Context {
         Ok(u16::from_be(key))
     }
 
-    /// Returns the next asynchronous event, acknowledged; `None` if there is none now. Never waits.
+    /// Returns the next asynchronous event; `None` if there is none now. Never waits. The event is
+    /// acknowledged when it is dropped.
     ///
     /// # Errors
     /// No more events will come.
-    pub fn next_event(&self) -> io::Result<Option<AsyncEvent>> {
+    pub fn next_event(&self) -> io::Result<Option<PendingEvent<'_>>> {
         // SAFETY: open context whose descriptor does not block.
         match unsafe { shim::next_event(self.raw.as_ptr()) } {
             Ok(event) => {

@@ -39,46 +39,53 @@ pub enum Kind {
     Other(u32),
 }
 
-/// One entry of a CQ, as the library wrote it.
+/// One entry of a CQ, as the library wrote it. Of a failed completion providers write only `wr_id`,
+/// `status`, `qp_num` and `vendor_err`, and a reference to the whole would be undefined behaviour.
 #[repr(transparent)]
-pub struct Completion(sys::ibv_wc);
+pub struct Completion(MaybeUninit<sys::ibv_wc>);
 
 impl Completion {
     /// Returns the `wr_id` of the work request.
     #[inline]
     pub fn wr_id(&self) -> u64 {
-        self.0.wr_id
+        // SAFETY: written in every completion.
+        unsafe { (*self.0.as_ptr()).wr_id }
     }
 
     /// Returns the `enum ibv_wc_status`; 0 is success.
     #[inline]
     pub fn status(&self) -> u32 {
-        self.0.status
+        // SAFETY: written in every completion.
+        unsafe { (*self.0.as_ptr()).status }
     }
 
     /// Returns whether the work request was in a queue of a queue pair that has failed, and did
     /// nothing.
     pub fn is_flushed(&self) -> bool {
-        self.0.status == sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR
+        self.status() == sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR
     }
 
-    /// Returns the vendor's code for a failure.
+    /// Returns the vendor's code for a failure. Valid only if the status is not success.
     pub fn vendor_err(&self) -> u32 {
-        self.0.vendor_err
+        // SAFETY: written in every completion that has failed, and any bits are a number.
+        unsafe { (*self.0.as_ptr()).vendor_err }
     }
 
     /// Returns the number of the local QP.
     pub fn qpn(&self) -> u32 {
-        self.0.qp_num
+        // SAFETY: written in every completion.
+        unsafe { (*self.0.as_ptr()).qp_num }
     }
 
     /// Returns what completed. Valid only if the status is success.
     #[inline]
     pub fn kind(&self) -> Kind {
-        match self.0.opcode {
+        // SAFETY: written in every completion that has succeeded.
+        match unsafe { (*self.0.as_ptr()).opcode } {
             sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
-                // SAFETY: both views of the union are 32 plain bits.
-                Kind::Arrived(u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data }))
+                // SAFETY: written with this opcode; both views of the union are 32 plain bits.
+                let imm = unsafe { (*self.0.as_ptr()).imm_data_invalidated_rkey_union.imm_data };
+                Kind::Arrived(u32::from_be(imm))
             }
             sys::ibv_wc_opcode::IBV_WC_RDMA_WRITE | sys::ibv_wc_opcode::IBV_WC_RDMA_READ => Kind::Sent,
             other => Kind::Other(other),

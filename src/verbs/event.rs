@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// One event, acknowledged.
+/// One event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncEvent {
     /// `enum ibv_event_type` as a number: newer libraries deliver events that older headers do not

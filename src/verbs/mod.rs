@@ -34,7 +34,7 @@ pub use port::{Gid, Port};
 pub use prepared::{INLINE, ImmWrite, WordsWrite};
 pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
 pub use region::{Region, Words};
-pub use shim::can_relax_ordering;
+pub use shim::{PendingEvent, can_relax_ordering};
 pub use srq::Srq;
 
 /// Pointer-returning calls set `errno`.

@@ -1,10 +1,12 @@
 //! The parts of verbs that rdma-sys 0.3.0 lacks or gets wrong. Each item names its C counterpart.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
-use std::io;
+use std::marker::PhantomData;
 use std::mem::offset_of;
+use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
+use std::{fmt, io};
 
 use nix::net::if_::if_nametoindex;
 use rdma_sys as sys;
@@ -354,34 +356,60 @@ union RawElement {
 
 const _: () = assert!(size_of::<RawEvent>() == size_of::<sys::ibv_async_event>());
 
-/// Takes one pending asynchronous event from a context whose `async_fd` does not block, and
-/// acknowledges it.
+/// An asynchronous event that is not acknowledged yet. Its queue cannot be destroyed before that, and
+/// no other queue gets its number or its address.
+pub struct PendingEvent<'a> {
+    raw: RawEvent,
+    event: AsyncEvent,
+    context: PhantomData<&'a sys::ibv_context>,
+}
+
+impl Deref for PendingEvent<'_> {
+    type Target = AsyncEvent;
+
+    fn deref(&self) -> &AsyncEvent {
+        &self.event
+    }
+}
+
+impl fmt::Debug for PendingEvent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.event.fmt(f)
+    }
+}
+
+impl Drop for PendingEvent<'_> {
+    fn drop(&mut self) {
+        // SAFETY: an event of `next_event`, acknowledged once; its context is open.
+        unsafe { sys::ibv_ack_async_event((&raw mut self.raw).cast()) };
+    }
+}
+
+/// Takes one pending asynchronous event from a context whose `async_fd` does not block.
 ///
 /// # Safety
-/// `context` points to a live `ibv_context`.
-pub(super) unsafe fn next_event(context: *mut sys::ibv_context) -> io::Result<AsyncEvent> {
-    let mut event = RawEvent { element: RawElement { other: std::ptr::null_mut() }, event_type: 0 };
+/// `context` points to an `ibv_context` that is open for `'a`.
+pub(super) unsafe fn next_event<'a>(context: *mut sys::ibv_context) -> io::Result<PendingEvent<'a>> {
+    let mut raw = RawEvent { element: RawElement { other: std::ptr::null_mut() }, event_type: 0 };
     // SAFETY: live context; the struct has the C layout (asserted above).
-    if unsafe { sys::ibv_get_async_event(context, (&raw mut event).cast()) } != 0 {
+    if unsafe { sys::ibv_get_async_event(context, (&raw mut raw).cast()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let kind = event.event_type;
+    let kind = raw.event_type;
     let about = match element(kind) {
         // SAFETY: an event of this kind has a queue pair, which lives until the event is
         // acknowledged.
-        Element::Qp => About::Qp(unsafe { (*event.element.qp).qp_num }),
+        Element::Qp => About::Qp(unsafe { (*raw.element.qp).qp_num }),
         // SAFETY: any pointer may be read as one.
-        Element::Cq => About::Cq(unsafe { event.element.other }.addr()),
+        Element::Cq => About::Cq(unsafe { raw.element.other }.addr()),
         // SAFETY: as above.
-        Element::Srq => About::Srq(unsafe { event.element.other }.addr()),
+        Element::Srq => About::Srq(unsafe { raw.element.other }.addr()),
         // SAFETY: an event of this kind has a port number in these bytes; any bytes are a valid
         // integer.
-        Element::Port => About::Port(u8::try_from(unsafe { event.element.port }).unwrap_or(0)),
+        Element::Port => About::Port(u8::try_from(unsafe { raw.element.port }).unwrap_or(0)),
         Element::None => About::Device,
     };
-    // SAFETY: the event from above, acknowledged once.
-    unsafe { sys::ibv_ack_async_event((&raw mut event).cast()) };
-    Ok(AsyncEvent { kind, about })
+    Ok(PendingEvent { raw, event: AsyncEvent { kind, about }, context: PhantomData })
 }
 
 /// Makes `async_fd` non-blocking: [`next_event`] then never waits.

@@ -24,6 +24,7 @@ const LAYERS: [&[&str]; 14] = [
     &["control", "device"],
     &["housekeeping", "verbs"],
     &[
+        "background",
         "config",
         "clock",
         "log",

@@ -14,6 +14,7 @@ use nccl_net_versions::abi::*;
 use nccl_net_versions::{Level, Logger, Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
 every_version! {
+    //= faults.md: 72
     fn a_panic_is_an_internal_error_with_its_results_written(rig) {
         let ctx = rig.init();
         let (listener, send, recv) = (rig.listen(ctx), rig.send(ctx), rig.recv(ctx));
@@ -80,6 +81,7 @@ every_version! {
     }
 }
 
+//= faults.md: 72
 #[test]
 fn init_succeeds_after_a_panic_in_the_first_init() {
     let rig = Rig::<1>::new(8);

@@ -160,6 +160,7 @@ fn once_prints_what_the_agent_would_decide() {
     assert!(!dir.path().join("agent.sock").exists());
 }
 
+//= faults.md: 35
 //= agent.md: the agent does not use a folder that another user could change
 #[test]
 fn a_folder_that_others_could_change_is_refused() {

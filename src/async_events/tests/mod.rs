@@ -73,7 +73,7 @@ impl World {
     }
 
     fn event(&self, nic: usize, kind: i32, about: About) {
-        self.state.handle(&self.nics[nic].context(), &AsyncEvent { kind, about });
+        let _line = self.state.handle(&self.nics[nic].context(), &AsyncEvent { kind, about });
     }
 
     fn port_event(&self, nic: usize, kind: i32) {
@@ -208,6 +208,7 @@ fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
     assert_eq!(new.take_condemned(), 0);
 }
 
+//= faults.md: 21: a GID is removed under load: the rails that use it are given up at once
 //= rail-life.md: what a sign of a fault costs
 #[test]
 fn an_address_that_is_gone_costs_the_rails_that_use_it() {

@@ -56,6 +56,7 @@ fn handles_are_checked() {
     });
 }
 
+//= faults.md: 83
 #[test]
 fn what_finalize_leaves_is_dropped() {
     isolated(here!(), &mpib("512", &[]), || {

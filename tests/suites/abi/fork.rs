@@ -78,6 +78,8 @@ fn all_refused(ends: &Ends) {
     }
 }
 
+//= faults.md: 63
+//= faults.md: 62: a forked child calls the plugin: each call is refused by name
 //= reach.md: a forked child cannot use its parent's connections
 #[test]
 fn a_child_of_a_process_with_connections_is_refused_and_harms_none_of_them() {

@@ -354,6 +354,7 @@ fn data_moves_over_the_rail_that_was_held_in_reserve() {
     });
 }
 
+//= faults.md: 81: settings of the two ends differ: both refuse and name both values
 //= mpib.md: ends with different settings refuse each other and name both values
 #[test]
 fn ends_that_differ_refuse_each_other_and_name_both_values() {
@@ -477,6 +478,7 @@ fn bursts_of_empty_messages_on_four_queue_pairs_find_receives() {
     with_and_without_srq(here!(), &host(&[]), empty_bursts);
 }
 
+//= faults.md: 23: a burst comes while few receives are posted: no write finds the queue empty
 //= protocol.md: a write with immediate always finds a receive in the SRQ
 #[test]
 fn bursts_of_empty_messages_find_receives_with_low_marks() {

@@ -184,6 +184,7 @@ fn tries() -> Vec<String> {
         .collect()
 }
 
+//= faults.md: 60: a neighbour is not resolved in time: the queue pair is connected again
 //= configuration.md: NCCL_IB_MQP_RETRY_CNT
 #[test]
 fn a_queue_pair_that_times_out_is_retried() {

@@ -38,6 +38,7 @@ fn logged(part: &str) -> Vec<String> {
 }
 
 /// The others make the connection, and the warning says why this one is missing.
+//= faults.md: 15: a rail is dead at connect: it is dropped with a warning; an error with MPIB_STRICT=1
 //= reach.md: a dead rail does not use up the handshake's time
 //= configuration.md: NCCL_IB_MQP_RETRY_SLEEP_MSEC
 #[test]
@@ -72,6 +73,7 @@ fn a_rail_that_stays_dead_is_dropped_in_time() {
     });
 }
 
+//= faults.md: 15
 //= reach.md: a dead rail does not use up the handshake's time
 #[test]
 fn a_rail_that_stays_dead_fails_a_strict_connect() {
@@ -94,6 +96,7 @@ fn a_rail_that_stays_dead_fails_a_strict_connect() {
 }
 
 /// One connection waits a minute for its next try; another is made meanwhile by the same thread.
+//= faults.md: 60
 //= reach.md: a dead rail does not use up the handshake's time
 #[test]
 fn a_try_that_is_due_later_keeps_nobody_waiting() {

@@ -422,6 +422,7 @@ fn wired_after(test: &str, meanwhile: fn(), check: impl FnOnce(Vec<String>)) {
     });
 }
 
+//= faults.md: 19: GIDs move in the handshake: they are found at their new index
 //= reach.md: a GID table that changes during the handshake costs at most its rail
 #[test]
 fn a_table_that_is_numbered_anew_during_the_handshake_does_no_harm() {
@@ -429,6 +430,7 @@ fn a_table_that_is_numbered_anew_during_the_handshake_does_no_harm() {
     wired_after(here!(), moved, |said| assert_eq!(said, [""; 0]));
 }
 
+//= faults.md: 20: a GID is removed in the handshake: its rail is dropped by name
 //= reach.md: a GID table that changes during the handshake costs at most its rail
 #[test]
 fn an_address_removed_during_the_handshake_drops_its_rail_with_the_reason() {

@@ -6,6 +6,7 @@ use nccl_net_mpib::control::ChannelState;
 
 use super::util::{accept, connect, listen};
 
+//= faults.md: 63: the process forks and goes on: the child holds no connection open
 #[test]
 fn a_process_forked_meanwhile_does_not_keep_the_peer_waiting() {
     isolated(here!(), &[], || {

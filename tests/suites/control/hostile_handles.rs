@@ -187,6 +187,7 @@ fn a_closed_listener_is_reported_with_its_addresses() {
     });
 }
 
+//= faults.md: 1
 #[test]
 fn a_closed_listener_with_a_connector_in_its_line() {
     with_deadline(here!(), |table, ctx| {

@@ -101,6 +101,7 @@ fn a_message_and_the_end_are_reported_without_a_poll() {
     assert!(ours.0.lock().unwrap().is_empty(), "the owner has closed it");
 }
 
+//= faults.md: 50
 //= reach.md: a control connection that breaks is dialled again
 //= protocol.md: dialling again: either end begins, the connector dials
 #[test]
@@ -128,6 +129,7 @@ fn a_reset_connection_goes_on_whichever_end_sees_it() {
     }
 }
 
+//= faults.md: 53: a firewall forgets sooner than that: the connection is dialled again each time
 //= protocol.md: dialling again: either end begins, the connector dials
 #[test]
 fn it_goes_on_as_often_as_it_breaks() {
@@ -221,6 +223,7 @@ fn parent() -> (Peer, Grandchild, Channel) {
     (peer, child, channel)
 }
 
+//= faults.md: 9
 //= reach.md: the death of a process is known at once
 #[test]
 fn a_killed_process_is_lost_though_its_child_lives() {

@@ -31,6 +31,7 @@ fn limits() -> Vec<[i32; 3]> {
     fds.filter_map(of).collect()
 }
 
+//= faults.md: 52: a firewall forgets idle connections: keepalives are sent at half the limit
 //= reach.md: a host that is silent for MPIB_PEER_TIMEOUT_MS is lost
 #[test]
 fn the_limit_of_silence_is_a_setting() {
@@ -52,6 +53,7 @@ fn the_limit_of_silence_is_a_setting() {
 }
 
 /// Whose rails work on, which nobody asks.
+//= faults.md: 54
 //= reach.md: a host that is silent for MPIB_PEER_TIMEOUT_MS is lost
 //= configuration.md: MPIB_PEER_TIMEOUT_MS
 #[test]
@@ -65,6 +67,7 @@ fn a_host_that_is_silent_beyond_the_limit_is_lost() {
     });
 }
 
+//= faults.md: 54: the host of the peer has lost power: its connections fail after the two limits
 //= reach.md: a control connection that breaks is dialled again
 //= configuration.md: MPIB_FAILOVER_WAIT
 #[test]
@@ -83,6 +86,7 @@ fn a_host_that_no_address_reaches_is_lost_after_the_wait() {
     });
 }
 
+//= faults.md: 51: the control network is away beyond the limit: rails work on, it is dialled again
 //= reach.md: a control connection that breaks is dialled again
 #[test]
 fn a_network_that_is_silent_for_long_and_comes_back_ends_nothing() {
@@ -104,6 +108,7 @@ fn a_network_that_is_silent_for_long_and_comes_back_ends_nothing() {
     });
 }
 
+//= faults.md: 51
 //= reach.md: a control connection that breaks is dialled again
 #[test]
 fn a_network_that_is_silent_is_replaced_by_another() {

@@ -76,6 +76,7 @@ fn the_real_peer_gets_in(table: &'static Table, listen: Ptr, handle: &[u8; 128])
     peer.finish();
 }
 
+//= faults.md: 75
 #[test]
 fn strangers_keep_nobody_out() {
     with_listener(here!(), &[], |table, listen, handle| {

@@ -14,6 +14,7 @@ use super::util::{
     stranger,
 };
 
+//= faults.md: 75: strangers send garbage, lie, drip or stay silent: they are dropped in time
 #[test]
 fn garbage_is_dropped() {
     let listener = listen();
@@ -41,6 +42,7 @@ fn a_wrong_nonce_is_dropped_before_the_hello_is_whole() {
     a_real_peer_gets_in(&listener);
 }
 
+//= faults.md: 75
 #[test]
 fn an_oversized_hello_is_dropped() {
     let listener = listen();
@@ -50,6 +52,7 @@ fn an_oversized_hello_is_dropped() {
     a_real_peer_gets_in(&listener);
 }
 
+//= faults.md: 75
 #[test]
 fn silence_and_half_a_hello_delay_nobody_and_end_in_time() {
     let listener =
@@ -68,6 +71,7 @@ fn silence_and_half_a_hello_delay_nobody_and_end_in_time() {
     a_real_peer_gets_in(&listener);
 }
 
+//= faults.md: 75
 #[test]
 fn a_hello_that_drips_ends_in_time() {
     let listener =

@@ -317,6 +317,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
 }
 
 /// The read fails, as if GPU memory was freed too soon. The connection fails and logs the reason.
+//= faults.md: 87: memory is deregistered or a flush fails meanwhile: the request fails by name
 //= mpib.md: a flush that fails is one error that names rail and reason
 #[test]
 fn a_flush_read_that_fails_is_reported() {

@@ -42,6 +42,7 @@ fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {
     });
 }
 
+//= faults.md: 86: NCCL does not test optional receives: the loss of their peer is found
 //= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_killed_peer_is_reported_without_a_call() {
@@ -118,6 +119,7 @@ fn a_peer_that_closes_after_its_data_is_no_loss() {
 }
 
 /// A CTS write that nobody acknowledges: only a completion shows that.
+//= faults.md: 86
 //= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_failed_write_is_reported_without_a_call() {

@@ -20,6 +20,7 @@ const KINDS: [&[usize]; 7] = [
     &[0; 8],
 ];
 
+//= faults.md: 16: a link goes down under load: another rail sends again what is missing
 //= failover.md: a rail that goes down costs no message
 #[test]
 fn a_dead_rail_costs_no_message() {

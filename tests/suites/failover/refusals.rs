@@ -126,6 +126,7 @@ fn completion_queues_of_receivers_that_fail() {
 }
 
 /// An adapter that is removed does not come back for its process.
+//= faults.md: 26
 #[test]
 fn adapters_that_are_removed() {
     let devices = two_hosts(2);

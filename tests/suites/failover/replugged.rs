@@ -92,6 +92,7 @@ fn each_adapter_comes_back(test: &str, n: usize, env: &[(&str, &str)], change: i
     });
 }
 
+//= faults.md: 27: an adapter is removed and comes back: it is opened again, its rails return
 //= failover.md: the rails of an adapter that was removed return
 #[test]
 fn a_rail_returns_to_an_adapter_that_is_plugged_in_again() {
@@ -296,6 +297,7 @@ fn memory_that_is_registered_while_an_adapter_is_away_is_registered_on_it_later(
     });
 }
 
+//= faults.md: 27
 #[test]
 fn a_new_connection_uses_an_adapter_that_is_plugged_in_again() {
     on_rails(here!(), 2, &[], || {

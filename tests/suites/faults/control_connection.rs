@@ -9,6 +9,7 @@ use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::Handle;
 
+//= faults.md: 50: the control connection is reset: data moves on while it is dialled again
 //= reach.md: a control connection that breaks is dialled again
 #[test]
 fn data_moves_on_while_the_control_connection_is_dialled_again() {
@@ -43,6 +44,7 @@ fn data_moves_on_while_the_control_connection_is_dialled_again() {
 }
 
 /// The limit of silence, 150 s, is longer than this test may take.
+//= faults.md: 9: a peer with a forked child is killed: its death is known at once
 //= reach.md: the death of a process is known at once
 #[test]
 fn a_killed_sender_is_lost_though_its_child_lives() {

@@ -100,6 +100,7 @@ fn ends_one(kind: u32, words: &'static str) {
     assert_eq!((table.finalize(ctx), take_warnings()), (Success, Vec::new()));
 }
 
+//= faults.md: 25: a queue fails: its connection fails by name, no other does
 //= configuration.md: NCCL_IB_RETURN_ASYNC_EVENTS
 #[test]
 fn a_fatal_event_ends_the_connections_that_it_concerns_and_no_others() {
@@ -118,6 +119,7 @@ fn a_fatal_event_ends_the_connections_that_it_concerns_and_no_others() {
     }
 }
 
+//= faults.md: 25
 #[test]
 fn a_failed_receive_queue_ends_the_connection_that_receives_from_it() {
     isolated(here!(), &mpib("512", &[ALONE]), || {
@@ -125,6 +127,7 @@ fn a_failed_receive_queue_ends_the_connection_that_receives_from_it() {
     });
 }
 
+//= faults.md: 26: an adapter fails: its rails fail over, or its connections end by name
 #[test]
 fn a_failed_adapter_ends_every_connection_on_it_and_none_on_others() {
     isolated(here!(), &[ALONE], || {
@@ -171,6 +174,7 @@ fn a_fatal_event_is_only_logged_if_configured() {
 }
 
 /// An event that is no failure is logged with the connections that it concerns, and ends none.
+//= faults.md: 18: ports report events: each is logged and counted once, connections stay
 #[test]
 fn events_of_ports_are_logged_once_and_counted_by_kind() {
     isolated(here!(), &mpib("512", &[]), || {

@@ -43,6 +43,7 @@ fn a_send_larger_than_its_receive_fails_both_ends_and_writes_nothing() {
     });
 }
 
+//= faults.md: 10
 #[test]
 fn receives_fail_when_the_sender_closes() {
     with_and_without_srq(here!(), &mpib("512", &[]), || {
@@ -82,6 +83,7 @@ fn what_was_sent_before_the_sender_closed_is_received() {
     });
 }
 
+//= faults.md: 10
 #[test]
 fn sends_fail_when_the_receiver_closes() {
     with_and_without_srq(here!(), &mpib("512", &[]), || {
@@ -122,6 +124,8 @@ fn receives_fail_when_the_sender_disappears() {
     });
 }
 
+//= faults.md: 87
+//= faults.md: 11: a comm is closed with requests under way: both ends close
 #[test]
 fn comms_close_with_requests_under_way() {
     with_and_without_srq(here!(), &mpib("512", &[]), || {
@@ -148,6 +152,7 @@ fn comms_close_with_requests_under_way() {
     });
 }
 
+//= faults.md: 15
 #[test]
 fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
     with_and_without_srq(here!(), &mpib("512", &[]), || {
@@ -196,6 +201,7 @@ fn a_rail_that_the_peer_cannot_use_fails_a_strict_connect() {
     });
 }
 
+//= faults.md: 16
 #[test]
 fn a_link_that_goes_down_under_a_transfer_is_named() {
     let soon = [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "2"), ("MPIB_FAILOVER", "0")];
@@ -215,6 +221,7 @@ fn a_link_that_goes_down_under_a_transfer_is_named() {
     });
 }
 
+//= faults.md: 13
 #[test]
 fn a_peer_that_stops_in_the_handshake_is_given_up_in_time() {
     with_and_without_srq(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {
@@ -256,6 +263,7 @@ fn waits(handle: &mut [u8; 128], ctx: Ptr, ms: u64, n: u64) {
 }
 
 /// Ranks come to accept when they do, and no sooner.
+//= faults.md: 82: accept is called late: connect waits and logs that
 //= reach.md: connect waits for a late accept, and fails at once if the peer ends
 #[test]
 fn a_peer_that_accepts_late_is_waited_for() {
@@ -286,6 +294,7 @@ fn a_peer_that_accepts_late_is_waited_for() {
     });
 }
 
+//= faults.md: 3
 //= reach.md: connect waits for a late accept, and fails at once if the peer ends
 #[test]
 fn a_peer_that_ends_before_it_accepts_is_an_error_at_once() {

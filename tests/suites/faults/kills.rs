@@ -54,6 +54,7 @@ fn goes_on(table: &'static Table, ctx: Ptr) {
     peer.finish();
 }
 
+//= faults.md: 1: the listener dies before it answers: connect fails and lists the addresses
 #[test]
 fn a_listener_that_dies_before_it_answers() {
     with_short_retries(here!(), |table, ctx| {
@@ -77,6 +78,7 @@ fn a_listener_that_dies_before_it_answers() {
     });
 }
 
+//= faults.md: 2: the connector dies in the handshake: accept fails once, the next peer gets in
 //= reach.md: a failed handshake fails accept unless another is in progress
 #[test]
 fn a_connector_that_dies_in_the_handshake() {
@@ -120,6 +122,7 @@ fn a_connector_that_dies_in_the_handshake() {
     });
 }
 
+//= faults.md: 3: the listener dies in the handshake: connect fails and names the step
 #[test]
 fn a_listener_that_dies_in_the_handshake() {
     with_short_retries(here!(), |table, ctx| {
@@ -140,6 +143,8 @@ fn a_listener_that_dies_in_the_handshake() {
     });
 }
 
+//= faults.md: 67: the kernel kills a process for its memory: as rows 1 to 9, by the same signal
+//= faults.md: 5: the sender is killed while it sends: test fails and names the dead peer
 #[test]
 fn a_sender_killed_while_it_sends() {
     with_short_retries(here!(), |table, ctx| {
@@ -173,6 +178,8 @@ fn a_sender_killed_while_it_sends() {
     });
 }
 
+//= faults.md: 67
+//= faults.md: 6: the receiver is killed while it receives: isend and test fail, and name it
 #[test]
 fn a_receiver_killed_while_it_receives() {
     with_short_retries(here!(), |table, ctx| {
@@ -212,6 +219,7 @@ fn a_receiver_killed_while_it_receives() {
     });
 }
 
+//= faults.md: 7: the peer is killed while nothing moves: requests that wait fail
 #[test]
 fn a_peer_killed_while_nothing_moves() {
     with_short_retries(here!(), |table, ctx| {
@@ -243,6 +251,7 @@ fn a_peer_killed_while_nothing_moves() {
 }
 
 /// A send that was posted to a receive of the peer, which then died: the NIC gets no answer.
+//= faults.md: 8: the receiver dies after it has posted: the posted send fails
 #[test]
 fn a_receiver_killed_before_the_data_comes() {
     with_short_retries(here!(), |table, ctx| {
@@ -269,6 +278,7 @@ fn a_receiver_killed_before_the_data_comes() {
     });
 }
 
+//= faults.md: 10: the peer closes with receives outstanding: they fail and say so
 #[test]
 fn a_peer_that_closes_with_receives_outstanding() {
     with_short_retries(here!(), |table, ctx| {
@@ -290,6 +300,7 @@ fn a_peer_that_closes_with_receives_outstanding() {
     });
 }
 
+//= faults.md: 12: a peer is stopped under load: the transfer waits and loses nothing
 #[test]
 fn a_peer_that_is_stopped_now_and_then_loses_nothing() {
     with_short_retries(here!(), |table, ctx| {
@@ -331,6 +342,7 @@ fn a_peer_that_is_stopped_now_and_then_loses_nothing() {
 }
 
 /// A connector waits for a stopped process, and continues once the process does.
+//= faults.md: 13: a peer stops in the handshake: connect waits up to its timeout
 #[test]
 fn a_listener_that_is_stopped_in_the_handshake_goes_on() {
     with_short_retries(here!(), |table, ctx| {

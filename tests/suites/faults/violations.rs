@@ -22,6 +22,7 @@ fn gets_refusal(evil: &Evil, said: &str) {
     assert!(reason.contains(said), "{said:?} is not in {reason:?}");
 }
 
+//= faults.md: 78: the peer lies in immediates, CTS entries or keys: the comm fails by name
 #[test]
 fn immediates_that_contradict_each_other() {
     with_and_without_srq(here!(), &mpib("512", &[]), || {
@@ -89,6 +90,7 @@ fn immediates_that_contradict_each_other() {
     });
 }
 
+//= faults.md: 78
 #[test]
 fn cts_entries_that_no_receiver_writes() {
     with_and_without_srq(here!(), &mpib("512", &[]), || {
@@ -171,6 +173,7 @@ fn a_group_whose_count_changes_between_its_sends() {
 
 /// A remote key that the receiver never gave out: the NIC refuses the write, and both ends hear of
 /// it.
+//= faults.md: 78
 #[test]
 fn a_cts_with_a_wrong_key_is_a_failed_completion() {
     with_and_without_srq(here!(), &mpib("0", &[]), || {
@@ -257,6 +260,7 @@ fn handshakes() -> Vec<(Lies, &'static str)> {
     ]
 }
 
+//= faults.md: 77: the peer lies in its messages: its handshake fails by name, others get in
 //= reach.md: a failed handshake fails accept unless another is in progress
 //= mpib.md: MPIB_STRICT=1 refuses a connection that lacks its rail
 #[test]
@@ -298,6 +302,7 @@ fn a_lying_connector_does_not_keep_others_out() {
     });
 }
 
+//= faults.md: 77
 //= mpib.md: MPIB_STRICT=1 refuses a connection that lacks its rail
 #[test]
 fn a_lying_listener_fails_connect() {

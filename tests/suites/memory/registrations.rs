@@ -226,6 +226,7 @@ fn whole_pages_are_registered() {
     });
 }
 
+//= faults.md: 40: memory cannot be registered: regMr fails, names the limit and leaves nothing
 //= memory.md: a failed registration leaves nothing behind
 #[test]
 fn a_failure_leaves_nothing_behind_and_harms_nobody() {

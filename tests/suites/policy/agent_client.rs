@@ -93,6 +93,7 @@ fn connections_of_a_process_share_one_agent_connection_and_a_pair_one_slot() {
     });
 }
 
+//= faults.md: 28: there is no agent: one warning; an error with MPIB_STRICT=1; a later one is found
 //= agent.md: an agent that starts later is found
 #[test]
 fn an_agent_that_appears_later_is_found() {
@@ -113,6 +114,7 @@ fn an_agent_that_appears_later_is_found() {
     });
 }
 
+//= faults.md: 29: the agent dies: its last hints stay, connections register with the next
 //= agent.md: the last hints outlive a killed agent; its successor may assign other slots
 #[test]
 fn a_killed_agent_leaves_its_hints_and_a_new_one_may_give_other_slots() {
@@ -166,6 +168,7 @@ fn a_connection_whose_end_a_killed_agent_never_confirmed_is_not_registered_again
     });
 }
 
+//= faults.md: 32: the hint file is cut, damaged, replaced or removed: the last hint stays
 //= agent.md: a damaged, missing or replaced hint file keeps the last hint
 #[test]
 fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_found() {
@@ -237,6 +240,7 @@ fn a_file_that_another_good_one_replaces_is_no_fault() {
     });
 }
 
+//= faults.md: 33: the agent stops within an entry: the last hint stays, with a warning
 //= agent.md: a writer that stops half way leaves the last hint
 #[test]
 fn a_writer_that_stops_in_the_middle_leaves_the_last_hint() {
@@ -308,6 +312,7 @@ fn a_slot_that_changes_hands_never_gives_the_hint_of_another() {
     });
 }
 
+//= faults.md: 30
 //= agent.md: a refused registration is repeated
 #[test]
 fn a_refused_connection_registers_again() {
@@ -328,6 +333,7 @@ fn a_refused_connection_registers_again() {
     });
 }
 
+//= faults.md: 30: the agent sends garbage, refuses or hangs: it is left and tried again
 //= agent.md: an agent that breaks the protocol is disconnected and retried
 #[test]
 fn an_agent_that_breaks_the_protocol_is_disconnected_and_retried() {
@@ -373,6 +379,7 @@ fn an_agent_that_refuses_flags_gets_messages_without_them() {
     });
 }
 
+//= faults.md: 35: a stranger owns an agent folder: it is skipped by name, the next one counts
 //= agent.md: the places of the socket are tried in order; what is not safe is not used and is named
 #[test]
 fn a_place_that_others_could_change_is_not_used_and_is_named() {
@@ -397,6 +404,7 @@ fn a_place_that_others_could_change_is_not_used_and_is_named() {
     });
 }
 
+//= faults.md: 30
 //= agent.md: an agent that does not answer is disconnected and retried
 #[test]
 fn an_agent_that_does_not_answer_is_disconnected_and_retried() {
@@ -435,6 +443,7 @@ fn connections_that_end_while_the_agent_is_silent_end() {
     });
 }
 
+//= faults.md: 31: the agent is another user: it is not used unless MPIB_AGENT_UID names it
 //= configuration.md: MPIB_AGENT_UID
 //= agent.md: socket and file of another user are refused unless MPIB_AGENT_UID names it
 #[test]

@@ -109,6 +109,7 @@ fn refused(path: &std::path::Path, why: &str) {
     assert_eq!(table.close_listen(listen), Success);
 }
 
+//= faults.md: 28
 //= agent.md: MPIB_STRICT=1 requires an agent, its answer and a hint file
 #[test]
 fn strict_refuses_a_connection_where_there_is_no_agent() {

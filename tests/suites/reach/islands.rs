@@ -214,6 +214,7 @@ fn hints_do_not_bring_sup_to_the_other_island() {
 
 /// Every host may have a 172.17.0.1; also where it is the first that is tried, the right host is
 /// found.
+//= faults.md: 59: several hosts have one address: the connector goes on to the right listener
 //= mpib.md: an address that every host has does no harm
 #[test]
 fn an_address_that_every_host_has_does_no_harm() {

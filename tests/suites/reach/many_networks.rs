@@ -121,6 +121,7 @@ fn a_host_on_many_networks_is_found_by_that_of_its_adapter() {
 
 /// 1500 at one end and 9000 at the other: packets are as long as the smaller one allows, and data
 /// flows.
+//= faults.md: 57: ports differ in MTU: the smaller one is used
 //= reach.md: fabric: ports of different MTU use the smaller one
 #[test]
 fn ports_of_different_mtu_use_the_smaller_one() {
@@ -144,6 +145,7 @@ fn two() -> Topology {
 }
 
 /// Both ends have 9000, and the switch between them 1500.
+//= faults.md: 58: a switch drops long packets: the probe finds that and the error says so
 //= reach.md: a path that loses long packets is reported as such
 #[test]
 fn a_switch_that_drops_long_packets_is_found_by_the_probe() {

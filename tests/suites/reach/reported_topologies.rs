@@ -101,6 +101,7 @@ fn a_wrong_gid_index_is_named_with_what_stands_there() {
     });
 }
 
+//= faults.md: 22: packets are not acknowledged: the error lists what to check
 //= reach.md: error: completions with status 12
 #[test]
 fn unacknowledged_packets_are_reported_with_what_to_check() {

@@ -333,6 +333,7 @@ fn each_end_knows_why_the_other_does_without_a_rail() {
 
 /// Both ports take long packets and what is between them does not: an empty probe would find
 /// nothing. Ports of different MTUs are no trouble.
+//= faults.md: 58
 //= reach.md: a path that loses long packets is reported as such
 #[test]
 fn a_path_that_drops_long_packets_is_reported_as_such() {

@@ -54,6 +54,7 @@ fn two_subnets_on_one_link_are_kept_apart() {
 
 /// IPv4 and IPv6 on all; one pair has only the one in common, another only the other. And hosts
 /// that have IPv6 alone.
+//= faults.md: 56: hosts have IPv6 alone, or both families: they use what they share
 //= reach.md: fabric: dual stack and IPv6 only
 #[test]
 fn dual_stack_and_ipv6_alone_find_what_they_share() {

@@ -42,6 +42,7 @@ fn held() -> Held {
     }
 }
 
+//= faults.md: 83: connections and contexts come and go for long: nothing is left
 #[test]
 fn ten_thousand_connections_leave_nothing() {
     isolated(here!(), &mpib("512", &[]), || {

@@ -421,6 +421,7 @@ fn counters_of_two_threads_only_ever_rise_and_end_exact() {
     });
 }
 
+//= faults.md: 63
 #[test]
 fn a_forked_process_that_goes_on_with_a_comm_does_not_count_in_its_parents_page() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -495,6 +496,7 @@ fn no_room_for_a_page(table: &Table) {
     take_warnings();
 }
 
+//= faults.md: 43: the statistics page cannot be made: one warning; an error with MPIB_STRICT=1
 #[test]
 fn a_page_that_cannot_be_made_is_one_warning() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -510,6 +512,7 @@ fn a_page_that_cannot_be_made_is_one_warning() {
     });
 }
 
+//= faults.md: 43
 #[test]
 fn a_page_that_cannot_be_made_fails_a_strict_init() {
     isolated(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {

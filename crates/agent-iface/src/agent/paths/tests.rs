@@ -84,6 +84,7 @@ fn a_link_is_never_followed() {
     assert!(check_folder(&dir.path().join("real"), &trust()).is_ok());
 }
 
+//= faults.md: 34: the path of the hint file is a device: it is refused and never opened
 //= agent.md: a device is never opened
 #[test]
 fn a_device_is_refused() {
