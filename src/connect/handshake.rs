@@ -2,7 +2,7 @@
 //! [`Machine`], and carries out the machine's actions. The machine makes all decisions.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::agent::{Options, Subscription};
 use crate::connect::local_rails::{prepare, rotation};
@@ -15,6 +15,10 @@ use crate::proto::{Handle, Hello, Message, Role, Wiring};
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
 
+/// How long a connector may take for its proof after the handshake has failed. The proof takes one
+/// round trip.
+const PROOF_MAX: Duration = Duration::from_secs(10);
+
 /// A handshake in progress.
 #[derive(Debug)]
 pub(crate) struct Handshake {
@@ -22,6 +26,10 @@ pub(crate) struct Handshake {
     device: String,
     /// `None` after the end of the handshake.
     channel: Option<Channel>,
+    /// Whether the peer had proved itself when the channel was last seen.
+    proved: bool,
+    /// Why the handshake has failed, and how long a proof of the peer is waited for.
+    failed: Option<(Error, Instant)>,
     machine: Machine,
     work: LocalWork,
 }
@@ -76,7 +84,7 @@ impl Handshake {
         let device = device.name.to_string_lossy().into_owned();
         let patience = Options::from(&*settings.config).patience();
         let machine = Machine::new(role, Instant::now(), &settings.config, device.clone(), first, patience);
-        Self { device, channel: Some(channel), machine, work }
+        Self { device, channel: Some(channel), proved: false, failed: None, machine, work }
     }
 
     /// Advances the handshake as far as possible without waiting. Returns the comm once both ends
@@ -105,17 +113,35 @@ impl Handshake {
                         channel.flush();
                         return self.work.take_comm(channel).map(Some);
                     }
-                    Action::Fail(e) => {
-                        self.take_channel()?.close();
-                        return Err(e);
-                    }
+                    Action::Fail(e) => self.failed = Some((e, Instant::now() + PROOF_MAX)),
                     action => self.perform(action),
                 }
+            }
+            if self.failed.is_some() {
+                return self.poll_failed();
             }
             if !self.advance()? {
                 return Ok(None);
             }
         }
+    }
+
+    /// Ends a failed handshake once it is known whether the peer was this listener's: an acceptor
+    /// may fail before the connector's proof has come.
+    fn poll_failed(&mut self) -> Result<Option<(Comm, Option<Subscription>)>> {
+        let channel = self.channel.as_ref().ok_or_else(ended)?;
+        let waits = |(_, until): &mut (Error, Instant)| {
+            !channel.is_proved() && channel.state() == ChannelState::Open && Instant::now() < *until
+        };
+        if self.failed.as_mut().is_some_and(waits) {
+            channel.flush();
+            // Serves the sockets. Messages do not matter any more.
+            let _ = channel.try_recv();
+            return Ok(None);
+        }
+        let (e, _) = self.failed.take().ok_or_else(ended)?;
+        self.take_channel()?.close();
+        Err(e)
     }
 
     /// Passes one input to the machine; returns whether there was one. Finished work and messages
@@ -175,7 +201,13 @@ impl Handshake {
         Ok(None)
     }
 
+    /// Returns whether the peer has shown that it knows the secret of the handle.
+    pub(crate) fn is_proved(&self) -> bool {
+        self.channel.as_ref().map_or(self.proved, Channel::is_proved)
+    }
+
     fn take_channel(&mut self) -> Result<Channel> {
+        self.proved = self.is_proved();
         self.channel.take().ok_or_else(ended)
     }
 }

@@ -143,7 +143,7 @@ impl Listening {
     /// not affect the others: its peer is sent the reason, and the log has it.
     ///
     /// # Errors
-    /// The handshake with a peer that knows the listener's nonce has failed, and no other is in
+    /// The handshake with a peer that knows the listener's secret has failed, and no other is in
     /// progress. NCCL makes one connector for each listener: no other peer would come.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let mut place = self.handshakes.lock();
@@ -175,8 +175,8 @@ impl Listening {
                     return Ok(Some(RecvComm::new(comm, &self.settings, flow)));
                 }
                 Err(e) => {
-                    handshakes.swap_remove(i);
-                    fail(e);
+                    let failed = handshakes.swap_remove(i);
+                    if failed.is_proved() { fail(e) } else { note_unproved(&e) }
                 }
             }
         }
@@ -188,6 +188,12 @@ impl Listening {
             }
         }
     }
+}
+
+/// Reports the end of a handshake with somebody who may have copied a connector's HELLO: the
+/// connector itself may still come.
+fn note_unproved(e: &Error) {
+    tracing::info!(target: "net", "accept: a handshake ended before its peer had proved itself: {e}");
 }
 
 fn warn(e: &Error) {

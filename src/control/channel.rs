@@ -1,23 +1,24 @@
 //! The owner's end of a control connection.
 
-use std::iter;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
 
+use super::attempt::Opening;
 use super::connector::Connector;
 use super::end::ChannelState;
-use super::link::Link;
+use super::link::{Link, encoded};
 use super::news::News;
 use super::options::Tolerance;
 use super::reactor::{Control, Reactor};
 use super::redial_listener::RedialListener;
 use super::redial_terms::{RedialTerms, random};
 use super::sockets::Entry;
-use crate::error::{Error, Result};
-use crate::proto::{Handle, Hello, Message, Role, Wiring};
+use super::targets::Targets;
+use crate::error::Result;
+use crate::proto::{Claim, FrameKey, Handle, Hello, Message, Role, Wiring};
 
 /// A control connection. If it is dropped without [`close`](Self::close), no BYE is sent, and the
 /// peer sees a loss.
@@ -42,7 +43,7 @@ impl Channel {
     }
 
     /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its
-    /// nonce, its token and whether WIRING follows are filled in. `wiring` is sent in the same
+    /// claim and whether WIRING follows are filled in. `wiring` is sent in the same
     /// packet. Returns at once. [`try_recv`](Self::try_recv) returns the
     /// listener's own HELLO, or a failure after `timeout` at the latest. Messages may be sent from
     /// now on: they wait. `tolerance` is how long the peer's host may be silent, and whether the
@@ -57,25 +58,30 @@ impl Channel {
         let Tolerance { silence, failover } = tolerance.into();
         let interfaces = control.interfaces()?;
         let token = random()?;
-        let (nonce, wiring_follows) = (*handle.nonce(), wiring.is_some());
-        let hello = Message::Hello(Hello { nonce, token, wiring_follows, ..hello.clone() });
+        let secret = *handle.secret();
+        let (claim, wiring_follows) = (Claim::new(&secret, token), wiring.is_some());
+        let hello = Message::Hello(Hello { claim, wiring_follows, ..hello.clone() });
         let (mut redials, mut redial) = (None, None);
         if let Some(failover) = &failover {
             let (listener, handle) = control.redials.get(control, &interfaces, failover)?;
-            redial = Some(RedialTerms::new(Role::Connector, token, handle, silence)?);
+            redial = Some(RedialTerms::new(Role::Connector, token, &handle, silence));
             redials = Some((listener, failover.wait));
         }
         let callback = redial.as_ref().map(RedialTerms::callback);
-        let mut frames = Vec::new();
-        for message in iter::once(hello).chain(callback).chain(wiring.cloned().map(Message::Wiring)) {
-            let frame = message.encode();
-            frames.extend(frame.map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?);
+        let mut bytes = encoded(&hello)?;
+        let first = bytes.len();
+        let mut key = FrameKey::early(&secret, &bytes);
+        for message in callback.into_iter().chain(wiring.cloned().map(Message::Wiring)) {
+            let mut frame = encoded(&message)?;
+            key.seal(&mut frame);
+            bytes.extend(frame);
         }
+        let opening = Opening { bytes: bytes.into(), first, secret };
         let reactor = control.reactor()?;
         let link = Arc::new(Link::with_redial(redial));
-        let local = interfaces.iter().map(|i| i.addr);
-        let (hello, times, known) = ((frames, token), (timeout, silence), Arc::clone(&control.known));
-        let connector = Connector::new(Arc::clone(&link), handle, local, hello, times, known);
+        let (host, times, known) = (handle.addrs(), (timeout, silence), Arc::clone(&control.known));
+        let targets = Targets::of(handle, (control.host, &interfaces), known.of(host), Instant::now());
+        let connector = Connector::new(Arc::clone(&link), host, targets, opening, times, known);
         let id = reactor.begin(|sockets| {
             let id = sockets.next_token();
             sockets.insert(id, Entry::Connector(connector));
@@ -115,6 +121,12 @@ impl Channel {
     /// Returns the next message of an established connection, whose socket the thread serves.
     pub fn received(&self) -> Result<Option<Message>> {
         self.link.try_recv()
+    }
+
+    /// Returns whether the peer has shown that it knows the secret of the handle. Before that its
+    /// messages may be the copy of another process.
+    pub fn is_proved(&self) -> bool {
+        self.link.is_proved()
     }
 
     /// Returns whether there is something to look at: a message, or the end of the connection.

@@ -1,18 +1,27 @@
 //! Accepted connections of unknown peers: nothing they send counts until a whole HELLO with the
-//! right nonce has come.
+//! right claim has come.
 
 use std::io::{ErrorKind, Read};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mio::Token;
-use subtle::ConstantTimeEq;
 
 use super::link::Link;
+use super::listener::Admission;
+use super::redial_terms::random;
+use super::rival::Rival;
 use super::socket::Stream;
-use super::sockets::{Entry, Sockets};
-use crate::proto::{self, HEADER_BYTES, Hello, HelloPrefix, Message, Nonce, PROTOCOL_VERSION, Peeked};
+use super::sockets::{Answer, Entry, Sockets};
+use crate::proto::{
+    self, FrameKey, HEADER_BYTES, Hello, HelloPrefix, ListenerId, MAX_FRAME_BYTES, Message, Nonce,
+    PROTOCOL_VERSION, Peeked, Role, Session,
+};
+
+/// How long the first of several connections with one HELLO may take for its proof, which takes one
+/// round trip, until the others are answered, too.
+const FIRST_PROVES: Duration = Duration::from_millis(100);
 
 /// A connection whose HELLO has not come.
 #[derive(Debug)]
@@ -20,9 +29,14 @@ pub(super) struct HalfOpen {
     listener: Token,
     stream: Stream,
     addr: SocketAddr,
-    nonce: Nonce,
+    /// Id and secret of the listener.
+    listens: (ListenerId, Nonce),
     until: Instant,
     read: Vec<u8>,
+    /// Whether the claim was found to be right.
+    claimed: bool,
+    /// Until when another connection with the same HELLO may prove itself.
+    waits_until: Option<Instant>,
 }
 
 /// What the bytes so far mean.
@@ -31,10 +45,12 @@ enum Verdict {
     Wait,
     /// No peer of this listener. Gets no answer.
     Stranger(String),
-    /// A peer that knows the nonce but is not compatible. Gets a REFUSE with the reason.
-    Refused(String),
-    /// A peer of this listener, with the bytes after its HELLO.
-    Peer(Hello, Vec<u8>),
+    /// A peer of another version. Gets a REFUSE with the reason, which every version can read.
+    OtherVersion(String),
+    /// A peer whose HELLO of this many bytes cannot be decoded. Gets a REFUSE with the reason.
+    Unreadable(String, usize),
+    /// A peer of this listener, with its HELLO of this many bytes.
+    Peer(Hello, usize),
 }
 
 impl HalfOpen {
@@ -42,10 +58,10 @@ impl HalfOpen {
         listener: Token,
         stream: Stream,
         addr: SocketAddr,
-        nonce: Nonce,
+        listens: (ListenerId, Nonce),
         until: Instant,
     ) -> Self {
-        Self { listener, stream, addr, nonce, until, read: Vec::new() }
+        Self { listener, stream, addr, listens, until, read: Vec::new(), claimed: false, waits_until: None }
     }
 
     /// Continues to read. Returns the entry that replaces this one in the thread's table, if any.
@@ -58,30 +74,77 @@ impl HalfOpen {
         let acceptor = sockets.acceptor(self.listener)?;
         acceptor.forget(me);
         match verdict {
-            Verdict::Peer(hello, rest) if acceptor.admit(hello.token) => {
-                let token = hello.token;
-                let redial = acceptor.redial_terms(token);
-                let link = Arc::new(Link::with_redial(redial.clone()));
-                link.deliver(Message::Hello(hello));
-                link.establish(self.stream, self.addr, rest);
-                // The peer may have closed; the owner sees that on the channel.
-                let _ = link.enqueue(&Message::Welcome { token });
-                redial.iter().for_each(|redial| drop(link.enqueue(&redial.callback())));
-                acceptor.hand_over(me, &link);
-                sockets.again(me);
-                Some(Entry::Link(link))
-            }
-            Verdict::Refused(reason) => {
-                acceptor.refuse(format!("refused a control connection from {}: {reason}", self.addr));
-                sockets.refuse(me, self.stream, self.addr, reason)
+            Verdict::Peer(hello, len) => self.admit(me, hello, len, sockets),
+            Verdict::OtherVersion(reason) => self.refuse(me, reason, None, sockets),
+            Verdict::Unreadable(reason, len) => {
+                let answer = self.answer(len)?;
+                self.refuse(me, reason, Some(answer), sockets)
             }
             Verdict::Stranger(why) => {
                 tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);
                 None
             }
-            // A second connection of a peer that has one.
-            Verdict::Peer(..) | Verdict::Wait => None,
+            Verdict::Wait => None,
         }
+    }
+
+    /// Makes the answer to a HELLO of `len` bytes. `None` without random bytes, which the kernel
+    /// always has.
+    fn answer(&self, len: usize) -> Option<Answer> {
+        let challenge = random().ok()?;
+        let session = Session::new(&self.listens.1, &self.read[..len], &challenge);
+        let welcome = Message::Welcome { challenge, proof: session.proof }.encode().ok()?;
+        let early = FrameKey::early(&self.listens.1, &self.read[..len]);
+        Some(Answer { session, welcome, early })
+    }
+
+    /// Answers a peer of this listener. Its messages may be read before it has proved itself.
+    fn admit(mut self, me: Token, hello: Hello, len: usize, sockets: &mut Sockets) -> Option<Entry> {
+        let connector = hello.claim.token;
+        let acceptor = sockets.acceptor(self.listener)?;
+        let admission = acceptor.admission(&connector);
+        if admission == Admission::Denied {
+            return None;
+        }
+        if admission == Admission::Beside {
+            let waits_until = *self.waits_until.get_or_insert_with(|| Instant::now() + FIRST_PROVES);
+            if Instant::now() < waits_until {
+                acceptor.keep_half_open(me);
+                sockets.wake_at(waits_until, me);
+                return Some(Entry::HalfOpen(self));
+            }
+        }
+        let redial = acceptor.redial_terms(connector);
+        let Answer { session, welcome, early } = self.answer(len)?;
+        let link = Arc::new(Link::with_redial(redial.clone()));
+        link.deliver(Message::Hello(hello));
+        link.secure(&session, Role::Acceptor, Some(early)).ok()?;
+        link.establish(self.stream, self.addr, self.read[len..].to_vec());
+        link.enqueue_first(&welcome);
+        // The peer may have closed; the owner sees that on the channel.
+        redial.iter().for_each(|redial| drop(link.enqueue(&redial.callback())));
+        sockets.again(me);
+        let acceptor = sockets.acceptor(self.listener)?;
+        if admission == Admission::Beside {
+            acceptor.keep_half_open(me);
+            link.flush();
+            return Some(Entry::Rival(Rival { listener: self.listener, link, connector, until: self.until }));
+        }
+        acceptor.welcome(connector, &link);
+        acceptor.hand_over(me, &link);
+        Some(Entry::Link(link))
+    }
+
+    fn refuse(
+        self,
+        me: Token,
+        reason: String,
+        answer: Option<Answer>,
+        sockets: &mut Sockets,
+    ) -> Option<Entry> {
+        let acceptor = sockets.acceptor(self.listener)?;
+        acceptor.refuse(format!("refused a control connection from {}: {reason}", self.addr));
+        sockets.refuse(me, (self.stream, self.addr), answer, &Message::Refuse { reason })
     }
 
     fn read_on(&mut self) -> Verdict {
@@ -91,8 +154,12 @@ impl HalfOpen {
                 Ok(0) => return Verdict::Stranger(format!("it closed after {} bytes", self.read.len())),
                 Ok(n) => self.read.extend_from_slice(&chunk[..n]),
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Verdict::Wait,
+                // A whole HELLO that waits for its turn.
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return self.examine(),
                 Err(e) => return Verdict::Stranger(e.to_string()),
+            }
+            if self.read.len() > 2 * MAX_FRAME_BYTES {
+                return Verdict::Stranger("it sends more than a connector does".into());
             }
             // Examined after each piece: an unknown peer never makes us keep more than one.
             match self.examine() {
@@ -102,27 +169,30 @@ impl HalfOpen {
         }
     }
 
-    fn examine(&self) -> Verdict {
+    fn examine(&mut self) -> Verdict {
         let prefix = match HelloPrefix::at(&self.read) {
             Ok(None) => return Verdict::Wait,
             Ok(Some(prefix)) => prefix,
             Err(e) => return Verdict::Stranger(e.to_string()),
         };
-        if !bool::from(prefix.nonce.ct_eq(&self.nonce)) {
-            return Verdict::Stranger("its HELLO is for another listener".into());
+        if !self.claimed {
+            if !prefix.claim.is_for(&self.listens.0, &self.listens.1, prefix.version) {
+                return Verdict::Stranger("its HELLO is for another listener".into());
+            }
+            self.claimed = true;
         }
         if prefix.version != PROTOCOL_VERSION {
-            return Verdict::Refused(proto::DecodeError::Version { found: prefix.version }.to_string());
+            return Verdict::OtherVersion(proto::DecodeError::Version { found: prefix.version }.to_string());
         }
         let len = match Peeked::at(&self.read) {
-            Ok(Peeked::Whole { len }) => len,
+            Ok(Peeked::Whole { len }) => HEADER_BYTES + len,
             Ok(Peeked::Partial) => return Verdict::Wait,
             Err(e) => return Verdict::Stranger(e.to_string()),
         };
-        match Message::decode(&self.read[HEADER_BYTES..HEADER_BYTES + len]) {
-            Ok(Message::Hello(hello)) => Verdict::Peer(hello, self.read[HEADER_BYTES + len..].to_vec()),
+        match Message::decode(&self.read[HEADER_BYTES..len]) {
+            Ok(Message::Hello(hello)) => Verdict::Peer(hello, len),
             Ok(other) => Verdict::Stranger(format!("it began with {}", other.name())),
-            Err(e) => Verdict::Refused(format!("its HELLO cannot be read: {e}")),
+            Err(e) => Verdict::Unreadable(format!("its HELLO cannot be read: {e}"), len),
         }
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mio::Token;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::channel::Channel;
+use super::end::ChannelState;
 use super::half_open::HalfOpen;
 use super::interfaces::{fitted, reachable};
 use super::link::Link;
@@ -20,7 +21,7 @@ use super::redialed::Redialed;
 use super::socket::{self, ListenSocket};
 use super::sockets::{Entry, Sockets};
 use crate::error::{Error, Result};
-use crate::proto::{Addr, Handle, Nonce, Role};
+use crate::proto::{Addr, Handle, ListenerId, Nonce, Role};
 use crate::warned::Subject;
 
 /// Most connections of a listener whose HELLO has not come. One more closes the oldest.
@@ -48,7 +49,7 @@ pub struct Listener {
 #[derive(Debug, Default)]
 struct Accepted {
     waiting: Mutex<Waiting>,
-    /// Why the last peer that knew the nonce was refused.
+    /// Why the last peer that knew the secret was refused.
     refused: Mutex<Option<String>>,
 }
 
@@ -57,6 +58,14 @@ struct Waiting {
     links: VecDeque<(Token, Arc<Link>)>,
     /// Whether a call that is in progress takes the next one: its caller flushes the channel.
     wanted: bool,
+}
+
+impl Waiting {
+    /// Takes the next peer: one that has proved itself, if there is one.
+    fn next(&mut self) -> Option<(Token, Arc<Link>)> {
+        let proved = self.links.iter().position(|(_, link)| link.is_proved());
+        self.links.remove(proved.unwrap_or(0))
+    }
 }
 
 impl Accepted {
@@ -77,8 +86,9 @@ impl Listener {
         let failed = |e| Error::io("listening for control connections", e);
         let mut socket = socket::listen(options.family).map_err(failed)?;
         let port = socket.local_addr().map_err(|e| Error::io("getsockname of a listener", e))?.port();
-        let nonce = random()?;
-        let (handle, left) = fitted(nonce, port, &addrs).map_err(|e| Error::Internal(e.to_string()))?;
+        let secret = random()?;
+        let (handle, left) = fitted(secret, port, &addrs).map_err(|e| Error::Internal(e.to_string()))?;
+        let handle = handle.on(control.host);
         if !left.is_empty() && control.warned.once(Subject::HandleFull) {
             log_left_out(&handle, &left);
         }
@@ -91,10 +101,11 @@ impl Listener {
         let accepted = Arc::new(Accepted::default());
         let limits = (options.timeout.min(STRANGER_LIMIT), options.silence);
         let guests = Guests::Connectors { accepted: Arc::clone(&accepted), callback };
+        let listens = (handle.id(), secret);
         let token = reactor.begin(|sockets| {
             let token = sockets.next_token();
             sockets.register(&mut *socket, token)?;
-            sockets.insert(token, Entry::Listener(Acceptor::new(socket, guests, nonce, limits)));
+            sockets.insert(token, Entry::Listener(Acceptor::new(socket, guests, listens, limits)));
             Ok(token)
         });
         let token = token?.map_err(failed)?;
@@ -119,7 +130,7 @@ impl Listener {
     pub(crate) fn try_accept_unflushed(&self) -> Result<Option<Channel>> {
         let take = |wanted: bool| {
             self.accepted.with(|waiting| {
-                let next = waiting.links.pop_front();
+                let next = waiting.next();
                 waiting.wanted = wanted && next.is_none();
                 next
             })
@@ -134,7 +145,7 @@ impl Listener {
             .map(|(token, link)| Channel::new(link, Arc::clone(&self.reactor), token, self.redials.clone())))
     }
 
-    /// Returns why a peer that knows the nonce was refused since the last call: its HELLO cannot be
+    /// Returns why a peer that knows the secret was refused since the last call: its HELLO cannot be
     /// decoded.
     pub fn refused(&self) -> Option<Error> {
         self.accepted.refused().take().map(Error::Protocol)
@@ -165,14 +176,15 @@ impl Drop for Listener {
 pub(super) struct Acceptor {
     pub(super) socket: ListenSocket,
     guests: Guests,
-    nonce: Nonce,
+    /// Id and secret.
+    listens: (ListenerId, Nonce),
     /// How long an unknown peer may take.
     limit: Duration,
     /// How long a peer's host may be silent.
     silence: Duration,
     half_open: VecDeque<Token>,
-    /// Tokens of the connectors that got WELCOME.
-    tokens: VecDeque<Nonce>,
+    /// The connectors that got WELCOME, and the first connection of each.
+    welcomed: VecDeque<(Nonce, Weak<Link>)>,
     exhausted: bool,
 }
 
@@ -185,27 +197,38 @@ enum Guests {
     Redials,
 }
 
+/// What becomes of a whole HELLO with the right claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// It is the first one of its connector.
+    First,
+    /// The first one of its connector has proved nothing yet: of both, one will.
+    Beside,
+    /// Its connector has a connection, or too many channels wait.
+    Denied,
+}
+
 impl Acceptor {
     /// Makes the one of the listener for re-dials. The connections have the limit of silence of those
     /// that they replace once they do.
-    pub(super) fn of_redials(socket: ListenSocket, nonce: Nonce, limit: Duration) -> Self {
-        Self::new(socket, Guests::Redials, nonce, (limit, limit))
+    pub(super) fn of_redials(socket: ListenSocket, listens: (ListenerId, Nonce), limit: Duration) -> Self {
+        Self::new(socket, Guests::Redials, listens, (limit, limit))
     }
 
     fn new(
         socket: ListenSocket,
         guests: Guests,
-        nonce: Nonce,
+        listens: (ListenerId, Nonce),
         (limit, silence): (Duration, Duration),
     ) -> Self {
         Self {
             socket,
             guests,
-            nonce,
+            listens,
             limit,
             silence,
             half_open: VecDeque::new(),
-            tokens: VecDeque::new(),
+            welcomed: VecDeque::new(),
             exhausted: false,
         }
     }
@@ -244,9 +267,9 @@ impl Acceptor {
             sockets.wake_at(until, token);
             let entry = match self.guests {
                 Guests::Connectors { .. } => {
-                    Entry::HalfOpen(HalfOpen::new(me, stream, addr, self.nonce, until))
+                    Entry::HalfOpen(HalfOpen::new(me, stream, addr, self.listens, until))
                 }
-                Guests::Redials => Entry::Redialed(Redialed::new(me, stream, addr, self.nonce, until)),
+                Guests::Redials => Entry::Redialed(Redialed::new(me, stream, addr, self.listens, until)),
             };
             sockets.insert(token, entry);
         }
@@ -259,18 +282,57 @@ impl Acceptor {
         self.half_open.retain(|t| *t != token);
     }
 
-    /// Decides on a whole HELLO with the right nonce. Returns `false` for a second attempt of one
-    /// connector, or if too many channels wait.
-    pub(super) fn admit(&mut self, connector: Nonce) -> bool {
+    /// Counts a connection as half open again.
+    pub(super) fn keep_half_open(&mut self, token: Token) {
+        self.half_open.push_back(token);
+    }
+
+    /// Decides on a whole HELLO with the right claim.
+    pub(super) fn admission(&self, connector: &Nonce) -> Admission {
         let full = self.accepted().is_none_or(|accepted| accepted.with(|w| w.links.len()) >= WAITING_MAX);
-        if full || self.tokens.contains(&connector) {
-            return false;
+        let first = self.welcomed.iter().find(|(token, _)| token == connector);
+        match first.and_then(|(_, link)| link.upgrade()) {
+            _ if full => Admission::Denied,
+            Some(first) if first.is_proved() => Admission::Denied,
+            Some(first) if first.state() == ChannelState::Open => Admission::Beside,
+            Some(_) => Admission::First,
+            // The connection was proved, and has ended.
+            None if first.is_some() => Admission::Denied,
+            None => Admission::First,
         }
-        if self.tokens.len() == WAITING_MAX {
-            self.tokens.pop_front();
+    }
+
+    /// Remembers the first connection of a connector.
+    pub(super) fn welcome(&mut self, connector: Nonce, link: &Arc<Link>) {
+        self.welcomed.retain(|(token, _)| *token != connector);
+        if self.welcomed.len() == WAITING_MAX {
+            self.welcomed.pop_front();
         }
-        self.tokens.push_back(connector);
-        true
+        self.welcomed.push_back((connector, Arc::downgrade(link)));
+    }
+
+    /// Puts a connection that has proved itself in place of the connector's first one. Returns the
+    /// channels that are to be removed; `None` if that one has proved itself, too: then both are the
+    /// connector's.
+    pub(super) fn supersede(&mut self, connector: Nonce, link: &Arc<Link>) -> Option<Vec<Token>> {
+        let mut removed = Vec::new();
+        let first = self.welcomed.iter().find(|(token, _)| *token == connector);
+        if let Some(first) = first.and_then(|(_, first)| first.upgrade()) {
+            if first.is_proved() {
+                return None;
+            }
+            first.fail("another connection has proved to be its connector's".into());
+            removed = self.accepted().map_or(Vec::new(), |accepted| {
+                accepted.with(|waiting| {
+                    let is_first = |(_, link): &(Token, Arc<Link>)| Arc::ptr_eq(link, &first);
+                    let tokens = waiting.links.iter().filter(|w| is_first(w)).map(|w| w.0).collect();
+                    waiting.links.retain(|w| !is_first(w));
+                    tokens
+                })
+            });
+        }
+        self.welcome(connector, link);
+        Some(removed)
     }
 
     /// Records why a peer that knows the nonce was refused.
@@ -295,8 +357,7 @@ impl Acceptor {
     /// Returns how a new connection with this token is dialled again; `None` without failover.
     pub(super) fn redial_terms(&self, token: Nonce) -> Option<RedialTerms> {
         let Guests::Connectors { callback: Some(handle), .. } = &self.guests else { return None };
-        // Without random bytes, which the kernel always has, the connection has no failover.
-        RedialTerms::new(Role::Acceptor, token, handle.clone(), self.silence).ok()
+        Some(RedialTerms::new(Role::Acceptor, token, handle, self.silence))
     }
 
     fn accepted(&self) -> Option<&Arc<Accepted>> {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use mio::{Events, Poll, Token, Waker};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::host;
 use super::interface_watch::Interfaces;
 use super::interfaces::Interface;
 use super::known_addresses::KnownAddresses;
@@ -23,6 +24,7 @@ use super::news::Call;
 use super::redial_listener::SharedListener;
 use super::sockets::{HANDSHAKES, Sockets, WAKER};
 use crate::error::{Error, Result};
+use crate::proto::HostId;
 use crate::warned::Warned;
 
 /// How long the sockets of handshakes may be quiet before the thread serves them.
@@ -35,6 +37,8 @@ const KEEP: Duration = Duration::from_secs(1);
 pub struct Control {
     running: Mutex<Running>,
     interfaces: Interfaces,
+    /// This host.
+    pub(super) host: HostId,
     pub(super) known: Arc<KnownAddresses>,
     pub(super) warned: Arc<Warned>,
     /// The listener for re-dials.
@@ -51,7 +55,14 @@ struct Running {
 impl Control {
     pub(crate) fn new(warned: Arc<Warned>) -> Self {
         let (running, interfaces) = (Mutex::default(), Interfaces::default());
-        Self { running, interfaces, known: Arc::default(), warned, redials: SharedListener::default() }
+        Self {
+            running,
+            interfaces,
+            host: host::here(),
+            known: Arc::default(),
+            warned,
+            redials: SharedListener::default(),
+        }
     }
 
     /// Returns the addresses of all interfaces that are up and running, loopback included.

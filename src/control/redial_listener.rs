@@ -14,7 +14,7 @@ use super::redial_terms::random;
 use super::socket;
 use super::sockets::Entry;
 use crate::error::{Error, Result};
-use crate::proto::{Handle, Nonce};
+use crate::proto::{Handle, Nonce, listener_id};
 
 /// How long a peer may take to send its REDIAL, and to continue after WELCOME.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(super) struct RedialListener {
     reactor: Arc<Reactor>,
     token: Token,
-    nonce: Nonce,
+    secret: Nonce,
     port: u16,
 }
 
@@ -54,7 +54,7 @@ impl SharedListener {
         };
         drop(shared);
         let addrs = reachable(interfaces, &Options::of_redials(failover))?;
-        let (handle, _) = fitted(listener.nonce, listener.port, &addrs)
+        let (handle, _) = fitted(listener.secret, listener.port, &addrs)
             .map_err(|e| Error::Internal(format!("the handle for re-dials: {e}")))?;
         Ok((listener, handle))
     }
@@ -65,14 +65,15 @@ impl RedialListener {
         let failed = |e| Error::io("listening for control connections that are dialled again", e);
         let mut socket = socket::listen(failover.family).map_err(failed)?;
         let port = socket.local_addr().map_err(failed)?.port();
-        let nonce = random()?;
+        let secret = random()?;
+        let listens = (listener_id(&secret), secret);
         let token = reactor.with(|sockets| {
             let token = sockets.next_token();
             sockets.register(&mut *socket, token)?;
-            sockets.insert(token, Entry::Listener(Acceptor::of_redials(socket, nonce, LIMIT)));
+            sockets.insert(token, Entry::Listener(Acceptor::of_redials(socket, listens, LIMIT)));
             Ok(token)
         });
-        Ok(Self { token: token?.map_err(failed)?, reactor, nonce, port })
+        Ok(Self { token: token?.map_err(failed)?, reactor, secret, port })
     }
 }
 

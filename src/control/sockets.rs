@@ -22,8 +22,9 @@ use super::news::Call;
 use super::redial_terms::RedialId;
 use super::redialed::Redialed;
 use super::redialer::Redialer;
+use super::rival::Rival;
 use super::socket::Stream;
-use crate::proto::Message;
+use crate::proto::{FrameKey, Message, Role, Session};
 
 #[path = "sockets_redial.rs"]
 mod redial;
@@ -41,6 +42,8 @@ const LINGER: Duration = Duration::from_secs(2);
 pub(super) enum Entry {
     Listener(Acceptor),
     HalfOpen(HalfOpen),
+    /// A further connection with one HELLO.
+    Rival(Rival),
     Connector(Connector),
     Attempt(Attempt),
     Link(Arc<Link>),
@@ -58,6 +61,15 @@ pub(super) struct Lingering {
     /// Bytes that are not sent.
     left: usize,
     until: Instant,
+}
+
+/// The answer to a first frame, which proves that this end has the secret.
+pub(super) struct Answer {
+    pub(super) session: Session,
+    /// The frame.
+    pub(super) welcome: Vec<u8>,
+    /// The key of the frames behind the first one.
+    pub(super) early: FrameKey,
 }
 
 /// All sockets.
@@ -134,6 +146,7 @@ impl Sockets {
                 Some(Entry::Listener(acceptor))
             }
             Entry::HalfOpen(half_open) => half_open.on_ready(token, self),
+            Entry::Rival(rival) => rival.on_ready(token, self),
             Entry::Connector(connector) => connector.on_timer(token, self),
             Entry::Attempt(attempt) => attempt.on_ready(token, self),
             Entry::Link(link) => self.step_link(token, link),
@@ -261,7 +274,13 @@ impl Sockets {
                 self.ended(token, redialer.link());
                 redialer.close(self);
             }
-            Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Redialed(_) | Entry::Lingering(_))
+            Some(
+                Entry::HalfOpen(_)
+                | Entry::Rival(_)
+                | Entry::Attempt(_)
+                | Entry::Redialed(_)
+                | Entry::Lingering(_),
+            )
             | None => {}
         }
     }
@@ -314,18 +333,28 @@ impl Sockets {
         }
     }
 
-    /// Sends REFUSE on an accepted connection, and keeps it until the peer has read that.
+    /// Sends `last` on an accepted connection, behind the answer to its first frame if that can be
+    /// given, and keeps the connection until the peer has read that.
     pub(super) fn refuse(
         &mut self,
         token: Token,
-        stream: Stream,
-        addr: SocketAddr,
-        reason: String,
+        (stream, addr): (Stream, SocketAddr),
+        answer: Option<Answer>,
+        last: &Message,
     ) -> Option<Entry> {
-        let link = Arc::new(Link::pending());
+        let link = match answer {
+            Some(Answer { session, welcome, early }) => {
+                let link = Link::with_redial(None);
+                link.secure(&session, Role::Acceptor, Some(early)).ok()?;
+                link.enqueue_first(&welcome);
+                link
+            }
+            None => Link::unauthenticated(),
+        };
+        let link = Arc::new(link);
         link.establish(stream, addr, Vec::new());
         // The peer may have closed.
-        let _ = link.send(&Message::Refuse { reason });
+        let _ = link.send(last);
         self.linger(token, link)
     }
 

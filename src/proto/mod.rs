@@ -4,14 +4,18 @@
 //!
 //! Every decoder is total: any bytes are either exactly one value or an error.
 
+mod auth;
 mod control_memory;
 mod cts;
 mod ends;
 mod episode;
 mod failback;
 mod frame;
+#[cfg(test)]
+mod golden_tests;
 mod handle;
 mod hello;
+mod host_id;
 mod ib_gid;
 mod imm;
 mod mailbox;
@@ -29,6 +33,10 @@ mod text;
 mod wire;
 mod wiring;
 
+pub use auth::{
+    Claim, FrameKey, Keys, ListenerId, Session, TAG_BYTES, Tag, ended_commitment, ended_proof, listener_id,
+    same_tag,
+};
 pub use control_memory::{MAILBOX, MAILBOX_STAGING, SCRATCH, SCRATCH_BYTES, memory_bytes, written_bytes};
 pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
 pub use ends::{Ends, Role};
@@ -41,6 +49,7 @@ pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
 pub use hello::{
     GidKind, Hello, LinkLayer, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, UnusableRail,
 };
+pub use host_id::HostId;
 pub use ib_gid::{Subnet, flid};
 pub use imm::{Imm, ImmLayout, Replay, SizeQ};
 pub use mailbox::{MAX_WRITES, MailState, MailboxError, RING_BYTES, Span};
@@ -62,8 +71,8 @@ pub const MAX_RAILS: usize = 8;
 /// The maximum number of receives in a group: the size of CTS groups and completion records.
 pub const MAX_RECVS: usize = 8;
 /// The version of the protocol. Ends with different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 9;
+pub const PROTOCOL_VERSION: u16 = 10;
 /// The first bytes of a handle and of a HELLO.
 pub const MAGIC: [u8; 4] = *b"MPIB";
-/// Random bytes that are known only to processes that have the handle.
+/// Random bytes: a secret, a token or a challenge.
 pub type Nonce = [u8; 16];

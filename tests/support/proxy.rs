@@ -60,7 +60,7 @@ impl Proxy {
     /// The handle that leads through the proxy.
     pub fn handle(&self, handle: &Handle) -> Handle {
         let here = Addr::new(Ipv4Addr::LOCALHOST.into(), 8).unwrap();
-        Handle::new(*handle.nonce(), self.port, &[here]).unwrap()
+        Handle::new(*handle.secret(), self.port, &[here]).unwrap()
     }
 
     /// Resets all connections at these sides. The other side hears nothing more.
