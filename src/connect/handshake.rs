@@ -28,6 +28,8 @@ pub(crate) struct Handshake {
     channel: Option<Channel>,
     /// Whether the peer had proved itself when the channel was last seen.
     proved: bool,
+    /// When the peer's last message came.
+    last_heard: Instant,
     /// Why the handshake has failed, and how long a proof of the peer is waited for.
     failed: Option<(Error, Instant)>,
     machine: Machine,
@@ -84,7 +86,15 @@ impl Handshake {
         let device = device.name.to_string_lossy().into_owned();
         let patience = Options::from(&*settings.config).patience();
         let machine = Machine::new(role, Instant::now(), &settings.config, device.clone(), first, patience);
-        Self { device, channel: Some(channel), proved: false, failed: None, machine, work }
+        Self {
+            device,
+            channel: Some(channel),
+            proved: false,
+            last_heard: Instant::now(),
+            failed: None,
+            machine,
+            work,
+        }
     }
 
     /// Advances the handshake as far as possible without waiting. Returns the comm once both ends
@@ -156,6 +166,7 @@ impl Handshake {
         match channel.try_recv() {
             Ok(Some(message)) => {
                 self.machine.set_peer(channel.describe());
+                self.last_heard = now;
                 self.machine.on_message(now, message);
             }
             Ok(None) => {
@@ -204,6 +215,16 @@ impl Handshake {
     /// Returns whether the peer has shown that it knows the secret of the handle.
     pub(crate) fn is_proved(&self) -> bool {
         self.channel.as_ref().map_or(self.proved, Channel::is_proved)
+    }
+
+    /// Returns when the peer's last message came.
+    pub(crate) fn last_heard(&self) -> Instant {
+        self.last_heard
+    }
+
+    /// Describes the peer for a log.
+    pub(crate) fn peer(&self) -> String {
+        self.channel.as_ref().map_or_else(|| "a peer".into(), Channel::describe)
     }
 
     fn take_channel(&mut self) -> Result<Channel> {

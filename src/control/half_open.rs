@@ -39,6 +39,17 @@ pub(super) struct HalfOpen {
     waits_until: Option<Instant>,
 }
 
+/// What a new connection has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Less than a first frame.
+    Partial,
+    /// Bytes that no peer sends.
+    Stranger,
+    /// The first frame of a peer.
+    Whole,
+}
+
 /// What the bytes so far mean.
 enum Verdict {
     /// More bytes are needed.
@@ -64,6 +75,18 @@ impl HalfOpen {
         Self { listener, stream, addr, listens, until, read: Vec::new(), claimed: false, waits_until: None }
     }
 
+    /// Reads what has come with the connection.
+    pub(super) fn look(&mut self) -> Look {
+        match self.read_on() {
+            Verdict::Wait => Look::Partial,
+            Verdict::Stranger(why) => {
+                tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);
+                Look::Stranger
+            }
+            Verdict::OtherVersion(_) | Verdict::Unreadable(..) | Verdict::Peer(..) => Look::Whole,
+        }
+    }
+
     /// Continues to read. Returns the entry that replaces this one in the thread's table, if any.
     pub(super) fn on_ready(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         let verdict = match self.read_on() {
@@ -71,8 +94,7 @@ impl HalfOpen {
             Verdict::Wait => Verdict::Stranger("no HELLO came in time".into()),
             known => known,
         };
-        let acceptor = sockets.acceptor(self.listener)?;
-        acceptor.forget(me);
+        sockets.half_open.remove(me);
         match verdict {
             Verdict::Peer(hello, len) => self.admit(me, hello, len, sockets),
             Verdict::OtherVersion(reason) => self.refuse(me, reason, None, sockets),
@@ -109,7 +131,7 @@ impl HalfOpen {
         if admission == Admission::Beside {
             let waits_until = *self.waits_until.get_or_insert_with(|| Instant::now() + FIRST_PROVES);
             if Instant::now() < waits_until {
-                acceptor.keep_half_open(me);
+                self.keep_half_open(me, sockets);
                 sockets.wake_at(waits_until, me);
                 return Some(Entry::HalfOpen(self));
             }
@@ -126,13 +148,23 @@ impl HalfOpen {
         sockets.again(me);
         let acceptor = sockets.acceptor(self.listener)?;
         if admission == Admission::Beside {
-            acceptor.keep_half_open(me);
             link.flush();
-            return Some(Entry::Rival(Rival { listener: self.listener, link, connector, until: self.until }));
+            let closed = sockets.half_open.add(me, self.listener, self.addr.ip());
+            closed.into_iter().for_each(|token| sockets.remove(token));
+            sockets.wake_at(self.until, me);
+            let (listener, until) = (self.listener, self.until);
+            return Some(Entry::Rival(Rival { listener, link, connector, until }));
         }
         acceptor.welcome(connector, &link);
-        acceptor.hand_over(me, &link);
+        let displaced = acceptor.hand_over(me, &link);
+        displaced.into_iter().for_each(|token| sockets.remove(token));
         Some(Entry::Link(link))
+    }
+
+    /// Counts the connection as half open although its HELLO has come.
+    fn keep_half_open(&self, me: Token, sockets: &mut Sockets) {
+        let closed = sockets.half_open.add(me, self.listener, self.addr.ip());
+        closed.into_iter().for_each(|token| sockets.remove(token));
     }
 
     fn refuse(

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::sync::{Arc, Weak};
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
@@ -10,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::channel::Channel;
 use super::end::ChannelState;
-use super::half_open::HalfOpen;
+use super::half_open::{HalfOpen, Look};
 use super::interfaces::{fitted, reachable};
 use super::link::Link;
 use super::options::Options;
@@ -18,14 +19,12 @@ use super::reactor::{Control, Reactor};
 use super::redial_listener::RedialListener;
 use super::redial_terms::{RedialTerms, random};
 use super::redialed::Redialed;
-use super::socket::{self, ListenSocket};
+use super::socket::{self, ListenSocket, Stream};
 use super::sockets::{Entry, Sockets};
 use crate::error::{Error, Result};
 use crate::proto::{Addr, Handle, ListenerId, Nonce, Role};
 use crate::warned::Subject;
 
-/// Most connections of a listener whose HELLO has not come. One more closes the oldest.
-const HALF_OPEN_MAX: usize = 64;
 /// Most channels that may wait for `try_accept`, and most tokens that are remembered.
 const WAITING_MAX: usize = 64;
 /// Most connections accepted before other sockets are served.
@@ -61,6 +60,19 @@ struct Waiting {
 }
 
 impl Waiting {
+    /// Returns whether no more channels may wait: all have proved themselves.
+    fn is_full(&self) -> bool {
+        self.links.len() >= WAITING_MAX && self.links.iter().all(|(_, link)| link.is_proved())
+    }
+
+    /// Adds a channel. Returns one that has proved nothing and must be closed for it.
+    fn add(&mut self, token: Token, link: &Arc<Link>) -> Option<Token> {
+        let full = self.links.len() >= WAITING_MAX;
+        let unproved = self.links.iter().position(|(_, link)| !link.is_proved()).filter(|_| full);
+        self.links.push_back((token, Arc::clone(link)));
+        unproved.and_then(|at| self.links.remove(at)).map(|(token, _)| token)
+    }
+
     /// Takes the next peer: one that has proved itself, if there is one.
     fn next(&mut self) -> Option<(Token, Arc<Link>)> {
         let proved = self.links.iter().position(|(_, link)| link.is_proved());
@@ -105,7 +117,9 @@ impl Listener {
         let token = reactor.begin(|sockets| {
             let token = sockets.next_token();
             sockets.register(&mut *socket, token)?;
-            sockets.insert(token, Entry::Listener(Acceptor::new(socket, guests, listens, limits)));
+            let mut acceptor = Acceptor::new(socket, guests, listens, limits);
+            acceptor.name(handle.addrs());
+            sockets.insert(token, Entry::Listener(acceptor));
             Ok(token)
         });
         let token = token?.map_err(failed)?;
@@ -182,9 +196,10 @@ pub(super) struct Acceptor {
     limit: Duration,
     /// How long a peer's host may be silent.
     silence: Duration,
-    half_open: VecDeque<Token>,
+    /// The addresses that handles name. A connection to another address is closed.
+    named: Vec<IpAddr>,
     /// The connectors that got WELCOME, and the first connection of each.
-    welcomed: VecDeque<(Nonce, Weak<Link>)>,
+    welcomed: VecDeque<(Nonce, Arc<Link>)>,
     exhausted: bool,
 }
 
@@ -227,7 +242,7 @@ impl Acceptor {
             listens,
             limit,
             silence,
-            half_open: VecDeque::new(),
+            named: Vec::new(),
             welcomed: VecDeque::new(),
             exhausted: false,
         }
@@ -251,6 +266,10 @@ impl Acceptor {
                 }
             };
             self.exhausted = false;
+            if !self.is_named(&stream) {
+                tracing::debug!(target: "net", "dropped {addr}: it connects to an address that is not advertised");
+                continue;
+            }
             let token = sockets.next_token();
             if let Err(e) =
                 socket::tune(&stream, self.silence).and_then(|()| sockets.register(&mut *stream, token))
@@ -258,47 +277,59 @@ impl Acceptor {
                 tracing::debug!(target: "net", "dropped {addr}: {e}");
                 continue;
             }
-            if self.half_open.len() == HALF_OPEN_MAX {
-                let oldest = self.half_open.pop_front();
-                oldest.into_iter().for_each(|token| sockets.remove(token));
-            }
-            self.half_open.push_back(token);
             let until = Instant::now() + self.limit;
-            sockets.wake_at(until, token);
-            let entry = match self.guests {
+            // Read before anything is closed for it: a right first frame usually comes at once.
+            let (entry, look) = match self.guests {
                 Guests::Connectors { .. } => {
-                    Entry::HalfOpen(HalfOpen::new(me, stream, addr, self.listens, until))
+                    let mut half_open = HalfOpen::new(me, stream, addr, self.listens, until);
+                    let look = half_open.look();
+                    (Entry::HalfOpen(half_open), look)
                 }
-                Guests::Redials => Entry::Redialed(Redialed::new(me, stream, addr, self.listens, until)),
+                Guests::Redials => {
+                    let mut redialed = Redialed::new(me, stream, addr, self.listens, until);
+                    let look = redialed.look();
+                    (Entry::Redialed(redialed), look)
+                }
             };
+            match look {
+                Look::Stranger => continue,
+                Look::Partial => {
+                    let closed = sockets.half_open.add(token, me, addr.ip());
+                    closed.into_iter().for_each(|token| sockets.remove(token));
+                    sockets.wake_at(until, token);
+                }
+                Look::Whole => sockets.again(token),
+            }
             sockets.insert(token, entry);
         }
         // More may wait; other sockets are served first.
         sockets.again(me);
     }
 
-    /// Removes a connection that is no longer half open.
-    pub(super) fn forget(&mut self, token: Token) {
-        self.half_open.retain(|t| *t != token);
+    /// Sets the addresses to which connections may come.
+    pub(super) fn name(&mut self, addrs: &[Addr]) {
+        self.named = addrs.iter().map(Addr::ip).collect();
     }
 
-    /// Counts a connection as half open again.
-    pub(super) fn keep_half_open(&mut self, token: Token) {
-        self.half_open.push_back(token);
+    /// Returns whether a handle names the local address of a connection. A handle with a loopback
+    /// address names all of them.
+    fn is_named(&self, stream: &Stream) -> bool {
+        let local = stream.local_addr().map(|addr| socket::canonical(addr).ip());
+        local.is_ok_and(|local| {
+            self.named.iter().any(|ip| *ip == local || ip.is_loopback() && local.is_loopback())
+        })
     }
 
     /// Decides on a whole HELLO with the right claim.
     pub(super) fn admission(&self, connector: &Nonce) -> Admission {
-        let full = self.accepted().is_none_or(|accepted| accepted.with(|w| w.links.len()) >= WAITING_MAX);
+        let full = self.accepted().is_none_or(|accepted| accepted.with(|w| w.is_full()));
         let first = self.welcomed.iter().find(|(token, _)| token == connector);
-        match first.and_then(|(_, link)| link.upgrade()) {
+        match first {
             _ if full => Admission::Denied,
-            Some(first) if first.is_proved() => Admission::Denied,
-            Some(first) if first.state() == ChannelState::Open => Admission::Beside,
-            Some(_) => Admission::First,
-            // The connection was proved, and has ended.
-            None if first.is_some() => Admission::Denied,
-            None => Admission::First,
+            Some((_, first)) if first.is_proved() => Admission::Denied,
+            Some((_, first)) if first.state() == ChannelState::Open => Admission::Beside,
+            // The first one has ended and has proved nothing.
+            _ => Admission::First,
         }
     }
 
@@ -308,7 +339,7 @@ impl Acceptor {
         if self.welcomed.len() == WAITING_MAX {
             self.welcomed.pop_front();
         }
-        self.welcomed.push_back((connector, Arc::downgrade(link)));
+        self.welcomed.push_back((connector, Arc::clone(link)));
     }
 
     /// Puts a connection that has proved itself in place of the connector's first one. Returns the
@@ -317,14 +348,14 @@ impl Acceptor {
     pub(super) fn supersede(&mut self, connector: Nonce, link: &Arc<Link>) -> Option<Vec<Token>> {
         let mut removed = Vec::new();
         let first = self.welcomed.iter().find(|(token, _)| *token == connector);
-        if let Some(first) = first.and_then(|(_, first)| first.upgrade()) {
+        if let Some((_, first)) = first {
             if first.is_proved() {
                 return None;
             }
             first.fail("another connection has proved to be its connector's".into());
             removed = self.accepted().map_or(Vec::new(), |accepted| {
                 accepted.with(|waiting| {
-                    let is_first = |(_, link): &(Token, Arc<Link>)| Arc::ptr_eq(link, &first);
+                    let is_first = |(_, link): &(Token, Arc<Link>)| Arc::ptr_eq(link, first);
                     let tokens = waiting.links.iter().filter(|w| is_first(w)).map(|w| w.0).collect();
                     waiting.links.retain(|w| !is_first(w));
                     tokens
@@ -343,15 +374,15 @@ impl Acceptor {
     }
 
     /// Passes the channel, whose queue has WELCOME, to `try_accept`.
-    pub(super) fn hand_over(&self, token: Token, link: &Arc<Link>) {
-        let Some(accepted) = self.accepted() else { return };
-        accepted.with(|waiting| {
+    /// Returns another channel that must be removed for it.
+    pub(super) fn hand_over(&self, token: Token, link: &Arc<Link>) -> Option<Token> {
+        self.accepted()?.with(|waiting| {
             // A call takes one channel.
             if !std::mem::take(&mut waiting.wanted) {
                 link.flush();
             }
-            waiting.links.push_back((token, Arc::clone(link)));
-        });
+            waiting.add(token, link)
+        })
     }
 
     /// Returns how a new connection with this token is dialled again; `None` without failover.
@@ -368,11 +399,11 @@ impl Acceptor {
     }
 
     /// Closes all connections that nobody will accept any more.
-    pub(super) fn close(self, sockets: &mut Sockets) {
+    pub(super) fn close(self, me: Token, sockets: &mut Sockets) {
         let accepted = self.accepted();
         let waiting =
             accepted.map_or(VecDeque::new(), |accepted| accepted.with(|w| std::mem::take(&mut w.links)));
-        for token in self.half_open.into_iter().chain(waiting.into_iter().map(|w| w.0)) {
+        for token in sockets.half_open.of_listener(me).into_iter().chain(waiting.into_iter().map(|w| w.0)) {
             sockets.remove(token);
         }
     }

@@ -22,6 +22,7 @@ mod channel;
 mod connector;
 mod end;
 mod half_open;
+mod half_open_list;
 mod host;
 mod interface_watch;
 mod interfaces;

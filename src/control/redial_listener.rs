@@ -56,6 +56,11 @@ impl SharedListener {
         let addrs = reachable(interfaces, &Options::of_redials(failover))?;
         let (handle, _) = fitted(listener.secret, listener.port, &addrs)
             .map_err(|e| Error::Internal(format!("the handle for re-dials: {e}")))?;
+        // Connections may come to these addresses from now on.
+        let token = listener.token;
+        listener.reactor.with(|sockets| {
+            sockets.acceptor(token).into_iter().for_each(|acceptor| acceptor.name(handle.addrs()));
+        })?;
         Ok((listener, handle))
     }
 }

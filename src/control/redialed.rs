@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use mio::Token;
 
+use super::half_open::Look;
 use super::redial_terms::random;
 use super::socket::{self, Stream};
 use super::sockets::{Entry, Sockets};
@@ -63,6 +64,24 @@ impl Redialed {
         Self { listener, stream, addr, listens, until, read: Vec::new(), welcomed: None }
     }
 
+    /// Reads what has come with the connection.
+    pub(super) fn look(&mut self) -> Look {
+        let mut chunk = [0; REDIAL_BYTES];
+        while self.read.len() < REDIAL_BYTES {
+            match self.stream.read(&mut chunk[..REDIAL_BYTES - self.read.len()]) {
+                Ok(0) => return Look::Stranger,
+                Ok(n) => self.read.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Look::Partial,
+                Err(_) => return Look::Stranger,
+            }
+        }
+        match Message::decode(&self.read[HEADER_BYTES..]) {
+            Ok(Message::Redial(redial)) if redial.id == self.listens.0 => Look::Whole,
+            _ => Look::Stranger,
+        }
+    }
+
     /// Continues to read. Returns the entry that replaces this one in the thread's table, if any.
     pub(super) fn on_ready(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         loop {
@@ -72,7 +91,7 @@ impl Redialed {
                 Ok(Verdict::Stranger(why)) => why,
                 Ok(Verdict::Resume(welcomed, rest)) => {
                     let Welcomed { channel, from, keys } = *welcomed;
-                    sockets.acceptor(self.listener)?.forget(me);
+                    sockets.half_open.remove(me);
                     let (channel, link) = sockets.unended(channel)?;
                     match from {
                         Role::Connector => {
@@ -93,7 +112,14 @@ impl Redialed {
                     match link.redial_key().filter(|key| redial.is_by_holder_of(key)) {
                         None => "its tag is wrong",
                         Some(key) => match self.welcome(&key, &frame, (channel, redial.from)) {
-                            Ok(()) => continue,
+                            Ok(()) => {
+                                // A copy of a REDIAL comes this far.
+                                sockets.half_open.remove(me);
+                                let closed = sockets.half_open.add(me, self.listener, self.addr.ip());
+                                closed.into_iter().for_each(|token| sockets.remove(token));
+                                sockets.wake_at(self.until, me);
+                                continue;
+                            }
                             Err(_) => "it cannot be answered",
                         },
                     }
@@ -101,7 +127,7 @@ impl Redialed {
                 Err(_) => "it closed",
             };
             tracing::debug!(target: "net", "dropped a re-dialled control connection from {}: {why}", self.addr);
-            sockets.acceptor(self.listener)?.forget(me);
+            sockets.half_open.remove(me);
             return None;
         }
     }
@@ -119,7 +145,7 @@ impl Redialed {
 
     /// Answers a peer whose connection has ended here.
     fn refuse(self, me: Token, redial: &Redial, sockets: &mut Sockets) -> Option<Entry> {
-        sockets.acceptor(self.listener)?.forget(me);
+        sockets.half_open.remove(me);
         socket::close_in_order(&self.stream);
         let proof = ended_proof(&self.listens.1, &redial.token, redial.from.other());
         sockets.refuse(me, (self.stream, self.addr), None, &Message::Ended { proof })

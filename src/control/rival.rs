@@ -29,15 +29,15 @@ impl Rival {
         if open && !self.link.is_proved() {
             return Some(Entry::Rival(self));
         }
+        sockets.half_open.remove(me);
         let acceptor = sockets.acceptor(self.listener)?;
-        acceptor.forget(me);
         let superseded = open.then(|| acceptor.supersede(self.connector, &self.link)).flatten();
         let Some(removed) = superseded else {
             self.link.abort();
             return None;
         };
-        acceptor.hand_over(me, &self.link);
-        removed.into_iter().for_each(|token| sockets.remove(token));
+        let displaced = acceptor.hand_over(me, &self.link);
+        removed.into_iter().chain(displaced).for_each(|token| sockets.remove(token));
         Some(Entry::Link(self.link))
     }
 }

@@ -16,6 +16,7 @@ use mio::{Events, Interest, Poll, Registry, Token};
 use super::attempt::{Attempt, Outcome};
 use super::connector::Connector;
 use super::half_open::HalfOpen;
+use super::half_open_list::HalfOpenList;
 use super::link::{Link, LinkStatus};
 use super::listener::Acceptor;
 use super::news::Call;
@@ -90,6 +91,7 @@ pub(super) struct Sockets {
     redials: HashMap<RedialId, Token>,
     /// Calls that notify the owners of channels.
     news: Vec<Call>,
+    pub(super) half_open: HalfOpenList,
 }
 
 impl Sockets {
@@ -105,6 +107,7 @@ impl Sockets {
             last: HANDSHAKES.0,
             redials: HashMap::new(),
             news: Vec::new(),
+            half_open: HalfOpenList::of_process(),
         })
     }
 
@@ -264,7 +267,7 @@ impl Sockets {
     /// Closes an entry at once, with all that belongs to it.
     pub(super) fn remove(&mut self, token: Token) {
         match self.entries.remove(&token) {
-            Some(Entry::Listener(acceptor)) => acceptor.close(self),
+            Some(Entry::Listener(acceptor)) => acceptor.close(token, self),
             Some(Entry::Connector(connector)) => connector.close(self),
             Some(Entry::Link(link)) => {
                 self.ended(token, &link);
@@ -281,7 +284,7 @@ impl Sockets {
                 | Entry::Redialed(_)
                 | Entry::Lingering(_),
             )
-            | None => {}
+            | None => self.half_open.remove(token),
         }
     }
 

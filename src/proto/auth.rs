@@ -12,8 +12,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::message::kind;
-use super::{Ends, HEADER_BYTES, Nonce, PROTOCOL_VERSION, Role};
+use super::{Ends, HEADER_BYTES, Nonce, PROTOCOL_VERSION, Role, kind};
 
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;

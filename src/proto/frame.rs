@@ -1,12 +1,9 @@
 //! The frames of the control connection: a little-endian u32 length of the body, then the body,
 //! which is a type byte, a payload, and on an authenticated connection a tag.
 
-use super::message::kind;
 use super::wire::{DecodeError, Writer, number};
-use super::{Claim, ListenerId, MAGIC, Message, Nonce, Redial, TAG_BYTES};
+use super::{Claim, HEADER_BYTES, ListenerId, MAGIC, Message, Nonce, Redial, TAG_BYTES, kind};
 
-/// Bytes of the length field.
-pub const HEADER_BYTES: usize = 4;
 /// The maximum length of a body.
 pub const MAX_FRAME_BYTES: usize = 64 << 10;
 /// Bytes of length, type, magic and version.

@@ -18,6 +18,7 @@ mod hello;
 mod host_id;
 mod ib_gid;
 mod imm;
+mod kind;
 mod mailbox;
 mod mask;
 mod message;
@@ -42,9 +43,7 @@ pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
 pub use ends::{Ends, Role};
 pub use episode::{OpenGroup, SenderState, Verdict};
 pub use failback::{Attempt, NewRails, RebuildFailed};
-pub use frame::{
-    FrameError, HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked, REDIAL_BYTES,
-};
+pub use frame::{FrameError, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked, REDIAL_BYTES};
 pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
 pub use hello::{
     GidKind, Hello, LinkLayer, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, UnusableRail,
@@ -63,7 +62,7 @@ pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
 pub use terms::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy, Terms};
 pub(crate) use text::head;
 pub use text::printable;
-pub use wire::DecodeError;
+pub use wire::{DecodeError, HEADER_BYTES};
 pub use wiring::{Ece, Memory, QpWiring, RouteWiring, Wiring};
 
 /// The maximum number of rails of a connection: a mask is a byte.

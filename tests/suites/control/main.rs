@@ -2,6 +2,7 @@
 
 mod addresses;
 mod channels;
+mod crowds;
 mod exhausted_descriptors;
 mod flood;
 mod forked_child;

@@ -14,10 +14,10 @@ use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{Claim, HELLO_PREFIX_BYTES, Handle, Hello, LinkLayer, Message, TAG_BYTES, Wiring};
 
-use super::util::is_dropped;
+use super::util::{is_dropped, show_figures};
 
 fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static Table, Ptr, [u8; 128])) {
-    isolated(test, &mpib("512", env), || {
+    let stderr = isolated(test, &mpib("512", env), || {
         let table = newest();
         let mut handle = [0; 128];
         let (rc, listen) = table.listen(init(table), 0, &mut handle);
@@ -25,6 +25,7 @@ fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static Ta
         body(table, listen, handle);
         assert_eq!(table.close_listen(listen), Success);
     });
+    show_figures(stderr);
 }
 
 /// `accept` gives nobody, and no error.
@@ -261,6 +262,31 @@ fn a_handshake_that_fails_beside_another_is_no_error_of_accept() {
         // A later connector still works.
         the_real_peer_gets_in(table, listen, &handle);
         drop(second);
+    });
+}
+
+/// Holders of the secret by the dozen: each proves itself and then sends nothing. Queue pairs and
+/// memory exist for a few of them.
+//= reach.md: few handshakes of a listener are in progress at once
+#[test]
+fn holders_of_the_secret_keep_nobody_out() {
+    with_listener(here!(), &[], |table, listen, handle| {
+        let one = |token| peer(&handle, token, &right_hello(&handle, token, |_| ()));
+        none_yet(table, listen);
+        let mut all = Vec::new();
+        for token in 0..100 {
+            all.push(one(token));
+            none_yet(table, listen);
+        }
+        let begin = std::time::Instant::now();
+        the_real_peer_gets_in(table, listen, &handle);
+        eprintln!("a peer got in beside {} holders of the secret in {:?}", all.len(), begin.elapsed());
+        let given_up = || {
+            let lines = LOG.lock().unwrap();
+            lines.iter().filter(|(_, line)| line.contains("is given up for a new peer: 8")).count()
+        };
+        assert!(given_up() >= 100 - 8, "{}", given_up());
+        drop(all);
     });
 }
 

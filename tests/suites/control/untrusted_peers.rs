@@ -142,6 +142,25 @@ fn a_thief_that_is_first_with_a_copied_hello_gets_nothing() {
     }
 }
 
+/// The copy has been accepted and has ended before the connector comes.
+#[test]
+fn a_copy_that_has_ended_does_not_take_the_connectors_place() {
+    let listener = listen();
+    let bytes = hello_bytes(&listener);
+    let mut thief = stranger(&listener);
+    thief.write_all(&bytes).unwrap();
+    let copy = until("the copy", || listener.try_accept().unwrap());
+    drop(thief);
+    until("its end", || {
+        // Behind the HELLO.
+        copy.try_recv().is_err().then_some(())
+    });
+    drop(copy);
+    let _right = raw_peer(&listener);
+    let channel = until("the connector", || listener.try_accept().unwrap());
+    until("its proof", || channel.is_proved().then_some(()));
+}
+
 #[test]
 fn what_comes_right_behind_a_hello_is_read() {
     let listener = listen();

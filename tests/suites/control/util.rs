@@ -116,3 +116,10 @@ pub(crate) fn a_real_peer_gets_in(listener: &Listener) {
     assert!(matches!(recv(&connector), Message::Hello(h) if h.host == "acceptor"));
     assert!(listener.try_accept().unwrap().is_none(), "only one came in");
 }
+
+/// Prints what a test in its own process has measured.
+pub(crate) fn show_figures(stderr: Option<String>) {
+    stderr.iter().flat_map(|text| text.lines()).filter(|line| line.contains(" got in ")).for_each(|line| {
+        println!("{line}");
+    });
+}
