@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 
 use crate::clock;
 use crate::connect::handshake::Handshake;
-use crate::control::{Listener, Options};
+use crate::control::{Channel, Listener, Options};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::policy::{HintSource, Policy, Source};
@@ -69,7 +69,13 @@ impl PendingConnects {
         address.copy_from_slice(&handle[..STATE_OFFSET]);
         let (id, mut entry) = match u64::from_le_bytes(state) {
             0 => {
-                let listener = Handle::decode(handle).map_err(|e| Error::Argument(e.to_string()))?;
+                let listener = Handle::decode(handle).map_err(|e| {
+                    if let Some(other) = Handle::of_other_version(handle) {
+                        // The listener's end learns of it, or waits as for a peer that never comes.
+                        let _ = Channel::report_version(&settings.process.control, &other);
+                    }
+                    Error::Argument(e.to_string())
+                })?;
                 let handshake = Handshake::connect(settings, device, &listener)?;
                 let id = self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
                 (id, Box::new(PendingConnect { handshake, handle: address }))

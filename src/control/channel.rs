@@ -18,7 +18,10 @@ use super::redial_terms::{RedialTerms, random};
 use super::sockets::Entry;
 use super::targets::Targets;
 use crate::error::Result;
-use crate::proto::{Claim, FrameKey, Handle, Hello, Message, Role, Wiring};
+use crate::proto::{Claim, FrameKey, Handle, Hello, Message, Role, Wiring, hello_of_version};
+
+/// How long a listener of another version is tried.
+const REPORT_MAX: Duration = Duration::from_secs(2);
 
 /// A control connection. If it is dropped without [`close`](Self::close), no BYE is sent, and the
 /// peer sees a loss.
@@ -89,6 +92,26 @@ impl Channel {
             id
         })?;
         Ok(Self::new(link, reactor, id, redials))
+    }
+
+    /// Reports this end's version to the listener of `handle`, which is of another version: its end
+    /// then names both versions, too. Returns at once, and does no more than try for a while.
+    pub(crate) fn report_version(control: &Control, handle: &Handle) -> Result<()> {
+        let bytes = hello_of_version(&Claim::new(handle.secret(), random()?));
+        let opening = Opening { first: bytes.len(), bytes: bytes.into(), secret: *handle.secret() };
+        let (interfaces, host) = (control.interfaces()?, handle.addrs());
+        let link = Arc::new(Link::with_redial(None));
+        // No channel comes of it.
+        link.fail("the versions differ".into());
+        let targets = Targets::of(handle, (control.host, &interfaces), None, Instant::now());
+        let known = Arc::clone(&control.known);
+        let times = (REPORT_MAX, REPORT_MAX);
+        let connector = Connector::new(link, host, targets, opening, times, known);
+        control.reactor()?.begin(|sockets| {
+            let id = sockets.next_token();
+            sockets.insert(id, Entry::Connector(connector));
+            sockets.step(id);
+        })
     }
 
     /// Sends a message, or queues what the socket does not accept. An error means that the

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use mio::Token;
 
 use super::attempt::{Attempt, Opening, Outcome};
+use super::end::ChannelState;
 use super::known_addresses::KnownAddresses;
 use super::link::Link;
 use super::sockets::{Entry, Sockets};
@@ -216,6 +217,12 @@ impl Connector {
         sockets: &mut Sockets,
     ) -> Option<Entry> {
         self.attempts.retain(|t| *t != attempt);
+        let answered = matches!(result, Outcome::Welcome(..) | Outcome::Refused(_));
+        if answered && self.link.state() != ChannelState::Open {
+            // The listener knows this end's version, and no channel waits.
+            self.close(sockets);
+            return None;
+        }
         match result {
             Outcome::Welcome(mut stream, rest, session) => {
                 // The channel's own token from here on. A new registration reports what waits to be

@@ -1,8 +1,8 @@
 //! Which host this is.
 //!
 //! The boot id names the running kernel: unlike a host name, an address or a machine id, no two
-//! running hosts share it, not even clones of one disk image. Containers of a host have its boot id,
-//! too, and may have a network of their own: the inode of the network namespace tells them apart.
+//! running hosts share it, not even clones of one disk image. Containers of a host have the same
+//! boot id, and may have another network: the inode of the network namespace distinguishes them.
 //! NCCL hashes the same two for its own question whether two ranks share a host.
 
 use std::os::unix::fs::MetadataExt;

@@ -1,6 +1,6 @@
 //! Further connections of a connector whose first one has proved nothing.
 //!
-//! A HELLO can be copied: whoever reads it can send it to the listener and be first. The connector
+//! A HELLO can be copied: another process that reads it can send it to the listener and be first. The connector
 //! alone can go on, because the keys depend on its secret. Of several connections with one HELLO,
 //! the one whose PROOF arrives is the connector's.
 

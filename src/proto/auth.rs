@@ -3,10 +3,10 @@
 //! The secret never crosses the wire. The connector's HELLO carries a tag under the secret, which
 //! shows that a process with the handle made the HELLO. The answer of the listener carries a proof
 //! over the whole HELLO and over a challenge of the listener, which shows that the listener has the
-//! secret and has read that HELLO. All later frames carry a tag under keys that both challenges
-//! have gone into: the first frame of the connector under these keys is its own proof.
+//! secret and has read that HELLO. All later frames carry a tag under keys that depend
+//! on both challenges: the first frame of the connector under these keys is its own proof.
 //!
-//! Every function is HMAC-SHA256 with a label of its own. Tags are cut to 16 bytes.
+//! Every function is HMAC-SHA256 with a different label. Tags are cut to 16 bytes.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};

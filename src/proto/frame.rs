@@ -96,6 +96,15 @@ impl HelloPrefix {
     }
 }
 
+/// Returns a HELLO that ends with its prefix: enough for a listener of another version to name both
+/// versions.
+pub fn hello_of_version(claim: &Claim) -> Vec<u8> {
+    let mut out = Writer::default();
+    out.u32((HELLO_PREFIX_BYTES - HEADER_BYTES) as u32).u8(kind::HELLO);
+    out.bytes(&MAGIC).u16(super::PROTOCOL_VERSION).bytes(&claim.id).bytes(&claim.token).bytes(&claim.tag);
+    out.0
+}
+
 impl Message {
     /// Returns the whole frame, without a tag.
     ///

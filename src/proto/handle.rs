@@ -16,6 +16,8 @@ pub const HANDLE_BYTES: usize = 128;
 /// Offset of the connector's eight bytes, which nothing here reads or checks.
 pub const STATE_OFFSET: usize = HANDLE_BYTES - 8;
 const ENTRIES_OFFSET: usize = 33;
+/// From this version on, the fields keep their places.
+const FIRST_STABLE_VERSION: u16 = 10;
 
 /// An IP address of a host, with the prefix length of its network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -223,6 +225,18 @@ impl Handle {
         if found != PROTOCOL_VERSION {
             return Err(HandleError::Version { found });
         }
+        Self::decode_fields(body)
+    }
+
+    /// Decodes the handle of another version that has its fields at the same places: a connector
+    /// reports its version to that listener. `None` if it has not.
+    pub fn of_other_version(bytes: &[u8; HANDLE_BYTES]) -> Option<Self> {
+        let version = u16::from_le_bytes([bytes[4], bytes[5]]);
+        let same = bytes[0..4] == MAGIC && version >= FIRST_STABLE_VERSION && version != PROTOCOL_VERSION;
+        same.then(|| Self::decode_fields(&bytes[..STATE_OFFSET]).ok()).flatten()
+    }
+
+    fn decode_fields(body: &[u8]) -> Result<Self, HandleError> {
         let port = u16::from_le_bytes([body[6], body[7]]);
         if port == 0 {
             return Err(HandleError::Port);

@@ -120,7 +120,7 @@ fn slow_strangers_keep_nobody_out() {
     });
 }
 
-/// Whoever was sent a HELLO has the id, the token and the tag. It has not the secret.
+/// A process that was sent a HELLO has the id, the token and the tag. It does not have the secret.
 //= protocol.md: authentication: of several connections with one HELLO, the one with the proof counts
 #[test]
 fn holders_of_the_id_keep_nobody_out() {

@@ -1,6 +1,6 @@
 //! Handles without a listener: `connect` fails in time, and the log names the attempts.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use mpib_tests::code::{Code, InvalidArgument, RemoteError, Success};
@@ -8,7 +8,9 @@ use mpib_tests::log::{LOG, warnings};
 use mpib_tests::pair::{connect, init, pattern, until};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, STATE_OFFSET, listener_id};
+use nccl_net_mpib::proto::{
+    Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, STATE_OFFSET, listener_id,
+};
 
 /// An address of a network that does not exist (RFC 5737).
 const NOWHERE: &str = "192.0.2.77";
@@ -290,6 +292,30 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         assert_eq!(lines.iter().filter(|(_, text)| text.contains("are retried")).count(), 1, "{lines:?}");
         assert!(warnings().is_empty(), "{:?}", warnings());
         assert_eq!(table.finalize(ctx), Success);
+    });
+}
+
+/// The connector's error names both versions, and the listener learns of them.
+//= protocol.md: versions: ends of different versions name both
+#[test]
+fn a_listener_of_another_version_learns_that() {
+    with_deadline(here!(), |table, ctx| {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut handle = to(&["127.0.0.1"], server.local_addr().unwrap().port());
+        let secret = *Handle::decode(&handle).unwrap().secret();
+        handle[4] = 11;
+        let both = "the handle is of protocol version 11, this plugin speaks 10";
+        refused(table, ctx, handle, InvalidArgument, &[both]);
+        let (mut stream, _) = server.accept().unwrap();
+        let mut start = [0; HELLO_PREFIX_BYTES];
+        stream.read_exact(&mut start).unwrap();
+        let prefix = HelloPrefix::at(&start).unwrap().unwrap();
+        assert_eq!(prefix.version, 10);
+        assert!(prefix.claim.is_for(&listener_id(&secret), &secret, 10));
+        // One report is enough.
+        stream.write_all(&Message::Refuse { reason: "no".into() }.encode().unwrap()).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        goes_on(table, ctx);
     });
 }
 

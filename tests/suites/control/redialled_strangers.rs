@@ -111,7 +111,7 @@ fn whoever_does_not_know_all_secrets_is_dropped() {
     assert_eq!(channel.state(), ChannelState::Open);
 }
 
-/// After the end of a connection its process shows that, to whoever dials it again.
+/// After the end of a connection its process shows that, to each process that dials it again.
 //= protocol.md: dialling again: an unknown token is answered with ENDED
 #[test]
 fn the_end_of_a_connection_has_a_proof() {

@@ -91,7 +91,7 @@ fn a_hello_that_drips_ends_in_time() {
     a_real_peer_gets_in(&listener);
 }
 
-/// A copy of a HELLO: whoever sends it first, the connector alone can go on.
+/// A copy of a HELLO: even if the copy comes first, the connector alone can go on.
 //= protocol.md: authentication: of several connections with one HELLO, the one with the proof counts
 #[test]
 fn a_second_hello_with_the_same_token_is_dropped_once_the_first_has_proved_itself() {
