@@ -56,6 +56,8 @@ struct Inner {
     pending: Pending,
     /// Whether the peer has shown that it knows the secret, with the keys of this connection.
     proved: bool,
+    /// Frames with a wrong tag so far.
+    forged: u32,
 }
 
 /// How frames are authenticated.
@@ -375,8 +377,10 @@ impl Link {
     /// failover goes on with a new TCP connection.
     fn distrust(&self, inner: &mut Inner) {
         let why = "a frame with a wrong authentication tag: something between the ends changes their control connection";
+        inner.forged = inner.forged.saturating_add(1);
+        let count = inner.forged;
         match inner.may_resume() {
-            true => self.break_off(inner, format!("the peer's address sent {why}")),
+            true => self.break_off(inner, format!("the peer's address sent {why} (number {count})")),
             false => self.finish(inner, End::Violation(why.into())),
         }
     }

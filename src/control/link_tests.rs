@@ -152,7 +152,8 @@ fn a_wrong_tag_breaks_the_connection_and_a_redial_may_replace_it() {
             }
             if established_handshake {
                 assert_eq!((status, link.state()), (LinkStatus::Broken, ChannelState::Broken), "case {i}");
-                assert!(link.broken().unwrap().1.contains("wrong authentication tag"));
+                let why = link.broken().unwrap().1;
+                assert!(why.contains("wrong authentication tag") && why.ends_with("(number 1)"), "{why}");
                 assert_eq!(link.try_recv().unwrap(), None);
             } else {
                 assert_eq!((status, link.state()), (LinkStatus::Closed, ChannelState::Lost), "case {i}");
