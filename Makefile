@@ -106,7 +106,7 @@ bench-failover: setup-matrix setup-instructions build ## Measure stalls and thro
 	@scripts/bench-failover.sh $(or $(RELEASE),2.32.3)
 
 .PHONY: matrix matrix-short matrix-example matrix-gpu
-matrix: setup-matrix build ## Load the plugin into every NCCL release (7 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
+matrix: setup-matrix build ## Load the plugin into every NCCL release (10 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
 	@scripts/matrix.sh run $(RELEASES) $(if $(WRITE),--write) $(MATRIX)
 matrix-short: setup-matrix build ## The same with one release for each table version (3 GB of cache)
 	@scripts/matrix.sh run --short $(if $(WRITE),--write) $(MATRIX)
@@ -116,6 +116,14 @@ matrix-example: setup-matrix build ## Load the example plugin of crate versions 
 	@scripts/matrix.sh load $${CARGO_TARGET_DIR:-target}/release/examples/libloopback.so $(RELEASE)
 matrix-gpu: setup-matrix build ## Collectives of two ranks on a GPU through the plugin and through sockets; does nothing without a GPU
 	@scripts/matrix.sh gpu $(RELEASE)
+
+.PHONY: collectives
+collectives: setup-matrix build ## Run real collectives of whole communicators without a GPU, one release for each table version (3 GB of cache); RELEASES="2.32.3 …"
+	@scripts/collectives.sh $(or $(RELEASES),--short) --suite --times 1 --counts 1,300007 $(COLLECTIVES)
+
+.PHONY: bench-collectives
+bench-collectives: setup-matrix build ## Measure collectives without a GPU over the plugin, the InfiniBand transport of RELEASE (2.32.3) and sockets
+	@scripts/bench-collectives.sh $(or $(RELEASE),2.32.3)
 
 .PHONY: clean
 clean: ## Remove build/ and cargo's target/

@@ -5,5 +5,5 @@ set -euo pipefail
 
 cd "$(dirname "$0")/.."
 eval "$(scripts/libclang.sh env)"
-cargo build --locked --release -p compat-matrix
+cargo build --locked --release -p compat-matrix -p softcuda
 exec "${CARGO_TARGET_DIR:-target}/release/compat-matrix" "$@"

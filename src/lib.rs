@@ -27,6 +27,7 @@ pub mod failed_routes;
 mod fork_guard;
 #[forbid(unsafe_code)]
 pub mod housekeeping;
+mod latest;
 pub mod log;
 mod nccl;
 #[forbid(unsafe_code)]

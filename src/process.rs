@@ -77,7 +77,7 @@ impl Process {
             agent: Clients::new(events.scaler()),
             events,
             housekeeping,
-            worker: Arc::default(),
+            worker: Arc::new(Worker::new("mpib-failback")),
             stats,
             warned,
             failed_routes,

@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime};
 
 pub use nccl_net_mpib_agent_iface::stats::Reason;
 use nccl_net_mpib_agent_iface::stats::{
-    ConnectionEntry, Data, Direction, Entry, Event, Islands, NewConnection, PortState, StatsWriter,
-    UnlistedEntry,
+    ConnectionEntry, Data, Direction, Entry, Event, Islands, NewConnection, PortRecord, PortState,
+    StatsWriter, UnlistedEntry,
 };
 
 use crate::config::Config;
@@ -85,13 +85,9 @@ impl Stats {
         }
     }
 
-    /// Records what the process has measured of a port: the goodput in bytes/s, and its weight and
-    /// scale where messages are split. 0 means not measured, and a scale of 1024 the whole weight.
-    pub fn measured(&self, port: &str, goodput: u64, weight: u32, scale: u32) {
-        if let Some(record) = self.page().and_then(|page| page.port(port)) {
-            record.measured(goodput, weight);
-            record.set_scale(scale);
-        }
+    /// Returns the record of a port in the page, if there is one.
+    pub fn port(&self, port: &str) -> Option<&'static PortRecord> {
+        self.page()?.port(port)
     }
 
     /// Adds the counts of connections that have no entry in the page to the totals.

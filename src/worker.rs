@@ -18,9 +18,9 @@ pub(crate) trait Steps: Send + Sync {
     fn step(&self) -> bool;
 }
 
-/// The thread `mpib-failback`, which exists while there is work.
-#[derive(Default)]
+/// A thread, which exists while there is work.
 pub(crate) struct Worker {
+    name: &'static str,
     state: Arc<Mutex<State>>,
 }
 
@@ -31,6 +31,11 @@ struct State {
 }
 
 impl Worker {
+    /// `name`: of the thread.
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self { name, state: Arc::default() }
+    }
+
     /// Adds a job.
     ///
     /// # Errors
@@ -40,9 +45,9 @@ impl Worker {
         if !state.is_running {
             let shared = Arc::clone(&self.state);
             thread::Builder::new()
-                .name("mpib-failback".into())
+                .name(self.name.into())
                 .spawn(move || run(&shared))
-                .map_err(|e| Error::io("starting the thread that makes queue pairs anew", e))?;
+                .map_err(|e| Error::io(format!("starting the thread {}", self.name), e))?;
             state.is_running = true;
         }
         state.jobs.push(job);
@@ -95,7 +100,7 @@ mod tests {
 
     #[test]
     fn each_job_has_steps_until_it_ends_also_after_a_time_without_any() {
-        let worker = Worker::default();
+        let worker = Worker::new("worker");
         for _ in 0..2 {
             let (steps, done) = mpsc::channel();
             worker.add(Arc::new(Count(AtomicU32::new(0), steps.clone()))).unwrap();

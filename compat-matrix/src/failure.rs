@@ -13,6 +13,8 @@ pub(crate) enum Kind {
     Usage,
     /// The library could not be fetched: nothing is known about the release.
     Missing,
+    /// The release lacks what a check needs.
+    Unfit,
     /// The release or the plugin does not do what it should.
     Wrong,
     /// The other process of a pair has ended; its own failure has the cause.
@@ -41,6 +43,10 @@ impl Failure {
 
     pub(crate) fn missing(message: impl Into<String>) -> Self {
         Self { kind: Kind::Missing, message: message.into() }
+    }
+
+    pub(crate) fn unfit(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Unfit, message: message.into() }
     }
 
     pub(crate) fn wrong(message: impl Into<String>) -> Self {

@@ -27,7 +27,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Returns the user's cache directory, by the XDG rules.
+    /// Returns the user's cache directory for libraries of a package, by the XDG rules.
     pub(crate) fn of_user(package: &str) -> Result<Self> {
         let set = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
         let root = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
@@ -35,6 +35,14 @@ impl Cache {
             Failure::tool("no place for a cache: neither XDG_CACHE_HOME nor HOME is an absolute path")
         })?;
         Ok(Self { root: root.join("mpib/nccl"), package: package.to_owned() })
+    }
+
+    /// Returns the cache of another package with the same releases.
+    pub(crate) fn of_package(self, package: &str) -> Self {
+        if package == self.package {
+            return self;
+        }
+        Self { root: self.root.with_file_name(package), package: package.to_owned() }
     }
 
     /// Returns a release's folder.
@@ -189,7 +197,7 @@ mod tests {
         let cache = Cache { root: root.path().into(), package: "not a package".into() };
         let failure = cache.fetch(&release()).unwrap_err();
         assert_eq!(failure.kind, Kind::Missing, "{failure}");
-        assert!(failure.message.contains("2.18.3"), "{failure}");
+        assert!(failure.message.contains(&release().version), "{failure}");
         assert_eq!(fs::read_dir(cache.folder(&release())).unwrap().count(), 0);
     }
 

@@ -2,6 +2,7 @@
 
 mod checks;
 mod child;
+mod collectives;
 mod compare;
 mod core;
 mod dwarf;
@@ -46,6 +47,9 @@ enum Command {
     },
     /// Run real collectives on a GPU, if there is one
     Gpu(gpu::GpuArgs),
+    /// Run real collectives without a GPU: the release's own library on softcuda, through the plugin
+    /// on softverbs
+    Collectives(Box<collectives::CollectivesArgs>),
     /// Load another plugin into one release's core and move data between two processes through it
     Load(load::LoadArgs),
     /// Fetch a library if it is missing, write what "end" needs to know about it, and print its
@@ -94,6 +98,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
         Command::Gpu(args) => gpu::main(&args),
+        Command::Collectives(args) => collectives::main(&args),
         Command::Load(args) => load::main(&args),
         Command::Facts { file, release } => end::facts(&file, release.as_ref()),
         Command::End(args) => end::main(&args),

@@ -35,6 +35,8 @@ pub(crate) struct Release {
     pub(crate) names: NameRule,
     pub(crate) unloads: Unloads,
     #[serde(default)]
+    pub(crate) after_death: AfterDeath,
+    #[serde(default)]
     pub(crate) quirks: Vec<Quirk>,
 }
 
@@ -55,6 +57,16 @@ pub(crate) enum Unloads {
     Never,
     One,
     Last,
+}
+
+/// What a rank sees after another one has died.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum AfterDeath {
+    #[default]
+    Error,
+    NoError,
+    NoAbort,
 }
 
 /// A deviation of a release that the plugin must handle.
@@ -134,7 +146,7 @@ impl Release {
 
 impl fmt::Display for Release {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.version)
+        f.pad(&self.version)
     }
 }
 
@@ -154,7 +166,7 @@ mod tests {
     fn a_release_that_contradicts_itself_is_named() {
         let text = TEXT.replacen("table = 6", "table = 7", 1);
         let said = Matrix::parse(&text).unwrap_err().to_string();
-        assert!(said.contains("release 2.18.3: looks_up begins with Some(6), but table is 7"), "{said}");
+        assert!(said.contains("release 2.18.1: looks_up begins with Some(6), but table is 7"), "{said}");
     }
 
     #[test]

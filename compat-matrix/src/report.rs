@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::failure::{Context, Failure, Result};
+use crate::{
+    checks::position,
+    failure::{Context, Failure, Result},
+};
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,14 +18,19 @@ pub(crate) enum Mark {
     Ok,
     Failed,
     NotRun,
+    /// The release lacks what the check needs.
+    Unfit,
 }
 
 impl Mark {
-    const fn text(self) -> &'static str {
+    const ALL: [Self; 4] = [Self::Ok, Self::Failed, Self::NotRun, Self::Unfit];
+
+    pub(crate) const fn text(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Failed => "FAILED",
             Self::NotRun => "not run",
+            Self::Unfit => "-",
         }
     }
 }
@@ -39,7 +47,7 @@ pub(crate) struct Row {
 /// The results of one release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Section {
-    /// Date of the run: YYYY-MM-DD.
+    /// Date of the run: YYYY-MM-DD, or the first and the last one of several: `… to …`.
     pub(crate) date: String,
     pub(crate) rows: Vec<Row>,
 }
@@ -50,19 +58,45 @@ pub(crate) struct Report {
     pub(crate) sections: BTreeMap<Version, Section>,
 }
 
-/// A release's number, for which 2.9 is less than 2.10.
+/// A release's number, for which 2.9 is less than 2.10, and 2.9.1 less than 2.9.1.post1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version(Vec<u32>);
+pub(crate) struct Version {
+    number: Vec<u32>,
+    post: Option<u32>,
+}
 
 impl Version {
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        text.split('.').map(|part| part.parse().ok()).collect::<Option<_>>().map(Self)
+        let (number, post) = match text.split_once(".post") {
+            Some((number, post)) => (number, Some(post.parse().ok()?)),
+            None => (text, None),
+        };
+        let number = number.split('.').map(|part| part.parse().ok()).collect::<Option<_>>()?;
+        Some(Self { number, post })
     }
 }
 
 impl std::fmt::Display for Version {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0.iter().map(u32::to_string).collect::<Vec<_>>().join("."))
+        f.write_str(&self.number.iter().map(u32::to_string).collect::<Vec<_>>().join("."))?;
+        self.post.map_or(Ok(()), |post| write!(f, ".post{post}"))
+    }
+}
+
+impl Section {
+    fn update(&mut self, run: &Self) {
+        let known = |check: &str| self.rows.iter().any(|row| row.check == check);
+        let new: Vec<Row> =
+            run.rows.iter().filter(|row| row.mark != Mark::NotRun || !known(&row.check)).cloned().collect();
+        self.rows.retain(|row| !new.iter().any(|new| new.check == row.check));
+        let first = self.date.split(" to ").next().unwrap_or_default();
+        if self.rows.is_empty() || first == run.date {
+            self.date.clone_from(&run.date);
+        } else if !new.is_empty() {
+            self.date = format!("{first} to {}", run.date);
+        }
+        self.rows.extend(new);
+        self.rows.sort_by_key(|row| position(&row.check));
     }
 }
 
@@ -71,7 +105,9 @@ const HEAD: &str = "\
 
 `make matrix WRITE=1` writes this page. Each check is described in
 [docs/internals/compat-matrix.md](../docs/internals/compat-matrix.md). Each release is the
-`libnccl.so.2` of its wheel, loaded on a machine without a GPU; the rails are softverbs.
+`libnccl.so.2` of its wheel, loaded on a machine without a GPU; the rails are softverbs. From
+`default profile` on, the checks are whole communicators on
+[softcuda](../docs/internals/softcuda.md). `-` means that the release lacks what the check needs.
 
 ";
 
@@ -130,8 +166,16 @@ impl Report {
 
     /// Formats the table of releases and checks.
     fn summary(&self) -> String {
-        let Some(first) = self.sections.values().next() else { return String::new() };
-        let checks: Vec<&str> = first.rows.iter().map(|row| row.check.as_str()).collect();
+        let mut checks: Vec<&str> = Vec::new();
+        for row in self.sections.values().flat_map(|section| &section.rows) {
+            if !checks.contains(&row.check.as_str()) {
+                checks.push(&row.check);
+            }
+        }
+        checks.sort_by_key(|check| position(check));
+        if checks.is_empty() {
+            return String::new();
+        }
         let mut text = format!("| NCCL | {} |\n|---|{}\n", checks.join(" | "), "---|".repeat(checks.len()));
         for (version, section) in &self.sections {
             let mark = |check: &&str| {
@@ -144,14 +188,13 @@ impl Report {
         text
     }
 
-    /// Replaces the results of a run.
+    /// Replaces the results of a run. Rows of checks that did not run stay.
     pub(crate) fn update(&mut self, run: &Self) {
         for (version, section) in &run.sections {
-            let old = self.sections.entry(version.clone()).or_insert_with(|| section.clone());
-            old.date.clone_from(&section.date);
-            let kept = |row: &&Row| !section.rows.iter().any(|new| new.check == row.check);
-            let old_rows: Vec<Row> = old.rows.iter().filter(kept).cloned().collect();
-            old.rows = section.rows.iter().cloned().chain(old_rows).collect();
+            match self.sections.get_mut(version) {
+                Some(old) => old.update(section),
+                None => drop(self.sections.insert(version.clone(), section.clone())),
+            }
         }
     }
 
@@ -184,7 +227,7 @@ fn row(line: &str) -> std::result::Result<Row, String> {
     let [check, mark, seen] = cells[..] else {
         return Err(format!("a line of {} cells: {line}", cells.len()));
     };
-    let mark = [Mark::Ok, Mark::Failed, Mark::NotRun].into_iter().find(|m| m.text() == mark);
+    let mark = Mark::ALL.into_iter().find(|m| m.text() == mark);
     let mark = mark.ok_or_else(|| format!("an unknown result: {line}"))?;
     Ok(Row { check: check.to_owned(), mark, seen: seen.to_owned() })
 }
@@ -226,8 +269,14 @@ mod tests {
         let mut all =
             report("2.9.1", &[("layout", Mark::Ok, "21 alike"), ("traffic", Mark::Failed, "it broke: why")]);
         all.update(&report("2.10.3", &[("layout", Mark::NotRun, "no network")]));
+        all.update(&report("2.10.3.post1", &[("killed rank", Mark::Unfit, "the release drops errors")]));
         assert_eq!(Report::parse(&all.text()), Ok(all.clone()));
-        assert!(all.text().find("NCCL 2.9.1") < all.text().find("NCCL 2.10.3"));
+        let titles = ["NCCL 2.9.1", "NCCL 2.10.3\n", "NCCL 2.10.3.post1\n"].map(|t| all.text().find(t));
+        assert!(titles.is_sorted() && titles.iter().all(Option::is_some), "{titles:?}");
+        assert!(all.text().starts_with(HEAD));
+        let table = "| NCCL | layout | traffic | killed rank |\n|---|---|---|---|\n\
+                     | 2.9.1 | ok | FAILED | not run |\n";
+        assert!(all.text().contains(table), "{}", all.text());
     }
 
     #[test]
@@ -241,9 +290,17 @@ mod tests {
     }
 
     #[test]
-    fn an_update_keeps_what_did_not_run() {
+    fn an_update_keeps_what_did_not_run_in_the_order_of_the_checks() {
         let mut all = report("2.9.1", &[("layout", Mark::Ok, "a"), ("traffic", Mark::Ok, "b")]);
-        all.update(&report("2.9.1", &[("layout", Mark::Ok, "c")]));
-        assert_eq!(all.sections[&Version(vec![2, 9, 1])].rows.len(), 2);
+        let mut run = report("2.9.1", &[("layout", Mark::NotRun, "no disk"), ("devices", Mark::Ok, "c")]);
+        run.sections.values_mut().for_each(|section| section.date = "2026-01-03".into());
+        let twice = run.clone();
+        all.update(&run);
+        all.update(&twice);
+        let section = all.sections.values().next().unwrap();
+        let rows: Vec<_> = section.rows.iter().map(|row| (row.check.as_str(), row.seen.as_str())).collect();
+        assert_eq!(rows, [("layout", "a"), ("devices", "c"), ("traffic", "b")]);
+        assert_eq!(section.date, "2026-01-02 to 2026-01-03");
+        assert_eq!(Report::parse(&all.text()), Ok(all));
     }
 }

@@ -69,6 +69,10 @@ pub(crate) fn main(args: &RunArgs) -> Result<ExitCode> {
         let version = Version::parse(&release.version)
             .ok_or_else(|| Failure::tool(format!("release {release}: not a version")))?;
         ran.sections.insert(version, Section { date: report::today()?, rows });
+        if args.write {
+            // After each release: a run that is interrupted keeps what it has.
+            save(&committed, &ran)?;
+        }
     }
     conclude(args, &committed, &ran)
 }
@@ -94,16 +98,25 @@ fn one(args: &RunArgs, release: &Release, stage: &Stage, cache: &Cache) -> Resul
         let begun = Instant::now();
         let (mark, seen) = match check(&bench) {
             Ok(seen) => (Mark::Ok, seen),
+            Err(failure) if failure.kind == Kind::Unfit => (Mark::Unfit, failure.message),
             Err(failure) => (Mark::Failed, failure.message),
         };
-        let word = if mark == Mark::Ok { "ok" } else { "FAILED" };
-        println!("NCCL {release:7} {name:18} {word:6} {:5.1} s  {seen}", begun.elapsed().as_secs_f32());
+        let word = mark.text();
+        println!("NCCL {release:13} {name:21} {word:6} {:5.1} s  {seen}", begun.elapsed().as_secs_f32());
         rows.push(Row { check: (*name).into(), mark, seen: cell(&seen) });
     }
     Ok(rows)
 }
 
-/// Prints the failures, and writes or compares the report.
+/// Writes the report: the committed one with the results of the run.
+fn save(committed: &Report, ran: &Report) -> Result<()> {
+    let mut new = committed.clone();
+    new.update(ran);
+    let path = report::path();
+    std::fs::write(&path, new.text()).cannot(format!("write {}", path.display()))
+}
+
+/// Prints the failures and the differences from the report.
 fn conclude(args: &RunArgs, committed: &Report, ran: &Report) -> Result<ExitCode> {
     let marked = |mark: Mark| {
         let sections = ran.sections.iter();
@@ -127,9 +140,6 @@ fn conclude(args: &RunArgs, committed: &Report, ran: &Report) -> Result<ExitCode
         bad |= !args.write;
     }
     if args.write {
-        let mut new = committed.clone();
-        new.update(ran);
-        std::fs::write(&path, new.text()).cannot(format!("write {}", path.display()))?;
         println!("\nwritten: {}", path.display());
     }
     if !bad {

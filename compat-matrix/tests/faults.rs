@@ -175,6 +175,23 @@ fn a_release_that_cannot_be_fetched_fails_the_run_unless_told() {
 }
 
 #[test]
+fn a_check_that_the_release_cannot_run_is_no_failure_and_no_result() {
+    let place = Place::new("NONE");
+    assert_eq!(place.run(&[RELEASE, "--checks", "table", "--write"]).0, 0);
+    let (code, said) = place.run(&[RELEASE, "--checks", "registered buffers,killed rank", "--write"]);
+    assert_eq!(code, 0, "{said}");
+    let written = place.results();
+    for line in [
+        "| NCCL | table | registered buffers | killed rank |",
+        "| 2.18.3 | ok | - | - |",
+        "| registered buffers | - | the release has no ncclCommRegister |",
+        "| killed rank | - | the release drops errors of its network |",
+    ] {
+        assert!(written.lines().any(|written| written == line), "{line:?} is not in: {written}");
+    }
+}
+
+#[test]
 fn libraries_are_kept_or_dropped() {
     let place = Place::new("NONE");
     let library = place.dir.path().join("cache/mpib/nccl").join(RELEASE).join("libnccl.so.2");

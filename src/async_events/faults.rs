@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::async_events::state::EventState;
 use crate::async_events::toll::Toll;
 use crate::async_events::watch::{Owner, Route};
-use crate::device::{Cause, Change, Happening, Moment, Nic, PortState};
+use crate::device::{Cause, Change, Happening, Moment, Nic, PortLife, PortState};
 use crate::error::Result;
 use crate::housekeeping::{Job, TICK};
 use crate::route::gid_addr;
@@ -16,8 +16,8 @@ use crate::verbs::{About, AsyncEvent, Context};
 
 /// How long the episodes of a port are collected for one line.
 const REPORT: Duration = Duration::from_secs(1);
-/// How often a port is looked at that is suspect, or has episodes to report.
-const BUSY: Duration = Duration::from_millis(10);
+/// How often a port is queried that is suspect.
+const SUSPECT: Duration = Duration::from_millis(10);
 
 /// What an event has changed of its ports, for the event's line.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl EventState {
             About::Port(port) => nic.port().number == port,
             _ => event.about == About::Device && event.is_fatal(),
         };
-        let of_adapter = |nic: &Arc<Nic>| nic.pd().context().id() == context.id();
+        let of_adapter = |nic: &Arc<Nic>| nic.context().id() == context.id();
         let mut changed = PortChange::default();
         for nic in self.nics().iter().filter(|nic| of_adapter(nic) && ours(nic)) {
             let why = format!("{}: {event}", nic.name());
@@ -63,6 +63,14 @@ impl EventState {
             }
         }
         changed
+    }
+
+    /// Handles the end of a context: its adapter was removed.
+    pub(super) fn lost(&self, context: &Context, why: &str) {
+        for nic in self.nics().iter().filter(|nic| nic.context().id() == context.id()) {
+            self.changed(nic, nic.life().happened(Moment::now(), Happening::Removed(why)));
+            self.show(nic);
+        }
     }
 
     /// Condemns the rails whose local address is no longer in the port's GID table. Returns the
@@ -127,12 +135,18 @@ impl EventState {
     }
 
     /// Queries a port that is not healthy, and reports the episodes of its connections.
-    fn look_at(&self, nic: &Nic) {
+    fn look_at(&self, nic: &Arc<Nic>) {
         let (life, now) = (nic.life(), Moment::now());
         if life.is_query_due(now.instant) {
             let trouble = nic.now().err();
-            let usable = trouble.as_deref().map_or(Ok(()), Err);
-            self.changed(nic, life.happened(now, Happening::Queried(usable)));
+            let what = match trouble.as_deref() {
+                Some(why) if nic.has_dead_context() => Happening::Removed(why),
+                trouble => Happening::Queried(trouble.map_or(Ok(()), Err)),
+            };
+            self.changed(nic, life.happened(now, what));
+            if life.is_removed() {
+                self.reopen(nic);
+            }
         }
         let fits = |route: &Route| route.is_on(nic);
         if life.state() == PortState::Probing
@@ -160,6 +174,16 @@ impl EventState {
         self.stats.port_state(nic.name(), state, cause);
     }
 
+    /// Shows in the statistics what the connections of a port have measured, and its scale.
+    fn show_meter(&self, nic: &Nic) {
+        if let Some(record) = self.stats.port(nic.name()) {
+            let meter = nic.meter();
+            let goodput = meter.busy().goodput(record, Instant::now());
+            record.measured(goodput, meter.weight().into());
+            record.set_scale(meter.scale().into());
+        }
+    }
+
     /// Acts on a change of a port that no event brought.
     fn changed(&self, nic: &Nic, change: Change) {
         match change {
@@ -170,6 +194,14 @@ impl EventState {
             }
             Change::None | Change::Suspected | Change::Reachable => {}
         }
+    }
+}
+
+/// Returns the time until a port must be looked at again.
+fn next_look(life: &PortLife, now: Instant) -> Duration {
+    match life.state() {
+        PortState::Suspect => SUSPECT,
+        _ => life.episodes_due(now, REPORT).map_or(TICK, |due| due.min(TICK)),
     }
 }
 
@@ -221,15 +253,31 @@ impl Job for EventState {
     fn run(&self) -> Result<()> {
         for nic in self.nics() {
             self.look_at(&nic);
-            let meter = nic.meter();
-            self.stats.measured(nic.name(), meter.goodput(), meter.weight().into(), meter.scale().into());
+            self.show_meter(&nic);
         }
         self.stats.count_unlisted();
         Ok(())
     }
 
     fn interval(&self) -> Duration {
-        let busy = self.nics().iter().any(|nic| nic.life().is_busy());
-        if busy { BUSY } else { TICK }
+        self.nics().iter().map(|nic| next_look(nic.life(), Instant::now())).min().unwrap_or(TICK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_suspect_port_is_looked_at_often() {
+        let (life, now) = (PortLife::default(), Moment::now());
+        let at = |ms| now.instant + Duration::from_millis(ms);
+        assert_eq!(next_look(&life, at(0)), TICK);
+        life.add_episode(now.instant, 0, Duration::ZERO);
+        assert_eq!(next_look(&life, at(0)), TICK, "the line is due in a second");
+        assert_eq!(next_look(&life, at(900)), Duration::from_millis(100));
+        life.happened(now, Happening::LinkDown("a test"));
+        assert_eq!(next_look(&life, at(0)), SUSPECT);
+        assert!(life.take_episodes(at(1000), REPORT).is_some());
     }
 }

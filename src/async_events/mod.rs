@@ -6,6 +6,7 @@
 
 mod attention;
 mod faults;
+mod reopening;
 mod stalls;
 mod state;
 mod toll;
@@ -58,7 +59,7 @@ impl AsyncEvents {
         housekeeping: Arc<Housekeeping>,
         failed_routes: Arc<FailedRoutes>,
     ) -> Self {
-        let state = Arc::new(EventState::new(stats, Arc::clone(&housekeeping), failed_routes));
+        let state = EventState::new(stats, Arc::clone(&housekeeping), failed_routes);
         let watchdog = Arc::new(Watchdog::new(Arc::clone(&state)));
         let ports: Arc<dyn Job> = Arc::<EventState>::clone(&state);
         housekeeping.add("watching ports", Arc::downgrade(&ports));
@@ -119,8 +120,8 @@ impl EventThread {
         let (stop, housekeeping) = (Arc::<AtomicBool>::default(), Arc::clone(&state.housekeeping));
         let mut contexts: Vec<Arc<Context>> = Vec::new();
         for nic in &nics {
-            if contexts.iter().all(|context| context.id() != nic.pd().context().id()) {
-                contexts.push(Arc::clone(nic.pd().context()));
+            if contexts.iter().all(|context| context.id() != nic.context().id()) {
+                contexts.push(nic.context());
             }
         }
         state.set_nics(nics);
@@ -174,6 +175,11 @@ fn run(stop: &AtomicBool, wake: &EventFd, mut contexts: Vec<Arc<Context>>, state
         let mut readable = ready[1..].iter();
         contexts.retain(|context| !readable.next().is_some_and(|ready| *ready) || state.read(context));
         wait = state.housekeeping.run((!ready[0]).then(Instant::now));
+        let opened = state.take_opened();
+        if !opened.is_empty() {
+            contexts.extend(opened);
+            contexts.retain(|context| state.is_in_use(context));
+        }
     }
 }
 

@@ -124,7 +124,7 @@ impl Memory {
 }
 
 fn key(nic: &Nic) -> (usize, u8) {
-    (nic.pd().context().id(), nic.port().number)
+    (nic.context().id(), nic.port().number)
 }
 
 /// Returns how the other rails of a comm are.

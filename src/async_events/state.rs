@@ -16,6 +16,7 @@ use crate::housekeeping::Housekeeping;
 use crate::policy::Followers;
 use crate::stats::{RailCounters, Reason, Stats};
 use crate::verbs::{About, AsyncEvent, Context};
+use crate::worker::Worker;
 
 /// Comms that a line names. Of the others it gives only the number.
 const NAMED: usize = 4;
@@ -38,7 +39,21 @@ pub(super) struct EventState {
     pub(super) followers: Followers,
     pub(super) stats: Arc<Stats>,
     pub(super) housekeeping: Arc<Housekeeping>,
+    pub(super) reopening: Reopenings,
+    pub(super) this: Weak<Self>,
     failed_routes: Arc<FailedRoutes>,
+}
+
+/// The work to open adapters again.
+#[derive(Debug)]
+pub(super) struct Reopenings {
+    pub(super) worker: Worker,
+    /// The dead contexts whose adapters the thread looks for.
+    pub(super) tried: Mutex<Vec<usize>>,
+    /// The new contexts whose events the thread of the events does not read yet.
+    pub(super) opened: Mutex<Vec<Arc<Context>>>,
+    /// By adapter: why it could not be opened the last time.
+    pub(super) failed: Mutex<HashMap<String, String>>,
 }
 
 impl EventState {
@@ -46,8 +61,16 @@ impl EventState {
         stats: Arc<Stats>,
         housekeeping: Arc<Housekeeping>,
         failed_routes: Arc<FailedRoutes>,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        let reopening = Reopenings {
+            worker: Worker::new("mpib-reopen"),
+            tried: Mutex::default(),
+            opened: Mutex::default(),
+            failed: Mutex::default(),
+        };
+        Arc::new_cyclic(|this| Self {
+            reopening,
+            this: this.clone(),
             comms: Mutex::default(),
             last: AtomicU64::new(0),
             nics: RwLock::default(),
@@ -58,7 +81,7 @@ impl EventState {
             stats,
             housekeeping,
             failed_routes,
-        }
+        })
     }
 
     /// Stores what an init has read.
@@ -143,6 +166,7 @@ impl EventState {
                 Ok(None) => return true,
                 Err(e) => {
                     tracing::warn!(target: "net", "no events of {} are seen any more: {e}", context.name());
+                    self.lost(context, &format!("no events of {} any more: {e}", context.name()));
                     return false;
                 }
             }

@@ -48,7 +48,7 @@ impl World {
             Arc::clone(&process.failed_routes),
         );
         state.set_nics(all.clone());
-        Self { state: Arc::new(state), nics: [&all[0], &all[1]].map(Arc::clone), _devices: hold }
+        Self { state, nics: [&all[0], &all[1]].map(Arc::clone), _devices: hold }
     }
 
     /// A comm on these ports with peers that have these GIDs. Its queues on rail i have number
@@ -65,11 +65,17 @@ impl World {
         let nic = Arc::clone(&self.nics[nic]);
         let gid = nic.now().unwrap().1[0];
         let route = Route { nic, local: (gid.raw, gid.kind), peer: [peer; 16] };
-        Queues { route, qps: vec![number], cq: Some(number as usize), srq: Some(number as usize) }
+        Queues {
+            context: route.nic.context().id(),
+            route,
+            qps: vec![number],
+            cq: Some(number as usize),
+            srq: Some(number as usize),
+        }
     }
 
     fn event(&self, nic: usize, kind: i32, about: About) {
-        self.state.handle(self.nics[nic].pd().context(), &AsyncEvent { kind, about });
+        self.state.handle(&self.nics[nic].context(), &AsyncEvent { kind, about });
     }
 
     fn port_event(&self, nic: usize, kind: i32) {
@@ -143,7 +149,7 @@ fn mistakes_and_comms_without_failover_end() {
 
 //= rail-life.md: what a sign of a fault costs
 #[test]
-fn a_failed_adapter_costs_all_rails_on_it_for_good() {
+fn a_failed_adapter_costs_all_rails_on_it_until_it_is_opened_again() {
     let world = World::new();
     let (comm, other) = (world.comm(10, &[(0, 1), (1, 1)], None), world.comm(20, &[(1, 2)], None));
     world.event(0, DEVICE_FATAL, About::Device);

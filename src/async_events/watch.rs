@@ -88,6 +88,8 @@ pub struct Route {
 pub struct Queues {
     /// The port and the addresses.
     pub route: Route,
+    /// [`Context::id`](crate::verbs::Context::id)
+    pub context: usize,
     /// Numbers of its queue pairs.
     pub qps: Vec<u32>,
     /// [`Cq::id`](crate::verbs::Cq::id)
@@ -367,7 +369,7 @@ impl Drop for CommWatch {
 impl Queues {
     /// Returns whether an event about something of this adapter concerns them.
     pub(super) fn includes(&self, context: usize, about: About) -> bool {
-        self.route.nic.pd().context().id() == context
+        self.context == context
             && match about {
                 About::Device => true,
                 About::Port(port) => self.route.nic.port().number == port,
@@ -381,6 +383,6 @@ impl Queues {
 impl Route {
     /// Returns whether the local port is the one of `nic`.
     pub(super) fn is_on(&self, nic: &Nic) -> bool {
-        self.nic.pd().context().id() == nic.pd().context().id() && self.nic.port().number == nic.port().number
+        self.nic.name() == nic.name()
     }
 }

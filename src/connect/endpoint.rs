@@ -49,7 +49,7 @@ impl LocalEndpoint {
         local_rails: &[LocalRail],
         routes: &[(Route, usize)],
     ) -> Result<Self> {
-        let pd = |(route, _): &(Route, usize)| Arc::clone(local_rails[*route.rails.local(role)].nic.pd());
+        let pd = |(route, _): &(Route, usize)| Arc::clone(&local_rails[*route.rails.local(role)].pd);
         let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
         let has_mailbox = has_mailbox(routes);
         let region = Region::new(&pds, memory_bytes(has_mailbox) / 8)?;
@@ -66,24 +66,28 @@ impl LocalEndpoint {
         routes: &[(Route, usize)],
         former: &[u32],
     ) -> Result<Self> {
-        let nic = |route: &Route| &local_rails[*route.rails.local(role)].nic;
+        let rail = |route: &Route| &local_rails[*route.rails.local(role)];
         let mut queues = Vec::with_capacity(routes.len());
         for (i, (route, qps)) in routes.iter().enumerate() {
             let leads = i == 0 || routes[i - 1].0 != *route;
             let n = u32::try_from(*qps.max(&1)).map_err(|_| Error::Internal(format!("{qps} queue pairs")))?;
-            queues.push(RouteQueues { n, leads, depths: Depths::new(role, settings, nic(route), n, leads)? });
+            queues.push(RouteQueues {
+                n,
+                leads,
+                depths: Depths::new(role, settings, &rail(route).nic, n, leads)?,
+            });
         }
         let needs = |((route, _), queues): (&(Route, usize), &RouteQueues)| CqNeeds {
-            context: nic(route).pd().context(),
+            context: rail(route).pd.context(),
             completions: queues.depths.completions(queues.n),
-            max_cqe: nic(route).limits().max_cqe,
+            max_cqe: rail(route).nic.limits().max_cqe,
         };
         let needs: Vec<_> = routes.iter().zip(&queues).map(needs).collect();
         let cqs = completion_queues(&needs)?;
         let locals = routes.iter().zip(queues).zip(cqs);
         let locals = locals
             .map(|(((route, _), queues), cq)| {
-                LocalRoute::new((role, settings), nic(route), *route, queues, cq, former)
+                LocalRoute::new((role, settings), rail(route), *route, queues, cq, former)
             })
             .collect::<Result<_>>()?;
         Ok(Self { routes: locals, region, has_mailbox: false })

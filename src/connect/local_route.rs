@@ -96,8 +96,8 @@ fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
 
 /// Makes the receives of `n` queue pairs: in an SRQ if the adapter has them, else in the queue of
 /// each. The peer need not know which.
-fn make_receives(settings: &Settings, nic: &Nic, n: u32, depths: &Depths) -> Result<Receives> {
-    let adapter = nic.pd().context().name();
+fn make_receives(settings: &Settings, rail: &LocalRail, n: u32, depths: &Depths) -> Result<Receives> {
+    let (nic, adapter) = (&rail.nic, rail.nic.adapter());
     if settings.process.warned.once(Subject::Receives(adapter.to_owned())) {
         let entries = depths.srq.max(depths.receives);
         tracing::info!(target: "net", "{} ({entries} entries)", nic.receive_queues());
@@ -106,7 +106,7 @@ fn make_receives(settings: &Settings, nic: &Nic, n: u32, depths: &Depths) -> Res
         0 => Ok(Receives::own(n, depths.receives)),
         depth => {
             let low = settings.config.srq_low.min(depth / 2);
-            Ok(Receives::shared(Srq::new(nic.pd(), depth)?, depth, low))
+            Ok(Receives::shared(Srq::new(&rail.pd, depth)?, depth, low))
         }
     }
 }
@@ -127,15 +127,16 @@ fn other_than(former: &[u32], make: impl Fn() -> Result<Qp<Fresh>>) -> Result<Qp
 impl LocalRoute {
     pub(super) fn new(
         (role, settings): (Role, &Settings),
-        nic: &Nic,
+        rail: &LocalRail,
         route: Route,
         RouteQueues { n, leads, depths }: RouteQueues,
         cq: RouteCq,
         former: &[u32],
     ) -> Result<Self> {
+        let (nic, pd) = (&rail.nic, &rail.pd);
         let receives = match role {
             Role::Connector => None,
-            Role::Acceptor => Some(make_receives(settings, nic, n, &depths)?),
+            Role::Acceptor => Some(make_receives(settings, rail, n, &depths)?),
         };
         let qp = |queue| {
             let cts = role == Role::Acceptor && queue as usize == cts_writer::CTS_QUEUE;
@@ -146,7 +147,7 @@ impl LocalRoute {
             };
             let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
             let srq = receives.as_ref().and_then(Receives::srq);
-            let qp = other_than(former, || Qp::new(nic.pd(), &cq.cq, srq, options))?;
+            let qp = other_than(former, || Qp::new(pd, &cq.cq, srq, options))?;
             if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
                 not_inline(settings, nic, qp.inline())?;
             }
@@ -158,7 +159,7 @@ impl LocalRoute {
         let no_flush = if depths.flush > 0 { known_failure(settings, nic) } else { None };
         let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
         let flushes = depths.flush > 0 && no_flush.is_none();
-        let flush = || other_than(former, || Qp::new(nic.pd(), &cq.cq, None, options));
+        let flush = || other_than(former, || Qp::new(pd, &cq.cq, None, options));
         let flush = flushes.then(flush).transpose()?;
         Ok(Self { route, qps, leads, receives, flush, no_flush, cq, gid_index: None })
     }

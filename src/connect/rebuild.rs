@@ -14,7 +14,7 @@ use crate::proto::{Ends, Memory, RailRole, Role, RouteWiring, SCRATCH, Wiring, w
 use crate::route::{LocalRail, Route, rejoin};
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
-use crate::transport::rail_maker::{DeadRail, Goal, Offer, RailAttempt, RailMaker};
+use crate::transport::rail_maker::{DeadRail, Goal, NewRail, Offer, RailAttempt, RailMaker};
 use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::Region;
 
@@ -141,11 +141,15 @@ impl RailAttempt for Rebuild {
         self.offer.clone()
     }
 
-    fn finish(self: Box<Self>) -> Result<Vec<(usize, Rail)>> {
+    fn finish(self: Box<Self>) -> Result<Vec<NewRail>> {
         let Stage::Proved(endpoint) = self.stage else {
             return Err(Error::Internal("rails are used before they are proved".into()));
         };
-        self.rails.into_iter().zip(endpoint.rails).map(|(i, rail)| Ok((i, rail?))).collect()
+        let made = self.rails.into_iter().zip(endpoint.rails).enumerate().map(|(place, (index, rail))| {
+            let (region, rkey) = (endpoint.region.clone(), endpoint.remote.rkeys[place]);
+            Ok(NewRail { index, rail: rail?, region, place, rkey })
+        });
+        made.collect()
     }
 }
 
@@ -155,6 +159,8 @@ impl Rebuild {
         let (nic, settings) = (&self.nic, &self.settings);
         let (port, gids) = nic.now().map_err(|why| Error::Usage(format!("{}: {why}", nic.name())))?;
         let mut rail = LocalRail::new(nic, port, gids, self.place, true);
+        // An adapter that was opened again has another protection domain.
+        self.region.move_to(&rail.pd)?;
         let info = rail.info(&settings.process.control.interfaces()?)?;
         // The addresses follow with those of the peer.
         let route = Route::ONLY;
@@ -162,11 +168,11 @@ impl Rebuild {
         let rails = std::slice::from_ref(&rail);
         let local =
             LocalEndpoint::on(self.region.clone(), self.role, settings, rails, &stripes, &self.former)?;
-        let mut routes = local.message(self.role, settings)?.routes;
+        let Wiring { mut routes, memory } = local.message(self.role, settings)?;
         for (route, rail) in routes.iter_mut().zip(&self.rails) {
             (route.local_rail, route.remote_rail) = (*rail as u8, *rail as u8);
         }
-        self.offer = Some(Offer { port: info, routes });
+        self.offer = Some(Offer { port: info, routes, rkeys: memory.rkeys });
         self.port = Some(rail);
         Ok(local)
     }
@@ -176,6 +182,10 @@ impl Rebuild {
         let ours = self.offer.as_ref().map(|offer| &offer.port);
         let ours = ours.ok_or_else(|| Error::Internal("no queue pairs to connect".into()))?;
         check(&peer.routes, &self.rails, &self.queues).map_err(|why| self.unfit(&why))?;
+        if peer.rkeys.len() != self.rails.len() {
+            let (found, expected) = (peer.rkeys.len(), self.rails.len());
+            return Err(self.unfit(&format!("{found} remote keys for {expected} rails")));
+        }
         let (connector, acceptor) = match self.role {
             Role::Connector => (ours, &peer.port),
             Role::Acceptor => (&peer.port, ours),
@@ -183,8 +193,8 @@ impl Rebuild {
         let policy = self.settings.config.route;
         let route = rejoin(policy, connector, acceptor, &self.gids).map_err(Error::Usage)?;
         local.routes.iter_mut().for_each(|stripe| stripe.route = route);
-        let rkeys = self.remote.rkeys[..self.rails.len()].to_vec();
-        let memory = Memory { addr: self.remote.addr, len: written_bytes(false) as u64, rkeys };
+        let (addr, rkeys) = (self.remote.addr, peer.rkeys.clone());
+        let memory = Memory { addr, len: written_bytes(false) as u64, rkeys };
         let now = Instant::now();
         let with = BringUp {
             wiring: Wiring { routes: peer.routes.clone(), memory },

@@ -217,7 +217,7 @@ fn the_first_queue_pair_of_every_rail_has_room_for_all_cts_writes() {
 /// Each has its own devices, settings, threads and counts.
 #[test]
 fn two_processes_in_one_connect_and_share_nothing() {
-    let names: Vec<_> = ports().iter().map(|d| d.rails[0].pd().context().name().to_owned()).collect();
+    let names: Vec<_> = ports().iter().map(|d| d.rails[0].context().name().to_owned()).collect();
     let process = |settings: &[(&str, &str)]| {
         let var = |name: &str| settings.iter().find(|s| s.0 == name).map(|s| s.1.into());
         let (process, config) = (Process::new(), Arc::new(Config::read(var).unwrap()));
@@ -231,7 +231,7 @@ fn two_processes_in_one_connect_and_share_nothing() {
     let (b, _devices_of_b, _events_of_b, theirs) = process(&[("NCCL_IB_HCA", &last)]);
     assert_eq!((ours.devices.count(), theirs.devices.count()), (names.len(), 1));
     let (from, to) = (ours.devices.get(1).unwrap(), theirs.devices.get(0).unwrap());
-    assert!(!Arc::ptr_eq(from.rails[0].pd().context(), to.rails[0].pd().context()));
+    assert!(!Arc::ptr_eq(&from.rails[0].context(), &to.rails[0].context()));
 
     run(connected((&a, from), (&b, to)), 20, 1, 4096);
     run(connected((&a, from), (&b, to)), 20, 8, 64);
@@ -272,7 +272,8 @@ fn other_ports_are_queried_for_the_second_hello_alone() {
 #[test]
 fn routes_on_one_context_share_a_cq_that_can_hold_all_completions() {
     let [a, b, ..] = ports()[..] else { panic!("two devices") };
-    let [a, b] = [a, b].map(|device| device.rails[0].pd().context());
+    let contexts = [a, b].map(|device| device.rails[0].context());
+    let [a, b] = contexts.each_ref();
     // For each route the first route with the same CQ.
     let owners = |routes: &[CqNeeds<'_>]| -> Vec<(usize, bool)> {
         let cqs = completion_queues(routes).unwrap();

@@ -29,7 +29,7 @@ pub fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
 pub fn data_direct(config: &Config, devices: &[&Device]) -> Vec<Finding> {
     let mut found: Vec<(usize, Finding)> = Vec::new();
     for nic in devices.iter().flat_map(|device| &device.rails) {
-        let context = nic.pd().context();
+        let context = nic.context();
         if found.iter().any(|(id, _)| *id == context.id()) {
             continue;
         }
@@ -72,7 +72,7 @@ pub fn dmabuf(devices: &[&Device]) -> Vec<Answer> {
 
 /// Groups the adapters of the devices by whether they have shared receive queues.
 pub fn receive_queues(devices: &[&Device]) -> Vec<Answer> {
-    grouped(devices, |nic| nic.pd().context().name(), Nic::has_srq, describe_queues)
+    grouped(devices, Nic::adapter, Nic::has_srq, describe_queues)
 }
 
 /// Groups the answers of the devices' ports, each name once.

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::discovery::{self, Adapter, Seen};
 use super::gid::Wanted;
@@ -92,7 +92,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
             let Some(Adapter { context, limits, port: Some(port) }) = &seen.adapters[i] else { continue };
             let nic = Arc::new(Nic {
                 name: format!("{}:{}", context.name(), port.number),
-                pd: Arc::new(Pd::new(context)?),
+                pd: RwLock::new(Arc::new(Pd::new(context)?)),
                 limits: *limits,
                 port: *port,
                 wanted: Wanted::new(config, context.name(), port.number),
@@ -108,7 +108,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
             rails.push(nic);
         }
         let shown = if rails.len() > 1 { data_rail(config) } else { 0 };
-        let pci_path = rails.get(shown).and_then(|nic: &Arc<Nic>| nic.pd.context().pci_path());
+        let pci_path = rails.get(shown).and_then(|nic: &Arc<Nic>| nic.context().pci_path());
         let card = pci_path.as_deref().and_then(pci::card);
         let on_card = |other: &&Option<pci::Address>| {
             card.zip(**other).is_some_and(|(ours, theirs)| ours.is_of_card(&theirs))

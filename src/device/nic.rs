@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::gid::{self, Wanted};
 use super::gpu::Gpu;
@@ -22,7 +22,8 @@ use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
 #[derive(Debug)]
 pub struct Nic {
     pub(super) name: String,
-    pub(super) pd: Arc<Pd>,
+    /// On the present context of the HCA. Those who make objects keep what they have read.
+    pub(super) pd: RwLock<Arc<Pd>>,
     pub(super) limits: DeviceLimits,
     pub(super) port: Port,
     pub(super) wanted: Wanted,
@@ -71,9 +72,20 @@ impl Nic {
         &self.name
     }
 
-    /// Returns the protection domain of everything on this port.
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
+    /// Returns the name of the HCA when it was first opened.
+    pub fn adapter(&self) -> &str {
+        self.name.rsplit_once(':').map_or(&self.name, |(adapter, _)| adapter)
+    }
+
+    /// Returns the protection domain of everything that is made on this port from now on. It
+    /// changes if the HCA is opened again.
+    pub fn pd(&self) -> Arc<Pd> {
+        Arc::clone(&self.pd.read())
+    }
+
+    /// Returns the present context of the HCA.
+    pub fn context(&self) -> Arc<Context> {
+        Arc::clone(self.pd.read().context())
     }
 
     /// Returns the limits of the HCA.
@@ -98,35 +110,47 @@ impl Nic {
 
     /// Reads the adapter's counters of lost packets. `None` if it has none.
     pub fn hw_counters(&self) -> Option<HwCounters> {
-        HwCounters::read(&self.pd.context().hw_counters(self.port.number))
+        HwCounters::read(&self.context().hw_counters(self.port.number))
     }
 
     /// Returns whether any entry of the port's table is this GID; `None` if the port cannot be
     /// queried.
     pub fn has_gid(&self, raw: [u8; 16], kind: GidKind) -> Option<bool> {
-        let port = self.pd.context().port(self.port.number).ok()?;
+        let context = self.context();
+        let port = context.port(self.port.number).ok()?;
         let same = |gid: &Gid| (gid.raw, gid.kind) == (raw, kind);
-        Some(self.pd.context().gids(&port).iter().any(same))
+        Some(context.gids(&port).iter().any(same))
     }
 
     /// Queries the port and the GIDs that a connection may use now, the best first: GID tables are
     /// renumbered when a link flaps. The error is the reason why the port cannot be used.
     pub fn now(&self) -> Result<(Port, Vec<Gid>), String> {
-        usable(self.pd.context(), &self.limits, self.port.number, &self.wanted)
-            .map_err(|trouble| trouble.to_string())
+        self.now_on(&self.context())
+    }
+
+    fn now_on(&self, context: &Context) -> Result<(Port, Vec<Gid>), String> {
+        usable(context, &self.limits, self.port.number, &self.wanted).map_err(|trouble| trouble.to_string())
+    }
+
+    /// Returns whether the HCA was removed or has failed as a whole: the present context never works
+    /// again.
+    pub fn has_dead_context(&self) -> bool {
+        self.context().is_dead(self.port.number)
     }
 
     /// As [`now`](Self::now). Queries once a second at most, but for an event of the adapter or a
     /// [`forget`](Self::forget), or while the port cannot be used. An event may come late: the
     /// user of a table's entry compares the entry first.
     pub fn known(&self) -> Result<(Port, Vec<Gid>), String> {
-        let changes = self.pd.context().changes();
+        // Under the lock: what was read on an earlier context must not be kept.
         let mut place = self.known.lock();
+        let context = self.context();
+        let changes = context.changes();
         let is_fresh = |known: &&Known| Some(known.changes) == changes && known.since.elapsed() < FRESH;
         if let Some(known) = place.as_ref().filter(is_fresh) {
             return Ok((known.port, known.gids.clone()));
         }
-        let (port, gids) = self.now()?;
+        let (port, gids) = self.now_on(&context)?;
         let since = Instant::now();
         *place = changes.map(|changes| Known { since, changes, port, gids: gids.clone(), pkey_index: None });
         Ok((port, gids))
@@ -156,21 +180,21 @@ impl Nic {
 
     /// Returns its place in the PCI tree; `None` for software devices.
     pub(crate) fn place(&self) -> Option<Place> {
-        self.pd.context().pci_path().map(Place::of)
+        self.context().pci_path().map(Place::of)
     }
 
     /// Returns why packets of the port to itself do not arrive, if a connection has seen that in
     /// the last minute, and no event of the adapter has come since.
     pub fn no_loopback(&self) -> Option<String> {
         let seen = self.no_loopback.lock();
-        let changes = self.pd.context().changes();
+        let changes = self.context().changes();
         let counts = |seen: &&NoLoopback| seen.changes == changes && seen.since.elapsed() < NO_LOOPBACK;
         seen.as_ref().filter(counts).map(|seen| seen.why.clone())
     }
 
     /// Notes that packets of the port to itself do not arrive.
     pub fn set_no_loopback(&self, why: &str) {
-        let (since, changes) = (Instant::now(), self.pd.context().changes());
+        let (since, changes) = (Instant::now(), self.context().changes());
         *self.no_loopback.lock() = Some(NoLoopback { since, changes, why: why.to_owned() });
     }
 
@@ -181,7 +205,7 @@ impl Nic {
     /// `NCCL_IB_PKEY_VALUE` is not in the table. The error lists what is.
     pub fn pkey_index(&self, config: &Config) -> Result<u16> {
         let Some(value) = config.pkey_value else { return Ok(config.pkey_index) };
-        let context = self.pd.context();
+        let context = self.context();
         // The top bit is not part of the partition's number: it marks full members.
         let fits = |key: &u16| key & 0x7fff == value & 0x7fff;
         let last = self.known.lock().as_ref().and_then(|known| known.pkey_index);
@@ -213,7 +237,7 @@ impl Nic {
         if index == 0 || config.pkey_value.is_some() {
             return Ok(());
         }
-        let (context, port) = (self.pd.context(), self.port.number);
+        let (context, port) = (self.context(), self.port.number);
         let entries = context.port(port)?.pkeys;
         let keys: Vec<(u16, u16)> = (0..entries)
             .map(|i| Ok((i, context.pkey(port, i)?)))
@@ -238,12 +262,13 @@ impl Nic {
     /// cannot be used.
     pub fn place_of(&self, gid: &Gid) -> Result<u8, String> {
         let same = |g: &Gid| (g.raw, g.kind) == (gid.raw, gid.kind);
-        let entry = self.pd.context().gid_at(self.port.number, gid.index);
+        let context = self.context();
+        let entry = context.gid_at(self.port.number, gid.index);
         if entry.is_some_and(|g| same(&g) && g.interface == gid.interface) {
             return Ok(gid.index);
         }
-        let port = self.pd.context().port(self.port.number).map_err(|e| e.to_string())?;
-        let gids = self.pd.context().gids(&port);
+        let port = context.port(self.port.number).map_err(|e| e.to_string())?;
+        let gids = context.gids(&port);
         let found = gids.iter().filter(|g| same(g));
         // The table may have the same address for several interfaces.
         let found = found.min_by_key(|g| (g.interface != gid.interface, g.index != gid.index));

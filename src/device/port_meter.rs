@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
+use super::port_busy::PortBusy;
+
 /// The scale that changes nothing, and the denominator of scales and weights.
 pub const SCALE_ONE: u16 = 1024;
 
@@ -14,6 +16,7 @@ pub struct PortMeter {
     weight: AtomicU16,
     scale: AtomicU16,
     ignored: AtomicBool,
+    busy: PortBusy,
 }
 
 impl Default for PortMeter {
@@ -24,6 +27,7 @@ impl Default for PortMeter {
             weight: AtomicU16::new(0),
             scale: AtomicU16::new(SCALE_ONE),
             ignored: AtomicBool::new(false),
+            busy: PortBusy::default(),
         }
     }
 }
@@ -55,6 +59,11 @@ impl PortMeter {
     /// Stores the weight.
     pub fn set_weight(&self, weight: u16) {
         self.weight.store(weight, Ordering::Relaxed);
+    }
+
+    /// Returns what the port carries for all its connections together.
+    pub fn busy(&self) -> &PortBusy {
+        &self.busy
     }
 
     /// Forgets the measurement: the port is out of use, and may be another when it returns.

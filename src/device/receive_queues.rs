@@ -12,13 +12,13 @@ use crate::verbs::{DeviceLimits, Srq};
 impl Nic {
     /// Whether the adapter has shared receive queues. Tried once. The error is the reason.
     pub fn has_srq(&self) -> Result<(), &str> {
-        let found = self.srq.get_or_init(|| probe(&self.limits, || Srq::new(&self.pd, 1)));
+        let found = self.srq.get_or_init(|| probe(&self.limits, || Srq::new(&self.pd(), 1)));
         found.as_ref().copied().map_err(String::as_str)
     }
 
     /// Describes the receive queues of the adapter.
     pub fn receive_queues(&self) -> String {
-        describe_queues(self.pd.context().name(), self.has_srq().err())
+        describe_queues(self.adapter(), self.has_srq().err())
     }
 }
 

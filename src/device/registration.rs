@@ -1,19 +1,26 @@
 //! Registers memory on a port, through its cache of registrations.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
 use nix::errno::Errno;
 
 use super::gpu;
-use super::mr_cache::{How, Memory, Registration, Span};
+use super::mr_cache::{How, Memory, Registered, Registration, Span};
 use super::nic::Nic;
 use crate::error::{Error, Result};
-use crate::verbs::{Keys, Mr, Pd, page_size};
+use crate::verbs::{Context, Keys, Mr, Pd, page_size};
 
 impl Nic {
     /// Returns a registration that covers `memory`: an existing one, else a new one of its whole
-    /// pages.
-    pub(crate) fn register(&self, memory: &Memory) -> Result<(Registration, Keys)> {
-        let Memory { buffer: Buffer { addr, len }, kind, dmabuf, relaxed } = *memory;
+    /// pages. `kept`: its DMA-BUF, to register the memory again.
+    pub(crate) fn register(
+        &self,
+        memory: &Memory,
+        kept: Option<&Arc<OwnedFd>>,
+    ) -> Result<(Registration, Keys)> {
+        let Memory { buffer: Buffer { addr, len }, kind, dmabuf, relaxed, deferrable } = *memory;
         let span = Span::new(addr, len, page_size()).ok_or_else(|| {
             Error::Argument(format!("{len} bytes at {addr:#x} end after the last possible address"))
         })?;
@@ -21,18 +28,46 @@ impl Nic {
         let whole = span.clone();
         let make = || {
             let (start, bytes) = (whole.pages().start, whole.pages().len());
+            let pd = self.pd();
             let made = match file {
-                None => Mr::new(&self.pd, start, bytes, relaxed),
-                Some(DmaBuf { fd, offset }) => Mr::of_dmabuf(&self.pd, (fd, offset), (start, bytes), relaxed),
+                None => Mr::new(&pd, start, bytes, relaxed),
+                Some(DmaBuf { fd, offset }) => Mr::of_dmabuf(&pd, (fd, offset), (start, bytes), relaxed),
             };
-            made.map_err(|e| explain(e, memory, bytes > len))
+            let mr = match made {
+                Ok(mr) => Some(mr),
+                Err(_) if deferrable && pd.context().is_dead(self.port.number) => None,
+                Err(e) => return Err(explain(e, memory, bytes > len)),
+            };
+            let kept = kept.zip(file).map(|(kept, file)| (Arc::clone(kept), file.offset));
+            Ok(Registered::new(mr, kept))
         };
-        self.registrations.get(How { kind, dmabuf: dmabuf.is_some(), relaxed }, span, make, Mr::keys)
+        self.registrations.get(How { kind, dmabuf: dmabuf.is_some(), relaxed }, span, make, Registered::keys)
+    }
+
+    /// Returns the keys of a registration that covers `buffer`.
+    pub(crate) fn keys_of(&self, buffer: Buffer) -> Option<Keys> {
+        let Buffer { addr, len } = buffer;
+        self.registrations.covering(&(addr..addr.checked_add(len)?), Registered::keys)
+    }
+
+    /// Uses another context of the HCA from now on, and registers all memory there.
+    ///
+    /// # Errors
+    /// Some memory cannot be registered. The context remains the one before.
+    pub(crate) fn move_to(&self, context: &Arc<Context>) -> Result<()> {
+        let pd = Arc::new(Pd::new(context)?);
+        let again = |how: &How, span: &Span, old: &Registered| old.again(&pd, *how, span);
+        let commit = || {
+            *self.pd.write() = Arc::clone(&pd);
+            self.forget();
+            *self.no_loopback.lock() = None;
+        };
+        self.registrations.renew(again, commit, Registered::retire)
     }
 
     /// Whether the device registers DMA-BUFs. Tried once. The error is the reason.
     pub fn takes_dmabuf(&self) -> Result<(), &str> {
-        let found = self.dmabuf.get_or_init(|| probe(&self.pd));
+        let found = self.dmabuf.get_or_init(|| probe(&self.pd()));
         found.as_ref().copied().map_err(String::as_str)
     }
 }

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use super::Weights;
-use super::goodput::{Goodput, Shares, fill};
+use super::goodput::{Goodput, fill};
+use super::shares::Shares;
 use super::weights::scale;
 use crate::device::{Nic, SCALE_ONE};
 use crate::proto::{MAX_RAILS, rails};
@@ -59,6 +60,11 @@ impl Measured {
         self.own[rail] = Goodput { rate: 0, at: now };
         self.shares.forget(rail);
         self.ports[rail].meter().forget();
+    }
+
+    /// Returns this end's port of each rail.
+    pub fn ports(&self) -> &[Arc<Nic>] {
+        &self.ports
     }
 
     /// Returns the speeds that the ports report.

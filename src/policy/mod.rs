@@ -8,6 +8,7 @@ mod capacity;
 mod goodput;
 mod measured;
 mod plan;
+mod shares;
 mod split;
 #[cfg(test)]
 mod tests;

@@ -25,8 +25,8 @@ pub enum Source {
     /// A constant share for SUP.
     Fixed(u16),
     /// The agent's share for SUP, which may change between transfers. Until the first hint, what the
-    /// rails can carry.
-    Hint(Box<dyn HintSource>, Capacities),
+    /// rails can carry. They are measured in any case: an agent may decide by that.
+    Hint(Box<dyn HintSource>, Capacities, Option<Box<Measured>>),
     /// What the rails can carry.
     Capacities(Capacities),
 }
@@ -71,12 +71,21 @@ impl Source {
         ports: Vec<Arc<Nic>>,
         now: u64,
     ) -> Self {
-        let capacities = |by| Capacities::new(by, &scaled(speeds, &ports), ports, now);
+        let capacities = |by| Capacities::new(by, &scaled(speeds, &ports), ports.clone(), now);
         match (split, hints) {
             (SplitMode::BySpeed, _) => Self::Capacities(capacities(SplitBy::Speed)),
             (SplitMode::Measured, _) => Self::Capacities(capacities(SplitBy::Measured)),
             (SplitMode::Fixed(share), _) => Self::Fixed(share),
-            (SplitMode::Hinted, Some(hints)) => Self::Hint(hints, capacities(by)),
+            (SplitMode::Hinted, Some(hints)) if by == SplitBy::Measured => {
+                Self::Hint(hints, capacities(by), None)
+            }
+            (SplitMode::Hinted, Some(hints)) => {
+                let measured = match capacities(SplitBy::Measured) {
+                    Capacities::Measured(measured) => Some(measured),
+                    _ => None,
+                };
+                Self::Hint(hints, capacities(by), measured)
+            }
             (SplitMode::Hinted, None) => Self::Capacities(capacities(by)),
             (SplitMode::Isolated, _) => Self::Capacities(Capacities::None),
         }
@@ -155,7 +164,7 @@ impl Policy {
     fn capacities(&self) -> &Capacities {
         match &self.source {
             Source::Fixed(_) => &Capacities::None,
-            Source::Hint(_, capacities) | Source::Capacities(capacities) => capacities,
+            Source::Hint(_, capacities, _) | Source::Capacities(capacities) => capacities,
         }
     }
 
@@ -180,10 +189,17 @@ impl Policy {
     /// Returns the measurement of the connection's rails, if there is one.
     pub fn measured(&mut self) -> Option<&mut Measured> {
         match &mut self.source {
-            Source::Hint(_, Capacities::Measured(measured))
+            Source::Hint(_, Capacities::Measured(measured), _)
+            | Source::Hint(_, _, Some(measured))
             | Source::Capacities(Capacities::Measured(measured)) => Some(measured),
             _ => None,
         }
+    }
+
+    /// Returns the size of the smallest part to measure. With hints a rail may have so small a share
+    /// that its parts are below [`MEASURED`], and must be measured nevertheless.
+    pub fn least_measured(&self) -> usize {
+        if matches!(self.source, Source::Hint(..)) { MEASURED / 16 } else { MEASURED }
     }
 
     /// Cuts one transfer by the [measurement](Cut::Measured). `in_flight` are the bytes of large
@@ -228,7 +244,7 @@ impl Policy {
         let share = match &self.source {
             _ if size <= self.threshold => 0,
             Source::Fixed(share) => *share,
-            Source::Hint(flow, capacities) => match (flow.share(), capacities) {
+            Source::Hint(flow, capacities, _) => match (flow.share(), capacities) {
                 (Some(share), _) => share,
                 (None, Capacities::None) => 0,
                 (None, _) => return None,
@@ -245,7 +261,7 @@ impl Policy {
     fn share_of_one(&self) -> Option<u16> {
         let has_share = match &self.source {
             Source::Fixed(_) => true,
-            Source::Hint(flow, _) => flow.share().is_some(),
+            Source::Hint(flow, ..) => flow.share().is_some(),
             Source::Capacities(_) => false,
         };
         match self.available {

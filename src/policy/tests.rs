@@ -20,7 +20,7 @@ impl HintSource for Hint {
 }
 
 fn hint(share: u16) -> Source {
-    Source::Hint(Box::new(Hint(Arc::new(share.into()))), Capacities::None)
+    Source::Hint(Box::new(Hint(Arc::new(share.into()))), Capacities::None, None)
 }
 
 fn by_speed(speeds: &[(u32, u32)]) -> Source {
@@ -77,7 +77,7 @@ fn a_new_hint_counts_for_the_next_transfer() {
     let agent = Hint::default();
     let policy = Policy::new(
         Plan::Shared(Class::Inter),
-        Source::Hint(Box::new(agent.clone()), Capacities::None),
+        Source::Hint(Box::new(agent.clone()), Capacities::None, None),
         exact(0),
         &BOTH,
     );
@@ -263,7 +263,7 @@ fn small_messages_keep_a_share_of_all_or_nothing() {
     let agent = Hint::default();
     let policy = Policy::new(
         Plan::Shared(Class::Inter),
-        Source::Hint(Box::new(agent.clone()), Capacities::None),
+        Source::Hint(Box::new(agent.clone()), Capacities::None, None),
         default_limits(),
         &BOTH,
     );

@@ -119,7 +119,7 @@ impl Followers {
         let mut all: Vec<Arc<Nic>> = Vec::new();
         for nic in self.0.lock().iter().flat_map(|follower| &follower.nics) {
             let is_new = all.iter().all(|known| known.name() != nic.name());
-            if is_new && nic.pd().context().id() == context {
+            if is_new && nic.context().id() == context {
                 all.push(Arc::clone(nic));
             }
         }

@@ -49,6 +49,9 @@ pub enum CtsError {
 }
 
 impl Cts {
+    /// Index of the first word with keys. Each has those of two rails.
+    pub const KEYS: usize = 2;
+
     /// Returns the entry as words. Each word is stored in little-endian order.
     #[inline]
     pub fn words(&self) -> [u64; CTS_WORDS] {

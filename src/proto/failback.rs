@@ -17,7 +17,7 @@ pub struct Attempt {
     pub epoch: u32,
 }
 
-/// REBUILD and REBUILT: the port and the new queue pairs of one end.
+/// REBUILD and REBUILT: the port, the new queue pairs and the keys of one end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewRails {
     /// The attempt.
@@ -29,6 +29,8 @@ pub struct NewRails {
     /// The queue pairs of each rail, in order. Both rails of a route are the index of the rail in
     /// the connection.
     pub routes: Vec<RouteWiring>,
+    /// The remote key of the end's control memory on each rail, in order.
+    pub rkeys: Vec<u32>,
 }
 
 /// REBUILD_FAILED: the receiver gives the attempt up.
@@ -58,7 +60,11 @@ impl NewRails {
         self.attempt.write(out);
         out.u8(self.rails);
         self.port.write(out)?;
-        out.list(&self.routes, MAX_RAILS, "routes", |out, route| route.write(out))
+        out.list(&self.routes, MAX_RAILS, "routes", |out, route| route.write(out))?;
+        out.list(&self.rkeys, MAX_RAILS, "remote keys", |out, rkey| {
+            out.u32(*rkey);
+            Ok(())
+        })
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -67,6 +73,7 @@ impl NewRails {
             rails: some_rails(from, "rails that come back")?,
             port: RailInfo::read(from)?,
             routes: from.list(MAX_RAILS, "routes", RouteWiring::read)?,
+            rkeys: from.list(MAX_RAILS, "remote keys", |from| from.u32("remote key"))?,
         })
     }
 }

@@ -177,8 +177,9 @@ fn attempt() -> impl Strategy<Value = Attempt> {
 }
 
 fn new_rails() -> impl Strategy<Value = NewRails> {
-    (attempt(), 1u8.., rail_info(), prop::collection::vec(route(), 0..=8))
-        .prop_map(|(attempt, rails, port, routes)| NewRails { attempt, rails, port, routes })
+    let (routes, rkeys) = (prop::collection::vec(route(), 0..=8), prop::collection::vec(any::<u32>(), 0..=8));
+    (attempt(), 1u8.., rail_info(), routes, rkeys)
+        .prop_map(|(attempt, rails, port, routes, rkeys)| NewRails { attempt, rails, port, routes, rkeys })
 }
 
 fn sequence() -> impl Strategy<Value = Sequence> + Clone {
@@ -393,7 +394,8 @@ fn the_largest_message_fits_a_frame() {
         vec![UnusableRail { name: "x".repeat(64), why: "x".repeat(600), ..hello.unusable[0].clone() }; 32];
     hello.host = "x".repeat(255);
     let attempt = Attempt { number: 1, epoch: 1 };
-    let new_rails = NewRails { attempt, rails: u8::MAX, port: hello.rails[0].clone(), routes };
+    let new_rails =
+        NewRails { attempt, rails: u8::MAX, port: hello.rails[0].clone(), routes, rkeys: vec![0; 8] };
     for message in [wiring, probed, Message::Rebuild(new_rails), Message::Hello(hello)] {
         assert!(message.encode().is_ok());
     }

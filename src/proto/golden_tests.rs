@@ -19,7 +19,8 @@ fn messages() -> Vec<Message> {
     let memory = Memory { addr: 0x1122_3344_5566_7788, len: 45_056, rkeys: vec![0xa1b2_c3d4] };
     let attempt = Attempt { number: 5, epoch: 6 };
     let port = hello().rails[0].clone();
-    let rails = NewRails { attempt, rails: 0b10, port, routes: vec![route.clone()] };
+    let rails =
+        NewRails { attempt, rails: 0b10, port, routes: vec![route.clone()], rkeys: vec![0xa1b2_c3d4] };
     let seq = Sequence::from_number;
     let open = vec![OpenGroup { seq: seq(7), mask: 0b11, lost: 0b01, size: Some(4096) }];
     let addr = |ip: &str, prefix| Addr::new(ip.parse().unwrap(), prefix).unwrap();

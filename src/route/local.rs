@@ -6,12 +6,14 @@ use crate::control::Interface;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, RailRole};
-use crate::verbs::{Gid, Port};
+use crate::verbs::{Gid, Pd, Port};
 
 /// A port that can be used now.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalRail {
     pub(crate) nic: Arc<Nic>,
+    /// The protection domain of all objects of the connection on this port.
+    pub(crate) pd: Arc<Pd>,
     pub(crate) port: Port,
     /// The addresses that the HELLO advertises, the best first: 1 to [`MAX_RAIL_ADDRS`].
     pub(crate) gids: Vec<Gid>,
@@ -37,7 +39,7 @@ impl LocalRail {
             tracing::info!(target: "net", "{name} has {n} addresses; the HELLO advertises {MAX_RAIL_ADDRS}");
             gids.truncate(MAX_RAIL_ADDRS);
         }
-        Self { nic: Arc::clone(nic), port, gids, role, requested, interfaces: Vec::new() }
+        Self { nic: Arc::clone(nic), pd: nic.pd(), port, gids, role, requested, interfaces: Vec::new() }
     }
 
     /// Describes the port for the HELLO.

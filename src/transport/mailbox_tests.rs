@@ -69,9 +69,9 @@ fn path(nic: &Nic, remote: &Qp<Fresh>) -> Path {
 /// Connects two queue pairs of one adapter; each with its CQ.
 fn joined(nic: &Nic, depth: u32) -> [(Qp<Ready>, Arc<Cq>); 2] {
     let new = || {
-        let cq = Arc::new(Cq::new(nic.pd().context(), depth).unwrap());
+        let cq = Arc::new(Cq::new(&nic.context(), depth).unwrap());
         let options = QpOptions { send_depth: depth, inline: 0, receives: 0 };
-        (Qp::new(nic.pd(), &cq, None, options).unwrap(), cq)
+        (Qp::new(&nic.pd(), &cq, None, options).unwrap(), cq)
     };
     let ((mut a, a_cq), (mut b, b_cq)) = (new(), new());
     let timing = Timing { timeout: 14, retries: 7 };
@@ -84,7 +84,7 @@ fn joined(nic: &Nic, depth: u32) -> [(Qp<Ready>, Arc<Cq>); 2] {
 /// Two ends with a mailbox and two rails, each with send queues of this depth.
 fn pair(depth: u32) -> [End; 2] {
     let nics: Vec<&Nic> = ports()[..2].iter().map(|device| &*device.rails[0]).collect();
-    let pds: Vec<Arc<Pd>> = nics.iter().map(|nic| Arc::clone(nic.pd())).collect();
+    let pds: Vec<Arc<Pd>> = nics.iter().map(|nic| nic.pd()).collect();
     let regions = [0, 1].map(|_| Region::new(&pds, memory_bytes(true) / 8).unwrap());
     let remotes = [1, 0].map(|peer: usize| {
         let mut rkeys = [0; MAX_RAILS];
@@ -223,7 +223,7 @@ fn a_malformed_frame_of_the_peer_is_a_protocol_error() {
 
 #[test]
 fn control_memory_of_one_rail_has_no_mailbox() {
-    let pds = vec![Arc::clone(ports()[0].rails[0].pd())];
+    let pds = vec![ports()[0].rails[0].pd()];
     let region = Region::new(&pds, memory_bytes(false) / 8).unwrap();
     assert!(Mailbox::of(&region).is_none());
     assert_eq!((written_bytes(false), memory_bytes(false)), (40960, 40960));

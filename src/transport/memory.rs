@@ -1,13 +1,17 @@
 //! Memory that NCCL registers on a comm.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
+use parking_lot::Mutex;
 
 use crate::config::Config;
-use crate::device::{Gpu, Memory, Nic, Registration};
+use crate::device::{Gpu, Memory, Nic, Registered, Registration};
 use crate::error::{Error, Fast, Result};
-use crate::proto::MAX_RAILS;
+use crate::latest::Latest;
+use crate::proto::{MAX_RAILS, rails};
+use crate::verbs::keep_dmabuf;
 
 /// Registers memory on each rail of one comm.
 #[derive(Debug)]
@@ -16,7 +20,14 @@ pub(crate) struct Registrar {
     nics: Arc<[Arc<Nic>]>,
     /// Requests relaxed ordering on PCIe.
     relaxed: bool,
+    /// Whether rails come back.
+    failover: bool,
+    living: Arc<LivingMrs>,
 }
+
+/// The registrations that NCCL holds of one comm, by the address of their keys.
+#[derive(Debug, Default)]
+pub(crate) struct LivingMrs(Mutex<HashMap<usize, Weak<Held>>>);
 
 /// A buffer that is registered on each rail of one comm.
 #[derive(Debug)]
@@ -25,18 +36,40 @@ pub struct Mr {
     kind: MemKind,
     /// Whether the processor can read it at the address in `buffer`.
     readable: bool,
-    _held: Vec<Registration>,
     /// The rails of the registrar that made it.
     nics: Arc<[Arc<Nic>]>,
-    /// By rail.
-    lkeys: [u32; MAX_RAILS],
-    /// By rail.
-    rkeys: [u32; MAX_RAILS],
+    held: Arc<Held>,
+    living: Arc<LivingMrs>,
+}
+
+/// The registrations of a buffer by rail, with their keys.
+#[derive(Debug)]
+struct Held {
+    /// Others when an adapter is opened again.
+    keys: Latest<RailKeys>,
+    registrations: Vec<Registration>,
+}
+
+/// The keys of a buffer by rail.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct RailKeys {
+    local: [u32; MAX_RAILS],
+    remote: [u32; MAX_RAILS],
 }
 
 impl Registrar {
     pub(crate) fn new(nics: Vec<Arc<Nic>>, config: &Config) -> Self {
-        Self { nics: nics.into(), relaxed: config.relaxed_ordering != 0 }
+        Self {
+            nics: nics.into(),
+            relaxed: config.relaxed_ordering != 0,
+            failover: config.failover,
+            living: Arc::default(),
+        }
+    }
+
+    /// Returns the registrations that NCCL holds.
+    pub(crate) fn living(&self) -> Arc<LivingMrs> {
+        Arc::clone(&self.living)
     }
 
     /// Registers `buffer` on each rail, through its DMA-BUF if there is one. Takes no lock of the
@@ -49,15 +82,19 @@ impl Registrar {
                 buffer.len, buffer.addr
             )));
         }
-        let memory = Memory { buffer, kind, dmabuf, relaxed: self.relaxed };
-        let (mut held, mut lkeys, mut rkeys) = (Vec::new(), [0; MAX_RAILS], [0; MAX_RAILS]);
-        for (rail, nic) in self.nics.iter().enumerate() {
-            let (registration, keys) = nic.register(&memory)?;
-            held.push(registration);
-            (lkeys[rail], rkeys[rail]) = (keys.lkey(), keys.rkey());
-        }
+        let memory = Memory { buffer, kind, dmabuf, relaxed: self.relaxed, deferrable: self.failover };
+        let kept = dmabuf.filter(|_| self.failover).and_then(|file| keep_dmabuf(file.fd)).map(Arc::new);
+        let register = |nic: &Arc<Nic>| Ok(nic.register(&memory, kept.as_ref())?.0);
+        let registrations = self.nics.iter().map(register).collect::<Result<_>>()?;
+        let held = Arc::new(Held { keys: Latest::new(RailKeys::default()), registrations });
+        // Under the lock: an adapter that is opened again has new keys from then on.
+        let mut living = self.living.0.lock();
+        held.renew(u8::MAX);
+        living.insert(Arc::as_ptr(&held).addr(), Arc::downgrade(&held));
+        drop(living);
         let readable = kind == MemKind::Host && dmabuf.is_none();
-        Ok(Mr { buffer, kind, readable, _held: held, nics: Arc::clone(&self.nics), lkeys, rkeys })
+        let (nics, living) = (Arc::clone(&self.nics), Arc::clone(&self.living));
+        Ok(Mr { buffer, kind, readable, nics, held, living })
     }
 
     /// Returns an error unless the registration covers `part` and was made for these rails. Only an
@@ -92,6 +129,34 @@ impl Registrar {
     }
 }
 
+impl LivingMrs {
+    /// Reads the keys of these rails anew.
+    pub(crate) fn renew(&self, which: u8) {
+        // Locked throughout: a deregistration ends a registration before it returns.
+        self.0.lock().values().filter_map(Weak::upgrade).for_each(|held| held.renew(which));
+    }
+}
+
+impl Held {
+    /// Reads the keys of these rails anew.
+    fn renew(&self, which: u8) {
+        let mut keys = self.keys.get().clone();
+        for rail in rails(which).take_while(|rail| *rail < self.registrations.len()) {
+            let now = self.registrations[rail].read(Registered::keys).unwrap_or_default();
+            (keys.local[rail], keys.remote[rail]) = (now.lkey(), now.rkey());
+        }
+        if keys != *self.keys.get() {
+            self.keys.set(keys);
+        }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        self.living.0.lock().remove(&Arc::as_ptr(&self.held).addr());
+    }
+}
+
 /// Returns an error if these ports cannot register such memory at all.
 fn supported(buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>, nics: &[Arc<Nic>]) -> Result<()> {
     let why = match (dmabuf, kind, Gpu::here()) {
@@ -115,6 +180,9 @@ impl Mr {
             return Err(Error::Argument("the registration was made on a connection with other rails".into()));
         }
         if self.covers(part) {
+            // Another comm may use a rail again before the comm that made the registration.
+            let _living = self.living.0.lock();
+            self.held.renew(u8::MAX);
             return Ok(());
         }
         Err(Error::Argument(format!(
@@ -143,12 +211,12 @@ impl Mr {
     /// Returns the local key of each rail.
     #[inline]
     pub(crate) fn lkeys(&self) -> &[u32; MAX_RAILS] {
-        &self.lkeys
+        &self.held.keys.get().local
     }
 
     /// Returns the remote key of each rail.
     #[inline]
     pub(crate) fn rkeys(&self) -> &[u32; MAX_RAILS] {
-        &self.rkeys
+        &self.held.keys.get().remote
     }
 }

@@ -5,7 +5,7 @@ use crate::error::{Error, Fast, Result};
 use crate::proto::{Message, rails};
 use crate::transport::comm::Comm;
 use crate::transport::failback::Work;
-use crate::transport::rail_maker::{DeadRail, Goal, Offer, RailAttempt, Ticket};
+use crate::transport::rail_maker::{DeadRail, Goal, NewRail, Offer, RailAttempt, Ticket};
 use crate::verbs::Remote;
 
 impl Comm {
@@ -87,10 +87,12 @@ impl Comm {
         let Work::Waiting(attempt) = std::mem::replace(&mut self.failback.work, Work::None) else {
             return Err(Error::Internal("there are no new rails".into()).into());
         };
-        for (index, rail) in attempt.finish()? {
+        for NewRail { index, rail, region, place, rkey } in attempt.finish()? {
             self.watch.set_rail(index, Some(rail.queues()));
             self.stats.rail_in_use(index, true);
             self.rails[index] = rail;
+            self.region.adopt(index, &region, place);
+            self.remote.rkeys[index] = rkey;
         }
         self.failures.revive(which);
         self.queues_changed();

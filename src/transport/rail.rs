@@ -131,6 +131,7 @@ impl Rail {
                 local: (self.names.local_gid, self.names.gid_kind),
                 peer: self.names.remote_gid,
             },
+            context: self.cq.as_ref().map_or(0, |cq| cq.context().id()),
             qps: self.queue_pairs().map(SendQueue::number).collect(),
             cq: self.cq.as_ref().map(|cq| cq.id()),
             srq: self.receives.as_ref().and_then(|receives| receives.srq()).map(|srq| srq.id()),

@@ -42,8 +42,8 @@ pub(crate) trait RailAttempt: fmt::Debug + Send {
     /// Describes this end's port and queue pairs to the peer, once they exist.
     fn offer(&self) -> Option<Offer>;
 
-    /// Returns the rails with their indices, once all goals are reached.
-    fn finish(self: Box<Self>) -> Result<Vec<(usize, Rail)>>;
+    /// Returns the rails, once all goals are reached.
+    fn finish(self: Box<Self>) -> Result<Vec<NewRail>>;
 }
 
 /// The goals of an attempt. Each but the first needs the one before.
@@ -57,11 +57,27 @@ pub(crate) enum Goal {
     Proved,
 }
 
-/// The port and the new queue pairs of an end.
+/// The port, the new queue pairs and the keys of an end.
 #[derive(Debug, Clone)]
 pub(crate) struct Offer {
     pub(crate) port: RailInfo,
     pub(crate) routes: Vec<RouteWiring>,
+    /// Those of the control memory, by rail.
+    pub(crate) rkeys: Vec<u32>,
+}
+
+/// Rails that work again.
+#[derive(Debug)]
+pub(crate) struct NewRail {
+    /// The index in the connection.
+    pub(crate) index: usize,
+    pub(crate) rail: Rail,
+    /// The control memory of this end with the registration that the rail uses.
+    pub(crate) region: Region,
+    /// The place of the registration in the region.
+    pub(crate) place: usize,
+    /// The key of the peer's control memory.
+    pub(crate) rkey: u32,
 }
 
 /// Work of an attempt on the thread. If it is dropped, the attempt is, too.

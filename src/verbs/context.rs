@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::ptr::NonNull;
@@ -16,7 +17,7 @@ use crate::fork_guard;
 
 use super::event::{About, AsyncEvent};
 use super::port::{Gid, Port};
-use super::{log_failure, mlx5dv, non_null, shim, zero};
+use super::{is_removal, log_failure, mlx5dv, non_null, shim, zero};
 
 /// An open device.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct Context {
     raw: NonNull<sys::ibv_context>,
     name: String,
     sysfs: String,
+    /// `node_guid`, in network byte order; 0 if the device has none.
+    guid: u64,
     transport: sys::ibv_transport_type::Type,
     /// Events so far that may have changed a port or a table.
     changes: AtomicU64,
@@ -90,51 +93,103 @@ pub fn survive_forks() -> Result<()> {
 /// # Errors
 /// There is no list of devices.
 pub fn open_all() -> Result<Vec<(String, Result<Arc<Context>>)>> {
-    let mut count = 0;
-    // SAFETY: a writable count.
-    let list = unsafe { sys::ibv_get_device_list(&raw mut count) };
-    // Without devices the list may be NULL, and ibv_free_device_list(NULL) crashes.
-    let Some(list) = NonNull::new(list) else {
-        let source = io::Error::last_os_error();
-        return match source.raw_os_error() {
-            Some(0 | libc::ENOSYS | libc::ENOENT) => Ok(Vec::new()),
-            _ => Err(Error::verbs("ibv_get_device_list", source, "")),
+    let list = DeviceList::new()?;
+    Ok(list.devices().map(|listed| (listed.name.clone(), Context::open(&listed).map(Arc::new))).collect())
+}
+
+/// The devices that the library lists now.
+struct DeviceList {
+    /// `None` if there are none.
+    first: Option<NonNull<*mut sys::ibv_device>>,
+    count: usize,
+}
+
+/// A device in the list, which lives meanwhile.
+struct Listed<'a> {
+    device: *mut sys::ibv_device,
+    name: String,
+    /// See [`Context::guid`].
+    guid: u64,
+    _list: PhantomData<&'a DeviceList>,
+}
+
+impl DeviceList {
+    fn new() -> Result<Self> {
+        let mut count = 0;
+        // SAFETY: a writable count.
+        let list = unsafe { sys::ibv_get_device_list(&raw mut count) };
+        // Without devices the list may be NULL, and ibv_free_device_list(NULL) crashes.
+        let Some(first) = NonNull::new(list) else {
+            let source = io::Error::last_os_error();
+            return match source.raw_os_error() {
+                Some(0 | libc::ENOSYS | libc::ENOENT) => Ok(Self { first: None, count: 0 }),
+                _ => Err(Error::verbs("ibv_get_device_list", source, "")),
+            };
         };
-    };
-    let mut devices = Vec::new();
-    for i in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has `count` entries.
-        let device = unsafe { *list.as_ptr().add(i) };
-        // SAFETY: an entry of a live list, whose name is an array in the struct that the library
-        // NUL-terminates.
-        let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy().into_owned();
-        let context = Context::open(device, &name).map(Arc::new);
-        devices.push((name, context));
+        Ok(Self { first: Some(first), count: usize::try_from(count).unwrap_or(0) })
     }
-    // SAFETY: the list from above. Open contexts outlive it (man ibv_get_device_list).
-    unsafe { sys::ibv_free_device_list(list.as_ptr()) };
-    Ok(devices)
+
+    fn devices(&self) -> impl Iterator<Item = Listed<'_>> {
+        self.first.into_iter().flat_map(|first| {
+            (0..self.count).map(move |i| {
+                // SAFETY: the list has `count` entries.
+                let device = unsafe { *first.as_ptr().add(i) };
+                // SAFETY: an entry of a live list, whose name is an array in the struct that the
+                // library NUL-terminates.
+                let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy().into_owned();
+                // SAFETY: as above.
+                let guid = unsafe { sys::ibv_get_device_guid(device) };
+                Listed { device, name, guid, _list: PhantomData }
+            })
+        })
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        if let Some(first) = self.first {
+            // SAFETY: the list from `new`. Open contexts outlive it (man ibv_get_device_list).
+            unsafe { sys::ibv_free_device_list(first.as_ptr()) };
+        }
+    }
 }
 
 impl Context {
-    /// Calls `ibv_open_device`. `device` is in a list that has not been freed.
-    fn open(device: *mut sys::ibv_device, name: &str) -> Result<Self> {
+    /// Calls `ibv_open_device`.
+    fn open(listed: &Listed<'_>) -> Result<Self> {
+        let Listed { device, ref name, guid, .. } = *listed;
         // SAFETY: an entry of a live list, whose path is an array in the struct that the library
         // NUL-terminates.
         let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) }.to_string_lossy().into_owned();
         let guard = fork_guard::no_fork();
         // SAFETY: as above.
-        let raw = non_null("ibv_open_device", || name.to_owned(), unsafe { sys::ibv_open_device(device) })?;
+        let raw = non_null("ibv_open_device", || name.clone(), unsafe { sys::ibv_open_device(device) })?;
         close_in_children(raw, true);
         drop(guard);
         // SAFETY: as above.
         let transport = unsafe { (*device).transport_type };
-        let context = Self { raw, name: name.to_owned(), sysfs, transport, changes: AtomicU64::new(0) };
+        let context = Self { raw, name: name.clone(), sysfs, guid, transport, changes: AtomicU64::new(0) };
         // SAFETY: just opened.
         if let Err(source) = unsafe { shim::async_fd_nonblocking(raw.as_ptr()) } {
             return Err(Error::io(format!("fcntl(O_NONBLOCK) on the events of {}", context.name), source));
         }
         Ok(context)
+    }
+
+    /// Opens the device again: the one with the same node GUID, or if there is none, the one with
+    /// the same name. Devices that `is_taken` are others. `None` if the device is not there.
+    pub fn open_again(&self, is_taken: impl Fn(&str) -> bool) -> Result<Option<Arc<Self>>> {
+        let list = DeviceList::new()?;
+        let free: Vec<_> = list.devices().filter(|listed| !is_taken(&listed.name)).collect();
+        let same_guid = free.iter().find(|listed| self.guid != 0 && listed.guid == self.guid);
+        let found = same_guid.or_else(|| free.iter().find(|listed| listed.name == self.name));
+        found.map(|listed| Self::open(listed).map(Arc::new)).transpose()
+    }
+
+    /// Returns whether the context is dead: the device was removed, or has failed as a whole. Calls
+    /// fail then, also when the device is there again.
+    pub fn is_dead(&self, port: u8) -> bool {
+        matches!(self.port(port), Err(Error::Verbs { source, .. }) if is_removal(&source))
     }
 
     /// Returns the device's name, as `ibv_devinfo` shows it.

@@ -3,10 +3,12 @@
 use std::ffi::{c_int, c_uint};
 use std::io;
 use std::ops::Deref;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use rdma_sys as sys;
 
 use crate::error::{Error, Result};
@@ -18,6 +20,8 @@ use super::{Context, log_failure, non_null, shim};
 pub struct Pd {
     raw: NonNull<sys::ibv_pd>,
     context: Arc<Context>,
+    /// See [`Mr::retire`].
+    retired: Mutex<Vec<RawMr>>,
 }
 
 // SAFETY: libibverbs locks inside; objects may be made in one PD from any thread.
@@ -33,6 +37,7 @@ impl Pd {
         Ok(Self {
             raw: non_null("ibv_alloc_pd", || context.name().to_owned(), raw)?,
             context: Arc::clone(context),
+            retired: Mutex::default(),
         })
     }
 
@@ -66,6 +71,7 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
+        self.retired.get_mut().clear();
         // SAFETY: no other owner is left; MRs, SRQs and QPs hold an `Arc` to the PD.
         log_failure("ibv_dealloc_pd", self.context.name(), unsafe { sys::ibv_dealloc_pd(self.raw.as_ptr()) });
     }
@@ -82,16 +88,34 @@ pub fn page_size() -> usize {
     })
 }
 
+/// Duplicates the descriptor of a DMA-BUF that the caller keeps open meanwhile. `None` if it is not
+/// an open file, or if the process has no descriptor left.
+pub fn keep_dmabuf(fd: c_int) -> Option<OwnedFd> {
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: the duplicate is made during this call, and fails if the file is not open.
+    unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().ok()
+}
+
 /// A memory region on one device, for local use and for RDMA writes of the peer.
 #[derive(Debug)]
 pub struct Mr {
-    raw: NonNull<sys::ibv_mr>,
+    // Dropped before the PD.
+    raw: RawMr,
     keys: Keys,
     pd: Arc<Pd>,
 }
 
+/// The memory region itself. Its owner keeps its PD.
+#[derive(Debug)]
+struct RawMr {
+    raw: NonNull<sys::ibv_mr>,
+    context: Arc<Context>,
+}
+
 /// The keys of a memory region, valid while it lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Keys {
     local: u32,
     remote: u32,
@@ -112,9 +136,9 @@ impl Keys {
 }
 
 // SAFETY: a memory region is not changed after it is made, and only its owner releases it.
-unsafe impl Send for Mr {}
+unsafe impl Send for RawMr {}
 // SAFETY: as above.
-unsafe impl Sync for Mr {}
+unsafe impl Sync for RawMr {}
 
 /// The access of every registration.
 const ACCESS: c_uint = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
@@ -154,6 +178,7 @@ impl Mr {
     fn of(raw: NonNull<sys::ibv_mr>, pd: &Arc<Pd>) -> Self {
         // SAFETY: just made.
         let (local, remote) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
+        let raw = RawMr { raw, context: Arc::clone(&pd.context) };
         Self { raw, keys: Keys { local, remote }, pd: Arc::clone(pd) }
     }
 
@@ -161,12 +186,24 @@ impl Mr {
     pub fn keys(&self) -> Keys {
         self.keys
     }
+
+    /// Returns whether it was made in this PD.
+    pub fn is_in(&self, pd: &Arc<Pd>) -> bool {
+        Arc::ptr_eq(&self.pd, pd)
+    }
+
+    /// Deregisters the memory when the PD is released, after the last queue pair in it: until then
+    /// the peers' writes over these queue pairs may use the key.
+    pub fn retire(self) {
+        let Self { raw, pd, .. } = self;
+        pd.retired.lock().push(raw);
+    }
 }
 
-impl Drop for Mr {
+impl Drop for RawMr {
     fn drop(&mut self) {
         // SAFETY: no other owner is left.
-        log_failure("ibv_dereg_mr", self.pd.context.name(), unsafe { sys::ibv_dereg_mr(self.raw.as_ptr()) });
+        log_failure("ibv_dereg_mr", self.context.name(), unsafe { sys::ibv_dereg_mr(self.raw.as_ptr()) });
     }
 }
 
@@ -253,19 +290,38 @@ impl Region {
     pub fn new(pds: &[Arc<Pd>], words: usize) -> Result<Self> {
         let memory = Memory::new(words)
             .map_err(|source| Error::io(format!("{words} words of control memory"), source))?;
-        let memory = Arc::new(memory);
-        let addr = memory.start.as_ptr().expose_provenance();
-        // Control memory is polled, so its writes must stay in order on the bus: never relaxed.
-        let mut mrs = Vec::<Arc<Mr>>::with_capacity(pds.len());
-        for pd in pds {
-            let mr = match mrs.iter().find(|mr| Arc::ptr_eq(&mr.pd, pd)) {
-                Some(mr) => Arc::clone(mr),
-                None => Arc::new(Mr::new(pd, addr, words * 8, false)?),
-            };
-            mrs.push(mr);
+        let mut region = Self { mrs: Vec::new(), keys: Vec::new(), memory: Arc::new(memory) };
+        pds.iter().try_for_each(|pd| region.add(pd))?;
+        Ok(region)
+    }
+
+    /// Registers the memory in one more PD, unless it is registered there.
+    fn add(&mut self, pd: &Arc<Pd>) -> Result<()> {
+        let mr = match self.mrs.iter().find(|mr| mr.is_in(pd)) {
+            Some(mr) => Arc::clone(mr),
+            // Control memory is polled, so its writes must stay in order on the bus: never relaxed.
+            None => Arc::new(Mr::new(pd, self.addr(0), self.memory.words * 8, false)?),
+        };
+        self.keys.push(mr.keys());
+        self.mrs.push(mr);
+        Ok(())
+    }
+
+    /// Replaces all registrations by those in one PD.
+    pub fn move_to(&mut self, pd: &Arc<Pd>) -> Result<()> {
+        let mut moved = self.clone();
+        for _ in &self.mrs {
+            moved.add(pd)?;
         }
-        let keys = mrs.iter().map(|mr| mr.keys()).collect();
-        Ok(Self { mrs, keys, memory })
+        let before = self.mrs.len();
+        moved.retain(|i| i >= before);
+        *self = moved;
+        Ok(())
+    }
+
+    /// Replaces a registration by one of a clone.
+    pub fn adopt(&mut self, index: usize, from: &Self, place: usize) {
+        (self.mrs[index], self.keys[index]) = (Arc::clone(&from.mrs[place]), from.keys[place]);
     }
 
     /// Returns the memory.

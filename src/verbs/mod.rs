@@ -28,7 +28,7 @@ pub use chain::{Chain, Local, Remote, WRITE, WRITE_WITH_IMM};
 pub use context::{Context, DeviceLimits, open_all, survive_forks};
 pub use cq::{Batch, Completion, Cq, Kind};
 pub use event::{About, AsyncEvent};
-pub use memory::{Keys, Mr, Pd, Region, Words, page_size};
+pub use memory::{Keys, Mr, Pd, Region, Words, keep_dmabuf, page_size};
 pub use port::{Gid, Port};
 pub use prepared::{INLINE, ImmWrite, WordsWrite};
 pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
@@ -59,9 +59,17 @@ fn failed(call: &'static str, rc: c_int, on: impl FnOnce() -> String) -> Error {
     Error::verbs(call, source, on())
 }
 
+/// Returns whether the error is that of every call after a device was removed.
+fn is_removal(source: &io::Error) -> bool {
+    matches!(source.raw_os_error(), Some(libc::EIO | libc::ENODEV))
+}
+
 /// Drops cannot return errors, so they log them.
 fn log_failure(call: &'static str, on: &str, rc: c_int) {
-    if let Err(e) = zero(call, rc, || format!("while releasing it on {on}")) {
-        tracing::warn!(target: "net", "{e}");
+    match zero(call, rc, || format!("while releasing it on {on}")) {
+        Ok(()) => {}
+        // The kernel has released the objects of a removed device.
+        Err(Error::Verbs { source, .. }) if is_removal(&source) => {}
+        Err(e) => tracing::warn!(target: "net", "{e}"),
     }
 }

@@ -32,6 +32,7 @@ const LAYERS: [&[&str]; 14] = [
         "fork_guard",
         "state_lock",
         "element",
+        "latest",
         "warned",
         "worker",
     ],

@@ -158,7 +158,7 @@ impl Evil {
     fn join(channel: Channel, lies: &Lies) -> Result<Self, String> {
         let Message::Hello(hello) = next(&channel)? else { return Err("no HELLO".into()) };
         let device = device();
-        let pds: Vec<_> = device.rails.iter().map(|n| Arc::clone(n.pd())).collect();
+        let pds: Vec<_> = device.rails.iter().map(|n| n.pd()).collect();
         let has_mailbox = pds.len() > 1;
         let region = Region::new(&pds, memory_bytes(has_mailbox) / 8).unwrap();
         let fresh: Vec<(Vec<Qp<Fresh>>, Arc<Cq>)> = pds

@@ -1,5 +1,6 @@
 //! The checks of a release. A check returns one line with what it observed, or a failure.
 
+mod collectives;
 mod life;
 pub(crate) mod loading;
 mod names;
@@ -8,8 +9,11 @@ mod vnics;
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use softcuda::rank::Collective;
+
 use crate::{
     child::{Ending, Runner},
+    collectives::Entry,
     compare,
     dwarf::Types,
     facts::{self, Facts},
@@ -47,7 +51,25 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("failing init", life::failing_init),
     ("NCCL_NET", names::net),
     ("NCCL_NET_PLUGIN", names::plugin),
+    ("default profile", |bench| collectives::all(bench, Entry::Default)),
+    ("fused device", |bench| collectives::all(bench, Entry::Fused)),
+    ("MPIB profile", |bench| collectives::all(bench, Entry::Mpib)),
+    ("all-reduce", |bench| collectives::these(bench, &[Collective::AllReduce, Collective::AllReduceInPlace])),
+    ("all-gather", |bench| collectives::these(bench, &[Collective::AllGather])),
+    ("reduce-scatter", |bench| collectives::these(bench, &[Collective::ReduceScatter])),
+    ("broadcast", |bench| collectives::these(bench, &[Collective::Broadcast])),
+    ("send and receive", |bench| collectives::these(bench, &[Collective::SendRecv])),
+    ("two hosts of two GPUs", |bench| collectives::all(bench, Entry::TwoHosts)),
+    ("GPUDirect", |bench| collectives::all(bench, Entry::GpuDirect)),
+    ("registered buffers", |bench| collectives::all(bench, Entry::Registered)),
+    ("killed rank", |bench| collectives::all(bench, Entry::Killed)),
+    ("sockets", |bench| collectives::all(bench, Entry::Socket)),
 ];
+
+/// Returns the place of a check in the report.
+pub(crate) fn position(name: &str) -> usize {
+    CHECKS.iter().position(|(known, _)| *known == name).unwrap_or(CHECKS.len())
+}
 
 impl<'a> Bench<'a> {
     /// Reads the library's file; nothing is loaded.
@@ -156,4 +178,18 @@ fn layout(bench: &Bench<'_>) -> Result<String> {
         }
     }
     Ok(format!("{} structures and {} enumerators are alike", compared.structs, compared.enumerators))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_check_has_one_place_and_a_name_that_options_and_tables_can_hold() {
+        for (index, (name, _)) in CHECKS.iter().enumerate() {
+            assert_eq!(position(name), index, "{name}");
+            assert!(!name.contains([',', '|']), "{name}");
+        }
+        assert_eq!(position("no such check"), CHECKS.len());
+    }
 }

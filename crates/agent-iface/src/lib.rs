@@ -6,6 +6,7 @@
 //! | [`stats`] | the statistics page | the plugin, one page per process | any tool, for instance `mpib stats` |
 //! | [`doctor`] | the report on a host and its routes, as JSON | the plugin | `mpib doctor` and other tools |
 //! | [`hw_counters`] | names of the adapters' counters | the kernel | the plugin and tools |
+//! | [`shares`] | how shares follow goodput: arithmetic | | the plugin and `mpib agent` |
 //!
 //! The contracts are independent. A program that needs only one of them uses only that
 //! module.
@@ -41,7 +42,7 @@
 //! match pages_of(std::process::id()) {
 //!     Ok(pages) => {
 //!         for connection in pages.iter().flat_map(|page| page.connections()) {
-//!             println!("{}: {} bytes", connection.peer, connection.bytes);
+//!             println!("{}: {} bytes", connection.peer, connection.totals.bytes);
 //!         }
 //!     }
 //!     // This process does not use the plugin.
@@ -53,6 +54,7 @@
 pub mod agent;
 pub mod doctor;
 pub mod hw_counters;
+pub mod shares;
 pub mod stats;
 
 #[cfg(doctest)]

@@ -10,9 +10,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nccl_net_mpib_agent_iface::stats::{
-    BadPage, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, NewConnection, NoPage, Port,
-    PortState, PortTotals, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC,
-    STATS_PORTS, STATS_SIZE, STATS_VERSION, State, StatsPage, StatsWriter, Summary, UnlistedEntry, pages_of,
+    BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, Measured,
+    NewConnection, NoPage, Port, PortState, PortTotals, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE,
+    STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORTS, STATS_SIZE, STATS_VERSION, Sender, State, StatsPage,
+    StatsWriter, Summary, UnlistedEntry, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -78,7 +79,7 @@ fn every_number_stands_where_the_layout_has_it() {
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let text = |at: usize| CStr::from_bytes_until_nul(&bytes[at..]).unwrap().to_str().unwrap();
-    assert_eq!([0, 4, 8, 12, 16, 20].map(word), [0x4D50_4953, 2, 512, 1536, 1024, 8]);
+    assert_eq!([0, 4, 8, 12, 16, 20].map(word), [0x4D50_4953, 3, 512, 1536, 1024, 8]);
     assert_eq!([72, 76].map(word), [64, 768]);
     assert_eq!((long(24), word(32)), (STATS_SIZE as u64, std::process::id()));
     assert!(long(40) > 1_600_000_000_000_000_000 && long(48) >= 1);
@@ -104,9 +105,12 @@ fn every_number_stands_where_the_layout_has_it() {
     let seen = &connections()[0];
     assert_eq!((seen.state, seen.direction), (Some(State::Failed), Some(Direction::Send)));
     assert_eq!((seen.islands, seen.data, seen.share), (Some(Islands::Two), Some(Data::Split), Some(341)));
-    assert_eq!((seen.requests, seen.done, seen.in_flight()), (3, 1, 2));
-    assert_eq!((seen.messages, seen.bytes, seen.waits_peer, seen.waits_queue), (2, 5000, 4, 5));
-    assert_eq!((seen.errors, seen.reason.as_deref()), (2, Some("the first reason")));
+    assert_eq!((seen.totals.requests, seen.totals.done, seen.in_flight()), (3, 1, 2));
+    assert_eq!(
+        (seen.totals.messages, seen.totals.bytes, seen.totals.waits_peer, seen.totals.waits_queue),
+        (2, 5000, 4, 5)
+    );
+    assert_eq!((seen.totals.errors, seen.reason.as_deref()), (2, Some("the first reason")));
     assert_eq!(seen.rails.iter().map(|r| (r.posted, r.in_flight())).collect::<Vec<_>>(), [(7, 7), (9, 5)]);
     assert_eq!((seen.rails[1].bytes, seen.rails[1].parts, seen.rails[1].errors), (Some(2000), 9, 1));
 }
@@ -133,8 +137,11 @@ fn an_entry_is_used_again_from_zero_with_another_generation() {
     let second = connections().remove(0);
     assert_eq!((first.index, first.generation + 2), (second.index, second.generation));
     assert_eq!((second.peer.as_str(), second.state), ("the second", Some(State::Open)));
-    assert_eq!((second.requests, second.done, second.messages, second.bytes), (0, 0, 0, 0));
-    assert_eq!((second.errors, second.share, second.reason), (0, None, None));
+    assert_eq!(
+        (second.totals.requests, second.totals.done, second.totals.messages, second.totals.bytes),
+        (0, 0, 0, 0)
+    );
+    assert_eq!((second.totals.errors, second.share, second.reason), (0, None, None));
     let [rail] = &second.rails[..] else { panic!("{:?}", second.rails) };
     assert_eq!((rail.name.as_str(), rail.role, rail.posted, rail.bytes), ("mlx5_1:2", 1, 0, None));
 }
@@ -188,10 +195,10 @@ fn a_reader_never_sees_two_connections_as_one() {
         while seen < 1_000 {
             for c in page.connections() {
                 let n: u64 = c.peer.strip_prefix("peer ").unwrap().parse().unwrap();
-                assert!(c.done <= c.requests && c.requests <= n % 5, "{c:?}");
-                assert_eq!(c.bytes % n.max(1), 0, "{c:?}");
-                assert!(c.bytes / n.max(1) <= n % 5, "{c:?}");
-                let now = (c.generation, c.done);
+                assert!(c.totals.done <= c.totals.requests && c.totals.requests <= n % 5, "{c:?}");
+                assert_eq!(c.totals.bytes % n.max(1), 0, "{c:?}");
+                assert!(c.totals.bytes / n.max(1) <= n % 5, "{c:?}");
+                let now = (c.generation, c.totals.done);
                 assert!(now >= last, "{now:?} after {last:?}");
                 (last, seen) = (now, seen + 1);
             }
@@ -218,7 +225,7 @@ fn a_forked_process_does_not_write_to_its_parents_page() {
             mine.entry().request();
             let pages = pages_of(std::process::id()).unwrap();
             let seen = pages[0].connections();
-            format!("{none} {} {} {} {}", pages.len(), seen.len(), seen[0].peer, seen[0].requests)
+            format!("{none} {} {} {} {}", pages.len(), seen.len(), seen[0].peer, seen[0].totals.requests)
         });
         let said = said.unwrap_or_else(|_| "it panicked".into());
         let _ = File::from(write).write_all(said.as_bytes());
@@ -232,7 +239,7 @@ fn a_forked_process_does_not_write_to_its_parents_page() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(said, "true 1 1 of the child 1");
     let here = connections();
-    assert_eq!((here.len(), here[0].requests, here[0].peer.as_str()), (1, 1, "of the parent"));
+    assert_eq!((here.len(), here[0].totals.requests, here[0].peer.as_str()), (1, 1, "of the parent"));
     assert_eq!(page().summary().plugin, "1.2.3");
 }
 
@@ -281,7 +288,7 @@ fn what_is_no_page_is_refused_by_name() {
         let e = StatsPage::open(&forged(seals, STATS_SIZE, &words)).unwrap_err();
         match (i, &e) {
             (0, BadPage::Magic(found)) => assert_eq!(*found, value + 1),
-            (1, BadPage::Version(3)) => {}
+            (1, BadPage::Version(found)) => assert_eq!(*found, value + 1),
             (_, BadPage::Layout { at: place, found, .. }) => {
                 assert_eq!((*place, *found), (*at, u64::from(value + 1)));
             }
@@ -479,11 +486,65 @@ fn the_state_of_a_port_has_its_cause_and_time() {
     assert_eq!(down.cause.as_deref(), Some("the link went down"));
     writer.port_state("s:1", PortState::Healthy, None);
     record.measured(25_000_000_000, 512);
+    record.add_measured(1000, 20, 0);
+    record.add_measured(1 << 20, 5, 3);
     record.set_scale(4096);
     let back = port("s:1");
     assert_eq!((back.state, back.cause, back.scale), (Some(PortState::Healthy), None, 1024));
     assert_eq!((back.goodput, back.weight), (Some(25_000_000_000), Some(512)));
+    let queued = Measured { bytes: 1 << 20, time: 5 };
+    let all = Measured { bytes: 1000 + (1 << 20), time: 25 };
+    assert_eq!(back.carried, Carried { all, queued, waited: 3 });
     assert!(back.since >= new.since);
+}
+
+//= stats.md: goodput is bytes over the time in which measured parts were in flight
+#[test]
+fn goodput_is_bytes_over_busy_time() {
+    let of = |bytes, time| Measured { bytes, time };
+    let carried = |all, queued| Carried { all, queued, waited: 2 };
+    let (second, none) = (1_000_000_000, of(0, 0));
+    assert_eq!(carried(of(2 << 30, second / 2), none).goodput(), Some(4 << 30));
+    let partly = carried(of(2 << 30, second), of(1 << 30, second / 4));
+    assert_eq!(partly.goodput(), Some(4 << 30), "parts that have waited show no latency");
+    assert_eq!(carried(of(2 << 30, second), of(1, 1)).goodput(), Some(2 << 30));
+    assert_eq!(carried(of(Carried::LEAST - 1, second), none).goodput(), None, "too little to know");
+    assert_eq!(carried(of(1 << 30, 0), none).goodput(), None);
+    assert_eq!(carried(of(u64::MAX, 1), none).goodput(), Some(u64::MAX));
+    let mut sum = partly;
+    sum += partly;
+    assert_eq!(sum - partly, partly);
+}
+
+/// What an agent reads at short intervals, without the entries.
+#[test]
+fn ports_and_senders_are_read_without_the_connections() {
+    let (_turn, writer) = writer();
+    let page = page();
+    let taken = [Direction::Send, Direction::Receive]
+        .map(|direction| writer.add(&NewConnection { direction, ..opening("a peer") }));
+    let ports = page.ports();
+    let place = |name: &str| ports.iter().position(|port| port.name == name).unwrap();
+    let both = NAMES.map(|(_, name)| place(name));
+    let senders = || page.senders().collect::<Vec<_>>();
+    assert_eq!(senders(), [Sender { ports: both, share: None }], "the receiver is none");
+    taken[0].entry().share(341);
+    assert_eq!(senders(), [Sender { ports: both, share: Some(341) }]);
+    let before = page.carried(both[1]);
+    writer.port(NAMES[1].1).unwrap().add_measured(7, 3, 0);
+    assert_eq!((page.carried(both[1]) - before).all, Measured { bytes: 7, time: 3 });
+    assert_eq!(page.carried(STATS_PORTS), Carried::default(), "no such record");
+
+    let events = page.events();
+    assert_eq!(page.events(), events);
+    writer.port_state(NAMES[0].1, PortState::Down, Some(("a test", SystemTime::now())));
+    let down = page.events();
+    assert_ne!(down, events);
+    writer.episode(NAMES[0].1, Reason::Port, 0, Duration::ZERO);
+    assert_ne!(page.events(), down);
+    writer.port_state(NAMES[0].1, PortState::Healthy, None);
+    drop(taken);
+    assert_eq!(senders(), []);
 }
 
 /// Runs in another process: a page has 64 records for good.

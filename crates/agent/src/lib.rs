@@ -5,6 +5,7 @@
 //! | [`config`] | the configuration file, checked |
 //! | [`state`] | [`Agent`]: who is registered, and what each flow and port has been given; no socket, no clock |
 //! | [`policy`] | how the measured shares move |
+//! | [`Handle`] | what other threads have of the agent |
 //! | [`observe`] | what the statistics pages of the registered processes show |
 //! | [`kept`] | what outlives a restart |
 //! | [`folder`] | the folder of socket and hint file |
@@ -16,6 +17,7 @@
 pub mod config;
 mod events;
 pub mod folder;
+mod handle;
 pub mod http;
 pub mod kept;
 pub mod observe;
@@ -29,6 +31,7 @@ pub mod state;
 
 pub use config::Config;
 pub use events::{Event, EventKind};
+pub use handle::Handle;
 pub use once::look_once;
-pub use server::{Handle, Server};
+pub use server::Server;
 pub use state::{Agent, Snapshot};

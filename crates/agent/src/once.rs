@@ -9,7 +9,7 @@ use nccl_net_mpib_agent_iface::stats::{pages_of, processes};
 
 use crate::config::Config;
 use crate::kept::Kept;
-use crate::observe::{Observer, READINGS};
+use crate::observe::Observer;
 use crate::state::{Agent, Peer, Snapshot};
 
 /// Looks at all processes that use the plugin and that this user may see, for one interval of the
@@ -18,7 +18,7 @@ use crate::state::{Agent, Peer, Snapshot};
 /// # Errors
 /// `/proc` cannot be read.
 pub fn look_once(config: Config, kept: Kept) -> io::Result<Snapshot> {
-    let reading = config.interval() / READINGS;
+    let interval = config.interval();
     let mut agent = Agent::new(config, None, kept);
     let mut observers = Vec::new();
     for pid in processes()? {
@@ -30,14 +30,16 @@ pub fn look_once(config: Config, kept: Kept) -> io::Result<Snapshot> {
             observers.push((id, Observer::new(pid)));
         }
     }
-    // The first reading is an observation, and so are the last five together.
-    for _ in 0..=READINGS {
+    let mut observe = || {
         for (id, observer) in &mut observers {
             if let Some((seen, elapsed)) = observer.read(Instant::now()) {
                 agent.observe(*id, &seen, elapsed);
             }
         }
-        thread::sleep(reading);
-    }
+    };
+    // The goodput is that between two readings.
+    observe();
+    thread::sleep(interval);
+    observe();
     Ok(agent.snapshot())
 }

@@ -7,30 +7,30 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net_mpib_agent_iface::agent::HintsWriter;
 use nccl_net_mpib_agent_iface::agent::paths::{HINTS_NAME, SOCKET_NAME};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 
-use crate::config::{Config, Policy};
+use crate::config::Config;
+use crate::handle::Handle;
 use crate::kept::{self, Kept};
-use crate::observe::{Observer, READINGS};
+use crate::observe::Observer;
 use crate::plugin::{End, Plugin};
 use crate::state::{Agent, Peer, ProcessId};
 
 /// How often processes are observed if no policy needs more.
 const SELDOM: Duration = Duration::from_secs(1);
+/// How often, at least, their rails are checked for changes.
+const NEWS: Duration = Duration::from_millis(100);
 /// Most lines of the log that one process can cause in a minute.
 const LINES: usize = 10;
 /// Most events of one wait.
@@ -39,47 +39,6 @@ const EVENTS: usize = 64;
 const LISTENER: u64 = u64::MAX;
 const SIGNALS: u64 = u64::MAX - 1;
 const WAKE: u64 = u64::MAX - 2;
-
-/// A door to the agent for other threads, such as the HTTP server's.
-#[derive(Debug, Clone)]
-pub struct Handle {
-    agent: Arc<Mutex<Agent>>,
-    wake: Arc<EventFd>,
-    stop: Arc<Mutex<bool>>,
-    /// Passes of the server's loop so far.
-    passes: Arc<AtomicU64>,
-}
-
-impl Handle {
-    /// Calls `change` on the agent, and has the server pass on what it has changed.
-    pub fn change<T>(&self, change: impl FnOnce(&mut Agent) -> T) -> T {
-        let result = change(&mut self.agent.lock());
-        self.wake();
-        result
-    }
-
-    /// Calls `read` on the agent.
-    pub fn read<T>(&self, read: impl FnOnce(&Agent) -> T) -> T {
-        read(&self.agent.lock())
-    }
-
-    /// Ends the server.
-    pub fn stop(&self) {
-        *self.stop.lock() = true;
-        self.wake();
-    }
-
-    /// Returns how often the server's loop has run so far.
-    pub fn passes(&self) -> u64 {
-        self.passes.load(Ordering::Relaxed)
-    }
-
-    /// Has the server's loop run once more.
-    pub fn wake(&self) {
-        // Fails only if so many are pending that the server wakes anyway.
-        let _ = self.wake.write(1);
-    }
-}
 
 /// The server.
 #[derive(Debug)]
@@ -93,7 +52,10 @@ pub struct Server {
     epoll: Epoll,
     plugins: BTreeMap<ProcessId, Plugin>,
     observers: BTreeMap<ProcessId, Observer>,
+    /// When processes are observed.
     observe_at: Instant,
+    /// When their rails are checked for changes.
+    check_at: Instant,
     /// A descriptor to free when there are none left: refusing a connection takes one.
     spare: Option<File>,
     /// When lines about processes were logged.
@@ -131,12 +93,10 @@ impl Server {
         fs::set_permissions(&socket, fs::Permissions::from_mode(mode)).map_err(at)?;
         listener.set_nonblocking(true)?;
         agent.log(format!("listens on {}", socket.display()));
-        let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
+        let handle = Handle::new(agent)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
-        epoll.add(&*wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
-        let handle =
-            Handle { agent: Arc::new(Mutex::new(agent)), wake, stop: Arc::default(), passes: Arc::default() };
+        epoll.add(handle.waker(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         Ok(Self {
             folder: folder.to_owned(),
             file,
@@ -147,6 +107,7 @@ impl Server {
             plugins: BTreeMap::new(),
             observers: BTreeMap::new(),
             observe_at: Instant::now(),
+            check_at: Instant::now(),
             spare: File::open("/dev/null").ok(),
             complained: VecDeque::new(),
         })
@@ -190,12 +151,11 @@ impl Server {
     pub fn run(mut self) -> io::Result<()> {
         let mut events = [EpollEvent::empty(); EVENTS];
         loop {
-            self.handle.passes.fetch_add(1, Ordering::Relaxed);
             self.pass_on();
-            if *self.handle.stop.lock() {
+            if self.handle.pass() {
                 return Ok(());
             }
-            let timeout = self.observe_at.saturating_duration_since(Instant::now());
+            let timeout = self.observe_at.min(self.check_at).saturating_duration_since(Instant::now());
             // Rounded up: a wait that is too short would be repeated.
             let ms = u16::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
             let timeout = if self.plugins.is_empty() { EpollTimeout::NONE } else { ms.into() };
@@ -209,18 +169,22 @@ impl Server {
                     LISTENER => self.accept(),
                     SIGNALS => self.signalled(),
                     // An error means that the counter is 0 already.
-                    WAKE => drop(self.handle.wake.read()),
+                    WAKE => drop(self.handle.waker().read()),
                     id => self.serve(id),
                 }
             }
-            if self.observe_at <= Instant::now() {
-                self.observe();
+            let now = Instant::now();
+            if self.observe_at <= now {
+                self.observe(now);
+            }
+            if self.check_at <= now {
+                self.check_rails(now);
             }
         }
     }
 
     fn agent(&self) -> MutexGuard<'_, Agent> {
-        self.handle.agent.lock()
+        self.handle.agent()
     }
 
     fn accept(&mut self) {
@@ -277,7 +241,7 @@ impl Server {
             true => plugin.write(),
             false => Ok(()),
         };
-        let mut agent = self.handle.agent.lock();
+        let mut agent = self.handle.agent();
         let served = served.and_then(|()| plugin.read(&mut agent));
         drop(agent);
         self.served(id, served);
@@ -323,7 +287,7 @@ impl Server {
                 self.reload();
             } else {
                 self.agent().log(format!("ends by signal {}", signal.ssi_signo));
-                *self.handle.stop.lock() = true;
+                self.handle.stop();
             }
         }
     }
@@ -343,23 +307,29 @@ impl Server {
             && observer.is_new()
             && let Some((seen, elapsed)) = observer.read(Instant::now())
         {
-            self.handle.agent.lock().observe(id, &seen, elapsed);
+            self.handle.agent().observe(id, &seen, elapsed);
         }
     }
 
-    fn observe(&mut self) {
-        let now = Instant::now();
-        let mut agent = self.handle.agent.lock();
-        let interval = match agent.config().policy {
-            Policy::Measured => agent.config().interval() / READINGS,
-            Policy::Static | Policy::External => SELDOM,
-        };
+    fn observe(&mut self, now: Instant) {
+        let mut agent = self.handle.agent();
         for (id, observer) in &mut self.observers {
             if let Some((seen, elapsed)) = observer.read(now) {
                 agent.observe(*id, &seen, elapsed);
             }
         }
-        self.observe_at = now + interval;
+        let config = agent.config();
+        self.observe_at = now + if config.measures() { config.interval() } else { SELDOM };
+    }
+
+    /// Has the statistics of all processes read if a rail has changed.
+    fn check_rails(&mut self, now: Instant) {
+        // Each of them is asked.
+        let changed = self.observers.values_mut().filter_map(|one| one.has_news().then_some(())).count();
+        if changed > 0 {
+            self.handle.rail_changed();
+        }
+        self.check_at = now + NEWS;
     }
 
     /// Sends what processes must know, logs what has happened, and keeps what must outlive the agent.

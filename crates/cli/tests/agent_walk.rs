@@ -90,6 +90,10 @@ fn an_operator_walks_through_the_guide() {
     both(sup, "SUP out of use", |share| share == 0);
     agent.reload("policy = \"measured\"\n");
     both(sup, "SUP in use again", |share| share > 600);
+    agent.reload("policy = \"drain\"\n");
+    both(sup, "SUP out of use for all flows", |share| share == 0);
+    agent.reload("policy = \"measured\"\n");
+    both(sup, "SUP in use for all flows again", |share| share > 600);
     // Without the agent the last shares stay; with the next one they follow its rules.
     drop(agent);
     both(sup, "the last share", |share| share > 600);

@@ -48,8 +48,23 @@ fn a_rail_that_dies_is_shown() {
     if picture.is_some() {
         page.until("document.querySelector('#ports polyline').getAttribute('points').split(' ').length >= 9");
     }
+    // What each event of the stream has of SUP, and what the row has once the page has taken it.
+    page.eval(&format!(
+        "window.seen = []; source.addEventListener('message', event => {{ \
+         const port = JSON.parse(event.data).host.ports.find(port => port.name === '{sup}:1'); \
+         seen.push([port.state, {}]) }})",
+        state(sup)
+    ));
     job.link(sup, "down");
-    page.until(&format!("{} === '✖ down'", state(sup)));
+    page.until("seen.some(([state]) => state === 'down')");
+    for event in page.eval("seen").as_array().unwrap() {
+        let row = match event[0].as_str().unwrap() {
+            "healthy" => "✓ healthy",
+            "suspect" => "▲ suspect",
+            _ => "✖ down",
+        };
+        assert_eq!(event[1], row, "the row changes with the first event that has the change");
+    }
     assert_ne!(page.eval(&cell(sup, "why")), "", "the cause");
     assert_eq!(page.eval(&state(sout)), "✓ healthy");
     page.until(&format!(

@@ -65,7 +65,7 @@ metrics! {
     ReceiveParts = COUNTER "mpib_rail_receive_parts_total" ["device", "port"] "Messages or parts of messages that receivers received";
     WorkRequests = COUNTER "mpib_rail_work_requests_total" ["device", "port"] "Work requests posted";
     Errors = COUNTER "mpib_rail_errors_total" ["device", "port"] "Completions with an error";
-    Goodput = GAUGE "mpib_rail_goodput_bytes_per_second" ["device", "port"] "Goodput that the processes have measured: the largest of theirs. Absent if it is not measured";
+    Goodput = GAUGE "mpib_rail_goodput_bytes_per_second" ["device", "port"] "What the port carried in the last second while it had something to carry: the sum of its processes. Absent if it was not measured";
     Weight = GAUGE "mpib_rail_weight_ratio" ["device", "port"] "Weight where messages are split, as a part of the sum over the ports with a weight. Absent if it is not measured";
     Scale = GAUGE "mpib_rail_scale_ratio" ["device", "port"] "Scale of the weight, 0 to 1: 0 means that the port gets no new data";
     Failovers = COUNTER "mpib_failovers_total" ["device", "port", "reason"] "Times that an end of a connection carried on without a rail on the port";

@@ -146,7 +146,9 @@ pub struct Port {
     pub cause: Option<String>,
     /// Open connections with a rail on the port.
     pub connections: u32,
-    /// Measured goodput in bytes/s: the largest of the processes'; null if it is not measured.
+    /// What the port carried in the last second while it had something to carry, in bytes/s. Of a
+    /// process: for all its connections together. Of the host: the sum of its processes. Null if it
+    /// was not measured.
     pub goodput: Option<Count>,
     /// Weight where messages are split, relative to the other ports: the largest of the processes';
     /// null if it is not measured.
@@ -314,7 +316,7 @@ impl Port {
             self.cause.clone_from(&other.cause);
         }
         self.connections = self.connections.saturating_add(other.connections);
-        self.goodput = self.goodput.max(other.goodput);
+        self.goodput = [self.goodput, other.goodput].into_iter().flatten().reduce(|a, b| a + b);
         self.weight = self.weight.max(other.weight);
         self.scale = self.scale.min(other.scale);
         self.counts.add(&other.counts);
@@ -381,5 +383,23 @@ impl Totals {
 pub(crate) fn add_all(sums: &mut BTreeMap<String, Count>, more: &BTreeMap<String, Count>) {
     for (name, n) in more {
         *sums.entry(name.clone()).or_default() += *n;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    //= stats.md: the goodput of a host's port is the sum of its processes
+    #[test]
+    fn processes_that_share_a_port_carry_together() {
+        let process = |goodput: Option<u64>| Port { goodput: goodput.map(Count), ..Port::unused("p:1") };
+        let sum = |of: [Option<u64>; 3]| {
+            let mut host = Port::unused("p:1");
+            of.into_iter().for_each(|goodput| host.add(&process(goodput)));
+            host.goodput
+        };
+        assert_eq!(sum([Some(5), None, Some(7)]), Some(Count(12)));
+        assert_eq!(sum([None; 3]), None);
     }
 }

@@ -115,7 +115,7 @@ pub use control::faults::{
 };
 pub use control::inspect::{
     LinkTimes, Objects, QpAttributes, completion_times, fork_init_calls, link_times, mr_access_at, objects,
-    qp_attributes, registrations_made, revoke_mrs_at,
+    open_contexts, qp_attributes, registrations_made, revoke_mrs_at,
 };
 pub use control::json::softverbs_counters_json;
 pub use control::outside::{Control, DeviceState, ProcessState};

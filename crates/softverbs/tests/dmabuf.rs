@@ -7,6 +7,7 @@ mod peer;
 
 use std::ffi::c_int;
 use std::fs::File;
+use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Once;
@@ -125,6 +126,29 @@ fn bytes_land_in_the_file_and_come_from_it() {
     let end = (LEN + PAGE - 1) as u64;
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, end)), 0);
     assert_eq!(a.poll_send().status, status::IBV_WC_REM_ACCESS_ERR);
+    dereg(mr);
+}
+
+/// A descriptor whose position was moved stands for the rest of its file.
+#[test]
+fn an_offset_counts_from_the_position_of_the_descriptor() {
+    devices();
+    let (a, b) = pair(Opts::default(), Opts::default());
+    let mut file = memfd(4 * PAGE, 0xee);
+    let copy = file.try_clone().unwrap();
+    file.seek(SeekFrom::Start(2 * PAGE as u64)).unwrap();
+    let mr = reg(&b, &file, PAGE as u64, PAGE, 0).unwrap();
+    let to = Address { addr: 0, rkey: keys(mr).1, ..b.address() };
+    let mut sges = [a.sge(0, 16)];
+    assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut sges).to(&to, 0)), 0);
+    assert_eq!(a.poll_send().status, status::IBV_WC_SUCCESS);
+    let mut found = vec![0; 4 * PAGE];
+    copy.read_exact_at(&mut found, 0).unwrap();
+    // SAFETY: memory of `a`, which nothing else uses now.
+    let sent = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(a.at(0) as usize), 16) };
+    assert_eq!(&found[3 * PAGE..][..16], sent);
+    assert!(found[..3 * PAGE].iter().all(|byte| *byte == 0xee));
+    assert_eq!(reg(&b, &file, PAGE as u64, 2 * PAGE, 0).unwrap_err(), libc::EINVAL);
     dereg(mr);
 }
 

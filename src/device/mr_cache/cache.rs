@@ -49,7 +49,8 @@ pub(crate) struct Cache<K, R>(Arc<CacheState<K, R>>);
 
 struct CacheState<K, R> {
     list: Mutex<List<K, R>>,
-    /// Notified when a registration that was being made is ready or has failed.
+    /// Notified when a registration that was being made is ready or has failed, and at the end of
+    /// [`Cache::renew`].
     settled: Condvar,
 }
 
@@ -59,6 +60,8 @@ type Place = (usize, u64);
 struct List<K, R> {
     entries: BTreeMap<Place, Entry<K, R>>,
     next: u64,
+    /// All registrations are being made anew.
+    renewing: bool,
 }
 
 struct Entry<K, R> {
@@ -79,7 +82,7 @@ pub(crate) struct Held<K, R> {
 impl<K: PartialEq, R> Cache<K, R> {
     /// Empty.
     pub(crate) fn new() -> Self {
-        let list = List { entries: BTreeMap::new(), next: 0 };
+        let list = List { entries: BTreeMap::new(), next: 0, renewing: false };
         Self(Arc::new(CacheState { list: Mutex::new(list), settled: Condvar::new() }))
     }
 
@@ -97,7 +100,7 @@ impl<K: PartialEq, R> Cache<K, R> {
         read: impl FnOnce(&R) -> V,
     ) -> Result<(Held<K, R>, V), E> {
         let held = |place| Held { state: Arc::clone(&self.0), place };
-        let mut list = self.0.lock();
+        let mut list = self.0.lock_settled();
         loop {
             match list.find(&key, &span) {
                 None => break,
@@ -105,7 +108,10 @@ impl<K: PartialEq, R> Cache<K, R> {
                     *users += 1;
                     return Ok((held(place), read(made)));
                 }
-                Some(_) => self.0.settled.wait(&mut list),
+                Some(_) => {
+                    self.0.settled.wait(&mut list);
+                    self.0.settle(&mut list);
+                }
             }
         }
         let place = (span.pages.start, list.next);
@@ -117,6 +123,51 @@ impl<K: PartialEq, R> Cache<K, R> {
         let value = read(&made);
         making.done(made);
         Ok((held(place), value))
+    }
+
+    /// Returns the result of `read` on a registration whose pages cover these bytes.
+    pub(crate) fn covering<V>(&self, bytes: &Range<usize>, read: impl FnOnce(&R) -> V) -> Option<V> {
+        let list = self.0.lock_settled();
+        let covers = |pages: &Range<usize>| pages.start <= bytes.start && bytes.end <= pages.end;
+        let mut below = list.entries.range(..=(bytes.start, u64::MAX)).rev();
+        below.find_map(|(_, entry)| entry.made.as_ref().filter(|_| covers(&entry.span.pages))).map(read)
+    }
+
+    /// Replaces each registration by the one that `again` makes of it. When all are made, calls
+    /// `commit`, and then `retire` for each earlier one. Until then other calls wait, and so do
+    /// drops of last shares.
+    ///
+    /// # Errors
+    /// Those of `again`: the earlier registrations stay.
+    pub(crate) fn renew<E>(
+        &self,
+        again: impl Fn(&K, &Span, &R) -> Result<R, E>,
+        commit: impl FnOnce(),
+        retire: impl FnMut(R),
+    ) -> Result<(), E>
+    where
+        K: Clone,
+    {
+        let mut list = self.0.lock_settled();
+        while list.entries.values().any(|entry| entry.made.is_none()) {
+            self.0.settled.wait(&mut list);
+            self.0.settle(&mut list);
+        }
+        list.renewing = true;
+        let taken: Vec<_> =
+            list.entries.iter_mut().filter_map(|(place, entry)| Some((*place, entry.made.take()?))).collect();
+        let how: Vec<_> =
+            list.entries.values().map(|entry| (entry.key.clone(), entry.span.clone())).collect();
+        drop(list);
+        let mut renewal = Renewal { state: &self.0, registrations: taken };
+        let made = renewal.registrations.iter().zip(&how);
+        let made = made.map(|((place, old), (key, span))| Ok((*place, again(key, span, old)?)));
+        let made = made.collect::<Result<Vec<_>, E>>()?;
+        let earlier = std::mem::replace(&mut renewal.registrations, made);
+        commit();
+        drop(renewal);
+        earlier.into_iter().map(|(_, old)| old).for_each(retire);
+        Ok(())
     }
 
     /// Returns the number of registrations.
@@ -141,6 +192,48 @@ impl<K: PartialEq, R> List<K, R> {
 impl<K, R> CacheState<K, R> {
     fn lock(&self) -> MutexGuard<'_, List<K, R>> {
         self.list.lock()
+    }
+
+    /// Locks the list while no renewal is in progress.
+    fn lock_settled(&self) -> MutexGuard<'_, List<K, R>> {
+        let mut list = self.lock();
+        self.settle(&mut list);
+        list
+    }
+
+    /// Waits for the end of a renewal.
+    fn settle(&self, list: &mut MutexGuard<'_, List<K, R>>) {
+        while list.renewing {
+            self.settled.wait(list);
+        }
+    }
+}
+
+/// The registrations of a renewal in progress. They return to their entries, also after a panic.
+struct Renewal<'a, K, R> {
+    state: &'a CacheState<K, R>,
+    registrations: Vec<(Place, R)>,
+}
+
+impl<K, R> Drop for Renewal<'_, K, R> {
+    fn drop(&mut self) {
+        let mut list = self.state.lock();
+        for (place, registration) in self.registrations.drain(..) {
+            if let Some(entry) = list.entries.get_mut(&place) {
+                entry.made = Some(registration);
+            }
+        }
+        list.renewing = false;
+        drop(list);
+        self.state.settled.notify_all();
+    }
+}
+
+impl<K, R> Held<K, R> {
+    /// Returns the result of `read` on the registration.
+    pub(crate) fn read<V>(&self, read: impl FnOnce(&R) -> V) -> Option<V> {
+        let list = self.state.lock_settled();
+        list.entries.get(&self.place)?.made.as_ref().map(read)
     }
 }
 
@@ -171,7 +264,7 @@ impl<K, R> Drop for Making<'_, K, R> {
 
 impl<K, R> Drop for Held<K, R> {
     fn drop(&mut self) {
-        let mut list = self.state.lock();
+        let mut list = self.state.lock_settled();
         let Some(entry) = list.entries.get_mut(&self.place) else { return };
         entry.users -= 1;
         let last = if entry.users == 0 { list.entries.remove(&self.place) } else { None };

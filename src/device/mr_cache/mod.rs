@@ -5,14 +5,15 @@ mod cache;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod cache_tests;
+mod registered;
 mod sync;
 
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
 
-use crate::verbs::Mr;
 use cache::{Cache, Held};
 
 pub(super) use cache::Span;
+pub(crate) use registered::Registered;
 
 /// Memory to be registered.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +26,8 @@ pub(crate) struct Memory {
     pub dmabuf: Option<DmaBuf>,
     /// Requests relaxed ordering on PCIe.
     pub relaxed: bool,
+    /// Whether an adapter that is away registers it when the adapter is back.
+    pub deferrable: bool,
 }
 
 /// What registrations of the same addresses must have in common to be shared. Not the file of a
@@ -37,7 +40,7 @@ pub(crate) struct How {
 }
 
 /// A share in a registration, which ends with the last share.
-pub(crate) type Registration = Held<How, Mr>;
+pub(crate) type Registration = Held<How, Registered>;
 
 /// The registrations of one device.
-pub(super) type Registrations = Cache<How, Mr>;
+pub(super) type Registrations = Cache<How, Registered>;

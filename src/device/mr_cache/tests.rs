@@ -162,6 +162,77 @@ fn nobody_waits_while_other_memory_is_registered() {
     assert_eq!((count.load(SeqCst), cache.len()), (0, 0));
 }
 
+#[test]
+fn a_renewal_replaces_every_registration_or_none() {
+    let (count, cache) = (AtomicUsize::new(0), Cache::new());
+    let (first, _) = get(&cache, &count, 1, &span(0x5000, 100));
+    let (second, _) = get(&cache, &count, 2, &span(0x9000, 0x3000));
+    let pages = |held: &Held<u8, Counted<'_>>| held.read(|made| made.1.clone()).unwrap();
+    let before = (pages(&first), pages(&second));
+    // What is made is recognised by its key in place of its pages.
+    let again = |key: &u8, _: &Span, _: &Counted<'_>| match key {
+        1 => Ok(Counted::new(&count, 1..1)),
+        _ => Err("no"),
+    };
+    let failed = cache.renew(again, || panic!("not all are made"), |_| panic!("the earlier ones stay"));
+    assert_eq!((failed, count.load(SeqCst)), (Err("no"), 2));
+    assert_eq!((pages(&first), pages(&second)), before);
+    let (committed, mut retired) = (Cell::new(false), Vec::new());
+    let again = |key: &u8, made_for: &Span, _: &Counted<'_>| {
+        assert_eq!(made_for.pages(), if *key == 1 { before.0.clone() } else { before.1.clone() });
+        Ok::<_, ()>(Counted::new(&count, usize::from(*key)..9))
+    };
+    cache.renew(again, || committed.set(true), |old| retired.push(old.1.clone())).unwrap();
+    assert!(committed.get());
+    assert_eq!(retired, [before.0, before.1]);
+    assert_eq!((pages(&first), pages(&second)), (1..9, 2..9));
+    let covering = |bytes: Range<usize>| cache.covering(&bytes, |made| made.1.clone());
+    assert_eq!(covering(0x9fff..0xb000), Some(2..9));
+    assert_eq!(
+        (covering(0x9fff..0xc001), covering(0x8fff..0x9001), covering(0x6000..0x6001)),
+        (None, None, None)
+    );
+    drop((first, second));
+    assert_eq!((count.load(SeqCst), cache.len()), (0, 0));
+}
+
+/// NCCL frees memory when its deregistration returns.
+#[test]
+fn registrations_and_ends_of_registrations_wait_for_a_renewal() {
+    let (count, cache) = (AtomicUsize::new(0), Cache::new());
+    let (held, _) = get(&cache, &count, 1, &span(0x5000, 100));
+    let (begun, has_begun) = channel();
+    let (go, may_go) = channel::<()>();
+    let renewed = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let (cache, count, renewed) = (&cache, &count, &renewed);
+        scope.spawn(move || {
+            let again = |_: &u8, _: &Span, _: &Counted<'_>| {
+                begun.send(()).unwrap();
+                // The test ends in any case.
+                may_go.recv().unwrap_or(());
+                Ok::<_, ()>(Counted::new(count, 0..1))
+            };
+            cache.renew(again, || renewed.store(1, SeqCst), drop).unwrap();
+        });
+        has_begun.recv().unwrap();
+        let ends = scope.spawn(move || {
+            drop(held);
+            assert_eq!(renewed.load(SeqCst), 1, "it ends after the renewal");
+        });
+        let begins = scope.spawn(move || {
+            let other = get(cache, count, 2, &span(0x5000, 100));
+            assert_eq!(renewed.load(SeqCst), 1);
+            other
+        });
+        assert!(!ends.is_finished() && !begins.is_finished());
+        go.send(()).unwrap();
+        drop(begins.join());
+        ends.join().unwrap();
+    });
+    assert_eq!((count.load(SeqCst), cache.len()), (0, 0));
+}
+
 /// Real threads, few addresses: what is there always covers what was requested, is there while
 /// anybody has a share, and never twice.
 #[test]

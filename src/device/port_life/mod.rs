@@ -52,6 +52,8 @@ pub enum Happening<'a> {
     Failed(&'a str),
     /// The adapter failed or was removed. The port stays down until the adapter is opened again.
     Removed(&'a str),
+    /// The adapter was opened again.
+    Reopened,
     /// A query: whether the port can be used, or why not.
     Queried(Result<(), &'a str>),
     /// A rail on the port works again, or no connection waits for one.
@@ -143,6 +145,11 @@ impl PortLife {
     #[inline]
     pub fn state(&self) -> PortState {
         PortState::of(self.state.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
+    /// Returns whether the port's adapter failed or was removed, and has not been opened again.
+    pub fn is_removed(&self) -> bool {
+        self.state() == PortState::Down && self.record.lock().port.removed
     }
 
     /// Returns why the port is not healthy, and since when.
@@ -249,9 +256,10 @@ impl PortLife {
         due
     }
 
-    /// Returns whether the port or its reports need a look before long.
-    pub fn is_busy(&self) -> bool {
-        self.state() == PortState::Suspect || self.record.lock().episodes.is_some()
+    /// Returns after what time [`take_episodes`](Self::take_episodes) returns episodes, if there are any.
+    pub fn episodes_due(&self, now: Instant, age: Duration) -> Option<Duration> {
+        let since = self.record.lock().episodes.as_ref()?.since;
+        Some((since + age).saturating_duration_since(now))
     }
 }
 
@@ -271,8 +279,10 @@ impl Port {
     fn step(&mut self, now: Moment, what: Happening<'_>) -> Change {
         use Happening::*;
         use PortState::*;
-        if let Removed(_) = what {
-            self.removed = true;
+        match what {
+            Removed(_) => self.removed = true,
+            Reopened => (self.removed, self.queried) = (false, None),
+            _ => {}
         }
         match (self.state, what) {
             (Healthy, LinkDown(why)) => self.suspect(now, why),

@@ -72,9 +72,9 @@ fn a_suspect_port_that_cannot_be_used_or_stalls_a_rail_is_down() {
     ]);
 }
 
-//= rail-life.md: an adapter that was removed stays down
+//= rail-life.md: an adapter that was removed stays down until it is opened again
 #[test]
-fn an_adapter_that_was_removed_stays_down() {
+fn an_adapter_that_was_removed_stays_down_until_it_is_opened_again() {
     run(&[
         (0, LinkDown("the link"), Suspected, Suspect),
         (1, Removed("no adapter"), Died, Down),
@@ -88,6 +88,8 @@ fn an_adapter_that_was_removed_stays_down() {
         (2, Failed("inactive"), Died, Down),
         (3, Removed("no adapter"), Nothing, Down),
         (4, LinkUp, Nothing, Down),
+        (5, Reopened, Nothing, Down),
+        (6, Queried(Ok(())), Reachable, Probing),
     ]);
 }
 
@@ -147,12 +149,15 @@ fn the_number_of_routes_is_bounded() {
 fn episodes_are_summed_up_for_one_report() {
     let (life, start) = (PortLife::default(), Instant::now());
     let (ms, second) = (Duration::from_millis, Duration::from_secs(1));
-    assert!(!life.is_busy() && life.take_episodes(start, Duration::ZERO).is_none());
+    assert!(life.episodes_due(start, Duration::ZERO).is_none());
+    assert!(life.take_episodes(start, Duration::ZERO).is_none());
     for (after, bytes, stall) in [(0, 5, 7), (400, 0, 12), (999, 100, 3)] {
         life.add_episode(start + ms(after), bytes, ms(stall));
     }
-    assert!(life.is_busy() && life.take_episodes(start + ms(999), second).is_none());
+    assert_eq!(life.episodes_due(start + ms(999), second), Some(ms(1)));
+    assert!(life.take_episodes(start + ms(999), second).is_none());
+    assert_eq!(life.episodes_due(start + ms(2000), second), Some(ms(0)));
     let sum = life.take_episodes(start + second, second).unwrap();
     assert_eq!((sum.count, sum.replayed, sum.longest, sum.total), (3, 105, ms(12), ms(22)));
-    assert!(!life.is_busy());
+    assert!(life.episodes_due(start, second).is_none());
 }

@@ -157,7 +157,13 @@ mod tests {
     use crate::transport::episode::tests::port;
 
     fn new_rails(number: u32, epoch: u32, rails: u8) -> NewRails {
-        NewRails { attempt: Attempt { number, epoch }, rails, port: port(), routes: Vec::new() }
+        NewRails {
+            attempt: Attempt { number, epoch },
+            rails,
+            port: port(),
+            routes: Vec::new(),
+            rkeys: Vec::new(),
+        }
     }
 
     //= protocol.md: failback: a message of another attempt or epoch has no effect

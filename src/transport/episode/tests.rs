@@ -302,7 +302,8 @@ impl World {
         let Some((attempt, proved)) = self.attempts.worked() else { panic!("no work is under way") };
         match proved {
             false => {
-                let request = NewRails { attempt, rails: mask, port: port(), routes: Vec::new() };
+                let request =
+                    NewRails { attempt, rails: mask, port: port(), routes: Vec::new(), rkeys: Vec::new() };
                 self.to_receiver.push_back(Message::Rebuild(request));
             }
             true if is_cut => self.attempts.abort(),
@@ -330,7 +331,8 @@ impl World {
         }
         let Some((attempt, mask, is_up)) = self.answers.worked() else { panic!("no work is under way") };
         if !is_up {
-            let answer = NewRails { attempt, rails: mask, port: port(), routes: Vec::new() };
+            let answer =
+                NewRails { attempt, rails: mask, port: port(), routes: Vec::new(), rkeys: Vec::new() };
             return self.to_sender.push_back(Message::Rebuilt(answer));
         }
         if rails(mask).any(|rail| self.rails[rail].cut) {

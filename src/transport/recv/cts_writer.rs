@@ -1,7 +1,7 @@
 //! Writes CTS entries into the sender's FIFO: a single one inline, those of a larger group from this
 //! end's control memory.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 
@@ -30,6 +30,8 @@ pub(crate) struct CtsWriter {
     seq: Sequence,
     /// The next group whose entries must be written again, if any must.
     again: Option<Sequence>,
+    /// The last write of entries again, if it has not been found complete.
+    last_again: Option<u64>,
     /// The rail that carries the writes.
     rail: usize,
     /// The rail that carries them unless it is dead.
@@ -53,6 +55,7 @@ impl CtsWriter {
         let mut writer = Self {
             seq: Sequence::FIRST,
             again: None,
+            last_again: None,
             rail: 0,
             home: comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0),
             wants_home: false,
@@ -81,7 +84,20 @@ impl CtsWriter {
     /// must be [written again](Self::write_again).
     pub(crate) fn move_to(&mut self, comm: &Comm, rail: usize, first: Sequence) {
         self.use_rail(comm, rail);
-        self.again = Some(first);
+        self.rewrite(first);
+    }
+
+    /// The entries of all groups from `first` on must be [written again](Self::write_again).
+    pub(crate) fn rewrite(&mut self, first: Sequence) {
+        self.again = Some(self.again.map_or(first, |again| again.min(first)));
+        self.last_again = None;
+    }
+
+    /// Returns whether the sender has all entries that were written again.
+    pub(crate) fn is_rewritten(&self, comm: &Comm) -> bool {
+        let queue = comm.rails[self.rail].send_queues.get(CTS_QUEUE);
+        let has_completed = |id| queue.is_some_and(|queue| queue.has_completed(id));
+        self.again.is_none() && self.last_again.is_none_or(has_completed)
     }
 
     /// Returns whether entries must be written again.
@@ -98,25 +114,43 @@ impl CtsWriter {
             }
             self.stage(comm, seq);
             let queue = self.queue(&mut comm.rails);
-            let signalled = queue.uncovered() + 1 >= self.signal_interval;
+            let is_last = seq.next() == self.seq;
+            let signalled = is_last || queue.uncovered() + 1 >= self.signal_interval;
             let signal = signalled.then(|| queue.signal(Work::Cts, 1));
             self.post_staged(comm, seq, counts(seq.slot()), signal)?;
             comm.stats.posted_bare(self.rail);
             self.again = Some(seq.next());
+            if is_last {
+                self.last_again = signal;
+            }
         }
         self.again = None;
         Ok(())
     }
 
     /// Stores the entry of a group in the control memory if it went inline so far.
-    fn stage(&self, comm: &Comm, seq: Sequence) {
-        let start = (RECORDS_BYTES + seq.cts_offset(0)) / 8;
-        let places = &comm.region.words()[start..start + CTS_WORDS];
+    pub(crate) fn stage(&self, comm: &Comm, seq: Sequence) {
+        let places = staged(comm, seq, 0);
         let staged = u64::from_le(places[CTS_WORDS - 1].load(Ordering::Relaxed));
         if staged != seq.number() {
             let words = self.words.kept(seq.slot().into());
             places.iter().zip(words).for_each(|(place, word)| place.store(*word, Ordering::Relaxed));
         }
+    }
+
+    /// Sets the key of a rail in a staged entry. Returns whether it was another one.
+    pub(crate) fn set_key(
+        &self,
+        comm: &Comm,
+        (seq, index): (Sequence, usize),
+        rail: usize,
+        key: u32,
+    ) -> bool {
+        let word = &staged(comm, seq, index)[Cts::KEYS + rail / 2];
+        let (keys, shift) = (u64::from_le(word.load(Ordering::Relaxed)), rail % 2 * 32);
+        let other = keys & !(u64::from(u32::MAX) << shift);
+        word.store((other | u64::from(key) << shift).to_le(), Ordering::Relaxed);
+        (keys >> shift) as u32 != key
     }
 
     /// Makes the writes go back to their own rail when it is alive, and when all that are in flight
@@ -134,8 +168,9 @@ impl CtsWriter {
         self.wants_home.then_some(self.home)
     }
 
-    /// Goes back.
+    /// Goes back. All writes over the present rail have completed.
     pub(crate) fn go_home(&mut self, comm: &Comm) {
+        self.last_again = None;
         self.use_rail(comm, self.home);
     }
 
@@ -263,6 +298,12 @@ impl CtsWriter {
         let seq = self.seq.number();
         Cts { addr: addr as u64, size: len as u64, rkeys: *rkeys, tag, count, index, seq }
     }
+}
+
+/// Returns the words of an entry of a group in the control memory.
+fn staged(comm: &Comm, seq: Sequence, index: usize) -> &[AtomicU64] {
+    let start = (RECORDS_BYTES + seq.cts_offset(index)) / 8;
+    &comm.region.words()[start..start + CTS_WORDS]
 }
 
 /// Returns the remote keys of a receive. An empty one needs none.

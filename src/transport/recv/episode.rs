@@ -43,7 +43,7 @@ impl RecvState {
         self.comm.ping_if_late(Pinged::All)?;
         if self.episodes.state().is_some() {
             self.try_to_judge()?;
-        } else if self.blocks_offers() || self.comm.awaits_pings() {
+        } else if self.blocks_offers() || self.comm.awaits_pings() || self.renewal.is_pending() {
             // NCCL may have no request to test: what offers wait for is polled here.
             self.poll()?;
             self.write_cts_again()?;
@@ -73,6 +73,7 @@ impl RecvState {
                 self.comm.given_up_by_the_peer(rails);
                 self.episode.get_or_insert_with(|| Running::new(if rails == 0 { dead } else { rails }));
                 self.attempts.abort();
+                self.renewal.abort();
                 self.comm.stop_rails(rails);
                 self.patience = Some(Instant::now() + ACKNOWLEDGED);
             }
@@ -205,12 +206,12 @@ impl RecvState {
             self.unwritten = Some(next);
             return Ok(());
         };
-        self.cts.move_to(&self.comm, rail, next);
+        self.cts.move_to(&self.comm, rail, self.renewal.first_of(next));
         self.write_cts_again()
     }
 
     /// Writes CTS entries again as far as there is room.
-    fn write_cts_again(&mut self) -> Fast<()> {
+    pub(super) fn write_cts_again(&mut self) -> Fast<()> {
         if self.comm.living() >> self.cts.rail() & 1 == 0 {
             return Ok(());
         }

@@ -16,7 +16,7 @@ impl RecvState {
         self.comm.needs_failover("REBUILD")?;
         if self.attempts.on_rebuild(&request, self.episodes.epoch(), self.episodes.dead())? {
             self.unusable = 0;
-            let peer = Offer { port: request.port, routes: request.routes };
+            let peer = Offer { port: request.port, routes: request.routes, rkeys: request.rkeys };
             let begun = self.comm.begin_attempt(request.rails, [Goal::Made, Goal::Joined(peer)]);
             return begun.or_else(|e| self.attempt_failed(&e));
         }
@@ -43,19 +43,20 @@ impl RecvState {
             self.comm.send_about_attempt(Message::Return { rails })?;
         }
         self.try_cts_home();
-        Ok(())
+        self.try_up()
     }
 
     /// Sends REBUILT once the queue pairs are connected. Uses the rails and sends UP once the probes
     /// have arrived.
-    fn attempt_worked(&mut self, Offer { port, routes }: Offer) -> Fast<()> {
+    fn attempt_worked(&mut self, Offer { port, routes, rkeys }: Offer) -> Fast<()> {
         let Some((attempt, rails, is_up)) = self.attempts.worked() else { return Ok(()) };
         if !is_up {
-            let answer = NewRails { attempt, rails, port, routes };
+            let answer = NewRails { attempt, rails, port, routes, rkeys };
             return self.comm.send_about_attempt(Message::Rebuilt(answer));
         }
         self.episodes.revive(rails);
         self.comm.use_new_rails(rails)?;
+        self.memory.renew(rails);
         if let Some(flushes) = &mut self.flushes {
             flushes.revive(rails, &self.comm.rails);
         }
@@ -63,8 +64,9 @@ impl RecvState {
         if let Some(next) = self.unwritten.take() {
             self.move_cts(next)?;
         }
+        self.renew_cts(rails)?;
         self.cts.want_home(&self.comm);
-        self.comm.send_about_attempt(Message::Up(attempt))
+        self.up_when_renewed(attempt)
     }
 
     /// Ends the present attempt, and sends the reason.

@@ -6,10 +6,12 @@ mod episode;
 mod failback;
 pub(crate) mod flush;
 mod incomplete;
+mod key_renewal;
 pub(crate) mod optional;
 mod profiling;
 mod promises;
 pub(crate) mod receives;
+mod renewed_keys;
 mod single;
 mod slot;
 
@@ -25,7 +27,7 @@ use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES,
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
 use crate::transport::episode::{ReceiverAttempts, ReceiverEpisodes, Running};
-use crate::transport::memory::{Mr, Registrar};
+use crate::transport::memory::{LivingMrs, Mr, Registrar};
 use crate::transport::progress::{Progress, progress};
 use crate::transport::request::cells::Cells;
 use crate::transport::settings::Settings;
@@ -33,6 +35,7 @@ use crate::transport::unusual::Unusual;
 use cts_writer::CtsWriter;
 use flush::{FLUSHES, Flushes, SINK_BYTES};
 use incomplete::Promises;
+use key_renewal::KeyRenewal;
 use slot::Slot;
 
 /// Offset of the bytes of control memory that flushes read into. They are scratch memory.
@@ -80,6 +83,8 @@ pub(crate) struct RecvState {
     /// The episode in progress.
     episode: Option<Running>,
     attempts: ReceiverAttempts,
+    renewal: KeyRenewal,
+    memory: Arc<LivingMrs>,
     /// Dead rails that this end could not make anew.
     unusable: u8,
     /// No rail carries CTS writes. The entries from this group on are written when one does.
@@ -100,10 +105,12 @@ impl Receiver {
         let cells = Cells::new();
         let flush_cells = flush::possible(&comm.rails).then(Cells::new);
         let flushes = flush_cells.clone().map(|cells| Flushes::new(cells, SINK / 8, &comm.rails));
+        let memory = Registrar::new(comm.nics(), config);
+        let living = memory.living();
         let receiver = Arc::new(Self {
             cells: cells.clone(),
             flush_cells,
-            memory: Registrar::new(comm.nics(), config),
+            memory,
             flush_host: config.flush == Some(true),
             _flow: flow,
             housekeeping: Arc::clone(&settings.process.housekeeping),
@@ -121,6 +128,8 @@ impl Receiver {
                 episodes: ReceiverEpisodes::default(),
                 episode: None,
                 attempts: ReceiverAttempts::default(),
+                renewal: KeyRenewal::default(),
+                memory: living,
                 unusable: 0,
                 unwritten: None,
                 patience: None,

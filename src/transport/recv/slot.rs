@@ -62,7 +62,8 @@ impl Slot {
         self.buffers[index] = buffer;
     }
 
-    fn buffers(&self) -> &[Buffer] {
+    /// Returns the buffer of each receive.
+    pub(crate) fn buffers(&self) -> &[Buffer] {
         &self.buffers[..usize::from(self.count)]
     }
 

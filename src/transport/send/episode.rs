@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use nccl_net_versions::Buffer;
+
 use crate::error::{Error, Fast};
 use crate::proto::{MAX_RECVS, Message, Sequence, SizeQ, Split, Verdict, rails};
 use crate::transport::comm::Comm;
@@ -15,6 +17,7 @@ use crate::transport::send::part_writes::{PartWrites, data_writes};
 use crate::transport::send::timing;
 use crate::transport::send::usual::UsualSends;
 use crate::transport::work::Work;
+use crate::verbs::Keys;
 
 impl SendState {
     /// Returns whether no send may begin: an episode is going on, or no rail is left.
@@ -112,6 +115,12 @@ impl SendState {
             let index = usize::from(group.sends[place]);
             self.split(slot, place, self.sends[index].len)?;
             keep(&mut self.splits, group.sends[place], self.ops[place].split);
+            // The keys of a rail that was made anew may be others.
+            let target = cts_fifo::target(self.comm.region.words(), self.seq, place);
+            self.ops[place].target = target.ok_or_else(|| offered_again(self.seq))?;
+            for rail in rails(self.comm.living()) {
+                self.ops[place].lkeys[rail] = self.lkey_of(self.ops[place].buffer, rail)?;
+            }
         }
         Ok(())
     }
@@ -184,7 +193,7 @@ impl SendState {
     fn post_again(&mut self, seq: Sequence, part: usize, carrier: usize, imm: u32) -> Fast<bool> {
         let slot = seq.slot();
         let group = self.groups[usize::from(slot)];
-        let ops = self.ops_of(seq, &group, part)?;
+        let ops = self.ops_of(seq, &group, part, carrier)?;
         let ops = &ops[..usize::from(group.count)];
         let Comm { rails: all, chain, region, remote, stats, layout, .. } = &mut self.comm;
         let of_rail = &mut all[carrier];
@@ -212,14 +221,15 @@ impl SendState {
 
     /// Returns the sends of a group as they were posted. The receiver has not completed the group,
     /// so its CTS entries are still there.
-    fn ops_of(&self, seq: Sequence, group: &Group, part: usize) -> Fast<[SendOp; MAX_RECVS]> {
+    fn ops_of(&self, seq: Sequence, group: &Group, part: usize, carrier: usize) -> Fast<[SendOp; MAX_RECVS]> {
         let mut ops = [NO_SEND; MAX_RECVS];
         for (place, (op, index)) in ops.iter_mut().zip(group.members()).enumerate() {
             let sent = &self.sends[index];
             let Some(target) = cts_fifo::target(self.comm.region.words(), seq, place) else {
                 return Err(overwritten(seq));
             };
-            (op.buffer, op.lkeys, op.target) = (sent.buffer(), sent.lkeys, target);
+            (op.buffer, op.target) = (sent.buffer(), target);
+            op.lkeys[carrier] = self.lkey_of(op.buffer, carrier)?;
             op.split = match sent.is_split {
                 true => self.splits[index],
                 false => {
@@ -230,6 +240,19 @@ impl SendState {
             };
         }
         Ok(ops)
+    }
+
+    /// Returns the present local key of a buffer on a rail.
+    fn lkey_of(&self, buffer: Buffer, rail: usize) -> Fast<u32> {
+        if buffer.len == 0 {
+            return Ok(0);
+        }
+        let keys = self.comm.rails[rail].nic.keys_of(buffer);
+        keys.map(Keys::lkey).ok_or_else(|| {
+            let Buffer { addr, len } = buffer;
+            let what = format!("{len} bytes at {addr:#x} were deregistered before their send was complete");
+            Error::Argument(what).into()
+        })
     }
 
     /// Handles the completion of a part that was sent again.
@@ -247,6 +270,13 @@ impl SendState {
         }
         Ok(())
     }
+}
+
+#[cold]
+fn offered_again(seq: Sequence) -> Box<Error> {
+    let seq = seq.number();
+    Error::Protocol(format!("the peer has offered the slot of group {seq} again before the group was sent"))
+        .into()
 }
 
 #[cold]

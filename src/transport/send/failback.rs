@@ -38,11 +38,11 @@ impl SendState {
     }
 
     /// Sends REBUILD once the queue pairs are made, and PROVED once the probes have arrived.
-    fn attempt_worked(&mut self, Offer { port, routes }: Offer) -> Fast<()> {
+    fn attempt_worked(&mut self, Offer { port, routes, rkeys }: Offer) -> Fast<()> {
         let rails = self.attempts.rails();
         let Some((attempt, is_proved)) = self.attempts.worked() else { return Ok(()) };
         let message = match is_proved {
-            false => Message::Rebuild(NewRails { attempt, rails, port, routes }),
+            false => Message::Rebuild(NewRails { attempt, rails, port, routes, rkeys }),
             true => Message::Proved(attempt),
         };
         self.comm.send_about_attempt(message)
@@ -56,7 +56,7 @@ impl SendState {
 
     pub(super) fn on_rebuilt(&mut self, answer: NewRails) {
         if self.attempts.on_rebuilt(&answer) {
-            let peer = Offer { port: answer.port, routes: answer.routes };
+            let peer = Offer { port: answer.port, routes: answer.routes, rkeys: answer.rkeys };
             let continued = self.comm.continue_attempt([Goal::Joined(peer), Goal::Proved]);
             continued.unwrap_or_else(|e| self.attempt_failed(&e));
         }
@@ -73,6 +73,7 @@ impl SendState {
         let Some(rails) = self.attempts.on_up(attempt) else { return Ok(()) };
         self.episodes.revive(rails);
         self.comm.use_new_rails(rails)?;
+        self.memory.renew(rails);
         self.rails_changed()
     }
 

@@ -60,8 +60,7 @@ impl SendState {
         let lkeys = mr.map_or([0; MAX_RAILS], |mr| *mr.lkeys());
         let send = &mut self.ops[place];
         let is_split = keep(&mut self.splits, index, send.split);
-        self.sends[usize::from(index)] =
-            Matched { addr: buffer.addr, len: buffer.len, lkeys, slot, is_split };
+        self.sends[usize::from(index)] = Matched { addr: buffer.addr, len: buffer.len, slot, is_split };
         let reported = CommProfiler::should_report(&mut self.comm.profiler, profiler);
         send.profiler = if reported { profiler } else { ProfilerHandle::NONE };
         (send.buffer, send.target, send.lkeys) = (buffer, target, lkeys);

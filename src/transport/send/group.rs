@@ -17,12 +17,11 @@ pub(crate) const SENDS: usize = 32 * MAX_RECVS;
 /// send it again.
 // Aligned: its size is then a power of two.
 #[derive(Debug, Clone, Copy, Default)]
-#[repr(align(64))]
+#[repr(align(32))]
 pub(crate) struct Matched {
     pub(crate) addr: usize,
     /// Bytes.
     pub(crate) len: usize,
-    pub(crate) lkeys: [u32; MAX_RAILS],
     /// The slot of its group.
     pub(crate) slot: u8,
     /// Whether its split is kept. Without one all of it is on one rail.

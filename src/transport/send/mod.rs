@@ -28,7 +28,7 @@ use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
 use crate::transport::episode::{Running, SenderAttempts, SenderEpisodes};
-use crate::transport::memory::{Mr, Registrar};
+use crate::transport::memory::{LivingMrs, Mr, Registrar};
 use crate::transport::progress::{Progress, progress};
 use crate::transport::request::cells::Cells;
 use crate::transport::settings::Settings;
@@ -86,6 +86,7 @@ pub(crate) struct SendState {
     /// The episode in progress.
     episode: Option<Running>,
     attempts: SenderAttempts,
+    memory: Arc<LivingMrs>,
     /// The sends of the group that is being matched, by receive.
     pub(crate) ops: Box<[SendOp; MAX_RECVS]>,
     /// Where the search for a free request begins.
@@ -110,11 +111,13 @@ impl Sender {
             (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
         let drained = comm.drained();
         policy.keep(comm.undrained(drained));
+        let memory = Registrar::new(comm.nics(), config);
+        let living = memory.living();
         let sender = Arc::new(Self {
             housekeeping: Arc::clone(&settings.process.housekeeping),
             urgency: Urgency::default(),
             cells: cells.clone(),
-            memory: Registrar::new(comm.nics(), config),
+            memory,
             longest: comm.longest_send(),
             fifo: comm.region.share(),
             next: AtomicU64::new(Sequence::FIRST.number()),
@@ -123,7 +126,7 @@ impl Sender {
             watch: comm.watch(),
             state: StateLock::new(SendState {
                 usual: UsualSends::new(&policy, &comm, config.inline as usize, separate_imm_above),
-                timing: timing::of(&mut policy, comm.rails.len()),
+                timing: timing::of(&mut policy),
                 splits: vec![Split::NONE; if comm.rails.len() > 1 { SENDS } else { 0 }].into(),
                 drained,
                 comm,
@@ -135,6 +138,7 @@ impl Sender {
                 episodes: SenderEpisodes::default(),
                 episode: None,
                 attempts: SenderAttempts::default(),
+                memory: living,
                 ops: Box::new([NO_SEND; MAX_RECVS]),
                 next: 0,
                 in_flight: 0,

@@ -50,10 +50,10 @@ impl SendState {
         (group.count, group.sends[0]) = (1, index);
         group.mark_posted(mask);
         self.seq = seq.next();
-        let (addr, lkeys) = (buffer.addr, *mr.lkeys());
-        self.sends[usize::from(index)] = Matched { addr, len: buffer.len, lkeys, slot, is_split: false };
-        let lkey = lkeys[rail % MAX_RAILS];
-        let local = Local { addr: buffer.addr as u64, len: buffer.len as u32, lkey };
+        self.sends[usize::from(index)] =
+            Matched { addr: buffer.addr, len: buffer.len, slot, is_split: false };
+        let local =
+            Local { addr: buffer.addr as u64, len: buffer.len as u32, lkey: mr.lkeys()[rail % MAX_RAILS] };
         let imm = self.comm.layout.encode_exact(slot, mask, local.len);
         let wr_id = queue.signal(Work::Data { slot }, 1);
         let inline = buffer.len <= inline && mr.is_readable();

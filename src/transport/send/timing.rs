@@ -1,6 +1,9 @@
 //! How long the large parts of messages take on each rail.
 
+use std::sync::Arc;
+
 use crate::clock;
+use crate::device::Nic;
 use crate::policy::{Cut, MEASURED, Policy};
 use crate::proto::{MAX_RAILS, SLOTS, Split, rails};
 
@@ -9,7 +12,10 @@ use crate::proto::{MAX_RAILS, SLOTS, Split, rails};
 pub(crate) struct Timing {
     /// By slot and rail.
     parts: Box<[Part]>,
-    rails: usize,
+    /// This end's port of each rail.
+    ports: Box<[Arc<Nic>]>,
+    /// The smallest part that is measured.
+    least: usize,
     /// By rail: the bytes of its large parts in flight.
     in_flight: [u64; MAX_RAILS],
     /// By rail: when its last large part completed, in ns.
@@ -24,11 +30,13 @@ struct Part {
 }
 
 impl Timing {
-    /// Returns the timing of a connection of so many rails.
-    pub(crate) fn new(rails: usize) -> Self {
+    /// Returns the timing of a connection with these ports, whose parts from `least` bytes on are
+    /// measured.
+    fn new(ports: &[Arc<Nic>], least: usize) -> Self {
         Self {
-            parts: vec![Part::default(); SLOTS * rails].into(),
-            rails,
+            parts: vec![Part::default(); SLOTS * ports.len()].into(),
+            ports: ports.into(),
+            least,
             in_flight: [0; MAX_RAILS],
             done: [0; MAX_RAILS],
         }
@@ -39,13 +47,19 @@ impl Timing {
     #[inline(never)]
     pub(crate) fn begin(&mut self, slot: u8, mask: u8, bytes: impl Fn(usize) -> usize) -> u8 {
         let (mut measured, mut now) = (0, 0);
-        for rail in rails(mask).filter(|rail| bytes(*rail) >= MEASURED) {
+        if rails(mask).map(&bytes).sum::<usize>() < MEASURED {
+            return 0;
+        }
+        for rail in rails(mask).filter(|rail| bytes(*rail) >= self.least) {
             if measured == 0 {
                 now = clock::now();
             }
             measured |= 1 << rail;
             let bytes = bytes(rail);
-            self.parts[usize::from(slot) * self.rails + rail] = Part { posted: now, bytes };
+            if self.in_flight[rail] == 0 {
+                self.ports[rail].meter().busy().begin(now);
+            }
+            self.parts[usize::from(slot) * self.ports.len() + rail] = Part { posted: now, bytes };
             self.in_flight[rail] += bytes as u64;
         }
         measured
@@ -54,8 +68,16 @@ impl Timing {
     /// Notes that a part has completed `now`. Returns its bytes and its duration: from its post, or
     /// from the completion before it on the rail if that was later.
     fn end(&mut self, slot: u8, rail: usize, now: u64) -> (usize, u64) {
-        let part = std::mem::take(&mut self.parts[usize::from(slot) * self.rails + rail]);
-        self.in_flight[rail] = self.in_flight[rail].saturating_sub(part.bytes as u64);
+        let part = std::mem::take(&mut self.parts[usize::from(slot) * self.ports.len() + rail]);
+        if part.bytes == 0 {
+            return (0, 0);
+        }
+        self.in_flight[rail] -= part.bytes as u64;
+        let busy = self.ports[rail].meter().busy();
+        busy.completed(part.bytes, part.posted, now);
+        if self.in_flight[rail] == 0 {
+            busy.end();
+        }
         let since = part.posted.max(self.done[rail]);
         self.done[rail] = now;
         (part.bytes, now.saturating_sub(since))
@@ -63,8 +85,18 @@ impl Timing {
 
     /// Forgets the parts of a rail that is given up.
     fn forget(&mut self, rail: usize) {
-        self.parts.iter_mut().skip(rail).step_by(self.rails).for_each(|part| *part = Part::default());
-        (self.in_flight[rail], self.done[rail]) = (0, 0);
+        let of_rail = self.parts.iter_mut().skip(rail).step_by(self.ports.len());
+        of_rail.for_each(|part| *part = Part::default());
+        self.done[rail] = 0;
+        if std::mem::take(&mut self.in_flight[rail]) > 0 {
+            self.ports[rail].meter().busy().end();
+        }
+    }
+}
+
+impl Drop for Timing {
+    fn drop(&mut self) {
+        (0..self.ports.len()).for_each(|rail| self.forget(rail));
     }
 }
 
@@ -98,6 +130,7 @@ pub(super) fn forget(timing: Option<&mut Timing>, policy: &mut Policy, which: u8
 }
 
 /// Returns the timing of a connection whose policy measures.
-pub(super) fn of(policy: &mut Policy, rails: usize) -> Option<Box<Timing>> {
-    policy.measured().map(|_| Box::new(Timing::new(rails)))
+pub(super) fn of(policy: &mut Policy) -> Option<Box<Timing>> {
+    let least = policy.least_measured();
+    policy.measured().map(|measured| Box::new(Timing::new(measured.ports(), least)))
 }

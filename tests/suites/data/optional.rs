@@ -207,14 +207,20 @@ fn outstanding_data_is_in_flight_until_it_is_polled() {
             taken(table, optional(table, pair.recv, &to, 0, 1000));
         }
         let now = shown();
-        assert_eq!((now.requests, now.in_flight(), now.messages, now.bytes), (3, 3, 0, 0));
+        assert_eq!(
+            (now.totals.requests, now.in_flight(), now.totals.messages, now.totals.bytes),
+            (3, 3, 0, 0)
+        );
         for len in [1000, 0, 10] {
             pair.wait(pair.isend(from.addr(), len, 1, from.mr));
         }
         // Without a call at the receiver, the thread `mpib-events` polls the arrivals.
         until("the arrivals to be taken", || (shown().in_flight() == 0).then_some(()));
         let now = shown();
-        assert_eq!((now.requests, now.messages, now.bytes, now.errors), (3, 3, 1010, 0));
+        assert_eq!(
+            (now.totals.requests, now.totals.messages, now.totals.bytes, now.totals.errors),
+            (3, 3, 1010, 0)
+        );
         from.dereg();
         to.dereg();
         pair.close();

@@ -110,7 +110,7 @@ fn a_peer_that_closes_after_its_data_is_no_loss() {
         peer.must("close");
         peer.finish();
         until("the arrivals to be taken", || (shown().in_flight() == 0).then_some(()));
-        assert_eq!((shown().messages, shown().bytes), (5, 5000));
+        assert_eq!((shown().totals.messages, shown().totals.bytes), (5, 5000));
         to.dereg();
         assert_eq!(table.close_recv(comm), Success);
         assert!(warnings().is_empty(), "{:?}", warnings());

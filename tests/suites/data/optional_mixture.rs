@@ -30,7 +30,7 @@ fn any_mixture_loses_nothing() {
             let pair = Pair::new(table);
             mixture(&pair, &mut rng, 1500);
             let now = shown();
-            assert_eq!((now.in_flight(), now.errors), (0, 0), "seed {seed}");
+            assert_eq!((now.in_flight(), now.totals.errors), (0, 0), "seed {seed}");
             pair.close();
         }
         assert!(warnings().is_empty(), "seed {seed}: {:?}", warnings());

@@ -15,17 +15,17 @@ use crate::points::{Ends, env, two_hosts};
 use crate::{MIB, on_rails};
 
 /// Limit of a failing test.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// The messages that are exchanged while something is to happen: sizes of groups.
 const TRAFFIC: [&[usize]; 4] = [&[3 * MIB + 1], &[1000], &[0], &[70_000, 5, 200_000, 0]];
 
-fn exchange_all(rig: &mut Rig) {
+pub(crate) fn exchange_all(rig: &mut Rig) {
     TRAFFIC.iter().for_each(|lens| rig.exchange(lens));
 }
 
 /// Exchanges messages until `f` holds.
-fn exchange_until(rig: &mut Rig, what: &str, f: impl Fn() -> bool) {
+pub(crate) fn exchange_until(rig: &mut Rig, what: &str, f: impl Fn() -> bool) {
     let start = Instant::now();
     while !f() {
         exchange_all(rig);
@@ -33,7 +33,7 @@ fn exchange_until(rig: &mut Rig, what: &str, f: impl Fn() -> bool) {
     }
 }
 
-fn bytes(rails: usize, rail: usize) -> u64 {
+pub(crate) fn bytes(rails: usize, rail: usize) -> u64 {
     carried(rails)[rail].bytes
 }
 
@@ -215,12 +215,12 @@ fn a_connection_without_rails_fails_by_the_first_failure_in_the_end() {
 }
 
 /// Bytes that the adapter with this name has sent.
-fn sent(name: &str) -> u64 {
+pub(crate) fn sent(name: &str) -> u64 {
     softverbs::counters().iter().find(|device| device.name == name).unwrap().total.bytes
 }
 
 /// Two hosts of two rails each: r0 and r1 receive, s0 and s1 send.
-fn between_hosts(test: &str, body: impl FnOnce(Rig)) {
+pub(crate) fn between_hosts(test: &str, body: impl FnOnce(Rig)) {
     let devices = two_hosts(2);
     isolated(test, &env(&devices, &[]), || body(Rig::of(Ends::two_hosts(12, 2).connect(), 4 * MIB)));
 }

@@ -5,6 +5,7 @@ mod kinds;
 mod links;
 mod points;
 mod refusals;
+mod replugged;
 mod second;
 mod shown;
 mod silence;

@@ -392,7 +392,7 @@ impl Link {
     /// Asserts that each message counts once at each end: no request was completed twice.
     fn check_counts(&self) {
         for end in self.counts() {
-            let counted = (end.messages, end.bytes, end.in_flight(), end.errors);
+            let counted = (end.totals.messages, end.totals.bytes, end.in_flight(), end.totals.errors);
             assert_eq!(counted, (self.messages, self.bytes, 0, 0), "{:?}", end.direction);
         }
     }

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
-use mpib_tests::pair::init;
+use mpib_tests::pair::{Buffer, Pair, connect, init};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, carried, newest_device, speeds};
 use mpib_tests::{here, isolated};
 use nccl_net_mpib::process::Process;
+use nccl_net_mpib_agent_iface::stats::pages_of;
 
 const MIB: usize = 1 << 20;
 /// Limit of a failing test.
@@ -290,5 +291,49 @@ fn share_without_a_share_is_refused() {
             warnings.iter().any(|w| w.contains("MPIB_SPLIT") && w.contains("MPIB_SUP_SHARE")),
             "{warnings:?}"
         );
+    });
+}
+
+/// What the statistics of this process show of a port.
+fn shown_goodput(port: &str) -> Option<u64> {
+    let pages = pages_of(std::process::id()).unwrap();
+    pages[0].read().ports.into_iter().find(|shown| shown.name == port)?.goodput
+}
+
+/// Each of them measures an eighth.
+//= stats.md: the goodput of a port is that of all connections of the process together
+#[test]
+fn eight_connections_show_what_their_port_carries() {
+    const CONNECTIONS: usize = 8;
+    let env = [("SOFTVERBS_DEVICES", &*rates(&[80, 80])), ("MPIB_RAIL_SPEED", "r0:100,r1:100")];
+    isolated(here!(), &env, || {
+        let (ctx, dev) = newest_device(2);
+        let pairs: Vec<_> = (0..CONNECTIONS).map(|_| connect(table(12), ctx, dev)).collect();
+        let buffers: Vec<_> =
+            pairs.iter().map(|pair| (pair.send_buffer(vec![1; MIB]), pair.recv_buffer(MIB))).collect();
+        let begun = Instant::now();
+        loop {
+            let start = |(pair, (from, to)): (&Pair, &(Buffer, Buffer))| {
+                let receive = pair.irecv(&[(to.addr(), MIB, 1, to.mr)]);
+                [pair.isend(from.addr(), MIB, 1, from.mr), receive]
+            };
+            let requests: Vec<_> = pairs.iter().zip(&buffers).map(start).collect();
+            for (pair, both) in pairs.iter().zip(requests) {
+                for request in both {
+                    pair.wait(request);
+                }
+            }
+            let shown = ["r0:1", "r1:1"].map(|port| shown_goodput(port).unwrap_or(0) / 1_000_000);
+            if shown.iter().all(|rate| (50..=100).contains(rate)) {
+                break;
+            }
+            assert!(begun.elapsed() < LIMIT, "{shown:?} MB/s and not 80");
+        }
+        for (from, to) in buffers {
+            from.dereg();
+            to.dereg();
+        }
+        pairs.into_iter().for_each(Pair::close);
+        assert_eq!(table(12).finalize(ctx), Success);
     });
 }

@@ -141,6 +141,25 @@ fn a_share_counts_for_exactly_the_next_message() {
     });
 }
 
+/// With `share` nothing but a hint moves data to SUP: the agent begins with half.
+//= agent.md: the policy measured follows the goodput of both rails
+#[test]
+fn a_share_follows_the_rails_although_the_plugin_does_not_split_by_them() {
+    let devices = "soft0:addr=10.1.0.1/16,rate=80MB;soft1:addr=10.2.0.1/16,rate=20MB";
+    let env = [ADVANCED[0], ("MPIB_SPLIT", "share"), ("SOFTVERBS_DEVICES", devices)];
+    with_folder(here!(), &env, |folder| {
+        let agent = Agent::start(folder, "policy = \"measured\"");
+        let pair = Pair::new(newest());
+        agent.registered(2);
+        until("a fifth on SUP", || {
+            let carried = carried(&pair);
+            (part(180)..part(240)).contains(&carried).then_some(())
+        });
+        pair.close();
+        agent.kill();
+    });
+}
+
 //= agent.md: connections keep their shares while the agent restarts, and register again
 #[test]
 fn shares_stand_still_while_the_agent_restarts() {

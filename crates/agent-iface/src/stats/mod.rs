@@ -10,7 +10,7 @@
 //! | offset | bytes | header |
 //! |---|---|---|
 //! | 0 | 4 | magic, 0x4D504953; written last |
-//! | 4 | 4 | version of this layout, 2 |
+//! | 4 | 4 | version of this layout, 3 |
 //! | 8 | 4 | bytes of the header, 512 |
 //! | 12 | 4 | bytes of an entry, 1536 |
 //! | 16 | 4 | number of entries, 1024 |
@@ -60,7 +60,7 @@
 //! | 80 | 8 | ns since 1970: healthy: the first use or the last return; otherwise the first sign of the failure |
 //! | 88 | 4 | scale of the port's weight, 0 to 1024; 1024 is the whole weight, 0 no new data |
 //! | 92 | 4 | weight of the port where messages are split, relative to the other ports; 0 if not measured |
-//! | 96 | 8 | measured goodput, bytes/s; 0 if not measured |
+//! | 96 | 8 | goodput in the last second, bytes/s; 0 if not measured: [`Carried`] |
 //! | 128 | 8 | message bytes that senders posted |
 //! | 136 | 8 | messages or parts that senders posted |
 //! | 144 | 8 | messages or parts that receivers received |
@@ -71,6 +71,11 @@
 //! | 256 | 8 | bytes that were sent again in them |
 //! | 264 | 8 | sum of the stalls of these episodes, ns |
 //! | 272 | 120 | number of these stalls in each of 15 ranges: the first up to [`STALL_BOUNDS_MS`]`[0]`, the last above all bounds |
+//! | 392 | 8 | bytes of the measured parts that were completed: [`Carried`] |
+//! | 400 | 8 | time in which measured parts were in flight, ns |
+//! | 408 | 8 | bytes of those of them that waited for others on the port |
+//! | 416 | 8 | time from the completion before them to theirs, ns |
+//! | 424 | 8 | sum of the times that they have waited until then, ns |
 //! | 512 | 256 | cause of a state other than healthy, UTF-8, zero-padded |
 //!
 //! | offset | bytes | entry: one connection, one direction |
@@ -127,6 +132,9 @@
 //! totals before and after totals, port records and entries. If it is odd or has changed, read them
 //! again. Then totals plus entries never decrease. Connections without an entry add their counts to
 //! the totals four times a second, and when they close.
+//!
+//! Everything else of a port record is complete without the entries: a reader that needs only
+//! states and goodput reads only records, which costs the same for any number of connections.
 
 #[cfg(not(loom))]
 mod find;
@@ -151,9 +159,9 @@ pub use generation::Generation;
 #[cfg(not(loom))]
 pub use layout::{Entry, RailEntry};
 #[cfg(not(loom))]
-pub use ports::{Port, PortRecord, PortTotals};
+pub use ports::{Carried, Measured, Port, PortRecord, PortTotals};
 #[cfg(not(loom))]
-pub use reader::{BadPage, Connection, Rail, Statistics, StatsPage, Summary};
+pub use reader::{BadPage, Connection, Rail, Sender, Statistics, StatsPage, Summary};
 pub use revision::Revision;
 #[cfg(not(loom))]
 pub use totals::Totals;
@@ -165,7 +173,7 @@ pub const MEMFD_NAME: &str = "mpib-stats";
 /// First word of the page.
 pub const STATS_MAGIC: u32 = 0x4D50_4953;
 /// Version of the layout. Readers reject other versions.
-pub const STATS_VERSION: u32 = 2;
+pub const STATS_VERSION: u32 = 3;
 /// Size of the header in bytes.
 pub const STATS_HEADER_SIZE: usize = 512;
 /// Size of a port record in bytes.

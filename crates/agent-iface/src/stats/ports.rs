@@ -41,13 +41,17 @@ pub struct PortRecord {
     replayed: AtomicU64,
     stalled: AtomicU64,
     stalls: [AtomicU64; STALL_RANGES],
-    _rest: [AtomicU64; 15],
+    measured: [AtomicU64; 2],
+    queued: [AtomicU64; 2],
+    waited: AtomicU64,
+    _rest: [AtomicU64; 10],
     cause: Text<32>,
 }
 
 const _: () = {
     assert!(size_of::<PortRecord>() == STATS_PORT_SIZE && STATS_REASONS <= 8);
     assert!(offset_of!(PortRecord, state) == 72 && offset_of!(PortRecord, goodput) == 96);
+    assert!(offset_of!(PortRecord, measured) == 392 && offset_of!(PortRecord, queued) == 408);
     assert!(offset_of!(PortRecord, bytes) == 128 && offset_of!(PortRecord, episodes) == 192);
     assert!(offset_of!(PortRecord, replayed) == 256 && offset_of!(PortRecord, stalls) == 272);
     assert!(offset_of!(PortRecord, cause) == 512);
@@ -72,6 +76,66 @@ pub struct PortTotals {
 
 arithmetic!(PortTotals { bytes, parts_sent, parts_received, posted, done, errors });
 
+/// What all connections of a process have carried on a port in measured parts. The difference of two
+/// such counts has the goodput of the port: what it carries for the whole process while it has
+/// something to carry.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// All measured parts.
+    pub all: Measured,
+    /// Those that waited for others on the port: they were posted before the completion before theirs.
+    /// Their time has no latency in it.
+    pub queued: Measured,
+    /// The sum of the times that these have waited for the parts before them, in ns.
+    pub waited: u64,
+}
+
+/// Parts that were completed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// Their bytes.
+    pub bytes: u64,
+    /// The time in which any of them was in flight, in ns. Idle time does not count.
+    pub time: u64,
+}
+
+arithmetic!(Measured { bytes, time });
+
+impl Carried {
+    /// Fewer bytes do not show a goodput.
+    pub const LEAST: u64 = 256 << 10;
+
+    /// Returns the goodput in bytes/s; `None` if the port has carried too little. Parts that have
+    /// waited count alone if there are enough of them.
+    pub fn goodput(self) -> Option<u64> {
+        self.queued.goodput().or_else(|| self.all.goodput())
+    }
+}
+
+impl Measured {
+    fn goodput(self) -> Option<u64> {
+        let per_second = (u128::from(self.bytes) * 1_000_000_000).checked_div(self.time.into())?;
+        (self.bytes >= Carried::LEAST).then(|| u64::try_from(per_second).unwrap_or(u64::MAX))
+    }
+}
+
+impl AddAssign for Carried {
+    fn add_assign(&mut self, other: Self) {
+        self.all += other.all;
+        self.queued += other.queued;
+        self.waited = self.waited.wrapping_add(other.waited);
+    }
+}
+
+impl Sub for Carried {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        let waited = self.waited.wrapping_sub(before.waited);
+        Self { all: self.all - before.all, queued: self.queued - before.queued, waited }
+    }
+}
+
 /// A port as its process shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
@@ -90,8 +154,10 @@ pub struct Port {
     pub scale: u32,
     /// Weight where messages are split, relative to the other ports; `None` if it is not measured.
     pub weight: Option<u32>,
-    /// Measured goodput, bytes/s; `None` if it is not measured.
+    /// Goodput in the last second, in bytes/s; `None` if it is not measured: [`Carried`].
     pub goodput: Option<u64>,
+    /// What the goodput follows from.
+    pub carried: Carried,
     /// What all connections have counted on the port, the closed ones included.
     pub totals: PortTotals,
     /// Failover episodes, indexed by the code of [`Reason`].
@@ -158,6 +224,36 @@ impl PortRecord {
         });
     }
 
+    /// Adds a measured part that was completed, with the time that it adds to the time in which parts
+    /// were in flight, and the time that it has waited for others, in ns. Any thread may call this.
+    pub fn add_measured(&self, bytes: u64, time: u64, waited: u64) {
+        let add = |[of_bytes, of_time]: &[AtomicU64; 2]| {
+            of_bytes.fetch_add(bytes, Ordering::Relaxed);
+            of_time.fetch_add(time, Ordering::Relaxed);
+        };
+        add(&self.measured);
+        if waited > 0 {
+            add(&self.queued);
+            self.waited.fetch_add(waited, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns what connections have carried in measured parts. The numbers may be of slightly
+    /// different moments.
+    pub fn carried(&self) -> Carried {
+        let read = |place: &[AtomicU64; 2]| {
+            let [bytes, time] = place.each_ref().map(|number| number.load(Ordering::Relaxed));
+            Measured { bytes, time }
+        };
+        let waited = self.waited.load(Ordering::Relaxed);
+        Carried { all: read(&self.measured), queued: read(&self.queued), waited }
+    }
+
+    /// Returns a number that changes with the state of the port.
+    pub(super) fn state_revision(&self) -> u64 {
+        self.revision.number()
+    }
+
     /// Records what the process has measured: the goodput in bytes/s and the weight where messages
     /// are split. 0 means not measured. One thread at a time may call this.
     pub fn measured(&self, goodput: u64, weight: u32) {
@@ -199,6 +295,7 @@ impl PortRecord {
             scale: get(&self.scale),
             weight: Some(get(&self.weight)).filter(|weight| *weight != 0),
             goodput: Some(num(&self.goodput)).filter(|goodput| *goodput != 0),
+            carried: self.carried(),
             totals: PortTotals {
                 bytes: num(&self.bytes),
                 parts_sent: num(&self.parts_sent),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::layout::{Entry, RailEntry};
 use super::page::Mapped;
-use super::ports::{Port, PortTotals};
+use super::ports::{Carried, Port, PortRecord, PortTotals};
 use super::totals::{Totals, TotalsRecord};
 use super::{
     Data, Direction, Islands, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE,
@@ -128,20 +128,8 @@ pub struct Connection {
     pub reason: Option<String>,
     /// Name of the peer.
     pub peer: String,
-    /// Requests that isend, irecv or iflush returned.
-    pub requests: u64,
-    /// Requests that test reported as done.
-    pub done: u64,
-    /// Messages of done requests.
-    pub messages: u64,
-    /// Bytes of these messages.
-    pub bytes: u64,
-    /// Calls of isend without a request, because the peer had posted no receive.
-    pub waits_peer: u64,
-    /// Calls of isend or irecv without a request, because a queue was full.
-    pub waits_queue: u64,
-    /// Calls that failed.
-    pub errors: u64,
+    /// What it has counted.
+    pub totals: Totals,
     /// Last share of SUP, in parts per 1024; `None` if no share was used yet or none applies.
     pub share: Option<u32>,
     /// Rails, in order.
@@ -172,15 +160,19 @@ pub struct Rail {
     pub given_up_at: Option<u64>,
 }
 
+/// The rails and the share of a sender, without its counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sender {
+    /// Index of the port record of SOUT, and of SUP: see [`Statistics::ports`].
+    pub ports: [usize; 2],
+    /// Last share of SUP, in parts per 1024; `None` if no share was used yet or none applies.
+    pub share: Option<u32>,
+}
+
 impl Connection {
     /// Returns the number of requests that are not done.
     pub fn in_flight(&self) -> u64 {
-        self.requests.saturating_sub(self.done)
-    }
-
-    fn totals(&self) -> Totals {
-        let Self { requests, done, messages, bytes, waits_peer, waits_queue, errors, .. } = *self;
-        Totals { requests, done, messages, bytes, waits_peer, waits_queue, errors }
+        self.totals.requests.saturating_sub(self.totals.done)
     }
 }
 
@@ -269,15 +261,13 @@ impl StatsPage {
     }
 
     fn read_once(&self) -> Statistics {
-        let page = self.0.view();
-        let h = &page.header;
+        let h = &self.0.view().header;
         let mut totals = h.totals.each_ref().map(TotalsRecord::read);
-        let used = h.ports_used.load(Ordering::Acquire) as usize;
-        let mut ports: Vec<Port> = page.ports.iter().take(used).map(|record| record.read()).collect();
+        let mut ports = self.ports();
         let connections = self.connections();
         for c in &connections {
             let Some(direction) = c.direction else { continue };
-            totals[usize::from(direction == Direction::Receive)] += c.totals();
+            totals[usize::from(direction == Direction::Receive)] += c.totals;
             for rail in &c.rails {
                 if let Some(port) = rail.port.and_then(|index| ports.get_mut(index)) {
                     port.totals += rail.totals(direction);
@@ -287,12 +277,45 @@ impl StatsPage {
         Statistics { summary: self.summary(), totals, ports, connections }
     }
 
+    /// Reads the ports without the totals of connections that have an entry: the totals of these ports
+    /// are incomplete.
+    pub fn ports(&self) -> Vec<Port> {
+        self.records().iter().map(PortRecord::read).collect()
+    }
+
+    /// Returns what connections have carried on the port with this index, in measured parts.
+    pub fn carried(&self, port: usize) -> Carried {
+        self.0.view().ports.get(port).map(PortRecord::carried).unwrap_or_default()
+    }
+
+    /// Returns a number that changes when the state of a port does, and with each episode.
+    pub fn events(&self) -> u64 {
+        let revisions = self.records().iter().map(PortRecord::state_revision);
+        revisions.fold(num(&self.0.view().header.episodes), u64::wrapping_add)
+    }
+
+    /// Reads the senders with a rail of SOUT and one of SUP, both on ports with a record.
+    pub fn senders(&self) -> impl Iterator<Item = Sender> {
+        self.used_entries().iter().filter_map(|entry| entry.generation.read(|| sender(entry))??.1)
+    }
+
+    fn records(&self) -> &[PortRecord] {
+        let page = self.0.view();
+        let used = page.header.ports_used.load(Ordering::Acquire) as usize;
+        &page.ports[..used.min(STATS_PORTS)]
+    }
+
+    fn used_entries(&self) -> &[Entry] {
+        let page = self.0.view();
+        let used = page.header.used.load(Ordering::Acquire) as usize;
+        &page.entries[..used.min(STATS_ENTRIES)]
+    }
+
     /// Reads all connections, in the order of their entries. A connection that closes meanwhile may
     /// be missing.
     pub fn connections(&self) -> Vec<Connection> {
-        let page = self.0.view();
-        let used = page.header.used.load(Ordering::Acquire) as usize;
-        page.entries.iter().enumerate().take(used).filter_map(|(index, entry)| read(index, entry)).collect()
+        let entries = self.used_entries().iter().enumerate();
+        entries.filter_map(|(index, entry)| read(index, entry)).collect()
     }
 }
 
@@ -319,8 +342,6 @@ fn copy(entry: &Entry) -> Connection {
     let state = u8::try_from(state).ok().and_then(State::of);
     let failed = state == Some(State::Failed);
     let direction = Direction::of(entry.direction.load(Ordering::Relaxed));
-    // "done" before its total: the difference is never negative.
-    let done = entry.done.load(Ordering::Acquire);
     let rails = usize::from(entry.rail_count.load(Ordering::Relaxed)).min(STATS_RAILS);
     Connection {
         index: 0,
@@ -333,16 +354,24 @@ fn copy(entry: &Entry) -> Connection {
         failed_at: failed.then(|| num(&entry.failed_at)),
         reason: failed.then(|| entry.reason.read()),
         peer: entry.peer.read(),
-        requests: num(&entry.requests),
-        done,
-        messages: num(&entry.messages),
-        bytes: num(&entry.bytes),
-        waits_peer: num(&entry.waits_peer),
-        waits_queue: num(&entry.waits_queue),
-        errors: num(&entry.errors),
+        totals: Totals::of(entry),
         share: Some(get(&entry.share)).filter(|share| *share != NO_SHARE),
         rails: entry.rails[..rails].iter().map(|rail| copy_rail(rail, direction)).collect(),
     }
+}
+
+/// Copies what [`StatsPage::senders`] returns.
+fn sender(entry: &Entry) -> Option<Sender> {
+    if Direction::of(entry.direction.load(Ordering::Relaxed)) != Some(Direction::Send) {
+        return None;
+    }
+    let rails = usize::from(entry.rail_count.load(Ordering::Relaxed)).min(STATS_RAILS);
+    let port = |role| {
+        let rail = entry.rails[..rails].iter().find(|rail| get(&rail.role) == role)?;
+        (get(&rail.port) as usize).checked_sub(1)
+    };
+    let share = Some(get(&entry.share)).filter(|share| *share != NO_SHARE);
+    Some(Sender { ports: [port(0)?, port(1)?], share })
 }
 
 fn copy_rail(rail: &RailEntry, direction: Option<Direction>) -> Rail {

@@ -22,6 +22,11 @@ impl Revision {
         result
     }
 
+    /// Returns a number that changes with each write.
+    pub fn number(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
     /// Calls `copy` and returns its result. Returns `None` if the data was written meanwhile.
     pub fn read<T>(&self, copy: impl FnOnce() -> T) -> Option<T> {
         let before = self.0.load(Ordering::Acquire);

@@ -28,6 +28,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use mpib_host_view::Source;
 use parking_lot::Mutex;
+pub(crate) use readings::Nudge;
 use readings::Readings;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, oneshot};

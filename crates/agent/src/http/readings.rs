@@ -1,6 +1,6 @@
 //! A thread that reads the statistics of all processes for all clients of the server.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -14,11 +14,6 @@ use tokio::sync::watch;
 
 use super::{Document, History, rails};
 use crate::{Agent, Handle};
-
-/// How often pages are read while somebody follows the stream, and at most for other requests.
-const OFTEN: Duration = Duration::from_secs(1);
-/// How often they are read if nobody asks: for the events and the history.
-const SELDOM: Duration = Duration::from_secs(5);
 
 /// One reading, and its texts, each made when it is first needed.
 #[derive(Debug)]
@@ -67,19 +62,65 @@ pub(super) struct Readings {
     history: Arc<Mutex<History>>,
     /// Clients that follow the stream.
     followers: Arc<AtomicUsize>,
-    /// Has the thread read sooner. The thread ends with the last of these.
-    nudge: SyncSender<()>,
+    /// The thread ends with the last of these.
+    nudge: Arc<Nudge>,
 }
+
+/// Has the thread read sooner.
+#[derive(Debug)]
+pub(crate) struct Nudge {
+    wake: SyncSender<()>,
+    /// A rail has changed since the last reading.
+    rail_changed: Arc<AtomicBool>,
+}
+
+impl Nudge {
+    /// Has the thread read as soon as a second has passed since the last reading.
+    fn request(&self) {
+        // The thread wakes anyway if a nudge is pending.
+        let _ = self.wake.try_send(());
+    }
+
+    /// Has the thread read at once, or 100 ms after the last reading.
+    pub(crate) fn rail_changed(&self) {
+        self.rail_changed.store(true, Ordering::Relaxed);
+        self.request();
+    }
+}
+
+/// How long the thread waits between two readings.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// While somebody follows the stream, and at least for other requests.
+    often: Duration,
+    /// If nobody asks: for the events and the history.
+    seldom: Duration,
+    /// At least, when rails have changed.
+    change: Duration,
+}
+
+const PACE: Pace = Pace {
+    often: Duration::from_secs(1),
+    seldom: Duration::from_secs(5),
+    change: Duration::from_millis(100),
+};
 
 impl Readings {
     /// Reads once, and starts the thread.
-    pub(super) fn start(mut source: Source, handle: Handle) -> Result<Self, NoPage> {
+    pub(super) fn start(source: Source, handle: Handle) -> Result<Self, NoPage> {
+        Self::start_at(PACE, source, handle)
+    }
+
+    fn start_at(pace: Pace, mut source: Source, handle: Handle) -> Result<Self, NoPage> {
         let mut ledger = Ledger::default();
         let mut host = source.host()?;
         ledger.update(&mut host);
         let history = Arc::new(Mutex::new(History::default()));
         let (send, latest) = watch::channel(Arc::new(Reading::new(host, &handle)));
-        let (nudge, nudged) = sync_channel(1);
+        let (wake, nudged) = sync_channel(1);
+        let rail_changed = Arc::<AtomicBool>::default();
+        let nudge = Arc::new(Nudge { wake, rail_changed: rail_changed.clone() });
+        handle.set_readings(&nudge);
         let followers = Arc::new(AtomicUsize::new(0));
         let reader = Reader {
             source,
@@ -88,6 +129,8 @@ impl Readings {
             send,
             history: history.clone(),
             nudged,
+            rail_changed,
+            pace,
             followers: followers.clone(),
             failed: false,
         };
@@ -103,11 +146,11 @@ impl Readings {
     pub(super) async fn fresh(&self) -> Arc<Reading> {
         let mut latest = self.latest.clone();
         let last = latest.borrow_and_update().clone();
-        if last.at.elapsed() < OFTEN {
+        if last.at.elapsed() < PACE.often {
             return last;
         }
         self.nudge();
-        let changed = tokio::time::timeout(2 * OFTEN, latest.changed());
+        let changed = tokio::time::timeout(2 * PACE.often, latest.changed());
         let _ = changed.await;
         let newest = latest.borrow();
         newest.clone()
@@ -135,8 +178,7 @@ impl Readings {
 
     /// Has the thread read as soon as a second has passed since the last reading.
     pub(super) fn nudge(&self) {
-        // The thread reads anyway if a nudge is pending.
-        let _ = self.nudge.try_send(());
+        self.nudge.request();
     }
 }
 
@@ -169,6 +211,8 @@ struct Reader {
     send: watch::Sender<Arc<Reading>>,
     history: Arc<Mutex<History>>,
     nudged: Receiver<()>,
+    rail_changed: Arc<AtomicBool>,
+    pace: Pace,
     followers: Arc<AtomicUsize>,
     /// Whether the last reading has failed.
     failed: bool,
@@ -178,13 +222,20 @@ impl Reader {
     fn run(mut self) {
         // The first reading was made at the start.
         let mut read_at = Instant::now();
+        let mut due = read_at + self.pace.often;
         loop {
-            let followed = self.followers.load(Ordering::Relaxed) > 0;
-            match self.nudged.recv_timeout(if followed { OFTEN } else { SELDOM }) {
-                Ok(()) => thread::sleep(OFTEN.saturating_sub(read_at.elapsed())),
+            match self.nudged.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                Ok(()) => {
+                    let Pace { often, change, .. } = self.pace;
+                    let rail_changed = self.rail_changed.load(Ordering::Relaxed);
+                    due = due.min(read_at + if rail_changed { change } else { often });
+                    continue;
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            // Before the reading: a change that it misses causes the next one.
+            self.rail_changed.store(false, Ordering::Relaxed);
             read_at = Instant::now();
             match self.read() {
                 Ok(()) => self.failed = false,
@@ -194,6 +245,8 @@ impl Reader {
                 }
                 Err(_) => {}
             }
+            let followed = self.followers.load(Ordering::Relaxed) > 0;
+            due = read_at + if followed { self.pace.often } else { self.pace.seldom };
         }
     }
 
@@ -211,5 +264,37 @@ impl Reader {
         self.history.lock().add(&host);
         self.send.send_replace(Arc::new(Reading::new(host, &self.handle)));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    /// An hour is never waited for: the reading comes for the change of the rail alone.
+    //= agent.md: a change of a rail is in the stream at once
+    #[test]
+    fn a_change_of_a_rail_is_read_before_the_next_reading_is_due() {
+        let hour = Duration::from_secs(3600);
+        let pace = Pace { often: hour, seldom: hour, change: Duration::ZERO };
+        let handle = Handle::new(Agent::new(Config::default(), None, Default::default())).unwrap();
+        let readings = Readings::start_at(pace, Source::default(), handle.clone()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let mut follower = readings.follow();
+        // Only a failing test waits this long.
+        let mut next = || {
+            let next = async { tokio::time::timeout(Duration::from_secs(30), follower.next()).await };
+            runtime.block_on(next).expect("a reading").unwrap()
+        };
+        let first = next();
+        for _ in 0..3 {
+            readings.nudge();
+            handle.rail_changed();
+            assert!(next().at > first.at);
+        }
+        drop((readings, follower));
+        // Nobody is left to read.
+        handle.rail_changed();
     }
 }

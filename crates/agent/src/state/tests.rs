@@ -1,8 +1,13 @@
 //! Decisions, seen through the memory files that plugins read.
 
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use nccl_net_mpib_agent_iface::agent::PortScale;
 use nccl_net_mpib_agent_iface::agent::memory::Memory;
 
 use super::*;
+use crate::observe::Observation;
 
 fn agent(config: &str) -> Agent {
     Agent::new(Config::parse(config).unwrap(), None, Kept::default())
@@ -102,6 +107,31 @@ fn a_drained_port_has_no_share_until_it_is_given_back() {
     assert_eq!(events[0], "port b:1 is out of use");
     assert_eq!(events.len(), 4);
     assert_eq!(agent.log_lines(), [""; 0], "each is logged once");
+}
+
+//= agent.md: drain is a policy of all flows, of a rule's flows, and of a port
+#[test]
+fn drained_flows_have_no_share_and_drained_ports_no_scale() {
+    let config = |policy: &str| {
+        let rules = "[[shares]]\ndestination = \"10.0.0.3\"\npolicy = \"drain\"\n[[ports]]\nport = \"c:1\"\npolicy = \"drain\"";
+        Config::parse(&format!("policy = {policy:?}\ndefault_share = 341\n{rules}")).unwrap()
+    };
+    let mut agent = Agent::new(config("static"), None, Kept::default());
+    let (id, memory) = process(&mut agent, &[2, 3]);
+    agent.observe(id, &ports(), STEP);
+    assert_eq!((entry(&memory, 0), entry(&memory, 1)), ((2, 341), (3, 0)));
+    assert_eq!(memory.ports(), Some(vec![PortScale { name: "c:1".into(), scale: 0 }]));
+    agent.drain("a:1", true).unwrap();
+    assert_eq!((entry(&memory, 0), entry(&memory, 1)), ((2, 1024), (3, 1024)), "SOUT is out of use");
+    agent.drain("a:1", false).unwrap();
+    let external = agent.set_share([10, 0, 0, 1].into(), [10, 0, 0, 3].into(), 5).unwrap_err();
+    assert!(external.contains("the policy \"drain\" decides this share"), "{external}");
+    agent.reload(config("drain"));
+    assert_eq!((entry(&memory, 0), entry(&memory, 1)), ((2, 0), (3, 0)));
+    agent.reload(config("measured"));
+    assert_eq!((entry(&memory, 0).1 > 0, entry(&memory, 1).1), (true, 0));
+    agent.drain("c:1", false).unwrap();
+    assert_eq!(memory.ports(), Some(vec![]), "an operator's word counts more than the configuration");
 }
 
 //= agent.md: drains outlive a restart of the agent

@@ -4,6 +4,7 @@
 
 use std::ffi::c_int;
 use std::fs::File;
+use std::io::Seek;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
 
@@ -37,7 +38,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Maps `len` bytes of the file, starting at `offset`. As in the kernel, `iova` and `offset` must
+/// Maps `len` bytes of the file, starting at `offset` from the file's position: a descriptor whose
+/// position was moved stands for the rest of the file. As in the kernel, `iova` and `offset` must
 /// be equal modulo the page size, and the file must be long enough. The file may be closed
 /// afterwards.
 pub(crate) fn map(fd: c_int, offset: u64, len: usize, iova: u64) -> Result<Mapping, Errno> {
@@ -59,6 +61,11 @@ pub(crate) fn map(fd: c_int, offset: u64, len: usize, iova: u64) -> Result<Mappi
     // SAFETY: the descriptor of the caller, which is not closed here. An invalid one only causes
     // errors.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+    // A DMA-BUF has no position that can be read, and begins at its first byte.
+    let start = (&*file).stream_position().unwrap_or(0);
+    let Some(offset) = offset.checked_add(start) else {
+        return reject("the offset is too large".to_owned(), libc::EINVAL);
+    };
     let size = match file.metadata() {
         Ok(metadata) => metadata.len(),
         Err(e) => return reject(e.to_string(), e.raw_os_error().unwrap_or(libc::EBADF)),

@@ -108,6 +108,11 @@ pub fn objects() -> Option<Objects> {
     Some(Objects { qps: p.qps.used(), cqs: p.cqs.used(), srqs: p.srqs.used(), mrs: p.keys.used() })
 }
 
+/// Counts the contexts that this process has opened and not closed.
+pub fn open_contexts() -> usize {
+    device::open_contexts().len()
+}
+
 /// The attributes of a QP, as set with `ibv_modify_qp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

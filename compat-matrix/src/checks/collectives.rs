@@ -1,0 +1,31 @@
+//! Checks whole communicators on softcuda, as `compat-matrix collectives --suite` runs them.
+
+use softcuda::rank::Collective;
+
+use super::Bench;
+use crate::{
+    collectives::{Common, Entry, communicator},
+    failure::{Failure, Result},
+};
+
+/// Seconds without progress after which the ranks are killed.
+const SILENCE: u64 = 30;
+
+/// Checks a communicator with every collective.
+pub(super) fn all(bench: &Bench<'_>, entry: Entry) -> Result<String> {
+    run(bench, entry, &Collective::ALL)
+}
+
+/// Checks collectives alone, in the MPIB profile.
+pub(super) fn these(bench: &Bench<'_>, collectives: &[Collective]) -> Result<String> {
+    run(bench, Entry::Mpib, collectives)
+}
+
+fn run(bench: &Bench<'_>, entry: Entry, collectives: &[Collective]) -> Result<String> {
+    let plan = entry.plan(collectives);
+    if let Some(why) = plan.unfit(bench.release) {
+        return Err(Failure::unfit(why));
+    }
+    let seen = communicator(&Common::with_silence(SILENCE), &bench.library, &plan, bench.stage)?;
+    Ok(seen.facts())
+}

@@ -1,0 +1,225 @@
+//! Runs real collectives without a GPU: whole communicators of a release's own library on softcuda,
+//! through the plugin on softverbs.
+
+mod args;
+mod bench;
+mod fault;
+mod observe;
+mod pci;
+mod place;
+mod suite;
+
+use std::{
+    collections::BTreeMap,
+    env, fmt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+pub(crate) use args::{CollectivesArgs, Common, Plan};
+use softcuda::{
+    rank::{Job, Outcome},
+    world::{End, Start, World},
+};
+pub(crate) use suite::Entry;
+
+use self::{fault::Breaker, observe::Fabric, place::Place};
+use crate::{
+    failure::{Context, Failure, Kind, Result},
+    fetch::Cache,
+    matrix::Matrix,
+    stage::Stage,
+};
+
+/// `ncclRemoteError`, by which NCCL reports a failure of the network.
+const NETWORK_ERROR: i32 = 6;
+
+/// Runs the command. The exit code is 0 if every element of every rank was right.
+pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
+    let plans = args.plans()?;
+    let matrix = Matrix::read()?;
+    let mut releases = matrix.choose(&args.releases)?;
+    releases.retain(|release| release.short || !args.short);
+    let stage = Stage::set(&args.common.build)?;
+    let package = format!("nvidia-nccl-cu{}", args.common.cuda);
+    let cache = Cache::of_user(&matrix.package)?.of_package(&package);
+    if let Some(figures) = &args.figures {
+        let [release] = &releases[..] else {
+            return Err(Failure::usage("name one release for --figures"));
+        };
+        return bench::main(args, figures, &cache.fetch(release)?, release, &stage);
+    }
+    let (mut failed, mut ran, mut missing) = (0, 0, Vec::new());
+    for release in &releases {
+        let library = match cache.fetch(release) {
+            Ok(library) => library,
+            Err(failure) if failure.kind == Kind::Missing && args.allow_missing => {
+                println!("NCCL {release}: not run: {failure}");
+                missing.push(release.version.as_str());
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
+        for plan in &plans {
+            if let Some(why) = plan.unfit(release).filter(|_| args.suite) {
+                println!("NCCL {release:13} {:52} not run: {why}", plan.name());
+                continue;
+            }
+            let begun = Instant::now();
+            let done = communicator(&args.common, &library, plan, &stage);
+            let word = if done.is_ok() { "ok" } else { "FAILED" };
+            let seen = done.map_or_else(|failure| failure.message, |seen| seen.to_string());
+            let seconds = begun.elapsed().as_secs_f32();
+            println!("NCCL {release:13} {:52} {word:6} {seconds:5.1} s  {seen}", plan.name());
+            ran += 1;
+            failed += usize::from(word == "FAILED");
+        }
+        if args.drop {
+            cache.drop(release)?;
+        }
+    }
+    if !missing.is_empty() {
+        println!("\nnot run, since the library could not be had: NCCL {}", missing.join(", "));
+    }
+    println!("\n{ran} communicators, {failed} failed");
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What was seen of a communicator.
+pub(crate) struct Seen {
+    /// Seconds of `ncclCommInitRank`.
+    init_seconds: f64,
+    /// Elements that were compared.
+    compared: usize,
+    /// The asynchronous error after the death of a rank: number and text.
+    error: Option<(i32, String)>,
+    /// The ways by which data went.
+    ways: String,
+}
+
+impl Seen {
+    /// Returns what every run of the communicator has in common.
+    pub(crate) fn facts(&self) -> String {
+        let error = self.error.as_ref();
+        let error = error.map_or(String::new(), |(code, _)| format!(", then asynchronous error {code}"));
+        format!("{} elements right{error}; {}", self.compared, self.ways)
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "init {:.1} s, {}", self.init_seconds, self.facts())?;
+        self.error.as_ref().map_or(Ok(()), |(_, text)| write!(f, "; {text}"))
+    }
+}
+
+/// Runs one communicator.
+pub(crate) fn communicator(common: &Common, library: &Path, plan: &Plan, stage: &Stage) -> Result<Seen> {
+    outcomes(common, library, plan, stage).map(|(_, seen)| seen)
+}
+
+/// Runs one communicator. Returns the ranks' ends and what was seen.
+fn outcomes(common: &Common, library: &Path, plan: &Plan, stage: &Stage) -> Result<(Vec<End>, Seen)> {
+    let scratch = tempfile::tempdir().cannot("make a temporary folder")?;
+    let program = env::current_exe().cannot("find this program's file")?;
+    let beside = |name: &str| program.with_file_name(name);
+    let silence = Duration::from_secs(common.silence);
+    let world = World::new(&beside("collective-rank"), &beside("libsoftcuda.so"), scratch.path(), silence)
+        .map_err(|e| Failure::tool(format!("{e}; build package softcuda first (make collectives does)")))?;
+    let place = Place::new(common, plan, stage, scratch.path())?;
+    let variant = &plan.variant;
+    let starts = (0..variant.ranks).map(|rank| {
+        let job = Job {
+            library: library.to_owned(),
+            softcuda: PathBuf::new(),
+            settings: place.settings(rank),
+            rank,
+            ranks: variant.ranks,
+            device: place.device(rank),
+            hub: PathBuf::new(),
+            tests: plan.tests.clone(),
+            register: variant.register,
+            killed: variant.killed,
+            laps: variant.fault.is_some(),
+            timed: plan.rates.is_some(),
+        };
+        Start { job, environment: place.environment(rank) }
+    });
+    let starts = starts.collect();
+    let mut breaker = variant.fault.map(|fault| {
+        let fabric = Fabric::new(place.fabric(), &common.build);
+        Breaker::new(fault, variant.strikes as usize, fabric, place.labels())
+    });
+    let ends = match &mut breaker {
+        None => world.run(starts),
+        Some(breaker) => world.direct(starts, breaker),
+    };
+    let ends = ends.cannot("run the ranks")?;
+    let faults = breaker.map(Breaker::result);
+    let seen = judge(plan, &ends).and_then(|seen| {
+        let faults = faults.transpose()?.map_or(String::new(), |seen| format!("{seen}; "));
+        Ok(Seen { ways: faults + &place.ways(plan)?, ..seen })
+    });
+    let seen = seen.map(|seen| (ends, seen));
+    seen.map_err(|failure| match common.logs.as_ref() {
+        None => failure,
+        Some(to) => match place.keep_logs(to) {
+            Ok(()) => Failure { message: format!("{failure}; logs in {}", to.display()), ..failure },
+            Err(e) => Failure { message: format!("{failure}; {e}"), ..failure },
+        },
+    })
+}
+
+/// Checks how the ranks ended. Their logs have the ways.
+fn judge(plan: &Plan, ends: &[End]) -> Result<Seen> {
+    let mut outcomes = BTreeMap::new();
+    let mut failures = Vec::new();
+    for (rank, end) in ends.iter().enumerate() {
+        let killed = plan.variant.killed.is_some_and(|killed| killed as usize == rank);
+        match (end, end.outcome()) {
+            (End::Died { status, .. }, _) if killed && status.contains("SIGKILL") => {}
+            (_, Ok(outcome)) if !killed => {
+                outcomes.insert(rank, outcome);
+            }
+            (_, Ok(_)) => failures.push(format!("rank {rank} should have been killed")),
+            (_, Err(why)) => failures.push(format!("rank {rank} {why}")),
+        }
+    }
+    for (rank, outcome) in &outcomes {
+        failures.extend(wrong(plan, *rank, outcome));
+    }
+    let Some(first) = outcomes.values().next().filter(|_| failures.is_empty()) else {
+        return Err(Failure::wrong(failures.join("; ")));
+    };
+    let compared: usize = outcomes.values().flat_map(|o| &o.tests).map(|ran| ran.compared).sum();
+    let error = first.asynchronous_error.clone();
+    Ok(Seen { init_seconds: first.init_seconds, compared, error, ways: String::new() })
+}
+
+/// Returns what is wrong with the results of a rank.
+fn wrong(plan: &Plan, rank: usize, outcome: &Outcome) -> Vec<String> {
+    let mut failures = Vec::new();
+    for (test, ran) in plan.tests.iter().zip(&outcome.tests) {
+        if ran.wrong > 0 {
+            failures.push(format!(
+                "rank {rank}: {} of {} elements of {test:?} are wrong, first {:?}",
+                ran.wrong, ran.compared, ran.first
+            ));
+        }
+    }
+    match (&outcome.asynchronous_error, plan.variant.ends_in_error()) {
+        (Some((code, text)), true) if plan.variant.fault.is_some() && *code != NETWORK_ERROR => {
+            failures.push(format!("rank {rank}: expected error {NETWORK_ERROR}, got {code}: {text}"));
+        }
+        (Some((code, text)), false) => {
+            failures.push(format!("rank {rank}: asynchronous error {code}: {text}"))
+        }
+        (None, true) => failures.push(format!("rank {rank} has no asynchronous error")),
+        (None, false) if outcome.tests.len() != plan.tests.len() => {
+            failures.push(format!("rank {rank} ran {} of {} tests", outcome.tests.len(), plan.tests.len()));
+        }
+        _ => {}
+    }
+    failures
+}

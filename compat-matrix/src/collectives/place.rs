@@ -1,0 +1,200 @@
+//! Where the ranks of a communicator run: hosts, adapters, GPUs, environment, logs.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use softcuda::Settings;
+
+use super::{
+    args::{Common, Net, Plan},
+    fault::Fault,
+    pci,
+};
+use crate::{
+    failure::{Context, Failure, Result},
+    stage::{Folder, RAILS, Stage},
+};
+
+/// Settings of [`Stage::environment`] that a profile replaces.
+const REPLACED: [&str; 4] = ["MPIB_HCA_SOUT", "MPIB_HCA_SUP", "MPIB_SUP_SHARE", "NCCL_DEBUG_FILE"];
+/// Channels of a communicator. One rank alone has up to 64 otherwise, whose setup takes seconds.
+const CHANNELS: u32 = 2;
+
+/// The place of one communicator.
+pub(super) struct Place {
+    environment: BTreeMap<String, String>,
+    /// The host of each rank.
+    hosts: Vec<String>,
+    settings: Settings,
+    /// What follows the address of each rail in `SOFTVERBS_DEVICES`.
+    devices: [String; 2],
+    logs: PathBuf,
+}
+
+impl Place {
+    pub(super) fn new(common: &Common, plan: &Plan, stage: &Stage, scratch: &Path) -> Result<Self> {
+        let mut environment = stage.environment(&Folder::Whole)?;
+        let kept: Vec<_> = REPLACED.iter().filter_map(|name| environment.remove(*name)).collect();
+        debug_assert_eq!(kept.len(), REPLACED.len());
+        let mut set = |name: &str, value: &str| environment.insert(name.to_owned(), value.to_owned());
+        set("NCCL_NET", plan.network());
+        set("NCCL_SOCKET_IFNAME", "lo");
+        set("MPIB_OOB_IF", "lo");
+        // Its service listens on a fixed port of the loopback.
+        set("NCCL_RAS_ENABLE", "0");
+        set("NCCL_MAX_NCHANNELS", &CHANNELS.to_string());
+        match plan.net {
+            Net::Mpib => {
+                set("MPIB_HCA_SOUT", RAILS[0]);
+                set("MPIB_HCA_SUP", RAILS[1]);
+            }
+            Net::Ib => {
+                set("NCCL_NET_PLUGIN", "none");
+                set("NCCL_IB_DISABLE", "0");
+                // softverbs' GIDs have no types in sysfs.
+                set("NCCL_IB_GID_INDEX", "3");
+            }
+            Net::Fused | Net::Default | Net::Socket => {}
+        }
+        let variant = &plan.variant;
+        if variant.gpudirect {
+            // The simulated adapters have no place in the tree of PCI devices.
+            set("NCCL_NET_GDR_LEVEL", "SYS");
+            set("NCCL_NET_GDR_READ", "1");
+        }
+        if let (Net::Mpib, Some([sout, sup])) = (plan.net, plan.rates) {
+            set("MPIB_SUP_SHARE", &(1024 * sup / (sout + sup)).to_string());
+        }
+        if variant.fault.is_some() && plan.net == Net::Mpib {
+            // Otherwise one rail carries all data of two hosts of an island.
+            set("MPIB_SUP_SHARE", "341");
+        }
+        if variant.fault == Some(Fault::NoRail) {
+            // Seconds until a connection without a rail fails.
+            set("MPIB_FAILOVER_WAIT", "2");
+        }
+        for (name, value) in &common.set {
+            set(name, value);
+        }
+        let settings = Settings {
+            compute_capability: (variant.capability / 10, variant.capability % 10),
+            gpudirect: variant.gpudirect,
+            vmm: variant.vmm,
+            dma_buf: variant.dma_buf,
+            log: common.launches,
+            driver_version: if common.cuda == 13 { 13040 } else { 12090 },
+            ..Settings::default()
+        };
+        let (hosts, devices) = (variant.hosts(), devices(plan, common.tree.as_deref().unwrap_or(scratch))?);
+        Ok(Self { environment, hosts, settings, devices, logs: scratch.to_owned() })
+    }
+
+    /// Returns the number of a rank's host.
+    fn host_number(&self, rank: u32) -> usize {
+        let host = &self.hosts[rank as usize];
+        self.hosts.iter().position(|other| other == host).unwrap_or_default()
+    }
+
+    /// Returns the rank's GPU: its number among the ranks of the same host.
+    pub(super) fn device(&self, rank: u32) -> u32 {
+        let host = &self.hosts[rank as usize];
+        self.hosts[..rank as usize].iter().filter(|other| *other == host).count() as u32
+    }
+
+    /// Returns the addresses of the rails of a rank's host.
+    fn addresses(&self, rank: u32) -> [String; 2] {
+        let n = self.host_number(rank) + 1;
+        [0, 1].map(|rail| format!("10.9.{rail}.{n}"))
+    }
+
+    /// Returns the names by which softverbs distinguishes the hosts' rails, for each rank.
+    pub(super) fn labels(&self) -> Vec<[String; 2]> {
+        let of = |rank| {
+            let addresses = self.addresses(rank);
+            [0, 1].map(|rail| format!("{}@{}", RAILS[rail], addresses[rail]))
+        };
+        (0..self.hosts.len() as u32).map(of).collect()
+    }
+
+    pub(super) fn fabric(&self) -> &str {
+        self.environment.get("SOFTVERBS_FABRIC").map_or("default", String::as_str)
+    }
+
+    pub(super) fn settings(&self, rank: u32) -> Settings {
+        Settings { host: self.hosts[rank as usize].clone(), ..self.settings.clone() }
+    }
+
+    fn log(&self, rank: u32) -> PathBuf {
+        self.logs.join(format!("nccl-{rank}.log"))
+    }
+
+    /// Returns the complete environment of a rank.
+    pub(super) fn environment(&self, rank: u32) -> BTreeMap<String, String> {
+        let mut environment = self.environment.clone();
+        let [sout, sup] = RAILS;
+        let [sout_address, sup_address] = self.addresses(rank);
+        let [first, second] = &self.devices;
+        let devices = format!("{sout}:addr={sout_address}/24{first};{sup}:addr={sup_address}/24{second}");
+        environment.insert("SOFTVERBS_DEVICES".into(), devices);
+        environment.insert("NCCL_HOSTID".into(), self.hosts[rank as usize].clone());
+        environment.insert("NCCL_DEBUG_FILE".into(), self.log(rank).display().to_string());
+        environment
+    }
+
+    fn logs(&self) -> impl Iterator<Item = (u32, String)> {
+        let read = |rank| (rank, fs::read_to_string(self.log(rank)).unwrap_or_default());
+        (0..self.hosts.len() as u32).map(read)
+    }
+
+    /// Checks that every rank used the plan's network, and that data went where the plan wants it.
+    /// Returns the ways by which data went.
+    pub(super) fn ways(&self, plan: &Plan) -> Result<String> {
+        let mut ways = BTreeMap::<String, usize>::new();
+        for (rank, log) in self.logs() {
+            let used = log.lines().find_map(|line| line.split("Using network ").nth(1));
+            if used.and_then(|used| used.split_whitespace().next()) != Some(plan.network()) {
+                let expected = plan.network();
+                return Err(Failure::wrong(format!(
+                    "rank {rank} used network {used:?}, expected {expected}"
+                )));
+            }
+            for way in log.lines().filter_map(|line| line.split(" via ").nth(1)) {
+                *ways.entry(way.trim().to_owned()).or_default() += 1;
+            }
+        }
+        let seen: Vec<_> = ways.iter().map(|(way, times)| format!("{times} x {way}")).collect();
+        let seen = if seen.is_empty() { "no connections".into() } else { seen.join(", ") };
+        if plan.variant.gpudirect && !ways.keys().any(|way| way.contains("GDRDMA")) {
+            return Err(Failure::wrong(format!("no connection uses GPUDirect: {seen}")));
+        }
+        Ok(seen)
+    }
+
+    /// Copies NCCL's logs and what the ranks have written to a folder.
+    pub(super) fn keep_logs(&self, to: &Path) -> Result<()> {
+        fs::create_dir_all(to).cannot(format!("make {}", to.display()))?;
+        let entries = fs::read_dir(&self.logs).cannot(format!("list {}", self.logs.display()))?;
+        for from in entries.flatten().map(|entry| entry.path()) {
+            let name = from.file_name().unwrap_or_default();
+            if ["nccl-", "stderr-"].iter().any(|kind| name.as_encoded_bytes().starts_with(kind.as_bytes())) {
+                fs::copy(&from, to.join(name)).cannot(format!("copy {}", from.display()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the properties of the rails' adapters.
+fn devices(plan: &Plan, tree: &Path) -> Result<[String; 2]> {
+    let dma_buf = if plan.variant.dma_buf { ",dmabuf=on" } else { "" };
+    let rate = |rail: usize| plan.rates.map_or(String::new(), |rates| format!(",rate={}MB", rates[rail]));
+    let keys = [0, 1].map(|rail| format!("{dma_buf}{}", rate(rail)));
+    if !matches!(plan.net, Net::Fused | Net::Ib) {
+        return Ok(keys);
+    }
+    let folders = pci::one_card(tree, &RAILS).cannot("make a tree of PCI devices")?;
+    Ok([0, 1].map(|rail| format!("{},sysfs={}", keys[rail], folders[rail].display())))
+}

@@ -1,0 +1,94 @@
+//! The communicators of `--suite`, which the matrix runs too.
+
+use softcuda::rank::{Collective, Element, Operator, Test};
+
+use super::args::{Net, Plan, Variant};
+use super::fault::Fault;
+
+/// Elements of each rank in a check of the matrix: LL, and more than one chunk of LL128 or Simple.
+const COUNTS: [usize; 2] = [1, 300_007];
+
+/// A communicator of the suite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Entry {
+    Default,
+    Fused,
+    Mpib,
+    TwoHosts,
+    GpuDirect,
+    Registered,
+    Killed,
+    LinkDown,
+    NoRail,
+    /// The control, which is not a part of `--suite`.
+    Socket,
+}
+
+impl Entry {
+    /// The entries of `--suite`.
+    pub(super) const SUITE: [Self; 9] = [
+        Self::Default,
+        Self::Fused,
+        Self::Mpib,
+        Self::TwoHosts,
+        Self::GpuDirect,
+        Self::Registered,
+        Self::Killed,
+        Self::LinkDown,
+        Self::NoRail,
+    ];
+
+    /// Returns the network of the communicator, and its ranks.
+    pub(super) fn communicator(self) -> (Net, Variant) {
+        let plain = Variant::PLAIN;
+        let two_hosts = || ["a", "a", "b", "b"].map(str::to_owned).to_vec();
+        let direct = || Variant { gpudirect: true, dma_buf: true, capability: 80, ..Variant::PLAIN };
+        match self {
+            Self::Default => (Net::Default, plain),
+            Self::Fused => (Net::Fused, plain),
+            Self::Mpib => (Net::Mpib, plain),
+            Self::TwoHosts => (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), vmm: true, ..plain }),
+            Self::GpuDirect => (Net::Mpib, direct()),
+            Self::Registered => (Net::Mpib, Variant { register: true, ..direct() }),
+            Self::Killed => (Net::Mpib, Variant { killed: Some(1), ..plain }),
+            Self::LinkDown => (Net::Mpib, Variant { fault: Some(Fault::LinkDown), ..plain }),
+            Self::NoRail => (Net::Mpib, Variant { fault: Some(Fault::NoRail), ..plain }),
+            Self::Socket => (Net::Socket, plain),
+        }
+    }
+
+    /// Returns the communicator with these collectives, as the matrix runs it.
+    pub(crate) fn plan(self, collectives: &[Collective]) -> Plan {
+        let (net, variant) = self.communicator();
+        let test = |collective, count| Test {
+            collective,
+            element: Element::F32,
+            operator: Operator::Sum,
+            count,
+            times: 1,
+        };
+        let tests = collectives.iter().flat_map(|c| COUNTS.map(|count| test(*c, count)));
+        Plan { net, variant, tests: tests.collect(), rates: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_collective_of_a_check_has_both_sizes() {
+        let plan = Entry::TwoHosts.plan(&[Collective::AllReduce, Collective::SendRecv]);
+        let tests: Vec<_> = plan.tests.iter().map(|test| (test.collective, test.count)).collect();
+        let both = |collective| COUNTS.map(|count| (collective, count));
+        assert_eq!(tests, [both(Collective::AllReduce), both(Collective::SendRecv)].concat());
+        assert_eq!(plan.variant.hosts(), ["a", "a", "b", "b"]);
+    }
+
+    #[test]
+    fn only_the_control_does_without_the_plugin() {
+        let network = |entry: Entry| entry.plan(&[]).network();
+        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 9]);
+        assert_eq!(network(Entry::Socket), "Socket");
+    }
+}

@@ -1,0 +1,124 @@
+//! What an operator or another program changes.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
+use nccl_net_mpib_agent_iface::agent::SHARE_ONE;
+use nccl_net_mpib_agent_iface::agent::memory::PORTS;
+
+use super::Agent;
+use crate::config::{Config, Policy, check_port};
+use crate::events::EventKind;
+use crate::process::Flows;
+
+impl Agent {
+    /// Takes a port out of use, or back into it.
+    ///
+    /// # Errors
+    /// A sentence: the text is no port, or too many ports are out of use.
+    pub fn drain(&mut self, port: &str, out_of_use: bool) -> Result<(), String> {
+        check_port(port)?;
+        let drained = self.drained();
+        if drained.contains(port) == out_of_use {
+            return Ok(());
+        }
+        if out_of_use && drained.len() >= PORTS {
+            return Err(format!("{PORTS} ports are out of use already"));
+        }
+        self.drains.insert(port.to_owned(), out_of_use);
+        self.forget_needless_drains();
+        self.note_drain(port, out_of_use);
+        self.apply();
+        Ok(())
+    }
+
+    /// Sets the share of the flows between two SOUT addresses. Returns the number of flows that
+    /// there are now.
+    ///
+    /// # Errors
+    /// A sentence: the policy of these flows is not `external`, or the share is too large.
+    pub fn set_share(
+        &mut self,
+        source: Ipv4Addr,
+        destination: Ipv4Addr,
+        share: u16,
+    ) -> Result<usize, String> {
+        let (policy, _) = self.config.rule(source, destination);
+        if policy != Policy::External {
+            let policy = format!("{policy:?}").to_lowercase();
+            return Err(format!(
+                "the policy {policy:?} decides this share; it can be set only with policy = \"external\""
+            ));
+        }
+        if share > SHARE_ONE {
+            return Err(format!("a share of {share}, expected 0 to {SHARE_ONE}"));
+        }
+        let pair = (source, destination);
+        if self.external.insert(pair, share) != Some(share) {
+            self.kept_changed = true;
+            let text = format!("flow {source} -> {destination} has share {share} of {SHARE_ONE}");
+            self.events.add(EventKind::Share, None, text);
+        }
+        self.apply();
+        let flows = self.processes.values().map(|process| &process.flows).chain([&self.plain]);
+        Ok(flows.flat_map(Flows::all).filter(|(flow, ..)| *flow == pair).count())
+    }
+
+    /// Uses another configuration.
+    pub fn reload(&mut self, config: Config) {
+        if self.config == config {
+            self.log(String::from("the configuration was read again; nothing has changed"));
+            return;
+        }
+        let before = self.drained();
+        self.config = config;
+        self.forget_needless_drains();
+        self.log(String::from("the configuration was read again and has changed"));
+        let now = self.drained();
+        now.difference(&before).for_each(|port| self.note_drain(port, true));
+        before.difference(&now).for_each(|port| self.note_drain(port, false));
+        self.apply();
+    }
+
+    /// Adds a line to the log.
+    pub fn log(&mut self, text: String) {
+        self.events.add(EventKind::Agent, None, text);
+    }
+
+    /// Adds an event of a port, which is a line of the log, too.
+    pub fn note(&mut self, kind: EventKind, port: &str, text: String) {
+        self.events.add(kind, Some(port), text);
+    }
+
+    fn note_drain(&mut self, port: &str, out_of_use: bool) {
+        let (kind, what) = match out_of_use {
+            true => (EventKind::Drained, "out of use"),
+            false => (EventKind::Undrained, "in use again"),
+        };
+        self.note(kind, port, format!("port {port} is {what}"));
+    }
+
+    /// Returns the lines of the log since the last call.
+    pub fn log_lines(&mut self) -> Vec<String> {
+        self.events.unlogged()
+    }
+
+    /// Returns the ports that are out of use.
+    pub(super) fn drained(&self) -> BTreeSet<String> {
+        let mut drained: BTreeSet<String> = self.config.drained().cloned().collect();
+        for (port, out_of_use) in &self.drains {
+            match out_of_use {
+                true => drained.insert(port.clone()),
+                false => drained.remove(port),
+            };
+        }
+        drained
+    }
+
+    /// Forgets what the configuration has, too.
+    pub(super) fn forget_needless_drains(&mut self) {
+        self.kept_changed = true;
+        let configured: BTreeSet<&String> = self.config.drained().collect();
+        self.drains.retain(|port, out_of_use| configured.contains(port) != *out_of_use);
+    }
+}

@@ -1,0 +1,173 @@
+//! What the rank program (`collective-rank`) is given and what it reports: one JSON document in, one
+//! JSON line for each message out. The program that starts the ranks shares these types.
+
+mod element;
+mod hub;
+mod values;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    element::Element,
+    hub::{Hub, Message, Reply},
+    values::{Case, UNTOUCHED, Wrong},
+};
+use crate::settings::Settings;
+
+/// The work of one rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// The release's `libnccl.so.2`.
+    pub library: PathBuf,
+    /// `libsoftcuda.so`.
+    pub softcuda: PathBuf,
+    /// The simulated GPUs.
+    pub settings: Settings,
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// The rank's GPU.
+    pub device: u32,
+    /// The Unix socket of the program that started the ranks.
+    pub hub: PathBuf,
+    /// The tests, in their order. None: the communicator is created and destroyed.
+    pub tests: Vec<Test>,
+    /// Whether the program's buffers are registered with NCCL.
+    pub register: bool,
+    /// The rank that kills itself in the middle of the last test.
+    pub killed: Option<u32>,
+    /// Whether the tests are repeated until the program that started the ranks ends them.
+    pub laps: bool,
+    /// Whether the tests are timed: their repetitions are enqueued without a pause, and nothing is
+    /// compared.
+    pub timed: bool,
+}
+
+/// A collective, several times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Test {
+    /// What NCCL does.
+    pub collective: Collective,
+    /// The type of the elements.
+    pub element: Element,
+    /// The operator of reductions.
+    pub operator: Operator,
+    /// Elements that each rank contributes or receives from each rank.
+    pub count: usize,
+    /// Repetitions.
+    pub times: u32,
+}
+
+/// The collectives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Collective {
+    /// `ncclAllReduce`.
+    AllReduce,
+    /// `ncclAllReduce` with one buffer.
+    AllReduceInPlace,
+    /// `ncclAllGather`.
+    AllGather,
+    /// `ncclReduceScatter`.
+    ReduceScatter,
+    /// `ncclBroadcast`; the root changes from one repetition or test to the next.
+    Broadcast,
+    /// `ncclReduce`, likewise.
+    Reduce,
+    /// `ncclSend` to the next rank and `ncclRecv` from the one before, as one group.
+    SendRecv,
+}
+
+impl Collective {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::AllReduce,
+        Self::AllReduceInPlace,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::SendRecv,
+    ];
+
+    /// Returns whether the collective reduces, by an operator.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::AllReduceInPlace | Self::ReduceScatter | Self::Reduce)
+    }
+
+    /// Returns the name that people use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::AllReduceInPlace => "all-reduce-in-place",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::SendRecv => "send-recv",
+        }
+    }
+}
+
+/// The operators of reductions, with the numbers of `ncclRedOp_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(i32)]
+pub enum Operator {
+    /// `ncclSum`.
+    Sum = 0,
+    /// `ncclProd`.
+    Prod = 1,
+    /// `ncclMax`.
+    Max = 2,
+    /// `ncclMin`.
+    Min = 3,
+    /// `ncclAvg`.
+    Avg = 4,
+}
+
+impl Operator {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
+}
+
+/// What a rank reports at its end.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// `ncclGetVersion`.
+    pub version: i32,
+    /// Seconds from the start of `ncclCommInitRank` to its end.
+    pub init_seconds: f64,
+    /// The tests that ended, in their order; each with all of its laps.
+    pub tests: Vec<Ran>,
+    /// The asynchronous error that ended the last test (number and NCCL's text), if one did.
+    pub asynchronous_error: Option<(i32, String)>,
+}
+
+/// A test that ended.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ran {
+    /// Elements that were compared.
+    pub compared: usize,
+    /// Elements that were wrong.
+    pub wrong: usize,
+    /// The first wrong one.
+    pub first: Option<Wrong>,
+    /// Seconds of all repetitions, without the comparison. Timed tests repeat once before.
+    pub seconds: f64,
+}
+
+impl Ran {
+    /// Adds a later lap of the same test.
+    pub fn add(&mut self, lap: Self) {
+        self.compared += lap.compared;
+        self.wrong += lap.wrong;
+        self.first = self.first.take().or(lap.first);
+        self.seconds += lap.seconds;
+    }
+}
