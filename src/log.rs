@@ -53,7 +53,8 @@ impl<S: Subscriber> Layer<S> for ToNccl {
             let text = c_string(&format!("NET/MPIB : {text}"));
             logger.log(level(*meta.level()), flags(meta.target()), &file, number, &text);
         };
-        let (head, mut rest) = cut(&line.0);
+        let text = bounded(line.0);
+        let (head, mut rest) = cut(&text);
         if rest.is_empty() {
             return log(head);
         }
@@ -76,6 +77,19 @@ const AGAIN: &str = "in short: ";
 /// Most bytes of a message in one line: many releases of NCCL cut a line, with their prefix, at
 /// 1023.
 const LINE: usize = 800;
+
+/// Most bytes of a message in all. A peer has a say in the length of some.
+const MESSAGE: usize = 32 << 10;
+
+/// Cuts a message that is too long for the log.
+fn bounded(mut text: String) -> String {
+    let left = text.len() - crate::proto::head(&text, MESSAGE).len();
+    if left > 0 {
+        text.truncate(text.len() - left);
+        text.push_str(&format!(" … and {left} more bytes"));
+    }
+    text
+}
 
 /// Splits `text` into what one line has room for, up to a space if there is one, and the rest.
 fn cut(text: &str) -> (&str, &str) {
@@ -161,6 +175,15 @@ mod tests {
         assert_eq!((piece.len(), more.len()), (LINE, 2000 - LINE));
         assert_eq!(cut("short"), ("short", ""));
         assert_eq!(cut(&"x".repeat(LINE)), ("x".repeat(LINE).as_str(), ""));
+    }
+
+    #[test]
+    fn a_message_has_a_bound() {
+        assert_eq!(bounded("x".repeat(MESSAGE)), "x".repeat(MESSAGE));
+        // Between characters.
+        let long = bounded(format!("x{}", "é".repeat(MESSAGE)));
+        assert_eq!(long.len(), MESSAGE - 1 + " … and 32770 more bytes".len(), "{}", long.len());
+        assert!(long.ends_with("é … and 32770 more bytes"), "{}", &long[MESSAGE - 10..]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::agent::{Options, Subscription};
 use crate::connect::local_rails::{prepare, rotation};
 use crate::connect::local_work::LocalWork;
 use crate::connect::machine::{Action, Machine, Outcome, expected_stripes};
-use crate::control::{Channel, ChannelState};
+use crate::control::{Channel, ChannelState, Seat};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::proto::{Handle, Hello, Message, Role, Wiring};
@@ -34,6 +34,8 @@ pub(crate) struct Handshake {
     failed: Option<(Error, Instant)>,
     machine: Machine,
     work: LocalWork,
+    /// That of an accepted peer.
+    _seat: Option<Seat>,
 }
 
 impl Handshake {
@@ -59,12 +61,14 @@ impl Handshake {
     pub(crate) fn accept(
         settings: &Arc<Settings>,
         device: &'static Device,
-        channel: Channel,
+        mut channel: Channel,
     ) -> Result<Self> {
+        let seat = channel.take_seat();
         match prepare(settings, device, 0) {
             Ok((rails, hello)) => {
                 let work = LocalWork::new(Role::Acceptor, settings, device, rails);
-                Ok(Self::new(Role::Acceptor, settings, device, channel, work, (hello, None)))
+                let new = Self::new(Role::Acceptor, settings, device, channel, work, (hello, None));
+                Ok(Self { _seat: seat, ..new })
             }
             Err(e) => {
                 // The error counts, whether the peer receives it or not.
@@ -94,6 +98,7 @@ impl Handshake {
             failed: None,
             machine,
             work,
+            _seat: None,
         }
     }
 

@@ -165,7 +165,7 @@ impl Listening {
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
         // The next one follows at the next call.
         if let Some(channel) = self.listener.try_accept_unflushed()? {
-            make_room(handshakes);
+            make_room(handshakes, self.settings.process.control.seats.limit(UNDER_WAY_MAX));
             match Handshake::accept(&self.settings, self.device, channel) {
                 Ok(handshake) => handshakes.push(handshake),
                 Err(e) => fail(e),
@@ -201,21 +201,22 @@ impl Listening {
 /// connector for each listener.
 const UNDER_WAY_MAX: usize = 8;
 
-/// Ends a handshake if there are as many as may be: one whose peer has proved nothing, else the one
+/// Ends a handshake if there are as many as may be, `limit`: one whose peer has proved nothing, else the one
 /// whose peer has been silent for longest. A connector goes on, and somebody who only holds a seat
 /// does not.
-fn make_room(handshakes: &mut Vec<Handshake>) {
-    if handshakes.len() < UNDER_WAY_MAX {
-        return;
+fn make_room(handshakes: &mut Vec<Handshake>, limit: usize) {
+    while handshakes.len() >= limit {
+        let rank = |(_, handshake): &(usize, &Handshake)| (handshake.is_proved(), handshake.last_heard());
+        let Some((worst, _)) = handshakes.iter().enumerate().min_by_key(rank) else { return };
+        let count = handshakes.len();
+        let dropped = handshakes.swap_remove(worst);
+        tracing::info!(
+            target: "net",
+            "accept: a handshake with {} is given up for a new peer: {count} are in progress at this listener{}",
+            dropped.peer(),
+            if limit < UNDER_WAY_MAX { ", and the process has too many" } else { "" }
+        );
     }
-    let rank = |(_, handshake): &(usize, &Handshake)| (handshake.is_proved(), handshake.last_heard());
-    let Some((worst, _)) = handshakes.iter().enumerate().min_by_key(rank) else { return };
-    let dropped = handshakes.swap_remove(worst);
-    tracing::info!(
-        target: "net",
-        "accept: a handshake with {} is given up for a new peer: {UNDER_WAY_MAX} are in progress at this listener",
-        dropped.peer()
-    );
 }
 
 /// Reports the end of a handshake with somebody who may have copied a connector's HELLO: the

@@ -9,7 +9,7 @@ use mio::Token;
 
 use super::socket::{self, Stream};
 use super::sockets::{Entry, Sockets};
-use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked, Session, Tag, same_tag};
+use crate::proto::{HEADER_BYTES, Message, Peeked, Session, Tag, Transcript, same_tag};
 
 /// How an attempt ended.
 #[derive(Debug)]
@@ -32,10 +32,8 @@ pub(super) enum Outcome {
 pub(super) struct Opening {
     /// The first frame, and others behind it.
     pub(super) bytes: Arc<[u8]>,
-    /// Bytes of the first frame.
-    pub(super) first: usize,
-    /// The secret that the listener has, too.
-    pub(super) secret: Nonce,
+    /// From which the session is derived once the listener has answered.
+    pub(super) transcript: Transcript,
 }
 
 /// One address being tried.
@@ -128,8 +126,7 @@ impl Attempt {
             let end = HEADER_BYTES + len;
             return match Message::decode(&self.read[HEADER_BYTES..end]) {
                 Ok(Message::Welcome { challenge, proof }) => {
-                    let Opening { bytes, first, secret } = &self.opening;
-                    let session = Session::new(secret, &bytes[..*first], &challenge);
+                    let session = self.opening.transcript.session(&challenge);
                     match same_tag(&proof, &session.proof) {
                         true => Ok(Some(Answer::Welcome(end, Box::new(session)))),
                         false => Err(stranger("its proof is wrong, so it is another process".into())),

@@ -15,10 +15,11 @@ use super::options::Tolerance;
 use super::reactor::{Control, Reactor};
 use super::redial_listener::RedialListener;
 use super::redial_terms::{RedialTerms, random};
+use super::seats::Seat;
 use super::sockets::Entry;
 use super::targets::Targets;
 use crate::error::Result;
-use crate::proto::{Claim, FrameKey, Handle, Hello, Message, Role, Wiring, hello_of_version};
+use crate::proto::{Claim, Handle, Hello, Message, Role, Transcript, Wiring, hello_of_version};
 
 /// How long a listener of another version is tried.
 const REPORT_MAX: Duration = Duration::from_secs(2);
@@ -31,6 +32,8 @@ pub struct Channel {
     reactor: Arc<Reactor>,
     token: Token,
     closed: bool,
+    /// That of an accepted peer, until the owner takes it.
+    seat: Option<Seat>,
     /// Keeps the listener for re-dials open, with how long a break may last.
     redials: Option<(Arc<RedialListener>, Duration)>,
 }
@@ -42,7 +45,18 @@ impl Channel {
         token: Token,
         redials: Option<(Arc<RedialListener>, Duration)>,
     ) -> Self {
-        Self { link, reactor, token, closed: false, redials }
+        Self { link, reactor, token, closed: false, seat: None, redials }
+    }
+
+    /// Adds the seat of an accepted peer.
+    pub(super) fn on(mut self, seat: Seat) -> Self {
+        self.seat = Some(seat);
+        self
+    }
+
+    /// Takes the seat of an accepted peer, to hold it until the handshake is over.
+    pub(crate) fn take_seat(&mut self) -> Option<Seat> {
+        self.seat.take()
     }
 
     /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its
@@ -61,8 +75,7 @@ impl Channel {
         let Tolerance { silence, failover } = tolerance.into();
         let interfaces = control.interfaces()?;
         let token = random()?;
-        let secret = *handle.secret();
-        let (claim, wiring_follows) = (Claim::new(&secret, token), wiring.is_some());
+        let (claim, wiring_follows) = (Claim::new(handle.secret(), token), wiring.is_some());
         let hello = Message::Hello(Hello { claim, wiring_follows, ..hello.clone() });
         let (mut redials, mut redial) = (None, None);
         if let Some(failover) = &failover {
@@ -72,14 +85,14 @@ impl Channel {
         }
         let callback = redial.as_ref().map(RedialTerms::callback);
         let mut bytes = encoded(&hello)?;
-        let first = bytes.len();
-        let mut key = FrameKey::early(&secret, &bytes);
+        let transcript = Transcript::new(handle.secret(), &bytes);
+        let mut early = None;
         for message in callback.into_iter().chain(wiring.cloned().map(Message::Wiring)) {
             let mut frame = encoded(&message)?;
-            key.seal(&mut frame);
+            early.get_or_insert_with(|| transcript.early_key()).seal(&mut frame);
             bytes.extend(frame);
         }
-        let opening = Opening { bytes: bytes.into(), first, secret };
+        let opening = Opening { bytes: bytes.into(), transcript };
         let reactor = control.reactor()?;
         let link = Arc::new(Link::with_redial(redial));
         let (host, times, known) = (handle.addrs(), (timeout, silence), Arc::clone(&control.known));
@@ -98,7 +111,8 @@ impl Channel {
     /// then names both versions, too. Returns at once, and does no more than try for a while.
     pub(crate) fn report_version(control: &Control, handle: &Handle) -> Result<()> {
         let bytes = hello_of_version(&Claim::new(handle.secret(), random()?));
-        let opening = Opening { first: bytes.len(), bytes: bytes.into(), secret: *handle.secret() };
+        let transcript = Transcript::new(handle.secret(), &bytes);
+        let opening = Opening { bytes: bytes.into(), transcript };
         let (interfaces, host) = (control.interfaces()?, handle.addrs());
         let link = Arc::new(Link::with_redial(None));
         // No channel comes of it.

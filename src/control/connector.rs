@@ -11,7 +11,7 @@ use mio::Token;
 use super::attempt::{Attempt, Opening, Outcome};
 use super::end::ChannelState;
 use super::known_addresses::KnownAddresses;
-use super::link::Link;
+use super::link::{Link, PROOF_WAITS};
 use super::sockets::{Entry, Sockets};
 use super::targets::{Target, Targets};
 use crate::proto::{Addr, Role};
@@ -238,6 +238,7 @@ impl Connector {
                     return None;
                 }
                 link.establish(stream, addr, rest);
+                sockets.wake_at(Instant::now() + PROOF_WAITS, me);
                 Some(Entry::Link(link))
             }
             Outcome::Refused(reason) => {

@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 
 use mio::Token;
 
-use super::link::Link;
+use super::link::{Link, PROOF_WAITS};
 use super::listener::Admission;
 use super::redial_terms::random;
 use super::rival::Rival;
 use super::socket::Stream;
 use super::sockets::{Answer, Entry, Sockets};
 use crate::proto::{
-    self, FrameKey, HEADER_BYTES, Hello, HelloPrefix, ListenerId, MAX_FRAME_BYTES, Message, Nonce,
-    PROTOCOL_VERSION, Peeked, Role, Session,
+    self, HEADER_BYTES, Hello, HelloPrefix, MAX_FRAME_BYTES, Message, PROTOCOL_VERSION, Peeked, Role, Secret,
+    Transcript,
 };
 
 /// How long the first of several connections with one HELLO may take for its proof, which takes one
 /// round trip, until the others are answered, too.
-const FIRST_PROVES: Duration = Duration::from_millis(100);
+const FIRST_PROVES: Duration = Duration::from_millis(2 * PROOF_WAITS.as_millis() as u64);
 
 /// A connection whose HELLO has not come.
 #[derive(Debug)]
@@ -29,12 +29,14 @@ pub(super) struct HalfOpen {
     listener: Token,
     stream: Stream,
     addr: SocketAddr,
-    /// Id and secret of the listener.
-    listens: (ListenerId, Nonce),
+    /// The listener's.
+    secret: Arc<Secret>,
     until: Instant,
     read: Vec<u8>,
     /// Whether the claim was found to be right.
     claimed: bool,
+    /// What the first look has found, if that was a whole frame.
+    found: Option<Verdict>,
     /// Until when another connection with the same HELLO may prove itself.
     waits_until: Option<Instant>,
 }
@@ -51,6 +53,7 @@ pub(super) enum Look {
 }
 
 /// What the bytes so far mean.
+#[derive(Debug)]
 enum Verdict {
     /// More bytes are needed.
     Wait,
@@ -69,10 +72,11 @@ impl HalfOpen {
         listener: Token,
         stream: Stream,
         addr: SocketAddr,
-        listens: (ListenerId, Nonce),
+        secret: Arc<Secret>,
         until: Instant,
     ) -> Self {
-        Self { listener, stream, addr, listens, until, read: Vec::new(), claimed: false, waits_until: None }
+        let (read, claimed, found, waits_until) = (Vec::new(), false, None, None);
+        Self { listener, stream, addr, secret, until, read, claimed, found, waits_until }
     }
 
     /// Reads what has come with the connection.
@@ -83,20 +87,31 @@ impl HalfOpen {
                 tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);
                 Look::Stranger
             }
-            Verdict::OtherVersion(_) | Verdict::Unreadable(..) | Verdict::Peer(..) => Look::Whole,
+            whole => {
+                self.found = Some(whole);
+                Look::Whole
+            }
         }
     }
 
     /// Continues to read. Returns the entry that replaces this one in the thread's table, if any.
     pub(super) fn on_ready(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
-        let verdict = match self.read_on() {
+        let found = self.found.take();
+        let is_new = found.is_some();
+        let verdict = match found.unwrap_or_else(|| self.read_on()) {
             Verdict::Wait if Instant::now() < self.until => return Some(Entry::HalfOpen(self)),
             Verdict::Wait => Verdict::Stranger("no HELLO came in time".into()),
             known => known,
         };
         sockets.half_open.remove(me);
         match verdict {
-            Verdict::Peer(hello, len) => self.admit(me, hello, len, sockets),
+            Verdict::Peer(hello, len) => {
+                if !is_new {
+                    // More may have come behind the HELLO. A new socket's first event is still due.
+                    sockets.again(me);
+                }
+                self.admit(me, hello, len, sockets)
+            }
             Verdict::OtherVersion(reason) => self.refuse(me, reason, None, sockets),
             Verdict::Unreadable(reason, len) => {
                 let answer = self.answer(len)?;
@@ -114,9 +129,10 @@ impl HalfOpen {
     /// always has.
     fn answer(&self, len: usize) -> Option<Answer> {
         let challenge = random().ok()?;
-        let session = Session::new(&self.listens.1, &self.read[..len], &challenge);
+        let transcript = Transcript::new(&self.secret, &self.read[..len]);
+        let session = transcript.session(&challenge);
         let welcome = Message::Welcome { challenge, proof: session.proof }.encode().ok()?;
-        let early = FrameKey::early(&self.listens.1, &self.read[..len]);
+        let early = transcript.early_key();
         Some(Answer { session, welcome, early })
     }
 
@@ -125,7 +141,10 @@ impl HalfOpen {
         let connector = hello.claim.token;
         let acceptor = sockets.acceptor(self.listener)?;
         let admission = acceptor.admission(&connector);
-        if admission == Admission::Denied {
+        if admission == Admission::Full {
+            acceptor.report_full(self.addr);
+        }
+        if matches!(admission, Admission::Denied | Admission::Full) {
             return None;
         }
         if admission == Admission::Beside {
@@ -145,7 +164,6 @@ impl HalfOpen {
         link.enqueue_first(&welcome);
         // The peer may have closed; the owner sees that on the channel.
         redial.iter().for_each(|redial| drop(link.enqueue(&redial.callback())));
-        sockets.again(me);
         let acceptor = sockets.acceptor(self.listener)?;
         if admission == Admission::Beside {
             link.flush();
@@ -208,7 +226,7 @@ impl HalfOpen {
             Err(e) => return Verdict::Stranger(e.to_string()),
         };
         if !self.claimed {
-            if !prefix.claim.is_for(&self.listens.0, &self.listens.1, prefix.version) {
+            if !prefix.claim.is_for(&self.secret, prefix.version) {
                 return Verdict::Stranger("its HELLO is for another listener".into());
             }
             self.claimed = true;

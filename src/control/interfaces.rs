@@ -9,7 +9,7 @@ use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 use super::options::Options;
 use crate::config::Family;
 use crate::error::{Error, Result};
-use crate::proto::{Addr, Handle, HandleError, Nonce};
+use crate::proto::{Addr, Handle, HandleError, Secret};
 
 /// Prefixes of the names of bridges and tunnels inside of a host. Every host may have their
 /// addresses.
@@ -126,11 +126,11 @@ fn use_of(interface: &Interface, adapters: &[IpAddr]) -> u8 {
 
 /// Makes a handle with the first of `addrs` that fit, but at least one of each family. Also returns
 /// those that do not fit.
-pub(super) fn fitted(secret: Nonce, port: u16, addrs: &[Addr]) -> Result<(Handle, Vec<Addr>), HandleError> {
+pub(super) fn fitted(secret: &Secret, port: u16, addrs: &[Addr]) -> Result<(Handle, Vec<Addr>), HandleError> {
     let left = |handle: &Handle| -> Vec<Addr> {
         addrs.iter().filter(|a| !handle.addrs().contains(a)).copied().collect()
     };
-    let handle = Handle::new(secret, port, addrs)?;
+    let handle = Handle::new(secret.clone(), port, addrs)?;
     let out = left(&handle);
     let other = |a: &&Addr| !handle.addrs().iter().any(|b| b.ip().is_ipv4() == a.ip().is_ipv4());
     let Some(other) = out.iter().find(other) else { return Ok((handle, out)) };
@@ -138,7 +138,7 @@ pub(super) fn fitted(secret: Nonce, port: u16, addrs: &[Addr]) -> Result<(Handle
     let mut order = addrs.to_vec();
     order.retain(|a| a != other);
     order.insert(1, *other);
-    let handle = Handle::new(secret, port, &order)?;
+    let handle = Handle::new(secret.clone(), port, &order)?;
     let out = left(&handle);
     Ok((handle, out))
 }
@@ -285,7 +285,7 @@ mod tests {
         let v4: Vec<Addr> = (0..20).map(|i| addr(format!("10.0.{i}.1"), 24)).collect();
         let v6: Vec<Addr> = (0..20).map(|i| addr(format!("fd00:{i}::1"), 64)).collect();
         let fitted = |addrs: &[Addr]| {
-            let (handle, out) = fitted([7; 16], 9, addrs).unwrap();
+            let (handle, out) = fitted(&[7; 16].into(), 9, addrs).unwrap();
             assert_eq!(handle.addrs().len() + out.len(), addrs.len());
             assert!(!out.iter().any(|a| handle.addrs().contains(a)));
             handle.addrs().to_vec()

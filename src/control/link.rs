@@ -11,12 +11,15 @@ use super::news::{Call, ChannelEvent, News, Pending};
 use super::redial_terms::{RedialId, RedialTerms};
 use super::socket::{self, Stream, canonical};
 use crate::error::{Error, Result};
-use crate::proto::{FrameKey, HEADER_BYTES, Keys, Message, Nonce, Peeked, Role, Session};
+use crate::proto::{FrameKey, HEADER_BYTES, Keys, Message, Peeked, Role, Secret, Session};
 use mio::net::TcpStream;
 use parking_lot::{Mutex, MutexGuard};
 
 /// Most messages that may wait to be read. A handshake has six; more of them break the protocol.
 const INBOX_MAX: usize = 64;
+/// How long PROOF waits for the next message, with which it shares a packet. The listener answers
+/// another connection with the same HELLO after twice this time.
+pub(super) const PROOF_WAITS: Duration = Duration::from_millis(50);
 /// How long a connection counts as just resumed.
 const JUST_RESUMED: Duration = Duration::from_millis(500);
 
@@ -39,6 +42,8 @@ struct Inner {
     who: String,
     security: Security,
     outbox: Vec<u8>,
+    /// Until when the outbox waits: it holds PROOF alone.
+    held_until: Option<Instant>,
     unread: Vec<u8>,
     inbox: VecDeque<Message>,
     end: Option<End>,
@@ -58,6 +63,8 @@ struct Inner {
     proved: bool,
     /// Frames with a wrong tag so far.
     forged: u32,
+    /// Whether the last one is not counted in the statistics yet.
+    forged_news: bool,
 }
 
 /// How frames are authenticated.
@@ -96,7 +103,8 @@ impl Link {
     }
 
     /// Sets the keys of the end with `role`. `early` is the key of an acceptor's first frames.
-    /// A connector queues its PROOF, and then what has waited for the keys.
+    /// A connector queues its PROOF, and then what has waited for the keys. PROOF alone waits for
+    /// [`PROOF_WAITS`].
     pub(super) fn secure(&self, session: &Session, role: Role, early: Option<FrameKey>) -> Result<()> {
         let mut inner = self.lock();
         let mut frames = Vec::new();
@@ -105,7 +113,9 @@ impl Link {
             // The WELCOME that led here was the listener's proof.
             inner.proved = true;
         }
+        let mut waits = role == Role::Connector;
         if let Security::Awaited(waiting) = std::mem::take(&mut inner.security) {
+            waits &= waiting.is_empty();
             frames.extend(waiting);
         }
         inner.security = Security::Keys(Box::new(session.keys_of(role, early)));
@@ -113,6 +123,7 @@ impl Link {
             redial.set_key(session.resume);
         }
         frames.into_iter().for_each(|frame| inner.append(frame));
+        inner.held_until = waits.then(|| Instant::now() + PROOF_WAITS);
         Ok(())
     }
 
@@ -257,8 +268,8 @@ impl Link {
     }
 
     /// Returns the key by which re-dials are authenticated.
-    pub(super) fn redial_key(&self) -> Option<Nonce> {
-        self.lock().redial.as_ref().and_then(|redial| redial.key().copied())
+    pub(super) fn redial_key(&self) -> Option<Secret> {
+        self.lock().redial.as_ref().and_then(RedialTerms::key)
     }
 
     /// Returns since when the connection is broken, and why.
@@ -268,6 +279,11 @@ impl Link {
 
     pub(super) fn just_resumed(&self) -> bool {
         self.lock().resumed.is_some_and(|at| at.elapsed() < JUST_RESUMED)
+    }
+
+    /// Returns whether a frame with a wrong tag has come since the last call.
+    pub(super) fn take_forged(&self) -> bool {
+        std::mem::take(&mut self.lock().forged_news)
     }
 
     /// Breaks the connection: the peer has found that it does not work.
@@ -378,6 +394,7 @@ impl Link {
     fn distrust(&self, inner: &mut Inner) {
         let why = "a frame with a wrong authentication tag: something between the ends changes their control connection";
         inner.forged = inner.forged.saturating_add(1);
+        inner.forged_news = true;
         let count = inner.forged;
         match inner.may_resume() {
             true => self.break_off(inner, format!("the peer's address sent {why} (number {count})")),
@@ -420,6 +437,7 @@ impl Inner {
             Security::Keys(keys) => keys.seal(&mut frame),
         }
         self.outbox.extend_from_slice(&frame);
+        self.held_until = None;
     }
 
     /// Shuts the socket down before it closes it: a forked child holds the socket too, and a close

@@ -7,7 +7,7 @@ use std::time::Duration;
 use socket2::SockRef;
 
 use super::*;
-use crate::proto::{Addr, Callback, Handle};
+use crate::proto::{Addr, Callback, Handle, Transcript};
 
 /// The peer of a link: its socket and its keys.
 struct Peer {
@@ -23,14 +23,18 @@ impl Peer {
     }
 }
 
+fn transcript() -> Transcript {
+    Transcript::new(&[5; 16].into(), b"a HELLO")
+}
+
 /// An established link of an acceptor with failover, and its peer.
 fn established() -> (Link, Peer) {
     let addrs = [Addr::new(Ipv4Addr::LOCALHOST.into(), 8).unwrap()];
     let handle = Handle::new([1; 16], 1, &addrs).unwrap();
     let terms = RedialTerms::new(Role::Acceptor, [2; 16], &handle, Duration::from_secs(60));
     let link = Link::with_redial(Some(terms));
-    let session = Session::new(&[5; 16], b"a HELLO", &[6; 16]);
-    let early = || FrameKey::early(&[5; 16], b"a HELLO");
+    let session = transcript().session(&[6; 16]);
+    let early = || transcript().early_key();
     link.secure(&session, Role::Acceptor, Some(early())).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let addr = listener.local_addr().unwrap();
@@ -54,11 +58,15 @@ fn established() -> (Link, Peer) {
     (link, peer)
 }
 
+/// How long a link may take that has something to read: longer than any machine needs.
+const LIMIT: Duration = Duration::from_secs(60);
+
 /// Steps the link until its socket is closed.
 fn step(link: &Link) -> LinkStatus {
+    let begin = Instant::now();
     loop {
         match link.on_ready() {
-            LinkStatus::Open => {}
+            LinkStatus::Open => assert!(begin.elapsed() < LIMIT, "the link stays open"),
             end => return end,
         }
     }
@@ -132,7 +140,7 @@ fn a_wrong_tag_breaks_the_connection_and_a_redial_may_replace_it() {
         |frame| frame.extend_from_within(..),
         |frame| {
             let mut early = Message::Ready.encode().unwrap();
-            FrameKey::early(&[5; 16], b"a HELLO").seal(&mut early);
+            transcript().early_key().seal(&mut early);
             *frame = early;
         },
     ];
@@ -168,7 +176,7 @@ fn a_wrong_tag_breaks_the_connection_and_a_redial_may_replace_it() {
 fn what_waits_for_the_keys_follows_the_proof() {
     let link = Link::with_redial(None);
     link.send(&Message::Ready).unwrap();
-    let session = Session::new(&[5; 16], b"a HELLO", &[6; 16]);
+    let session = transcript().session(&[6; 16]);
     link.secure(&session, Role::Connector, None).unwrap();
     link.send(&Message::Bye).unwrap();
     let outbox = link.lock().outbox.clone();

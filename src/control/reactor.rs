@@ -22,7 +22,8 @@ use super::interfaces::Interface;
 use super::known_addresses::KnownAddresses;
 use super::news::Call;
 use super::redial_listener::SharedListener;
-use super::sockets::{HANDSHAKES, Sockets, WAKER};
+use super::seats::Seats;
+use super::sockets::{FrameCounts, HANDSHAKES, Sockets, WAKER};
 use crate::error::{Error, Result};
 use crate::proto::HostId;
 use crate::warned::Warned;
@@ -41,6 +42,8 @@ pub struct Control {
     pub(super) host: HostId,
     pub(super) known: Arc<KnownAddresses>,
     pub(super) warned: Arc<Warned>,
+    counts: Arc<dyn FrameCounts>,
+    pub(crate) seats: Arc<Seats>,
     /// The listener for re-dials.
     pub(super) redials: SharedListener,
 }
@@ -53,7 +56,7 @@ struct Running {
 }
 
 impl Control {
-    pub(crate) fn new(warned: Arc<Warned>) -> Self {
+    pub(crate) fn new(warned: Arc<Warned>, counts: Arc<dyn FrameCounts>) -> Self {
         let (running, interfaces) = (Mutex::default(), Interfaces::default());
         Self {
             running,
@@ -61,6 +64,8 @@ impl Control {
             host: host::here(),
             known: Arc::default(),
             warned,
+            counts,
+            seats: Seats::of_process(),
             redials: SharedListener::default(),
         }
     }
@@ -80,9 +85,8 @@ impl Control {
         let kept = running.shared.upgrade().filter(|shared| shared.keep());
         let shared = match kept {
             Some(shared) => shared,
-            None => {
-                Shared::start().map_err(|e| Error::io("starting the thread of the control connections", e))?
-            }
+            None => Shared::start(&self.counts)
+                .map_err(|e| Error::io("starting the thread of the control connections", e))?,
         };
         let reactor = Arc::new(Reactor { shared: Arc::clone(&shared) });
         *running = Running { users: Arc::downgrade(&reactor), shared: Arc::downgrade(&shared) };
@@ -188,11 +192,11 @@ impl Drop for Reactor {
 }
 
 impl Shared {
-    fn start() -> io::Result<Arc<Self>> {
+    fn start(counts: &Arc<dyn FrameCounts>) -> io::Result<Arc<Self>> {
         let poll = Poll::new()?;
         let now = Instant::now();
         let serving = Serving {
-            sockets: Sockets::new(poll.registry().try_clone()?)?,
+            sockets: Sockets::new(poll.registry().try_clone()?, Arc::clone(counts))?,
             waker: Waker::new(poll.registry(), WAKER)?,
             driven: true,
             active: true,

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::proto::{Callback, Handle, Message, Nonce, Redial, Role, Tag, ended_commitment, ended_proof};
+use crate::proto::{
+    Callback, Handle, Message, Nonce, Redial, Role, Secret, Tag, ended_commitment, ended_proof,
+};
 
 /// By what a connection of this process is found: the token of its HELLO, and this end's role. Both
 /// ends may be in one process.
@@ -58,14 +60,14 @@ impl RedialTerms {
     }
 
     /// Returns the key of the connection, which both ends know and which is never sent.
-    pub(super) fn key(&self) -> Option<&Nonce> {
-        self.key.as_ref()
+    pub(super) fn key(&self) -> Option<Secret> {
+        self.key.map(Secret::from)
     }
 
     /// Returns where the peer is reached, and the REDIAL for its listener with this challenge.
     pub(super) fn dial(&self, challenge: Nonce) -> Option<(&Callback, Message)> {
-        let (peer, key) = (self.peer.as_ref()?, self.key.as_ref()?);
-        let redial = Redial::new(key, peer.id, self.token, self.role, challenge);
+        let (peer, key) = (self.peer.as_ref()?, self.key()?);
+        let redial = Redial::new(&key, peer.id, self.token, self.role, challenge);
         Some((peer, Message::Redial(redial)))
     }
 

@@ -4,6 +4,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use mio::Token;
@@ -13,7 +14,7 @@ use super::redial_terms::random;
 use super::socket::{self, Stream};
 use super::sockets::{Entry, Sockets};
 use crate::proto::{
-    HEADER_BYTES, Keys, ListenerId, Message, Nonce, Peeked, REDIAL_BYTES, Redial, Role, Session, ended_proof,
+    HEADER_BYTES, Keys, Message, Peeked, REDIAL_BYTES, Redial, Role, Secret, Transcript, ended_proof,
 };
 
 /// A connection whose RESUME has not come.
@@ -22,8 +23,8 @@ pub(super) struct Redialed {
     listener: Token,
     stream: Stream,
     addr: SocketAddr,
-    /// Id and secret of the listener.
-    listens: (ListenerId, Nonce),
+    /// The listener's.
+    secret: Arc<Secret>,
     until: Instant,
     read: Vec<u8>,
     /// Set once WELCOME was sent.
@@ -56,12 +57,12 @@ impl Redialed {
         listener: Token,
         stream: Stream,
         addr: SocketAddr,
-        listens: (ListenerId, Nonce),
+        secret: Arc<Secret>,
         until: Instant,
     ) -> Self {
         // If this end gives the connection up, a FIN would look like the end of this process.
         socket::reset_on_close(&stream);
-        Self { listener, stream, addr, listens, until, read: Vec::new(), welcomed: None }
+        Self { listener, stream, addr, secret, until, read: Vec::new(), welcomed: None }
     }
 
     /// Reads what has come with the connection.
@@ -77,7 +78,7 @@ impl Redialed {
             }
         }
         match Message::decode(&self.read[HEADER_BYTES..]) {
-            Ok(Message::Redial(redial)) if redial.id == self.listens.0 => Look::Whole,
+            Ok(Message::Redial(redial)) if redial.id == *self.secret.id() => Look::Whole,
             _ => Look::Stranger,
         }
     }
@@ -132,9 +133,9 @@ impl Redialed {
         }
     }
 
-    fn welcome(&mut self, key: &Nonce, frame: &[u8], (channel, from): (Token, Role)) -> io::Result<()> {
+    fn welcome(&mut self, key: &Secret, frame: &[u8], (channel, from): (Token, Role)) -> io::Result<()> {
         let challenge = random().map_err(io::Error::other)?;
-        let session = Session::new(key, frame, &challenge);
+        let session = Transcript::new(key, frame).session(&challenge);
         let welcome = Message::Welcome { challenge, proof: session.proof };
         // The first bytes that this end sends: the socket has room.
         self.stream.write_all(&welcome.encode().map_err(io::Error::other)?)?;
@@ -147,7 +148,7 @@ impl Redialed {
     fn refuse(self, me: Token, redial: &Redial, sockets: &mut Sockets) -> Option<Entry> {
         sockets.half_open.remove(me);
         socket::close_in_order(&self.stream);
-        let proof = ended_proof(&self.listens.1, &redial.token, redial.from.other());
+        let proof = ended_proof(&self.secret, &redial.token, redial.from.other());
         sockets.refuse(me, (self.stream, self.addr), None, &Message::Ended { proof })
     }
 
@@ -180,7 +181,9 @@ impl Redialed {
         let body = &frame[HEADER_BYTES..];
         let Some(mut welcomed) = self.welcomed.take() else {
             return match Message::decode(body) {
-                Ok(Message::Redial(redial)) if redial.id == self.listens.0 => Verdict::Redial(redial, frame),
+                Ok(Message::Redial(redial)) if redial.id == *self.secret.id() => {
+                    Verdict::Redial(redial, frame)
+                }
                 Ok(Message::Redial(_)) => Verdict::Stranger("its REDIAL is for another process"),
                 _ => Verdict::Stranger("its first frame is no REDIAL"),
             };

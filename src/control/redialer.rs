@@ -21,7 +21,7 @@ use super::link::Link;
 use super::redial_terms::{RedialTerms, random};
 use super::socket::Stream;
 use super::sockets::{Entry, Sockets};
-use crate::proto::{Message, Role, Session};
+use crate::proto::{Message, Role, Session, Transcript};
 
 /// How long an address is tried before the next one is tried as well.
 const STAGGER: Duration = Duration::from_millis(250);
@@ -70,8 +70,9 @@ impl Redialer {
         let terms = link.redial_terms()?;
         // The kernel always has random bytes, and a REDIAL has a fixed length.
         let (peer, redial) = terms.dial(random().ok()?)?;
-        let (frame, secret) = (redial.encode().ok()?, *terms.key()?);
-        let opening = Opening { first: frame.len(), bytes: frame.into(), secret };
+        let frame = redial.encode().ok()?;
+        let transcript = Transcript::new(&terms.key()?, &frame);
+        let opening = Opening { bytes: frame.into(), transcript };
         if let Some((_, why)) = link.broken() {
             tracing::info!(target: "net", "the control connection to {} is dialled again: {why}", link.describe());
         }

@@ -25,7 +25,7 @@ pub(super) struct Rival {
 impl Rival {
     /// Continues to read. The connection takes the place of the other one once it has proved itself.
     pub(super) fn on_ready(self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
-        let open = self.link.on_ready() == LinkStatus::Open && Instant::now() < self.until;
+        let open = sockets.serve(&self.link) == LinkStatus::Open && Instant::now() < self.until;
         if open && !self.link.is_proved() {
             return Some(Entry::Rival(self));
         }

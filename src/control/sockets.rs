@@ -38,6 +38,12 @@ const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
 /// How long a closed channel waits until its peer has read what is left, and has closed too.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// Where frames are counted for the statistics.
+pub trait FrameCounts: fmt::Debug + Send + Sync {
+    /// Counts a frame with a wrong tag.
+    fn forged(&self);
+}
+
 /// One socket, or group of sockets.
 #[derive(Debug)]
 pub(super) enum Entry {
@@ -92,10 +98,12 @@ pub(super) struct Sockets {
     /// Calls that notify the owners of channels.
     news: Vec<Call>,
     pub(super) half_open: HalfOpenList,
+    /// Where frames with a wrong tag are counted.
+    counts: Arc<dyn FrameCounts>,
 }
 
 impl Sockets {
-    pub(super) fn new(established: Registry) -> io::Result<Self> {
+    pub(super) fn new(established: Registry, counts: Arc<dyn FrameCounts>) -> io::Result<Self> {
         Ok(Self {
             handshakes: Poll::new()?,
             events: Events::with_capacity(64),
@@ -108,6 +116,7 @@ impl Sockets {
             redials: HashMap::new(),
             news: Vec::new(),
             half_open: HalfOpenList::of_process(),
+            counts,
         })
     }
 
@@ -145,8 +154,9 @@ impl Sockets {
         let Some(entry) = self.entries.remove(&token) else { return };
         let entry = match entry {
             Entry::Listener(mut acceptor) => {
-                acceptor.on_ready(token, self);
-                Some(Entry::Listener(acceptor))
+                let whole = acceptor.on_ready(token, self);
+                self.entries.insert(token, Entry::Listener(acceptor));
+                return whole.into_iter().for_each(|token| self.step(token));
             }
             Entry::HalfOpen(half_open) => half_open.on_ready(token, self),
             Entry::Rival(rival) => rival.on_ready(token, self),
@@ -161,7 +171,7 @@ impl Sockets {
     }
 
     fn step_link(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
-        let status = link.on_ready();
+        let status = self.serve(&link);
         link.take_news(&mut self.news);
         match status {
             LinkStatus::Open => Some(Entry::Link(link)),
@@ -171,6 +181,15 @@ impl Sockets {
                 None
             }
         }
+    }
+
+    /// Writes what waits and reads what has come on a connection.
+    pub(super) fn serve(&self, link: &Link) -> LinkStatus {
+        let status = link.on_ready();
+        if link.take_forged() {
+            self.counts.forged();
+        }
+        status
     }
 
     pub(super) fn put_back(&mut self, token: Token, entry: Option<Entry>) {
@@ -186,9 +205,11 @@ impl Sockets {
                 break;
             }
             self.timers.pop();
-            // An established connection has no deadline: this timer is one of its half-open time.
-            if !matches!(self.entries.get(&token), Some(Entry::Link(_))) {
-                self.step(token);
+            match self.entries.get(&token) {
+                // Its PROOF may be due. An established connection has no deadline: this timer may be
+                // one of its half-open time, too.
+                Some(Entry::Link(link)) => link.flush(),
+                _ => self.step(token),
             }
         }
     }

@@ -66,7 +66,7 @@ impl Targets {
 /// host instead: a loopback address, an address of this host, or one of a bridge inside of this host.
 fn leads_here(ip: IpAddr, there: HostId, here: HostId, local: &[Interface]) -> bool {
     let own = ip.is_loopback() || local.iter().any(|i| i.addr.ip() == ip);
-    let bridged = || local.iter().any(|i| i.is_inner() && i.addr.same_subnet(ip));
+    let bridged = || local.iter().any(|i| i.addr.same_subnet(ip) && i.is_inner());
     own && !here.may_share_network(there) || !here.may_share_kernel(there) && bridged()
 }
 

@@ -28,9 +28,9 @@ fn keyed(key: &[u8]) -> Prf {
     Prf::new_from_slice(key).unwrap_or_else(|_| Prf::new(&Default::default()))
 }
 
-/// Returns the HMAC of `parts` under `key`.
-fn prf(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-    let mut prf = keyed(key);
+/// Returns the HMAC of `parts` under the key of `prf`.
+fn hmac(prf: &Prf, parts: &[&[u8]]) -> [u8; 32] {
+    let mut prf = prf.clone();
     parts.iter().for_each(|part| prf.update(part));
     prf.finalize().into_bytes().into()
 }
@@ -42,9 +42,55 @@ fn cut<const N: usize>(bytes: [u8; 32]) -> [u8; N] {
     out
 }
 
-/// Returns the public name of the listener with this secret.
-pub fn listener_id(secret: &Nonce) -> ListenerId {
-    cut(prf(secret, &[b"MPIB id"]))
+/// Returns both halves of `bytes`.
+fn halves(bytes: [u8; 32]) -> [[u8; 16]; 2] {
+    let mut out = [[0; 16]; 2];
+    out.as_flattened_mut().copy_from_slice(&bytes);
+    out
+}
+
+/// A secret that both ends have: that of a handle, or the key of a connection for re-dials. The key
+/// schedule of its HMACs is computed once.
+#[derive(Clone)]
+pub struct Secret {
+    bytes: Nonce,
+    prf: Prf,
+    id: ListenerId,
+}
+
+impl Secret {
+    /// Returns the bytes.
+    pub fn bytes(&self) -> &Nonce {
+        &self.bytes
+    }
+
+    /// Returns the public name of the listener with this secret.
+    pub fn id(&self) -> &ListenerId {
+        &self.id
+    }
+}
+
+impl From<Nonce> for Secret {
+    fn from(bytes: Nonce) -> Self {
+        let prf = keyed(&bytes);
+        let id = cut(hmac(&prf, &[b"MPIB id"]));
+        Self { bytes, prf, id }
+    }
+}
+
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes.ct_eq(&other.bytes).into()
+    }
+}
+
+impl Eq for Secret {}
+
+/// The public name; the secret is never shown.
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secret").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 /// What a connector claims in its HELLO: that it knows the secret of the listener with this id.
@@ -61,30 +107,29 @@ pub struct Claim {
 
 impl Claim {
     /// Makes the claim of a connector to the listener with this secret.
-    pub fn new(secret: &Nonce, token: Nonce) -> Self {
+    pub fn new(secret: &Secret, token: Nonce) -> Self {
         Self::of_version(secret, token, PROTOCOL_VERSION)
     }
 
     /// As [`new`](Self::new), in a HELLO of this version.
-    pub fn of_version(secret: &Nonce, token: Nonce, version: u16) -> Self {
-        let id = listener_id(secret);
-        Self { id, token, tag: Self::tag(secret, version, &id, &token) }
+    pub fn of_version(secret: &Secret, token: Nonce, version: u16) -> Self {
+        Self { id: secret.id, token, tag: Self::tag(secret, version, &token) }
     }
 
-    /// Returns whether a HELLO of `version` is for the listener with this id and secret, and its
-    /// sender knew the secret. The comparison of the tag takes the same time for any bytes.
-    pub fn is_for(&self, id: &ListenerId, secret: &Nonce, version: u16) -> bool {
-        self.id == *id && same_tag(&self.tag, &Self::tag(secret, version, id, &self.token))
+    /// Returns whether a HELLO of `version` is for the listener with this secret, and its sender
+    /// knew the secret. The comparison of the tag takes the same time for any bytes.
+    pub fn is_for(&self, secret: &Secret, version: u16) -> bool {
+        self.id == secret.id && same_tag(&self.tag, &Self::tag(secret, version, &self.token))
     }
 
-    fn tag(secret: &Nonce, version: u16, id: &ListenerId, token: &Nonce) -> Tag {
-        cut(prf(secret, &[b"MPIB hello", &version.to_le_bytes(), id, token]))
+    fn tag(secret: &Secret, version: u16, token: &Nonce) -> Tag {
+        cut(hmac(&secret.prf, &[b"MPIB hello", &version.to_le_bytes(), &secret.id, token]))
     }
 }
 
 /// Returns the tag of a REDIAL under the connection's key.
-pub(super) fn redial_tag(key: &Nonce, fields: &[u8]) -> Tag {
-    cut(prf(key, &[b"MPIB redial", fields]))
+pub(super) fn redial_tag(key: &Secret, fields: &[u8]) -> Tag {
+    cut(hmac(&key.prf, &[b"MPIB redial", fields]))
 }
 
 /// Compares two tags in a time that does not depend on their bytes.
@@ -94,8 +139,8 @@ pub fn same_tag(a: &Tag, b: &Tag) -> bool {
 
 /// Returns what a process reveals when the connection with this token has ended there. `secret` is
 /// known to that process alone.
-pub fn ended_proof(secret: &Nonce, token: &Nonce, role: Role) -> Tag {
-    cut(prf(secret, &[b"MPIB ended", token, &[role as u8]]))
+pub fn ended_proof(secret: &Secret, token: &Nonce, role: Role) -> Tag {
+    cut(hmac(&secret.prf, &[b"MPIB ended", token, &[role as u8]]))
 }
 
 /// Returns the hash by which a peer recognizes [`ended_proof`] later.
@@ -113,12 +158,6 @@ pub struct FrameKey {
 impl FrameKey {
     fn new(key: &[u8]) -> Self {
         Self { prf: keyed(key), frames: 0 }
-    }
-
-    /// Returns the key of the frames that a connector sends behind its HELLO, before it has a
-    /// challenge of the listener.
-    pub fn early(secret: &Nonce, hello: &[u8]) -> Self {
-        Self::new(&prf(secret, &[b"MPIB early", &Sha256::digest(hello)]))
     }
 
     fn next_tag(&mut self, body: &[u8]) -> Tag {
@@ -152,7 +191,39 @@ impl std::fmt::Debug for FrameKey {
     }
 }
 
-/// What both ends of a TCP connection derive from the secret and both challenges.
+/// The first frame of a TCP connection (HELLO or REDIAL) with the secret that its sender has, or
+/// claims to have.
+#[derive(Debug, Clone)]
+pub struct Transcript {
+    secret: Secret,
+    /// The SHA-256 of the frame.
+    first: [u8; 32],
+}
+
+impl Transcript {
+    /// Begins with the frame `first`, its length included.
+    pub fn new(secret: &Secret, first: &[u8]) -> Self {
+        Self { secret: secret.clone(), first: Sha256::digest(first).into() }
+    }
+
+    /// Returns the key of the frames that a connector sends behind its HELLO, before it has a
+    /// challenge of the listener.
+    pub fn early_key(&self) -> FrameKey {
+        FrameKey::new(&hmac(&self.secret.prf, &[b"MPIB early", &self.first]))
+    }
+
+    /// Derives the session of the TCP connection that was answered with `challenge`.
+    pub fn session(&self, challenge: &Nonce) -> Session {
+        // Label, hash and challenge fit one block of the hash.
+        let derived = |label: &[u8]| halves(hmac(&self.secret.prf, &[label, &self.first, challenge]));
+        let [connector, acceptor] = derived(b"keys").map(|key| FrameKey::new(&key));
+        let [proof, resume] = derived(b"proofs");
+        Session { proof, keys: Ends { connector, acceptor }, resume }
+    }
+}
+
+/// What both ends of a TCP connection derive from the secret, the first frame and the challenge of
+/// the answer.
 #[derive(Clone)]
 pub struct Session {
     /// The proof of the listener, which WELCOME carries.
@@ -164,18 +235,6 @@ pub struct Session {
 }
 
 impl Session {
-    /// Derives the session of the TCP connection that began with the frame `first` (HELLO or
-    /// REDIAL) and was answered with `challenge`.
-    pub fn new(secret: &Nonce, first: &[u8], challenge: &Nonce) -> Self {
-        let master = prf(secret, &[b"MPIB session", &Sha256::digest(first), challenge]);
-        let key = |label: &[u8]| FrameKey::new(&prf(&master, &[label]));
-        Self {
-            proof: cut(prf(&master, &[b"welcome"])),
-            keys: Ends { connector: key(b"connector"), acceptor: key(b"acceptor") },
-            resume: cut(prf(&master, &[b"resume"])),
-        }
-    }
-
     /// Returns the keys of the end with `role`. `early` is the key of the frames behind a HELLO, which
     /// an acceptor expects until the connector's proof.
     pub fn keys_of(&self, role: Role, early: Option<FrameKey>) -> Keys {

@@ -3,7 +3,17 @@
 use super::*;
 use crate::proto::Message;
 
-const SECRET: Nonce = [7; 16];
+fn secret() -> Secret {
+    Secret::from([7; 16])
+}
+
+fn derived(secret: &Secret, first: &[u8], challenge: Nonce) -> Session {
+    Transcript::new(secret, first).session(&challenge)
+}
+
+fn early_key(first: &[u8]) -> FrameKey {
+    Transcript::new(&secret(), first).early_key()
+}
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
@@ -12,8 +22,8 @@ fn hex(bytes: &[u8]) -> String {
 /// The values that another implementation must find. A change of one is a change of the protocol.
 #[test]
 fn the_derivations_have_these_values() {
-    let claim = Claim::new(&SECRET, [9; 16]);
-    let session = Session::new(&SECRET, b"first frame", &[3; 16]);
+    let claim = Claim::new(&secret(), [9; 16]);
+    let session = derived(&secret(), b"first frame", [3; 16]);
     let mut frames = [session.keys.connector.clone(), session.keys.acceptor.clone()].map(|mut key| {
         let mut frame = Message::Ready.encode().unwrap();
         key.seal(&mut frame);
@@ -21,8 +31,8 @@ fn the_derivations_have_these_values() {
     });
     frames.sort();
     let mut early = Message::Ready.encode().unwrap();
-    FrameKey::early(&SECRET, b"first frame").seal(&mut early);
-    let ended = ended_proof(&SECRET, &[9; 16], Role::Acceptor);
+    early_key(b"first frame").seal(&mut early);
+    let ended = ended_proof(&secret(), &[9; 16], Role::Acceptor);
     let found = [
         ("id", hex(&claim.id)),
         ("tag of HELLO", hex(&claim.tag)),
@@ -31,7 +41,7 @@ fn the_derivations_have_these_values() {
         ("first frame", frames[0].clone()),
         ("first frame", frames[1].clone()),
         ("early frame", hex(&early)),
-        ("tag of REDIAL", hex(&redial_tag(&SECRET, b"fields"))),
+        ("tag of REDIAL", hex(&redial_tag(&secret(), b"fields"))),
         ("proof of the end", hex(&ended)),
         ("its hash", hex(&ended_commitment(&ended))),
     ];
@@ -43,31 +53,31 @@ fn the_derivations_have_these_values() {
 
 #[test]
 fn only_the_right_claim_is_right() {
-    let claim = Claim::new(&SECRET, [9; 16]);
-    let id = listener_id(&SECRET);
-    assert!(claim.is_for(&id, &SECRET, PROTOCOL_VERSION));
-    assert!(!claim.is_for(&id, &SECRET, PROTOCOL_VERSION + 1), "the tag covers the version");
+    let claim = Claim::new(&secret(), [9; 16]);
+    let id = *secret().id();
+    assert!(claim.is_for(&secret(), PROTOCOL_VERSION));
+    assert!(!claim.is_for(&secret(), PROTOCOL_VERSION + 1), "the tag covers the version");
     let others = [
         Claim { id: [0; 8], ..claim },
         Claim { token: [8; 16], ..claim },
         Claim { tag: [0; 16], ..claim },
         // The id is public.
-        Claim { id, ..Claim::new(&[6; 16], [9; 16]) },
-        Claim::new(&[6; 16], [9; 16]),
+        Claim { id, ..Claim::new(&[6; 16].into(), [9; 16]) },
+        Claim::new(&[6; 16].into(), [9; 16]),
     ];
     for other in others {
-        assert!(!other.is_for(&id, &SECRET, PROTOCOL_VERSION), "{other:?}");
+        assert!(!other.is_for(&secret(), PROTOCOL_VERSION), "{other:?}");
     }
 }
 
 /// Each input goes into all keys of a session.
 #[test]
 fn a_session_belongs_to_one_secret_one_hello_and_one_challenge() {
-    let session = Session::new(&SECRET, b"hello", &[3; 16]);
+    let session = derived(&secret(), b"hello", [3; 16]);
     let others = [
-        Session::new(&[6; 16], b"hello", &[3; 16]),
-        Session::new(&SECRET, b"hellp", &[3; 16]),
-        Session::new(&SECRET, b"hello", &[4; 16]),
+        derived(&[6; 16].into(), b"hello", [3; 16]),
+        derived(&secret(), b"hellp", [3; 16]),
+        derived(&secret(), b"hello", [4; 16]),
     ];
     let mut sealed = Message::Ready.encode().unwrap();
     session.keys_of(Role::Connector, None).seal(&mut sealed);
@@ -84,7 +94,7 @@ fn a_session_belongs_to_one_secret_one_hello_and_one_challenge() {
 
 #[test]
 fn frames_are_in_order_and_short_ones_are_refused() {
-    let session = Session::new(&SECRET, b"hello", &[3; 16]);
+    let session = derived(&secret(), b"hello", [3; 16]);
     let (mut ours, mut theirs) =
         (session.keys_of(Role::Connector, None), session.keys_of(Role::Acceptor, None));
     let mut frame = || {
@@ -106,8 +116,8 @@ fn frames_are_in_order_and_short_ones_are_refused() {
 /// An acceptor reads early frames until the connector's proof, and none after it.
 #[test]
 fn a_proof_ends_the_early_frames() {
-    let session = Session::new(&SECRET, b"hello", &[3; 16]);
-    let mut early = FrameKey::early(&SECRET, b"hello");
+    let session = derived(&secret(), b"hello", [3; 16]);
+    let mut early = early_key(b"hello");
     let mut acceptor = session.keys_of(Role::Acceptor, Some(early.clone()));
     let mut connector = session.keys_of(Role::Connector, None);
     let mut sealed = |message: &Message, with_early: bool| {
@@ -130,12 +140,12 @@ fn a_proof_ends_the_early_frames() {
 
 #[test]
 fn the_end_of_a_connection_is_known_by_its_proof() {
-    let proof = ended_proof(&SECRET, &[9; 16], Role::Acceptor);
+    let proof = ended_proof(&secret(), &[9; 16], Role::Acceptor);
     assert_eq!(ended_commitment(&proof), ended_commitment(&proof));
     for other in [
-        ended_proof(&SECRET, &[9; 16], Role::Connector),
-        ended_proof(&SECRET, &[8; 16], Role::Acceptor),
-        ended_proof(&[6; 16], &[9; 16], Role::Acceptor),
+        ended_proof(&secret(), &[9; 16], Role::Connector),
+        ended_proof(&secret(), &[8; 16], Role::Acceptor),
+        ended_proof(&[6; 16].into(), &[9; 16], Role::Acceptor),
     ] {
         assert_ne!(ended_commitment(&other), ended_commitment(&proof));
     }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::wire::number;
-use super::{HostId, ListenerId, MAGIC, Nonce, PROTOCOL_VERSION, listener_id};
+use super::{HostId, ListenerId, MAGIC, Nonce, PROTOCOL_VERSION, Secret};
 
 /// `NCCL_NET_HANDLE_MAXSIZE`
 pub const HANDLE_BYTES: usize = 128;
@@ -73,7 +73,7 @@ impl fmt::Display for Addr {
 /// The content of a handle.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Handle {
-    secret: Nonce,
+    secret: Secret,
     host: HostId,
     port: u16,
     addrs: Vec<Addr>,
@@ -127,7 +127,7 @@ pub enum HandleError {
 impl Handle {
     /// Creates a handle with the first of `addrs` that fit: the most useful come first. Its host is
     /// unknown.
-    pub fn new(secret: Nonce, port: u16, addrs: &[Addr]) -> Result<Self, HandleError> {
+    pub fn new(secret: impl Into<Secret>, port: u16, addrs: &[Addr]) -> Result<Self, HandleError> {
         if port == 0 {
             return Err(HandleError::Port);
         }
@@ -141,7 +141,7 @@ impl Handle {
         if addrs.is_empty() {
             Err(HandleError::NoAddress)
         } else {
-            Ok(Self { secret, host: HostId::default(), port, addrs })
+            Ok(Self { secret: secret.into(), host: HostId::default(), port, addrs })
         }
     }
 
@@ -157,13 +157,13 @@ impl Handle {
 
     /// Returns the random bytes that only processes with the handle know. They never cross the wire
     /// of a control connection.
-    pub fn secret(&self) -> &Nonce {
+    pub fn secret(&self) -> &Secret {
         &self.secret
     }
 
     /// Returns the public name of the listener, which HELLO contains.
     pub fn id(&self) -> ListenerId {
-        listener_id(&self.secret)
+        *self.secret.id()
     }
 
     /// Returns the listener's host.
@@ -187,7 +187,7 @@ impl Handle {
         out[0..4].copy_from_slice(&MAGIC);
         out[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
         out[6..8].copy_from_slice(&self.port.to_le_bytes());
-        out[8..24].copy_from_slice(&self.secret);
+        out[8..24].copy_from_slice(self.secret.bytes());
         out[24..28].copy_from_slice(&self.host.boot.to_le_bytes());
         out[28..32].copy_from_slice(&self.host.network.to_le_bytes());
         out[32] = self.addrs.len() as u8;
@@ -257,7 +257,7 @@ impl Handle {
         } else if rest.iter().any(|b| *b != 0) {
             Err(HandleError::Trailing(count))
         } else {
-            Ok(Self { secret, host, port, addrs })
+            Ok(Self { secret: secret.into(), host, port, addrs })
         }
     }
 }

@@ -1,5 +1,7 @@
 //! HELLO, the first message of each end: its identity, its settings and its rails.
 
+use std::net::IpAddr;
+
 use super::RailRole;
 use super::wire::{DecodeError, Reader, Writer};
 use super::{Claim, MAGIC, PROTOCOL_VERSION, Terms};
@@ -90,6 +92,17 @@ pub struct RailAddr {
     pub gid_kind: GidKind,
     /// Prefix length of the network of the IP address; 0 if unknown.
     pub prefix_len: u8,
+}
+
+/// Returns why no connection can use a GID with this address, whichever end has it.
+pub fn unusable_gid(addr: IpAddr) -> Option<&'static str> {
+    match addr {
+        addr if addr.is_loopback() => Some("loopback"),
+        addr if addr.is_multicast() => Some("multicast"),
+        addr if addr.is_unspecified() => Some("unspecified"),
+        IpAddr::V4(v4) if v4.is_broadcast() => Some("broadcast"),
+        _ => None,
+    }
 }
 
 /// Defines an enum of small numbers of the verbs interface.

@@ -35,8 +35,8 @@ mod wire;
 mod wiring;
 
 pub use auth::{
-    Claim, FrameKey, Keys, ListenerId, Session, TAG_BYTES, Tag, ended_commitment, ended_proof, listener_id,
-    same_tag,
+    Claim, FrameKey, Keys, ListenerId, Secret, Session, TAG_BYTES, Tag, Transcript, ended_commitment,
+    ended_proof, same_tag,
 };
 pub use control_memory::{MAILBOX, MAILBOX_STAGING, SCRATCH, SCRATCH_BYTES, memory_bytes, written_bytes};
 pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
@@ -49,6 +49,7 @@ pub use frame::{
 pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
 pub use hello::{
     GidKind, Hello, LinkLayer, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, UnusableRail,
+    unusable_gid,
 };
 pub use host_id::HostId;
 pub use ib_gid::{Subnet, flid};

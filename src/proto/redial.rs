@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::auth::redial_tag;
 use super::wire::{DecodeError, Reader, Writer};
-use super::{Addr, ListenerId, Nonce, Role, TAG_BYTES, Tag, same_tag};
+use super::{Addr, ListenerId, Nonce, Role, Secret, TAG_BYTES, Tag, same_tag};
 
 /// Most addresses of a CALLBACK.
 const MAX_ADDRS: usize = 16;
@@ -83,7 +83,7 @@ impl Redial {
     pub(super) const BYTES: usize = size_of::<ListenerId>() + 2 * size_of::<Nonce>() + 1 + TAG_BYTES;
 
     /// Makes the message of an end that has the connection's key.
-    pub fn new(key: &Nonce, id: ListenerId, token: Nonce, from: Role, challenge: Nonce) -> Self {
+    pub fn new(key: &Secret, id: ListenerId, token: Nonce, from: Role, challenge: Nonce) -> Self {
         let mut redial = Self { id, token, from, challenge, tag: Tag::default() };
         redial.tag = redial_tag(key, &redial.fields());
         redial
@@ -91,7 +91,7 @@ impl Redial {
 
     /// Returns whether the sender knew the connection's key. The comparison takes the same time for
     /// any bytes.
-    pub fn is_by_holder_of(&self, key: &Nonce) -> bool {
+    pub fn is_by_holder_of(&self, key: &Secret) -> bool {
         same_tag(&self.tag, &redial_tag(key, &self.fields()))
     }
 

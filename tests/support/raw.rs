@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 
 use nccl_net_mpib::proto::{
-    Claim, FrameKey, HEADER_BYTES, Handle, Hello, Keys, Message, Nonce, Role, Session,
+    Claim, HEADER_BYTES, Handle, Hello, Keys, Message, Nonce, Role, Secret, Session, Transcript,
 };
 
 use crate::pair::LIMIT;
@@ -41,7 +41,7 @@ pub fn dial(port: u16) -> TcpStream {
 }
 
 /// The frame of a HELLO by a holder of the secret.
-pub fn hello_frame(secret: &Nonce, token: Nonce, hello: Hello) -> Vec<u8> {
+pub fn hello_frame(secret: &Secret, token: Nonce, hello: Hello) -> Vec<u8> {
     Message::Hello(Hello { claim: Claim::new(secret, token), ..hello }).encode().unwrap()
 }
 
@@ -55,31 +55,32 @@ impl Raw {
     }
 
     /// Goes on after a HELLO was sent, `frame` with what else is to be hashed: nothing.
-    pub fn after_hello(stream: TcpStream, secret: &Nonce, token: Nonce, frame: &[u8]) -> Self {
+    pub fn after_hello(stream: TcpStream, secret: &Secret, token: Nonce, frame: &[u8]) -> Self {
         let mut raw = Self::unproved(stream, secret, token, frame);
         raw.send(&Message::Proof);
         raw
     }
 
     /// Reads the WELCOME, and sends no proof.
-    pub fn unproved(mut stream: TcpStream, secret: &Nonce, token: Nonce, frame: &[u8]) -> Self {
+    pub fn unproved(mut stream: TcpStream, secret: &Secret, token: Nonce, frame: &[u8]) -> Self {
         let Message::Welcome { challenge, proof } = read_plain(&mut stream) else { panic!("no WELCOME") };
-        let session = Session::new(secret, frame, &challenge);
+        let session = Transcript::new(secret, frame).session(&challenge);
         assert_eq!(proof, session.proof, "the proof of the listener");
         let keys = session.keys_of(Role::Connector, None);
         Self { stream, keys, session, token }
     }
 
     /// Plays the listener: reads a HELLO of a connector with this secret, and answers WELCOME.
-    pub fn accept(mut stream: TcpStream, secret: &Nonce) -> Self {
+    pub fn accept(mut stream: TcpStream, secret: &Secret) -> Self {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let frame = read_frame(&mut stream);
         let Ok(Message::Hello(hello)) = Message::decode(&frame[HEADER_BYTES..]) else { panic!("no HELLO") };
         let challenge = [3; 16];
-        let session = Session::new(secret, &frame, &challenge);
+        let transcript = Transcript::new(secret, &frame);
+        let session = transcript.session(&challenge);
         let welcome = Message::Welcome { challenge, proof: session.proof };
         stream.write_all(&welcome.encode().unwrap()).unwrap();
-        let keys = session.keys_of(Role::Acceptor, Some(FrameKey::early(secret, &frame)));
+        let keys = session.keys_of(Role::Acceptor, Some(transcript.early_key()));
         Self { stream, keys, session, token: hello.claim.token }
     }
 

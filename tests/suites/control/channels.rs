@@ -50,7 +50,7 @@ fn each_address_of_a_handle_leads_to_the_listener() {
     let listener = listen();
     let handle = listener.handle();
     for addr in handle.addrs() {
-        let alone = Handle::new(*handle.secret(), handle.port(), &[*addr]).unwrap();
+        let alone = Handle::new(handle.secret().clone(), handle.port(), &[*addr]).unwrap();
         let connector =
             Channel::connect(control(), &alone, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
         let acceptor = accept(&listener);
@@ -184,7 +184,7 @@ fn a_false_welcome_is_no_answer() {
     let welcome = Message::Welcome { challenge: [1; 16], proof: [2; 16] };
     first.write_all(&welcome.encode().unwrap()).unwrap();
     // With another secret.
-    let _second = Raw::accept(accept_tcp(&server), &[1; 16]);
+    let _second = Raw::accept(accept_tcp(&server), &[1; 16].into());
     // The connector gives these up, and tries again.
     accept_raw(&server, &handle).send(&Message::Ready);
     assert_eq!(recv(&channel), Message::Ready);
@@ -207,7 +207,7 @@ fn the_secret_is_not_sent() {
     raw.stream.shutdown(Shutdown::Write).unwrap();
     raw.stream.read_to_end(&mut all).unwrap();
     assert!(all.len() > 3 * 16, "PROOF, READY and BYE with their tags");
-    assert!(!all.windows(4).any(|w| w == &handle.secret()[..4]));
+    assert!(!all.windows(4).any(|w| w == &handle.secret().bytes()[..4]));
 }
 
 //= reach.md: an address that fails is retried; a refused connection fails soon
@@ -245,7 +245,7 @@ fn a_port_that_accepts_and_says_nothing_ends_in_time() {
 fn many_ways_to_one_listener_are_one_channel() {
     let listener = listen();
     let addrs = ["127.0.0.5", "127.0.0.6", "127.0.0.1"].map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap());
-    let handle = Handle::new(*listener.handle().secret(), listener.handle().port(), &addrs).unwrap();
+    let handle = Handle::new(listener.handle().secret().clone(), listener.handle().port(), &addrs).unwrap();
     let connector =
         Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
     let acceptor = accept(&listener);

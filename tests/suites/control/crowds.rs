@@ -3,6 +3,7 @@
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -14,6 +15,8 @@ use mpib_tests::raw::{Raw, dial, hello_frame};
 use mpib_tests::{here, isolated, isolated_with};
 use nccl_net_mpib::control::{Channel, Listener};
 use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Handle, Message, TAG_BYTES};
+use nccl_net_versions::Logger;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::util::{TOKEN, connect, hello, hello_bytes, listen, recv, show_figures, stranger};
 
@@ -163,6 +166,51 @@ fn holders_of_the_id_keep_nobody_out() {
         let _right = Raw::after_hello(stream, listener.handle().secret(), TOKEN, &right);
         until("the connector", || listener.try_accept().unwrap().filter(Channel::is_proved));
     }));
+}
+
+/// Holders of the secrets of many listeners: all listeners together have a bound, and each has room
+/// for its connector.
+//= reach.md: a process has a bound on peers whose handshake is not over
+#[test]
+fn holders_of_many_secrets_keep_nobody_out() {
+    isolated(here!(), &[], || {
+        static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        nccl_net_mpib::log::install(Logger::from_fn(|_, _, _, _, text| {
+            LINES.lock().unwrap().push(text.to_string_lossy().into_owned());
+        }));
+        // An eighth of these, 64, is the bound.
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 512, hard).unwrap();
+        let listeners: Vec<Listener> = (0..6).map(|_| listen()).collect();
+        let holder = |listener: &Listener, n: usize| {
+            let (secret, token) = (listener.handle().secret(), [n as u8; 16]);
+            let bytes = hello_frame(secret, token, hello("holder"));
+            let mut stream = stranger(listener);
+            stream.write_all(&bytes).unwrap();
+            // The listener closes the connection if it has no room.
+            let answered = matches!(stream.peek(&mut [0]), Ok(1));
+            answered.then(|| Raw::after_hello(stream, secret, token, &bytes))
+        };
+        let held: Vec<Vec<Raw>> =
+            listeners.iter().map(|listener| (0..20).filter_map(|n| holder(listener, n)).collect()).collect();
+        let accepted: Vec<Vec<Channel>> = listeners
+            .iter()
+            .map(|listener| std::iter::from_fn(|| listener.try_accept().unwrap()).collect())
+            .collect();
+        let counts: Vec<usize> = accepted.iter().map(Vec::len).collect();
+        let sum: usize = counts.iter().sum();
+        assert!((64..=64 + 2 * listeners.len()).contains(&sum), "{counts:?}");
+        assert!(counts.iter().all(|count| *count >= 2), "{counts:?}");
+        // They still hold their seats.
+        for listener in &listeners {
+            peer_gets_in(listener);
+        }
+        let lines = LINES.lock().unwrap();
+        let told =
+            lines.iter().filter(|line| line.contains("2 peers of its listener wait for accept already"));
+        assert!(told.count() > 0, "{lines:?}");
+        drop((held, accepted));
+    });
 }
 
 //= reach.md: a connection to an address that is not advertised is closed

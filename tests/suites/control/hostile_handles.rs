@@ -8,9 +8,7 @@ use mpib_tests::log::{LOG, warnings};
 use mpib_tests::pair::{connect, init, pattern, until};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::{
-    Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, STATE_OFFSET, listener_id,
-};
+use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, STATE_OFFSET, Secret};
 
 /// An address of a network that does not exist (RFC 5737).
 const NOWHERE: &str = "192.0.2.77";
@@ -287,7 +285,7 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         peer.set_nonblocking(false).unwrap();
         let mut start = [0; HELLO_PREFIX_BYTES];
         peer.read_exact(&mut start).unwrap();
-        assert_eq!(HelloPrefix::at(&start).unwrap().unwrap().claim.id, listener_id(&[7; 16]));
+        assert_eq!(HelloPrefix::at(&start).unwrap().unwrap().claim.id, *Secret::from([7; 16]).id());
         let lines = LOG.lock().unwrap().clone();
         assert_eq!(lines.iter().filter(|(_, text)| text.contains("are retried")).count(), 1, "{lines:?}");
         assert!(warnings().is_empty(), "{:?}", warnings());
@@ -302,7 +300,7 @@ fn a_listener_of_another_version_learns_that() {
     with_deadline(here!(), |table, ctx| {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut handle = to(&["127.0.0.1"], server.local_addr().unwrap().port());
-        let secret = *Handle::decode(&handle).unwrap().secret();
+        let secret = Handle::decode(&handle).unwrap().secret().clone();
         handle[4] = 11;
         let both = "the handle is of protocol version 11, this plugin speaks 10";
         refused(table, ctx, handle, InvalidArgument, &[both]);
@@ -311,7 +309,7 @@ fn a_listener_of_another_version_learns_that() {
         stream.read_exact(&mut start).unwrap();
         let prefix = HelloPrefix::at(&start).unwrap().unwrap();
         assert_eq!(prefix.version, 10);
-        assert!(prefix.claim.is_for(&listener_id(&secret), &secret, 10));
+        assert!(prefix.claim.is_for(&secret, 10));
         // One report is enough.
         stream.write_all(&Message::Refuse { reason: "no".into() }.encode().unwrap()).unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);

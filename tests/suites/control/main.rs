@@ -12,6 +12,7 @@ mod redialled_strangers;
 mod resources;
 mod silence;
 mod syscalls;
+mod turns;
 mod untrusted_connects;
 mod untrusted_peers;
 mod util;

@@ -7,7 +7,7 @@ use mpib_tests::pair::until;
 use mpib_tests::proxy::reset;
 use mpib_tests::raw::{Raw, dial, hello_frame, read_plain};
 use nccl_net_mpib::control::{Channel, ChannelState, Listener};
-use nccl_net_mpib::proto::{Callback, Message, Redial, Role, ended_commitment};
+use nccl_net_mpib::proto::{Callback, Message, Redial, Role, Secret, ended_commitment};
 
 use super::redial::listen;
 use super::util::{hello, is_dropped, recv};
@@ -44,8 +44,12 @@ fn known(listener: &Listener, callback_port: u16) -> Known {
 }
 
 impl Known {
+    fn key(&self) -> Secret {
+        self.peer.session.resume.into()
+    }
+
     fn redial(&self, from: Role) -> Redial {
-        Redial::new(&self.peer.session.resume, self.callback.id, self.peer.token, from, [4; 16])
+        Redial::new(&self.key(), self.callback.id, self.peer.token, from, [4; 16])
     }
 
     /// Dials the process as this end, up to its WELCOME.
@@ -54,7 +58,7 @@ impl Known {
         let mut stream = dial(self.callback.port);
         // In pieces.
         frame.chunks(7).for_each(|piece| stream.write_all(piece).unwrap());
-        let mut raw = Raw::unproved(stream, &self.peer.session.resume, self.peer.token, &frame);
+        let mut raw = Raw::unproved(stream, &self.key(), self.peer.token, &frame);
         raw.keys = raw.session.keys_of(from, None);
         raw
     }
@@ -66,13 +70,13 @@ impl Known {
 fn whoever_does_not_know_all_secrets_is_dropped() {
     let listener = listen();
     let known = known(&listener, 1);
-    let (key, port) = (known.peer.session.resume, known.callback.port);
+    let (key, port) = (known.key(), known.callback.port);
     let (id, token) = (known.callback.id, known.peer.token);
     let frame = |redial: Redial| Message::Redial(redial).encode().unwrap();
     let hello = hello_frame(&key, token, hello("stranger"));
     let resume = Message::Resume.encode().unwrap();
     let right = known.redial(Role::Connector);
-    let wrong_key = frame(Redial::new(&[1; 16], id, token, Role::Connector, [4; 16]));
+    let wrong_key = frame(Redial::new(&[1; 16].into(), id, token, Role::Connector, [4; 16]));
     for bytes in [
         wrong_key.clone(),
         frame(Redial::new(&key, [1; 8], token, Role::Connector, [4; 16])),
@@ -140,7 +144,7 @@ fn an_end_without_its_proof_is_not_believed() {
         let (mut stream, _) = server.accept().unwrap();
         let Message::Redial(redial) = read_plain(&mut stream) else { panic!("no REDIAL") };
         assert_eq!((redial.id, redial.from), ([9; 8], Role::Acceptor));
-        assert!(redial.is_by_holder_of(&known.peer.session.resume));
+        assert!(redial.is_by_holder_of(&known.key()));
         stream.write_all(&lie.encode().unwrap()).unwrap();
         // It comes again.
     }

@@ -13,6 +13,7 @@ use mpib_tests::raw::{Raw, hello_frame};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{Claim, HELLO_PREFIX_BYTES, Handle, Hello, LinkLayer, Message, TAG_BYTES, Wiring};
+use nccl_net_mpib_agent_iface::stats::pages_of;
 
 use super::util::{is_dropped, show_figures};
 
@@ -61,7 +62,7 @@ fn right_hello(handle: &[u8; 128], token: u8, change: impl FnOnce(&mut Hello)) -
 
 /// A peer that sends this HELLO and proves itself.
 fn peer(handle: &[u8; 128], token: u8, hello: &[u8]) -> Raw {
-    let secret = *Handle::decode(handle).unwrap().secret();
+    let secret = Handle::decode(handle).unwrap().secret().clone();
     let stream = stranger(handle, hello);
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     Raw::after_hello(stream, &secret, [token; 16], hello)
@@ -140,7 +141,7 @@ fn misled_connectors_fail_alone() {
         let at = too_many_rails.len() - 2;
         too_many_rails[at] = 255;
         let mut other_version = right_hello(&handle, 21, |_| ());
-        let secret = *Handle::decode(&handle).unwrap().secret();
+        let secret = Handle::decode(&handle).unwrap().secret().clone();
         let claim = Claim::of_version(&secret, [21; 16], 77);
         other_version[9] = 77;
         other_version[HELLO_PREFIX_BYTES - TAG_BYTES..HELLO_PREFIX_BYTES].copy_from_slice(&claim.tag);
@@ -213,6 +214,9 @@ fn misled_connectors_fail_alone() {
             all.push(one.stream);
             expect(said, before);
         }
+        // The frame with a wrong tag.
+        let forged = || pages_of(std::process::id()).unwrap()[0].summary().forged;
+        until("the count", || (forged() == 1).then_some(()));
         let before = warnings().len();
         all.push(stranger(&handle, &other_version));
         expect("version 77", before);

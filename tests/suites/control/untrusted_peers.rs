@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::raw::{Raw, hello_frame, read_plain};
 use nccl_net_mpib::control::{ChannelState, Listener, Options};
-use nccl_net_mpib::proto::{Claim, FrameKey, HELLO_PREFIX_BYTES, Message, TAG_BYTES};
+use nccl_net_mpib::proto::{Claim, HELLO_PREFIX_BYTES, Message, TAG_BYTES, Transcript};
 
 use super::util::{
     TOKEN, a_real_peer_gets_in, accept, connect, control, hello, hello_bytes, is_dropped, listen, options,
@@ -122,7 +122,7 @@ fn a_thief_that_is_first_with_a_copied_hello_gets_nothing() {
         forger.write_all(&bytes).unwrap();
         assert!(matches!(read_plain(&mut forger), Message::Welcome { .. }));
         let mut proof = Message::Proof.encode().unwrap();
-        FrameKey::early(&[0; 16], &bytes).seal(&mut proof);
+        Transcript::new(&[0; 16].into(), &bytes).early_key().seal(&mut proof);
         forger.write_all(&proof).unwrap();
         is_dropped(forger);
         let stolen = accepted_before.then(|| until("the copy", || listener.try_accept().unwrap()));
@@ -166,7 +166,7 @@ fn what_comes_right_behind_a_hello_is_read() {
     let listener = listen();
     let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
     let mut bytes = hello_bytes(&listener);
-    let mut key = FrameKey::early(listener.handle().secret(), &bytes);
+    let mut key = Transcript::new(listener.handle().secret(), &bytes).early_key();
     for _ in 0..7 {
         let mut frame = large.encode().unwrap();
         key.seal(&mut frame);
@@ -186,7 +186,7 @@ fn what_comes_right_behind_a_hello_is_read() {
 fn a_changed_hello_proves_nothing() {
     let listener = listen();
     let whole = hello_bytes(&listener);
-    let mut key = FrameKey::early(listener.handle().secret(), &whole);
+    let mut key = Transcript::new(listener.handle().secret(), &whole).early_key();
     let mut changed = whole.clone();
     // The process id.
     changed[HELLO_PREFIX_BYTES] ^= 1;
