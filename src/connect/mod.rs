@@ -197,13 +197,13 @@ impl Listening {
     }
 }
 
-/// Most handshakes of a listener at once: each has queue pairs and registered memory. NCCL makes one
-/// connector for each listener.
+/// Most handshakes of a listener at once: each has queue pairs and registered memory. NCCL makes
+/// one connector for each listener.
 const UNDER_WAY_MAX: usize = 8;
 
-/// Ends a handshake if there are as many as may be, `limit`: one whose peer has proved nothing, else the one
-/// whose peer has been silent for longest. A connector goes on, and somebody who only holds a seat
-/// does not.
+/// Ends a handshake if there are as many as may be, `limit`: one whose peer has proved nothing,
+/// else the one whose peer has been silent for longest. A connector goes on, and somebody who only
+/// holds a seat does not.
 fn make_room(handshakes: &mut Vec<Handshake>, limit: usize) {
     while handshakes.len() >= limit {
         let rank = |(_, handshake): &(usize, &Handshake)| (handshake.is_proved(), handshake.last_heard());

@@ -16,8 +16,8 @@ use crate::proto::{HEADER_BYTES, Message, Peeked, Session, Tag, Transcript, same
 pub(super) enum Outcome {
     /// The listener has proved itself. The bytes after its answer.
     Welcome(Stream, Vec<u8>, Box<Session>),
-    /// The reason of somebody who has proved nothing: the listener, or another process that has this
-    /// address.
+    /// The reason of somebody who has proved nothing: the listener, or another process that has
+    /// this address.
     Refused(String),
     /// Bytes by which the listener may show that the connection has ended in its process.
     Ended(Tag),

@@ -88,8 +88,8 @@ fn a_reset_breaks_the_connection() {
     assert_eq!(link.unsent(), 0);
 }
 
-/// The kernel reports a reset once, to whichever call comes first. A read finds the end of the bytes
-/// then, as after a FIN.
+/// The kernel reports a reset once, to whichever call comes first. A read finds the end of the
+/// bytes then, as after a FIN.
 //= protocol.md: dialling again: a FIN is the end of the process, a reset is not
 #[test]
 fn a_reset_that_a_write_has_found_is_no_fin() {

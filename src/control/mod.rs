@@ -4,9 +4,9 @@
 //! the first user and ends after the last one. No call here waits for the network.
 //!
 //! Untrusted peers: [`Listener::try_accept`] returns a channel only when its first frame is a whole
-//! HELLO whose tag shows that its sender had the handle. Any other connection (port scans, health checks, other jobs'
-//! peers) is dropped, holds at most a fixed number of descriptors until then, and never delays a
-//! real peer.
+//! HELLO whose tag shows that its sender had the handle. Any other connection (port scans, health
+//! checks, other jobs' peers) is dropped, holds at most a fixed number of descriptors until then,
+//! and never delays a real peer.
 //!
 //! How a connector finds the right host: it tries the address that worked for the host before, then
 //! the handle's addresses on its own networks, then the others, each soon after the one before
@@ -15,8 +15,8 @@
 //! proved itself. An address that leads to
 //! another host does no harm: every host may have a 172.17.0.1.
 //!
-//! With failover a TCP connection that breaks is no end of its channel: the ends replace it by a new
-//! one (`redialer`). A FIN without BYE is the end of the peer's process, and ends the channel.
+//! With failover a TCP connection that breaks is no end of its channel: the ends replace it by a
+//! new one (`redialer`). A FIN without BYE is the end of the peer's process, and ends the channel.
 
 mod attempt;
 mod channel;

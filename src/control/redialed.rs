@@ -1,6 +1,6 @@
 //! Accepted connections of the listener for re-dials: nothing they send counts until a REDIAL with
-//! the listener's id, and the token and the tag of a connection of this process has come, and nothing
-//! happens before a RESUME under both challenges.
+//! the listener's id, and the token and the tag of a connection of this process has come, and
+//! nothing happens before a RESUME under both challenges.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;

@@ -1,8 +1,8 @@
 //! Further connections of a connector whose first one has proved nothing.
 //!
-//! A HELLO can be copied: another process that reads it can send it to the listener and be first. The connector
-//! alone can go on, because the keys depend on its secret. Of several connections with one HELLO,
-//! the one whose PROOF arrives is the connector's.
+//! A HELLO can be copied: another process that reads it can send it to the listener and be first.
+//! The connector alone can go on, because the keys depend on its secret. Of several connections
+//! with one HELLO, the one whose PROOF arrives is the connector's.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +23,8 @@ pub(super) struct Rival {
 }
 
 impl Rival {
-    /// Continues to read. The connection takes the place of the other one once it has proved itself.
+    /// Continues to read. The connection takes the place of the other one once it has proved
+    /// itself.
     pub(super) fn on_ready(self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         let open = sockets.serve(&self.link) == LinkStatus::Open && Instant::now() < self.until;
         if open && !self.link.is_proved() {

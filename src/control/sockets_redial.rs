@@ -27,8 +27,8 @@ impl Sockets {
         matches!(link.state(), ChannelState::Open | ChannelState::Broken).then(|| (channel, Arc::clone(link)))
     }
 
-    /// Replaces the TCP connection of a channel by `stream`, with these keys, on which `sent` is sent and
-    /// after which `rest` was read. Returns the channel's entry.
+    /// Replaces the TCP connection of a channel by `stream`, with these keys, on which `sent` is
+    /// sent and after which `rest` was read. Returns the channel's entry.
     pub(in crate::control) fn resume(
         &mut self,
         channel: Token,

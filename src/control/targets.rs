@@ -63,7 +63,8 @@ impl Targets {
 }
 
 /// Returns whether `ip`, an address of a listener on the host `there`, leads to a process of this
-/// host instead: a loopback address, an address of this host, or one of a bridge inside of this host.
+/// host instead: a loopback address, an address of this host, or one of a bridge inside of this
+/// host.
 fn leads_here(ip: IpAddr, there: HostId, here: HostId, local: &[Interface]) -> bool {
     let own = ip.is_loopback() || local.iter().any(|i| i.addr.ip() == ip);
     let bridged = || local.iter().any(|i| i.addr.same_subnet(ip) && i.is_inner());

@@ -1,5 +1,5 @@
-//! An end of a control connection that this test plays on a plain socket: the handshake by hand, and
-//! frames with their tags.
+//! An end of a control connection that this test plays on a plain socket: the handshake by hand,
+//! and frames with their tags.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};

@@ -190,8 +190,8 @@ fn a_false_welcome_is_no_answer() {
     assert_eq!(recv(&channel), Message::Ready);
 }
 
-/// Not one byte of the secret is in what a connector sends, before the listener has proved itself and
-/// after.
+/// Not one byte of the secret is in what a connector sends, before the listener has proved itself
+/// and after.
 //= protocol.md: authentication: the secret is not sent
 #[test]
 fn the_secret_is_not_sent() {

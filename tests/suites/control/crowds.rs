@@ -1,5 +1,5 @@
-//! Crowds at a listener while the right peer comes: connections by the thousand from another process,
-//! slow ones, holders of the id without the secret, holders of the secret by the dozen.
+//! Crowds at a listener while the right peer comes: connections by the thousand from another
+//! process, slow ones, holders of the id without the secret, holders of the secret by the dozen.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

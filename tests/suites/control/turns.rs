@@ -7,10 +7,11 @@ use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::Handle;
 
-/// Connections, of which the one with the fewest turns counts: what the ends send at the same time
+/// Connections. The one with the fewest turns counts, since what the ends send at the same time
 /// may pass the proxy in any order.
 const TRIES: usize = 20;
-/// HELLO and WIRING; WELCOME, HELLO and WIRING; PROOF and READY; READY and PROBED; PROBED and READY.
+/// HELLO and WIRING; WELCOME, HELLO and WIRING; PROOF and READY; READY and PROBED; PROBED and
+/// READY.
 const TURNS: usize = 5;
 
 /// The proof of the connector shares a packet with a message that the handshake needs anyway.

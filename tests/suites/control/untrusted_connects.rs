@@ -135,7 +135,8 @@ fn strangers_keep_nobody_out() {
 fn misled_connectors_fail_alone() {
     with_listener(here!(), &[], |table, listen, handle| {
         let mut too_many = right_hello(&handle, 20, |h| h.rails.clear());
-        // The last byte is the number of unusable rails, and the byte before it that of usable rails.
+        // The last byte is the number of unusable rails, and the byte before it that of usable
+        // rails.
         let mut too_many_rails = right_hello(&handle, 22, |h| h.rails.clear());
         *too_many.last_mut().unwrap() = 255;
         let at = too_many_rails.len() - 2;
