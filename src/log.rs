@@ -50,7 +50,7 @@ impl<S: Subscriber> Layer<S> for ToNccl {
             flags: flags(meta.target()),
             file: c_string(meta.file().unwrap_or("?")),
             number: c_int::try_from(meta.line().unwrap_or(0)).unwrap_or(0),
-            lines: lines(&message.0, level),
+            lines: lines(&bounded(message.0), level),
         };
         record.send();
     }
@@ -82,6 +82,19 @@ const AGAIN: &str = "in short: ";
 /// Most bytes of a message in one line: many releases of NCCL cut a line, with their prefix, at
 /// 1023.
 const LINE: usize = 800;
+
+/// Most bytes of a message in all. A peer has a say in the length of some.
+const MESSAGE: usize = 32 << 10;
+
+/// Cuts a message that is too long for the log.
+fn bounded(mut text: String) -> String {
+    let left = text.len() - crate::proto::head(&text, MESSAGE).len();
+    if left > 0 {
+        text.truncate(text.len() - left);
+        text.push_str(&format!(" … and {left} more bytes"));
+    }
+    text
+}
 
 /// Splits `text` into what one line has room for, up to a space if there is one, and the rest.
 fn cut(text: &str) -> (&str, &str) {
@@ -167,6 +180,15 @@ mod tests {
         assert_eq!((piece.len(), more.len()), (LINE, 2000 - LINE));
         assert_eq!(cut("short"), ("short", ""));
         assert_eq!(cut(&"x".repeat(LINE)), ("x".repeat(LINE).as_str(), ""));
+    }
+
+    #[test]
+    fn a_message_has_a_bound() {
+        assert_eq!(bounded("x".repeat(MESSAGE)), "x".repeat(MESSAGE));
+        // Between characters.
+        let long = bounded(format!("x{}", "é".repeat(MESSAGE)));
+        assert_eq!(long.len(), MESSAGE - 1 + " … and 32770 more bytes".len(), "{}", long.len());
+        assert!(long.ends_with("é … and 32770 more bytes"), "{}", &long[MESSAGE - 10..]);
     }
 
     #[test]

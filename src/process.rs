@@ -69,11 +69,12 @@ impl Process {
     pub fn new() -> Arc<Self> {
         let (warned, stats) = (Arc::<Warned>::default(), Arc::<Stats>::default());
         let (housekeeping, failed_routes) = (Arc::<Housekeeping>::default(), Arc::default());
+        let control = Control::new(Arc::clone(&warned), Arc::<Stats>::clone(&stats));
         let events =
             AsyncEvents::new(Arc::clone(&stats), Arc::clone(&housekeeping), Arc::clone(&failed_routes));
         Arc::new(Self {
             devices: Arc::new(Devices::new(Arc::clone(&warned))),
-            control: Control::new(Arc::clone(&warned)),
+            control,
             agent: Clients::new(events.scaler()),
             events,
             housekeeping,

@@ -15,6 +15,7 @@ use nccl_net_mpib_agent_iface::stats::{
 };
 
 use crate::config::Config;
+use crate::control::FrameCounts;
 use crate::error::{Error, Result};
 use crate::policy::Plan;
 use crate::proto::RailRole;
@@ -106,6 +107,14 @@ impl Stats {
 
     fn page(&self) -> Option<&'static StatsWriter> {
         self.counts.load(Ordering::Relaxed).then(|| page().ok()).flatten()
+    }
+}
+
+impl FrameCounts for Stats {
+    fn forged(&self) {
+        if let Some(page) = self.page() {
+            page.forged();
+        }
     }
 }
 

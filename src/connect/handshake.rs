@@ -2,18 +2,22 @@
 //! [`Machine`], and carries out the machine's actions. The machine makes all decisions.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::agent::{Options, Subscription};
 use crate::connect::local_rails::{prepare, rotation};
 use crate::connect::local_work::LocalWork;
 use crate::connect::machine::{Action, Machine, Outcome, expected_stripes};
-use crate::control::{Channel, ChannelState};
+use crate::control::{Channel, ChannelState, Seat};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::proto::{Handle, Hello, Message, Role, Wiring};
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
+
+/// How long a connector may take for its proof after the handshake has failed. The proof takes one
+/// round trip.
+const PROOF_MAX: Duration = Duration::from_secs(10);
 
 /// A handshake in progress.
 #[derive(Debug)]
@@ -22,8 +26,16 @@ pub(crate) struct Handshake {
     device: String,
     /// `None` after the end of the handshake.
     channel: Option<Channel>,
+    /// Whether the peer had proved itself when the channel was last seen.
+    proved: bool,
+    /// When the peer's last message came.
+    last_heard: Instant,
+    /// Why the handshake has failed, and how long a proof of the peer is waited for.
+    failed: Option<(Error, Instant)>,
     machine: Machine,
     work: LocalWork,
+    /// That of an accepted peer.
+    _seat: Option<Seat>,
 }
 
 impl Handshake {
@@ -49,12 +61,14 @@ impl Handshake {
     pub(crate) fn accept(
         settings: &Arc<Settings>,
         device: &'static Device,
-        channel: Channel,
+        mut channel: Channel,
     ) -> Result<Self> {
+        let seat = channel.take_seat();
         match prepare(settings, device, 0) {
             Ok((rails, hello)) => {
                 let work = LocalWork::new(Role::Acceptor, settings, device, rails);
-                Ok(Self::new(Role::Acceptor, settings, device, channel, work, (hello, None)))
+                let new = Self::new(Role::Acceptor, settings, device, channel, work, (hello, None));
+                Ok(Self { _seat: seat, ..new })
             }
             Err(e) => {
                 // The error counts, whether the peer receives it or not.
@@ -76,7 +90,16 @@ impl Handshake {
         let device = device.name.to_string_lossy().into_owned();
         let patience = Options::from(&*settings.config).patience();
         let machine = Machine::new(role, Instant::now(), &settings.config, device.clone(), first, patience);
-        Self { device, channel: Some(channel), machine, work }
+        Self {
+            device,
+            channel: Some(channel),
+            proved: false,
+            last_heard: Instant::now(),
+            failed: None,
+            machine,
+            work,
+            _seat: None,
+        }
     }
 
     /// Advances the handshake as far as possible without waiting. Returns the comm once both ends
@@ -105,17 +128,35 @@ impl Handshake {
                         channel.flush();
                         return self.work.take_comm(channel).map(Some);
                     }
-                    Action::Fail(e) => {
-                        self.take_channel()?.close();
-                        return Err(e);
-                    }
+                    Action::Fail(e) => self.failed = Some((e, Instant::now() + PROOF_MAX)),
                     action => self.perform(action),
                 }
+            }
+            if self.failed.is_some() {
+                return self.poll_failed();
             }
             if !self.advance()? {
                 return Ok(None);
             }
         }
+    }
+
+    /// Ends a failed handshake once it is known whether the peer was this listener's: an acceptor
+    /// may fail before the connector's proof has come.
+    fn poll_failed(&mut self) -> Result<Option<(Comm, Option<Subscription>)>> {
+        let channel = self.channel.as_ref().ok_or_else(ended)?;
+        let waits = |(_, until): &mut (Error, Instant)| {
+            !channel.is_proved() && channel.state() == ChannelState::Open && Instant::now() < *until
+        };
+        if self.failed.as_mut().is_some_and(waits) {
+            channel.flush();
+            // Serves the sockets. Messages do not matter any more.
+            let _ = channel.try_recv();
+            return Ok(None);
+        }
+        let (e, _) = self.failed.take().ok_or_else(ended)?;
+        self.take_channel()?.close();
+        Err(e)
     }
 
     /// Passes one input to the machine; returns whether there was one. Finished work and messages
@@ -130,6 +171,7 @@ impl Handshake {
         match channel.try_recv() {
             Ok(Some(message)) => {
                 self.machine.set_peer(channel.describe());
+                self.last_heard = now;
                 self.machine.on_message(now, message);
             }
             Ok(None) => {
@@ -175,7 +217,23 @@ impl Handshake {
         Ok(None)
     }
 
+    /// Returns whether the peer has shown that it knows the secret of the handle.
+    pub(crate) fn is_proved(&self) -> bool {
+        self.channel.as_ref().map_or(self.proved, Channel::is_proved)
+    }
+
+    /// Returns when the peer's last message came.
+    pub(crate) fn last_heard(&self) -> Instant {
+        self.last_heard
+    }
+
+    /// Describes the peer for a log.
+    pub(crate) fn peer(&self) -> String {
+        self.channel.as_ref().map_or_else(|| "a peer".into(), Channel::describe)
+    }
+
     fn take_channel(&mut self) -> Result<Channel> {
+        self.proved = self.is_proved();
         self.channel.take().ok_or_else(ended)
     }
 }

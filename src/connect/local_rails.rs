@@ -6,7 +6,7 @@ use crate::device::{Device, Nic};
 use crate::error::{Error, Result};
 use crate::policy;
 use crate::process::Process;
-use crate::proto::{Addr, Handle, Hello, MAX_OFFERS, Nonce, RailRole, RoutePolicy, UnusableRail};
+use crate::proto::{Addr, Claim, Handle, Hello, MAX_OFFERS, RailRole, RoutePolicy, UnusableRail};
 pub(crate) use crate::route::LocalRail;
 use crate::route::host_name;
 use crate::transport::Settings;
@@ -35,8 +35,7 @@ pub(crate) fn prepare(
         return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
     }
     let mut first = Hello {
-        nonce: Nonce::default(),
-        token: Nonce::default(),
+        claim: Claim::default(),
         pid: std::process::id(),
         host: host_name(),
         terms: policy::terms(config, device.is_sout_sup),

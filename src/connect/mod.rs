@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 
 use crate::clock;
 use crate::connect::handshake::Handshake;
-use crate::control::{Listener, Options};
+use crate::control::{Channel, Listener, Options};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::policy::{HintSource, Policy, Source};
@@ -69,7 +69,13 @@ impl PendingConnects {
         address.copy_from_slice(&handle[..STATE_OFFSET]);
         let (id, mut entry) = match u64::from_le_bytes(state) {
             0 => {
-                let listener = Handle::decode(handle).map_err(|e| Error::Argument(e.to_string()))?;
+                let listener = Handle::decode(handle).map_err(|e| {
+                    if let Some(other) = Handle::of_other_version(handle) {
+                        // The listener's end learns of it, or waits as for a peer that never comes.
+                        let _ = Channel::report_version(&settings.process.control, &other);
+                    }
+                    Error::Argument(e.to_string())
+                })?;
                 let handshake = Handshake::connect(settings, device, &listener)?;
                 let id = self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
                 (id, Box::new(PendingConnect { handshake, handle: address }))
@@ -143,7 +149,7 @@ impl Listening {
     /// not affect the others: its peer is sent the reason, and the log has it.
     ///
     /// # Errors
-    /// The handshake with a peer that knows the listener's nonce has failed, and no other is in
+    /// The handshake with a peer that knows the listener's secret has failed, and no other is in
     /// progress. NCCL makes one connector for each listener: no other peer would come.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let mut place = self.handshakes.lock();
@@ -159,6 +165,7 @@ impl Listening {
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
         // The next one follows at the next call.
         if let Some(channel) = self.listener.try_accept_unflushed()? {
+            make_room(handshakes, self.settings.process.control.seats.limit(UNDER_WAY_MAX));
             match Handshake::accept(&self.settings, self.device, channel) {
                 Ok(handshake) => handshakes.push(handshake),
                 Err(e) => fail(e),
@@ -175,8 +182,8 @@ impl Listening {
                     return Ok(Some(RecvComm::new(comm, &self.settings, flow)));
                 }
                 Err(e) => {
-                    handshakes.swap_remove(i);
-                    fail(e);
+                    let failed = handshakes.swap_remove(i);
+                    if failed.is_proved() { fail(e) } else { note_unproved(&e) }
                 }
             }
         }
@@ -188,6 +195,34 @@ impl Listening {
             }
         }
     }
+}
+
+/// Most handshakes of a listener at once: each has queue pairs and registered memory. NCCL makes
+/// one connector for each listener.
+const UNDER_WAY_MAX: usize = 8;
+
+/// Ends a handshake if there are as many as may be, `limit`: one whose peer has proved nothing,
+/// else the one whose peer has been silent for longest. A connector goes on, and somebody who only
+/// holds a seat does not.
+fn make_room(handshakes: &mut Vec<Handshake>, limit: usize) {
+    while handshakes.len() >= limit {
+        let rank = |(_, handshake): &(usize, &Handshake)| (handshake.is_proved(), handshake.last_heard());
+        let Some((worst, _)) = handshakes.iter().enumerate().min_by_key(rank) else { return };
+        let count = handshakes.len();
+        let dropped = handshakes.swap_remove(worst);
+        tracing::info!(
+            target: "net",
+            "accept: a handshake with {} is given up for a new peer: {count} are in progress at this listener{}",
+            dropped.peer(),
+            if limit < UNDER_WAY_MAX { ", and the process has too many" } else { "" }
+        );
+    }
+}
+
+/// Reports the end of a handshake with somebody who may have copied a connector's HELLO: the
+/// connector itself may still come.
+fn note_unproved(e: &Error) {
+    tracing::info!(target: "net", "accept: a handshake ended before its peer had proved itself: {e}");
 }
 
 fn warn(e: &Error) {

@@ -9,19 +9,31 @@ use mio::Token;
 
 use super::socket::{self, Stream};
 use super::sockets::{Entry, Sockets};
-use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
+use crate::proto::{HEADER_BYTES, Message, Peeked, Session, Tag, Transcript, same_tag};
 
 /// How an attempt ended.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// The listener's answer, and the bytes after it.
-    Welcome(Stream, Vec<u8>),
-    /// The listener's reason.
+    /// The listener has proved itself. The bytes after its answer.
+    Welcome(Stream, Vec<u8>, Box<Session>),
+    /// The reason of somebody who has proved nothing: the listener, or another process that has
+    /// this address.
     Refused(String),
+    /// Bytes by which the listener may show that the connection has ended in its process.
+    Ended(Tag),
     /// The address connected and closed: a busy listener may do that, or another host.
     Unanswered(String),
     /// The address did not connect.
     Failed(io::Error),
+}
+
+/// What an attempt sends first.
+#[derive(Debug, Clone)]
+pub(super) struct Opening {
+    /// The first frame, and others behind it.
+    pub(super) bytes: Arc<[u8]>,
+    /// From which the session is derived once the listener has answered.
+    pub(super) transcript: Transcript,
 }
 
 /// One address being tried.
@@ -31,18 +43,17 @@ pub(super) struct Attempt {
     stream: Stream,
     addr: SocketAddr,
     connected: bool,
-    hello: Arc<[u8]>,
+    opening: Opening,
     sent: usize,
     read: Vec<u8>,
-    token: Nonce,
 }
 
 impl Attempt {
-    /// Begins to connect. `hello` is what the listener is sent first.
+    /// Begins to connect.
     pub(super) fn start(
         connector: Token,
         addr: SocketAddr,
-        (hello, token): (&Arc<[u8]>, Nonce),
+        opening: &Opening,
         silence: Duration,
         sockets: &mut Sockets,
     ) -> io::Result<Token> {
@@ -50,20 +61,9 @@ impl Attempt {
         socket::tune(&stream, silence)?;
         let me = sockets.next_token();
         sockets.register(&mut *stream, me)?;
-        let hello = Arc::clone(hello);
-        sockets.insert(
-            me,
-            Entry::Attempt(Self {
-                connector,
-                stream,
-                addr,
-                connected: false,
-                hello,
-                sent: 0,
-                read: Vec::new(),
-                token,
-            }),
-        );
+        let (opening, read) = (opening.clone(), Vec::new());
+        let attempt = Self { connector, stream, addr, connected: false, opening, sent: 0, read };
+        sockets.insert(me, Entry::Attempt(attempt));
         Ok(me)
     }
 
@@ -96,8 +96,8 @@ impl Attempt {
                 Err(e) => return Err(e),
             }
         }
-        while self.sent < self.hello.len() {
-            match self.stream.write(&self.hello[self.sent..]) {
+        while self.sent < self.opening.bytes.len() {
+            match self.stream.write(&self.opening.bytes[self.sent..]) {
                 Ok(n) => self.sent += n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
@@ -125,7 +125,14 @@ impl Attempt {
             };
             let end = HEADER_BYTES + len;
             return match Message::decode(&self.read[HEADER_BYTES..end]) {
-                Ok(Message::Welcome { token }) if token == self.token => Ok(Some(Answer::Welcome(end))),
+                Ok(Message::Welcome { challenge, proof }) => {
+                    let session = self.opening.transcript.session(&challenge);
+                    match same_tag(&proof, &session.proof) {
+                        true => Ok(Some(Answer::Welcome(end, Box::new(session)))),
+                        false => Err(stranger("its proof is wrong, so it is another process".into())),
+                    }
+                }
+                Ok(Message::Ended { proof }) => Ok(Some(Answer::Ended(proof))),
                 Ok(Message::Refuse { reason }) => Ok(Some(Answer::Refuse(reason))),
                 Ok(other) => Err(stranger(format!("it sent {}", other.name()))),
                 Err(e) => Err(stranger(e.to_string())),
@@ -136,14 +143,16 @@ impl Attempt {
 
 /// The listener's first frame, and where it ends.
 enum Answer {
-    Welcome(usize),
+    Welcome(usize, Box<Session>),
     Refuse(String),
+    Ended(Tag),
 }
 
 impl Answer {
     fn with(self, stream: Stream, read: &[u8]) -> Outcome {
         match self {
-            Self::Welcome(end) => Outcome::Welcome(stream, read[end..].to_vec()),
+            Self::Welcome(end, session) => Outcome::Welcome(stream, read[end..].to_vec(), session),
+            Self::Ended(proof) => Outcome::Ended(proof),
             Self::Refuse(reason) => Outcome::Refused(reason),
         }
     }

@@ -1,23 +1,28 @@
 //! The owner's end of a control connection.
 
-use std::iter;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
 
+use super::attempt::Opening;
 use super::connector::Connector;
 use super::end::ChannelState;
-use super::link::Link;
+use super::link::{Link, encoded};
 use super::news::News;
 use super::options::Tolerance;
 use super::reactor::{Control, Reactor};
 use super::redial_listener::RedialListener;
 use super::redial_terms::{RedialTerms, random};
+use super::seats::Seat;
 use super::sockets::Entry;
-use crate::error::{Error, Result};
-use crate::proto::{Handle, Hello, Message, Role, Wiring};
+use super::targets::Targets;
+use crate::error::Result;
+use crate::proto::{Claim, Handle, Hello, Message, Role, Transcript, Wiring, hello_of_version};
+
+/// How long a listener of another version is tried.
+const REPORT_MAX: Duration = Duration::from_secs(2);
 
 /// A control connection. If it is dropped without [`close`](Self::close), no BYE is sent, and the
 /// peer sees a loss.
@@ -27,6 +32,8 @@ pub struct Channel {
     reactor: Arc<Reactor>,
     token: Token,
     closed: bool,
+    /// That of an accepted peer, until the owner takes it.
+    seat: Option<Seat>,
     /// Keeps the listener for re-dials open, with how long a break may last.
     redials: Option<(Arc<RedialListener>, Duration)>,
 }
@@ -38,11 +45,22 @@ impl Channel {
         token: Token,
         redials: Option<(Arc<RedialListener>, Duration)>,
     ) -> Self {
-        Self { link, reactor, token, closed: false, redials }
+        Self { link, reactor, token, closed: false, seat: None, redials }
+    }
+
+    /// Adds the seat of an accepted peer.
+    pub(super) fn on(mut self, seat: Seat) -> Self {
+        self.seat = Some(seat);
+        self
+    }
+
+    /// Takes the seat of an accepted peer, to hold it until the handshake is over.
+    pub(crate) fn take_seat(&mut self) -> Option<Seat> {
+        self.seat.take()
     }
 
     /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its
-    /// nonce, its token and whether WIRING follows are filled in. `wiring` is sent in the same
+    /// claim and whether WIRING follows are filled in. `wiring` is sent in the same
     /// packet. Returns at once. [`try_recv`](Self::try_recv) returns the
     /// listener's own HELLO, or a failure after `timeout` at the latest. Messages may be sent from
     /// now on: they wait. `tolerance` is how long the peer's host may be silent, and whether the
@@ -57,25 +75,29 @@ impl Channel {
         let Tolerance { silence, failover } = tolerance.into();
         let interfaces = control.interfaces()?;
         let token = random()?;
-        let (nonce, wiring_follows) = (*handle.nonce(), wiring.is_some());
-        let hello = Message::Hello(Hello { nonce, token, wiring_follows, ..hello.clone() });
+        let (claim, wiring_follows) = (Claim::new(handle.secret(), token), wiring.is_some());
+        let hello = Message::Hello(Hello { claim, wiring_follows, ..hello.clone() });
         let (mut redials, mut redial) = (None, None);
         if let Some(failover) = &failover {
             let (listener, handle) = control.redials.get(control, &interfaces, failover)?;
-            redial = Some(RedialTerms::new(Role::Connector, token, handle, silence)?);
+            redial = Some(RedialTerms::new(Role::Connector, token, &handle, silence));
             redials = Some((listener, failover.wait));
         }
         let callback = redial.as_ref().map(RedialTerms::callback);
-        let mut frames = Vec::new();
-        for message in iter::once(hello).chain(callback).chain(wiring.cloned().map(Message::Wiring)) {
-            let frame = message.encode();
-            frames.extend(frame.map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?);
+        let mut bytes = encoded(&hello)?;
+        let transcript = Transcript::new(handle.secret(), &bytes);
+        let mut early = None;
+        for message in callback.into_iter().chain(wiring.cloned().map(Message::Wiring)) {
+            let mut frame = encoded(&message)?;
+            early.get_or_insert_with(|| transcript.early_key()).seal(&mut frame);
+            bytes.extend(frame);
         }
+        let opening = Opening { bytes: bytes.into(), transcript };
         let reactor = control.reactor()?;
         let link = Arc::new(Link::with_redial(redial));
-        let local = interfaces.iter().map(|i| i.addr);
-        let (hello, times, known) = ((frames, token), (timeout, silence), Arc::clone(&control.known));
-        let connector = Connector::new(Arc::clone(&link), handle, local, hello, times, known);
+        let (host, times, known) = (handle.addrs(), (timeout, silence), Arc::clone(&control.known));
+        let targets = Targets::of(handle, (control.host, &interfaces), known.of(host), Instant::now());
+        let connector = Connector::new(Arc::clone(&link), host, targets, opening, times, known);
         let id = reactor.begin(|sockets| {
             let id = sockets.next_token();
             sockets.insert(id, Entry::Connector(connector));
@@ -83,6 +105,27 @@ impl Channel {
             id
         })?;
         Ok(Self::new(link, reactor, id, redials))
+    }
+
+    /// Reports this end's version to the listener of `handle`, which is of another version: its end
+    /// then names both versions, too. Returns at once, and does no more than try for a while.
+    pub(crate) fn report_version(control: &Control, handle: &Handle) -> Result<()> {
+        let bytes = hello_of_version(&Claim::new(handle.secret(), random()?));
+        let transcript = Transcript::new(handle.secret(), &bytes);
+        let opening = Opening { bytes: bytes.into(), transcript };
+        let (interfaces, host) = (control.interfaces()?, handle.addrs());
+        let link = Arc::new(Link::with_redial(None));
+        // No channel comes of it.
+        link.fail("the versions differ".into());
+        let targets = Targets::of(handle, (control.host, &interfaces), None, Instant::now());
+        let known = Arc::clone(&control.known);
+        let times = (REPORT_MAX, REPORT_MAX);
+        let connector = Connector::new(link, host, targets, opening, times, known);
+        control.reactor()?.begin(|sockets| {
+            let id = sockets.next_token();
+            sockets.insert(id, Entry::Connector(connector));
+            sockets.step(id);
+        })
     }
 
     /// Sends a message, or queues what the socket does not accept. An error means that the
@@ -115,6 +158,12 @@ impl Channel {
     /// Returns the next message of an established connection, whose socket the thread serves.
     pub fn received(&self) -> Result<Option<Message>> {
         self.link.try_recv()
+    }
+
+    /// Returns whether the peer has shown that it knows the secret of the handle. Before that its
+    /// messages may be the copy of another process.
+    pub fn is_proved(&self) -> bool {
+        self.link.is_proved()
     }
 
     /// Returns whether there is something to look at: a message, or the end of the connection.

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use mio::Token;
 
-use super::attempt::{Attempt, Outcome};
+use super::attempt::{Attempt, Opening, Outcome};
+use super::end::ChannelState;
 use super::known_addresses::KnownAddresses;
-use super::link::Link;
+use super::link::{Link, PROOF_WAITS};
 use super::sockets::{Entry, Sockets};
-use super::targets::{Target, in_order};
-use crate::proto::{Addr, Handle, Nonce};
+use super::targets::{Target, Targets};
+use crate::proto::{Addr, Role};
 
 /// How long to wait before an address that connected and closed without an answer is retried.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -42,14 +43,15 @@ pub(super) struct Connector {
     logged: bool,
     /// The earliest timer that is set.
     wake: Option<Instant>,
-    hello: Arc<[u8]>,
-    token: Nonce,
+    opening: Opening,
     timeout: Duration,
     silence: Duration,
     until: Instant,
     known: Arc<KnownAddresses>,
     /// The handle's addresses, by which the host is known.
     host: Box<[Addr]>,
+    /// Addresses that lead to this host, which is not the listener's.
+    skipped: Vec<SocketAddr>,
 }
 
 /// An address that has failed.
@@ -66,15 +68,12 @@ struct Failure {
 impl Connector {
     pub(super) fn new(
         link: Arc<Link>,
-        handle: &Handle,
-        local: impl Iterator<Item = Addr> + Clone,
-        (hello, token): (Vec<u8>, Nonce),
+        host: &[Addr],
+        Targets { targets, skipped }: Targets,
+        opening: Opening,
         (timeout, silence): (Duration, Duration),
         known: Arc<KnownAddresses>,
     ) -> Self {
-        let now = Instant::now();
-        let host: Box<[Addr]> = handle.addrs().into();
-        let targets = in_order(handle, local, known.of(&host), now);
         Self {
             link,
             addrs: targets.len(),
@@ -84,19 +83,23 @@ impl Connector {
             refused_since: None,
             logged: false,
             wake: None,
-            hello: hello.into(),
-            token,
+            opening,
             timeout,
             silence,
-            until: now + timeout,
+            until: Instant::now() + timeout,
             known,
-            host,
+            host: host.into(),
+            skipped,
         }
     }
 
     /// Starts the attempts that are due. Returns `None` when the channel has failed.
     pub(super) fn on_timer(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         let now = Instant::now();
+        if self.addrs == 0 {
+            let advice = ". Name a network that both hosts are in by MPIB_OOB_IF or NCCL_SOCKET_IFNAME";
+            return self.give_up("it is on another host", advice, sockets);
+        }
         let all = self.failures.len() == self.addrs;
         let refused = all && self.failures.iter().all(|f| f.refused);
         self.refused_since = refused.then(|| self.refused_since.unwrap_or(now));
@@ -138,7 +141,7 @@ impl Connector {
             self.targets.iter().partition(|t| t.from <= now && t.next_at <= next_at);
         self.targets = rest;
         for target in &due {
-            match Attempt::start(me, target.addr, (&self.hello, self.token), self.silence, sockets) {
+            match Attempt::start(me, target.addr, &self.opening, self.silence, sockets) {
                 Ok(token) => self.attempts.push(token),
                 Err(e) => self.failed_at(target.addr, &e),
             }
@@ -182,6 +185,8 @@ impl Connector {
         tried.extend(pending.filter(|(addr, _)| !known(*addr)).map(|(_, state)| state));
         let left = self.targets.iter().filter(|t| !known(t.addr));
         tried.extend(left.map(|t| format!("{}: not tried", t.addr)));
+        let skipped = self.skipped.iter();
+        tried.extend(skipped.map(|addr| format!("{addr}: not tried, since it leads to this host")));
         tried.retain(|text| !text.is_empty());
         self.end(
             format!("cannot connect to the peer's listener: {why}; tried {}{advice}", tried.join("; ")),
@@ -212,8 +217,14 @@ impl Connector {
         sockets: &mut Sockets,
     ) -> Option<Entry> {
         self.attempts.retain(|t| *t != attempt);
+        let answered = matches!(result, Outcome::Welcome(..) | Outcome::Refused(_));
+        if answered && self.link.state() != ChannelState::Open {
+            // The listener knows this end's version, and no channel waits.
+            self.close(sockets);
+            return None;
+        }
         match result {
-            Outcome::Welcome(mut stream, rest) => {
+            Outcome::Welcome(mut stream, rest, session) => {
                 // The channel's own token from here on. A new registration reports what waits to be
                 // read.
                 if let Err(e) = sockets.reregister(&mut *stream, me) {
@@ -222,10 +233,26 @@ impl Connector {
                 let link = Arc::clone(&self.link);
                 self.known.add(&self.host, addr.ip());
                 self.close(sockets);
+                if let Err(e) = link.secure(&session, Role::Connector, None) {
+                    link.fail(e.to_string());
+                    return None;
+                }
                 link.establish(stream, addr, rest);
+                sockets.wake_at(Instant::now() + PROOF_WAITS, me);
                 Some(Entry::Link(link))
             }
-            Outcome::Refused(reason) => self.end(format!("{addr} refuses the connection: {reason}"), sockets),
+            Outcome::Refused(reason) => {
+                let text = format!("it refuses the connection and has not proved who it is: {reason}");
+                self.failed_at(addr, &io::Error::other(text));
+                self.on_timer(me, sockets)
+            }
+            Outcome::Ended(_) => {
+                self.failed_at(
+                    addr,
+                    &io::Error::other("answers, but not as an MPIB listener: it sent ENDED"),
+                );
+                self.on_timer(me, sockets)
+            }
             Outcome::Unanswered(why) => {
                 self.record_failure(addr, why, false);
                 self.retry_after(addr, AGAIN);

@@ -9,7 +9,7 @@ use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 use super::options::Options;
 use crate::config::Family;
 use crate::error::{Error, Result};
-use crate::proto::{Addr, Handle, HandleError, Nonce};
+use crate::proto::{Addr, Handle, HandleError, Secret};
 
 /// Prefixes of the names of bridges and tunnels inside of a host. Every host may have their
 /// addresses.
@@ -24,6 +24,13 @@ pub struct Interface {
     pub index: u32,
     /// Address and prefix length.
     pub addr: Addr,
+}
+
+impl Interface {
+    /// Returns whether it is a bridge or tunnel inside of a host.
+    pub(super) fn is_inner(&self) -> bool {
+        INNER.iter().any(|prefix| self.name.starts_with(prefix))
+    }
 }
 
 /// Reads the addresses of all interfaces that are up and running, loopback included.
@@ -110,7 +117,7 @@ fn ranked<'a>(
 /// link-local address, a bridge of the host.
 fn use_of(interface: &Interface, adapters: &[IpAddr]) -> u8 {
     let link_local = matches!(interface.addr.ip(), IpAddr::V4(ip) if ip.is_link_local());
-    match INNER.iter().any(|p| interface.name.starts_with(p)) {
+    match interface.is_inner() {
         true => 3,
         false if link_local => 2,
         false => u8::from(!adapters.contains(&interface.addr.ip())),
@@ -119,11 +126,11 @@ fn use_of(interface: &Interface, adapters: &[IpAddr]) -> u8 {
 
 /// Makes a handle with the first of `addrs` that fit, but at least one of each family. Also returns
 /// those that do not fit.
-pub(super) fn fitted(nonce: Nonce, port: u16, addrs: &[Addr]) -> Result<(Handle, Vec<Addr>), HandleError> {
+pub(super) fn fitted(secret: &Secret, port: u16, addrs: &[Addr]) -> Result<(Handle, Vec<Addr>), HandleError> {
     let left = |handle: &Handle| -> Vec<Addr> {
         addrs.iter().filter(|a| !handle.addrs().contains(a)).copied().collect()
     };
-    let handle = Handle::new(nonce, port, addrs)?;
+    let handle = Handle::new(secret.clone(), port, addrs)?;
     let out = left(&handle);
     let other = |a: &&Addr| !handle.addrs().iter().any(|b| b.ip().is_ipv4() == a.ip().is_ipv4());
     let Some(other) = out.iter().find(other) else { return Ok((handle, out)) };
@@ -131,7 +138,7 @@ pub(super) fn fitted(nonce: Nonce, port: u16, addrs: &[Addr]) -> Result<(Handle,
     let mut order = addrs.to_vec();
     order.retain(|a| a != other);
     order.insert(1, *other);
-    let handle = Handle::new(nonce, port, &order)?;
+    let handle = Handle::new(secret.clone(), port, &order)?;
     let out = left(&handle);
     Ok((handle, out))
 }
@@ -268,7 +275,7 @@ mod tests {
             addrs[0].ip().to_string()
         };
         assert_eq!(first(16, &last), "10.0.15.1");
-        assert_eq!(first(15, &|| unreachable!("all fit")), "10.0.0.1");
+        assert_eq!(first(14, &|| unreachable!("all fit")), "10.0.0.1");
     }
 
     //= reach.md: the handle names one address of each subnet before a second one
@@ -278,17 +285,17 @@ mod tests {
         let v4: Vec<Addr> = (0..20).map(|i| addr(format!("10.0.{i}.1"), 24)).collect();
         let v6: Vec<Addr> = (0..20).map(|i| addr(format!("fd00:{i}::1"), 64)).collect();
         let fitted = |addrs: &[Addr]| {
-            let (handle, out) = fitted([7; 16], 9, addrs).unwrap();
+            let (handle, out) = fitted(&[7; 16].into(), 9, addrs).unwrap();
             assert_eq!(handle.addrs().len() + out.len(), addrs.len());
             assert!(!out.iter().any(|a| handle.addrs().contains(a)));
             handle.addrs().to_vec()
         };
-        assert_eq!(fitted(&v4[..15]), v4[..15]);
-        assert_eq!(fitted(&v4), v4[..15]);
+        assert_eq!(fitted(&v4[..14]), v4[..14]);
+        assert_eq!(fitted(&v4), v4[..14]);
         assert_eq!(fitted(&[&v4[..3], &v6[..2]].concat()), [&v4[..3], &v6[..2]].concat());
-        // 18 bytes for one of IPv6 leave 77 for IPv4, six each.
-        assert_eq!(fitted(&[&v4[..], &v6[..]].concat()), [&v4[..1], &v6[..1], &v4[1..12]].concat());
-        assert_eq!(fitted(&[&v6[..], &v4[..]].concat()), [&v6[..1], &v4[..1], &v6[1..4], &v4[1..3]].concat());
+        // 18 bytes for one of IPv6 leave 69 for IPv4, six each.
+        assert_eq!(fitted(&[&v4[..], &v6[..]].concat()), [&v4[..1], &v6[..1], &v4[1..11]].concat());
+        assert_eq!(fitted(&[&v6[..], &v4[..]].concat()), [&v6[..4], &v4[..2]].concat());
     }
 
     #[test]

@@ -6,19 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
-use parking_lot::{Mutex, MutexGuard};
-use subtle::ConstantTimeEq;
-
 use super::end::{ChannelState, End};
 use super::news::{Call, ChannelEvent, News, Pending};
 use super::redial_terms::{RedialId, RedialTerms};
 use super::socket::{self, Stream, canonical};
 use crate::error::{Error, Result};
-use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked};
+use crate::proto::{FrameKey, HEADER_BYTES, Keys, Message, Peeked, Role, Secret, Session};
+use mio::net::TcpStream;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Most messages that may wait to be read. A handshake has six; more of them break the protocol.
 const INBOX_MAX: usize = 64;
+/// How long PROOF waits for the next message, with which it shares a packet. The listener answers
+/// another connection with the same HELLO after twice this time.
+pub(super) const PROOF_WAITS: Duration = Duration::from_millis(50);
 /// How long a connection counts as just resumed.
 const JUST_RESUMED: Duration = Duration::from_millis(500);
 
@@ -39,7 +40,10 @@ struct Inner {
     peer: Option<SocketAddr>,
     /// Host and process, once the peer's HELLO has come.
     who: String,
+    security: Security,
     outbox: Vec<u8>,
+    /// Until when the outbox waits: it holds PROOF alone.
+    held_until: Option<Instant>,
     unread: Vec<u8>,
     inbox: VecDeque<Message>,
     end: Option<End>,
@@ -55,6 +59,23 @@ struct Inner {
     broken: Option<(Instant, String)>,
     resumed: Option<Instant>,
     pending: Pending,
+    /// Whether the peer has shown that it knows the secret, with the keys of this connection.
+    proved: bool,
+    /// Frames with a wrong tag so far.
+    forged: u32,
+    /// Whether the last one is not counted in the statistics yet.
+    forged_news: bool,
+}
+
+/// How frames are authenticated.
+#[derive(Debug, Default)]
+enum Security {
+    /// They are not. Such a connection reads nothing.
+    #[default]
+    None,
+    /// The keys are not known yet: these frames wait.
+    Awaited(Vec<Vec<u8>>),
+    Keys(Box<Keys>),
 }
 
 /// Whether the thread must keep a connection.
@@ -67,15 +88,53 @@ pub(super) enum LinkStatus {
 }
 
 impl Link {
-    /// Makes one that is not connected yet.
-    pub(super) fn pending() -> Self {
-        Self::with_redial(None)
+    /// Makes one that sends frames without tags, and reads none.
+    pub(super) fn unauthenticated() -> Self {
+        Self::of(Inner::default())
     }
 
     /// Makes one that is not connected yet and may be dialled again once it is established.
     pub(super) fn with_redial(redial: Option<RedialTerms>) -> Self {
-        let inner = Mutex::new(Inner { redial, ..Inner::default() });
-        Self { state: AtomicU8::new(ChannelState::Open as u8), inner }
+        Self::of(Inner { redial, security: Security::Awaited(Vec::new()), ..Inner::default() })
+    }
+
+    fn of(inner: Inner) -> Self {
+        Self { state: AtomicU8::new(ChannelState::Open as u8), inner: Mutex::new(inner) }
+    }
+
+    /// Sets the keys of the end with `role`. `early` is the key of an acceptor's first frames.
+    /// A connector queues its PROOF, and then what has waited for the keys. PROOF alone waits for
+    /// [`PROOF_WAITS`].
+    pub(super) fn secure(&self, session: &Session, role: Role, early: Option<FrameKey>) -> Result<()> {
+        let mut inner = self.lock();
+        let mut frames = Vec::new();
+        if role == Role::Connector {
+            frames.push(encoded(&Message::Proof)?);
+            // The WELCOME that led here was the listener's proof.
+            inner.proved = true;
+        }
+        let mut waits = role == Role::Connector;
+        if let Security::Awaited(waiting) = std::mem::take(&mut inner.security) {
+            waits &= waiting.is_empty();
+            frames.extend(waiting);
+        }
+        inner.security = Security::Keys(Box::new(session.keys_of(role, early)));
+        if let Some(redial) = &mut inner.redial {
+            redial.set_key(session.resume);
+        }
+        frames.into_iter().for_each(|frame| inner.append(frame));
+        inner.held_until = waits.then(|| Instant::now() + PROOF_WAITS);
+        Ok(())
+    }
+
+    /// Queues a frame that has no tag: the answer to the first frame.
+    pub(super) fn enqueue_first(&self, frame: &[u8]) {
+        self.lock().outbox.extend_from_slice(frame);
+    }
+
+    /// Returns whether the peer has shown that it knows the secret.
+    pub(super) fn is_proved(&self) -> bool {
+        self.lock().proved
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -132,15 +191,14 @@ impl Link {
 
     /// Queues a frame. The next [`flush`](Self::flush) writes it.
     pub(super) fn enqueue(&self, message: &Message) -> Result<()> {
-        let frame =
-            message.encode().map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?;
+        let frame = encoded(message)?;
         let mut inner = self.lock();
         if let Some(end) = &inner.end {
             return Err(inner.error(end));
         }
         // What is sent to a broken connection is lost: the owner repeats it when it is resumed.
         if inner.broken.is_none() {
-            inner.outbox.extend_from_slice(&frame);
+            inner.append(frame);
         }
         Ok(())
     }
@@ -209,9 +267,9 @@ impl Link {
         self.lock().redial.clone()
     }
 
-    /// Compares the key of a re-dial in constant time.
-    pub(super) fn has_key(&self, key: &Nonce) -> bool {
-        self.lock().redial.as_ref().is_some_and(|redial| redial.key().ct_eq(key).into())
+    /// Returns the key by which re-dials are authenticated.
+    pub(super) fn redial_key(&self) -> Option<Secret> {
+        self.lock().redial.as_ref().and_then(RedialTerms::key)
     }
 
     /// Returns since when the connection is broken, and why.
@@ -223,19 +281,31 @@ impl Link {
         self.lock().resumed.is_some_and(|at| at.elapsed() < JUST_RESUMED)
     }
 
+    /// Returns whether a frame with a wrong tag has come since the last call.
+    pub(super) fn take_forged(&self) -> bool {
+        std::mem::take(&mut self.lock().forged_news)
+    }
+
     /// Breaks the connection: the peer has found that it does not work.
     pub(super) fn interrupt(&self, why: &str) {
         self.break_off(&mut self.lock(), why.into());
     }
 
-    /// Replaces the socket by `stream`, on which `first` is sent, and from which `unread` was read.
-    /// Returns when and why the connection broke.
-    pub(super) fn resume(&self, stream: Stream, unread: Vec<u8>, first: &[u8]) -> Option<(Instant, String)> {
+    /// Replaces the socket by `stream` with these keys. `sent` are frames with their tags that are
+    /// to be sent first, `unread` was read from the socket. Returns when and why the connection broke.
+    pub(super) fn resume(
+        &self,
+        stream: Stream,
+        keys: Keys,
+        sent: &[u8],
+        unread: Vec<u8>,
+    ) -> Option<(Instant, String)> {
         let mut inner = self.lock();
         inner.abandon();
         let peer = stream.peer_addr().ok();
         inner.set_stream(stream, peer, unread);
-        inner.outbox.extend_from_slice(first);
+        inner.security = Security::Keys(Box::new(keys));
+        inner.outbox.extend_from_slice(sent);
         inner.resumed = Some(Instant::now());
         self.state.store(ChannelState::Open as u8, Ordering::Release);
         inner.pending.push(ChannelEvent::Resumed);
@@ -258,7 +328,12 @@ impl Link {
                 Ok(Peeked::Partial) => break,
                 Err(e) => return self.finish(inner, End::Violation(e.to_string())),
             };
-            match Message::decode(&rest[HEADER_BYTES..HEADER_BYTES + len]) {
+            let body = &rest[HEADER_BYTES..HEADER_BYTES + len];
+            let Security::Keys(keys) = &mut inner.security else {
+                return self.finish(inner, End::Violation("a frame before its keys".into()));
+            };
+            let Some(body) = keys.open(body) else { return self.distrust(inner) };
+            match Message::decode(body) {
                 Ok(message) => self.queue(inner, message),
                 Err(e) => return self.finish(inner, End::Violation(e.to_string())),
             }
@@ -274,6 +349,10 @@ impl Link {
             Message::Welcome { .. } => {
                 return self.finish(inner, End::Violation("WELCOME for the second time".into()));
             }
+            Message::Proof if !inner.proved => {
+                inner.proved = true;
+                return;
+            }
             Message::Hello(ref hello) => inner.who = format!(" ({}, pid {})", hello.host, hello.pid),
             Message::Callback(callback) => {
                 if let Some(redial) = &mut inner.redial {
@@ -281,7 +360,7 @@ impl Link {
                 }
                 return;
             }
-            Message::Redial(_) | Message::Resume => {
+            Message::Redial(_) | Message::Resume | Message::Proof | Message::Ended { .. } => {
                 let text = format!("{} within a connection", message.name());
                 return self.finish(inner, End::Violation(text));
             }
@@ -309,6 +388,20 @@ impl Link {
         inner.pending.push(ChannelEvent::Message);
     }
 
+    /// Ends the TCP connection after a frame whose tag is wrong: something between the ends, or
+    /// another process, has written to it. The peer did not, so an established connection with
+    /// failover goes on with a new TCP connection.
+    fn distrust(&self, inner: &mut Inner) {
+        let why = "a frame with a wrong authentication tag: something between the ends changes their control connection";
+        inner.forged = inner.forged.saturating_add(1);
+        inner.forged_news = true;
+        let count = inner.forged;
+        match inner.may_resume() {
+            true => self.break_off(inner, format!("the peer's address sent {why} (number {count})")),
+            false => self.finish(inner, End::Violation(why.into())),
+        }
+    }
+
     /// Marks the connection as broken. Frames that were not sent or not read whole are dropped.
     fn break_off(&self, inner: &mut Inner, why: String) {
         inner.abandon();
@@ -330,7 +423,23 @@ impl Link {
     }
 }
 
+/// Returns the frame of a message, without a tag.
+pub(super) fn encoded(message: &Message) -> Result<Vec<u8>> {
+    message.encode().map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))
+}
+
 impl Inner {
+    /// Queues a frame with its tag.
+    fn append(&mut self, mut frame: Vec<u8>) {
+        match &mut self.security {
+            Security::None => {}
+            Security::Awaited(frames) => return frames.push(frame),
+            Security::Keys(keys) => keys.seal(&mut frame),
+        }
+        self.outbox.extend_from_slice(&frame);
+        self.held_until = None;
+    }
+
     /// Shuts the socket down before it closes it: a forked child holds the socket too, and a close
     /// alone would leave the peer waiting.
     fn hang_up(&mut self) {

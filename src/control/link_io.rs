@@ -1,6 +1,7 @@
 //! Reading and writing the socket of a connection.
 
 use std::io::{ErrorKind, Read, Write};
+use std::time::Instant;
 
 use super::super::end::{End, broken};
 use super::{Inner, Link, LinkStatus};
@@ -45,7 +46,7 @@ impl Link {
     }
 
     pub(super) fn write(&self, inner: &mut Inner) {
-        if inner.outbox.is_empty() {
+        if inner.outbox.is_empty() || inner.held_until.is_some_and(|until| Instant::now() < until) {
             return;
         }
         let Some(mut stream) = inner.stream.as_deref() else { return };

@@ -4,24 +4,27 @@
 //! the first user and ends after the last one. No call here waits for the network.
 //!
 //! Untrusted peers: [`Listener::try_accept`] returns a channel only when its first frame is a whole
-//! HELLO with the listener's nonce. Any other connection (port scans, health checks, other jobs'
-//! peers) is dropped, holds at most a fixed number of descriptors until then, and never delays a
-//! real peer.
+//! HELLO whose tag shows that its sender had the handle. Any other connection (port scans, health
+//! checks, other jobs' peers) is dropped, holds at most a fixed number of descriptors until then,
+//! and never delays a real peer.
 //!
 //! How a connector finds the right host: it tries the address that worked for the host before, then
 //! the handle's addresses on its own networks, then the others, each soon after the one before
 //! (`targets`). On each that connects it sends the same HELLO with a random token. The listener
-//! answers the first HELLO with that token by WELCOME and drops the others. An address that leads to
+//! answers the first HELLO with that token by WELCOME, and drops the others once the connector has
+//! proved itself. An address that leads to
 //! another host does no harm: every host may have a 172.17.0.1.
 //!
-//! With failover a TCP connection that breaks is no end of its channel: the ends replace it by a new
-//! one (`redialer`). A FIN without BYE is the end of the peer's process, and ends the channel.
+//! With failover a TCP connection that breaks is no end of its channel: the ends replace it by a
+//! new one (`redialer`). A FIN without BYE is the end of the peer's process, and ends the channel.
 
 mod attempt;
 mod channel;
 mod connector;
 mod end;
 mod half_open;
+mod half_open_list;
+mod host;
 mod interface_watch;
 mod interfaces;
 mod known_addresses;
@@ -34,6 +37,8 @@ mod redial_listener;
 mod redial_terms;
 mod redialed;
 mod redialer;
+mod rival;
+mod seats;
 mod socket;
 mod sockets;
 mod targets;
@@ -45,3 +50,5 @@ pub use listener::Listener;
 pub use news::{ChannelEvent, News};
 pub use options::{Failover, Options, Tolerance};
 pub use reactor::Control;
+pub(crate) use seats::Seat;
+pub use sockets::FrameCounts;

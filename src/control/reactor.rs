@@ -16,15 +16,18 @@ use std::time::{Duration, Instant};
 use mio::{Events, Poll, Token, Waker};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::host;
 use super::interface_watch::Interfaces;
 use super::interfaces::Interface;
 use super::known_addresses::KnownAddresses;
 use super::news::Call;
 use super::redial_listener::SharedListener;
-use super::sockets::{HANDSHAKES, Sockets, WAKER};
+use super::seats::Seats;
+use super::sockets::{FrameCounts, HANDSHAKES, Sockets, WAKER};
 use crate::background;
 use crate::error::{Error, Result};
 use crate::log;
+use crate::proto::HostId;
 use crate::warned::Warned;
 
 /// How long the sockets of handshakes may be quiet before the thread serves them.
@@ -37,8 +40,12 @@ const KEEP: Duration = Duration::from_secs(1);
 pub struct Control {
     running: Mutex<Running>,
     interfaces: Interfaces,
+    /// This host.
+    pub(super) host: HostId,
     pub(super) known: Arc<KnownAddresses>,
     pub(super) warned: Arc<Warned>,
+    counts: Arc<dyn FrameCounts>,
+    pub(crate) seats: Arc<Seats>,
     /// The listener for re-dials.
     pub(super) redials: SharedListener,
 }
@@ -51,9 +58,18 @@ struct Running {
 }
 
 impl Control {
-    pub(crate) fn new(warned: Arc<Warned>) -> Self {
+    pub(crate) fn new(warned: Arc<Warned>, counts: Arc<dyn FrameCounts>) -> Self {
         let (running, interfaces) = (Mutex::default(), Interfaces::default());
-        Self { running, interfaces, known: Arc::default(), warned, redials: SharedListener::default() }
+        Self {
+            running,
+            interfaces,
+            host: host::here(),
+            known: Arc::default(),
+            warned,
+            counts,
+            seats: Seats::of_process(),
+            redials: SharedListener::default(),
+        }
     }
 
     /// Returns the addresses of all interfaces that are up and running, loopback included.
@@ -71,9 +87,8 @@ impl Control {
         let kept = running.shared.upgrade().filter(|shared| shared.keep());
         let shared = match kept {
             Some(shared) => shared,
-            None => {
-                Shared::start().map_err(|e| Error::io("starting the thread of the control connections", e))?
-            }
+            None => Shared::start(&self.counts)
+                .map_err(|e| Error::io("starting the thread of the control connections", e))?,
         };
         let reactor = Arc::new(Reactor { shared: Arc::clone(&shared) });
         *running = Running { users: Arc::downgrade(&reactor), shared: Arc::downgrade(&shared) };
@@ -179,11 +194,11 @@ impl Drop for Reactor {
 }
 
 impl Shared {
-    fn start() -> io::Result<Arc<Self>> {
+    fn start(counts: &Arc<dyn FrameCounts>) -> io::Result<Arc<Self>> {
         let poll = Poll::new()?;
         let now = Instant::now();
         let serving = Serving {
-            sockets: Sockets::new(poll.registry().try_clone()?)?,
+            sockets: Sockets::new(poll.registry().try_clone()?, Arc::clone(counts))?,
             waker: Waker::new(poll.registry(), WAKER)?,
             driven: true,
             active: true,

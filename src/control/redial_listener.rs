@@ -14,7 +14,7 @@ use super::redial_terms::random;
 use super::socket;
 use super::sockets::Entry;
 use crate::error::{Error, Result};
-use crate::proto::{Handle, Nonce};
+use crate::proto::{Addr, Handle, Secret};
 
 /// How long a peer may take to send its REDIAL, and to continue after WELCOME.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -27,8 +27,10 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(super) struct RedialListener {
     reactor: Arc<Reactor>,
     token: Token,
-    nonce: Nonce,
+    secret: Arc<Secret>,
     port: u16,
+    /// The addresses to which connections may come.
+    named: Mutex<Vec<Addr>>,
 }
 
 /// The listener of a process.
@@ -54,8 +56,18 @@ impl SharedListener {
         };
         drop(shared);
         let addrs = reachable(interfaces, &Options::of_redials(failover))?;
-        let (handle, _) = fitted(listener.nonce, listener.port, &addrs)
+        let (handle, _) = fitted(&listener.secret, listener.port, &addrs)
             .map_err(|e| Error::Internal(format!("the handle for re-dials: {e}")))?;
+        let mut named = listener.named.lock();
+        if *named != handle.addrs() {
+            // Connections may come to these addresses from now on.
+            let token = listener.token;
+            listener.reactor.with(|sockets| {
+                sockets.acceptor(token).into_iter().for_each(|acceptor| acceptor.name(handle.addrs()));
+            })?;
+            *named = handle.addrs().to_vec();
+        }
+        drop(named);
         Ok((listener, handle))
     }
 }
@@ -65,14 +77,15 @@ impl RedialListener {
         let failed = |e| Error::io("listening for control connections that are dialled again", e);
         let mut socket = socket::listen(failover.family).map_err(failed)?;
         let port = socket.local_addr().map_err(failed)?.port();
-        let nonce = random()?;
+        let secret = Arc::new(Secret::from(random()?));
+        let known = Arc::clone(&secret);
         let token = reactor.with(|sockets| {
             let token = sockets.next_token();
             sockets.register(&mut *socket, token)?;
-            sockets.insert(token, Entry::Listener(Acceptor::of_redials(socket, nonce, LIMIT)));
+            sockets.insert(token, Entry::Listener(Acceptor::of_redials(socket, known, LIMIT)));
             Ok(token)
         });
-        Ok(Self { token: token?.map_err(failed)?, reactor, nonce, port })
+        Ok(Self { token: token?.map_err(failed)?, reactor, secret, port, named: Mutex::default() })
     }
 }
 

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::proto::{Callback, Handle, Message, Nonce, Redial, Role};
+use crate::proto::{
+    Callback, Handle, Message, Nonce, Redial, Role, Secret, Tag, ended_commitment, ended_proof,
+};
 
 /// By what a connection of this process is found: the token of its HELLO, and this end's role. Both
 /// ends may be in one process.
@@ -18,6 +20,8 @@ pub(super) struct RedialTerms {
     pub(super) token: Nonce,
     /// Where this end is reached.
     here: Callback,
+    /// The secret of both ends, from the handshake.
+    key: Option<Nonce>,
     /// Where the peer is reached; `None` until it is known, and if the peer has no failover.
     peer: Option<Callback>,
     /// How long the peer's host may be silent.
@@ -25,10 +29,16 @@ pub(super) struct RedialTerms {
 }
 
 impl RedialTerms {
-    /// Makes the terms of a new connection, with a random key.
-    pub(super) fn new(role: Role, token: Nonce, handle: Handle, silence: Duration) -> Result<Self> {
-        let here = Callback { handle, key: random()? };
-        Ok(Self { role, token, here, peer: None, silence })
+    /// Makes the terms of a new connection. `handle` is that of this process's listener for
+    /// re-dials: its secret stays in this process.
+    pub(super) fn new(role: Role, token: Nonce, handle: &Handle, silence: Duration) -> Self {
+        let ended = ended_commitment(&ended_proof(handle.secret(), &token, role));
+        let here = Callback { id: handle.id(), port: handle.port(), addrs: handle.addrs().into(), ended };
+        Self { role, token, here, key: None, peer: None, silence }
+    }
+
+    pub(super) fn set_key(&mut self, key: Nonce) {
+        self.key = Some(key);
     }
 
     /// Returns the frame by which the peer learns where this end is reached.
@@ -42,23 +52,28 @@ impl RedialTerms {
 
     /// Returns whether both ends accept re-dials.
     pub(super) fn is_agreed(&self) -> bool {
-        self.peer.is_some()
+        self.peer.is_some() && self.key.is_some()
     }
 
     pub(super) fn id(&self) -> RedialId {
         (self.token, self.role)
     }
 
-    /// Returns the key that a re-dial of the peer must contain.
-    pub(super) fn key(&self) -> &Nonce {
-        &self.here.key
+    /// Returns the key of the connection, which both ends know and which is never sent.
+    pub(super) fn key(&self) -> Option<Secret> {
+        self.key.map(Secret::from)
     }
 
-    /// Returns the peer's addresses, and the REDIAL for its listener.
-    pub(super) fn dial(&self) -> Option<(&Handle, Message)> {
-        let Callback { handle, key } = self.peer.as_ref()?;
-        let redial = Redial { nonce: *handle.nonce(), token: self.token, key: *key, from: self.role };
-        Some((handle, Message::Redial(redial)))
+    /// Returns where the peer is reached, and the REDIAL for its listener with this challenge.
+    pub(super) fn dial(&self, challenge: Nonce) -> Option<(&Callback, Message)> {
+        let (peer, key) = (self.peer.as_ref()?, self.key()?);
+        let redial = Redial::new(&key, peer.id, self.token, self.role, challenge);
+        Some((peer, Message::Redial(redial)))
+    }
+
+    /// Returns whether these bytes show that the connection has ended in the peer's process.
+    pub(super) fn is_end(&self, proof: &Tag) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.ended == ended_commitment(proof))
     }
 }
 

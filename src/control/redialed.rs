@@ -1,16 +1,21 @@
 //! Accepted connections of the listener for re-dials: nothing they send counts until a REDIAL with
-//! the listener's nonce, and the token and the key of a connection of this process has come.
+//! the listener's id, and the token and the tag of a connection of this process has come, and
+//! nothing happens before a RESUME under both challenges.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use mio::Token;
-use subtle::ConstantTimeEq;
 
+use super::half_open::Look;
+use super::redial_terms::random;
 use super::socket::{self, Stream};
 use super::sockets::{Entry, Sockets};
-use crate::proto::{HEADER_BYTES, Message, Nonce, Peeked, REDIAL_BYTES, Redial, Role};
+use crate::proto::{
+    HEADER_BYTES, Keys, Message, Peeked, REDIAL_BYTES, Redial, Role, Secret, Transcript, ended_proof,
+};
 
 /// A connection whose RESUME has not come.
 #[derive(Debug)]
@@ -18,11 +23,21 @@ pub(super) struct Redialed {
     listener: Token,
     stream: Stream,
     addr: SocketAddr,
-    nonce: Nonce,
+    /// The listener's.
+    secret: Arc<Secret>,
     until: Instant,
     read: Vec<u8>,
-    /// The channel whose connector was sent WELCOME.
-    welcomed: Option<Token>,
+    /// Set once WELCOME was sent.
+    welcomed: Option<Box<Welcomed>>,
+}
+
+/// A peer that was sent WELCOME.
+#[derive(Debug)]
+struct Welcomed {
+    channel: Token,
+    /// The peer's role.
+    from: Role,
+    keys: Keys,
 }
 
 /// What the bytes so far mean.
@@ -31,9 +46,10 @@ enum Verdict {
     Wait,
     /// No peer of this process. Gets no answer.
     Stranger(&'static str),
-    Redial(Redial),
+    /// The message, and its frame.
+    Redial(Redial, Vec<u8>),
     /// The peer goes on with this connection, on which these bytes followed.
-    Resume(Vec<u8>),
+    Resume(Box<Welcomed>, Vec<u8>),
 }
 
 impl Redialed {
@@ -41,12 +57,30 @@ impl Redialed {
         listener: Token,
         stream: Stream,
         addr: SocketAddr,
-        nonce: Nonce,
+        secret: Arc<Secret>,
         until: Instant,
     ) -> Self {
         // If this end gives the connection up, a FIN would look like the end of this process.
         socket::reset_on_close(&stream);
-        Self { listener, stream, addr, nonce, until, read: Vec::new(), welcomed: None }
+        Self { listener, stream, addr, secret, until, read: Vec::new(), welcomed: None }
+    }
+
+    /// Reads what has come with the connection.
+    pub(super) fn look(&mut self) -> Look {
+        let mut chunk = [0; REDIAL_BYTES];
+        while self.read.len() < REDIAL_BYTES {
+            match self.stream.read(&mut chunk[..REDIAL_BYTES - self.read.len()]) {
+                Ok(0) => return Look::Stranger,
+                Ok(n) => self.read.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Look::Partial,
+                Err(_) => return Look::Stranger,
+            }
+        }
+        match Message::decode(&self.read[HEADER_BYTES..]) {
+            Ok(Message::Redial(redial)) if redial.id == *self.secret.id() => Look::Whole,
+            _ => Look::Stranger,
+        }
     }
 
     /// Continues to read. Returns the entry that replaces this one in the thread's table, if any.
@@ -56,50 +90,66 @@ impl Redialed {
                 Ok(Verdict::Wait) if Instant::now() < self.until => return Some(Entry::Redialed(self)),
                 Ok(Verdict::Wait) => "it did not go on in time",
                 Ok(Verdict::Stranger(why)) => why,
-                Ok(Verdict::Resume(rest)) => {
-                    sockets.acceptor(self.listener)?.forget(me);
-                    let (channel, link) = sockets.unended(self.welcomed?)?;
-                    let entry = sockets.resume(channel, link, (self.stream, rest), &[]);
-                    sockets.put_back(channel, entry);
+                Ok(Verdict::Resume(welcomed, rest)) => {
+                    let Welcomed { channel, from, keys } = *welcomed;
+                    sockets.half_open.remove(me);
+                    let (channel, link) = sockets.unended(channel)?;
+                    match from {
+                        Role::Connector => {
+                            let entry = sockets.resume(channel, link, (self.stream, rest), keys, &[]);
+                            sockets.put_back(channel, entry);
+                        }
+                        // The acceptor has found that the connection is broken.
+                        Role::Acceptor => {
+                            socket::close_in_order(&self.stream);
+                            sockets.interrupted(channel);
+                        }
+                    }
                     return None;
                 }
-                Ok(Verdict::Redial(redial)) => match sockets.redialled(redial.token, redial.from.other()) {
-                    None => return self.refuse(me, sockets),
-                    Some((_, link)) if !link.has_key(&redial.key) => "its key is wrong",
-                    Some((channel, _)) if self.welcome(redial.token).is_ok() => match redial.from {
-                        Role::Connector => {
-                            self.welcomed = Some(channel);
-                            continue;
-                        }
-                        Role::Acceptor => {
-                            // WELCOME must arrive.
-                            socket::close_in_order(&self.stream);
-                            sockets.acceptor(self.listener)?.forget(me);
-                            sockets.interrupted(channel);
-                            return None;
-                        }
-                    },
-                    Some(_) => "it cannot be answered",
-                },
+                Ok(Verdict::Redial(redial, frame)) => {
+                    let channel = sockets.redialled(redial.token, redial.from.other());
+                    let Some((channel, link)) = channel else { return self.refuse(me, &redial, sockets) };
+                    match link.redial_key().filter(|key| redial.is_by_holder_of(key)) {
+                        None => "its tag is wrong",
+                        Some(key) => match self.welcome(&key, &frame, (channel, redial.from)) {
+                            Ok(()) => {
+                                // A copy of a REDIAL comes this far.
+                                sockets.half_open.remove(me);
+                                let closed = sockets.half_open.add(me, self.listener, self.addr.ip());
+                                closed.into_iter().for_each(|token| sockets.remove(token));
+                                sockets.wake_at(self.until, me);
+                                continue;
+                            }
+                            Err(_) => "it cannot be answered",
+                        },
+                    }
+                }
                 Err(_) => "it closed",
             };
             tracing::debug!(target: "net", "dropped a re-dialled control connection from {}: {why}", self.addr);
-            sockets.acceptor(self.listener)?.forget(me);
+            sockets.half_open.remove(me);
             return None;
         }
     }
 
-    fn welcome(&mut self, token: Nonce) -> io::Result<()> {
-        let welcome = Message::Welcome { token }.encode().map_err(io::Error::other)?;
+    fn welcome(&mut self, key: &Secret, frame: &[u8], (channel, from): (Token, Role)) -> io::Result<()> {
+        let challenge = random().map_err(io::Error::other)?;
+        let session = Transcript::new(key, frame).session(&challenge);
+        let welcome = Message::Welcome { challenge, proof: session.proof };
         // The first bytes that this end sends: the socket has room.
-        self.stream.write_all(&welcome)
+        self.stream.write_all(&welcome.encode().map_err(io::Error::other)?)?;
+        let keys = session.keys_of(from.other(), None);
+        self.welcomed = Some(Box::new(Welcomed { channel, from, keys }));
+        Ok(())
     }
 
     /// Answers a peer whose connection has ended here.
-    fn refuse(self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
-        sockets.acceptor(self.listener)?.forget(me);
+    fn refuse(self, me: Token, redial: &Redial, sockets: &mut Sockets) -> Option<Entry> {
+        sockets.half_open.remove(me);
         socket::close_in_order(&self.stream);
-        sockets.refuse(me, self.stream, self.addr, "its process has closed the connection".into())
+        let proof = ended_proof(&self.secret, &redial.token, redial.from.other());
+        sockets.refuse(me, (self.stream, self.addr), None, &Message::Ended { proof })
     }
 
     fn read_on(&mut self) -> io::Result<Verdict> {
@@ -128,13 +178,20 @@ impl Redialed {
         };
         let rest = self.read.split_off(HEADER_BYTES + len);
         let frame = std::mem::replace(&mut self.read, rest);
-        match (Message::decode(&frame[HEADER_BYTES..]), self.welcomed) {
-            (Ok(Message::Redial(redial)), None) if bool::from(redial.nonce.ct_eq(&self.nonce)) => {
-                Verdict::Redial(redial)
-            }
-            (Ok(Message::Redial(_)), None) => Verdict::Stranger("its REDIAL is for another process"),
-            (Ok(Message::Resume), Some(_)) => Verdict::Resume(std::mem::take(&mut self.read)),
-            _ => Verdict::Stranger("it sent another message"),
+        let body = &frame[HEADER_BYTES..];
+        let Some(mut welcomed) = self.welcomed.take() else {
+            return match Message::decode(body) {
+                Ok(Message::Redial(redial)) if redial.id == *self.secret.id() => {
+                    Verdict::Redial(redial, frame)
+                }
+                Ok(Message::Redial(_)) => Verdict::Stranger("its REDIAL is for another process"),
+                _ => Verdict::Stranger("its first frame is no REDIAL"),
+            };
+        };
+        match welcomed.keys.open(body).map(Message::decode) {
+            Some(Ok(Message::Resume)) => Verdict::Resume(welcomed, std::mem::take(&mut self.read)),
+            Some(_) => Verdict::Stranger("it sent no RESUME"),
+            None => Verdict::Stranger("the tag of its RESUME is wrong"),
         }
     }
 }

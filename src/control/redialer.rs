@@ -9,19 +9,19 @@
 //! refuses connections to its listener for re-dials, which is how the death becomes known. Only the
 //! address over which the connection was established counts: another may lead to another host.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
 
-use super::attempt::{Attempt, Outcome};
+use super::attempt::{Attempt, Opening, Outcome};
 use super::link::Link;
-use super::redial_terms::RedialTerms;
+use super::redial_terms::{RedialTerms, random};
 use super::socket::Stream;
 use super::sockets::{Entry, Sockets};
-use crate::proto::{Message, Role};
+use crate::proto::{Message, Role, Session, Transcript};
 
 /// How long an address is tried before the next one is tried as well.
 const STAGGER: Duration = Duration::from_millis(250);
@@ -44,7 +44,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(super) struct Redialer {
     link: Arc<Link>,
     terms: RedialTerms,
-    frame: Arc<[u8]>,
+    opening: Opening,
     targets: Vec<Target>,
     /// The address whose refusals show that the peer's process has ended.
     established: Option<SocketAddr>,
@@ -68,15 +68,16 @@ impl Redialer {
     /// Begins to dial. `me` is the token of the channel.
     pub(super) fn start(link: Arc<Link>, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         let terms = link.redial_terms()?;
-        let (handle, redial) = terms.dial()?;
-        // A REDIAL has a fixed length: it always encodes.
+        // The kernel always has random bytes, and a REDIAL has a fixed length.
+        let (peer, redial) = terms.dial(random().ok()?)?;
         let frame = redial.encode().ok()?;
+        let transcript = Transcript::new(&terms.key()?, &frame);
+        let opening = Opening { bytes: frame.into(), transcript };
         if let Some((_, why)) = link.broken() {
             tracing::info!(target: "net", "the control connection to {} is dialled again: {why}", link.describe());
         }
-        let mut addrs: Vec<_> =
-            handle.addrs().iter().map(|a| SocketAddr::new(a.ip(), handle.port())).collect();
-        let last = link.peer().map(|peer| SocketAddr::new(peer.ip(), handle.port()));
+        let mut addrs: Vec<_> = peer.addrs.iter().map(|a| SocketAddr::new(a.ip(), peer.port)).collect();
+        let last = link.peer().map(|last| SocketAddr::new(last.ip(), peer.port));
         let established = last.filter(|last| addrs.contains(last));
         addrs.sort_by_key(|addr| Some(*addr) != established);
         let pause = match terms.role {
@@ -88,7 +89,7 @@ impl Redialer {
         let target =
             |(n, addr)| Target { addr, attempt: None, next_at: from + STAGGER * n, failures: 0, refusals: 0 };
         let targets = (0..).zip(addrs).map(target).collect();
-        Self { link, terms, frame: frame.into(), targets, established, wake: None }.on_timer(me, sockets)
+        Self { link, terms, opening, targets, established, wake: None }.on_timer(me, sockets)
     }
 
     pub(super) fn link(&self) -> &Arc<Link> {
@@ -105,8 +106,7 @@ impl Redialer {
                 target.failed(false);
             }
             if target.attempt.is_none() && target.next_at <= now {
-                let frame = (&self.frame, self.terms.token);
-                match Attempt::start(me, target.addr, frame, self.terms.silence, sockets) {
+                match Attempt::start(me, target.addr, &self.opening, self.terms.silence, sockets) {
                     Ok(attempt) => target.attempt = Some((attempt, now)),
                     Err(e) => {
                         let addr = target.addr;
@@ -139,12 +139,25 @@ impl Redialer {
             target.attempt = None;
         }
         match result {
-            Outcome::Welcome(stream, rest) => match self.terms.role {
-                Role::Connector => return self.resume(me, stream, rest, sockets),
-                // The connector dials now. This connection has no other use.
-                Role::Acceptor => self.retry_at(Instant::now() + AGAIN, sockets),
+            Outcome::Welcome(stream, rest, session) => match self.terms.role {
+                Role::Connector => return self.resume(me, stream, (rest, &session), sockets),
+                // The connector dials when it has read this. The connection has no other use.
+                Role::Acceptor => {
+                    let mut keys = session.keys_of(Role::Acceptor, None);
+                    let mut resume = Message::Resume.encode().ok()?;
+                    keys.seal(&mut resume);
+                    // The socket has room for it. If it is lost, this end dials again.
+                    let _ = (&*stream).write_all(&resume);
+                    self.retry_at(Instant::now() + AGAIN, sockets);
+                }
             },
-            Outcome::Refused(reason) => return self.end(me, format!("{addr}: {reason}"), sockets),
+            Outcome::Ended(proof) if self.terms.is_end(&proof) => {
+                return self.end(me, format!("{addr}: its process has closed the connection"), sockets);
+            }
+            // Somebody who has proved nothing: perhaps the peer can be reached there later.
+            Outcome::Refused(_) | Outcome::Ended(_) => {
+                self.targets.iter_mut().filter(|t| t.addr == addr).for_each(|t| t.failed(false))
+            }
             Outcome::Unanswered(_) => {
                 self.targets.iter_mut().filter(|t| t.addr == addr).for_each(|t| t.failed(false))
             }
@@ -157,11 +170,19 @@ impl Redialer {
         self.on_timer(me, sockets)
     }
 
-    fn resume(mut self, me: Token, stream: Stream, rest: Vec<u8>, sockets: &mut Sockets) -> Option<Entry> {
+    fn resume(
+        mut self,
+        me: Token,
+        stream: Stream,
+        (rest, session): (Vec<u8>, &Session),
+        sockets: &mut Sockets,
+    ) -> Option<Entry> {
         self.end_attempts(sockets);
+        let mut keys = session.keys_of(Role::Connector, None);
         // Has no fields: it always encodes.
-        let resume = Message::Resume.encode().ok()?;
-        sockets.resume(me, self.link, (stream, rest), &resume)
+        let mut resume = Message::Resume.encode().ok()?;
+        keys.seal(&mut resume);
+        sockets.resume(me, self.link, (stream, rest), keys, &resume)
     }
 
     /// Dials again at once: the peer has found that the connection is broken.

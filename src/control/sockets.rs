@@ -16,14 +16,16 @@ use mio::{Events, Interest, Poll, Registry, Token};
 use super::attempt::{Attempt, Outcome};
 use super::connector::Connector;
 use super::half_open::HalfOpen;
+use super::half_open_list::HalfOpenList;
 use super::link::{Link, LinkStatus};
 use super::listener::Acceptor;
 use super::news::Call;
 use super::redial_terms::RedialId;
 use super::redialed::Redialed;
 use super::redialer::Redialer;
+use super::rival::Rival;
 use super::socket::Stream;
-use crate::proto::Message;
+use crate::proto::{FrameKey, Message, Role, Session};
 
 #[path = "sockets_redial.rs"]
 mod redial;
@@ -36,11 +38,19 @@ const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
 /// How long a closed channel waits until its peer has read what is left, and has closed too.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// Where frames are counted for the statistics.
+pub trait FrameCounts: fmt::Debug + Send + Sync {
+    /// Counts a frame with a wrong tag.
+    fn forged(&self);
+}
+
 /// One socket, or group of sockets.
 #[derive(Debug)]
 pub(super) enum Entry {
     Listener(Acceptor),
     HalfOpen(HalfOpen),
+    /// A further connection with one HELLO.
+    Rival(Rival),
     Connector(Connector),
     Attempt(Attempt),
     Link(Arc<Link>),
@@ -58,6 +68,15 @@ pub(super) struct Lingering {
     /// Bytes that are not sent.
     left: usize,
     until: Instant,
+}
+
+/// The answer to a first frame, which proves that this end has the secret.
+pub(super) struct Answer {
+    pub(super) session: Session,
+    /// The frame.
+    pub(super) welcome: Vec<u8>,
+    /// The key of the frames behind the first one.
+    pub(super) early: FrameKey,
 }
 
 /// All sockets.
@@ -78,10 +97,13 @@ pub(super) struct Sockets {
     redials: HashMap<RedialId, Token>,
     /// Calls that notify the owners of channels.
     news: Vec<Call>,
+    pub(super) half_open: HalfOpenList,
+    /// Where frames with a wrong tag are counted.
+    counts: Arc<dyn FrameCounts>,
 }
 
 impl Sockets {
-    pub(super) fn new(established: Registry) -> io::Result<Self> {
+    pub(super) fn new(established: Registry, counts: Arc<dyn FrameCounts>) -> io::Result<Self> {
         Ok(Self {
             handshakes: Poll::new()?,
             events: Events::with_capacity(64),
@@ -93,6 +115,8 @@ impl Sockets {
             last: HANDSHAKES.0,
             redials: HashMap::new(),
             news: Vec::new(),
+            half_open: HalfOpenList::of_process(),
+            counts,
         })
     }
 
@@ -130,10 +154,12 @@ impl Sockets {
         let Some(entry) = self.entries.remove(&token) else { return };
         let entry = match entry {
             Entry::Listener(mut acceptor) => {
-                acceptor.on_ready(token, self);
-                Some(Entry::Listener(acceptor))
+                let whole = acceptor.on_ready(token, self);
+                self.entries.insert(token, Entry::Listener(acceptor));
+                return whole.into_iter().for_each(|token| self.step(token));
             }
             Entry::HalfOpen(half_open) => half_open.on_ready(token, self),
+            Entry::Rival(rival) => rival.on_ready(token, self),
             Entry::Connector(connector) => connector.on_timer(token, self),
             Entry::Attempt(attempt) => attempt.on_ready(token, self),
             Entry::Link(link) => self.step_link(token, link),
@@ -145,7 +171,7 @@ impl Sockets {
     }
 
     fn step_link(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
-        let status = link.on_ready();
+        let status = self.serve(&link);
         link.take_news(&mut self.news);
         match status {
             LinkStatus::Open => Some(Entry::Link(link)),
@@ -155,6 +181,15 @@ impl Sockets {
                 None
             }
         }
+    }
+
+    /// Writes what waits and reads what has come on a connection.
+    pub(super) fn serve(&self, link: &Link) -> LinkStatus {
+        let status = link.on_ready();
+        if link.take_forged() {
+            self.counts.forged();
+        }
+        status
     }
 
     pub(super) fn put_back(&mut self, token: Token, entry: Option<Entry>) {
@@ -170,9 +205,11 @@ impl Sockets {
                 break;
             }
             self.timers.pop();
-            // An established connection has no deadline: this timer is one of its half-open time.
-            if !matches!(self.entries.get(&token), Some(Entry::Link(_))) {
-                self.step(token);
+            match self.entries.get(&token) {
+                // Its PROOF may be due. An established connection has no deadline: this timer may be
+                // one of its half-open time, too.
+                Some(Entry::Link(link)) => link.flush(),
+                _ => self.step(token),
             }
         }
     }
@@ -251,7 +288,7 @@ impl Sockets {
     /// Closes an entry at once, with all that belongs to it.
     pub(super) fn remove(&mut self, token: Token) {
         match self.entries.remove(&token) {
-            Some(Entry::Listener(acceptor)) => acceptor.close(self),
+            Some(Entry::Listener(acceptor)) => acceptor.close(token, self),
             Some(Entry::Connector(connector)) => connector.close(self),
             Some(Entry::Link(link)) => {
                 self.ended(token, &link);
@@ -261,8 +298,14 @@ impl Sockets {
                 self.ended(token, redialer.link());
                 redialer.close(self);
             }
-            Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Redialed(_) | Entry::Lingering(_))
-            | None => {}
+            Some(
+                Entry::HalfOpen(_)
+                | Entry::Rival(_)
+                | Entry::Attempt(_)
+                | Entry::Redialed(_)
+                | Entry::Lingering(_),
+            )
+            | None => self.half_open.remove(token),
         }
     }
 
@@ -314,18 +357,28 @@ impl Sockets {
         }
     }
 
-    /// Sends REFUSE on an accepted connection, and keeps it until the peer has read that.
+    /// Sends `last` on an accepted connection, behind the answer to its first frame if that can be
+    /// given, and keeps the connection until the peer has read that.
     pub(super) fn refuse(
         &mut self,
         token: Token,
-        stream: Stream,
-        addr: SocketAddr,
-        reason: String,
+        (stream, addr): (Stream, SocketAddr),
+        answer: Option<Answer>,
+        last: &Message,
     ) -> Option<Entry> {
-        let link = Arc::new(Link::pending());
+        let link = match answer {
+            Some(Answer { session, welcome, early }) => {
+                let link = Link::with_redial(None);
+                link.secure(&session, Role::Acceptor, Some(early)).ok()?;
+                link.enqueue_first(&welcome);
+                link
+            }
+            None => Link::unauthenticated(),
+        };
+        let link = Arc::new(link);
         link.establish(stream, addr, Vec::new());
         // The peer may have closed.
-        let _ = link.send(&Message::Refuse { reason });
+        let _ = link.send(last);
         self.linger(token, link)
     }
 

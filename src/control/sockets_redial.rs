@@ -9,7 +9,7 @@ use super::super::link::Link;
 use super::super::redialer::Redialer;
 use super::super::socket::{self, Stream};
 use super::{BOTH, Entry, Sockets};
-use crate::proto::{Nonce, Role};
+use crate::proto::{Keys, Nonce, Role};
 
 impl Sockets {
     /// Finds a connection that a peer dials again, by its token and this end's role.
@@ -27,14 +27,15 @@ impl Sockets {
         matches!(link.state(), ChannelState::Open | ChannelState::Broken).then(|| (channel, Arc::clone(link)))
     }
 
-    /// Replaces the TCP connection of a channel by `stream`, on which `first` is sent and after which
-    /// `rest` was read. Returns the channel's entry.
+    /// Replaces the TCP connection of a channel by `stream`, with these keys, on which `sent` is
+    /// sent and after which `rest` was read. Returns the channel's entry.
     pub(in crate::control) fn resume(
         &mut self,
         channel: Token,
         link: Arc<Link>,
         (mut stream, rest): (Stream, Vec<u8>),
-        first: &[u8],
+        keys: Keys,
+        sent: &[u8],
     ) -> Option<Entry> {
         if let Some(Entry::Redialer(redialer)) = self.entries.remove(&channel) {
             redialer.close(self);
@@ -47,7 +48,7 @@ impl Sockets {
         // A socket that is registered nowhere gives an error and needs nothing.
         let _ = link.with_stream(|old, _| self.established.deregister(old));
         let _ = self.handshakes.registry().deregister(&mut *stream);
-        let broke = link.resume(stream, rest, first);
+        let broke = link.resume(stream, keys, sent, rest);
         if let Err(e) = link.with_stream(|stream, _| self.established.register(stream, channel, BOTH)) {
             link.fail(format!("epoll_ctl failed: {e}"));
         }

@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::policy;
 use crate::process::Process;
 use crate::proto::{
-    GidKind, HEADER_BYTES, Hello, LinkLayer, MAX_OFFERS, Message, Mtu, Nonce, PROTOCOL_VERSION, RailRole,
+    Claim, GidKind, HEADER_BYTES, Hello, LinkLayer, MAX_OFFERS, Message, Mtu, PROTOCOL_VERSION, RailRole,
     Subnet, UnusableRail,
 };
 use crate::route::{host_name, prefix_len, rail_info};
@@ -68,10 +68,8 @@ fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Op
         }
     }
     let terms = policy::terms(config, devices.first().is_some_and(|d| d.is_sout_sup));
-    let (nonce, token) = (Nonce::default(), Nonce::default());
     let hello = Hello {
-        nonce,
-        token,
+        claim: Claim::default(),
         pid: std::process::id(),
         host: host_name(),
         terms,

@@ -81,13 +81,12 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::policy;
-    use crate::proto::{Nonce, RailInfo};
+    use crate::proto::{Claim, RailInfo};
     use crate::route::tests::with;
 
     fn hello_of(rails: Vec<RailInfo>) -> Hello {
         Hello {
-            nonce: Nonce::default(),
-            token: Nonce::default(),
+            claim: Claim::default(),
             pid: 1,
             host: "node".into(),
             terms: policy::terms(&Config::default(), false),

@@ -6,9 +6,9 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The end that connects and then sends.
-    Connector,
+    Connector = 0,
     /// The end that accepts and then receives.
-    Acceptor,
+    Acceptor = 1,
 }
 
 impl Role {

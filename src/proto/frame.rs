@@ -1,17 +1,16 @@
 //! The frames of the control connection: a little-endian u32 length of the body, then the body,
-//! which is a type byte and a payload.
+//! which is a type byte, a payload, and on an authenticated connection a tag.
 
-use super::message::kind;
 use super::wire::{DecodeError, Writer, number};
-use super::{MAGIC, Message, Nonce, Redial};
+use super::{Claim, HEADER_BYTES, ListenerId, MAGIC, Message, Nonce, Redial, TAG_BYTES, kind};
 
-/// Bytes of the length field.
-pub const HEADER_BYTES: usize = 4;
 /// The maximum length of a body.
 pub const MAX_FRAME_BYTES: usize = 64 << 10;
-/// Bytes of length, type, magic, version and nonce: the part of a HELLO that is the same in every
-/// version of the protocol.
-pub const HELLO_PREFIX_BYTES: usize = HEADER_BYTES + 1 + MAGIC.len() + 2 + size_of::<Nonce>();
+/// Bytes of length, type, magic and version.
+const CLAIM_OFFSET: usize = HEADER_BYTES + 1 + MAGIC.len() + 2;
+/// Bytes of length, type, magic, version and claim: the part of a HELLO that is the same in every
+/// version of the protocol from 10 on.
+pub const HELLO_PREFIX_BYTES: usize = CLAIM_OFFSET + size_of::<ListenerId>() + size_of::<Nonce>() + TAG_BYTES;
 
 /// Bytes of a whole frame with a REDIAL.
 pub const REDIAL_BYTES: usize = HEADER_BYTES + 1 + Redial::BYTES;
@@ -61,8 +60,8 @@ impl Peeked {
 pub struct HelloPrefix {
     /// The sender's protocol version.
     pub version: u16,
-    /// The nonce, which the listener compares with its own.
-    pub nonce: Nonce,
+    /// What the connector claims.
+    pub claim: Claim,
 }
 
 impl HelloPrefix {
@@ -87,14 +86,27 @@ impl HelloPrefix {
         if known < HELLO_PREFIX_BYTES {
             return Ok(None);
         }
-        let mut nonce = Nonce::default();
-        nonce.copy_from_slice(&start[11..]);
-        Ok(Some(Self { version: number(&start[9..11]) as u16, nonce }))
+        let mut claim = Claim::default();
+        let (id, rest) = start[CLAIM_OFFSET..].split_at(claim.id.len());
+        let (token, tag) = rest.split_at(claim.token.len());
+        claim.id.copy_from_slice(id);
+        claim.token.copy_from_slice(token);
+        claim.tag.copy_from_slice(tag);
+        Ok(Some(Self { version: number(&start[CLAIM_OFFSET - 2..CLAIM_OFFSET]) as u16, claim }))
     }
 }
 
+/// Returns a HELLO that ends with its prefix: enough for a listener of another version to name both
+/// versions.
+pub fn hello_of_version(claim: &Claim) -> Vec<u8> {
+    let mut out = Writer::default();
+    out.u32((HELLO_PREFIX_BYTES - HEADER_BYTES) as u32).u8(kind::HELLO);
+    out.bytes(&MAGIC).u16(super::PROTOCOL_VERSION).bytes(&claim.id).bytes(&claim.token).bytes(&claim.tag);
+    out.0
+}
+
 impl Message {
-    /// Returns the whole frame.
+    /// Returns the whole frame, without a tag.
     ///
     /// # Errors
     /// The message exceeds a limit of the protocol.
@@ -104,8 +116,10 @@ impl Message {
         self.write(&mut out)?;
         let mut frame = out.0;
         let len = frame.len() - HEADER_BYTES;
-        if len > MAX_FRAME_BYTES {
-            return Err(DecodeError::TooLong { what: self.name(), found: len, limit: MAX_FRAME_BYTES });
+        // The tag follows.
+        let limit = MAX_FRAME_BYTES - TAG_BYTES;
+        if len > limit {
+            return Err(DecodeError::TooLong { what: self.name(), found: len, limit });
         }
         frame[..HEADER_BYTES].copy_from_slice(&(len as u32).to_le_bytes());
         Ok(frame)
@@ -114,4 +128,4 @@ impl Message {
 
 #[cfg(test)]
 #[path = "frame_tests.rs"]
-mod tests;
+pub(in crate::proto) mod tests;

@@ -12,8 +12,7 @@ use message_parts::*;
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         (
-            any::<Nonce>(),
-            any::<Nonce>(),
+            (any::<[u8; 8]>(), any::<Nonce>(), any::<Tag>()),
             any::<u32>(),
             text(255),
             terms(),
@@ -28,11 +27,10 @@ fn message() -> impl Strategy<Value = Message> {
             ],
             (any::<bool>(), any::<bool>()),
         )
-            .prop_map(|(nonce, token, pid, host, terms, rotation, rails, unusable, flags)| {
+            .prop_map(|((id, token, tag), pid, host, terms, rotation, rails, unusable, flags)| {
                 let (others, wiring_follows) = flags;
                 Message::Hello(Hello {
-                    nonce,
-                    token,
+                    claim: Claim { id, token, tag },
                     pid,
                     host,
                     terms,
@@ -43,7 +41,9 @@ fn message() -> impl Strategy<Value = Message> {
                     unusable,
                 })
             }),
-        any::<Nonce>().prop_map(|token| Message::Welcome { token }),
+        any::<(Nonce, Tag)>().prop_map(|(challenge, proof)| Message::Welcome { challenge, proof }),
+        any::<Tag>().prop_map(|proof| Message::Ended { proof }),
+        Just(Message::Proof),
         wiring().prop_map(Message::Wiring),
         Just(Message::Ready),
         (any::<u8>(), prop::collection::vec((0u8..8, text(1024)), 0..=8))
@@ -53,15 +53,13 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u32>(), 1u8..).prop_map(|(epoch, rails)| Message::Down { epoch, rails }),
         sender_state().prop_map(Message::State),
         verdict().prop_map(Message::Verdict),
-        (any::<[Nonce; 2]>(), 1u16.., prop::collection::vec((1u32.., 0u8..=32), 1..=15)).prop_map(
-            |([nonce, key], port, addrs)| {
-                let addr = |(ip, prefix): (u32, u8)| Addr::new(ip.to_be_bytes().into(), prefix).unwrap();
-                let addrs: Vec<Addr> = addrs.into_iter().map(addr).collect();
-                Message::Callback(Callback { handle: Handle::new(nonce, port, &addrs).unwrap(), key })
+        (any::<([u8; 8], Tag)>(), 1u16.., prop::collection::vec(callback_addr(), 0..=16))
+            .prop_map(|((id, ended), port, addrs)| Message::Callback(Callback { id, port, addrs, ended })),
+        (any::<([u8; 8], [Nonce; 2], Tag)>(), prop::sample::select(&Role::ALL)).prop_map(
+            |((id, [token, challenge], tag), from)| {
+                Message::Redial(Redial { id, token, from, challenge, tag })
             }
         ),
-        (any::<[Nonce; 3]>(), prop::sample::select(&Role::ALL))
-            .prop_map(|([nonce, token, key], from)| { Message::Redial(Redial { nonce, token, key, from }) }),
         Just(Message::Resume),
         new_rails().prop_map(Message::Rebuild),
         new_rails().prop_map(Message::Rebuilt),
@@ -73,7 +71,14 @@ fn message() -> impl Strategy<Value = Message> {
     ]
 }
 
-fn hello() -> Hello {
+fn callback_addr() -> impl Strategy<Value = Addr> {
+    prop_oneof![
+        (1u32.., 0u8..=32).prop_map(|(ip, p)| Addr::new(ip.to_be_bytes().into(), p).unwrap()),
+        (1u128.., 0u8..=128).prop_map(|(ip, p)| Addr::new(ip.to_be_bytes().into(), p).unwrap()),
+    ]
+}
+
+pub(in crate::proto) fn hello() -> Hello {
     let rail = RailInfo {
         name: "mlx5_0".into(),
         port: 1,
@@ -103,10 +108,9 @@ fn hello() -> Hello {
         requested: true,
         why: "down".into(),
     }];
-    let (nonce, token, host) = ([1; 16], [2; 16], "node7".into());
+    let (claim, host) = (Claim { id: [1; 8], token: [2; 16], tag: [3; 16] }, "node7".into());
     Hello {
-        nonce,
-        token,
+        claim,
         pid: 42,
         host,
         terms,
@@ -128,9 +132,11 @@ fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> 
 #[test]
 fn a_hello_begins_with_what_never_changes() {
     let frame = Message::Hello(hello()).encode().unwrap();
-    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 9, 0]);
-    assert_eq!(frame[11..27], [1; 16]);
-    assert_eq!(HELLO_PREFIX_BYTES, 27);
+    assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 10, 0]);
+    assert_eq!(frame[11..19], [1; 8]);
+    assert_eq!(frame[19..35], [2; 16]);
+    assert_eq!(frame[35..51], [3; 16]);
+    assert_eq!(HELLO_PREFIX_BYTES, 51);
 }
 
 #[test]
@@ -138,11 +144,11 @@ fn refusals_name_the_field() {
     let hello = Message::Hello(hello());
     assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
     assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
-    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 9"));
+    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 10"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
-    // Behind type, prefix and token: pid, "node7", the terms, the rotation, two flags, one rail, its name of
+    // Behind type and prefix: pid, "node7", the terms, the rotation, two flags, one rail, its name of
     // six bytes, its port.
-    let route = 1 + 22 + 16 + 4 + 2 + 5;
+    let route = 1 + 46 + 4 + 2 + 5;
     let terms = route + 1;
     let port = terms + 9 + 4 + 1 + 1 + 1 + 2 + 6;
     // Behind the rail: a count of one, and a name of eight bytes.
@@ -281,13 +287,13 @@ fn strangers_are_known_by_their_first_bytes() {
     for end in 0..HELLO_PREFIX_BYTES {
         assert_eq!(HelloPrefix::at(&frame[..end]), Ok(None), "{end} bytes");
     }
-    let prefix = HelloPrefix { version: 9, nonce: [1; 16] };
+    let prefix = HelloPrefix { version: 10, claim: hello().claim };
     assert_eq!(HelloPrefix::at(&frame[..HELLO_PREFIX_BYTES]), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));
     assert_eq!(HelloPrefix::at(&[0; 4]), Err(FrameError::Empty));
-    assert_eq!(HelloPrefix::at(&[22, 0, 0, 0]), Err(FrameError::NotHello), "too short for a prefix");
-    assert_eq!(HelloPrefix::at(&[23, 0, 0, 0]), Ok(None));
+    assert_eq!(HelloPrefix::at(&[46, 0, 0, 0]), Err(FrameError::NotHello), "too short for a prefix");
+    assert_eq!(HelloPrefix::at(&[47, 0, 0, 0]), Ok(None));
     for at in HEADER_BYTES..HEADER_BYTES + 5 {
         let mut bad = frame.clone();
         bad[at] ^= 1;

@@ -1,19 +1,23 @@
 //! The handle: 128 bytes that NCCL transports from a listener to its connectors.
 //!
-//! Layout, little-endian: magic @0, version u16 @4, port u16 @6, nonce @8, number of addresses u8
-//! @24, addresses from 25, each {family 4 or 6, prefix length, 4 or 16 bytes}, zeroes up to 120.
-//! The last eight bytes belong to the connector.
+//! Layout, little-endian: magic @0, version u16 @4, port u16 @6, secret @8, host id (two u32) @24,
+//! number of addresses u8 @32, addresses from 33, each {family 4 or 6, prefix length, 4 or 16
+//! bytes}, zeroes up to 120. The last eight bytes belong to the connector. Magic, version, port,
+//! secret and addresses keep their places in every version from 10 on.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{MAGIC, Nonce, PROTOCOL_VERSION};
+use super::wire::number;
+use super::{HostId, ListenerId, MAGIC, Nonce, PROTOCOL_VERSION, Secret};
 
 /// `NCCL_NET_HANDLE_MAXSIZE`
 pub const HANDLE_BYTES: usize = 128;
 /// Offset of the connector's eight bytes, which nothing here reads or checks.
 pub const STATE_OFFSET: usize = HANDLE_BYTES - 8;
-const ENTRIES_OFFSET: usize = 25;
+const ENTRIES_OFFSET: usize = 33;
+/// From this version on, the fields keep their places.
+const FIRST_STABLE_VERSION: u16 = 10;
 
 /// An IP address of a host, with the prefix length of its network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,11 +71,21 @@ impl fmt::Display for Addr {
 }
 
 /// The content of a handle.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Handle {
-    nonce: Nonce,
+    secret: Secret,
+    host: HostId,
     port: u16,
     addrs: Vec<Addr>,
+}
+
+/// The secret is not shown.
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { secret: _, host, port, addrs } = self;
+        let handle = &mut f.debug_struct("Handle");
+        handle.field("host", host).field("port", port).field("addrs", addrs).finish_non_exhaustive()
+    }
 }
 
 /// The reason why 128 bytes are not a handle.
@@ -111,8 +125,9 @@ pub enum HandleError {
 }
 
 impl Handle {
-    /// Creates a handle with the first of `addrs` that fit: the most useful come first.
-    pub fn new(nonce: Nonce, port: u16, addrs: &[Addr]) -> Result<Self, HandleError> {
+    /// Creates a handle with the first of `addrs` that fit: the most useful come first. Its host is
+    /// unknown.
+    pub fn new(secret: impl Into<Secret>, port: u16, addrs: &[Addr]) -> Result<Self, HandleError> {
         if port == 0 {
             return Err(HandleError::Port);
         }
@@ -123,7 +138,16 @@ impl Handle {
             fits
         };
         let addrs: Vec<Addr> = addrs.iter().filter(fits).copied().collect();
-        if addrs.is_empty() { Err(HandleError::NoAddress) } else { Ok(Self { nonce, port, addrs }) }
+        if addrs.is_empty() {
+            Err(HandleError::NoAddress)
+        } else {
+            Ok(Self { secret: secret.into(), host: HostId::default(), port, addrs })
+        }
+    }
+
+    /// Sets the listener's host.
+    pub fn on(self, host: HostId) -> Self {
+        Self { host, ..self }
     }
 
     /// Returns whether a handle has room for all of these addresses.
@@ -131,9 +155,20 @@ impl Handle {
         addrs.iter().map(Addr::entry_bytes).sum::<usize>() <= STATE_OFFSET - ENTRIES_OFFSET
     }
 
-    /// Returns the random bytes that the HELLO must contain.
-    pub fn nonce(&self) -> &Nonce {
-        &self.nonce
+    /// Returns the random bytes that only processes with the handle know. They never cross the wire
+    /// of a control connection.
+    pub fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    /// Returns the public name of the listener, which HELLO contains.
+    pub fn id(&self) -> ListenerId {
+        *self.secret.id()
+    }
+
+    /// Returns the listener's host.
+    pub fn host(&self) -> HostId {
+        self.host
     }
 
     /// Returns the TCP port, which is the same for each address.
@@ -152,8 +187,10 @@ impl Handle {
         out[0..4].copy_from_slice(&MAGIC);
         out[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
         out[6..8].copy_from_slice(&self.port.to_le_bytes());
-        out[8..24].copy_from_slice(&self.nonce);
-        out[24] = self.addrs.len() as u8;
+        out[8..24].copy_from_slice(self.secret.bytes());
+        out[24..28].copy_from_slice(&self.host.boot.to_le_bytes());
+        out[28..32].copy_from_slice(&self.host.network.to_le_bytes());
+        out[32] = self.addrs.len() as u8;
         let mut at = ENTRIES_OFFSET;
         let mut put = |bytes: &[u8]| {
             out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -188,13 +225,26 @@ impl Handle {
         if found != PROTOCOL_VERSION {
             return Err(HandleError::Version { found });
         }
+        Self::decode_fields(body)
+    }
+
+    /// Decodes the handle of another version that has its fields at the same places: a connector
+    /// reports its version to that listener. `None` if it has not.
+    pub fn of_other_version(bytes: &[u8; HANDLE_BYTES]) -> Option<Self> {
+        let version = u16::from_le_bytes([bytes[4], bytes[5]]);
+        let same = bytes[0..4] == MAGIC && version >= FIRST_STABLE_VERSION && version != PROTOCOL_VERSION;
+        same.then(|| Self::decode_fields(&bytes[..STATE_OFFSET]).ok()).flatten()
+    }
+
+    fn decode_fields(body: &[u8]) -> Result<Self, HandleError> {
         let port = u16::from_le_bytes([body[6], body[7]]);
         if port == 0 {
             return Err(HandleError::Port);
         }
-        let mut nonce = Nonce::default();
-        nonce.copy_from_slice(&body[8..24]);
-        let count = usize::from(body[24]);
+        let mut secret = Nonce::default();
+        secret.copy_from_slice(&body[8..24]);
+        let host = HostId { boot: number(&body[24..28]) as u32, network: number(&body[28..32]) as u32 };
+        let count = usize::from(body[32]);
         let mut rest = &body[ENTRIES_OFFSET..];
         let mut addrs = Vec::new();
         for index in 0..count {
@@ -207,7 +257,7 @@ impl Handle {
         } else if rest.iter().any(|b| *b != 0) {
             Err(HandleError::Trailing(count))
         } else {
-            Ok(Self { nonce, port, addrs })
+            Ok(Self { secret: secret.into(), host, port, addrs })
         }
     }
 }
@@ -247,24 +297,26 @@ mod tests {
 
     #[test]
     fn fields_stand_at_their_offsets() {
-        let handle = Handle::new([7; 16], 0x1234, &[v4("10.1.2.3", 24)]).unwrap();
+        let host = HostId { boot: 0x0a0b_0c0d, network: 0x0102_0304 };
+        let handle = Handle::new([7; 16], 0x1234, &[v4("10.1.2.3", 24)]).unwrap().on(host);
         let bytes = handle.encode();
-        assert_eq!(bytes[..8], [b'M', b'P', b'I', b'B', 9, 0, 0x34, 0x12]);
+        assert_eq!(bytes[..8], [b'M', b'P', b'I', b'B', 10, 0, 0x34, 0x12]);
         assert_eq!(bytes[8..24], [7; 16]);
-        assert_eq!(bytes[24..32], [1, 4, 24, 10, 1, 2, 3, 0]);
-        assert_eq!(bytes[32..], [0; 96]);
+        assert_eq!(bytes[24..32], [0x0d, 0x0c, 0x0b, 0x0a, 4, 3, 2, 1]);
+        assert_eq!(bytes[32..40], [1, 4, 24, 10, 1, 2, 3, 0]);
+        assert_eq!(bytes[40..], [0; 88]);
+        assert!(!format!("{handle:?}").contains("7, 7"), "the secret is shown");
     }
 
     #[test]
     fn what_does_not_fit_is_left_out_from_the_end() {
         let many: Vec<Addr> = (1..=20).map(|i| v4(&format!("10.0.0.{i}"), 8)).collect();
-        assert_eq!(Handle::new([0; 16], 1, &many).unwrap().addrs(), &many[..15]);
+        assert_eq!(Handle::new([0; 16], 1, &many).unwrap().addrs(), &many[..14]);
         let six = Addr::new("fd00::1".parse().unwrap(), 64).unwrap();
         let mixed = [&[six; 6][..], &many[..2]].concat();
-        // Five of 18 bytes leave room for no sixth; one IPv4 address would need six of the five
-        // bytes left.
-        assert_eq!(Handle::new([0; 16], 1, &mixed).unwrap().addrs(), &[six; 5]);
-        let holds = [&many[..15], &many[..16], &[six; 5], &mixed].map(Handle::holds);
+        // Four of 18 bytes leave 15, which hold no fifth, but two of six bytes.
+        assert_eq!(Handle::new([0; 16], 1, &mixed).unwrap().addrs(), &[&[six; 4][..], &many[..2]].concat());
+        let holds = [&many[..14], &many[..15], &[six; 4], &mixed].map(Handle::holds);
         assert_eq!(holds, [true, false, true, false]);
         assert_eq!(Handle::new([0; 16], 1, &[]), Err(HandleError::NoAddress));
         assert_eq!(Handle::new([0; 16], 0, &many), Err(HandleError::Port));
@@ -283,15 +335,15 @@ mod tests {
         only_state[STATE_OFFSET..].fill(9);
         assert_eq!(Handle::decode(&only_state), Err(HandleError::Zero));
         assert_eq!(with(0, b'X'), HandleError::Magic(*b"XPIB"));
-        assert_eq!(with(4, 8), HandleError::Version { found: 8 });
-        assert!(with(4, 8).to_string().contains("version 8, this plugin speaks 9"));
+        assert_eq!(with(4, 9), HandleError::Version { found: 9 });
+        assert!(with(4, 9).to_string().contains("version 9, this plugin speaks 10"));
         assert_eq!(with(6, 0), HandleError::Port);
-        assert_eq!(with(24, 0), HandleError::NoAddress);
-        assert_eq!(with(24, 1), HandleError::Trailing(1));
-        assert!(matches!(with(24, 3), HandleError::Entry { index: 2, count: 3, .. }));
-        assert!(matches!(with(25, 5), HandleError::Entry { index: 0, .. }));
-        assert!(matches!(with(32, 33), HandleError::Entry { index: 1, .. }));
-        assert!(matches!(with(24, 255), HandleError::Entry { .. }));
+        assert_eq!(with(32, 0), HandleError::NoAddress);
+        assert_eq!(with(32, 1), HandleError::Trailing(1));
+        assert!(matches!(with(32, 3), HandleError::Entry { index: 2, count: 3, .. }));
+        assert!(matches!(with(33, 5), HandleError::Entry { index: 0, .. }));
+        assert!(matches!(with(40, 33), HandleError::Entry { index: 1, .. }));
+        assert!(matches!(with(32, 255), HandleError::Entry { .. }));
         assert_eq!(with(119, 1), HandleError::Trailing(2));
     }
 
@@ -312,8 +364,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_undoes_encode(nonce: Nonce, port in 1u16.., addrs in prop::collection::vec(addr(), 1..20), state: [u8; 8]) {
-            let handle = Handle::new(nonce, port, &addrs).unwrap();
+        fn decode_undoes_encode(secret: Nonce, boot: u32, network: u32, port in 1u16.., addrs in prop::collection::vec(addr(), 1..20), state: [u8; 8]) {
+            let handle = Handle::new(secret, port, &addrs).unwrap().on(HostId { boot, network });
             let mut bytes = handle.encode();
             bytes[STATE_OFFSET..].copy_from_slice(&state);
             prop_assert_eq!(Handle::decode(&bytes), Ok(handle));
@@ -323,10 +375,10 @@ mod tests {
         /// same bytes.
         #[test]
         fn decode_accepts_exactly_what_encode_makes(
-            nonce: Nonce, port in 1u16.., addrs in prop::collection::vec(addr(), 1..6),
-            changes in prop::collection::vec((prop_oneof![0usize..45, 0usize..128], prop_oneof![0u8..8, any::<u8>()]), 0..3),
+            secret: Nonce, port in 1u16.., addrs in prop::collection::vec(addr(), 1..6),
+            changes in prop::collection::vec((prop_oneof![0usize..53, 0usize..128], prop_oneof![0u8..8, any::<u8>()]), 0..3),
         ) {
-            let mut bytes = Handle::new(nonce, port, &addrs).unwrap().encode();
+            let mut bytes = Handle::new(secret, port, &addrs).unwrap().encode();
             for (at, byte) in changes {
                 bytes[at] = byte;
             }
@@ -340,7 +392,7 @@ mod tests {
             let mut bytes = [0; 128];
             bytes[..120].copy_from_slice(&head);
             if magic {
-                bytes[..6].copy_from_slice(b"MPIB\x01\0");
+                bytes[..6].copy_from_slice(b"MPIB\x0a\0");
             }
             if let Ok(handle) = Handle::decode(&bytes) {
                 prop_assert_eq!(&handle.encode()[..], &bytes[..]);

@@ -1,8 +1,10 @@
 //! HELLO, the first message of each end: its identity, its settings and its rails.
 
+use std::net::IpAddr;
+
 use super::RailRole;
 use super::wire::{DecodeError, Reader, Writer};
-use super::{MAGIC, Nonce, PROTOCOL_VERSION, Terms};
+use super::{Claim, MAGIC, PROTOCOL_VERSION, Terms};
 
 const NAME_BYTES: usize = 64;
 const HOST_BYTES: usize = 255;
@@ -13,15 +15,12 @@ pub const MAX_OFFERS: usize = 32;
 /// The maximum number of addresses of a rail in a HELLO.
 pub const MAX_RAIL_ADDRS: usize = 16;
 
-/// The first message of an end. Magic, version and nonce come first in every version of the
-/// protocol: ends of different versions can refuse each other by name.
+/// The first message of an end. Magic, version and claim come first in every version of the
+/// protocol from 10 on: ends of different versions can refuse each other by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// The listener's nonce. `control` sets it.
-    pub nonce: Nonce,
-    /// A random number per connection, by which the listener recognizes several tries of one
-    /// connector. `control` sets it.
-    pub token: Nonce,
+    /// What the connector claims. `control` sets it. Zeros in an acceptor's HELLO.
+    pub claim: Claim,
     /// Process ID, for logs.
     pub pid: u32,
     /// Host name, for logs.
@@ -93,6 +92,17 @@ pub struct RailAddr {
     pub gid_kind: GidKind,
     /// Prefix length of the network of the IP address; 0 if unknown.
     pub prefix_len: u8,
+}
+
+/// Returns why no connection can use a GID with this address, whichever end has it.
+pub fn unusable_gid(addr: IpAddr) -> Option<&'static str> {
+    match addr {
+        addr if addr.is_loopback() => Some("loopback"),
+        addr if addr.is_multicast() => Some("multicast"),
+        addr if addr.is_unspecified() => Some("unspecified"),
+        IpAddr::V4(v4) if v4.is_broadcast() => Some("broadcast"),
+        _ => None,
+    }
 }
 
 /// Defines an enum of small numbers of the verbs interface.
@@ -168,7 +178,8 @@ impl Mtu {
 
 impl Hello {
     pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
-        out.bytes(&MAGIC).u16(PROTOCOL_VERSION).bytes(&self.nonce).bytes(&self.token);
+        out.bytes(&MAGIC).u16(PROTOCOL_VERSION);
+        out.bytes(&self.claim.id).bytes(&self.claim.token).bytes(&self.claim.tag);
         out.u32(self.pid).text(&self.host, HOST_BYTES);
         self.terms.write(out);
         out.u32(self.rotation).u8(self.others.into()).u8(self.wiring_follows.into());
@@ -189,8 +200,11 @@ impl Hello {
             return Err(DecodeError::Version { found });
         }
         Ok(Self {
-            nonce: from.array("nonce")?,
-            token: from.array("token")?,
+            claim: Claim {
+                id: from.array("listener id")?,
+                token: from.array("token")?,
+                tag: from.array("tag")?,
+            },
             pid: from.u32("process id")?,
             host: from.text(HOST_BYTES, "host name")?,
             terms: Terms::read(from)?,

@@ -13,8 +13,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::frame::{FrameError, HEADER_BYTES, MAX_FRAME_BYTES, Peeked};
+use super::frame::{FrameError, MAX_FRAME_BYTES, Peeked};
 use super::slot::CACHE_LINE;
+use super::wire::HEADER_BYTES;
 
 /// Chunks of a ring, and the most chunks without acknowledgement.
 const CHUNKS: usize = 4;

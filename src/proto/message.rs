@@ -1,9 +1,11 @@
 //! The messages of the control connection.
 
 use super::episode::some_rails;
+use super::kind;
 use super::wire::{DecodeError, REASON_BYTES, Reader, Writer};
 use super::{
-    Attempt, Callback, Hello, MAX_RAILS, NewRails, Nonce, RebuildFailed, Redial, SenderState, Verdict, Wiring,
+    Attempt, Callback, Hello, MAX_RAILS, NewRails, Nonce, RebuildFailed, Redial, SenderState, Tag, Verdict,
+    Wiring,
 };
 
 /// Begins the reason in PROBED of a route for which the kernel of an end has no route.
@@ -16,12 +18,17 @@ pub const NOT_TRIED: &str = "not tried, since ";
 pub enum Message {
     /// The identity, settings and rails of the sender of this message.
     Hello(Hello),
-    /// The listener has accepted the TCP connection with this `token`. Only `control` sends and
-    /// reads it.
+    /// The listener has read the HELLO or REDIAL and has the secret. Only `control` sends and reads
+    /// it.
     Welcome {
-        /// The token of the HELLO.
-        token: Nonce,
+        /// The listener's challenge, random.
+        challenge: Nonce,
+        /// The proof over first frame and challenge: see [`Session`](super::Session).
+        proof: Tag,
     },
+    /// The connector has the secret: the tag of this frame shows that. Its first frame after
+    /// WELCOME. Only `control` sends and reads it.
+    Proof,
     /// The queue pairs and memory of the sender of this message.
     Wiring(Wiring),
     /// The queue pairs of the sender are in RTS. The second READY, after the probes, commits to the
@@ -75,29 +82,11 @@ pub enum Message {
     Redial(Redial),
     /// The connection replaces the broken one from here on.
     Resume,
-}
-
-/// The type bytes of the frames.
-pub(super) mod kind {
-    pub(in crate::proto) const HELLO: u8 = 1;
-    pub(super) const WELCOME: u8 = 2;
-    pub(super) const WIRING: u8 = 3;
-    pub(super) const READY: u8 = 4;
-    pub(super) const PROBED: u8 = 5;
-    pub(super) const REFUSE: u8 = 6;
-    pub(super) const BYE: u8 = 7;
-    pub(super) const CALLBACK: u8 = 8;
-    pub(super) const REDIAL: u8 = 9;
-    pub(super) const RESUME: u8 = 10;
-    pub(super) const DOWN: u8 = 16;
-    pub(super) const STATE: u8 = 17;
-    pub(super) const VERDICT: u8 = 18;
-    pub(super) const REBUILD: u8 = 19;
-    pub(super) const REBUILT: u8 = 20;
-    pub(super) const REBUILD_FAILED: u8 = 21;
-    pub(super) const PROVED: u8 = 22;
-    pub(super) const UP: u8 = 23;
-    pub(super) const RETURN: u8 = 24;
+    /// The answer to the REDIAL of a connection that has ended.
+    Ended {
+        /// The bytes whose hash CALLBACK had: see [`ended_proof`](super::ended_proof).
+        proof: Tag,
+    },
 }
 
 impl Message {
@@ -123,6 +112,8 @@ impl Message {
             Self::Callback(_) => "CALLBACK",
             Self::Redial(_) => "REDIAL",
             Self::Resume => "RESUME",
+            Self::Proof => "PROOF",
+            Self::Ended { .. } => "ENDED",
         }
     }
 
@@ -133,8 +124,8 @@ impl Message {
     pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
         match self {
             Self::Hello(hello) => hello.write(out.u8(kind::HELLO))?,
-            Self::Welcome { token } => {
-                out.u8(kind::WELCOME).bytes(token);
+            Self::Welcome { challenge, proof } => {
+                out.u8(kind::WELCOME).bytes(challenge).bytes(proof);
             }
             Self::Wiring(wiring) => wiring.write(out.u8(kind::WIRING))?,
             Self::Ready => {
@@ -170,10 +161,16 @@ impl Message {
             Self::Bye => {
                 out.u8(kind::BYE);
             }
-            Self::Callback(callback) => callback.write(out.u8(kind::CALLBACK)),
+            Self::Callback(callback) => callback.write(out.u8(kind::CALLBACK))?,
             Self::Redial(redial) => redial.write(out.u8(kind::REDIAL)),
             Self::Resume => {
                 out.u8(kind::RESUME);
+            }
+            Self::Proof => {
+                out.u8(kind::PROOF);
+            }
+            Self::Ended { proof } => {
+                out.u8(kind::ENDED).bytes(proof);
             }
         }
         Ok(())
@@ -185,7 +182,9 @@ impl Message {
         let mut from = Reader::new(body);
         let message = match from.u8("type")? {
             kind::HELLO => Self::Hello(Hello::read(&mut from)?),
-            kind::WELCOME => Self::Welcome { token: from.array("token")? },
+            kind::WELCOME => {
+                Self::Welcome { challenge: from.array("challenge")?, proof: from.array("proof")? }
+            }
             kind::WIRING => Self::Wiring(Wiring::read(&mut from)?),
             kind::READY => Self::Ready,
             kind::PROBED => Self::Probed {
@@ -208,6 +207,8 @@ impl Message {
             kind::CALLBACK => Self::Callback(Callback::read(&mut from)?),
             kind::REDIAL => Self::Redial(Redial::read(&mut from)?),
             kind::RESUME => Self::Resume,
+            kind::PROOF => Self::Proof,
+            kind::ENDED => Self::Ended { proof: from.array("proof")? },
             other => return Err(DecodeError::Type(other)),
         };
         from.end()?;

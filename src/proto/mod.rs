@@ -4,16 +4,21 @@
 //!
 //! Every decoder is total: any bytes are either exactly one value or an error.
 
+mod auth;
 mod control_memory;
 mod cts;
 mod ends;
 mod episode;
 mod failback;
 mod frame;
+#[cfg(test)]
+mod golden_tests;
 mod handle;
 mod hello;
+mod host_id;
 mod ib_gid;
 mod imm;
+mod kind;
 mod mailbox;
 mod mask;
 mod message;
@@ -29,18 +34,24 @@ mod text;
 mod wire;
 mod wiring;
 
+pub use auth::{
+    Claim, FrameKey, Keys, ListenerId, Secret, Session, TAG_BYTES, Tag, Transcript, ended_commitment,
+    ended_proof, same_tag,
+};
 pub use control_memory::{MAILBOX, MAILBOX_STAGING, SCRATCH, SCRATCH_BYTES, memory_bytes, written_bytes};
 pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
 pub use ends::{Ends, Role};
 pub use episode::{OpenGroup, SenderState, Verdict};
 pub use failback::{Attempt, NewRails, RebuildFailed};
 pub use frame::{
-    FrameError, HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked, REDIAL_BYTES,
+    FrameError, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked, REDIAL_BYTES, hello_of_version,
 };
 pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
 pub use hello::{
     GidKind, Hello, LinkLayer, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, UnusableRail,
+    unusable_gid,
 };
+pub use host_id::HostId;
 pub use ib_gid::{Subnet, flid};
 pub use imm::{Imm, ImmLayout, Replay, SizeQ};
 pub use mailbox::{MAX_WRITES, MailState, MailboxError, RING_BYTES, Span};
@@ -54,7 +65,7 @@ pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
 pub use terms::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy, Terms};
 pub(crate) use text::head;
 pub use text::printable;
-pub use wire::DecodeError;
+pub use wire::{DecodeError, HEADER_BYTES};
 pub use wiring::{Ece, Memory, QpWiring, RouteWiring, Wiring};
 
 /// The maximum number of rails of a connection: a mask is a byte.
@@ -62,8 +73,8 @@ pub const MAX_RAILS: usize = 8;
 /// The maximum number of receives in a group: the size of CTS groups and completion records.
 pub const MAX_RECVS: usize = 8;
 /// The version of the protocol. Ends with different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 9;
+pub const PROTOCOL_VERSION: u16 = 10;
 /// The first bytes of a handle and of a HELLO.
 pub const MAGIC: [u8; 4] = *b"MPIB";
-/// Random bytes that are known only to processes that have the handle.
+/// Random bytes: a secret, a token or a challenge.
 pub type Nonce = [u8; 16];

@@ -1,70 +1,118 @@
 //! Dialling a connection again: where an end can be reached, and the first message of a new TCP
 //! connection that replaces a broken one.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::auth::redial_tag;
 use super::wire::{DecodeError, Reader, Writer};
-use super::{Handle, Nonce, Role, STATE_OFFSET};
+use super::{Addr, ListenerId, Nonce, Role, Secret, TAG_BYTES, Tag, same_tag};
+
+/// Most addresses of a CALLBACK.
+const MAX_ADDRS: usize = 16;
 
 /// Where the process of an end accepts connections that replace a broken one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Callback {
-    /// The addresses, the port and the nonce of the process's listener for re-dials.
-    pub handle: Handle,
-    /// The secret of this connection, which a REDIAL to that listener must contain.
-    pub key: Nonce,
+    /// The public name of the process's listener for re-dials.
+    pub id: ListenerId,
+    /// The TCP port of that listener, not 0.
+    pub port: u16,
+    /// Its addresses, at most 16.
+    pub addrs: Vec<Addr>,
+    /// The hash of the proof that the connection has ended in that process.
+    pub ended: Tag,
 }
 
 /// The first message of a connection to a listener for re-dials.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redial {
-    /// The listener's nonce.
-    pub nonce: Nonce,
+    /// The listener's public name.
+    pub id: ListenerId,
     /// The token of the connection's first HELLO, by which the connection is found.
     pub token: Nonce,
-    /// The key of the listener's CALLBACK.
-    pub key: Nonce,
     /// The end that dials. The connector replaces the broken connection by this one. The acceptor
     /// requests that the connector does so.
     pub from: Role,
-}
-
-/// The key is a secret.
-impl std::fmt::Debug for Redial {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Redial").field("from", &self.from).finish_non_exhaustive()
-    }
+    /// The challenge of this end, random.
+    pub challenge: Nonce,
+    /// The HMAC of the fields above under the connection's key.
+    pub tag: Tag,
 }
 
 impl Callback {
-    pub(super) fn write(&self, out: &mut Writer) {
-        out.bytes(&self.handle.encode()[..STATE_OFFSET]).bytes(&self.key);
+    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
+        out.bytes(&self.id).u16(self.port);
+        out.list(&self.addrs, MAX_ADDRS, "addresses", |out, addr| {
+            match addr.ip() {
+                IpAddr::V4(ip) => out.u8(4).u8(addr.prefix()).bytes(&ip.octets()),
+                IpAddr::V6(ip) => out.u8(6).u8(addr.prefix()).bytes(&ip.octets()),
+            };
+            Ok(())
+        })?;
+        out.bytes(&self.ended);
+        Ok(())
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let mut handle = [0; super::HANDLE_BYTES];
-        handle[..STATE_OFFSET].copy_from_slice(&from.array::<STATE_OFFSET>("handle")?);
-        let handle = Handle::decode(&handle).map_err(DecodeError::Handle)?;
-        Ok(Self { handle, key: from.array("key")? })
+        let id = from.array("listener id")?;
+        let port = from.u16("port")?;
+        if port == 0 {
+            return Err(DecodeError::Range { what: "port", found: 0, expected: "1 to 65535" });
+        }
+        let addrs = from.list(MAX_ADDRS, "addresses", read_addr)?;
+        Ok(Self { id, port, addrs, ended: from.array("hash of the end")? })
     }
+}
+
+fn read_addr(from: &mut Reader<'_>) -> Result<Addr, DecodeError> {
+    let (family, prefix) = (from.u8("address family")?, from.u8("prefix length")?);
+    let ip: IpAddr = match family {
+        4 => Ipv4Addr::from(from.array::<4>("address")?).into(),
+        6 => Ipv6Addr::from(from.array::<16>("address")?).into(),
+        found => {
+            let found = found.into();
+            return Err(DecodeError::Range { what: "address family", found, expected: "4 or 6" });
+        }
+    };
+    let expected = "a length within an address that is specified";
+    Addr::new(ip, prefix).ok_or(DecodeError::Range { what: "prefix length", found: prefix.into(), expected })
 }
 
 impl Redial {
     /// Bytes of the payload.
-    pub(super) const BYTES: usize = 3 * size_of::<Nonce>() + 1;
+    pub(super) const BYTES: usize = size_of::<ListenerId>() + 2 * size_of::<Nonce>() + 1 + TAG_BYTES;
+
+    /// Makes the message of an end that has the connection's key.
+    pub fn new(key: &Secret, id: ListenerId, token: Nonce, from: Role, challenge: Nonce) -> Self {
+        let mut redial = Self { id, token, from, challenge, tag: Tag::default() };
+        redial.tag = redial_tag(key, &redial.fields());
+        redial
+    }
+
+    /// Returns whether the sender knew the connection's key. The comparison takes the same time for
+    /// any bytes.
+    pub fn is_by_holder_of(&self, key: &Secret) -> bool {
+        same_tag(&self.tag, &redial_tag(key, &self.fields()))
+    }
+
+    /// Returns the fields that the tag covers.
+    fn fields(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.bytes(&self.id).bytes(&self.token).u8(self.from as u8).bytes(&self.challenge);
+        out.0
+    }
 
     pub(super) fn write(&self, out: &mut Writer) {
-        out.bytes(&self.nonce).bytes(&self.token).bytes(&self.key);
-        out.u8(match self.from {
-            Role::Connector => 0,
-            Role::Acceptor => 1,
-        });
+        out.bytes(&self.fields()).bytes(&self.tag);
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(Self {
-            nonce: from.array("nonce")?,
+            id: from.array("listener id")?,
             token: from.array("token")?,
-            key: from.array("key")?,
             from: if from.flag("end")? { Role::Acceptor } else { Role::Connector },
+            challenge: from.array("challenge")?,
+            tag: from.array("tag")?,
         })
     }
 }

@@ -2,9 +2,12 @@
 
 /// Replaces each control character by `?`: no peer can forge or color a line.
 pub fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() || ('\u{2028}'..='\u{202e}').contains(&c) { '?' } else { c })
-        .collect()
+    text.chars().map(|c| if c.is_control() || is_direction(c) { '?' } else { c }).collect()
+}
+
+/// Returns whether `c` separates lines, or changes the direction of text.
+fn is_direction(c: char) -> bool {
+    ('\u{2028}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c)
 }
 
 /// Returns the longest head of `text` with at most `limit` bytes.
@@ -23,7 +26,7 @@ mod tests {
 
     #[test]
     fn lines_cannot_be_forged() {
-        assert_eq!(printable("a\nb\r\x1b[31m\u{85}\u{2028}\u{202e}é"), "a?b??[31m???é");
+        assert_eq!(printable("a\nb\r\x1b[31m\u{85}\u{2028}\u{202e}\u{2066}\u{2069}é"), "a?b??[31m?????é");
     }
 
     proptest! {

@@ -1,8 +1,9 @@
 //! Reading and writing of little-endian fields, with limits for all lengths.
 
-use super::HandleError;
 use super::text::{head, printable};
 
+/// Bytes of the length field of a frame.
+pub const HEADER_BYTES: usize = 4;
 /// The maximum length of a reason for the operator.
 pub(super) const REASON_BYTES: usize = 1024;
 
@@ -38,9 +39,6 @@ pub enum DecodeError {
     /// The type of the message is unknown.
     #[error("unknown message type {0}")]
     Type(u8),
-    /// The handle in the message is invalid.
-    #[error("the handle in the message: {0}")]
-    Handle(HandleError),
     /// The message belongs to another protocol.
     #[error("not an MPIB message: it begins with {0:02x?}")]
     Magic([u8; 4]),

@@ -4,7 +4,7 @@ use std::cmp::{max, min};
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::infiniband;
-use crate::proto::{Addr, Ends, GidKind, LinkLayer, RailAddr, RailInfo};
+use crate::proto::{Addr, Ends, GidKind, LinkLayer, RailAddr, RailInfo, unusable_gid};
 
 /// The pair of addresses that a connection uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,15 +24,18 @@ const MAX_PAIRS: usize = 4;
 /// pair at most. RoCE v1 and link-local addresses, whose subnet every link has, are used only if
 /// there is nothing else. InfiniBand rails have one pair. The order of the rails does not matter
 /// unless both have the same addresses; both ends of a connection pass the connector's rail first.
-/// The error is the reason why there is no pair.
+/// The error is the reason why there is no pair. An address that no end may have, such as a
+/// multicast one, is in no pair: a peer could make this end send to it.
 pub(super) fn pairs(a: &RailInfo, b: &RailInfo) -> Result<Vec<Best>, String> {
     if a.link_layer == LinkLayer::InfiniBand {
-        return infiniband::best(a, b).map(|(at, one_subnet)| vec![Best { at, one_subnet }]);
+        let (at, one_subnet) = infiniband::best(a, b)?;
+        let wrong = [(a, at.connector), (b, at.acceptor)].into_iter().find_map(|(rail, at)| wrong(rail, at));
+        return wrong.map_or(Ok(vec![Best { at, one_subnet }]), Err);
     }
     let mut found = Vec::new();
     for (i, ours) in a.addrs.iter().enumerate() {
         for (j, theirs) in b.addrs.iter().enumerate() {
-            if !fits(ours, theirs) {
+            if !fits(ours, theirs) || wrong(a, i).or_else(|| wrong(b, j)).is_some() {
                 continue;
             }
             let one_subnet = in_network(ours, theirs) && in_network(theirs, ours);
@@ -62,8 +65,21 @@ pub(super) fn best(a: &RailInfo, b: &RailInfo) -> Result<Best, String> {
     pairs(a, b)?.first().copied().ok_or_else(|| obstacle(a, b))
 }
 
+/// Returns why an address of a rail cannot be one of its port.
+fn wrong(rail: &RailInfo, at: usize) -> Option<String> {
+    let addr = gid_addr(rail.addrs.get(at)?.gid);
+    unusable_gid(addr).map(|why| format!("{} has {addr}, which is {why}", rail.name))
+}
+
 /// Returns why no address of a RoCE rail fits one of the other.
 fn obstacle(a: &RailInfo, b: &RailInfo) -> String {
+    let all_wrong = |rail: &RailInfo| {
+        let wrong: Option<Vec<_>> = (0..rail.addrs.len()).map(|at| wrong(rail, at)).collect();
+        wrong.filter(|wrong| !wrong.is_empty()).map(|wrong| listed(wrong.into_iter()))
+    };
+    if let Some(wrong) = all_wrong(a).or_else(|| all_wrong(b)) {
+        return wrong;
+    }
     let kinds = |rail: &RailInfo| listed(rail.addrs.iter().map(|addr| format!("{:?}", addr.gid_kind)));
     let ips = |rail: &RailInfo| listed(rail.addrs.iter().map(|addr| gid_addr(addr.gid).to_string()));
     let any = |fits: fn(&RailAddr, &RailAddr) -> bool| {
@@ -148,7 +164,7 @@ pub fn gid_addr(gid: [u8; 16]) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::route::tests::with;
+    use crate::route::tests::{ib, with};
     use proptest::prelude::*;
 
     /// Names the pair, or the reason why there is none. The order of the rails does not matter.
@@ -164,6 +180,31 @@ mod tests {
             best(b, a).map(|b| (b.at.connector, b.at.acceptor)).ok()
         );
         found.map(|best| (text(a, best.at.connector), text(b, best.at.acceptor)))
+    }
+
+    //= reach.md: link-local, loopback and multicast addresses rank last or are dropped
+    #[test]
+    fn an_address_that_no_port_may_have_is_not_used() {
+        let ours = with("a", &[("10.0.0.1", 24)], false);
+        for (ip, what) in [
+            ("224.0.0.1", "multicast"),
+            ("127.0.0.1", "loopback"),
+            ("255.255.255.255", "broadcast"),
+            ("0.0.0.0", "unspecified"),
+        ] {
+            let theirs = |addrs: &[(&str, u8)]| with("b", addrs, false);
+            let why = format!("b has {ip}, which is {what}");
+            assert_eq!(chosen(&ours, &theirs(&[(ip, 24)])), Err(why));
+            let used = Ok(("10.0.0.1 v2".to_owned(), "10.0.0.2 v2".to_owned()));
+            assert_eq!(chosen(&ours, &theirs(&[(ip, 24), ("10.0.0.2", 24)])), used);
+        }
+        let [mut x, mut y] = [ib("x", 0), ib("y", 0)];
+        y.addrs[0].gid = x.addrs[0].gid;
+        assert!(best(&x, &y).is_ok());
+        for rail in [&mut x, &mut y] {
+            rail.addrs[0].gid[0] = 0xff;
+        }
+        assert!(best(&x, &y).unwrap_err().ends_with(", which is multicast"));
     }
 
     //= reach.md: a common subnet decides among addresses of one family and version

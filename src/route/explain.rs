@@ -7,6 +7,24 @@ use super::choice::{Choice, End, Refused, Route};
 use super::kernel::is_unrouted;
 use crate::proto::{Ends, LinkLayer, NOT_TRIED, RailInfo, RailRole, Role, RoutePolicy, UnusableRail};
 
+/// Most bytes of a text about the pairs of rails. A peer chooses the names and reasons of its rails,
+/// and two ends may have 1,024 pairs.
+const TEXT_MAX: usize = 8 << 10;
+
+/// Joins reasons, as many as a text has room for.
+pub(crate) fn joined(reasons: &[String]) -> String {
+    let mut bytes = 0;
+    let fits = |reason: &&String| {
+        bytes += reason.len();
+        bytes <= TEXT_MAX
+    };
+    let shown: Vec<&str> = reasons.iter().take_while(fits).map(String::as_str).collect();
+    match reasons.len() - shown.len() {
+        0 => shown.join("; "),
+        left => format!("{}; and {left} more", shown.join("; ")),
+    }
+}
+
 /// Returns why a pair without a common subnet is refused.
 pub(super) fn no_subnet(policy: RoutePolicy) -> String {
     format!(
@@ -110,7 +128,7 @@ impl Choice {
                 let later = self.rest.iter().filter(|r| of(&r.rails) == i && r.requested == 2);
                 why.extend(later.filter_map(|r| self.taken_by(ends, r)));
                 why.dedup();
-                if why.is_empty() { "the other end has no rail for it".to_owned() } else { why.join("; ") }
+                if why.is_empty() { "the other end has no rail for it".to_owned() } else { joined(&why) }
             };
             out.push(format!("the {name}'s {}: {why}", rail.name));
         }
@@ -141,7 +159,7 @@ impl Choice {
             |r: &&Route| r.requested == 2 && chosen.requested < 2 && !tried.iter().any(|(t, _)| t == *r);
         let worse = self.rest.iter().filter(worse);
         why.extend(worse.map(|r| format!("{}: no common subnet", r.describe(ends))));
-        let why = if why.is_empty() { "nothing else can be joined".to_owned() } else { why.join("; ") };
+        let why = if why.is_empty() { "nothing else can be joined".to_owned() } else { joined(&why) };
         let instead = match chosen.requested {
             2 => "and not by the preferred addresses",
             _ => "and not as NCCL requested",
@@ -164,6 +182,6 @@ impl Choice {
             rows.push("an end has no rail to offer".into());
         }
         rows.extend(unusable(ends, |_| true, self.by_role));
-        rows.join("; ")
+        joined(&rows)
     }
 }

@@ -16,7 +16,7 @@ mod rank;
 
 pub use address::gid_addr;
 pub use choice::{Choice, End, Refused, Route};
-pub(crate) use explain::{is_untried, untried};
+pub(crate) use explain::{is_untried, joined, untried};
 pub(crate) use infiniband::dlid;
 pub use island::{Class, class};
 pub(crate) use kernel::{is_unrouted, unrouted};

@@ -6,7 +6,7 @@ use rdma_sys as sys;
 
 use super::shim;
 use crate::error::{Error, Result};
-use crate::proto::{GidKind, LinkLayer, flid};
+use crate::proto::{GidKind, LinkLayer, flid, unusable_gid};
 
 /// The attributes of a port.
 #[derive(Debug, Clone, Copy)]
@@ -111,12 +111,7 @@ impl Gid {
 
     /// Returns why no connection can use the GID.
     pub fn unusable(&self) -> Option<&'static str> {
-        match self.addr() {
-            addr if addr.is_loopback() => Some("loopback"),
-            addr if addr.is_multicast() => Some("multicast"),
-            IpAddr::V4(v4) if v4.is_broadcast() => Some("broadcast"),
-            _ => None,
-        }
+        unusable_gid(self.addr())
     }
 
     /// Returns whether the entry is in use.

@@ -44,7 +44,7 @@ const LAYERS: [&[&str]; 14] = [
 
 /// The table of sockets is an enum of everything that the reactor drives, and everything that the
 /// reactor drives knows both.
-const REACTOR: [&str; 10] = [
+const REACTOR: [&str; 11] = [
     "attempt",
     "channel",
     "connector",
@@ -54,6 +54,7 @@ const REACTOR: [&str; 10] = [
     "redial_listener",
     "redialed",
     "redialer",
+    "rival",
     "sockets",
 ];
 

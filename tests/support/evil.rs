@@ -8,7 +8,7 @@ use nccl_net_mpib::control::{Channel, Control, Listener, Options};
 use nccl_net_mpib::device::{self, Device};
 use nccl_net_mpib::process::Process;
 use nccl_net_mpib::proto::{
-    FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RailAddr, RailInfo, RouteWiring, Wiring,
+    Claim, FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RailAddr, RailInfo, RouteWiring, Wiring,
     memory_bytes, qp_of_slot, written_bytes,
 };
 use nccl_net_mpib::verbs::{
@@ -78,10 +78,9 @@ pub fn hello() -> Hello {
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
     let terms = nccl_net_mpib::policy::terms(&config(), device().is_sout_sup);
-    let (nonce, token, host, pid) = ([0; 16], [0; 16], "evil".into(), std::process::id());
+    let (host, pid) = ("evil".into(), std::process::id());
     Hello {
-        nonce,
-        token,
+        claim: Claim::default(),
         pid,
         host,
         terms,

@@ -22,6 +22,7 @@ pub mod paths;
 pub mod peer;
 pub mod process;
 pub mod proxy;
+pub mod raw;
 pub mod recorder;
 pub mod rng;
 pub mod stats;

@@ -32,6 +32,8 @@ struct Shared {
     /// Both sides of each connection: connector's, acceptor's.
     pairs: Mutex<Vec<[TcpStream; 2]>>,
     swallows: AtomicBool,
+    /// The sides whose bytes were passed on, in order; repetitions are left out.
+    sent: Mutex<Vec<Side>>,
 }
 
 impl Proxy {
@@ -48,9 +50,13 @@ impl Proxy {
                 let (connector, acceptor) = (connector.unwrap(), TcpStream::connect(to).unwrap());
                 let copy = |stream: &TcpStream| stream.try_clone().unwrap();
                 shared.pairs.lock().unwrap().push([copy(&connector), copy(&acceptor)]);
-                for (from, to) in [(copy(&connector), copy(&acceptor)), (acceptor, connector)] {
+                let ways = [
+                    (Side::Connector, copy(&connector), copy(&acceptor)),
+                    (Side::Acceptor, acceptor, connector),
+                ];
+                for (side, from, to) in ways {
                     let shared = Arc::clone(&shared);
-                    thread::spawn(move || pass_on(from, to, &shared.swallows));
+                    thread::spawn(move || pass_on(side, from, to, &shared));
                 }
             }
         });
@@ -60,7 +66,7 @@ impl Proxy {
     /// The handle that leads through the proxy.
     pub fn handle(&self, handle: &Handle) -> Handle {
         let here = Addr::new(Ipv4Addr::LOCALHOST.into(), 8).unwrap();
-        Handle::new(*handle.nonce(), self.port, &[here]).unwrap()
+        Handle::new(handle.secret().clone(), self.port, &[here]).unwrap()
     }
 
     /// Resets all connections at these sides. The other side hears nothing more.
@@ -73,6 +79,11 @@ impl Proxy {
                 }
             }
         }
+    }
+
+    /// Returns the sides that have sent so far, in turn.
+    pub fn sent(&self) -> Vec<Side> {
+        self.shared.sent.lock().unwrap().clone()
     }
 
     /// From now on no byte is passed on, and no connection ends.
@@ -93,15 +104,27 @@ pub fn reset(stream: &TcpStream) {
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
 }
 
-fn pass_on(mut from: TcpStream, mut to: TcpStream, swallows: &AtomicBool) {
+impl Shared {
+    fn sends(&self, side: Side) {
+        let mut sent = self.sent.lock().unwrap();
+        if sent.last() != Some(&side) {
+            sent.push(side);
+        }
+    }
+}
+
+fn pass_on(side: Side, mut from: TcpStream, mut to: TcpStream, shared: &Shared) {
     let mut chunk = [0; 4096];
     loop {
         let read = from.read(&mut chunk);
-        if swallows.load(Ordering::SeqCst) {
+        if shared.swallows.load(Ordering::SeqCst) {
             match read {
                 Ok(1..) => continue,
                 _ => return,
             }
+        }
+        if matches!(read, Ok(1..)) {
+            shared.sends(side);
         }
         match read {
             Ok(0) => return drop(to.shutdown(Shutdown::Write)),

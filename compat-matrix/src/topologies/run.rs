@@ -9,8 +9,8 @@ use std::{
 };
 
 use softcuda::{
-    Settings,
-    rank::{Collective, Element, Job, Operator, Test},
+    DataType, Settings,
+    rank::{Collective, Job, Operator, Test},
     world::{Start, World},
 };
 
@@ -185,7 +185,7 @@ impl Bench<'_> {
 
 const TEST: Test = Test {
     collective: Collective::AllReduce,
-    element: Element::F32,
+    element: DataType::F32,
     operator: Operator::Sum,
     count: 1,
     times: 1,

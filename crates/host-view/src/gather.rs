@@ -129,6 +129,7 @@ fn process(known: Process, read: Statistics) -> Process {
         events: events
             .filter_map(|(code, n)| Some((Event::of(code)?.word().into(), Count(n))).filter(|_| n > 0))
             .collect(),
+        forged_frames: Count(summary.forged),
         failover: Failover {
             episodes: Count(summary.episodes),
             bytes_sent_again: Count(summary.replayed),

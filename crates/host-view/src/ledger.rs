@@ -13,6 +13,7 @@ pub(crate) struct Counted {
     totals: TwoWays,
     failover: Failover,
     events: BTreeMap<String, Count>,
+    forged_frames: Count,
     opened: Count,
 }
 
@@ -53,9 +54,10 @@ fn keys(host: &Host) -> Vec<(u32, u64, usize)> {
 
 impl Counted {
     fn of(process: &Process) -> Self {
-        let Process { totals, failover, events, opened, ports, .. } = process;
+        let Process { totals, failover, events, forged_frames, opened, ports, .. } = process;
         let ports = ports.iter().map(|port| (port.name.clone(), port.counts.clone())).collect();
-        Self { ports, totals: *totals, failover: *failover, events: events.clone(), opened: *opened }
+        let (totals, failover, forged_frames, opened) = (*totals, *failover, *forged_frames, *opened);
+        Self { ports, totals, failover, events: events.clone(), forged_frames, opened }
     }
 
     fn add(&mut self, other: &Self) {
@@ -65,18 +67,21 @@ impl Counted {
         self.totals.add(&other.totals);
         self.failover.add(&other.failover);
         add_all(&mut self.events, &other.events);
+        self.forged_frames += other.forged_frames;
         self.opened += other.opened;
     }
 }
 
 impl Host {
-    /// Computes the sums over the processes: `ports`, `totals`, `failover`, `events`, `opened`.
+    /// Computes the sums over the processes: `ports`, `totals`, `failover`, `events`,
+    /// `forged_frames`, `opened`.
     pub fn sum(&mut self) {
         let mut ports: BTreeMap<String, Port> = BTreeMap::new();
         for process in &self.processes {
             self.totals.add(&process.totals);
             self.failover.add(&process.failover);
             add_all(&mut self.events, &process.events);
+            self.forged_frames += process.forged_frames;
             self.opened += process.opened;
             for port in &process.ports {
                 ports.entry(port.name.clone()).or_insert_with(|| Port::unused(&port.name)).add(port);
@@ -91,6 +96,7 @@ impl Host {
         self.totals.add(&ended.totals);
         self.failover.add(&ended.failover);
         add_all(&mut self.events, &ended.events);
+        self.forged_frames += ended.forged_frames;
         self.opened += ended.opened;
         for (name, counts) in &ended.ports {
             match self.ports.binary_search_by(|port| port.name.cmp(name)) {

@@ -56,6 +56,7 @@ metrics! {
     Waits = COUNTER "mpib_waits_total" ["direction", "reason"] "Calls that returned no request: they wait for the peer's receive, or for room in a queue";
     FailedCalls = COUNTER "mpib_failed_calls_total" ["direction"] "Calls that failed, and with them their connection";
     Events = COUNTER "mpib_adapter_events_total" ["event"] "Asynchronous events of adapters";
+    Forged = COUNTER "mpib_forged_frames_total" [] "Frames of control connections with a wrong authentication tag";
     Returns = COUNTER "mpib_rail_returns_total" [] "Ports and routes that came back into use";
     PortsNotShown = GAUGE "mpib_ports_not_shown" [] "Ports beyond the 64th, which have no metrics";
     State = GAUGE "mpib_rail_state" ["device", "port", "state"] "1 for the state that the port has: healthy, suspect, down or probing; of several processes the worst";
@@ -133,6 +134,7 @@ fn of_host(to: &mut Families, host: &Host) {
         let count = host.events.get(event.word()).copied().unwrap_or_default();
         to.count(Id::Events, &[event.word()], count);
     }
+    to.count(Id::Forged, &[], host.forged_frames);
     to.count(Id::Returns, &[], host.failover.returns);
     to.add(Id::PortsNotShown, &[], host.ports_not_shown as f64);
 }

@@ -34,6 +34,8 @@ pub struct Host {
     pub failover: Failover,
     /// Sums of the processes' `events`.
     pub events: BTreeMap<String, Count>,
+    /// Sum of the processes' `forged_frames`.
+    pub forged_frames: Count,
     /// Connections made so far.
     pub opened: Count,
     /// One member for each copy of the plugin in a process.
@@ -71,6 +73,9 @@ pub struct Process {
     /// Asynchronous events of the adapters, by name, with their number. Events that never occurred
     /// are omitted.
     pub events: BTreeMap<String, Count>,
+    /// Frames of control connections with a wrong authentication tag: something between the ends,
+    /// or another process, has written them.
+    pub forged_frames: Count,
     /// What failover has cost the process.
     pub failover: Failover,
     /// Sums over all connections so far.

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::policy::{Plan, Stripes};
 use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role};
-use crate::route::{Choice, Class, End, Route, is_disjoint};
+use crate::route::{Choice, Class, End, Route, is_disjoint, joined};
 
 /// The routes of one handshake.
 #[derive(Debug)]
@@ -323,7 +323,7 @@ impl Attempts {
         if missing.is_empty() {
             return Ok(None);
         }
-        let mut what = format!("{what}: {}", missing.join("; "));
+        let mut what = format!("{what}: {}", joined(missing));
         let has_home = |home: &RailRole| kept.iter().any(|r| self.rail_role(r) == *home);
         if let Some(home) = self.plan.home().filter(|home| !has_home(home)) {
             let class = if home == RailRole::SUP { Class::Intra } else { Class::Inter };

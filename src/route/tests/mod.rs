@@ -363,3 +363,15 @@ fn roce_versions_and_families_do_not_mix() {
 fn no_rails_is_an_error() {
     assert_eq!(choose(Any, &[], &[], 0).table(&ends(&[], &[]), &[]), "an end has no rail to offer");
 }
+
+/// A peer chooses names and reasons.
+#[test]
+fn a_text_about_many_pairs_has_a_bound() {
+    let ours: Vec<_> = (0..32).map(|i| roce(&format!("ours{i}"), "10.0.0.1", 24, 0)).collect();
+    let theirs: Vec<_> = (0..32).map(|i| ib(&format!("{}{i}", "x".repeat(60)), 0)).collect();
+    let table = choose(PreferSubnet, &ours, &theirs, 0).table(&ends(&ours, &theirs), &[]);
+    assert!((4 << 10..9 << 10).contains(&table.len()), "{} bytes", table.len());
+    let (_, left) = table.rsplit_once("; and ").unwrap();
+    let left: usize = left.strip_suffix(" more").unwrap().parse().unwrap();
+    assert_eq!(table.split("; ").count() - 1 + left, 32 * 32);
+}

@@ -156,8 +156,14 @@ fn inits_at_the_same_time_open_devices_once() {
                 });
             }
         });
-        let opened =
-            LOG.lock().unwrap().iter().filter(|(_, line)| line.contains("device(s): soft0+soft1")).count();
+        let opened = LOG
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(_, line)| {
+                line.contains("protocol 10, table v") && line.contains("device(s): soft0+soft1")
+            })
+            .count();
         assert_eq!((opened, take_warnings().len()), (1, 0));
     });
 }

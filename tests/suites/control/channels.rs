@@ -1,20 +1,20 @@
 //! Control connections over real sockets: how they come about, and how they end.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::peer::{Peer, commands, handle_of, word};
 use mpib_tests::process::Role;
+use mpib_tests::raw::Raw;
 use mpib_tests::{here, isolated_with};
 use nccl_net_mpib::control::{Channel, ChannelState};
-use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, Wiring};
+use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, TAG_BYTES, Wiring};
 
 use super::util::{
-    SILENCE, a_real_peer_gets_in, accept, connect, control, handle_with, hello, hello_bytes, listen, recv,
-    stranger,
+    SILENCE, a_real_peer_gets_in, accept, connect, control, handle_with, hello, listen, raw_peer, recv,
 };
 
 /// Both ends of a connection.
@@ -50,7 +50,7 @@ fn each_address_of_a_handle_leads_to_the_listener() {
     let listener = listen();
     let handle = listener.handle();
     for addr in handle.addrs() {
-        let alone = Handle::new(*handle.nonce(), handle.port(), &[*addr]).unwrap();
+        let alone = Handle::new(handle.secret().clone(), handle.port(), &[*addr]).unwrap();
         let connector =
             Channel::connect(control(), &alone, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
         let acceptor = accept(&listener);
@@ -60,52 +60,82 @@ fn each_address_of_a_handle_leads_to_the_listener() {
     }
 }
 
+/// Somebody who has not proved to be the listener cannot end the connection with a REFUSE.
+//= protocol.md: authentication: a REFUSE without a proof is kept for the error
 #[test]
-fn a_refusal_reaches_the_connector_as_a_sentence() {
-    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let port = server.local_addr().unwrap().port();
-    let answer = thread::spawn(move || {
-        let (mut stream, _) = server.accept().unwrap();
-        let mut first = [0; HELLO_PREFIX_BYTES];
-        stream.read_exact(&mut first).unwrap();
-        stream.write_all(&Message::Refuse { reason: "not today\n".into() }.encode().unwrap()).unwrap();
-        // Not closed before the connector has read it.
-        let _ = stream.read_to_end(&mut Vec::new());
+fn a_refusal_without_a_proof_is_kept_for_the_error() {
+    let stranger = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = stranger.local_addr().unwrap().port();
+    let answers = thread::spawn(move || {
+        let refuse = Message::Refuse { reason: "not today\n".into() }.encode().unwrap();
+        for stream in stranger.incoming() {
+            let mut stream = stream.unwrap();
+            let mut first = [0; HELLO_PREFIX_BYTES];
+            // The last connection is the one that ends this thread.
+            if stream.read_exact(&mut first).is_err() {
+                return;
+            }
+            stream.write_all(&refuse).unwrap();
+            // Not closed before the connector has read it.
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
     });
-    let channel = Channel::connect(
-        control(),
-        &handle_with(port, &["127.0.0.1"]),
-        (&hello("connector"), None),
-        LIMIT,
-        SILENCE,
-    )
-    .unwrap();
-    let error = until("the refusal", || channel.try_recv().err()).to_string();
-    assert_eq!(error, format!("127.0.0.1:{port} refuses the connection: not today?"));
+    let handle = handle_with(port, &["127.0.0.1"]);
+    let timeout = Duration::from_millis(300);
+    let channel =
+        Channel::connect(control(), &handle, (&hello("connector"), None), timeout, SILENCE).unwrap();
+    let error = until("the end", || channel.try_recv().err()).to_string();
+    for part in [
+        "no answer within 300 ms (MPIB_CONNECT_TIMEOUT_MS)",
+        &format!("127.0.0.1:{port}: it refuses the connection and has not proved who it is: not today?"),
+    ] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
     assert_eq!(channel.state(), ChannelState::Lost);
-    answer.join().unwrap();
+    drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap());
+    answers.join().unwrap();
+    // The listener is at another address, beside such a stranger.
+    let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = server.local_addr().unwrap().port();
+    let stranger = TcpListener::bind(("127.0.0.9", port)).unwrap();
+    let handle = handle_with(port, &["127.0.0.9", "127.0.0.1"]);
+    let channel = Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
+    let mut refuses = accept_tcp(&stranger);
+    refuses.write_all(&Message::Refuse { reason: "no".into() }.encode().unwrap()).unwrap();
+    accept_raw(&server, &handle).send(&Message::Ready);
+    assert_eq!(recv(&channel), Message::Ready);
 }
 
-/// Accepts on `server` and gives the connection with the token of its HELLO.
-fn accept_raw(server: &std::net::TcpListener) -> (TcpStream, [u8; 16]) {
+/// A listener that has proved itself ends the connection by its REFUSE.
+#[test]
+fn a_refusal_with_a_proof_reaches_the_connector_as_a_sentence() {
+    let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
+    let channel = Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
+    let mut listener = accept_raw(&server, &handle);
+    listener.send(&Message::Refuse { reason: "not today\n".into() });
+    assert_eq!(recv(&channel), Message::Refuse { reason: "not today?".into() });
+}
+
+/// Accepts on `server`, and answers WELCOME as the listener of `handle`.
+fn accept_raw(server: &TcpListener, handle: &Handle) -> Raw {
+    Raw::accept(accept_tcp(server), handle.secret())
+}
+
+fn accept_tcp(server: &TcpListener) -> TcpStream {
     server.set_nonblocking(true).unwrap();
-    let (mut stream, _) = until("a connection", || server.accept().ok());
+    let (stream, _) = until("a connection", || server.accept().ok());
     stream.set_nonblocking(false).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut start = [0; HELLO_PREFIX_BYTES + 16];
-    stream.read_exact(&mut start).unwrap();
-    (stream, start[HELLO_PREFIX_BYTES..].try_into().unwrap())
+    stream
 }
 
 #[test]
 fn a_listener_that_closes_without_an_answer_is_tried_again() {
-    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
     let channel = Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
-    drop(accept_raw(&server));
-    let (mut stream, token) = accept_raw(&server);
-    stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
-    stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
+    drop(accept_tcp(&server));
+    accept_raw(&server, &handle).send(&Message::Ready);
     assert_eq!(recv(&channel), Message::Ready);
 }
 
@@ -113,14 +143,12 @@ fn a_listener_that_closes_without_an_answer_is_tried_again() {
 //= adapters.md: A3: a dead address does not delay the next
 #[test]
 fn a_silent_address_does_not_hold_up_the_next() {
-    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = server.local_addr().unwrap().port();
-    let _silent = std::net::TcpListener::bind(("127.0.0.4", port)).unwrap();
+    let _silent = TcpListener::bind(("127.0.0.4", port)).unwrap();
     let handle = handle_with(port, &["127.0.0.4", "127.0.0.1"]);
     let channel = Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
-    let (mut stream, token) = accept_raw(&server);
-    stream.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
-    stream.write_all(&Message::Ready.encode().unwrap()).unwrap();
+    accept_raw(&server, &handle).send(&Message::Ready);
     assert_eq!(recv(&channel), Message::Ready);
     assert_eq!(channel.peer(), Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))));
 }
@@ -130,9 +158,9 @@ fn a_silent_address_does_not_hold_up_the_next() {
 #[test]
 fn all_addresses_of_own_networks_are_tried_soon() {
     let ips = ["127.0.0.7", "127.0.0.8", "127.0.0.9"];
-    let first = std::net::TcpListener::bind((ips[0], 0)).unwrap();
+    let first = TcpListener::bind((ips[0], 0)).unwrap();
     let port = first.local_addr().unwrap().port();
-    let others = [ips[1], ips[2]].map(|ip| std::net::TcpListener::bind((ip, port)).unwrap());
+    let others = [ips[1], ips[2]].map(|ip| TcpListener::bind((ip, port)).unwrap());
     let handle = handle_with(port, &ips);
     let channel =
         Channel::connect(control(), &handle, (&hello("connector"), None), Duration::from_millis(50), SILENCE)
@@ -144,25 +172,48 @@ fn all_addresses_of_own_networks_are_tried_soon() {
     drop((first, others));
 }
 
+/// Somebody who has the HELLO and not the secret: it can copy the WELCOME of another connection, or
+/// make one up.
+//= protocol.md: authentication: a WELCOME without the right proof is no answer
 #[test]
-fn another_connectors_welcome_is_no_answer() {
-    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+fn a_false_welcome_is_no_answer() {
+    let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
     let channel = Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
-    let (mut first, mut token) = accept_raw(&server);
-    token[0] ^= 1;
-    first.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
-    // It gives this one up, and tries again.
-    let (mut second, token) = accept_raw(&server);
-    second.write_all(&Message::Welcome { token }.encode().unwrap()).unwrap();
-    second.write_all(&Message::Ready.encode().unwrap()).unwrap();
+    let mut first = accept_tcp(&server);
+    let welcome = Message::Welcome { challenge: [1; 16], proof: [2; 16] };
+    first.write_all(&welcome.encode().unwrap()).unwrap();
+    // With another secret.
+    let _second = Raw::accept(accept_tcp(&server), &[1; 16].into());
+    // The connector gives these up, and tries again.
+    accept_raw(&server, &handle).send(&Message::Ready);
     assert_eq!(recv(&channel), Message::Ready);
+}
+
+/// Not one byte of the secret is in what a connector sends, before the listener has proved itself
+/// and after.
+//= protocol.md: authentication: the secret is not sent
+#[test]
+fn the_secret_is_not_sent() {
+    let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
+    let channel = Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
+    let mut raw = accept_raw(&server, &handle);
+    raw.send(&Message::Ready);
+    assert_eq!(recv(&channel), Message::Ready);
+    channel.send(&Message::Ready).unwrap();
+    channel.close();
+    let mut all = Vec::new();
+    raw.stream.shutdown(Shutdown::Write).unwrap();
+    raw.stream.read_to_end(&mut all).unwrap();
+    assert!(all.len() > 3 * 16, "PROOF, READY and BYE with their tags");
+    assert!(!all.windows(4).any(|w| w == &handle.secret().bytes()[..4]));
 }
 
 //= reach.md: an address that fails is retried; a refused connection fails soon
 #[test]
 fn a_missing_listener_is_reported_soon_with_every_address() {
-    let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let handle = handle_with(port, &["127.0.0.1", "127.0.0.2"]);
     // Long before the time of the handshake is over.
     let channel = Channel::connect(control(), &handle, (&hello("c"), None), 60 * LIMIT, SILENCE).unwrap();
@@ -179,7 +230,7 @@ fn a_missing_listener_is_reported_soon_with_every_address() {
 
 #[test]
 fn a_port_that_accepts_and_says_nothing_ends_in_time() {
-    let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(silent.local_addr().unwrap().port(), &["127.0.0.1"]);
     let channel =
         Channel::connect(control(), &handle, (&hello("c"), None), Duration::from_millis(150), SILENCE)
@@ -194,7 +245,7 @@ fn a_port_that_accepts_and_says_nothing_ends_in_time() {
 fn many_ways_to_one_listener_are_one_channel() {
     let listener = listen();
     let addrs = ["127.0.0.5", "127.0.0.6", "127.0.0.1"].map(|ip| Addr::new(ip.parse().unwrap(), 8).unwrap());
-    let handle = Handle::new(*listener.handle().nonce(), listener.handle().port(), &addrs).unwrap();
+    let handle = Handle::new(listener.handle().secret().clone(), listener.handle().port(), &addrs).unwrap();
     let connector =
         Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, SILENCE).unwrap();
     let acceptor = accept(&listener);
@@ -250,20 +301,20 @@ fn close_delivers_everything_and_then_says_bye() {
 #[test]
 fn a_close_with_much_unsent_still_delivers_it_all() {
     let listener = listen();
-    let mut peer = stranger(&listener);
-    peer.write_all(&hello_bytes(&listener)).unwrap();
+    let mut peer = raw_peer(&listener);
     let channel = until("the peer", || listener.try_accept().unwrap());
     let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
-    let frame = large.encode().unwrap();
-    let count = (16 << 20) / frame.len();
+    let len = large.encode().unwrap().len() + TAG_BYTES;
+    let count = (16 << 20) / len;
     for _ in 0..count {
         channel.send(&large).unwrap();
     }
     channel.close();
-    let mut all = Vec::new();
-    peer.read_to_end(&mut all).unwrap();
-    assert_eq!(all.len(), 21 + count * frame.len() + 5, "WELCOME, the messages, BYE");
-    assert!(all.ends_with(&Message::Bye.encode().unwrap()));
+    for _ in 0..count {
+        assert_eq!(peer.recv(), large);
+    }
+    assert_eq!(peer.recv(), Message::Bye);
+    assert_eq!(peer.stream.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]

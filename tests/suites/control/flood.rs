@@ -11,7 +11,7 @@ use nccl_net_mpib::control::{Channel, ChannelState, Listener};
 use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
 use socket2::{Domain, Socket, Type};
 
-use super::util::{connect, hello, hello_bytes, listen, recv};
+use super::util::{TOKEN, connect, hello_bytes, listen, raw_peer, recv};
 
 const STRANGERS: usize = 10_000;
 /// Strangers that stay until others take their place.
@@ -70,11 +70,11 @@ fn ten_thousand_strangers_cost_little_and_keep_nobody_out() {
         let listener = listen();
         // A peer that the listener has accepted. Strangers repeat its HELLO.
         let first = {
-            let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, listener.handle().port())).unwrap();
-            peer.write_all(&hello_bytes(&listener)).unwrap();
+            let peer = raw_peer(&listener);
             (until("the first peer", || listener.try_accept().unwrap()), peer)
         };
-        assert!(matches!(recv(&first.0), Message::Hello(h) if h.token == hello("x").token));
+        assert!(matches!(recv(&first.0), Message::Hello(h) if h.claim.token == TOKEN));
+        until("its proof", || first.0.is_proved().then_some(()));
         let right = hello_bytes(&listener);
         let connector = connect(&listener);
         let acceptor = next(&listener);

@@ -1,6 +1,6 @@
 //! Handles without a listener: `connect` fails in time, and the log names the attempts.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use mpib_tests::code::{Code, InvalidArgument, RemoteError, Success};
@@ -8,7 +8,7 @@ use mpib_tests::log::{LOG, warnings};
 use mpib_tests::pair::{connect, init, pattern, until};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, STATE_OFFSET};
+use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, STATE_OFFSET, Secret};
 
 /// An address of a network that does not exist (RFC 5737).
 const NOWHERE: &str = "192.0.2.77";
@@ -69,8 +69,8 @@ fn bytes_that_are_no_handle_are_refused_at_once() {
         let cases: Vec<([u8; 128], &str)> = vec![
             ([0; 128], "all zeroes"),
             (with(0, b'X'), "not an MPIB handle"),
-            (with(4, 8), "protocol version 8, this plugin speaks 9"),
-            (with(5, 1), "protocol version 265"),
+            (with(4, 9), "protocol version 9, this plugin speaks 10"),
+            (with(5, 1), "protocol version 266"),
             (
                 {
                     let mut h = with(6, 0);
@@ -79,11 +79,11 @@ fn bytes_that_are_no_handle_are_refused_at_once() {
                 },
                 "port 0",
             ),
-            (with(24, 0), "no address"),
-            (with(24, good[24] + 1), "address"),
-            (with(24, 255), "address"),
-            (with(25, 5), "family is neither 4 nor 6"),
-            (with(26, 200), "prefix is too long"),
+            (with(32, 0), "no address"),
+            (with(32, good[32] + 1), "address"),
+            (with(32, 255), "address"),
+            (with(33, 5), "family is neither 4 nor 6"),
+            (with(34, 200), "prefix is too long"),
             (with(119, 1), "data behind its"),
         ];
         for (handle, said) in cases {
@@ -92,7 +92,7 @@ fn bytes_that_are_no_handle_are_refused_at_once() {
         // Each length of a handle that was cut off; the last one that differs lacks one byte of its
         // last address.
         let end = (0..STATE_OFFSET).rev().find(|i| good[*i] != 0).unwrap() + 1;
-        for len in (0..end).filter(|len| !(6..25).contains(len)) {
+        for len in (0..end).filter(|len| !(6..33).contains(len)) {
             let mut handle = good;
             handle[len..].fill(0);
             // The last byte of an address may be any: a handle without it leads to another host.
@@ -115,7 +115,7 @@ fn random_bytes_are_refused_by_every_version() {
                 let mut handle: [u8; 128] = pattern(128, seed).try_into().unwrap();
                 if seed % 2 == 0 {
                     // Magic and version are right, so the rest is decoded.
-                    handle[..6].copy_from_slice(b"MPIB\x01\0");
+                    handle[..6].copy_from_slice(b"MPIB\x0a\0");
                 }
                 handle[STATE_OFFSET..].fill(0);
                 refused(table, ctx, handle, InvalidArgument, &["handle"]);
@@ -286,7 +286,7 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         peer.set_nonblocking(false).unwrap();
         let mut start = [0; HELLO_PREFIX_BYTES];
         peer.read_exact(&mut start).unwrap();
-        assert_eq!(HelloPrefix::at(&start).unwrap().unwrap().nonce, [7; 16]);
+        assert_eq!(HelloPrefix::at(&start).unwrap().unwrap().claim.id, *Secret::from([7; 16]).id());
         let lines = LOG.lock().unwrap().clone();
         assert_eq!(lines.iter().filter(|(_, text)| text.contains("are retried")).count(), 1, "{lines:?}");
         assert!(warnings().is_empty(), "{:?}", warnings());
@@ -294,7 +294,31 @@ fn a_port_that_refuses_at_first_is_tried_again() {
     });
 }
 
-/// Another listener of the plugin has the port now: it refuses the nonce.
+/// The connector's error names both versions, and the listener learns of them.
+//= protocol.md: versions: ends of different versions name both
+#[test]
+fn a_listener_of_another_version_learns_that() {
+    with_deadline(here!(), |table, ctx| {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut handle = to(&["127.0.0.1"], server.local_addr().unwrap().port());
+        let secret = Handle::decode(&handle).unwrap().secret().clone();
+        handle[4] = 11;
+        let both = "the handle is of protocol version 11, this plugin speaks 10";
+        refused(table, ctx, handle, InvalidArgument, &[both]);
+        let (mut stream, _) = server.accept().unwrap();
+        let mut start = [0; HELLO_PREFIX_BYTES];
+        stream.read_exact(&mut start).unwrap();
+        let prefix = HelloPrefix::at(&start).unwrap().unwrap();
+        assert_eq!(prefix.version, 10);
+        assert!(prefix.claim.is_for(&secret, 10));
+        // One report is enough.
+        stream.write_all(&Message::Refuse { reason: "no".into() }.encode().unwrap()).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        goes_on(table, ctx);
+    });
+}
+
+/// Another listener of the plugin has the port now: it drops the HELLO.
 #[test]
 fn another_listener_at_the_same_port_does_not_answer() {
     with_deadline(here!(), |table, ctx| {

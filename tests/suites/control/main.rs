@@ -2,6 +2,7 @@
 
 mod addresses;
 mod channels;
+mod crowds;
 mod exhausted_descriptors;
 mod flood;
 mod forked_child;
@@ -11,6 +12,7 @@ mod redialled_strangers;
 mod resources;
 mod silence;
 mod syscalls;
+mod turns;
 mod untrusted_connects;
 mod untrusted_peers;
 mod util;

@@ -1,139 +1,184 @@
 //! Strangers at the listener for re-dials.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::Ipv4Addr;
 
-use mpib_tests::pair::{LIMIT, until};
+use mpib_tests::pair::until;
 use mpib_tests::proxy::reset;
+use mpib_tests::raw::{Raw, dial, hello_frame, read_plain};
 use nccl_net_mpib::control::{Channel, ChannelState, Listener};
-use nccl_net_mpib::proto::{
-    Callback, HEADER_BYTES, HELLO_PREFIX_BYTES, Handle, Hello, Message, Redial, Role,
-};
+use nccl_net_mpib::proto::{Callback, Message, Redial, Role, Secret, ended_commitment};
 
 use super::redial::listen;
-use super::util::{hello, hello_bytes, is_dropped, recv, stranger};
+use super::util::{hello, is_dropped, recv};
 
 /// A channel of this process whose peer is this test, and what the peer knows.
 struct Known {
     channel: Channel,
-    stream: TcpStream,
-    redial: Redial,
-    port: u16,
+    peer: Raw,
+    /// The CALLBACK of the process.
+    callback: Callback,
 }
 
-/// The next message.
-fn read(stream: &mut TcpStream) -> Message {
-    let mut len = [0; HEADER_BYTES];
-    stream.read_exact(&mut len).unwrap();
-    let mut body = vec![0; u32::from_le_bytes(len) as usize];
-    stream.read_exact(&mut body).unwrap();
-    Message::decode(&body).unwrap()
-}
-
-fn say(stream: &mut TcpStream, message: &Message) {
-    stream.write_all(&message.encode().unwrap()).unwrap();
-}
+/// What the process of the test would show if the connection had ended there.
+const ENDED: [u8; 16] = [8; 16];
 
 /// Connects as a peer whose own listener for re-dials has this port.
 fn known(listener: &Listener, callback_port: u16) -> Known {
-    let mut stream = stranger(listener);
-    let mut bytes = hello_bytes(listener);
     // The token of another connector.
-    getrandom::fill(&mut bytes[HELLO_PREFIX_BYTES..HELLO_PREFIX_BYTES + 16]).unwrap();
-    stream.write_all(&bytes).unwrap();
+    let mut token = [0; 16];
+    getrandom::fill(&mut token).unwrap();
+    let mut peer = Raw::connect(listener.handle(), token, hello("stranger"));
     let mut addrs = listener.handle().addrs().to_vec();
     addrs.retain(|addr| addr.ip() == Ipv4Addr::LOCALHOST);
-    let ours = Handle::new([9; 16], callback_port, &addrs).unwrap();
-    say(&mut stream, &Message::Callback(Callback { handle: ours, key: [8; 16] }));
+    let ended = ended_commitment(&ENDED);
+    peer.send(&Message::Callback(Callback { id: [9; 8], port: callback_port, addrs, ended }));
     let channel = until("the peer", || listener.try_accept().unwrap());
     assert!(matches!(recv(&channel), Message::Hello(_)));
     channel.end_handshake().unwrap();
-    let Message::Welcome { token } = read(&mut stream) else { panic!("no WELCOME") };
-    let Message::Callback(Callback { handle, key }) = read(&mut stream) else { panic!("no CALLBACK") };
-    let redial = Redial { nonce: *handle.nonce(), token, key, from: Role::Connector };
-    Known { channel, stream, redial, port: handle.port() }
+    let Message::Callback(callback) = peer.recv() else { panic!("no CALLBACK") };
+    // The process knows this end's CALLBACK once it has read what follows.
+    peer.send(&Message::Ready);
+    assert_eq!(recv(&channel), Message::Ready);
+    Known { channel, peer, callback }
 }
 
-fn dial(port: u16) -> TcpStream {
-    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    stream
+impl Known {
+    fn key(&self) -> Secret {
+        self.peer.session.resume.into()
+    }
+
+    fn redial(&self, from: Role) -> Redial {
+        Redial::new(&self.key(), self.callback.id, self.peer.token, from, [4; 16])
+    }
+
+    /// Dials the process as this end, up to its WELCOME.
+    fn dial(&self, from: Role) -> Raw {
+        let frame = Message::Redial(self.redial(from)).encode().unwrap();
+        let mut stream = dial(self.callback.port);
+        // In pieces.
+        frame.chunks(7).for_each(|piece| stream.write_all(piece).unwrap());
+        let mut raw = Raw::unproved(stream, &self.key(), self.peer.token, &frame);
+        raw.keys = raw.session.keys_of(from, None);
+        raw
+    }
 }
 
 //= reach.md: nobody else can replace a control connection
-//= protocol.md: dialling again: an unknown token is answered with REFUSE
+//= protocol.md: dialling again: an unknown token is answered with ENDED
 #[test]
 fn whoever_does_not_know_all_secrets_is_dropped() {
     let listener = listen();
-    let Known { channel, mut stream, redial, port } = known(&listener, 1);
-    let wrong = |redial: &Redial| Message::Redial(redial.clone()).encode().unwrap();
-    let other = |[nonce, token, key]: [u8; 3]| {
-        let mut redial = redial.clone();
-        redial.nonce[0] ^= nonce;
-        redial.token[15] ^= token;
-        redial.key[15] ^= key;
-        wrong(&redial)
-    };
-    let hello = Message::Hello(Hello { nonce: redial.nonce, token: redial.token, ..hello("stranger") });
+    let known = known(&listener, 1);
+    let (key, port) = (known.key(), known.callback.port);
+    let (id, token) = (known.callback.id, known.peer.token);
+    let frame = |redial: Redial| Message::Redial(redial).encode().unwrap();
+    let hello = hello_frame(&key, token, hello("stranger"));
     let resume = Message::Resume.encode().unwrap();
+    let right = known.redial(Role::Connector);
+    let wrong_key = frame(Redial::new(&[1; 16].into(), id, token, Role::Connector, [4; 16]));
     for bytes in [
-        other([1, 0, 0]),
-        other([0, 0, 1]),
-        hello.encode().unwrap(),
+        wrong_key.clone(),
+        frame(Redial::new(&key, [1; 8], token, Role::Connector, [4; 16])),
+        frame(Redial { challenge: [5; 16], ..right.clone() }),
+        hello,
         resume.clone(),
-        vec![255; 60],
+        vec![255; 70],
         b"GET / HTTP/1.1\r\n\r\n".repeat(4),
-        // The channel is no connector's.
-        [other([0, 0, 1]), resume.clone()].concat(),
+        [wrong_key, resume.clone()].concat(),
     ] {
         let mut one = dial(port);
         one.write_all(&bytes).unwrap();
         is_dropped(one);
     }
-    // A peer of this process whose connection has ended here gets an answer, and no connection.
-    for redial in [other([0, 1, 0]), wrong(&Redial { from: Role::Acceptor, ..redial.clone() })] {
+    // A peer of this process whose connection has ended here gets an answer, and no connection. The
+    // channel is no connector's.
+    let other = Redial::new(&key, id, [1; 16], Role::Connector, [4; 16]);
+    for (redial, same_token) in [(other, false), (known.redial(Role::Acceptor), true)] {
         let mut one = dial(port);
-        one.write_all(&redial).unwrap();
-        let Message::Refuse { reason } = read(&mut one) else { panic!("no REFUSE") };
-        assert_eq!(reason, "its process has closed the connection");
+        one.write_all(&frame(redial)).unwrap();
+        let Message::Ended { proof } = read_plain(&mut one) else { panic!("no ENDED") };
+        // That the connector's end has closed is not that the acceptor's has.
+        assert_ne!(ended_commitment(&proof), known.callback.ended, "{same_token}");
     }
+    // A copy of a REDIAL gets a WELCOME, and no further.
+    let mut copy = dial(port);
+    copy.write_all(&frame(right)).unwrap();
+    assert!(matches!(read_plain(&mut copy), Message::Welcome { .. }));
+    copy.write_all(&resume).unwrap();
+    is_dropped(copy);
     // One that knows all and does not go on replaces nothing either.
-    let mut one = dial(port);
-    say(&mut one, &Message::Redial(redial.clone()));
-    assert_eq!(read(&mut one), Message::Welcome { token: redial.token });
-    drop(one);
-    say(&mut stream, &Message::Ready);
+    drop(known.dial(Role::Connector));
+    let Known { channel, mut peer, .. } = known;
+    peer.send(&Message::Ready);
     assert_eq!(recv(&channel), Message::Ready);
     assert_eq!(channel.state(), ChannelState::Open);
+}
+
+/// After the end of a connection its process shows that, to each process that dials it again.
+//= protocol.md: dialling again: an unknown token is answered with ENDED
+#[test]
+fn the_end_of_a_connection_has_a_proof() {
+    let listener = listen();
+    let known = known(&listener, 1);
+    // Keeps the listener for re-dials.
+    let _other = self::known(&listener, 1);
+    let redial = Message::Redial(known.redial(Role::Connector)).encode().unwrap();
+    known.channel.close();
+    let mut one = dial(known.callback.port);
+    one.write_all(&redial).unwrap();
+    let Message::Ended { proof } = read_plain(&mut one) else { panic!("no ENDED") };
+    assert_eq!(ended_commitment(&proof), known.callback.ended);
+}
+
+/// The process that dials again believes nobody else that the connection has ended.
+//= protocol.md: authentication: a REFUSE without a proof is kept for the error
+#[test]
+fn an_end_without_its_proof_is_not_believed() {
+    let listener = listen();
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let known = known(&listener, server.local_addr().unwrap().port());
+    reset(&known.peer.stream);
+    let lies = [Message::Refuse { reason: "it has ended".into() }, Message::Ended { proof: [7; 16] }];
+    for lie in lies {
+        let (mut stream, _) = server.accept().unwrap();
+        let Message::Redial(redial) = read_plain(&mut stream) else { panic!("no REDIAL") };
+        assert_eq!((redial.id, redial.from), ([9; 8], Role::Acceptor));
+        assert!(redial.is_by_holder_of(&known.key()));
+        stream.write_all(&lie.encode().unwrap()).unwrap();
+        // It comes again.
+    }
+    let (mut stream, _) = server.accept().unwrap();
+    assert_eq!(known.channel.state(), ChannelState::Broken);
+    stream.write_all(&Message::Ended { proof: ENDED }.encode().unwrap()).unwrap();
+    until("the end", || (known.channel.state() == ChannelState::Lost).then_some(()));
+    let text = known.channel.received().unwrap_err().to_string();
+    assert!(text.contains("its process has closed the connection"), "{text}");
 }
 
 //= protocol.md: dialling again: a frame that was not read whole is dropped
 #[test]
 fn the_new_connection_begins_with_a_whole_frame() {
     let listener = listen();
-    let Known { channel, mut stream, redial, port } = known(&listener, 1);
-    say(&mut stream, &Message::Ready);
-    let half = Message::Refuse { reason: "x".repeat(500) }.encode().unwrap();
-    stream.write_all(&half[..100]).unwrap();
-    assert_eq!(recv(&channel), Message::Ready);
+    let mut known = known(&listener, 1);
+    let half = known.peer.sealed(&Message::Refuse { reason: "x".repeat(500) });
+    known.peer.stream.write_all(&half[..100]).unwrap();
     // More than the socket holds: this end has sent a part of a frame, too.
     let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
     for _ in 0..2000 {
-        channel.send(&large).unwrap();
+        known.channel.send(&large).unwrap();
     }
-    // In pieces, and with a message behind the last one.
-    let mut new = dial(port);
-    for piece in Message::Redial(redial.clone()).encode().unwrap().chunks(7) {
-        new.write_all(piece).unwrap();
-    }
-    assert_eq!(read(&mut new), Message::Welcome { token: redial.token });
+    // With a message behind the last one.
+    let mut new = known.dial(Role::Connector);
     let probed = Message::Probed { mask: 3, reasons: Vec::new() };
-    new.write_all(&[Message::Resume, probed.clone()].map(|m| m.encode().unwrap()).concat()).unwrap();
+    let both = [&Message::Resume, &probed].map(|message| new.sealed(message)).concat();
+    new.stream.write_all(&both).unwrap();
+    let Known { channel, mut peer, .. } = known;
     assert_eq!(recv(&channel), probed);
     channel.send(&Message::Ready).unwrap();
-    assert_eq!(read(&mut new), Message::Ready);
+    assert_eq!(new.recv(), Message::Ready);
     // The old one is reset.
-    let end = stream.read_to_end(&mut Vec::new()).map_err(|e| e.kind());
+    let end = peer.stream.read_to_end(&mut Vec::new()).map_err(|e| e.kind());
     assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
     drop(new);
     until("the loss", || (channel.state() == ChannelState::Lost).then_some(()));
@@ -148,16 +193,16 @@ fn refusals_of_the_established_address_are_death_and_silence_is_not() {
     let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let alive = known(&listener, silent.local_addr().unwrap().port());
     let dead = known(&listener, free);
-    reset(&alive.stream);
-    reset(&dead.stream);
+    reset(&alive.peer.stream);
+    reset(&dead.peer.stream);
     until("the loss", || (dead.channel.state() == ChannelState::Lost).then_some(()));
     assert_eq!(alive.channel.state(), ChannelState::Broken);
     let (_, why) = alive.channel.broken().unwrap();
     assert!(why.contains("the connection broke"), "{why}");
     // It is asked to dial.
     let (mut asked, _) = silent.accept().unwrap();
-    let Message::Redial(redial) = read(&mut asked) else { panic!("no REDIAL") };
-    assert_eq!((redial.nonce, redial.key, redial.from), ([9; 16], [8; 16], Role::Acceptor));
+    let Message::Redial(redial) = read_plain(&mut asked) else { panic!("no REDIAL") };
+    assert_eq!((redial.id, redial.from), ([9; 8], Role::Acceptor));
     // What is sent meanwhile is lost, and no error.
     alive.channel.send(&Message::Ready).unwrap();
     assert_eq!(alive.channel.received().unwrap(), None);

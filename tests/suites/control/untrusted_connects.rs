@@ -6,17 +6,19 @@ use std::net::{Ipv4Addr, TcpStream};
 
 use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success};
 use mpib_tests::evil::{Evil, Lies, hello};
-use mpib_tests::log::warnings;
-use mpib_tests::pair::{Buffer, init, pattern, until};
+use mpib_tests::log::{LOG, warnings};
+use mpib_tests::pair::{Buffer, LIMIT, init, pattern, until};
 use mpib_tests::peer::{Peer, accepted, recv, wait, word};
+use mpib_tests::raw::{Raw, hello_frame};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::{Handle, Hello, LinkLayer, Message, Wiring};
+use nccl_net_mpib::proto::{Claim, HELLO_PREFIX_BYTES, Handle, Hello, LinkLayer, Message, TAG_BYTES, Wiring};
+use nccl_net_mpib_agent_iface::stats::pages_of;
 
-use super::util::is_dropped;
+use super::util::{is_dropped, show_figures};
 
 fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static Table, Ptr, [u8; 128])) {
-    isolated(test, &mpib("512", env), || {
+    let stderr = isolated(test, &mpib("512", env), || {
         let table = newest();
         let mut handle = [0; 128];
         let (rc, listen) = table.listen(init(table), 0, &mut handle);
@@ -24,6 +26,7 @@ fn with_listener(test: &str, env: &[(&str, &str)], body: impl FnOnce(&'static Ta
         body(table, listen, handle);
         assert_eq!(table.close_listen(listen), Success);
     });
+    show_figures(stderr);
 }
 
 /// `accept` gives nobody, and no error.
@@ -50,11 +53,19 @@ fn stranger(handle: &[u8; 128], bytes: &[u8]) -> TcpStream {
     stream
 }
 
-/// A whole HELLO with the right nonce. `token` identifies the connector.
+/// A whole HELLO with the right claim. `token` identifies the connector.
 fn right_hello(handle: &[u8; 128], token: u8, change: impl FnOnce(&mut Hello)) -> Vec<u8> {
-    let mut ours = Hello { nonce: *Handle::decode(handle).unwrap().nonce(), token: [token; 16], ..hello() };
+    let mut ours = hello();
     change(&mut ours);
-    Message::Hello(ours).encode().unwrap()
+    hello_frame(Handle::decode(handle).unwrap().secret(), [token; 16], ours)
+}
+
+/// A peer that sends this HELLO and proves itself.
+fn peer(handle: &[u8; 128], token: u8, hello: &[u8]) -> Raw {
+    let secret = Handle::decode(handle).unwrap().secret().clone();
+    let stream = stranger(handle, hello);
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    Raw::after_hello(stream, &secret, [token; 16], hello)
 }
 
 /// A second process connects and sends, checked byte by byte.
@@ -81,8 +92,9 @@ fn the_real_peer_gets_in(table: &'static Table, listen: Ptr, handle: &[u8; 128])
 fn strangers_keep_nobody_out() {
     with_listener(here!(), &[], |table, listen, handle| {
         let whole = right_hello(&handle, 1, |_| ());
-        let mut wrong_nonce = whole.clone();
-        wrong_nonce[12] ^= 1;
+        let [mut wrong_id, mut wrong_tag] = [whole.clone(), whole.clone()];
+        wrong_id[12] ^= 1;
+        wrong_tag[HELLO_PREFIX_BYTES - 1] ^= 1;
         let all = |sayings: &[&[u8]]| -> Vec<TcpStream> {
             sayings.iter().map(|bytes| stranger(&handle, bytes)).collect()
         };
@@ -98,7 +110,8 @@ fn strangers_keep_nobody_out() {
             &(1u32 << 31).to_le_bytes(),
             // A frame above the limit of length, with a valid beginning.
             &[&100_000u32.to_le_bytes(), &whole[4..]].concat(),
-            &wrong_nonce,
+            &wrong_id,
+            &wrong_tag,
             // Its first frame is another message.
             &Message::Ready.encode().unwrap(),
         ]);
@@ -115,57 +128,70 @@ fn strangers_keep_nobody_out() {
     });
 }
 
-/// Connectors that know the nonce and then break the protocol fail only their handshakes, with one
+/// Connectors that know the secret and then break the protocol fail only their handshakes, with one
 /// line each. accept returns the error, since NCCL makes one connector for each listener, and works
 /// again at the next call.
 //= reach.md: a failed handshake fails accept unless another is in progress
 #[test]
 fn misled_connectors_fail_alone() {
     with_listener(here!(), &[], |table, listen, handle| {
-        let with = |token, tail: &[u8]| [right_hello(&handle, token, |_| ()), tail.to_vec()].concat();
-        let frame = |message: Message| message.encode().unwrap();
         let mut too_many = right_hello(&handle, 20, |h| h.rails.clear());
-        // The last byte is the number of unusable rails, and the byte before it that of usable rails.
-        let mut too_many_rails = too_many.clone();
+        // The last byte is the number of unusable rails, and the byte before it that of usable
+        // rails.
+        let mut too_many_rails = right_hello(&handle, 22, |h| h.rails.clear());
         *too_many.last_mut().unwrap() = 255;
         let at = too_many_rails.len() - 2;
         too_many_rails[at] = 255;
-        let mut other_version = with(21, b"");
+        let mut other_version = right_hello(&handle, 21, |_| ());
+        let secret = Handle::decode(&handle).unwrap().secret().clone();
+        let claim = Claim::of_version(&secret, [21; 16], 77);
         other_version[9] = 77;
-        let cases: Vec<(Vec<u8>, &str)> = vec![
-            (with(1, b"GET / HTTP/1.1\r\n\r\n"), "a frame of"),
-            (with(2, &pattern(5000, 9)), "sent "),
-            (with(3, &[0; 4]), "a frame of 0 bytes"),
-            (with(4, &(1u32 << 30).to_le_bytes()), "at most"),
-            (with(5, &[1, 0, 0, 0, 99]), "unknown message type 99"),
-            (with(6, &frame(Message::Ready)), "READY while WIRING was due"),
+        other_version[HELLO_PREFIX_BYTES - TAG_BYTES..HELLO_PREFIX_BYTES].copy_from_slice(&claim.tag);
+        // What a peer sends behind its proof: bytes, the body of a frame, or a message.
+        enum Then {
+            Bytes(Vec<u8>),
+            Body(Vec<u8>),
+            Message(Message),
+            Nothing,
+        }
+        let whole = |token| right_hello(&handle, token, |_| ());
+        let said = |token, message, said| (whole(token), Then::Message(message), said);
+        let cases: Vec<(Vec<u8>, Then, &str)> = vec![
+            (whole(1), Then::Bytes(b"GET / HTTP/1.1\r\n\r\n".to_vec()), "a frame of"),
+            (whole(2), Then::Bytes(pattern(5000, 9)), "sent "),
+            (whole(3), Then::Bytes(vec![0; 4]), "a frame of 0 bytes"),
+            (whole(4), Then::Bytes((1u32 << 30).to_le_bytes().to_vec()), "at most"),
+            (whole(5), Then::Body(vec![99]), "unknown message type 99"),
             (
-                with(7, &frame(Message::Probed { mask: 3, reasons: Vec::new() })),
-                "PROBED while WIRING was due",
+                whole(16),
+                Then::Bytes([&17u32.to_le_bytes()[..], &[4; 17]].concat()),
+                "wrong authentication tag",
             ),
-            (with(8, &frame(Message::Bye)), "has closed the connection"),
-            (with(9, &frame(Message::Welcome { token: [0; 16] })), "WELCOME"),
-            (with(10, &frame(Message::Refuse { reason: "just so".into() })), "refuses: just so"),
-            (with(11, &right_hello(&handle, 11, |_| ())), "HELLO while WIRING was due"),
-            (right_hello(&handle, 12, |h| h.rails.clear()), "no rail reaches"),
+            said(6, Message::Ready, "READY while WIRING was due"),
+            said(7, Message::Probed { mask: 3, reasons: Vec::new() }, "PROBED while WIRING was due"),
+            said(8, Message::Bye, "has closed the connection"),
+            said(9, Message::Welcome { challenge: [0; 16], proof: [0; 16] }, "WELCOME"),
+            said(17, Message::Proof, "PROOF within a connection"),
+            said(10, Message::Refuse { reason: "just so".into() }, "refuses: just so"),
+            said(11, Message::Hello(hello()), "HELLO while WIRING was due"),
+            (right_hello(&handle, 12, |h| h.rails.clear()), Then::Nothing, "no rail reaches"),
             (
                 right_hello(&handle, 14, |h| {
                     h.rails.iter_mut().for_each(|r| r.link_layer = LinkLayer::InfiniBand)
                 }),
+                Then::Nothing,
                 "is InfiniBand",
             ),
             (
                 right_hello(&handle, 15, |h| h.rails.iter_mut().for_each(|r| r.addrs[0].gid = [0; 16])),
+                Then::Nothing,
                 "no rail reaches",
             ),
-            (too_many, "rails that cannot be used: 255 long, at most 32"),
-            (too_many_rails, "rails: 255 long, at most 32"),
-            (other_version, "version 77"),
+            (too_many, Then::Nothing, "rails that cannot be used: 255 long, at most 32"),
+            (too_many_rails, Then::Nothing, "rails: 255 long, at most 32"),
         ];
         let mut all = Vec::new();
-        for (bytes, said) in &cases {
-            let before = warnings().len();
-            all.push(stranger(&handle, bytes));
+        let expect = |said: &str, before: usize| {
             assert!([InvalidUsage, RemoteError].contains(&fails(table, listen, said)), "{said}");
             none_yet(table, listen);
             let lines = warnings();
@@ -176,17 +202,36 @@ fn misled_connectors_fail_alone() {
                 "{parts:?} in {:?}",
                 lines[before]
             );
+        };
+        for (bytes, then, said) in cases {
+            let before = warnings().len();
+            let mut one = peer(&handle, bytes[HELLO_PREFIX_BYTES - TAG_BYTES - 1], &bytes);
+            let sent = match then {
+                Then::Bytes(bytes) => bytes,
+                Then::Body(body) => one.sealed_body(&body),
+                Then::Message(message) => one.sealed(&message),
+                Then::Nothing => Vec::new(),
+            };
+            let _ = one.stream.write_all(&sent);
+            all.push(one.stream);
+            expect(said, before);
         }
+        // The frame with a wrong tag.
+        let forged = || pages_of(std::process::id()).unwrap()[0].summary().forged;
+        until("the count", || (forged() == 1).then_some(()));
+        let before = warnings().len();
+        all.push(stranger(&handle, &other_version));
+        expect("version 77", before);
         // One that has but one of the rails is no failure. Beside it, as it stays silent, others'
         // failures are lines alone.
-        all.push(stranger(&handle, &right_hello(&handle, 13, |h| h.rails.truncate(1))));
+        all.push(peer(&handle, 13, &right_hello(&handle, 13, |h| h.rails.truncate(1))).stream);
         until("the line on the rail", || {
             none_yet(table, listen);
             warnings().last().is_some_and(|line| line.contains("rails without a route")).then_some(())
         });
         // Others that stay silent behind a right HELLO, more than the listener keeps in line.
         for token in 100..200 {
-            all.push(stranger(&handle, &with(token, b"")));
+            all.push(stranger(&handle, &whole(token)));
             none_yet(table, listen);
         }
         the_real_peer_gets_in(table, listen, &handle);
@@ -199,9 +244,9 @@ fn misled_connectors_fail_alone() {
 #[test]
 fn a_handshake_that_fails_beside_another_is_no_error_of_accept() {
     with_listener(here!(), &[], |table, listen, handle| {
-        let first = stranger(&handle, &right_hello(&handle, 1, |_| ()));
-        // It is under way once it has the plugin's HELLO, which comes behind WELCOME (21 bytes).
-        let (mut reader, mut said) = (first.try_clone().unwrap(), [0; 32]);
+        let first = peer(&handle, 1, &right_hello(&handle, 1, |_| ()));
+        // It is under way once it has the plugin's HELLO, which comes behind WELCOME.
+        let (mut reader, mut said) = (first.stream.try_clone().unwrap(), [0; 32]);
         reader.set_nonblocking(true).unwrap();
         let mut got = 0;
         until("the plugin's HELLO", || {
@@ -209,7 +254,7 @@ fn a_handshake_that_fails_beside_another_is_no_error_of_accept() {
             got += reader.read(&mut said[got..]).unwrap_or(0);
             (got == said.len()).then_some(())
         });
-        let second = stranger(&handle, &right_hello(&handle, 2, |hello| hello.rails.clear()));
+        let second = peer(&handle, 2, &right_hello(&handle, 2, |hello| hello.rails.clear()));
         until("the second to fail", || {
             none_yet(table, listen);
             warnings().iter().any(|line| line.contains("no rail reaches")).then_some(())
@@ -223,6 +268,58 @@ fn a_handshake_that_fails_beside_another_is_no_error_of_accept() {
         // A later connector still works.
         the_real_peer_gets_in(table, listen, &handle);
         drop(second);
+    });
+}
+
+/// Holders of the secret by the dozen: each proves itself and then sends nothing. Queue pairs and
+/// memory exist for a few of them.
+//= reach.md: few handshakes of a listener are in progress at once
+#[test]
+fn holders_of_the_secret_keep_nobody_out() {
+    with_listener(here!(), &[], |table, listen, handle| {
+        let one = |token| peer(&handle, token, &right_hello(&handle, token, |_| ()));
+        none_yet(table, listen);
+        let mut all = Vec::new();
+        for token in 0..100 {
+            all.push(one(token));
+            none_yet(table, listen);
+        }
+        let begin = std::time::Instant::now();
+        the_real_peer_gets_in(table, listen, &handle);
+        eprintln!("a peer got in beside {} holders of the secret in {:?}", all.len(), begin.elapsed());
+        let given_up = || {
+            let lines = LOG.lock().unwrap();
+            lines.iter().filter(|(_, line)| line.contains("is given up for a new peer: 8")).count()
+        };
+        assert!(given_up() >= 100 - 8, "{}", given_up());
+        drop(all);
+    });
+}
+
+/// Somebody who has copied the HELLO of a connector and cannot go on: no failure of accept, and the
+/// connector gets in.
+//= protocol.md: authentication: of several connections with one HELLO, the one with the proof counts
+#[test]
+fn a_copied_hello_is_no_failure_of_accept() {
+    with_listener(here!(), &[], |table, listen, handle| {
+        let copies: Vec<_> = (1..=3).map(|n| stranger(&handle, &right_hello(&handle, n, |_| ()))).collect();
+        for mut copy in copies {
+            copy.set_nonblocking(true).unwrap();
+            until("the WELCOME", || {
+                none_yet(table, listen);
+                copy.read(&mut [0; 64]).ok()
+            });
+        }
+        // Each has been closed by its owner.
+        until("the lines", || {
+            none_yet(table, listen);
+            let lines = LOG.lock().unwrap();
+            let unproved =
+                lines.iter().filter(|(_, line)| line.contains("before its peer had proved itself"));
+            (unproved.count() == 3).then_some(())
+        });
+        assert!(warnings().is_empty(), "{:?}", warnings());
+        the_real_peer_gets_in(table, listen, &handle);
     });
 }
 

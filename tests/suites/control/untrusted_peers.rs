@@ -6,12 +6,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mpib_tests::pair::{LIMIT, until};
+use mpib_tests::raw::{Raw, hello_frame, read_plain};
 use nccl_net_mpib::control::{ChannelState, Listener, Options};
-use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
+use nccl_net_mpib::proto::{Claim, HELLO_PREFIX_BYTES, Message, TAG_BYTES, Transcript};
 
 use super::util::{
-    a_real_peer_gets_in, accept, connect, control, hello, hello_bytes, is_dropped, listen, options, recv,
-    stranger,
+    TOKEN, a_real_peer_gets_in, accept, connect, control, hello, hello_bytes, is_dropped, listen, options,
+    raw_peer, recv, stranger,
 };
 
 //= faults.md: 75: strangers send garbage, lie, drip or stay silent: they are dropped in time
@@ -28,7 +29,7 @@ fn garbage_is_dropped() {
 }
 
 #[test]
-fn a_wrong_nonce_is_dropped_before_the_hello_is_whole() {
+fn a_wrong_claim_is_dropped_before_the_hello_is_whole() {
     let (listener, other) = (listen(), listen());
     let mut bytes = hello_bytes(&listener);
     bytes[HELLO_PREFIX_BYTES - 1] ^= 1;
@@ -94,29 +95,89 @@ fn a_hello_that_drips_ends_in_time() {
     a_real_peer_gets_in(&listener);
 }
 
+/// A copy of a HELLO: even if the copy comes first, the connector alone can go on.
+//= protocol.md: authentication: of several connections with one HELLO, the one with the proof counts
 #[test]
-fn a_second_hello_with_the_same_token_is_dropped() {
+fn a_second_hello_with_the_same_token_is_dropped_once_the_first_has_proved_itself() {
     let listener = listen();
     let bytes = hello_bytes(&listener);
-    let mut first = stranger(&listener);
-    first.write_all(&bytes).unwrap();
-    let mut welcome = [0; 21];
-    first.read_exact(&mut welcome).unwrap();
-    assert_eq!(Message::decode(&welcome[4..]).unwrap(), Message::Welcome { token: hello("x").token });
+    let first = raw_peer(&listener);
     let mut second = stranger(&listener);
+    let accepted = until("the first", || listener.try_accept().unwrap());
+    until("the proof", || accepted.is_proved().then_some(()));
     second.write_all(&bytes).unwrap();
     is_dropped(second);
-    let first = until("the first", || listener.try_accept().unwrap());
-    assert!(matches!(recv(&first), Message::Hello(h) if h.host == "stranger"));
+    assert!(matches!(recv(&accepted), Message::Hello(h) if h.host == "stranger"));
     assert!(listener.try_accept().unwrap().is_none());
+    drop(first);
+}
+
+//= protocol.md: authentication: of several connections with one HELLO, the one with the proof counts
+#[test]
+fn a_thief_that_is_first_with_a_copied_hello_gets_nothing() {
+    for accepted_before in [true, false] {
+        let listener = listen();
+        let bytes = hello_bytes(&listener);
+        let mut thief = stranger(&listener);
+        thief.write_all(&bytes).unwrap();
+        assert!(matches!(read_plain(&mut thief), Message::Welcome { .. }));
+        // It makes up a proof: that is the end of its connection alone.
+        let mut forger = stranger(&listener);
+        forger.write_all(&bytes).unwrap();
+        assert!(matches!(read_plain(&mut forger), Message::Welcome { .. }));
+        let mut proof = Message::Proof.encode().unwrap();
+        Transcript::new(&[0; 16].into(), &bytes).early_key().seal(&mut proof);
+        forger.write_all(&proof).unwrap();
+        is_dropped(forger);
+        let stolen = accepted_before.then(|| until("the copy", || listener.try_accept().unwrap()));
+        let mut right = stranger(&listener);
+        right.write_all(&bytes).unwrap();
+        let mut right = Raw::after_hello(right, listener.handle().secret(), TOKEN, &bytes);
+        let channel = until("the connector", || listener.try_accept().unwrap().filter(|c| c.is_proved()));
+        assert!(matches!(recv(&channel), Message::Hello(h) if h.host == "stranger"));
+        right.send(&Message::Ready);
+        assert_eq!(recv(&channel), Message::Ready);
+        if let Some(stolen) = stolen {
+            until("the end of the copy", || (stolen.state() == ChannelState::Lost).then_some(()));
+            assert!(!stolen.is_proved());
+        }
+        is_dropped(thief);
+        assert!(listener.try_accept().unwrap().is_none());
+    }
+}
+
+/// The copy has been accepted and has ended before the connector comes.
+#[test]
+fn a_copy_that_has_ended_does_not_take_the_connectors_place() {
+    let listener = listen();
+    let bytes = hello_bytes(&listener);
+    let mut thief = stranger(&listener);
+    thief.write_all(&bytes).unwrap();
+    let copy = until("the copy", || listener.try_accept().unwrap());
+    drop(thief);
+    until("its end", || {
+        // Behind the HELLO.
+        copy.try_recv().is_err().then_some(())
+    });
+    drop(copy);
+    let _right = raw_peer(&listener);
+    let channel = until("the connector", || listener.try_accept().unwrap());
+    until("its proof", || channel.is_proved().then_some(()));
 }
 
 #[test]
 fn what_comes_right_behind_a_hello_is_read() {
     let listener = listen();
     let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
+    let mut bytes = hello_bytes(&listener);
+    let mut key = Transcript::new(listener.handle().secret(), &bytes).early_key();
+    for _ in 0..7 {
+        let mut frame = large.encode().unwrap();
+        key.seal(&mut frame);
+        bytes.extend(frame);
+    }
     let mut peer = stranger(&listener);
-    peer.write_all(&[hello_bytes(&listener), large.encode().unwrap().repeat(7)].concat()).unwrap();
+    peer.write_all(&bytes).unwrap();
     let channel = until("the peer", || listener.try_accept().unwrap());
     assert!(matches!(recv(&channel), Message::Hello(_)));
     for _ in 0..7 {
@@ -124,25 +185,51 @@ fn what_comes_right_behind_a_hello_is_read() {
     }
 }
 
+/// A HELLO that was changed on its way: what follows it has wrong tags.
+#[test]
+fn a_changed_hello_proves_nothing() {
+    let listener = listen();
+    let whole = hello_bytes(&listener);
+    let mut key = Transcript::new(listener.handle().secret(), &whole).early_key();
+    let mut changed = whole.clone();
+    // The process id.
+    changed[HELLO_PREFIX_BYTES] ^= 1;
+    let mut ready = Message::Ready.encode().unwrap();
+    key.seal(&mut ready);
+    let mut peer = stranger(&listener);
+    peer.write_all(&[changed, ready].concat()).unwrap();
+    let channel = until("the peer", || listener.try_accept().unwrap());
+    assert!(matches!(recv(&channel), Message::Hello(_)));
+    let text = until("the error", || channel.try_recv().err()).to_string();
+    assert!(text.contains("sent a frame with a wrong authentication tag"), "{text}");
+    assert!(!channel.is_proved());
+}
+
+//= protocol.md: versions: ends of different versions name both
 #[test]
 fn another_version_gets_a_refusal_with_both_versions() {
     let listener = listen();
     let mut bytes = hello_bytes(&listener);
-    bytes[9] = 8;
+    let with = |version: u16, bytes: &mut Vec<u8>| bytes[9..11].copy_from_slice(&version.to_le_bytes());
+    // A version that the tag does not cover is a stranger's.
+    with(11, &mut bytes);
+    let mut liar = stranger(&listener);
+    liar.write_all(&bytes).unwrap();
+    is_dropped(liar);
+    let prefix = Claim::of_version(listener.handle().secret(), TOKEN, 11);
+    bytes[HELLO_PREFIX_BYTES - TAG_BYTES..HELLO_PREFIX_BYTES].copy_from_slice(&prefix.tag);
     // The refusal comes with the part that no version changes: the rest may have any form.
     for bytes in [&bytes[..HELLO_PREFIX_BYTES], &bytes] {
         let mut stream = stranger(&listener);
         stream.write_all(bytes).unwrap();
-        let mut len = [0; 4];
-        stream.read_exact(&mut len).unwrap();
-        let mut answer = vec![0; u32::from_le_bytes(len) as usize];
-        stream.read_exact(&mut answer).unwrap();
-        match Message::decode(&answer).unwrap() {
+        match read_plain(&mut stream) {
             Message::Refuse { reason } => {
-                assert!(reason.starts_with("the peer speaks protocol version 8, this plugin 9"), "{reason}")
+                assert!(reason.starts_with("the peer speaks protocol version 11, this plugin 10"), "{reason}")
             }
             other => panic!("{other:?}"),
         }
+        let text = until("the report", || listener.refused()).to_string();
+        assert!(text.contains("version 11, this plugin 10"), "{text}");
     }
     a_real_peer_gets_in(&listener);
 }
@@ -150,13 +237,11 @@ fn another_version_gets_a_refusal_with_both_versions() {
 #[test]
 fn a_hello_in_pieces_gets_in() {
     let listener = listen();
-    let bytes = hello_bytes(&listener);
     for size in [1, 3, HELLO_PREFIX_BYTES] {
         let mut peer = stranger(&listener);
         peer.set_nodelay(true).unwrap();
         // Another connector each time.
-        let mut bytes = bytes.clone();
-        bytes[HELLO_PREFIX_BYTES] = size as u8;
+        let bytes = hello_frame(listener.handle().secret(), [size as u8; 16], hello("stranger"));
         for piece in bytes.chunks(size) {
             peer.write_all(piece).unwrap();
             thread::yield_now();
@@ -169,10 +254,10 @@ fn a_hello_in_pieces_gets_in() {
 #[test]
 fn a_broken_frame_is_a_protocol_error() {
     let listener = listen();
-    let mut peer = stranger(&listener);
-    peer.write_all(&hello_bytes(&listener)).unwrap();
-    peer.write_all(&Message::Ready.encode().unwrap()).unwrap();
-    peer.write_all(&[1, 0, 0, 0, 77]).unwrap();
+    let mut peer = raw_peer(&listener);
+    peer.send(&Message::Ready);
+    let unknown = peer.sealed_body(&[77]);
+    peer.stream.write_all(&unknown).unwrap();
     let channel = until("the peer", || listener.try_accept().unwrap());
     assert!(matches!(recv(&channel), Message::Hello(_)));
     assert_eq!(recv(&channel), Message::Ready);
@@ -187,10 +272,9 @@ fn a_broken_frame_is_a_protocol_error() {
 #[test]
 fn a_flood_of_messages_is_a_protocol_error() {
     let listener = listen();
-    let mut peer = stranger(&listener);
-    peer.write_all(&hello_bytes(&listener)).unwrap();
+    let mut peer = raw_peer(&listener);
     // It may be cut off while it writes.
-    let _ = peer.write_all(&Message::Ready.encode().unwrap().repeat(1000));
+    (0..1000).for_each(|_| peer.send(&Message::Ready));
     let channel = until("the peer", || listener.try_accept().unwrap());
     until("the end", || (channel.state() == ChannelState::Lost).then_some(()));
     let messages = std::iter::from_fn(|| channel.try_recv().ok().flatten()).count();

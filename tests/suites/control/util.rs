@@ -5,10 +5,13 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use mpib_tests::pair::{LIMIT, until};
+use mpib_tests::raw::{Raw, hello_frame};
 use nccl_net_mpib::control::{Channel, Control, Listener, Options};
 use nccl_net_mpib::process::Process;
-use nccl_net_mpib::proto::{Addr, Handle, Hello, Message};
+use nccl_net_mpib::proto::{Addr, Claim, Handle, Hello, Message};
 
+/// The token of a stranger.
+pub(crate) const TOKEN: [u8; 16] = [5; 16];
 /// How long a host may be silent: longer than any test takes.
 pub(crate) const SILENCE: Duration = Duration::from_secs(600);
 
@@ -41,11 +44,10 @@ pub(crate) fn listen() -> Listener {
 
 pub(crate) fn hello(host: &str) -> Hello {
     let terms = nccl_net_mpib::policy::terms(&nccl_net_mpib::config::Config::default(), true);
-    let (nonce, token, host) = ([0; 16], [5; 16], host.into());
+    let host = host.into();
     let (rails, unusable) = (Vec::new(), Vec::new());
     Hello {
-        nonce,
-        token,
+        claim: Claim::default(),
         pid: 42,
         host,
         terms,
@@ -76,7 +78,15 @@ pub(crate) fn stranger(listener: &Listener) -> TcpStream {
 
 /// The bytes of a HELLO as this listener's peers send them.
 pub(crate) fn hello_bytes(listener: &Listener) -> Vec<u8> {
-    Message::Hello(Hello { nonce: *listener.handle().nonce(), ..hello("stranger") }).encode().unwrap()
+    hello_frame(listener.handle().secret(), TOKEN, hello("stranger"))
+}
+
+/// A peer of the listener that this test plays. It has proved itself.
+pub(crate) fn raw_peer(listener: &Listener) -> Raw {
+    let bytes = hello_bytes(listener);
+    let mut stream = stranger(listener);
+    std::io::Write::write_all(&mut stream, &bytes).unwrap();
+    Raw::after_hello(stream, listener.handle().secret(), TOKEN, &bytes)
 }
 
 /// Accepts one channel, and checks that it is the real peer's.
@@ -105,4 +115,11 @@ pub(crate) fn a_real_peer_gets_in(listener: &Listener) {
     acceptor.send(&Message::Hello(hello("acceptor"))).unwrap();
     assert!(matches!(recv(&connector), Message::Hello(h) if h.host == "acceptor"));
     assert!(listener.try_accept().unwrap().is_none(), "only one came in");
+}
+
+/// Prints what a test in its own process has measured.
+pub(crate) fn show_figures(stderr: Option<String>) {
+    stderr.iter().flat_map(|text| text.lines()).filter(|line| line.contains(" got in ")).for_each(|line| {
+        println!("{line}");
+    });
 }

@@ -48,7 +48,8 @@ pub(super) struct Header {
     pub(super) replayed: AtomicU64,
     pub(super) stalled: AtomicU64,
     pub(super) returns: AtomicU64,
-    _rest: [AtomicU64; 12 - STATS_EVENTS],
+    pub(super) forged: AtomicU64,
+    _rest: [AtomicU64; 11 - STATS_EVENTS],
     /// By direction: sends, receives.
     pub(super) totals: [TotalsRecord; 2],
 }
@@ -114,6 +115,7 @@ const _: () = {
     assert!(offset_of!(Header, ports) == 72 && offset_of!(Header, revision) == 88);
     assert!(offset_of!(Header, plugin) == 96 && offset_of!(Header, totals) == 256);
     assert!(offset_of!(Header, events) == 128 && offset_of!(Header, episodes) == 176);
+    assert!(offset_of!(Header, returns) == 200 && offset_of!(Header, forged) == 208);
     assert!(size_of::<Entry>() == STATS_ENTRY_SIZE && STATS_ENTRY_SIZE.is_multiple_of(64));
     assert!(offset_of!(Entry, state) == 8 && offset_of!(Entry, rail_count) == 15);
     assert!(offset_of!(Entry, since) == 16 && offset_of!(Entry, peer) == 64);

@@ -34,6 +34,7 @@
 //! | 184 | 8 | bytes that were sent again in them |
 //! | 192 | 8 | sum of the stalls of these episodes, ns |
 //! | 200 | 8 | ports and routes that came back into use |
+//! | 208 | 8 | frames of control connections with a wrong authentication tag |
 //! | 256 | 128 | totals of sends |
 //! | 384 | 128 | totals of receives |
 //!

@@ -100,6 +100,8 @@ pub struct Summary {
     pub stalled: u64,
     /// Ports and routes that came back into use.
     pub returns: u64,
+    /// Frames of control connections with a wrong authentication tag.
+    pub forged: u64,
     /// Rails so far on ports without a record, because none was free.
     pub ports_missing: u32,
 }
@@ -241,6 +243,7 @@ impl StatsPage {
             replayed: num(&h.replayed),
             stalled: num(&h.stalled),
             returns: num(&h.returns),
+            forged: num(&h.forged),
             ports_missing: get(&h.ports_missing),
         }
     }

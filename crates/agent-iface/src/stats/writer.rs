@@ -269,6 +269,12 @@ impl StatsWriter {
         self.page.header.returns.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a frame of a control connection with a wrong authentication tag. Any thread may call
+    /// this.
+    pub fn forged(&self) {
+        self.page.header.forged.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Book> {
         // Still valid after a panic: nothing between two changes of a list can panic.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)

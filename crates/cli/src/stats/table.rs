@@ -45,6 +45,10 @@ fn head(p: &Process) -> String {
         let events: Vec<_> = p.events.iter().map(|(what, n)| format!("{what} {}", n.0)).collect();
         head += &format!("  adapters reported: {}\n", events.join(", "));
     }
+    if p.forged_frames.0 > 0 {
+        head +=
+            &format!("  control connections: {} frames with a wrong authentication tag\n", p.forged_frames.0);
+    }
     head + &failover(&p.failover)
 }
 

@@ -125,7 +125,7 @@ fn any_message() -> impl Strategy<Value = Message> {
         3 => wiring.prop_map(|(routes, memory)| Message::Wiring(Wiring { routes, memory })),
         2 => Just(Message::Refuse { reason: "no wish to".into() }),
         1 => Just(Message::Bye),
-        1 => Just(Message::Welcome { token: [0; 16] }),
+        1 => Just(Message::Welcome { challenge: [0; 16], proof: [0; 16] }),
     ]
 }
 

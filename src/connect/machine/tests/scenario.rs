@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::liar::{Lie, any_lie};
 use crate::config::Config;
 use crate::policy;
-use crate::proto::{Ends, Hello, Mode, Nonce, RailInfo, Role};
+use crate::proto::{Claim, Ends, Hello, Mode, RailInfo, Role};
 use crate::route::Route;
 use crate::route::tests::roce;
 
@@ -120,8 +120,7 @@ impl Scenario {
         };
         let most = if self.fused { 2 } else { 4 };
         let hello = Hello {
-            nonce: Nonce::default(),
-            token: Nonce::default(),
+            claim: Claim::default(),
             pid: 1,
             host: role.to_string(),
             terms: policy::terms(&config, self.fused),
