@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use mio::Token;
 
-use super::link::{Link, PROOF_WAITS};
+use super::link::Link;
 use super::listener::Admission;
 use super::redial_terms::random;
 use super::rival::Rival;
@@ -21,7 +21,7 @@ use crate::proto::{
 
 /// How long the first of several connections with one HELLO may take for its proof, which takes one
 /// round trip, until the others are answered, too.
-const FIRST_PROVES: Duration = Duration::from_millis(2 * PROOF_WAITS.as_millis() as u64);
+const FIRST_PROVES: Duration = Duration::from_millis(100);
 
 /// A connection whose HELLO has not come.
 #[derive(Debug)]

@@ -17,9 +17,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 /// Most messages that may wait to be read. A handshake has six; more of them break the protocol.
 const INBOX_MAX: usize = 64;
-/// How long PROOF waits for the next message, with which it shares a packet. The listener answers
-/// another connection with the same HELLO after twice this time.
-pub(super) const PROOF_WAITS: Duration = Duration::from_millis(50);
+/// How long PROOF waits for the next message, with which it shares a packet. Until it is sent, the
+/// listener cannot distinguish the death of the connector from the end of a copy of its HELLO.
+pub(super) const PROOF_WAITS: Duration = Duration::from_millis(10);
 /// How long a connection counts as just resumed.
 const JUST_RESUMED: Duration = Duration::from_millis(500);
 
@@ -223,6 +223,8 @@ impl Link {
     pub(super) fn try_recv(&self) -> Result<Option<Message>> {
         let mut inner = self.lock();
         if let Some(message) = inner.inbox.pop_front() {
+            // The owner answers, or flushes what waits.
+            inner.held_until = None;
             return Ok(Some(message));
         }
         if let Some(end) = &inner.end {

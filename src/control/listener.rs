@@ -130,7 +130,7 @@ impl Listener {
         let (waiting, refused, seats) = (Mutex::default(), Mutex::default(), Arc::clone(&control.seats));
         let accepted = Arc::new(Accepted { waiting, seats, refused });
         let limits = (options.timeout.min(STRANGER_LIMIT), options.silence);
-        let guests = Guests::Connectors { accepted: Arc::clone(&accepted), callback };
+        let guests = Guests::Connectors { accepted: Arc::clone(&accepted), callback: callback.map(Box::new) };
         let token = reactor.begin(|sockets| {
             let token = sockets.next_token();
             sockets.register(&mut *socket, token)?;
@@ -227,7 +227,7 @@ pub(super) struct Acceptor {
 #[derive(Debug)]
 enum Guests {
     /// Connectors of new connections, and the handle by which those are dialled again.
-    Connectors { accepted: Arc<Accepted>, callback: Option<Handle> },
+    Connectors { accepted: Arc<Accepted>, callback: Option<Box<Handle>> },
     /// Peers of this process's connections.
     Redials,
 }

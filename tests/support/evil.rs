@@ -157,6 +157,8 @@ impl Evil {
 
     fn join(channel: Channel, lies: &Lies) -> Result<Self, String> {
         let Message::Hello(hello) = next(&channel)? else { return Err("no HELLO".into()) };
+        // As a call of connect does at its end: the proof is sent.
+        channel.flush();
         let device = device();
         let pds: Vec<_> = device.rails.iter().map(|n| n.pd()).collect();
         let has_mailbox = pds.len() > 1;

@@ -145,6 +145,8 @@ impl Ends {
                 let listener = Handle::decode(&handle_of(rest)).unwrap();
                 let channel = evil::to_listener(&listener, &evil::hello());
                 until("the listener's HELLO", || channel.try_recv().unwrap());
+                // As a call of connect does at its end: the proof is sent.
+                channel.flush();
                 self.channels.push(channel);
             }
             // As a listener that has come as far as the connector's WIRING.
