@@ -3,8 +3,6 @@
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::io::Write as _;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use nccl_net_abi as abi;
 
@@ -29,15 +27,6 @@ pub fn warnings() -> Vec<String> {
 /// The lines at WARN since the last call; forgets the other lines too.
 pub fn take_warnings() -> Vec<String> {
     at_warn(&std::mem::take(&mut *LOG.lock().unwrap()))
-}
-
-/// How long the logger takes for each line, in ms.
-static DELAY: AtomicU64 = AtomicU64::new(0);
-
-/// Lets the logger of this process take its time for each line, as one that writes to a slow
-/// terminal does.
-pub fn slow_down(delay: Duration) {
-    DELAY.store(delay.as_millis() as u64, Ordering::Relaxed);
 }
 
 fn has_all(line: &str, parts: &[&str]) -> bool {
@@ -83,10 +72,6 @@ unsafe extern "C" fn logger(
     let (format, text) = unsafe { (CStr::from_ptr(format), CStr::from_ptr(text)) };
     assert_eq!(format, c"%s");
     let text = text.to_string_lossy().into_owned();
-    let delay = DELAY.load(Ordering::Relaxed);
-    if delay > 0 {
-        std::thread::sleep(Duration::from_millis(delay));
-    }
     // One write, since several processes share one stderr.
     let _ = std::io::stderr().write_all(format!("[{level}] {text}\n").as_bytes());
     LOG.lock().unwrap().push((level, text));
