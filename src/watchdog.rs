@@ -16,6 +16,8 @@ const BLIND: Duration = Duration::from_millis(500);
 const BUSY: u64 = 16;
 /// A rail has stalled if it takes so many times as long as usual.
 const UNUSUAL: u32 = 8;
+/// Pings are due after this part of the time until a stall. They have completed by then.
+const PING_PART: u32 = 5;
 
 /// What is known of the progress of one rail.
 #[derive(Debug, Default)]
@@ -39,8 +41,8 @@ struct Waiting {
     others: u64,
     /// The port's counters then.
     hardware: Option<HwCounters>,
-    /// Whether a ping was requested since.
-    pinged: bool,
+    /// When pings were requested last, since the last completion.
+    pinged: Option<Instant>,
 }
 
 /// A connection's counters of one rail, and what is known of the rail's port.
@@ -104,8 +106,9 @@ pub enum Evidence {
 }
 
 impl RailProgress {
-    /// Takes in a sample.
-    pub fn add(&mut self, now: Instant, sample: Sample) {
+    /// Takes in a sample. Returns whether the rail is active: work requests are outstanding, or have
+    /// completed since the last sample.
+    pub fn add(&mut self, now: Instant, sample: Sample) -> bool {
         let new = sample.done.wrapping_sub(self.done);
         if let Some(waiting) = self.waiting.filter(|_| new > 0) {
             let each = now.saturating_duration_since(waiting.since) / u32::try_from(new).unwrap_or(u32::MAX);
@@ -115,9 +118,10 @@ impl RailProgress {
             self.waiting = None;
         } else if new > 0 || self.waiting.is_none() {
             let (others, hardware) = (self.others, sample.hardware);
-            self.waiting = Some(Waiting { since: now, others, hardware, pinged: false });
+            self.waiting = Some(Waiting { since: now, others, hardware, pinged: None });
         }
         (self.done, self.others) = (sample.done, sample.others);
+        new > 0 || sample.outstanding > 0
     }
 
     /// Begins the wait anew: nobody has watched for a while.
@@ -127,17 +131,33 @@ impl RailProgress {
         }
     }
 
-    /// Begins the wait anew: pings are to show which rails work. What the port's counters showed at
-    /// the first begin still counts.
-    pub fn ping(&mut self, now: Instant) {
-        if let Some(waiting) = &mut self.waiting {
-            (waiting.since, waiting.others, waiting.pinged) = (now, self.others, true);
-        }
+    /// Returns whether its outstanding work requests show whether the rail works. If they are not
+    /// `signalled`, only a ping does.
+    pub fn is_judged(&self, signalled: bool) -> bool {
+        signalled || self.waiting.is_some_and(|waiting| waiting.pinged.is_some())
     }
 
-    /// Returns whether a ping was requested since the last completion.
-    pub fn is_pinged(&self) -> bool {
-        self.waiting.is_some_and(|waiting| waiting.pinged)
+    /// Returns whether pings are due: nothing shows yet whether this rail works, or the other ones.
+    pub fn is_ping_due(&self, now: Instant, limit: Duration, signalled: bool) -> bool {
+        let Some(waiting) = &self.waiting else { return false };
+        let patience = patience(limit, self.usual);
+        let is_due = match waiting.pinged {
+            None => self.waited(now) >= patience / PING_PART,
+            Some(pinged) => now.saturating_duration_since(pinged) >= patience,
+        };
+        is_due && (!self.is_judged(signalled) || self.others == waiting.others)
+    }
+
+    /// Records that pings were requested. The first ping of work requests that are not `signalled`
+    /// begins the wait anew. What the port's counters showed at the first begin still counts.
+    pub fn ping(&mut self, now: Instant, signalled: bool) {
+        let is_judged = self.is_judged(signalled);
+        if let Some(waiting) = &mut self.waiting {
+            waiting.pinged = Some(now);
+            if !is_judged {
+                (waiting.since, waiting.others) = (now, self.others);
+            }
+        }
     }
 
     /// Returns how long the rail has completed nothing, work requests outstanding.

@@ -16,8 +16,11 @@ use crate::proto;
 use crate::stats::Reason;
 use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, RailProgress, Sample};
 
-/// How often counters are read while connections are busy.
+/// How often counters are read while connections are active.
 const OFTEN: Duration = Duration::from_millis(10);
+/// How long counters are read often after the last activity. An activity that begins later is first
+/// seen up to [`TICK`] late, and so is a fault of that time.
+const LINGER: Duration = Duration::from_secs(10);
 /// Waits begin anew after a pause of this length: the process was stopped, or starved.
 const PAUSE: Duration = TICK.saturating_mul(2);
 
@@ -32,8 +35,8 @@ pub(super) struct Watchdog {
 struct Memory {
     /// When the last pass was.
     last: Option<Instant>,
-    /// Whether the last pass found work requests outstanding.
-    busy: bool,
+    /// The last pass that found a rail active.
+    active: Option<Instant>,
     /// By context and number of a port: its counters, and when they were read. Ports without
     /// counters stay in the map, and are not read again.
     hardware: HashMap<(usize, u8), (Instant, Option<HwCounters>)>,
@@ -48,7 +51,7 @@ impl Watchdog {
     pub(super) fn pass(&self, now: Instant, limit: Duration) {
         let mut memory = self.memory.lock();
         let paused = memory.last.is_some_and(|last| now.saturating_duration_since(last) > PAUSE);
-        (memory.last, memory.busy) = (Some(now), false);
+        memory.last = Some(now);
         for comm in self.state.comms() {
             if comm.counters.is_some() && comm.has_failover() {
                 memory.watch(&comm, now, limit, paused);
@@ -64,38 +67,62 @@ impl Memory {
         let total: u64 = rails.iter().map(|rail| rail.done).sum();
         let mut progress = comm.progress.lock();
         for rail in &rails {
-            self.busy |= rail.outstanding > 0;
             let (done, outstanding) = (rail.done, rail.outstanding);
             let hardware = if outstanding > 0 { self.recent(&rail.nic, now) } else { None };
             let progress = &mut progress[rail.index];
-            progress.add(now, Sample { done, outstanding, others: total - done, hardware });
+            if progress.add(now, Sample { done, outstanding, others: total - done, hardware }) {
+                self.active = Some(now);
+            }
             if paused {
                 progress.restart(now);
             }
         }
         let (mut stalled, mut late) = (Vec::new(), 0);
-        for rail in rails.iter().filter(|rail| progress[rail.index].is_late(now, limit)) {
-            let company = company(rail, &rails, &progress, now, limit);
-            let nic = &rail.nic;
-            let mut facts = progress[rail.index].facts(now, limit, company, self.fresh(nic, now));
-            if nic.life().state() == PortState::Suspect {
-                facts.evidence = Evidence::LinkDown;
+        // Most work requests of a receiver are not signalled: they complete with its ping.
+        let signalled = comm.is_signalled();
+        for rail in &rails {
+            let of_rail = &progress[rail.index];
+            if of_rail.is_judged(signalled) && of_rail.is_late(now, limit) {
+                let facts = self.facts(rail, &rails, &progress, now, limit);
+                if facts.is_stall() {
+                    stalled.push((rail.index, describe(rail, &facts)));
+                    continue;
+                }
             }
-            // Most work requests of a receiver are not signalled: they complete with its ping.
-            let is_judged = comm.is_signalled() || progress[rail.index].is_pinged();
-            if is_judged && facts.is_stall() {
-                stalled.push((rail.index, describe(rail, &facts)));
-            } else if !is_judged || facts.others == 0 {
+            if of_rail.is_ping_due(now, limit, signalled) {
                 late |= 1 << rail.index;
             }
         }
-        proto::rails(late).for_each(|rail| progress[rail].ping(now));
+        proto::rails(late).for_each(|rail| progress[rail].ping(now, signalled));
         // A report takes other locks.
         drop(progress);
         if late != 0 {
             comm.request_ping(late);
         }
         stalled.iter().for_each(|(rail, why)| comm.rail_failed(*rail, Reason::Stall, why));
+    }
+
+    /// Returns what is known of a rail that is late.
+    fn facts(
+        &mut self,
+        rail: &RailCounts,
+        rails: &[RailCounts],
+        progress: &[RailProgress],
+        now: Instant,
+        limit: Duration,
+    ) -> Facts {
+        let company = company(rail, rails, progress, now, limit);
+        let mut facts = progress[rail.index].facts(now, limit, company, self.fresh(&rail.nic, now));
+        if rail.nic.life().state() == PortState::Suspect {
+            facts.evidence = Evidence::LinkDown;
+        }
+        facts
+    }
+
+    /// Returns whether a rail was active lately, as of the last pass.
+    fn is_active(&self) -> bool {
+        let since = |(last, active): (Instant, Instant)| last.saturating_duration_since(active);
+        self.last.zip(self.active).map(since).is_some_and(|idle| idle < LINGER)
     }
 
     /// Returns the counters of a port from lately, at most [`HARDWARE_AGE`] ago.
@@ -164,14 +191,15 @@ fn describe(rail: &RailCounts, facts: &Facts) -> String {
 impl Job for Watchdog {
     fn run(&self) -> Result<()> {
         let limit = self.state.stall_limit();
-        if !limit.is_zero() {
-            self.pass(Instant::now(), limit);
+        match limit.is_zero() {
+            true => self.memory.lock().active = None,
+            false => self.pass(Instant::now(), limit),
         }
         Ok(())
     }
 
-    /// Rarely while nothing is outstanding.
+    /// Rarely while no connection is active.
     fn interval(&self) -> Duration {
-        if self.memory.lock().busy { OFTEN } else { TICK }
+        if self.memory.lock().is_active() { OFTEN } else { TICK }
     }
 }

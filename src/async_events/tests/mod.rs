@@ -1,11 +1,10 @@
 //! Faults of software devices, and the rails that they cost.
 
+mod stalls;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib_agent_iface::stats::Direction;
-
-use super::stalls::Watchdog;
 use super::state::EventState;
 use super::watch::{CommWatch, Queues, Route};
 use crate::config::Config;
@@ -13,9 +12,8 @@ use crate::connect::tests::{ports, until};
 use crate::device::{Hold, Nic, PortState};
 use crate::housekeeping::tests::Count;
 use crate::housekeeping::{Housekeeping, Job, TICK};
-use crate::policy::Plan;
 use crate::process::Process;
-use crate::proto::{GidKind, RailRole};
+use crate::proto::GidKind;
 use crate::stats::{Counters, Reason};
 use crate::verbs::{About, AsyncEvent};
 
@@ -224,137 +222,6 @@ fn an_address_that_is_gone_costs_the_rails_that_use_it() {
     world.port_event(0, GID_CHANGE);
     assert_eq!((lost.take_condemned(), comm.take_condemned()), (0b1, 0));
     assert_eq!(world.nics[0].life().state(), PortState::Healthy);
-}
-
-/// Two rails, and counters in no page.
-struct End {
-    world: World,
-    counters: Counters,
-    comm: Arc<CommWatch>,
-    watchdog: Watchdog,
-    start: Instant,
-}
-
-impl End {
-    fn sender() -> Self {
-        Self::new(Direction::Send)
-    }
-
-    fn new(direction: Direction) -> Self {
-        let world = World::new();
-        let config = Config { stats: false, ..Config::default() };
-        let rails = [(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")];
-        let open = |direction, rails| Counters::open(&config, direction, Plan::Plain, "peer", rails, false);
-        assert!(open(direction, &rails[..1]).of_rails().is_none());
-        let counters = open(direction, &rails);
-        let comm = world.comm(10, &[(0, 1), (1, 1)], Some(&counters));
-        let watchdog = Watchdog::new(Arc::clone(&world.state));
-        Self { world, counters, comm, watchdog, start: Instant::now() }
-    }
-
-    /// Posts and completes work requests on both rails, and runs the watchdog at a time in ms.
-    fn at(&self, ms: u64, posted: [usize; 2], completed: [u32; 2]) -> u8 {
-        for rail in 0..2 {
-            self.counters.posted(rail, posted[rail], posted[rail], 0);
-            self.counters.completed(rail, completed[rail]);
-        }
-        self.watchdog.pass(self.start + Duration::from_millis(ms), Duration::from_millis(100));
-        self.comm.take_condemned()
-    }
-}
-
-//= rail-life.md: when a rail has stalled
-//= configuration.md: MPIB_STALL_MS
-#[test]
-fn the_watchdog_condemns_a_rail_that_completes_nothing_while_another_one_does() {
-    let sender = End::sender();
-    let other = sender.world.comm(20, &[(0, 1)], None);
-    assert_eq!(sender.at(0, [8, 8], [0, 0]), 0);
-    for i in 1..25 {
-        assert_eq!(sender.at(20 * i, [0, 1], [0, 1]), 0, "{i}");
-    }
-    assert_eq!(sender.at(500, [0, 1], [0, 1]), 0b01);
-    assert!(
-        sender
-            .comm
-            .cause(0)
-            .unwrap()
-            .contains("completed nothing for 500 ms with 8 work requests outstanding")
-    );
-    assert_eq!(other.take_condemned(), 0b01, "the route is the cause");
-    assert_eq!(sender.at(2000, [0, 0], [0, 0]), 0, "once");
-}
-
-/// Most of its work requests are not signalled, and complete with the next one that is.
-//= rail-life.md: pings
-#[test]
-fn the_watchdog_condemns_a_rail_of_a_receiver_only_if_its_ping_is_not_answered() {
-    let receiver = End::new(Direction::Receive);
-    assert_eq!(receiver.at(0, [1, 0], [0, 0]), 0);
-    // An active receiver, whose CTS writes complete rarely.
-    for i in 1..100 {
-        let ping = receiver.comm.take_late() != 0;
-        let done = if ping { 4 } else { 0 };
-        assert_eq!(receiver.at(20 * i, [1, ping.into()], [done, ping.into()]), 0, "{i}");
-    }
-    // Its ping is not answered, and that of the other rail is.
-    let late = (100..).find(|i| receiver.at(20 * i, [1, 0], [0, 0]) == 0 && receiver.comm.take_late() != 0);
-    let late = late.unwrap();
-    for i in late + 1..late + 25 {
-        assert_eq!(receiver.at(20 * i, [1, 1], [0, 1]), 0, "{i}");
-    }
-    assert_eq!(receiver.at(20 * (late + 25), [1, 1], [0, 1]), 0b01);
-}
-
-//= rail-life.md: when a rail has stalled
-#[test]
-fn the_watchdog_acts_at_once_on_a_port_whose_link_is_down() {
-    let sender = End::sender();
-    sender.at(0, [8, 8], [0, 0]);
-    sender.world.port_event(0, PORT_ERR);
-    for i in 1..5 {
-        assert_eq!(sender.at(20 * i, [0, 1], [0, 1]), 0, "{i}");
-    }
-    assert_eq!(sender.at(100, [0, 1], [0, 1]), 0b01);
-    assert_eq!(sender.world.nics[0].life().state(), PortState::Down);
-}
-
-//= rail-life.md: when a rail has stalled
-#[test]
-fn the_watchdog_spares_rails_that_all_wait_and_those_that_nobody_watched() {
-    let sender = End::sender();
-    assert_eq!(sender.at(0, [8, 8], [0, 0]), 0);
-    for i in 1..100 {
-        assert_eq!(sender.at(20 * i, [0, 0], [0, 0]), 0, "{i}: the peer");
-    }
-    // The process was stopped for a minute.
-    assert_eq!(sender.at(62_000, [0, 1], [0, 9]), 0);
-    for i in 1..24 {
-        assert_eq!(sender.at(62_000 + 20 * i, [0, 1], [0, 1]), 0, "{i}");
-    }
-    // Comms without failover.
-    sender.comm.set_failover(false);
-    for i in 24..100 {
-        assert_eq!(sender.at(62_000 + 20 * i, [0, 1], [0, 1]), 0, "{i}");
-    }
-}
-
-#[test]
-fn what_a_rails_earlier_life_has_left_behind_is_not_outstanding() {
-    let sender = End::sender();
-    sender.at(0, [8, 8], [0, 0]);
-    sender.comm.condemn(1, Reason::Stall, "test");
-    sender.comm.set_rail(0, None);
-    assert_eq!(sender.at(20, [0, 0], [0, 0]), 0b01);
-    sender.comm.set_rail(0, Some(sender.world.queues(0, 1, 30)));
-    for i in 2..100 {
-        assert_eq!(sender.at(20 * i, [0, 1], [0, 1]), 0, "{i}");
-    }
-    // Now it has work again.
-    for i in 100..125 {
-        assert_eq!(sender.at(20 * i, [1, 1], [0, 1]), 0, "{i}");
-    }
-    assert_eq!(sender.at(2500, [0, 1], [0, 1]), 0b01);
 }
 
 #[test]
