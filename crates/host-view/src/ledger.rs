@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::model::{Failover, MAX_PORTS, Port, TwoWays, add_all};
+use crate::model::{Failover, MAX_PORTS, Port, TwoWays};
+use crate::sums::add_all;
 use crate::{Count, Host, PortCounts, Process};
 
 /// What processes have counted.

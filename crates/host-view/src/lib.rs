@@ -10,6 +10,7 @@ mod ledger;
 mod metrics;
 mod model;
 mod rates;
+mod sums;
 mod sysfs;
 mod textfile;
 
