@@ -10,32 +10,31 @@ mod key_renewal;
 pub(crate) mod optional;
 mod profiling;
 mod promises;
+mod receiver;
 pub(crate) mod receives;
 mod renewed_keys;
 mod single;
 mod slot;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
+use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 
-use crate::agent::Subscription;
+use crate::config::Config;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job};
-use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
-use crate::state_lock::{Entered, StateLock};
+use crate::housekeeping::Idleness;
+use crate::proto::{FIFO_BYTES, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
 use crate::transport::comm::Comm;
 use crate::transport::episode::{ReceiverAttempts, ReceiverEpisodes, Running};
-use crate::transport::memory::{LivingMrs, Mr, Registrar};
-use crate::transport::progress::{Progress, progress};
+use crate::transport::memory::{LivingMrs, Mr};
+use crate::transport::progress::Progress;
 use crate::transport::request::cells::Cells;
-use crate::transport::settings::Settings;
-use crate::transport::unusual::Unusual;
 use cts_writer::CtsWriter;
-use flush::{FLUSHES, Flushes, SINK_BYTES};
+use flush::{Flushes, SINK_BYTES};
 use incomplete::Promises;
 use key_renewal::KeyRenewal;
+pub(crate) use receiver::Receiver;
 use slot::Slot;
 
 /// Offset of the bytes of control memory that flushes read into. They are scratch memory.
@@ -43,25 +42,6 @@ pub(crate) const SINK: usize = SCRATCH;
 
 // The completion records that the sender writes, and the CTS entries to send from.
 const _: () = assert!(RECORDS_BYTES + FIFO_BYTES == SCRATCH && SINK_BYTES <= SCRATCH_BYTES);
-
-/// The part of a receiving comm that its requests refer to.
-#[derive(Debug)]
-pub(crate) struct Receiver {
-    cells: Cells<SLOTS>,
-    /// Those of flushes. `None` if the comm cannot flush.
-    flush_cells: Option<Cells<FLUSHES>>,
-    memory: Registrar,
-    /// Flushes also read host memory: `MPIB_FLUSH=1`.
-    flush_host: bool,
-    /// Keeps the connection registered with the agent. Only the sender uses its hints.
-    _flow: Option<Subscription>,
-    /// Polls this receiver while NCCL makes no call.
-    housekeeping: Arc<Housekeeping>,
-    /// Whether the last pass of housekeeping has left news to NCCL.
-    urgency: Urgency,
-    // Locked by NCCL's progress thread, and by housekeeping. Registration does not need it.
-    state: StateLock<RecvState>,
-}
 
 #[derive(Debug)]
 pub(crate) struct RecvState {
@@ -97,199 +77,6 @@ pub(crate) struct RecvState {
     flushes: Option<Flushes>,
 }
 
-impl Receiver {
-    pub(crate) fn new(mut comm: Comm, settings: &Settings, flow: Option<Subscription>) -> Arc<Self> {
-        let config = &settings.config;
-        comm.start_profiling(settings, profiling::RECEIVES);
-        let cts = CtsWriter::new(&comm, config);
-        let cells = Cells::new();
-        let flush_cells = flush::possible(&comm.rails).then(Cells::new);
-        let flushes = flush_cells.clone().map(|cells| Flushes::new(cells, SINK / 8, &comm.rails));
-        let memory = Registrar::new(comm.nics(), config);
-        let living = memory.living();
-        let receiver = Arc::new(Self {
-            cells: cells.clone(),
-            flush_cells,
-            memory,
-            flush_host: config.flush == Some(true),
-            _flow: flow,
-            housekeeping: Arc::clone(&settings.process.housekeeping),
-            urgency: Urgency::default(),
-            state: StateLock::new(RecvState {
-                flushes,
-                comm,
-                cts,
-                cells,
-                slots: Box::new([Slot::EMPTY; SLOTS]),
-                outstanding: 0,
-                ahead: 0,
-                credit: 0,
-                idleness: Idleness::UNKNOWN,
-                episodes: ReceiverEpisodes::default(),
-                episode: None,
-                attempts: ReceiverAttempts::default(),
-                renewal: KeyRenewal::default(),
-                memory: living,
-                unusable: 0,
-                unwritten: None,
-                patience: None,
-                promises: Promises::new(config),
-            }),
-        });
-        settings.process.housekeeping.add(JOB, job(&receiver));
-        receiver
-    }
-
-    pub(crate) fn cells(&self) -> &Cells<SLOTS> {
-        &self.cells
-    }
-
-    /// Returns the states of flushes. `None` if the comm cannot flush.
-    pub(crate) fn flush_cells(&self) -> Option<Cells<FLUSHES>> {
-        self.flush_cells.clone()
-    }
-
-    pub(crate) fn memory(&self) -> &Registrar {
-        &self.memory
-    }
-
-    /// Starts a group of receives, and returns the index of its request.
-    #[inline(always)]
-    pub(crate) fn receive<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
-        &self,
-        buffers: &[RecvBuffer<'_, P>],
-    ) -> Fast<Option<u8>> {
-        match buffers {
-            // The usual case first.
-            [one] => self.memory.check(one.mr, one.buffer)?,
-            wrong if wrong.is_empty() || wrong.len() > MAX_RECVS => return Err(wrong_group(wrong.len())),
-            several => several.iter().try_for_each(|b| self.memory.check(b.mr, b.buffer))?,
-        }
-        let mut state = self.state.enter()?;
-        let started = match state.comm.is_marked() {
-            false => state.start_single::<P, OPTIONAL>(buffers),
-            true => Err(Unusual::Marked),
-        };
-        match started {
-            Ok(slot) => state.leave(Ok(Some(slot))),
-            Err(why) => match buffers {
-                // A copy: the usual receive then stays in registers.
-                [one] => Self::receive_unusual::<P, OPTIONAL>(state, why, &[RecvBuffer { ..*one }]),
-                several => Self::receive_unusual::<P, OPTIONAL>(state, why, several),
-            },
-        }
-    }
-
-    /// Starts a group that is not [`single`].
-    #[inline(never)]
-    fn receive_unusual<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
-        mut state: Entered<'_, RecvState>,
-        why: Unusual,
-        buffers: &[RecvBuffer<'_, P>],
-    ) -> Fast<Option<u8>> {
-        let slot = match why {
-            Unusual::General => state.start::<P, OPTIONAL>(buffers),
-            Unusual::Marked => state.start_marked::<P, OPTIONAL>(buffers),
-            Unusual::NotPosted(slot, e) => {
-                let rail = state.cts.rail();
-                let failed = state.comm.rail_failed(rail, e);
-                if OPTIONAL && failed.is_ok() {
-                    state.complete_ahead(slot);
-                }
-                failed.map(|()| Some(slot))
-            }
-        };
-        let slot = slot.map_err(|e| state.fail(e));
-        state.leave(slot)
-    }
-
-    /// Starts a flush, and returns the index of its request.
-    pub(crate) fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<u8>> {
-        for (buffer, mr) in buffers {
-            self.memory.check_start(*mr, *buffer)?;
-        }
-        if self.flush_cells.is_none() {
-            return Ok(None);
-        }
-        let target = flush::target(buffers).filter(|(_, mr)| self.flush_host || mr.kind() != MemKind::Host);
-        let Some(target) = target else { return Ok(None) };
-        self.with(|state| {
-            if state.comm.is_marked() {
-                state.look_closer()?;
-            }
-            state.check_flushable(buffers)?;
-            let RecvState { comm, flushes: Some(flushes), .. } = state else { return Ok(None) };
-            let Some(index) = flushes.begin()? else { return Ok(None) };
-            let posted = flushes.post(comm, index, target);
-            comm.fail_on_error(posted)?;
-            comm.stats.request(None);
-            flushes.posted(index);
-            Ok(Some(index))
-        })
-    }
-
-    /// Sends BYE to the peer.
-    pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
-        self.housekeeping.remove(self);
-        let close = |state: &mut RecvState| {
-            state.await_outstanding_data();
-            state.comm.peer.close();
-            Ok(())
-        };
-        self.state.with(close).map_err(|e| *e)
-    }
-
-    #[inline(always)]
-    pub(crate) fn progress(&self, index: u8) -> Fast<()> {
-        let mut state = self.state.enter()?;
-        match progress(&mut *state, Operation::Receive(index)) {
-            Ok(()) => state.leave(Ok(())),
-            Err(e) => Self::failed(state, e),
-        }
-    }
-
-    #[cold]
-    fn failed(state: Entered<'_, RecvState>, e: Box<Error>) -> Fast<()> {
-        state.revoke();
-        state.leave(Err(e))
-    }
-
-    pub(crate) fn progress_flush(&self, index: u8) -> Fast<()> {
-        self.with(|state| progress(state, Operation::Flush(index)))
-    }
-
-    /// Runs `f` on the state. If the comm has failed, also revokes completions ahead of data.
-    fn with<R>(&self, f: impl FnOnce(&mut RecvState) -> Fast<R>) -> Fast<R> {
-        self.state.with(|state| f(state).inspect_err(|_| state.revoke()))
-    }
-
-    /// Runs one pass of housekeeping for optional receives. Returns `None` if a call holds the
-    /// state.
-    pub(crate) fn poll_idle(&self) -> Option<Fast<()>> {
-        self.state.try_with(|state| {
-            let polled = state.poll_idle().inspect_err(|_| state.revoke());
-            self.urgency.set(state.comm.has_news());
-            polled
-        })
-    }
-}
-
-/// The name of the receivers' job.
-const JOB: &str = "receiving";
-
-/// Polls a receiver that NCCL is not calling but that has optional receives outstanding. An error
-/// fails the connection.
-impl Job for Receiver {
-    fn run(&self) -> Result<()> {
-        self.urgency.set(false);
-        self.poll_idle().unwrap_or(Ok(())).map_err(|e| *e)
-    }
-
-    fn interval(&self) -> Duration {
-        self.urgency.interval()
-    }
-}
-
 /// A request of a receiver.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Operation {
@@ -300,6 +87,35 @@ pub(crate) enum Operation {
 }
 
 impl RecvState {
+    fn new(
+        comm: Comm,
+        config: &Config,
+        cells: Cells<SLOTS>,
+        flushes: Option<Flushes>,
+        memory: Arc<LivingMrs>,
+    ) -> Self {
+        Self {
+            cts: CtsWriter::new(&comm, config),
+            comm,
+            cells,
+            slots: Box::new([Slot::EMPTY; SLOTS]),
+            outstanding: 0,
+            ahead: 0,
+            credit: 0,
+            idleness: Idleness::UNKNOWN,
+            episodes: ReceiverEpisodes::default(),
+            episode: None,
+            attempts: ReceiverAttempts::default(),
+            renewal: KeyRenewal::default(),
+            memory,
+            unusable: 0,
+            unwritten: None,
+            patience: None,
+            promises: Promises::new(config),
+            flushes,
+        }
+    }
+
     #[cold]
     fn fail(&mut self, e: Box<Error>) -> Box<Error> {
         let e = self.comm.fail(e);
@@ -400,9 +216,4 @@ impl RecvState {
         }
         Ok(())
     }
-}
-
-#[cold]
-fn wrong_group(receives: usize) -> Box<Error> {
-    Error::Argument(format!("a group of {receives} receives: expected 1 to {MAX_RECVS}")).into()
 }
