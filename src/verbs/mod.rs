@@ -14,6 +14,7 @@ mod mlx5dv;
 mod port;
 mod prepared;
 mod qp;
+mod region;
 mod shim;
 mod srq;
 
@@ -28,10 +29,11 @@ pub use chain::{Chain, Local, Remote, WRITE, WRITE_WITH_IMM};
 pub use context::{Context, DeviceLimits, open_all, survive_forks};
 pub use cq::{Batch, Completion, Cq, Kind};
 pub use event::{About, AsyncEvent};
-pub use memory::{Keys, Mr, Pd, Region, Words, keep_dmabuf, page_size};
+pub use memory::{Keys, Mr, Pd, keep_dmabuf, page_size};
 pub use port::{Gid, Port};
 pub use prepared::{INLINE, ImmWrite, WordsWrite};
 pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
+pub use region::{Region, Words};
 pub use shim::can_relax_ordering;
 pub use srq::Srq;
 
