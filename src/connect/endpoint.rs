@@ -52,7 +52,10 @@ impl LocalEndpoint {
         let pd = |(route, _): &(Route, usize)| Arc::clone(&local_rails[*route.rails.local(role)].pd);
         let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
         let has_mailbox = has_mailbox(routes);
-        let region = Region::new(&pds, memory_bytes(has_mailbox) / 8)?;
+        let flushes =
+            |(route, _): &(Route, usize)| local_rails[*route.rails.local(role)].nic.flushes(&settings.config);
+        let reads = role == Role::Acceptor && routes.iter().any(flushes);
+        let region = Region::new(&pds, memory_bytes(has_mailbox) / 8, reads)?;
         Ok(Self { has_mailbox, ..Self::on(region, role, settings, local_rails, routes, &[])? })
     }
 

@@ -20,7 +20,7 @@ impl Nic {
         memory: &Memory,
         kept: Option<&Arc<OwnedFd>>,
     ) -> Result<(Registration, Keys)> {
-        let Memory { buffer: Buffer { addr, len }, kind, dmabuf, relaxed, deferrable } = *memory;
+        let Memory { buffer: Buffer { addr, len }, kind, dmabuf, options, deferrable } = *memory;
         let span = Span::new(addr, len, page_size()).ok_or_else(|| {
             Error::Argument(format!("{len} bytes at {addr:#x} end after the last possible address"))
         })?;
@@ -30,8 +30,8 @@ impl Nic {
             let (start, bytes) = (whole.pages().start, whole.pages().len());
             let pd = self.pd();
             let made = match file {
-                None => Mr::new(&pd, start, bytes, relaxed),
-                Some(DmaBuf { fd, offset }) => Mr::of_dmabuf(&pd, (fd, offset), (start, bytes), relaxed),
+                None => Mr::new(&pd, start, bytes, options),
+                Some(DmaBuf { fd, offset }) => Mr::of_dmabuf(&pd, (fd, offset), (start, bytes), options),
             };
             let mr = match made {
                 Ok(mr) => Some(mr),
@@ -41,7 +41,7 @@ impl Nic {
             let kept = kept.zip(file).map(|(kept, file)| (Arc::clone(kept), file.offset));
             Ok(Registered::new(mr, kept))
         };
-        self.registrations.get(How { kind, dmabuf: dmabuf.is_some(), relaxed }, span, make, Registered::keys)
+        self.registrations.get(How { kind, dmabuf: dmabuf.is_some(), options }, span, make, Registered::keys)
     }
 
     /// Returns the keys of a registration that covers `buffer`.

@@ -11,7 +11,7 @@ use crate::device::{Gpu, Memory, Nic, Registered, Registration};
 use crate::error::{Error, Fast, Result};
 use crate::latest::Latest;
 use crate::proto::{MAX_RAILS, rails};
-use crate::verbs::keep_dmabuf;
+use crate::verbs::{MrOptions, keep_dmabuf};
 
 /// Registers memory on each rail of one comm.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct Registrar {
     nics: Arc<[Arc<Nic>]>,
     /// Requests relaxed ordering on PCIe.
     relaxed: bool,
+    /// `MPIB_FLUSH`
+    flush: Option<bool>,
     /// Whether rails come back.
     failover: bool,
     living: Arc<LivingMrs>,
@@ -62,6 +64,7 @@ impl Registrar {
         Self {
             nics: nics.into(),
             relaxed: config.relaxed_ordering != 0,
+            flush: config.flush,
             failover: config.failover,
             living: Arc::default(),
         }
@@ -82,7 +85,10 @@ impl Registrar {
                 buffer.len, buffer.addr
             )));
         }
-        let memory = Memory { buffer, kind, dmabuf, relaxed: self.relaxed, deferrable: self.failover };
+        // A sender's registration, too: receivers share it.
+        let reads = self.flush.unwrap_or(kind != MemKind::Host);
+        let options = MrOptions { reads, relaxed: self.relaxed };
+        let memory = Memory { buffer, kind, dmabuf, options, deferrable: self.failover };
         let kept = dmabuf.filter(|_| self.failover).and_then(|file| keep_dmabuf(file.fd)).map(Arc::new);
         let register = |nic: &Arc<Nic>| Ok(nic.register(&memory, kept.as_ref())?.0);
         let registrations = self.nics.iter().map(register).collect::<Result<_>>()?;

@@ -138,17 +138,29 @@ unsafe impl Send for RawMr {}
 // SAFETY: as above.
 unsafe impl Sync for RawMr {}
 
-/// The access of every registration.
-const ACCESS: c_uint = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
-    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
-    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+/// How memory is registered. Local work requests and the peer's writes may use it in any case.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MrOptions {
+    /// Permits RDMA reads: those of flushes, which the adapter sends to itself.
+    pub reads: bool,
+    /// Requests relaxed ordering on PCIe where the library supports it.
+    pub relaxed: bool,
+}
+
+impl MrOptions {
+    fn access(self) -> c_uint {
+        let reads = if self.reads { sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0 } else { 0 };
+        sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+            | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+            | reads
+    }
+}
 
 impl Mr {
-    /// Calls `ibv_reg_mr` for `len` bytes at `addr`. `relaxed` requests relaxed PCIe ordering where
-    /// the library supports it.
-    pub fn new(pd: &Arc<Pd>, addr: usize, len: usize, relaxed: bool) -> Result<Self> {
+    /// Calls `ibv_reg_mr` for `len` bytes at `addr`.
+    pub fn new(pd: &Arc<Pd>, addr: usize, len: usize, options: MrOptions) -> Result<Self> {
         // SAFETY: the PD is live while we hold it.
-        let (call, raw) = unsafe { shim::reg_mr(pd.as_ptr(), addr, len, ACCESS, relaxed) };
+        let (call, raw) = unsafe { shim::reg_mr(pd.as_ptr(), addr, len, options.access(), options.relaxed) };
         let raw = non_null(call, || format!("{} for {len} bytes at {addr:#x}", pd.context.name()), raw)?;
         Ok(Self::of(raw, pd))
     }
@@ -160,10 +172,11 @@ impl Mr {
         pd: &Arc<Pd>,
         (fd, offset): (c_int, u64),
         (addr, len): (usize, usize),
-        relaxed: bool,
+        options: MrOptions,
     ) -> Result<Self> {
+        let (access, relaxed) = (options.access(), options.relaxed);
         // SAFETY: the PD is live while we hold it.
-        let raw = unsafe { shim::reg_dmabuf_mr(pd.as_ptr(), (fd, offset), (addr, len), ACCESS, relaxed) };
+        let raw = unsafe { shim::reg_dmabuf_mr(pd.as_ptr(), (fd, offset), (addr, len), access, relaxed) };
         let raw = raw.map_err(|e| {
             let name = pd.context.name();
             let detail = format!("{name} for {len} bytes at {addr:#x}, from offset {offset} of file {fd} on");

@@ -29,7 +29,7 @@ pub use chain::{Chain, Local, Remote, WRITE, WRITE_WITH_IMM};
 pub use context::{Context, DeviceLimits, open_all, survive_forks};
 pub use cq::{Batch, Completion, Cq, Kind};
 pub use event::{About, AsyncEvent};
-pub use memory::{Keys, Mr, Pd, keep_dmabuf, page_size};
+pub use memory::{Keys, Mr, MrOptions, Pd, keep_dmabuf, page_size};
 pub use port::{Gid, Port};
 pub use prepared::{INLINE, ImmWrite, WordsWrite};
 pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::log_failure;
-use super::memory::{Keys, Mr, Pd, page_size};
+use super::memory::{Keys, Mr, MrOptions, Pd, page_size};
 use crate::error::{Error, Result};
 
 /// Control memory, registered on several devices. Peers write it at any time, so it is only
@@ -18,6 +18,9 @@ pub struct Region {
     mrs: Vec<Arc<Mr>>,
     /// The keys of each registration.
     keys: Vec<Keys>,
+    /// How they are made. Control memory is polled, so its writes must stay in order on the bus:
+    /// never relaxed.
+    options: MrOptions,
     memory: Arc<Memory>,
 }
 
@@ -89,11 +92,13 @@ impl Drop for Memory {
 
 impl Region {
     /// Allocates `words` zeroed 64-bit words and registers them in each of `pds`, once for a PD
-    /// that occurs several times.
-    pub fn new(pds: &[Arc<Pd>], words: usize) -> Result<Self> {
+    /// that occurs several times. `reads` permits the adapters to read it: they try by that whether
+    /// they can flush.
+    pub fn new(pds: &[Arc<Pd>], words: usize, reads: bool) -> Result<Self> {
         let memory = Memory::new(words)
             .map_err(|source| Error::io(format!("{words} words of control memory"), source))?;
-        let mut region = Self { mrs: Vec::new(), keys: Vec::new(), memory: Arc::new(memory) };
+        let options = MrOptions { reads, relaxed: false };
+        let mut region = Self { mrs: Vec::new(), keys: Vec::new(), options, memory: Arc::new(memory) };
         pds.iter().try_for_each(|pd| region.add(pd))?;
         Ok(region)
     }
@@ -102,8 +107,7 @@ impl Region {
     fn add(&mut self, pd: &Arc<Pd>) -> Result<()> {
         let mr = match self.mrs.iter().find(|mr| mr.is_in(pd)) {
             Some(mr) => Arc::clone(mr),
-            // Control memory is polled, so its writes must stay in order on the bus: never relaxed.
-            None => Arc::new(Mr::new(pd, self.addr(0), self.memory.words * 8, false)?),
+            None => Arc::new(Mr::new(pd, self.addr(0), self.memory.words * 8, self.options)?),
         };
         self.keys.push(mr.keys());
         self.mrs.push(mr);

@@ -161,7 +161,7 @@ impl Evil {
         let device = device();
         let pds: Vec<_> = device.rails.iter().map(|n| n.pd()).collect();
         let has_mailbox = pds.len() > 1;
-        let region = Region::new(&pds, memory_bytes(has_mailbox) / 8).unwrap();
+        let region = Region::new(&pds, memory_bytes(has_mailbox) / 8, false).unwrap();
         let fresh: Vec<(Vec<Qp<Fresh>>, Arc<Cq>)> = pds
             .iter()
             .zip(hello.terms.qps)

@@ -10,6 +10,7 @@ mod sync;
 
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
 
+use crate::verbs::MrOptions;
 use cache::{Cache, Held};
 
 pub(super) use cache::Span;
@@ -24,8 +25,8 @@ pub(crate) struct Memory {
     pub kind: MemKind,
     /// Its DMA-BUF, if it is not registered by its addresses.
     pub dmabuf: Option<DmaBuf>,
-    /// Requests relaxed ordering on PCIe.
-    pub relaxed: bool,
+    /// How it is registered.
+    pub options: MrOptions,
     /// Whether an adapter that is away registers it when the adapter is back.
     pub deferrable: bool,
 }
@@ -36,7 +37,7 @@ pub(crate) struct Memory {
 pub(crate) struct How {
     pub(super) kind: MemKind,
     pub(super) dmabuf: bool,
-    pub(super) relaxed: bool,
+    pub(super) options: MrOptions,
 }
 
 /// A share in a registration, which ends with the last share.

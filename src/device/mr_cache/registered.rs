@@ -32,7 +32,7 @@ impl Registered {
         let (start, bytes) = (span.pages().start, span.pages().len());
         let mr = match (&self.file, how.dmabuf) {
             (Some((file, offset)), true) => {
-                Mr::of_dmabuf(pd, (file.as_raw_fd(), *offset), (start, bytes), how.relaxed)?
+                Mr::of_dmabuf(pd, (file.as_raw_fd(), *offset), (start, bytes), how.options)?
             }
             (None, true) => {
                 return Err(Error::Usage(format!(
@@ -40,7 +40,7 @@ impl Registered {
                      process had no descriptor left"
                 )));
             }
-            (_, false) => Mr::new(pd, start, bytes, how.relaxed)?,
+            (_, false) => Mr::new(pd, start, bytes, how.options)?,
         };
         Ok(Self { mr: Some(mr), file: self.file.clone() })
     }

@@ -1,5 +1,6 @@
 //! Registrations: the cache, DMA-BUF, GPU memory.
 
+mod access;
 mod data_direct;
 mod dmabuf;
 mod gpu;
