@@ -43,6 +43,9 @@ fn immediates_that_contradict_each_other() {
             // One unit of 128 bytes, which the byte unit encodes.
             (1, &[(0, 1 | 1 << 8 | (1 << 21 | 1) << 10)], "an immediate that no sender makes"),
             (1, &[(0, word(1, 3, 9)), (1, word(1, 3, 10))], "rails carry different sizes"),
+            // A group of one receive, and of several, or the other way round.
+            (1, &[(0, word(1, 3, 9)), (1, record(1, 3))], "rails carry different sizes"),
+            (2, &[(0, record(1, 3)), (1, word(1, 3, 9))], "rails carry different sizes"),
             (1, &[(0, word(1, 1, 1001))], "1001 bytes arrived for a receive of 1000"),
             (2, &[(0, word(1, 1, 10))], "a group of 2 receives got one size"),
             // The record's second size is too large, see below.
@@ -116,6 +119,50 @@ fn cts_entries_that_no_receiver_writes() {
             assert_last_warning(&[said]);
             gets_refusal(&evil, said);
             assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, RemoteError);
+            buffer.dereg();
+            assert_eq!(table.close_send(comm), Success);
+        }
+    });
+}
+
+/// A send that has been matched with the first group would never complete.
+//= protocol.md: CTS entry: the count of a group does not change
+#[test]
+fn a_group_whose_count_changes_between_its_sends() {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        // Entries that arrive, and the group that they claim: the last entry of a larger group is missing.
+        for (before, count, entries, len) in
+            [(2, 1, 1, 64), (2, 1, 1, 0), (2, 1, 1, 5000), (2, 3, 2, 64), (3, 2, 2, 64)]
+        {
+            let (comm, evil) = sender(ctx);
+            let buffer = Buffer::new(table, comm, vec![0; 5000]);
+            let poke = |entries: u8, count: u8, tag: fn(u8) -> i32| {
+                let cts = |index| Cts {
+                    addr: 4096,
+                    size: 5000,
+                    rkeys: [0; 8],
+                    tag: tag(index),
+                    count,
+                    index,
+                    seq: 1,
+                };
+                let bytes: Vec<u8> = (0..entries).flat_map(|index| cts(index).encode()).collect();
+                evil.poke(Sequence::FIRST.cts_offset(0), &bytes);
+            };
+            poke(before, before, i32::from);
+            let matched = until("a send that is matched", || {
+                let (rc, request) = table.isend(comm, buffer.addr(), 64, 0, buffer.mr);
+                assert_eq!(rc, Success);
+                (!request.is_null()).then_some(request)
+            });
+            poke(entries, count, |_| 1);
+            let said = format!("a CTS entry is of a group of {count} receives, which had {before} before");
+            assert_eq!(table.isend(comm, buffer.addr(), len, 1, buffer.mr).0, RemoteError, "{said}");
+            assert_last_warning(&[&said]);
+            gets_refusal(&evil, &said);
+            assert_eq!(table.test(matched).0, RemoteError);
             buffer.dereg();
             assert_eq!(table.close_send(comm), Success);
         }
