@@ -223,7 +223,8 @@ settings! {
     roce_version: Option<u8> = None, "NCCL_IB_ROCE_VERSION_NUM", Optional(Whole::<u8>::new(1, 2)),
         differs: "unset is both, not 2";
     /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power. Adapters may wait up to
-    /// four times as long, see [reach.md](reach.md#how-long-adapters-try).
+    /// four times as long, see [reach.md](reach.md#how-long-adapters-try). When another value is
+    /// better: [failover.md](failover.md#how-soon-a-fault-is-noticed).
     timeout: u8 = 20, "NCCL_IB_TIMEOUT", WholeOrLargest::<u8>::new(1, 31),
         differs: "31, with a warning, for 0 (no timeout) and above 31";
     /// Retransmissions of an unacknowledged packet.
