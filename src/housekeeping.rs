@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::EventFd;
 use parking_lot::Mutex;
 
-use crate::error::Result;
+use crate::error::{Fast, Result};
 
 /// Whether NCCL has left a comm alone, by something that each of its operations changes.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +73,14 @@ pub trait Job: Send + Sync {
 pub(crate) fn job<J: Job + 'static>(object: &Arc<J>) -> Weak<dyn Job> {
     let job: Arc<dyn Job> = Arc::<J>::clone(object);
     Arc::downgrade(&job)
+}
+
+/// Logs the error of a comm's job. The job calls this while it holds the comm: NCCL's next call on
+/// the comm returns the error, and the reason must be in the log by then.
+pub(crate) fn log_failure(name: &'static str, result: &Fast<()>) {
+    if let Err(e) = result {
+        e.report(name);
+    }
 }
 
 /// The jobs of a process.

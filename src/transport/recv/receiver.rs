@@ -7,7 +7,7 @@ use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 
 use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Job, Urgency, job};
+use crate::housekeeping::{Housekeeping, Job, Urgency, job, log_failure};
 use crate::proto::{MAX_RECVS, SLOTS};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
@@ -183,16 +183,6 @@ impl Receiver {
     fn with<R>(&self, f: impl FnOnce(&mut RecvState) -> Fast<R>) -> Fast<R> {
         self.state.with(|state| f(state).inspect_err(|_| state.revoke()))
     }
-
-    /// Runs one pass of housekeeping for optional receives. Returns `None` if a call holds the
-    /// state.
-    pub(crate) fn poll_idle(&self) -> Option<Fast<()>> {
-        self.state.try_with(|state| {
-            let polled = state.poll_idle().inspect_err(|_| state.revoke());
-            self.urgency.set(state.comm.has_news());
-            polled
-        })
-    }
 }
 
 /// The name of the receivers' job.
@@ -203,7 +193,13 @@ const JOB: &str = "receiving";
 impl Job for Receiver {
     fn run(&self) -> Result<()> {
         self.urgency.set(false);
-        self.poll_idle().unwrap_or(Ok(())).map_err(|e| *e)
+        let polled = self.state.try_with(|state| {
+            let polled = state.poll_idle().inspect_err(|_| state.revoke());
+            self.urgency.set(state.comm.has_news());
+            log_failure(JOB, &polled);
+            Ok(())
+        });
+        polled.unwrap_or(Ok(())).map_err(|e| *e)
     }
 
     fn interval(&self) -> Duration {

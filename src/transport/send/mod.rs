@@ -21,7 +21,7 @@ use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job};
+use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job, log_failure};
 use crate::policy::Policy;
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOTS, Sequence, Split};
 use crate::state_lock::{Entered, StateLock};
@@ -146,7 +146,7 @@ impl Sender {
                 groups: Box::new([Group::default(); SLOTS]),
             }),
         });
-        settings.process.housekeeping.add("sending", job(&sender));
+        settings.process.housekeeping.add(JOB, job(&sender));
         sender
     }
 
@@ -232,21 +232,19 @@ impl Sender {
         state.leave(progress)
     }
 
-    /// Handles news while NCCL makes no call. Returns `None` if a call holds the state.
-    fn poll_idle(&self) -> Option<Fast<()>> {
-        self.state.try_with(|state| {
-            let idle = state.idleness.lasts((state.seq, state.in_flight));
-            let waits = state.in_flight > 0 && state.comm.failures.is_enabled();
-            if idle && waits && !state.comm.has_failed() {
-                let polled = state.poll();
-                state.comm.fail_on_error(polled)?;
-            }
-            if state.comm.has_old_news() || state.is_failback_due() {
-                state.look_while_idle()?;
-            }
-            self.urgency.set(state.comm.has_news());
-            Ok(())
-        })
+    /// Handles news while NCCL makes no call.
+    fn poll_idle(&self, state: &mut SendState) -> Fast<()> {
+        let idle = state.idleness.lasts((state.seq, state.in_flight));
+        let waits = state.in_flight > 0 && state.comm.failures.is_enabled();
+        if idle && waits && !state.comm.has_failed() {
+            let polled = state.poll();
+            state.comm.fail_on_error(polled)?;
+        }
+        if state.comm.has_old_news() || state.is_failback_due() {
+            state.look_while_idle()?;
+        }
+        self.urgency.set(state.comm.has_news());
+        Ok(())
     }
 
     /// Sends BYE to the peer.
@@ -266,11 +264,18 @@ impl Sender {
     }
 }
 
+/// The name of the senders' job.
+const JOB: &str = "sending";
+
 /// Handles news of the peer and of rails while NCCL makes no call. An error fails the connection.
 impl Job for Sender {
     fn run(&self) -> Result<()> {
         self.urgency.set(false);
-        self.poll_idle().unwrap_or(Ok(())).map_err(|e| *e)
+        let polled = self.state.try_with(|state| {
+            log_failure(JOB, &self.poll_idle(state));
+            Ok(())
+        });
+        polled.unwrap_or(Ok(())).map_err(|e| *e)
     }
 
     fn interval(&self) -> Duration {

@@ -253,6 +253,7 @@ fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
     });
 }
 
+/// Housekeeping finds that, and NCCL's call that returns the error does not overtake its reason.
 //= protocol.md: a part that is announced and does not come ends the connection
 #[test]
 fn a_part_that_is_announced_and_does_not_come_ends_the_connection() {
