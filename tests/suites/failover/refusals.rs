@@ -5,7 +5,7 @@ use mpib_tests::evil::{receiver, sender};
 use mpib_tests::log::{assert_last_warning, assert_warned, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, failure, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{SHORT, here, isolated, mpib};
+use mpib_tests::{NO_PINGS, SHORT, here, isolated, mpib};
 use nccl_net_mpib::proto::{ImmLayout, Message, OpenGroup, Replay, SenderState, Sequence, Verdict};
 use softverbs::{CqOf, Direction, Fault, Only, heal, inject_at, qp_attributes};
 
@@ -49,10 +49,11 @@ fn transfer(pair: &Pair, n: usize) -> [Code; 2] {
 /// IBV_QPS_ERR
 const ERR: u32 = 6;
 
-/// A connection on which these adapters fail.
+/// A connection on which these adapters fail. The receiver learns it from the sender, and not from a
+/// ping that nobody answers any more.
 fn fails(test: &str, more: &[(&str, &str)], die: &[&str], fault: Fault, cause: &[&str]) {
     let devices = two_hosts(2);
-    isolated(test, &env(&devices, more), || {
+    isolated(test, &env(&devices, &[more, &[NO_PINGS]].concat()), || {
         let ends = Ends::two_hosts(12, 2);
         let pair = ends.connect();
         pair.message(5000, 5000, 1);
