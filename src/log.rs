@@ -1,6 +1,7 @@
 //! Passes lines of `tracing` to NCCL's logger.
 //!
-//! WARN means that a call failed, once per failure: NCCL keeps it as its last error. INFO is for an
+//! WARN means that a call failed, once per failure: NCCL keeps it as its last error. As NCCL's own
+//! warnings, it is of every subsystem: the default of `NCCL_DEBUG_SUBSYS` lacks `NET`. INFO is for an
 //! operator who set `NCCL_DEBUG=INFO`. DEBUG and TRACE are both NCCL's TRACE. The target is the
 //! subsystem: `init`, `env` or `net`.
 
@@ -8,7 +9,7 @@ use std::ffi::{CString, c_int, c_ulong};
 use std::fmt::{self, Write};
 use std::sync::Once;
 
-use nccl_net_abi::{NCCL_ENV, NCCL_INIT, NCCL_NET};
+use nccl_net_abi::{NCCL_ALL, NCCL_ENV, NCCL_INIT, NCCL_NET};
 use nccl_net_versions::{Level, Logger};
 use parking_lot::RwLock;
 use tracing::field::{Field, Visit};
@@ -51,7 +52,8 @@ impl<S: Subscriber> Layer<S> for ToNccl {
         let number = c_int::try_from(meta.line().unwrap_or(0)).unwrap_or(0);
         let log = |text: &str| {
             let text = c_string(&format!("NET/MPIB : {text}"));
-            logger.log(level(*meta.level()), flags(meta.target()), &file, number, &text);
+            let level = level(*meta.level());
+            logger.log(level, flags(level, meta.target()), &file, number, &text);
         };
         let (head, mut rest) = cut(&line.0);
         if rest.is_empty() {
@@ -97,10 +99,11 @@ fn level(level: tracing::Level) -> Level {
     }
 }
 
-fn flags(target: &str) -> c_ulong {
-    match target {
-        "init" => NCCL_INIT | NCCL_NET,
-        "env" => NCCL_ENV,
+fn flags(level: Level, target: &str) -> c_ulong {
+    match (level, target) {
+        (Level::Warn, _) => NCCL_ALL,
+        (_, "init") => NCCL_INIT | NCCL_NET,
+        (_, "env") => NCCL_ENV,
         _ => NCCL_NET,
     }
 }
@@ -182,13 +185,13 @@ mod tests {
         assert_eq!(
             texts(&FIRST),
             [
-                (Level::Warn, NCCL_NET, "NET/MPIB : log test: 1 %s %n".into()),
+                (Level::Warn, NCCL_ALL, "NET/MPIB : log test: 1 %s %n".into()),
                 (Level::Info, NCCL_INIT | NCCL_NET, "NET/MPIB : log test: two?lines? rail=1".into()),
                 (Level::Trace, NCCL_NET, "NET/MPIB : log test: three".into()),
                 (Level::Info, NCCL_ENV, "NET/MPIB : log test: four".into()),
             ]
         );
-        assert_eq!(texts(&SECOND), [(Level::Warn, NCCL_NET, "NET/MPIB : log test: five".into())]);
+        assert_eq!(texts(&SECOND), [(Level::Warn, NCCL_ALL, "NET/MPIB : log test: five".into())]);
         the_last_line_of_a_long_warning_is_its_beginning();
     }
 
