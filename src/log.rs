@@ -1,6 +1,7 @@
 //! Passes lines of `tracing` to NCCL's logger.
 //!
-//! WARN means that a call failed, once per failure: NCCL keeps it as its last error. INFO is for an
+//! WARN means that a call failed, once per failure: NCCL keeps it as its last error. As NCCL's own
+//! warnings, it is of every subsystem: the default of `NCCL_DEBUG_SUBSYS` lacks `NET`. INFO is for an
 //! operator who set `NCCL_DEBUG=INFO`. DEBUG and TRACE are both NCCL's TRACE. The target is the
 //! subsystem: `init`, `env` or `net`.
 
@@ -10,7 +11,7 @@ use std::ffi::{CString, c_int, c_ulong};
 use std::fmt::{self, Write};
 use std::sync::Once;
 
-use nccl_net_abi::{NCCL_ENV, NCCL_INIT, NCCL_NET};
+use nccl_net_abi::{NCCL_ALL, NCCL_ENV, NCCL_INIT, NCCL_NET};
 use nccl_net_versions::{Level, Logger};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber};
@@ -47,7 +48,7 @@ impl<S: Subscriber> Layer<S> for ToNccl {
         let level = level(*meta.level());
         let record = Record {
             level,
-            flags: flags(meta.target()),
+            flags: flags(level, meta.target()),
             file: c_string(meta.file().unwrap_or("?")),
             number: c_int::try_from(meta.line().unwrap_or(0)).unwrap_or(0),
             lines: lines(&bounded(message.0), level),
@@ -116,10 +117,11 @@ fn level(level: tracing::Level) -> Level {
     }
 }
 
-fn flags(target: &str) -> c_ulong {
-    match target {
-        "init" => NCCL_INIT | NCCL_NET,
-        "env" => NCCL_ENV,
+fn flags(level: Level, target: &str) -> c_ulong {
+    match (level, target) {
+        (Level::Warn, _) => NCCL_ALL,
+        (_, "init") => NCCL_INIT | NCCL_NET,
+        (_, "env") => NCCL_ENV,
         _ => NCCL_NET,
     }
 }
@@ -210,13 +212,13 @@ mod tests {
         assert_eq!(
             texts(&FIRST),
             [
-                (Level::Warn, NCCL_NET, "NET/MPIB : log test: 1 %s %n".into()),
+                (Level::Warn, NCCL_ALL, "NET/MPIB : log test: 1 %s %n".into()),
                 (Level::Info, NCCL_INIT | NCCL_NET, "NET/MPIB : log test: two?lines? rail=1".into()),
                 (Level::Trace, NCCL_NET, "NET/MPIB : log test: three".into()),
                 (Level::Info, NCCL_ENV, "NET/MPIB : log test: four".into()),
             ]
         );
-        assert_eq!(texts(&SECOND), [(Level::Warn, NCCL_NET, "NET/MPIB : log test: five".into())]);
+        assert_eq!(texts(&SECOND), [(Level::Warn, NCCL_ALL, "NET/MPIB : log test: five".into())]);
         the_last_line_of_a_long_warning_is_its_beginning();
     }
 
