@@ -216,6 +216,29 @@ pub(crate) mod tests {
         assert_eq!((runs(&[last]), list.jobs.lock().len()), (vec![2], 0));
     }
 
+    /// A job with a bug.
+    struct Panics;
+
+    impl Job for Panics {
+        fn run(&self) -> Result<()> {
+            panic!("a seeded bug");
+        }
+    }
+
+    //= faults.md: 74
+    #[test]
+    fn a_job_that_panics_ends_alone() {
+        let (list, other) = (Housekeeping::default(), Arc::<Count>::default());
+        let bug: Arc<dyn Job> = Arc::new(Panics);
+        list.add("bug", Arc::downgrade(&bug));
+        let job: Arc<dyn Job> = Arc::<Count>::clone(&other);
+        list.add("count", Arc::downgrade(&job));
+        list.run(None);
+        list.run(None);
+        assert_eq!(other.runs(), 2);
+        assert_eq!(list.jobs.lock().iter().filter(|entry| entry.job.strong_count() > 0).count(), 1);
+    }
+
     /// Runs every 20 ms.
     #[derive(Default)]
     struct Often(AtomicU32);

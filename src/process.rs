@@ -1,8 +1,8 @@
 //! What the plugin keeps for as long as the process lives, whichever communicators come and go.
 //!
 //! Nothing else in this crate is a mutable static, apart from what concerns the operating system's
-//! process and not one instance of the plugin: the log's destination, the mark of a forked child,
-//! and lookups whose result cannot change.
+//! process and not one instance of the plugin: the log's destination, the list of threads, the mark
+//! of a forked child, and lookups whose result cannot change.
 
 use std::collections::HashMap;
 use std::ffi::CStr;

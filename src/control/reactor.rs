@@ -8,6 +8,7 @@
 //! thread.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -359,7 +360,8 @@ impl Drop for End<'_> {
         serving.sockets.fail_all();
         let news = serving.sockets.take_news();
         drop(locked);
-        notify(news);
+        // A second panic while the first one unwinds would abort the process.
+        let _ = catch_unwind(AssertUnwindSafe(|| notify(news)));
     }
 }
 
@@ -378,10 +380,14 @@ fn wake(shared: &Weak<Shared>) {
 }
 
 fn run(mut poll: Poll, shared: &Shared) {
-    let _end = End(shared);
+    let end = End(shared);
     let mut events = Events::with_capacity(256);
     let mut timeout = Some(QUIET);
-    while !background::is_exiting() {
+    loop {
+        if background::is_exiting() {
+            // The connections stay open: calls of NCCL may go on until the process ends.
+            return std::mem::forget(end);
+        }
         let checked = match poll.poll(&mut events, timeout) {
             Ok(()) => {
                 let mut locked = shared.lock();

@@ -90,7 +90,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let until = Instant::now() + PATIENCE;
-        wait_while(until, || QUEUE.lock().running);
+        flush();
         let is_last = {
             let mut output = OUTPUT.write();
             output.contexts -= 1;
@@ -100,6 +100,11 @@ impl Drop for Hold {
             wait_while(until, || CALLS.load(Ordering::SeqCst) > 0);
         }
     }
+}
+
+/// Waits until the lines of the plugin's threads are written, unless the logger blocks.
+pub fn flush() {
+    wait_while(Instant::now() + PATIENCE, || QUEUE.lock().running);
 }
 
 fn wait_while(until: Instant, goes_on: impl Fn() -> bool) {
@@ -123,7 +128,9 @@ impl Drop for Later {
     fn drop(&mut self) {
         HELD.set(HELD.get() - 1);
         if HELD.get() == 0 {
-            LATER.take().iter().for_each(Record::write);
+            // `exit` destroys the list of its thread before it calls the handlers of `atexit`.
+            let records = LATER.try_with(RefCell::take).unwrap_or_default();
+            records.iter().for_each(Record::write);
         }
     }
 }
@@ -134,7 +141,7 @@ impl Record {
         if background::is_ours() {
             self.queue();
         } else if HELD.get() > 0 {
-            LATER.with_borrow_mut(|records| records.push(self));
+            let _ = LATER.try_with(|records| records.borrow_mut().push(self));
         } else {
             self.write();
         }

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::sync::Mutex;
 
 use nccl_net_abi as abi;
+use nccl_net_mpib::log::flush;
 
 /// Levels of NCCL's log.
 pub const WARN: c_int = 2;
@@ -21,11 +22,13 @@ fn at_warn(lines: &[(c_int, String)]) -> Vec<String> {
 
 /// The lines at WARN so far.
 pub fn warnings() -> Vec<String> {
+    flush();
     at_warn(&LOG.lock().unwrap())
 }
 
 /// The lines at WARN since the last call; forgets the other lines too.
 pub fn take_warnings() -> Vec<String> {
+    flush();
     at_warn(&std::mem::take(&mut *LOG.lock().unwrap()))
 }
 
@@ -43,6 +46,7 @@ pub fn assert_warned(parts: &[&str]) {
 /// Asserts that the last line at WARN has all of `parts`.
 #[track_caller]
 pub fn assert_last_warning(parts: &[&str]) {
+    flush();
     let lines = LOG.lock().unwrap();
     let last = lines.iter().rfind(|(level, _)| *level == WARN).map(|(_, text)| text.as_str());
     let last = last.expect("nothing was logged");

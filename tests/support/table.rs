@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::ffi::c_int;
-use std::ptr::{null_mut, without_provenance_mut};
+use std::ptr::{NonNull, null_mut, without_provenance_mut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -73,6 +73,17 @@ fn out(call: impl FnOnce(*mut Ptr) -> Code) -> (Code, Ptr) {
 }
 
 impl Table {
+    /// Returns the table of a plugin's file, for as long as the process lives.
+    ///
+    /// # Safety
+    /// `symbol` is the table of this version. The plugin is never unmapped and keeps its promises.
+    pub unsafe fn at(version: u32, symbol: Ptr) -> &'static Self {
+        // SAFETY: the caller's promise.
+        let table = unsafe { host::Table::from_ptr(version, NonNull::new(symbol).unwrap()) };
+        // SAFETY: as above.
+        Box::leak(Box::new(Self(unsafe { table.expect("a known version").raw() })))
+    }
+
     /// Returns the functions with the arguments of C.
     pub const fn raw(&self) -> Raw {
         self.0

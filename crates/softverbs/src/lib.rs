@@ -109,7 +109,7 @@ pub use abi::symbols;
 pub use config::{Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{
-    EventTarget, FAULTS_VAR, fail_fork_init, fail_loopback, fail_modify_qp, fail_modify_qp_of,
+    EventTarget, FAULTS_VAR, fail_creation, fail_fork_init, fail_loopback, fail_modify_qp, fail_modify_qp_of,
     fail_registration, faults_struck, flap, heal, hw_counters, inject, inject_at, posted, raise_event,
     run_faults, set_addrs, set_link, set_rate,
 };
@@ -125,6 +125,7 @@ pub use fault::script::Flap;
 pub use fault::{CqOf, Direction, Fault, Only, Part, Then};
 pub use process::counters::{Counters, DeviceCounters, QpCounters, counters};
 pub use process::hw_counters::HwCounters;
+pub use process::injected::Object;
 pub use shm::dir::set_fabric;
 
 #[cfg(doctest)]

@@ -113,6 +113,7 @@ fn the_mark_of_an_event_that_ends_the_comm_stays() {
     assert!(comm.is_marked());
 }
 
+//= faults.md: 25
 //= rail-life.md: what a sign of a fault costs
 #[test]
 fn a_failed_queue_costs_its_rail_alone() {

@@ -138,6 +138,22 @@ fn needs_only_libibverbs_and_the_c_library() {
     assert!(strange.is_empty(), "{strange:?}");
 }
 
+//= faults.md: 55: there is no name service: the plugin looks up no names
+#[test]
+fn looks_up_no_names() {
+    let file = built("libnccl-net-mpib.so");
+    let symbols = Elf::parse(&file).symbols(false);
+    let lookups: Vec<_> = names(&symbols)
+        .into_iter()
+        .filter(|name| {
+            ["getaddrinfo", "gethostby", "getservby", "getnameinfo", "res_"]
+                .iter()
+                .any(|part| name.contains(part))
+        })
+        .collect();
+    assert!(lookups.is_empty(), "{lookups:?}");
+}
+
 /// NCCL unloads and reloads plugins, in some releases with pointers into the old image.
 #[test]
 fn stays_when_it_is_unloaded_and_is_named_as_its_file() {

@@ -472,6 +472,7 @@ fn empty_bursts() {
     pair.close();
 }
 
+//= faults.md: 24
 //= protocol.md: a write with immediate always finds a receive in the SRQ
 #[test]
 fn bursts_of_empty_messages_on_four_queue_pairs_find_receives() {

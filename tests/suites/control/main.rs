@@ -7,6 +7,7 @@ mod exhausted_descriptors;
 mod flood;
 mod forked_child;
 mod hostile_handles;
+mod panicking_thread;
 mod redial;
 mod redialled_strangers;
 mod resources;

@@ -125,6 +125,44 @@ fn a_network_that_is_silent_is_replaced_by_another() {
     });
 }
 
+/// The new kernel of a host that has rebooted knows none of its connections.
+//= faults.md: 88: the host of the peer reboots: it resets the connection and refuses new ones, calls fail
+#[test]
+fn a_host_that_has_rebooted_is_lost() {
+    on_hosts(here!(), &[("MPIB_PEER_TIMEOUT_MS", "1000"), ("MPIB_FAILOVER_WAIT", "3600")], || {
+        let (hosts, mut a, mut b) = two_hosts(&["eth0"]);
+        message(&mut a, &mut b, 1);
+        // Not even the end of its process is heard.
+        silence(&hosts, "add", "10.0.1.1");
+        b.kill();
+        until_logged(&mut a, "is dialled again");
+        silence(&hosts, "del", "10.0.1.1");
+        assert_eq!(a.code("fail 1000"), RemoteError);
+        warned(&mut a, &["is gone with sends outstanding", "refuses connections", "did its process end?"]);
+        drop((a, b));
+    });
+}
+
+/// For its peers a machine that is suspended, or a virtual one that is moved, is a silent host. Its
+/// own processes stand still.
+//= faults.md: 47: a machine is suspended beyond MPIB_PEER_TIMEOUT_MS: its connections go on afterwards
+#[test]
+fn a_host_that_was_suspended_goes_on() {
+    on_hosts(here!(), &[("MPIB_PEER_TIMEOUT_MS", "1000")], || {
+        let (hosts, mut a, mut b) = two_hosts(&["eth0"]);
+        message(&mut a, &mut b, 1);
+        silence(&hosts, "add", "10.0.1.1");
+        b.process().stop();
+        until_logged(&mut a, "is dialled again");
+        b.process().go_on();
+        silence(&hosts, "del", "10.0.1.1");
+        until_logged(&mut a, "works again");
+        message(&mut a, &mut b, 2);
+        a.must("close");
+        b.must("close");
+    });
+}
+
 /// Host a, which sends to host b, on networks with an interface of these names each.
 fn two_hosts(interfaces: &'static [&'static str]) -> (Hosts, Peer, Peer) {
     const ADDRS: [[&str; 2]; 2] = [["10.0.1.1/24", "10.0.1.2/24"], ["10.0.2.1/24", "10.0.2.2/24"]];

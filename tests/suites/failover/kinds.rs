@@ -79,6 +79,7 @@ fn queue_pairs_in_turn() {
     on_rails(here!(), 2, &more, &Traffic::of(&[&[5000], &[100], &[0], &[3000, 0, 100]], 2, 3));
 }
 
+//= faults.md: 24: queues are full: every completion queue has room for all that may be posted
 //= protocol.md: episode: a fault at any work request of each kind of traffic costs no byte
 #[test]
 fn full_pipelines() {

@@ -18,7 +18,7 @@ fn with_short_retries(test: &str, body: impl FnOnce(&'static Table, Ptr)) {
 }
 
 /// The last warning names the peer and has all of `parts`.
-fn warned(peer: &Peer, parts: &[&str]) {
+pub(crate) fn warned(peer: &Peer, parts: &[&str]) {
     assert_last_warning(&[parts, &[peer.name().as_str()]].concat());
 }
 
@@ -33,7 +33,7 @@ fn warned_of_death(peer: &Peer) {
 }
 
 /// This process and a new one exchange data in both directions.
-fn goes_on(table: &'static Table, ctx: Ptr) {
+pub(crate) fn goes_on(table: &'static Table, ctx: Ptr) {
     let mut peer = Peer::start();
     let (there, here) = (to_peer(table, ctx, &mut peer), from_peer(table, ctx, &mut peer));
     for len in [1, 100_000] {

@@ -225,6 +225,7 @@ fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_fo
     });
 }
 
+//= faults.md: 32
 //= agent.md: a valid replacement of the hint file is no fault
 #[test]
 fn a_file_that_another_good_one_replaces_is_no_fault() {

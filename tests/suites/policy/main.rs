@@ -1,6 +1,7 @@
 //! Settings and hints: what they decide.
 
 mod agent_client;
+mod agent_panic;
 mod hinted;
 mod measured;
 mod own_agent;

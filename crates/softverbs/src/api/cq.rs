@@ -19,7 +19,7 @@ use crate::api::poll;
 use crate::clock;
 use crate::limits::{COMP_VECTORS, MAX_CQE};
 use crate::log::fault;
-use crate::process::{self, Process};
+use crate::process::{self, Process, injected};
 use crate::shm::cq_ring::{Completion, Pushed, Ring};
 use crate::shm::layout::{CQS, CqEntry, CqShared};
 use crate::shm::peer::Peer;
@@ -255,6 +255,7 @@ unsafe extern "C" fn ibv_create_cq(
     border::pointer("ibv_create_cq", || {
         // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
+        injected::creation(injected::Object::Cq)?;
         context.check()?;
         let channel = match channel.is_null() {
             true => None,

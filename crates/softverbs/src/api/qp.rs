@@ -21,7 +21,7 @@ use crate::config::DeviceSpec;
 use crate::limits::MAX_SGE;
 use crate::log::fault;
 use crate::process::counters::{self, QpLive};
-use crate::process::{self, Process};
+use crate::process::{self, Process, injected};
 use crate::shm::layout::{QPS, QpShared};
 use crate::shm::recv_queue::{self, Receives};
 use crate::wire::bounce;
@@ -335,6 +335,7 @@ unsafe extern "C" fn ibv_create_qp(
     border::pointer("ibv_create_qp", || {
         // SAFETY: null or writable, as the caller guarantees.
         let init = unsafe { init.as_mut() }.ok_or(Errno(libc::EINVAL))?;
+        injected::creation(injected::Object::Qp)?;
         // SAFETY: alive, as the caller guarantees.
         let pd = unsafe { Pd::arc_from_c(pd) }?;
         // SAFETY: as above.

@@ -19,7 +19,7 @@ use crate::config::Capability;
 use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
 use crate::log::fault;
 use crate::process::counters::{self, Live};
-use crate::process::{self, Process};
+use crate::process::{self, Process, injected};
 use crate::shm::layout::{SRQS, SrqShared};
 use crate::shm::recv_queue::{self, Receives};
 
@@ -253,6 +253,7 @@ unsafe extern "C" fn ibv_create_srq(
     border::pointer("ibv_create_srq", || {
         // SAFETY: alive, as the caller guarantees.
         let pd = unsafe { Pd::arc_from_c(pd) }?;
+        injected::creation(injected::Object::Srq)?;
         // SAFETY: null or writable, as the caller guarantees.
         let init = unsafe { init.as_mut() }.ok_or(Errno(libc::EINVAL))?;
         Srq::create(pd, init).map(Srq::into_c)

@@ -17,8 +17,9 @@ use crate::fault::script::{self, Action, Flap, Statement};
 use crate::fault::site::Site;
 use crate::fault::{self, Fault, Only};
 use crate::log::write_always;
+use crate::process;
 use crate::process::hw_counters::{self, HwCounters};
-use crate::process::{self, injected};
+use crate::process::injected::{self, Object};
 use crate::shm::layout::DeviceShared;
 
 /// Name of the environment variable with a script of faults.
@@ -221,6 +222,14 @@ pub fn fail_loopback(device: &str, errno: c_int, times: u32) {
 /// the previous fault.
 pub fn fail_registration(device: &str, errno: c_int, times: u32) {
     injected::fail_registration(device, errno, times);
+}
+
+/// Fails the next `times` calls of this process that make an object of this kind, with `errno`.
+/// `times` = 0 cancels the fault; each call of this function replaces the previous fault.
+///
+/// `ENOMEM` is what a driver returns that has no object left.
+pub fn fail_creation(object: Object, errno: c_int, times: u32) {
+    injected::fail_creation(object, errno, times);
 }
 
 /// Makes `ibv_fork_init` of this process return `errno` from now on; 0 cancels the fault.

@@ -39,8 +39,34 @@ struct ModifyQp {
 
 static MODIFY_QP: Mutex<ModifyQp> =
     Mutex::new(ModifyQp { fault: Fault::NONE, state: 0, duration: Duration::ZERO });
+/// An object of an adapter, for [`fail_creation`](crate::fail_creation).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Object {
+    /// A completion queue.
+    Cq,
+    /// A shared receive queue.
+    Srq,
+    /// A queue pair.
+    Qp,
+}
+
+static CREATION: Mutex<Option<(Object, Fault)>> = Mutex::new(None);
 static REGISTRATION: Mutex<Fault> = Mutex::new(Fault::NONE);
 static LOOPBACK: Mutex<Fault> = Mutex::new(Fault::NONE);
+
+/// See [`crate::fail_creation`].
+pub(crate) fn fail_creation(object: Object, errno: c_int, times: u32) {
+    *CREATION.lock().unwrap_or_else(PoisonError::into_inner) =
+        Some((object, Fault { device: None, errno, times }));
+}
+
+/// Returns the injected error of a call that makes an object, if any.
+pub(crate) fn creation(object: Object) -> Result<(), Errno> {
+    match &mut *CREATION.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some((of, fault)) if *of == object => fault.next(""),
+        _ => Ok(()),
+    }
+}
 
 /// See [`crate::fail_modify_qp_of`].
 pub(crate) fn fail_modify_qp(device: Option<&str>, state: u32, errno: c_int, times: u32, duration: Duration) {

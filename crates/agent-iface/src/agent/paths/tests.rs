@@ -102,6 +102,7 @@ fn a_socket_is_one_by_its_kind_and_may_be_open_to_all() {
     assert!(check_socket(&path, &trust()).is_ok());
 }
 
+//= faults.md: 31
 //= agent.md: paths of a user who is not trusted are not used, nor those of the overflow user
 #[test]
 fn what_belongs_to_a_stranger_is_refused() {
