@@ -75,13 +75,20 @@ pub(crate) fn find_single(fifo: &[AtomicU64], seq: Sequence, tag: i32) -> Option
     single.then(|| Match::new(entry, 0, 1))
 }
 
-/// Finds the first receive with this tag in the group with sequence number `seq`, skipping those
-/// whose bits are set in `matched`. Returns `None` if there is none, or if an entry of the group
-/// has not arrived yet.
+/// Finds the first receive with this tag in the group with sequence number `seq`. If some of its
+/// receives have been matched, `met` has their mask, and the number of the group's receives; they are
+/// skipped. Returns `None` if there is no such receive, or if an entry of the group has not arrived
+/// yet.
 ///
 /// # Errors
 /// The FIFO holds an entry that no correct receiver writes.
-pub(crate) fn find(fifo: &[AtomicU64], seq: Sequence, tag: i32, matched: u8) -> Fast<Option<Match<'_>>> {
+pub(crate) fn find(
+    fifo: &[AtomicU64],
+    seq: Sequence,
+    tag: i32,
+    met: Option<(u8, u8)>,
+) -> Fast<Option<Match<'_>>> {
+    let matched = met.map_or(0, |(matched, _)| matched);
     let start = seq.cts_offset(0) / 8;
     let group = &fifo[start..start + MAX_RECVS * CTS_WORDS];
     let (mut place, mut count) = (None, 1);
@@ -92,6 +99,9 @@ pub(crate) fn find(fifo: &[AtomicU64], seq: Sequence, tag: i32, matched: u8) -> 
         let Some(head) = head(words, seq)? else { return Ok(None) };
         if index == 0 {
             count = usize::from(head.count);
+            if let Some((_, before)) = met.filter(|(_, before)| *before != head.count) {
+                return Err(recounted(before, count));
+            }
         }
         if (usize::from(head.count), usize::from(head.index)) != (count, index) {
             return Err(misplaced(head, index, count));
@@ -143,6 +153,13 @@ fn ahead(number: u64, seq: Sequence) -> Box<Error> {
 #[cold]
 fn damaged(e: CtsError) -> Box<Error> {
     Error::Protocol(e.to_string()).into()
+}
+
+/// The sends that have been matched with the earlier group would never complete.
+#[cold]
+fn recounted(before: u8, now: usize) -> Box<Error> {
+    let what = format!("a CTS entry is of a group of {now} receives, which had {before} before");
+    Error::Protocol(what).into()
 }
 
 #[cold]

@@ -46,7 +46,8 @@ impl SendState {
             return Ok(self.comm.stats.no_room());
         }
         let group = &mut self.groups[usize::from(slot)];
-        let Some(found) = cts_fifo::find(self.comm.region.words(), self.seq, tag, group.matched)? else {
+        let met = (group.matched != 0).then_some((group.matched, group.count));
+        let Some(found) = cts_fifo::find(self.comm.region.words(), self.seq, tag, met)? else {
             self.comm.check_peer("sends")?;
             return Ok(self.comm.stats.no_receive());
         };

@@ -91,6 +91,13 @@ impl Group {
         &ops[..usize::from(self.count).min(MAX_RECVS)]
     }
 
+    /// Returns whether the slot is free and none of its receives has been matched: one comparison of
+    /// two bytes.
+    #[inline(always)]
+    pub(crate) fn is_untouched(&self) -> bool {
+        u16::from_ne_bytes([self.pending, self.matched]) == 0
+    }
+
     /// Marks the group as posted on `mask`. Must be called before the first post; the next send then
     /// matches the next group.
     #[inline]

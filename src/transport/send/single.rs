@@ -37,7 +37,7 @@ impl SendState {
         let (group, cell) = (&mut self.groups[usize::from(slot)], self.cells.get(index));
         let queue = self.comm.rails[rail].send_queue_mut(slot);
         if buffer.len as u64 > found.room
-            || group.pending != 0
+            || !group.is_untouched()
             || !cell.is_free()
             || queue.room() == 0
             || !CommProfiler::skips(&mut self.comm.profiler, profiler)
