@@ -30,4 +30,8 @@ pub(crate) mod work;
 pub use comms::{RecvComm, SendComm};
 pub use memory::Mr;
 pub use request::Request;
+#[cfg(any(test, feature = "simulation"))]
+pub use episode::simulated as simulated_episodes;
+#[cfg(any(test, feature = "simulation"))]
+pub use recv::simulated as simulated_receiver;
 pub use settings::Settings;

@@ -598,6 +598,31 @@ pub(super) fn port() -> RailInfo {
     }
 }
 
+/// Runs `choices` between ends with `n` rails. Asserts that every message arrives, and that all rails
+/// come back.
+fn check(n: u8, choices: impl Iterator<Item = u32>) {
+    let mut world = World::new(n);
+    choices.for_each(|choice| world.step(choice));
+    world.settle();
+    let lost: Vec<_> =
+        (1..=GROUPS).filter(|seq| !world.offered.get(seq).is_some_and(|group| group.whole)).collect();
+    assert!(lost.is_empty(), "groups {lost:?} never arrive");
+    let open: Vec<_> = world.sent.iter().filter(|(_, sent)| sent.pending != 0).collect();
+    assert!(open.is_empty(), "{open:?} never complete");
+    let dead = (world.sender.dead(), world.receiver.dead());
+    assert_eq!(dead, (0, 0), "rails never come back");
+}
+
+/// Most choices of one run.
+const MAX_CHOICES: usize = 2000;
+
+/// Runs the number of rails and the choices that the bytes stand for.
+pub fn simulated(data: &[u8]) {
+    let Some((n, choices)) = data.split_first() else { return };
+    let choices = choices.as_chunks().0.iter().take(MAX_CHOICES);
+    check(n % 4 + 1, choices.map(|bytes| u32::from_le_bytes(*bytes)));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
@@ -607,14 +632,6 @@ proptest! {
         n in 1u8..=4,
         choices in prop::collection::vec(any::<u32>(), 0..600),
     ) {
-        let mut world = World::new(n);
-        choices.iter().for_each(|choice| world.step(*choice));
-        world.settle();
-        let lost: Vec<_> = (1..=GROUPS).filter(|seq| !world.offered.get(seq).is_some_and(|group| group.whole)).collect();
-        prop_assert!(lost.is_empty(), "groups {:?} never arrive", lost);
-        let open: Vec<_> = world.sent.iter().filter(|(_, sent)| sent.pending != 0).collect();
-        prop_assert!(open.is_empty(), "{:?} never complete", open);
-        let dead = (world.sender.dead(), world.receiver.dead());
-        prop_assert_eq!(dead, (0, 0), "rails never come back");
+        check(n, choices.into_iter());
     }
 }
