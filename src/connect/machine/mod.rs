@@ -50,9 +50,9 @@ use step::{Overdue, Step};
 
 pub(crate) use attempts::Report;
 pub(crate) use guess::expected_stripes;
-pub(crate) use wiring::has_mailbox;
 #[cfg(any(test, feature = "simulation"))]
 pub use tests::simulated;
+pub(crate) use wiring::has_mailbox;
 
 /// Messages that may arrive while local work is in progress. A correct peer sends one.
 const MAX_EARLY: usize = 64;
