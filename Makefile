@@ -38,12 +38,16 @@ test: setup-test build ## Build, then run all tests
 faults: setup-test ## Let rails die at every work request of each kind of traffic, and count the faults
 	@export FAULT_POINTS=all; $(cargo) test --locked -p mpib-tests --test failover -- --nocapture 2>&1 | awk '/ fault points$$/ { sub(/.* \.\.\. /, ""); print; n += $$(NF - 2) } /^test result: |FAILED|panicked/ { print } END { print n " fault points in all" }'
 
-# Of make soak.
-SECONDS ?= 600
+# Of make soak, and of make fuzz.
+SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,600)
 
 .PHONY: soak
 soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks; FLAPS=1: while a rail goes down and up
 	@export SOAK_SECONDS=$(SECONDS) SOAK_FLAPS=$(FLAPS) TEST_SHOW=1; $(cargo) test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
+
+.PHONY: fuzz
+fuzz: setup ## Fuzz each target for SECONDS (default 60) under AddressSanitizer; TARGETS="messages link" runs these
+	@scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
 .PHONY: check
 check: check-fmt check-prose check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, lints, documentation, dependencies, memory model, instruction counts

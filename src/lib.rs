@@ -54,6 +54,15 @@ pub mod warned;
 pub mod watchdog;
 mod worker;
 
+/// Simulations of private modules, driven by bytes: each panics if a property does not hold.
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulation {
+    pub use crate::agent::simulated as agent;
+    pub use crate::connect::simulated as handshake;
+    pub use crate::control::simulated as link;
+    pub use crate::transport::{simulated_episodes as episodes, simulated_receiver as receiver};
+}
+
 pub use plugin::Plugin;
 
 nccl_net_versions::export!(Plugin);

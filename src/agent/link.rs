@@ -18,6 +18,13 @@ use super::options::Options;
 use super::socket::{AgentSocket, Received, connect};
 use super::table::{Place, Table};
 
+#[cfg(any(test, feature = "simulation"))]
+#[path = "stream_tests.rs"]
+mod stream_tests;
+
+#[cfg(any(test, feature = "simulation"))]
+pub use stream_tests::simulated;
+
 /// Most steps at a time: an agent that answers at once must not keep the thread.
 const STEPS: usize = 256;
 /// Largest wait before a reconnect, in multiples of the first: with connections to register, and

@@ -24,6 +24,8 @@ mod table;
 mod trouble;
 
 pub use hint::Addresses;
+#[cfg(any(test, feature = "simulation"))]
+pub use link::simulated;
 pub use options::Options;
 pub use ports::PortScales;
 pub use subscription::{Clients, Source, Subscription};

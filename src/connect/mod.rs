@@ -19,6 +19,9 @@ mod substitutes;
 #[cfg(test)]
 pub(crate) mod tests;
 
+#[cfg(any(test, feature = "simulation"))]
+pub use machine::simulated;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -25,6 +25,12 @@ const JUST_RESUMED: Duration = Duration::from_millis(500);
 
 #[path = "link_io.rs"]
 mod io;
+#[cfg(any(test, feature = "simulation"))]
+#[path = "link_pieces_tests.rs"]
+mod pieces_tests;
+
+#[cfg(any(test, feature = "simulation"))]
+pub use pieces_tests::simulated;
 
 /// One connection.
 #[derive(Debug)]

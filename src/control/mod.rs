@@ -46,6 +46,8 @@ mod targets;
 pub use channel::Channel;
 pub use end::ChannelState;
 pub use interfaces::{Interface, interfaces, reachable};
+#[cfg(any(test, feature = "simulation"))]
+pub use link::simulated;
 pub use listener::Listener;
 pub use news::{ChannelEvent, News};
 pub use options::{Failover, Options, Tolerance};

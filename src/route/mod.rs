@@ -145,5 +145,6 @@ fn select(routes: Vec<Route>, width: usize, fits: impl Fn(&Route) -> bool) -> (V
     (first, rest)
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "simulation"))]
+#[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "the tests use all of it"))]
 pub(crate) mod tests;

@@ -28,6 +28,10 @@ mod unusual;
 pub(crate) mod work;
 
 pub use comms::{RecvComm, SendComm};
+#[cfg(any(test, feature = "simulation"))]
+pub use episode::simulated as simulated_episodes;
 pub use memory::Mr;
+#[cfg(any(test, feature = "simulation"))]
+pub use recv::simulated as simulated_receiver;
 pub use request::Request;
 pub use settings::Settings;

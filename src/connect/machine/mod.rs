@@ -30,7 +30,8 @@ mod attempts;
 mod guess;
 mod stage;
 mod step;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulation"))]
+#[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "the tests use all of it"))]
 mod tests;
 mod transitions;
 mod wiring;
@@ -49,6 +50,8 @@ use step::{Overdue, Step};
 
 pub(crate) use attempts::Report;
 pub(crate) use guess::expected_stripes;
+#[cfg(any(test, feature = "simulation"))]
+pub use tests::simulated;
 pub(crate) use wiring::has_mailbox;
 
 /// Messages that may arrive while local work is in progress. A correct peer sends one.

@@ -19,10 +19,13 @@ mod attempts;
 mod receiver;
 mod running;
 mod sender;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulation"))]
+#[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "the tests use all of it"))]
 mod tests;
 
 pub(crate) use attempts::{ReceiverAttempts, SenderAttempts};
 pub(crate) use receiver::{Answer, Held, ReceiverEpisodes};
 pub(crate) use running::Running;
 pub(crate) use sender::{Posted, SenderEpisodes};
+#[cfg(any(test, feature = "simulation"))]
+pub use tests::simulated;

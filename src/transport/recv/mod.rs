@@ -7,6 +7,8 @@ mod failback;
 pub(crate) mod flush;
 mod incomplete;
 mod key_renewal;
+#[cfg(any(test, feature = "simulation"))]
+mod model_tests;
 pub(crate) mod optional;
 mod profiling;
 mod promises;
@@ -36,6 +38,9 @@ use incomplete::Promises;
 use key_renewal::KeyRenewal;
 pub(crate) use receiver::Receiver;
 use slot::Slot;
+
+#[cfg(any(test, feature = "simulation"))]
+pub use model_tests::simulated;
 
 /// Offset of the bytes of control memory that flushes read into. They are scratch memory.
 pub(crate) const SINK: usize = SCRATCH;

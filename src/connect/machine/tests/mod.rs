@@ -1,9 +1,12 @@
 //! Pairs of machines under a simulated clock and network, and single machines by hand.
 
+mod bytes;
+#[cfg(test)]
 mod guess;
 mod liar;
 mod pair;
 mod scenario;
+#[cfg(test)]
 mod single;
 mod wirings;
 
@@ -70,6 +73,33 @@ fn error(run: &Run, role: Role) -> String {
         Some(Err(e)) => e.to_string(),
         other => panic!("{other:?}"),
     }
+}
+
+/// Checks what holds for an honest end whose peer lies.
+fn survives(scenario: &Scenario, run: &Run) -> Result<(), TestCaseError> {
+    let Some((liar, _)) = &scenario.lies else { return Ok(()) };
+    let honest = liar.other();
+    let node = run.nodes.local(honest);
+    prop_assert!(node.end.is_some());
+    if is_established(run, honest) {
+        prop_assert!(node.committed && node.kept.is_some());
+        prop_assert!(
+            is_established(run, *liar) || node.will_learn(),
+            "the {honest} uses a connection that the {liar} has refused"
+        );
+    }
+    Ok(())
+}
+
+/// Runs the scenario that the bytes stand for, and checks what the tests of this module check.
+pub fn simulated(data: &[u8]) {
+    let scenario = bytes::scenario(data);
+    let run = run(&scenario);
+    let checked = match scenario.lies {
+        None => agrees(&scenario, &run),
+        Some(_) => survives(&scenario, &run),
+    };
+    checked.unwrap_or_else(|e| panic!("{e}\n{scenario:#?}\n{}", run.trace.join("\n")));
 }
 
 /// The scenarios are no empty promise: among some thousand there is each way that a handshake can
@@ -194,11 +224,7 @@ proptest! {
     /// lengths.
     #[test]
     fn a_liar_harms_nobody_but_itself(scenario in lying()) {
-        let run = run(&scenario);
-        let (liar, _) = scenario.lies.as_ref().unwrap();
-        let node = run.nodes.local(liar.other());
-        prop_assert!(node.end.is_some());
-        prop_assert!(!is_established(&run, liar.other()) || (node.committed && node.kept.is_some()));
+        survives(&scenario, &run(&scenario))?;
     }
 
     /// The same scenario has the same course.

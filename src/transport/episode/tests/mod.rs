@@ -29,6 +29,28 @@ pub(super) fn port() -> RailInfo {
     }
 }
 
+/// Runs `choices` between ends with `n` rails. Asserts that every message arrives, and that all rails
+/// come back.
+fn check(n: u8, choices: impl Iterator<Item = u32>) {
+    let mut world = World::new(n);
+    choices.for_each(|choice| world.step(choice));
+    world.settle();
+    let (lost, open) = (world.not_arrived(), world.not_complete());
+    assert!(lost.is_empty(), "groups {lost:?} never arrive");
+    assert!(open.is_empty(), "{open:?} never complete");
+    assert_eq!(world.dead(), (0, 0), "rails never come back");
+}
+
+/// Most choices of one run.
+const MAX_CHOICES: usize = 2000;
+
+/// Runs the number of rails and the choices that the bytes stand for.
+pub fn simulated(data: &[u8]) {
+    let Some((n, choices)) = data.split_first() else { return };
+    let choices = choices.as_chunks().0.iter().take(MAX_CHOICES);
+    check(n % 4 + 1, choices.map(|bytes| u32::from_le_bytes(*bytes)));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
@@ -38,12 +60,6 @@ proptest! {
         n in 1u8..=4,
         choices in prop::collection::vec(any::<u32>(), 0..600),
     ) {
-        let mut world = World::new(n);
-        choices.iter().for_each(|choice| world.step(*choice));
-        world.settle();
-        let (lost, open) = (world.not_arrived(), world.not_complete());
-        prop_assert!(lost.is_empty(), "groups {:?} never arrive", lost);
-        prop_assert!(open.is_empty(), "{:?} never complete", open);
-        prop_assert_eq!(world.dead(), (0, 0), "rails never come back");
+        check(n, choices.into_iter());
     }
 }

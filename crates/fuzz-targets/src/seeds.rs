@@ -1,0 +1,264 @@
+//! The first inputs of each target.
+
+use arbitrary::{Arbitrary, Unstructured};
+use mpib_tests::rng::Rng;
+use nccl_net_mpib::config::Config;
+use nccl_net_mpib::proto::{
+    Addr, Attempt, Callback, Handle, ImmLayout, Memory, Message, NewRails, OpenGroup, QpWiring,
+    RebuildFailed, Redial, Role, RouteWiring, SenderState, Sequence, Verdict, Wiring,
+};
+use nccl_net_mpib_agent_iface::agent::{Response, Status};
+
+use crate::hellos::Hellos;
+
+type Seeds = Vec<(String, Vec<u8>)>;
+
+fn named(inputs: impl IntoIterator<Item = Vec<u8>>) -> Seeds {
+    inputs.into_iter().enumerate().map(|(i, input)| (format!("seed-{i:02}"), input)).collect()
+}
+
+/// Returns bytes from which a target draws what it does.
+fn random(count: u64, len: usize) -> impl Iterator<Item = Vec<u8>> {
+    (0..count).map(move |seed| {
+        let mut rng = Rng::new(seed);
+        (0..len).map(|_| rng.draw() as u8).collect()
+    })
+}
+
+/// A list of enums as [`Arbitrary`] reads it.
+#[derive(Default)]
+struct List(Vec<u8>);
+
+impl List {
+    /// Appends variant `n` of `of`, with the bytes of its fields.
+    fn item(mut self, n: u64, of: u64, fields: &[u8]) -> Self {
+        self.0.push(1);
+        self.0.extend(variant(n, of));
+        self.0.extend_from_slice(fields);
+        self
+    }
+
+    fn end(mut self) -> Vec<u8> {
+        self.0.push(0);
+        self.0
+    }
+}
+
+/// Returns the bytes that select variant `n` of `of`.
+fn variant(n: u64, of: u64) -> [u8; 4] {
+    ((((n << 32) + (1 << 31)) / of) as u32).to_le_bytes()
+}
+
+fn sample() -> Vec<Message> {
+    let qps = vec![QpWiring { qpn: 17, psn: 4711 }; 2];
+    let route =
+        RouteWiring { local_rail: 0, remote_rail: 1, qps, service_level: 3, traffic_class: 106, ece: None };
+    let attempt = Attempt { number: 1, epoch: 2 };
+    let bytes = random(1, 4096).next().unwrap_or_default();
+    let hellos = Hellos::arbitrary(&mut Unstructured::new(&bytes)).expect("enough bytes");
+    let mut messages = vec![
+        Message::Wiring(Wiring {
+            routes: vec![route.clone(); 2],
+            memory: Memory { addr: 4096, len: 1 << 20, rkeys: vec![1, 2] },
+        }),
+        Message::Ready,
+        Message::Probed { mask: 1, reasons: vec![(1, "no route from here".into())] },
+        Message::Down { epoch: 1, rails: 2 },
+        Message::State(SenderState {
+            epoch: 1,
+            dead: 2,
+            next: Sequence::from_number(9),
+            open: vec![OpenGroup { seq: Sequence::from_number(8), mask: 3, lost: 2, size: Some(4096) }],
+        }),
+        Message::Verdict(Verdict { epoch: 1, again: vec![(Sequence::from_number(8), 2)] }),
+        Message::RebuildFailed(RebuildFailed { attempt, reason: "the port is down".into() }),
+        Message::Proved(attempt),
+        Message::Up(attempt),
+        Message::Return { rails: 2 },
+        Message::Refuse { reason: "settings differ\u{7}".into() },
+        Message::Bye,
+        Message::Resume,
+        Message::Welcome { challenge: [4; 16], proof: [5; 16] },
+        Message::Proof,
+        Message::Ended { proof: [6; 16] },
+        Message::Callback(Callback { id: [7; 8], port: 4711, addrs: addrs(&["10.0.0.1"]), ended: [8; 16] }),
+        Message::Redial(Redial {
+            id: [7; 8],
+            token: [2; 16],
+            from: Role::Acceptor,
+            challenge: [4; 16],
+            tag: [9; 16],
+        }),
+    ];
+    if let Some(port) = hellos.acceptor.rails.first().or(hellos.connector.rails.first()) {
+        let rails = NewRails { attempt, rails: 2, port: port.clone(), routes: vec![route], rkeys: vec![3] };
+        messages.extend([Message::Rebuild(rails.clone()), Message::Rebuilt(rails)]);
+    }
+    messages.extend([Message::Hello(hellos.connector), Message::Hello(hellos.acceptor)]);
+    messages
+}
+
+fn frames() -> Vec<Vec<u8>> {
+    sample().iter().map(|message| message.encode().expect("a message within the limits")).collect()
+}
+
+fn addrs(texts: &[&str]) -> Vec<Addr> {
+    let addr = |text: &&str| Addr::new(text.parse().expect("an address"), 24).expect("a host");
+    texts.iter().map(addr).collect()
+}
+
+fn a_handle(texts: &[&str]) -> Vec<u8> {
+    Handle::new([7; 16], 4711, &addrs(texts)).expect("a handle").encode().to_vec()
+}
+
+/// Bodies of frames, and whole frames.
+pub(crate) fn messages() -> Seeds {
+    let bodies = frames().into_iter().map(|frame| frame[4..].to_vec());
+    named(bodies.chain(frames().into_iter().rev().take(2)))
+}
+
+pub(crate) fn handle() -> Seeds {
+    let many = ["10.0.0.1", "10.0.0.2", "fd00::1", "10.0.0.3", "fd00::2"];
+    named([a_handle(&many[..1]), a_handle(&many), a_handle(&["fd00::1"; 5]), vec![0; 128]])
+}
+
+/// Lengths of pieces, and frames.
+pub(crate) fn link() -> Seeds {
+    let all = frames().concat();
+    let pieces = [&[0][..], &[1, 0], &[3, 1, 4, 9], &[2, 255, 3]];
+    let streams = pieces.map(|lengths| [lengths, &all].concat());
+    let single = frames().into_iter().map(|frame| [&[2, 1, 2][..], &frame[..]].concat());
+    let many = [&[1, 60][..], &[1, 0, 0, 0, 3].repeat(80)].concat();
+    named(streams.into_iter().chain(single).chain([many]))
+}
+
+pub(crate) fn handshake() -> Seeds {
+    named(random(32, 120).chain([vec![0; 120]]))
+}
+
+pub(crate) fn routes() -> Seeds {
+    named(random(24, 1200))
+}
+
+pub(crate) fn receiver() -> Seeds {
+    let by_rails = (1..=8).map(|rails| {
+        let layout = ImmLayout::new(rails).expect("up to eight rails");
+        // A group of one in slot 1, whole on the last rail; a group of three by its record.
+        let mut out = vec![rails - 1, 0, 1, 0, 0, 16];
+        out.extend([3, 1, rails - 1]);
+        out.extend(layout.encode(1, 1 << (rails - 1), layout.size(4096)).to_le_bytes());
+        out.extend([8, 2, 0, 1, 1, 1, 1, 1, 1, 1, 2, 0]);
+        out.extend([100, 0, 200, 0].repeat(4));
+        for rail in 0..rails {
+            out.extend([2, 2, rail, layout.all_rails(), 0, 0, 0]);
+        }
+        out
+    });
+    named(by_rails.chain(random(8, 200)))
+}
+
+/// Groups, single entries and sends.
+pub(crate) fn fifo() -> Seeds {
+    let group = |list: List, receives: u8, tag: u8| list.item(0, 4, &[receives - 1, tag, 0, 16]);
+    let send = |list: List, tag: u8, len: u8| list.item(3, 4, &[tag, len, 0]);
+    let whole = send(send(group(List::default(), 2, 0), 1, 64), 0, 64);
+    let ones = (0..4).fold(List::default(), |list, _| send(group(list, 1, 2), 2, 255));
+    let counts_change = [(2, 1), (2, 3), (3, 2), (8, 1)].map(|(before, after)| {
+        let matched = send(group(List::default(), before, 0), 0, 64);
+        send(group(matched, after, 1), 1, 64).end()
+    });
+    let too_large = group(List::default(), 1, 0).item(1, 4, &[0, 0, 0, 1, 0, 0, 1, 0]);
+    let too_large = send(too_large, 0, 64);
+    let damaged = send(group(List::default(), 1, 0).item(2, 4, &[54, 0, 1]), 0, 64);
+    let late = send(send(List::default(), 0, 1), 0, 1);
+    let known = [whole, ones, too_large, damaged, late].map(List::end);
+    named(known.into_iter().chain(counts_change).chain(random(12, 300)))
+}
+
+/// A registration with each kind of agent, hints, and everything that can happen to the file.
+pub(crate) fn agent() -> Seeds {
+    let answer = Response::Registered { status: Status::SUCCESS, slot: 1 }.encode();
+    let bytes = [&[1, answer.1 as u8][..], &answer.0[..answer.1]].concat();
+    // Numbers of actions, see the target: 0 connects, 4 steps, 10 replaces the file, 11 reads it.
+    let registered = [&[0, 4][..], &bytes, &[4]].concat();
+    let hinted = [&registered[..], &[10 + 2 * 14, 7 + 14, 85, 1, 2, 11, 7 + 14, 0, 2, 4, 11]].concat();
+    let truncated = [&hinted[..], &[9, 100, 0, 11, 10 + 2 * 14, 11, 10, 11, 10 + 14, 11]].concat();
+    let torn = [&hinted[..], &[7 + 14, 9, 0, 3, 11, 6, 0, 8, 11, 8, 0, 0, 2, 9, 9, 11]].concat();
+    let memory =
+        [&[0, 4, 12 + 14, 0, 1, 3 + 14, 4, 12 + 14, 85, 1, 12 + 14, 0, 4][..], &[2 + 14, 0, 0, 4]].concat();
+    let bad_memory = [0, 4, 3, 0, 0, 0, 4, 0, 4, 3 + 8 * 14, 1, 9, 1, 4];
+    let again = [&hinted[..], &[13, 4], &bytes, &[4, 11]].concat();
+    let known = [registered, hinted, truncated, torn, memory, bad_memory.into(), again];
+    named(known.into_iter().chain(random(8, 400)))
+}
+
+/// Changes of words before and during a reading.
+pub(crate) fn stats() -> Seeds {
+    let change = |list: List, place: u64, at: &[u8], value: u64| {
+        list.item(place, 4, &[at, &value.to_le_bytes()[..]].concat())
+    };
+    let none = || List::default().end();
+    let seed = |before: List, during: List| [before.end(), during.end()].concat();
+    let header = (0..12).map(|word| seed(change(List::default(), 0, &[word], 7), List::default()));
+    let entry = |word, value| change(List::default(), 2, &[1, word], value);
+    let entries = [(0, 2), (1, u64::MAX), (1, 0x0909_0909_0000_0002), (8, u64::MAX), (37, u64::MAX)];
+    let entries = entries.map(|(word, value)| [entry(word, value).end(), entry(0, 3).end()].concat());
+    let ports = [0, 1, 8, 9, 20].map(|word| {
+        seed(change(List::default(), 1, &[0, word], u64::MAX), change(List::default(), 1, &[1, word], 1))
+    });
+    let revision = change(List::default(), 0, &[11], u64::MAX);
+    let last = [[none(), none()].concat(), seed(revision, List::default())];
+    named(header.chain(entries).chain(ports).chain(last))
+}
+
+/// Calls that NCCL makes, and others.
+pub(crate) fn calls() -> Seeds {
+    const CALLS: u64 = 15;
+    let right = |n: u8| [&variant(0, 6)[..], &[n]].concat();
+    let plain = |n: u64| variant(n, 6).to_vec();
+    let register =
+        |list: List, comm: u8| list.item(4, CALLS, &[&right(comm)[..], &[0, 0, 0, 16, 0]].concat());
+    let connected = || register(register(List::default().item(0, CALLS, &[0]), 0), 1);
+    // The send's registration is the first.
+    let receive = [&right(0)[..], &right(1), &[1, 0, 8, 0, 1, 3]].concat();
+    let send = [&right(0)[..], &right(0), &[0, 0, 0, 1, 3]].concat();
+    let moved = (0..6).fold(connected().item(7, CALLS, &receive).item(6, CALLS, &send), |list, n| {
+        list.item(9, CALLS, &right(n % 2))
+    });
+    let listening = List::default().item(1, CALLS, &[&right(0)[..], &[0]].concat());
+    let lied = (0..3).fold(listening, |list, _| {
+        list.item(2, CALLS, &[&right(0)[..], &[0, 9, 1]].concat()).item(3, CALLS, &right(0))
+    });
+    let wrong = [2, 3, 4, 5].map(|how| {
+        let handle = plain(how);
+        let handle = if how == 2 { [&handle[..], &[0]].concat() } else { handle };
+        let mut list = connected().item(10, CALLS, &right(0));
+        for call in [3, 9, 10, 11, 12, 14] {
+            list = list.item(call, CALLS, &handle);
+        }
+        list.item(5, CALLS, &[&handle[..], &handle].concat()).end()
+    });
+    let swapped = connected().item(11, CALLS, &[&variant(1, 6)[..], &variant(2, 6), &[0]].concat()).end();
+    named([moved.end(), lied.end(), swapped].into_iter().chain(wrong).chain(random(12, 400)))
+}
+
+/// Environments: defaults, values that are close to valid ones, and what is not text.
+pub(crate) fn config() -> Seeds {
+    let line = |(name, value, _): (&str, String, bool)| format!("{name}={value}");
+    let defaults: Vec<String> = Config::default().all().into_iter().map(line).collect();
+    let names: Vec<&str> = Config::default().all().into_iter().map(|(name, _, _)| name).collect();
+    let with = |value: &str| names.iter().map(|name| format!("{name}={value}")).collect::<Vec<_>>();
+    let lists = "MPIB_HCA_SOUT=mlx5_0:1\nMPIB_HCA_SUP=mlx5_1\nNCCL_IB_HCA==mlx5_0:1:0:1,^mlx5_2\nMPIB_OOB_IF=eth0,eth1\n\
+                 NCCL_IB_GID_INDEX=mlx5_0:3,mlx5_1:1:5\nMPIB_RAIL_SPEED=mlx5_0=400000,mlx5_1:2=100000\n\
+                 NCCL_IB_ADDR_RANGE=10.0.0.0/8\nMPIB_SPLIT=measured\nMPIB_ROUTE=subnet";
+    let texts = [defaults, with("0"), with("1"), with("-2"), with("99999999999"), with("^=mlx5_0:1,x")];
+    let texts = texts.map(|lines| lines.join("\n").into_bytes());
+    let odd =
+        b"MPIB_MODE=\xff\xfe\nMPIB_AGENT_SOCKET=/\nMPIB_HINTS=relative\nMPIB_STRICT=1\nNCCL_IB_TIMEOUT=40"
+            .to_vec();
+    named(texts.into_iter().chain([lists.into(), odd, b"XDG_RUNTIME_DIR=/run/user/0".to_vec()]))
+}
+
+pub(crate) fn episodes() -> Seeds {
+    named(random(16, 1201))
+}

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Runs the fuzz targets by cargo-fuzz, one after the other, each for the same time. Inputs that reach
+# new code are kept in fuzz/target/corpus. The repository's corpus is only read.
+# usage: fuzz.sh SECONDS [TARGET]...   (default: all targets)
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+eval "$(scripts/libclang.sh env)"
+cargo_fuzz_version=0.13.2
+# AddressSanitizer and coverage are unstable options of the compiler.
+export RUSTC_BOOTSTRAP=1
+
+say() { echo "fuzz: $*" >&2; }
+
+install_cargo_fuzz() {
+    cargo fuzz --version >/dev/null 2>&1 && return
+    if [ "${SETUP:-}" = no ]; then
+        say "cargo-fuzz is missing, and SETUP=no prevents the installation"
+        exit 1
+    fi
+    say "installing cargo-fuzz $cargo_fuzz_version with cargo (once, some minutes). SETUP=no prevents this."
+    cargo install --locked cargo-fuzz --version "$cargo_fuzz_version"
+}
+
+# Prints a line of progress every ten seconds, and everything that is none.
+progress() {
+    awk '/^#[0-9]+\t/ { if (systime() < next_at) next; next_at = systime() + 10 } { print; fflush() }'
+}
+
+# The contexts, threads and caches of the process are no leaks.
+options() {
+    case $1 in
+        calls | fifo) echo -detect_leaks=0 ;;
+    esac
+}
+
+run() {
+    local name=$1 mine=fuzz/target/corpus/$1 log=fuzz/target/$1.log
+    mkdir -p "$mine"
+    say "$name for $seconds s"
+    # shellcheck disable=SC2046 # no word, or one
+    if ! cargo fuzz run "$name" "$mine" "fuzz/corpus/$name" -- -max_total_time="$seconds" -timeout=60 \
+        -rss_limit_mb=4096 -max_len=4096 -print_final_stats=1 $(options "$name") 2>&1 | tee "$log" | progress; then
+        say "$name fails. The input is in fuzz/artifacts/$name: copy it to fuzz/corpus/$name, where it is a test."
+        return 1
+    fi
+    say "$name: $(awk '/number_of_executed_units/ { runs = $2 } match($0, /cov: [0-9]+/) { edges = substr($0, RSTART + 5, RLENGTH - 5) } END { print runs " executions, " edges " edges" }' "$log")"
+}
+
+seconds=${1:?usage: fuzz.sh SECONDS [TARGET]...}
+shift
+targets=("$@")
+[ $# -gt 0 ] || mapfile -t targets < <(basename -s .rs fuzz/fuzz_targets/*.rs)
+install_cargo_fuzz
+say "building ${#targets[@]} targets (the first time some minutes)"
+cargo fuzz build
+failed=()
+for name in "${targets[@]}"; do
+    run "$name" || failed+=("$name")
+done
+if [ ${#failed[@]} -gt 0 ]; then
+    say "failed: ${failed[*]}"
+    exit 1
+fi
