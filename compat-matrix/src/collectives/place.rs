@@ -1,7 +1,7 @@
 //! Where the ranks of a communicator run: hosts, adapters, GPUs, environment, logs.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -11,6 +11,7 @@ use softcuda::Settings;
 use super::{
     args::{Common, Net, Plan},
     fault::Fault,
+    watch,
 };
 use crate::{
     failure::{Context, Failure, Result},
@@ -22,6 +23,14 @@ use crate::{
 const REPLACED: [&str; 4] = ["MPIB_HCA_SOUT", "MPIB_HCA_SUP", "MPIB_SUP_SHARE", "NCCL_DEBUG_FILE"];
 /// Channels of a communicator. One rank alone has up to 64 otherwise, whose setup takes seconds.
 const CHANNELS: u32 = 2;
+/// Settings that together fix the channels of collectives, and of sends and receives.
+const CHANNEL_SETTINGS: [&str; 5] = [
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_P2P_NCHANNELS",
+    "NCCL_MAX_P2P_NCHANNELS",
+    "NCCL_NCHANNELS_PER_NET_PEER",
+];
 
 /// The place of one communicator.
 pub(super) struct Place {
@@ -67,6 +76,11 @@ impl Place {
         }
         if let (Net::Mpib, Some([sout, sup])) = (plan.net, plan.rates) {
             set("MPIB_SUP_SHARE", &(1024 * sup / (sout + sup)).to_string());
+        }
+        if let Some(channels) = variant.channels {
+            for name in CHANNEL_SETTINGS {
+                set(name, &channels.to_string());
+            }
         }
         if variant.fault.is_some() && plan.net == Net::Mpib {
             // Otherwise one rail carries all data of two hosts of an island.
@@ -127,6 +141,32 @@ impl Place {
         Settings { host: self.hosts[rank as usize].clone(), ..self.settings.clone() }
     }
 
+    /// Lets RAS of a rank listen at this address.
+    pub(super) fn open_ras(&mut self, address: &str) {
+        self.environment.insert("NCCL_RAS_ENABLE".into(), "1".into());
+        self.environment.insert("NCCL_RAS_ADDR".into(), address.into());
+    }
+
+    /// Lets NCCL load softcuda as its profiler.
+    pub(super) fn load_profiler(&mut self, softcuda: &Path) {
+        self.environment.insert("NCCL_PROFILER_PLUGIN".into(), softcuda.display().to_string());
+    }
+
+    fn profile(&self, rank: u32) -> PathBuf {
+        self.logs.join(format!("profile-{rank}"))
+    }
+
+    /// Returns what the profilers of all ranks have seen.
+    pub(super) fn events(&self) -> Result<String> {
+        let mut kinds = BTreeSet::new();
+        for rank in 0..self.hosts.len() as u32 {
+            let seen = watch::check_events(&self.profile(rank));
+            kinds.extend(seen.map_err(|e| Failure::wrong(format!("rank {rank}: {e}")))?);
+        }
+        let kinds: Vec<_> = kinds.into_iter().collect();
+        Ok(format!("events of {}, each with its end", kinds.join(", ")))
+    }
+
     fn log(&self, rank: u32) -> PathBuf {
         self.logs.join(format!("nccl-{rank}.log"))
     }
@@ -140,6 +180,7 @@ impl Place {
         let devices = format!("{sout}:addr={sout_address}/24{first};{sup}:addr={sup_address}/24{second}");
         environment.insert("SOFTVERBS_DEVICES".into(), devices);
         environment.insert("NCCL_HOSTID".into(), self.hosts[rank as usize].clone());
+        environment.insert(softcuda::profiler::FILE.into(), self.profile(rank).display().to_string());
         environment.insert("NCCL_DEBUG_FILE".into(), self.log(rank).display().to_string());
         environment
     }
@@ -160,6 +201,10 @@ impl Place {
                 return Err(Failure::wrong(format!(
                     "rank {rank} used network {used:?}, expected {expected}"
                 )));
+            }
+            if let Some(channels) = plan.variant.channels {
+                watch::check_channels(&log, channels)
+                    .map_err(|why| Failure::wrong(format!("rank {rank}: {why}")))?;
             }
             for way in log.lines().filter_map(|line| line.split(" via ").nth(1)) {
                 *ways.entry(way.trim().to_owned()).or_default() += 1;
