@@ -38,7 +38,7 @@ pub(super) const KNOWN: &[Known] = &[
         places: &[(NO_PCI, (10, 12))],
         reason: "NCCL takes adapters without a PCI path for ports of one card and requests a fused device, \
                  to which it then finds no path from a GPU. The plugin refuses such a device, and NCCL \
-                 uses the adapters as they are.",
+                 uses the separate adapters.",
     },
     Known {
         facts: &["communicator"],
