@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     Missing,
     /// The release lacks what a check needs.
     Unfit,
+    /// The release fails without the plugin too.
+    Core,
     /// The release or the plugin does not do what it should.
     Wrong,
     /// The other process of a pair has ended; its own failure has the cause.
@@ -47,6 +49,10 @@ impl Failure {
 
     pub(crate) fn unfit(message: impl Into<String>) -> Self {
         Self { kind: Kind::Unfit, message: message.into() }
+    }
+
+    pub(crate) fn core(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Core, message: message.into() }
     }
 
     pub(crate) fn wrong(message: impl Into<String>) -> Self {

@@ -17,18 +17,21 @@ use crate::{
 pub(crate) enum Mark {
     Ok,
     Failed,
+    /// The release fails without the plugin too.
+    Core,
     NotRun,
     /// The release lacks what the check needs.
     Unfit,
 }
 
 impl Mark {
-    const ALL: [Self; 4] = [Self::Ok, Self::Failed, Self::NotRun, Self::Unfit];
+    const ALL: [Self; 5] = [Self::Ok, Self::Failed, Self::Core, Self::NotRun, Self::Unfit];
 
     pub(crate) const fn text(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Failed => "FAILED",
+            Self::Core => "core",
             Self::NotRun => "not run",
             Self::Unfit => "-",
         }
@@ -107,7 +110,8 @@ const HEAD: &str = "\
 [docs/internals/compat-matrix.md](../docs/internals/compat-matrix.md). Each release is the
 `libnccl.so.2` of its wheel, loaded on a machine without a GPU; the rails are softverbs. From
 `default profile` on, the checks are whole communicators on
-[softcuda](../docs/internals/softcuda.md). `-` means that the release lacks what the check needs.
+[softcuda](../docs/internals/softcuda.md). `-` means that the release lacks what the check needs; `core` means that
+it fails over NCCL's sockets too.
 
 ";
 

@@ -99,6 +99,7 @@ fn one(args: &RunArgs, release: &Release, stage: &Stage, cache: &Cache) -> Resul
         let (mark, seen) = match check(&bench) {
             Ok(seen) => (Mark::Ok, seen),
             Err(failure) if failure.kind == Kind::Unfit => (Mark::Unfit, failure.message),
+            Err(failure) if failure.kind == Kind::Core => (Mark::Core, failure.message),
             Err(failure) => (Mark::Failed, failure.message),
         };
         let word = mark.text();

@@ -4,7 +4,7 @@ use softcuda::rank::Collective;
 
 use super::Bench;
 use crate::{
-    collectives::{Common, Entry, communicator},
+    collectives::{Common, Entry, Plan, communicator},
     failure::{Failure, Result},
 };
 
@@ -26,7 +26,18 @@ fn run(bench: &Bench<'_>, entry: Entry, collectives: &[Collective]) -> Result<St
     if let Some(why) = plan.unfit(bench.release) {
         return Err(Failure::unfit(why));
     }
-    let seen =
-        communicator(&Common::with_silence(SILENCE), &bench.library, bench.release, &plan, bench.stage)?;
-    Ok(seen.facts())
+    let run = |plan: &Plan| {
+        communicator(&Common::with_silence(SILENCE), &bench.library, bench.release, plan, bench.stage)
+    };
+    let failure = match run(&plan) {
+        Ok(seen) => return Ok(seen.facts()),
+        Err(failure) => failure,
+    };
+    match plan.control().map(|control| run(&control)) {
+        Some(Err(control)) => Err(Failure::core(format!("{failure}; over NCCL's sockets: {control}"))),
+        Some(Ok(_)) => {
+            Err(Failure { message: format!("{failure}; NCCL's sockets have no failure"), ..failure })
+        }
+        None => Err(failure),
+    }
 }

@@ -62,6 +62,8 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("two hosts of two GPUs", |bench| collectives::all(bench, Entry::TwoHosts)),
     ("GPUDirect", |bench| collectives::all(bench, Entry::GpuDirect)),
     ("registered buffers", |bench| collectives::all(bench, Entry::Registered)),
+    ("32 channels", |bench| collectives::all(bench, Entry::Channels)),
+    ("RAS", |bench| collectives::all(bench, Entry::Ras)),
     ("killed rank", |bench| collectives::all(bench, Entry::Killed)),
     ("sockets", |bench| collectives::all(bench, Entry::Socket)),
 ];

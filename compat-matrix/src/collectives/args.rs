@@ -8,7 +8,7 @@ use softcuda::{
     rank::{Collective, Operator, Test},
 };
 
-use super::{fault::Fault, suite::Entry};
+use super::{fault::Fault, suite::Entry, watch};
 use crate::{
     failure::{Failure, Result},
     matrix::{AfterDeath, Release},
@@ -113,6 +113,12 @@ pub(super) struct Variant {
     /// Faults one after the other, each on another rail
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) strikes: u32,
+    /// Let NCCL use this number of channels
+    #[arg(long, value_name = "N")]
+    pub(super) channels: Option<u32>,
+    /// Query NCCL's RAS while the ranks run (from 2.24 on)
+    #[arg(long, conflicts_with_all = ["killed", "fault"])]
+    pub(super) ras: bool,
     /// Register the buffers with NCCL (ncclCommRegister, from 2.24 on)
     #[arg(long)]
     pub(super) register: bool,
@@ -141,6 +147,8 @@ impl Variant {
         killed: None,
         fault: None,
         strikes: 1,
+        channels: None,
+        ras: false,
         register: false,
         slow: false,
         gpudirect: false,
@@ -186,6 +194,8 @@ impl Variant {
             self.vmm.then(|| "VMM".into()),
             self.register.then(|| "registered".into()),
             self.slow.then(|| "slow rail".into()),
+            self.channels.map(|channels| format!("{channels} channels")),
+            self.ras.then(|| "RAS".into()),
             killed,
             self.fault.map(|fault| fault.describe().into()),
             (self.strikes > 1).then(|| format!("{} times", self.strikes)),
@@ -261,6 +271,17 @@ impl Plan {
         receives && self.uses_plugin() && !variant.ends_in_error() && self.tests.iter().any(large)
     }
 
+    /// Returns the same communicator over NCCL's sockets: what fails there too is the core's fault.
+    /// `None` if sockets cannot run it.
+    pub(crate) fn control(&self) -> Option<Self> {
+        if self.net == Net::Socket || self.variant.fault.is_some() {
+            return None;
+        }
+        // The network sees host memory only.
+        let variant = Variant { gpudirect: false, dma_buf: false, ..self.variant.clone() };
+        Some(Self { net: Net::Socket, variant, ..self.clone() })
+    }
+
     /// Returns the network that NCCL must report.
     pub(super) fn network(&self) -> &'static str {
         match self.net {
@@ -276,6 +297,7 @@ impl Plan {
             _ if self.variant.register && release.table < REGISTERS => {
                 Some("the release does not register user buffers by DMA-BUF")
             }
+            _ if self.variant.ras && !watch::has_ras(release) => Some("the release has no RAS"),
             _ if !self.variant.ends_in_error() => None,
             AfterDeath::Error => None,
             AfterDeath::NoError => Some("the release drops errors of its network"),

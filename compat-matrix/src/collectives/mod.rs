@@ -8,6 +8,7 @@ mod fault;
 mod observe;
 mod place;
 mod suite;
+mod watch;
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +25,7 @@ use softcuda::{
 };
 pub(crate) use suite::Entry;
 
-use self::{fault::Breaker, observe::Fabric, place::Place};
+use self::{fault::Breaker, observe::Fabric, place::Place, watch::Inquiry};
 use crate::{
     failure::{Context, Failure, Kind, Result},
     fetch::Cache,
@@ -141,8 +142,12 @@ fn outcomes(
     let silence = Duration::from_secs(common.silence);
     let world = World::new(&beside("collective-rank"), &beside("libsoftcuda.so"), scratch.path(), silence)
         .map_err(|e| Failure::tool(format!("{e}; build package softcuda first (make collectives does)")))?;
-    let place = Place::new(common, plan, stage, scratch.path())?;
+    let mut place = Place::new(common, plan, stage, scratch.path())?;
     let variant = &plan.variant;
+    let mut inquiry = variant.ras.then(|| Inquiry::new(variant.ranks)).transpose()?;
+    if let Some(inquiry) = &inquiry {
+        place.open_ras(&inquiry.address());
+    }
     let starts = (0..variant.ranks).map(|rank| {
         let job = Job {
             library: library.to_owned(),
@@ -155,7 +160,7 @@ fn outcomes(
             tests: plan.tests.clone(),
             register: variant.register,
             killed: variant.killed,
-            laps: variant.fault.is_some(),
+            laps: variant.fault.is_some() || variant.ras,
             timed: plan.rates.is_some(),
         };
         Start { job, environment: place.environment(rank) }
@@ -165,15 +170,17 @@ fn outcomes(
         let fabric = Fabric::new(place.fabric(), &common.build);
         Breaker::new(fault, variant.strikes as usize, fabric, place.labels())
     });
-    let ends = match &mut breaker {
-        None => world.run(starts),
-        Some(breaker) => world.direct(starts, breaker),
+    let ends = match (&mut breaker, &mut inquiry) {
+        (Some(breaker), _) => world.direct(starts, breaker),
+        (None, Some(inquiry)) => world.direct(starts, inquiry),
+        (None, None) => world.run(starts),
     };
     let ends = ends.cannot("run the ranks")?;
     let faults = breaker.map(Breaker::result);
     let seen = judge(plan, &ends).and_then(|seen| {
         let faults = faults.transpose()?.map_or(String::new(), |seen| format!("{seen}; "));
-        Ok(Seen { ways: faults + &place.ways(plan, release)?, ..seen })
+        let watched = inquiry.map(Inquiry::result).transpose()?.map_or(String::new(), |seen| seen + "; ");
+        Ok(Seen { ways: faults + &watched + &place.ways(plan, release)?, ..seen })
     });
     let seen = seen.map(|seen| (ends, seen));
     seen.map_err(|failure| match common.logs.as_ref() {

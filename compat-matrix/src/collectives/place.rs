@@ -12,6 +12,7 @@ use super::{
     args::{Common, Net, Plan},
     evidence,
     fault::Fault,
+    watch,
 };
 use crate::{
     failure::{Context, Failure, Result},
@@ -30,6 +31,14 @@ const SLOW: &str = ",rate=200MB,latency=1ms";
 
 /// Where rank 0 writes NCCL's topology.
 const TOPOLOGY: &str = "nccl-topology.xml";
+/// Settings that together fix the channels of collectives, and of sends and receives.
+const CHANNEL_SETTINGS: [&str; 5] = [
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_P2P_NCHANNELS",
+    "NCCL_MAX_P2P_NCHANNELS",
+    "NCCL_NCHANNELS_PER_NET_PEER",
+];
 
 /// The place of one communicator.
 pub(super) struct Place {
@@ -86,6 +95,11 @@ impl Place {
         set("NCCL_TOPO_DUMP_FILE", &scratch.join(TOPOLOGY).display().to_string());
         if let (Net::Mpib, Some([sout, sup])) = (plan.net, plan.rates) {
             set("MPIB_SUP_SHARE", &(1024 * sup / (sout + sup)).to_string());
+        }
+        if let Some(channels) = variant.channels {
+            for name in CHANNEL_SETTINGS {
+                set(name, &channels.to_string());
+            }
         }
         if plan.net == Net::Mpib && (variant.fault.is_some() || variant.slow || variant.gpudirect) {
             // Otherwise one rail carries all data of two hosts of an island.
@@ -148,6 +162,12 @@ impl Place {
         Settings { host: self.hosts[rank as usize].clone(), ..self.settings.clone() }
     }
 
+    /// Lets RAS of a rank listen at this address.
+    pub(super) fn open_ras(&mut self, address: &str) {
+        self.environment.insert("NCCL_RAS_ENABLE".into(), "1".into());
+        self.environment.insert("NCCL_RAS_ADDR".into(), address.into());
+    }
+
     fn log(&self, rank: u32) -> PathBuf {
         self.logs.join(format!("nccl-{rank}.log"))
     }
@@ -185,6 +205,10 @@ impl Place {
             if plan.flushes() && log.contains("[receive] via NET/") {
                 let report = fs::read_to_string(self.report(rank)).unwrap_or_default();
                 evidence::check_flushes(&report).map_err(wrong)?;
+            }
+            if let Some(channels) = plan.variant.channels {
+                watch::check_channels(&log, channels)
+                    .map_err(|why| Failure::wrong(format!("rank {rank}: {why}")))?;
             }
             for way in log.lines().filter_map(|line| line.split(" via ").nth(1)) {
                 *ways.entry(way.trim().to_owned()).or_default() += 1;

@@ -10,6 +10,8 @@ use super::fault::Fault;
 
 /// Elements of each rank in a check of the matrix: LL, and more than one chunk of LL128 or Simple.
 const COUNTS: [usize; 2] = [1, 300_007];
+/// Channels of [`Entry::Channels`].
+const CHANNELS: u32 = 32;
 
 /// A communicator of the suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub(crate) enum Entry {
     TwoHosts,
     GpuDirect,
     Registered,
+    Channels,
+    Ras,
     Killed,
     LinkDown,
     NoRail,
@@ -30,7 +34,7 @@ pub(crate) enum Entry {
 
 impl Entry {
     /// The entries of `--suite`.
-    pub(super) const SUITE: [Self; 10] = [
+    pub(super) const SUITE: [Self; 12] = [
         Self::Default,
         Self::Fused,
         Self::Mpib,
@@ -38,6 +42,8 @@ impl Entry {
         Self::TwoHosts,
         Self::GpuDirect,
         Self::Registered,
+        Self::Channels,
+        Self::Ras,
         Self::Killed,
         Self::LinkDown,
         Self::NoRail,
@@ -56,6 +62,8 @@ impl Entry {
             Self::TwoHosts => (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), vmm: true, ..plain }),
             Self::GpuDirect => (Net::Mpib, direct()),
             Self::Registered => (Net::Mpib, Variant { register: true, ..direct() }),
+            Self::Channels => (Net::Mpib, Variant { channels: Some(CHANNELS), ..plain }),
+            Self::Ras => (Net::Mpib, Variant { ras: true, ..plain }),
             Self::Killed => (Net::Mpib, Variant { killed: Some(1), ..plain }),
             Self::LinkDown => (Net::Mpib, Variant { fault: Some(Fault::LinkDown), ..plain }),
             Self::NoRail => (Net::Mpib, Variant { fault: Some(Fault::NoRail), ..plain }),
@@ -94,7 +102,7 @@ mod tests {
     #[test]
     fn only_the_control_does_without_the_plugin() {
         let network = |entry: Entry| entry.plan(&[]).network();
-        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 10]);
+        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 12]);
         assert_eq!(network(Entry::Socket), "Socket");
     }
 }

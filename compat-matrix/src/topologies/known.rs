@@ -12,33 +12,63 @@ pub(super) struct Known {
     /// What the plugin's adapters and those of the transport have, likewise; `-`: no such fact.
     plugin: &'static str,
     net_ib: &'static str,
-    /// Trees in which it occurs.
-    trees: &'static [&'static str],
-    /// Versions of the table that the release uses: the first and the last.
-    tables: (u32, u32),
+    /// Where it occurs.
+    places: &'static [Place],
     pub(super) reason: &'static str,
 }
 
-/// Trees whose adapters are on PCI.
-const ON_PCI: &[&str] = &["one card", "two cards", "virtual functions", "DGX", "DGX Spark"];
+/// Trees, and the versions of the table that releases use: the first and the last.
+type Place = (&'static [&'static str], (u32, u32));
+
+/// Trees whose adapters are not on PCI.
+const NO_PCI: &[&str] = &["no PCI path"];
+/// Trees whose adapters are ports of one card.
+const ONE_CARD: &[&str] = &["one card", "virtual functions"];
+/// Trees whose adapters NCCL does not join.
+const SEPARATE: &[&str] = &["two cards", "DGX", "DGX Spark"];
+/// All trees on which both have the same devices.
+const ALIKE: &[Place] =
+    &[(NO_PCI, (6, 7)), (NO_PCI, (9, 9)), (ONE_CARD, (6, 7)), (ONE_CARD, (9, 12)), (SEPARATE, (6, 12))];
 
 pub(super) const KNOWN: &[Known] = &[
     Known {
         facts: &["communicator"],
         plugin: "up",
         net_ib: "failed",
-        trees: &["no PCI path"],
-        tables: (10, 12),
+        places: &[(NO_PCI, (10, 12))],
         reason: "NCCL takes adapters without a PCI path for ports of one card and requests a fused device, \
                  to which it then finds no path from a GPU. The plugin refuses such a device, and NCCL \
-                 uses the adapters as they are.",
+                 uses the separate adapters.",
+    },
+    Known {
+        facts: &["communicator"],
+        plugin: "up",
+        net_ib: "failed",
+        places: &[(NO_PCI, (8, 8))],
+        reason: "The transport of NCCL 2.20 to 2.23 crashes if an adapter has no PCI path.",
+    },
+    Known {
+        facts: &["device 2"],
+        plugin: "-",
+        net_ib: "mlx5_0+mlx5_1, *",
+        places: &[(NO_PCI, (9, 9))],
+        reason: "NCCL requests the same fused device, which the plugin refuses. It uses the adapters in both \
+                 cases.",
+    },
+    Known {
+        facts: &["device *", "net *", "link to NET/*", "path *", "graph * channel *"],
+        plugin: "*",
+        net_ib: "*",
+        places: &[(ONE_CARD, (8, 8))],
+        reason: "The transport of NCCL 2.20 to 2.23 joins the ports of a card without a request of NCCL. \
+                 The plugin joins what `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` name; without them each port is \
+                 a device, and NCCL uses both.",
     },
     Known {
         facts: &["net * guid"],
         plugin: "0x5?",
         net_ib: "0x5?00000000000000",
-        trees: ON_PCI,
-        tables: (6, 12),
+        places: ALIKE,
         reason: "The plugin has the number in the order of the host's bytes, as `ibv_devinfo` prints it; the \
                  transport has it in that of the network. NCCL compares the numbers of one host only.",
     },
@@ -46,41 +76,36 @@ pub(super) const KNOWN: &[Known] = &[
         facts: &["net * maxconn"],
         plugin: "8192",
         net_ib: "32768",
-        trees: ON_PCI,
-        tables: (6, 12),
+        places: ALIKE,
         reason: "The plugin divides what the adapter has by the queue pairs, completion queues and shared \
                  receive queues of a connection; the transport has the adapter's number of queue pairs.",
     },
     Known {
-        facts: &["gin *", "rma *", "path *GIN*", "path *RMA*", "link to GIN*", "link to RMA*"],
+        facts: &["gin *", "rma *", "net * gin", "path *GIN*", "path *RMA*", "link to GIN*", "link to RMA*"],
         plugin: "-",
         net_ib: "*",
-        trees: ON_PCI,
-        tables: (12, 12),
+        places: &[(ONE_CARD, (11, 12)), (SEPARATE, (11, 12))],
         reason: "The transport has adapters for communication that kernels start (GIN) and for one-sided \
-                 access (RMA). These have tables of their own, which the plugin does not have.",
+                 access (RMA). The plugin does not have the tables for these.",
     },
 ];
 
 impl Known {
     /// Returns whether the difference must occur in a release on a tree.
     pub(super) fn applies(&self, release: &Release, tree: &str) -> bool {
-        let (first, last) = self.tables;
-        (first..=last).contains(&release.table) && self.trees.contains(&tree)
+        let here = |(trees, (first, last)): &Place| {
+            (*first..=*last).contains(&release.table) && trees.contains(&tree)
+        };
+        self.places.iter().any(here)
     }
 
-    /// Describes the difference as cells of a table: facts, both values, trees, tables and reason.
+    /// Describes the difference as cells of a table: facts, both values, places and reason.
     pub(super) fn describe(&self) -> String {
         let facts: Vec<_> = self.facts.iter().map(|fact| format!("`{fact}`")).collect();
-        let (first, last) = self.tables;
-        format!(
-            "{} | {} | {} | {} | v{first} to v{last} | {}",
-            facts.join(", "),
-            self.plugin,
-            self.net_ib,
-            self.trees.join(", "),
-            self.reason
-        )
+        let place = |(trees, (first, last)): &Place| format!("v{first} to v{last}: {}", trees.join(", "));
+        let places: Vec<_> = self.places.iter().map(place).collect();
+        let (facts, places) = (facts.join(", "), places.join("; "));
+        format!("{facts} | {} | {} | {places} | {}", self.plugin, self.net_ib, self.reason)
     }
 
     pub(super) fn explains(&self, difference: &Difference) -> bool {

@@ -92,11 +92,17 @@ fn head() -> String {
     text +=
         "\n## Trees\n\nA communicator has a rank for each GPU of such a host, and one on a second host.\n";
     for tree in trees::all() {
-        let _ = write!(text, "\n**{}**: {}.\n\n```text\n{}```\n", tree.name, tree.what, tree.picture());
+        let _ = write!(
+            text,
+            "\n| {} | {} |\n|---|---|\n\n```text\n{}```\n",
+            tree.name,
+            tree.what,
+            tree.picture()
+        );
     }
     text += "\n## Known differences\n\n";
     text += "A run fails if it sees another difference, or does not see one of these.\n\n";
-    text += "| | facts | plugin | `net_ib` | trees | tables | reason |\n|---|---|---|---|---|---|---|\n";
+    text += "| | facts | plugin | `net_ib` | tables and trees | reason |\n|---|---|---|---|---|---|\n";
     for (number, known) in KNOWN.iter().enumerate() {
         let _ = writeln!(text, "| {} | {} |", number + 1, known.describe());
     }
