@@ -3,6 +3,7 @@
 mod addresses;
 mod channels;
 mod exhausted_descriptors;
+mod exhausted_ports;
 mod flood;
 mod forked_child;
 mod hostile_handles;
