@@ -100,6 +100,11 @@ impl Ends {
                 });
                 return answer_code(code);
             }
+            // Takes every port that a connection may have which chooses none, until this process ends.
+            "fill-ports" => {
+                let ports = std::iter::from_fn(|| std::net::TcpListener::bind("[::]:0").ok());
+                std::mem::forget(ports.collect::<Vec<_>>());
+            }
             // It must fail, and say so.
             "accept-fails" => {
                 until("accept to fail", || {

@@ -4,6 +4,7 @@ mod addresses;
 mod channels;
 mod crowds;
 mod exhausted_descriptors;
+mod exhausted_ports;
 mod flood;
 mod forked_child;
 mod hostile_handles;

@@ -2,15 +2,84 @@
 //! works when they are lifted.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::ptr::null_mut;
 
 use mpib_tests::code::Success;
 use mpib_tests::log::{assert_warned, take_warnings, warnings};
-use mpib_tests::pair::{both_fail, connect, init};
-use mpib_tests::table::newest;
+use mpib_tests::pair::{both_fail, connect, init, until};
+use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib_agent_iface::stats::STATS_SIZE;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use softverbs::Object;
+
+/// What a process makes in order to have a connection, and what it has so far.
+struct Steps {
+    table: &'static Table,
+    ctx: Ptr,
+    listen: Ptr,
+    handle: [u8; 128],
+    send: Ptr,
+    recv: Ptr,
+}
+
+impl Steps {
+    /// Goes as far as a limit lets it. Returns the call that failed first, if any.
+    fn go(&mut self) -> Option<&'static str> {
+        let table = self.table;
+        let (rc, ctx) = table.init();
+        if rc != Success {
+            return Some("init");
+        }
+        self.ctx = ctx;
+        let (rc, listen) = table.listen(ctx, 0, &mut self.handle);
+        if rc != Success {
+            return Some("listen");
+        }
+        self.listen = listen;
+        until("connect and accept, or an error", || {
+            if self.send.is_null() {
+                let (rc, comm) = table.connect(ctx, 0, &mut self.handle);
+                if rc != Success {
+                    return Some(Some("connect"));
+                }
+                self.send = comm;
+            }
+            if self.recv.is_null() {
+                let (rc, comm) = table.accept(listen);
+                if rc != Success {
+                    return Some(Some("accept"));
+                }
+                self.recv = comm;
+            }
+            (!self.send.is_null() && !self.recv.is_null()).then_some(None)
+        })
+    }
+
+    fn new() -> Self {
+        let (table, none) = (newest(), null_mut());
+        Self { table, ctx: none, listen: none, handle: [0; 128], send: none, recv: none }
+    }
+
+    /// Closes what there is, as NCCL does after an error.
+    fn end(self) {
+        let table = self.table;
+        if !self.send.is_null() {
+            assert_eq!(table.close_send(self.send), Success);
+        }
+        if !self.recv.is_null() {
+            assert_eq!(table.close_recv(self.recv), Success);
+        }
+        if !self.listen.is_null() {
+            assert_eq!(table.close_listen(self.listen), Success);
+        }
+        if !self.ctx.is_null() {
+            assert_eq!(table.finalize(self.ctx), Success);
+        }
+    }
+}
 
 fn works() {
     let ctx = init(newest());
@@ -18,6 +87,44 @@ fn works() {
     pair.message(5000, 5000, 1);
     pair.close();
     assert_eq!(newest().finalize(ctx), Success);
+}
+
+/// The number of the first free descriptor.
+fn first_free() -> u64 {
+    fs::File::open("/dev/null").unwrap().as_raw_fd() as u64
+}
+
+//= faults.md: 37: no descriptor is left for init, listen, connect or accept: it fails by name
+#[test]
+fn a_call_without_descriptors_fails_and_works_later() {
+    let env = mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]);
+    isolated(here!(), &env, || {
+        // The software devices join their fabric once.
+        works();
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        let mut failed = Vec::new();
+        for more in 0.. {
+            assert!(more < 200, "{failed:?}");
+            let limit = first_free() + more;
+            setrlimit(Resource::RLIMIT_NOFILE, limit, hard).unwrap();
+            let mut steps = Steps::new();
+            let call = steps.go();
+            setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+            let warned = warnings();
+            steps.end();
+            let Some(call) = call else { break };
+            // By its name, or at the other end, which a listener without descriptors never answers.
+            let names = |line: &String| {
+                ["EMFILE", "Too many open files", "ulimit -n"].iter().any(|part| line.contains(part))
+            };
+            assert!(warned.iter().any(names), "{call} with {more} descriptors: {warned:#?}");
+            take_warnings();
+            failed.push(call);
+        }
+        failed.dedup();
+        assert!(failed.starts_with(&["init"]) && failed.contains(&"listen"), "{failed:?}");
+        works();
+    });
 }
 
 /// Lets the kernel refuse new threads to this thread and those that it starts, for good, as it does

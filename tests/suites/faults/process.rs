@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use mpib_tests::agent::Place;
-use mpib_tests::code::{RemoteError, Success};
-use mpib_tests::log::{LOG, warnings};
+use mpib_tests::code::{InvalidUsage, RemoteError, Success};
+use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, failure, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, to_peer, wait};
 use mpib_tests::process::watchdog;
@@ -199,6 +199,56 @@ fn no_descriptor_survives_exec() {
         }
         pair.close();
         assert_eq!(newest().close_listen(listen), Success);
+    });
+}
+
+/// Makes a child as programs do that do not call `fork`. Returns the status with which it ended.
+fn cloned(body: impl FnOnce() -> bool) -> c_int {
+    // SAFETY: like fork, without the handlers. The child uses this thread and the allocator, which
+    // no other thread of this process uses now, and ends by `_exit`.
+    let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
+    assert!(child >= 0);
+    if child == 0 {
+        watchdog();
+        let good = body();
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(!good)) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process, which nobody else waits for.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status
+}
+
+//= faults.md: 64: a child is made by the system call clone: its calls are refused as in any child
+#[test]
+fn a_child_without_fork_handlers_is_refused() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let pair = Pair::new(newest());
+        let from = pair.send_buffer(pattern(1000, 1));
+        let (table, send) = (pair.table, pair.send);
+        // SAFETY: a number that may be no socket, and writable bytes.
+        let is_connected = |fd: &i32| unsafe {
+            let (mut addr, mut len) = ([0u8; 128], 128);
+            libc::getpeername(*fd, addr.as_mut_ptr().cast(), &raw mut len) == 0
+                && [libc::AF_INET, libc::AF_INET6].contains(&i32::from(addr[0]))
+        };
+        let connected = || descriptors().iter().filter(|fd| is_connected(fd)).count();
+        assert!(connected() > 0);
+        let refused = || {
+            let (rc, _) = table.devices();
+            let line = LOG.lock().unwrap().last().cloned();
+            let named = line.is_some_and(|line| line.1.contains("forked from process"));
+            let on_data_path = table.isend(send, from.addr(), 1000, 1, from.mr).0;
+            // And it holds no connection of its parent open.
+            let open = connected();
+            named && [rc, on_data_path] == [InvalidUsage; 2] && open == 0
+        };
+        assert_eq!(cloned(refused), 0);
+        pair.message(1000, 1000, 2);
+        from.dereg();
+        pair.close();
+        assert_eq!(take_warnings(), [""; 0]);
     });
 }
 
