@@ -62,6 +62,7 @@ fn each_address_of_a_handle_leads_to_the_listener() {
 
 /// Somebody who has not proved to be the listener cannot end the connection with a REFUSE.
 //= protocol.md: authentication: a REFUSE without a proof is kept for the error
+//= faults.md: 76: a stranger listens at an address of a handle: connect goes on to the right listener, and the secret stays unknown
 #[test]
 fn a_refusal_without_a_proof_is_kept_for_the_error() {
     let stranger = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -175,6 +176,7 @@ fn all_addresses_of_own_networks_are_tried_soon() {
 /// Somebody who has the HELLO and not the secret: it can copy the WELCOME of another connection, or
 /// make one up.
 //= protocol.md: authentication: a WELCOME without the right proof is no answer
+//= faults.md: 76
 #[test]
 fn a_false_welcome_is_no_answer() {
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -193,6 +195,7 @@ fn a_false_welcome_is_no_answer() {
 /// Not one byte of the secret is in what a connector sends, before the listener has proved itself
 /// and after.
 //= protocol.md: authentication: the secret is not sent
+//= faults.md: 76
 #[test]
 fn the_secret_is_not_sent() {
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -76,6 +76,7 @@ fn floods() {
 }
 
 //= reach.md: a flood of connections keeps no peer out
+//= faults.md: 39: strangers connect without pause: the right peer gets in
 #[test]
 fn a_flood_from_another_process_keeps_nobody_out() {
     show_figures(isolated_with(here!(), &[], floods, || {
@@ -108,6 +109,7 @@ fn a_flood_from_another_process_keeps_nobody_out() {
 
 /// Connections that each send a part of a HELLO, one byte after the other.
 //= reach.md: a flood of connections keeps no peer out
+//= faults.md: 39
 #[test]
 fn slow_strangers_keep_nobody_out() {
     isolated(here!(), &[], || {
@@ -171,6 +173,7 @@ fn holders_of_the_id_keep_nobody_out() {
 /// Holders of the secrets of many listeners: all listeners together have a bound, and each has room
 /// for its connector.
 //= reach.md: a process has a bound on peers whose handshake is not over
+//= faults.md: 38: strangers use up the descriptors of many listeners: all listeners together have a bound, and the right peers get in
 #[test]
 fn holders_of_many_secrets_keep_nobody_out() {
     isolated(here!(), &[], || {

@@ -206,6 +206,7 @@ fn a_changed_hello_proves_nothing() {
 }
 
 //= protocol.md: versions: ends of different versions name both
+//= faults.md: 80: the ends have different protocol versions: both refuse and name both versions
 #[test]
 fn another_version_gets_a_refusal_with_both_versions() {
     let listener = listen();

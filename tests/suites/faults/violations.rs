@@ -129,6 +129,7 @@ fn cts_entries_that_no_receiver_writes() {
 
 /// A send that has been matched with the first group would never complete.
 //= protocol.md: CTS entry: the count of a group does not change
+//= faults.md: 79: the receiver changes a group between two sends: both ends fail by name
 #[test]
 fn a_group_whose_count_changes_between_its_sends() {
     with_and_without_srq(here!(), &mpib("512", &[]), || {
