@@ -113,7 +113,7 @@ impl World {
 
     fn act(&mut self, what: u8, data: &mut &[u8]) {
         match what % 14 {
-            0 => self.connect(what / 14 % 2 == 0),
+            0 => self.connect((what / 14).is_multiple_of(2)),
             1 => self.say(take_bytes(data)),
             2 => self.answer(what / 14, data),
             3 => self.pass_memory(what / 14, data),
@@ -133,7 +133,7 @@ impl World {
             11 => self.read_file(),
             12 => {
                 let share = u16::from_le_bytes(take(data));
-                let src = if what / 14 % 4 == 0 { Ipv4Addr::BROADCAST } else { OURS.sout_src };
+                let src = if (what / 14).is_multiple_of(4) { Ipv4Addr::BROADCAST } else { OURS.sout_src };
                 self.memory.assign(what % SLOTS, src, OURS.sout_dst, share);
                 self.good.push(share.min(SHARE_ONE));
             }
@@ -201,7 +201,7 @@ impl World {
     }
 
     fn write_hint(&mut self, how: u8, data: &mut &[u8]) {
-        let src = if how % 4 == 0 { Ipv4Addr::BROADCAST } else { OURS.sout_src };
+        let src = if how.is_multiple_of(4) { Ipv4Addr::BROADCAST } else { OURS.sout_src };
         let [a, b, seq] = take(data);
         let sup_bw = u16::from_le_bytes([a, b]).into();
         let hint = Hint { sup_bw, seq: seq.into(), src, dst: OURS.sout_dst };
@@ -219,7 +219,7 @@ impl World {
     /// Removes the file, or replaces it by an empty one or one without hints.
     fn replace_file(&mut self, how: u8) {
         let _ = fs::remove_file(&self.path);
-        if how % 4 != 0 {
+        if !how.is_multiple_of(4) {
             let mut bytes = vec![0; if how % 4 == 1 { 0 } else { HINTS_SIZE }];
             bytes.iter_mut().zip(header()).for_each(|(place, byte)| *place = byte);
             let mut options = OpenOptions::new();

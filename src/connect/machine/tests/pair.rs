@@ -203,7 +203,9 @@ impl Sim<'_> {
             if let Some(outcome) = self.finished(node) {
                 self.note(node.role, "has finished its work");
                 node.machine.on_done(now, outcome);
-            } else if let Some((_, message)) = node.inbox.pop_front_if(|(at, _)| *at <= self.now) {
+            } else if node.inbox.front().is_some_and(|(at, _)| *at <= self.now)
+                && let Some((_, message)) = node.inbox.pop_front()
+            {
                 self.note(node.role, format_args!("receives {}", message.name()));
                 node.machine.set_peer(format!("the {}", peer.role));
                 node.machine.on_message(now, message);
