@@ -101,7 +101,7 @@ impl Receiver {
         }
     }
 
-    /// Starts a group that is not [`single`].
+    /// Starts a group that cannot take the short path of [`single`](super::single).
     #[inline(never)]
     fn receive_unusual<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
         mut state: Entered<'_, RecvState>,
