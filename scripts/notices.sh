@@ -23,6 +23,18 @@ contained() {
     done | sed -n -E '/\(\//!s/^([^ ]+) v([^ ]+).*/\1 \2/p' | sort -u
 }
 
+# Drops the crates that a program does not contain, and licences without a crate: cargo-about lists
+# those of the whole workspace's features, and this project's own.
+only() {
+    awk -v crates="$1" '
+        BEGIN { split(crates, lines, "\n"); for (i in lines) contained[lines[i]] = 1; used = 1 }
+        function flush() { if (used) printf "%s", section; section = ""; used = 0 }
+        /^=====/ { flush() }
+        /^  [A-Za-z0-9_-]+ [0-9]/ { if (!(($1 " " $2) in contained)) next; used = 1 }
+        { section = section $0 "\n" }
+        END { flush() }'
+}
+
 listed() { sed -n -E 's/^  ([A-Za-z0-9_-]+ [0-9][^ ]*).*/\1/p' "$1" | sort -u; }
 
 check() {
@@ -45,13 +57,10 @@ if ! cargo about --version >/dev/null 2>&1; then
     echo "notices: cargo-about is missing: cargo install --locked cargo-about --version $version --features cli" >&2
     exit 1
 fi
-# This project's own crates are no third party's.
-own=$(cargo metadata --locked --no-deps --format-version 1 | grep -oE '"name":"[^"]*","version":"[^"]*","id"' |
-    sed -E 's/"name":"([^"]*)","version":"([^"]*)".*/^  \1 \2( |$)/')
 for program in "${programs[@]}"; do
     read -r package manifest name <<<"$program"
     cargo about generate --locked --config "$folder/about.toml" --manifest-path "$manifest" "$folder/notices.hbs" |
-        tr -d '\r' | grep -vE -f <(echo "$own") >"$folder/$name.txt.new"
+        tr -d '\r' | only "$(contained "$package")" >"$folder/$name.txt.new"
     mv -f "$folder/$name.txt.new" "$folder/$name.txt"
     echo "notices: wrote $folder/$name.txt"
 done
