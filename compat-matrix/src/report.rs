@@ -110,8 +110,8 @@ const HEAD: &str = "\
 [docs/internals/compat-matrix.md](../docs/internals/compat-matrix.md). Each release is the
 `libnccl.so.2` of its wheel, loaded on a machine without a GPU; the rails are softverbs. From
 `default profile` on, the checks are whole communicators on
-[softcuda](../docs/internals/softcuda.md). `-` means that the release lacks what the check needs; `core` means that
-it fails over NCCL's sockets too.
+[softcuda](../docs/internals/softcuda.md). `-` means that the release lacks what the check needs;
+`core` means that it fails over NCCL's sockets too.
 
 ";
 
