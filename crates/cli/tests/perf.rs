@@ -175,7 +175,7 @@ fn further_connections_at_once(at_once: u32) {
 fn the_table_is_for_people() {
     let output = perf(QUICK).output().unwrap();
     let table = text(&output.stdout);
-    assert!(table.starts_with("v11: fake, device \"fake0\" of 10000 Mb/s; one direction"), "{table}");
+    assert!(table.starts_with("v11: fake, device \"fake0\" of 10 Gb/s; one direction"), "{table}");
     assert!(table.contains("1000 B"), "{table}");
 }
 
