@@ -4,10 +4,13 @@ mod abi;
 mod agent;
 mod compare;
 mod doctor;
+mod output;
 mod perf;
 mod process;
+mod quantity;
 mod stats;
 mod top;
+mod version;
 
 use std::process::ExitCode;
 
@@ -15,8 +18,11 @@ use clap::{Parser, Subcommand};
 use mpib::{failure, plugin};
 
 #[derive(Debug, Parser)]
-#[command(version, about = "Tools around NCCL network plugins, the one of this project and any other")]
+#[command(version, long_version = version::LONG.as_str(), about = "Tools around NCCL network plugins, the one of this project and any other")]
 struct Cli {
+    #[command(flatten)]
+    color: colorchoice_clap::Color,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -42,7 +48,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    let cli = Cli::parse();
+    cli.color.write_global();
+    match cli.command {
         Command::Perf(args) => perf::main(*args),
         Command::Stats(args) => stats::main(&args),
         Command::Top(args) => top::main(&args),
@@ -60,7 +68,7 @@ fn ended(outcome: Result<(), failure::Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("mpib: {failure}");
+            failure.print();
             failure.exit_code()
         }
     }

@@ -3,7 +3,6 @@
 use std::{
     collections::{VecDeque, hash_map::RandomState},
     hash::{BuildHasher, Hasher},
-    io::{self, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc,
@@ -17,6 +16,7 @@ use std::{
 use super::peer::{MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Request, Summary, measure};
 use super::{DoctorArgs, Document, Verdict, check_host, text};
 use crate::failure::{Context, Failure, Kind};
+use crate::output;
 use crate::perf::{self, Channel};
 
 /// A new connection must identify itself within this time.
@@ -76,6 +76,7 @@ fn accept_clients(listener: &TcpListener, sender: &Sender<Client>, busy: &Arc<At
             thread::sleep(Duration::from_millis(50));
             continue;
         };
+        let from = perf::canonical(from);
         if strangers.fetch_add(1, Ordering::SeqCst) >= STRANGERS {
             strangers.fetch_sub(1, Ordering::SeqCst);
             continue;
@@ -101,7 +102,7 @@ fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Cli
         let _ = channel.send(&reply(Some(text.clone()), false, String::new()));
         Err(Failure::new(Kind::Peer, text))
     };
-    let opening: Opening = match channel.recv(OPENING, || Ok(())) {
+    let opening: Opening = match channel.first(OPENING, MAGIC) {
         Ok(opening) => opening,
         Err(failure) => return refuse(&mut channel, failure.message),
     };
@@ -155,7 +156,7 @@ fn serve(
             Request::Result(rows) => {
                 document.routes = rows;
                 document.peer = Some(theirs);
-                print(&text::text(&mirrored(document), args.verbose, text::colours()))?;
+                print(&text::text(&mirrored(document), args.verbose))?;
                 return Ok(());
             }
         }
@@ -173,7 +174,7 @@ fn one(document: &Document, stream: TcpStream, port: &str, version: u32, out: bo
 }
 
 fn print(text: &str) -> Result<(), Failure> {
-    writeln!(io::stdout().lock(), "{text}").tool("write to stdout")
+    output::print(&format!("{text}\n"))
 }
 
 /// Returns the leading end's table from this end's point of view.

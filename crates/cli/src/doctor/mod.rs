@@ -15,7 +15,6 @@ mod text;
 pub(crate) mod worker;
 
 use std::{
-    io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -23,9 +22,12 @@ use std::{
 
 use clap::Args;
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
+pub(crate) use peer::PROTOCOL;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Context, Failure};
+use crate::output::{self, document};
 use crate::plugin;
 
 /// Exit codes for `--help`.
@@ -69,12 +71,16 @@ pub(crate) struct DoctorArgs {
     nccl: Option<PathBuf>,
 
     /// Give up on a plugin that does not answer for this long
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = crate::perf::seconds)]
+    #[arg(long, value_name = "TIME", default_value = "60", value_parser = crate::quantity::time)]
     timeout: Duration,
 
     /// Print one JSON document instead of the lines
     #[arg(long)]
     json: bool,
+
+    /// Print the JSON schema of that document
+    #[arg(long, exclusive = true)]
+    schema: bool,
 
     /// Show every setting, and the unused entries of GID tables
     #[arg(long, short)]
@@ -82,7 +88,7 @@ pub(crate) struct DoctorArgs {
 }
 
 /// The document of `--json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Document {
     /// Version of this document. New fields may be added without a new version.
     format: u32,
@@ -105,7 +111,7 @@ struct Document {
 }
 
 /// The result of all checks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 enum Verdict {
     #[serde(rename = "usable")]
     Usable,
@@ -135,16 +141,16 @@ impl Verdict {
 
 /// Runs the command and prints failures.
 pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
+    if args.schema {
+        return document::show_schema::<Document>();
+    }
     let outcome = match &args.listen {
         Some(address) => listen::listen(args, address),
         None => run(args),
     };
     match outcome {
         Ok(verdict) => ExitCode::from(verdict.exit_code()),
-        Err(failure) => {
-            eprintln!("mpib: {failure}");
-            ExitCode::from(NO_VERDICT)
-        }
+        Err(failure) => document::failed(args.json, failure, NO_VERDICT),
     }
 }
 
@@ -156,9 +162,9 @@ fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
     let text = if args.json {
         serde_json::to_string_pretty(&document).tool("encode the document")? + "\n"
     } else {
-        text::text(&document, args.verbose, text::colours())
+        text::text(&document, args.verbose)
     };
-    io::stdout().lock().write_all(text.as_bytes()).tool("write to stdout")?;
+    output::print(&text)?;
     Ok(document.verdict)
 }
 
