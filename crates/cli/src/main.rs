@@ -4,6 +4,7 @@ mod abi;
 mod agent;
 mod compare;
 mod doctor;
+mod nccl_conf;
 mod output;
 mod perf;
 mod process;

@@ -3,6 +3,7 @@
 use std::{
     collections::{VecDeque, hash_map::RandomState},
     hash::{BuildHasher, Hasher},
+    io,
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc,
@@ -16,6 +17,7 @@ use std::{
 use super::peer::{MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Request, Summary, measure};
 use super::{DoctorArgs, Document, Verdict, check_host, text};
 use crate::failure::{Context, Failure, Kind};
+use crate::nccl_conf::ConfFile;
 use crate::output;
 use crate::perf::{self, Channel};
 
@@ -39,9 +41,19 @@ struct Queue {
 }
 
 /// Serves until the process is ended or the listening socket fails.
-pub(super) fn listen(args: &DoctorArgs, address: &str) -> Result<Verdict, Failure> {
+pub(super) fn listen(args: &DoctorArgs, files: &[ConfFile], address: &str) -> Result<Verdict, Failure> {
     let (host, port) = perf::split(address)?;
-    let listener = perf::bind(host, port).tool(format!("listen on {host:?} port {port}"))?;
+    let listener = perf::bind(host, port).map_err(|e| {
+        let place = if host.is_empty() { "any address" } else { host };
+        let hint = match e.kind() {
+            io::ErrorKind::AddrInUse => {
+                "; another \"mpib doctor --listen\" or \"mpib perf --listen\" runs here, or name another port: --listen :PORT"
+            }
+            io::ErrorKind::AddrNotAvailable => "; it is no address of this host (ip addr)",
+            _ => "",
+        };
+        Failure::new(Kind::Tool, format!("cannot listen on {place}, port {port}: {e}{hint}"))
+    })?;
     let here = listener.local_addr().tool("read the listening address")?;
     eprintln!("listening on {here}; end it with Ctrl-C");
     let busy = Arc::new(AtomicBool::new(false));
@@ -61,7 +73,7 @@ pub(super) fn listen(args: &DoctorArgs, address: &str) -> Result<Verdict, Failur
             },
         };
         busy.store(true, Ordering::SeqCst);
-        if let Err(failure) = serve(args, channel, from, &mut queue) {
+        if let Err(failure) = serve(args, files, channel, from, &mut queue) {
             eprintln!("mpib: {from}: {failure}; still listening");
         }
     }
@@ -135,6 +147,7 @@ fn token() -> String {
 
 fn serve(
     args: &DoctorArgs,
+    files: &[ConfFile],
     mut channel: Channel,
     from: SocketAddr,
     queue: &mut Queue,
@@ -143,7 +156,7 @@ fn serve(
     channel.send(&reply(None, false, token.clone()))?;
     let theirs: Summary = channel.recv(PATIENCE, || Ok(()))?;
     // Reads the host again for each run: a fault may have been corrected.
-    let mut document = check_host(args)?;
+    let mut document = check_host(args, files)?;
     channel.send(&Summary::new(&document))?;
     print(&format!("checked by {} ({from})", text::printable(&theirs.host)))?;
     loop {

@@ -6,10 +6,12 @@
 
 mod agent;
 mod ask;
+mod conf;
 mod inspect;
 mod listen;
 mod loader;
 mod peer;
+mod provider;
 mod system;
 mod text;
 pub(crate) mod worker;
@@ -27,6 +29,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Context, Failure};
+use crate::nccl_conf::{self, ConfFile};
 use crate::output::{self, document};
 use crate::plugin;
 
@@ -99,6 +102,8 @@ struct Document {
     plugin: Option<PathBuf>,
     /// Absent if no libnccl was found.
     nccl: Option<loader::Nccl>,
+    /// NCCL's configuration files, in the order in which NCCL reads them.
+    conf_files: Vec<ConfFile>,
     /// All checks in order, including the plugin's own.
     checks: Vec<Check>,
     /// The other machine, if one was named.
@@ -144,9 +149,10 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
     if args.schema {
         return document::show_schema::<Document>();
     }
+    let files = nccl_conf::apply();
     let outcome = match &args.listen {
-        Some(address) => listen::listen(args, address),
-        None => run(args),
+        Some(address) => listen::listen(args, &files, address),
+        None => run(args, &files),
     };
     match outcome {
         Ok(verdict) => ExitCode::from(verdict.exit_code()),
@@ -154,8 +160,8 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
     }
 }
 
-fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
-    let mut document = check_host(args)?;
+fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
+    let mut document = check_host(args, files)?;
     if let Some(peer) = &args.peer {
         peer::check(args, peer, &mut document)?;
     }
@@ -168,11 +174,12 @@ fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
     Ok(document.verdict)
 }
 
-/// Checks this host.
-fn check_host(args: &DoctorArgs) -> Result<Document, Failure> {
+/// Checks this host. `files`: NCCL's configuration files, which are in effect.
+fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure> {
     let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok);
     let exports = plugin.as_ref().map_err(Clone::clone).and_then(|path| crate::abi::exports(path));
     let (nccl, mut checks) = loader::checks(plugin.as_deref().ok(), &exports, args.nccl.as_deref());
+    checks.extend(conf::checks(files));
     let mut report = None;
     if let (Ok(path), Ok(_)) = (&plugin, &exports) {
         let found = inspect::inspect(path, args.timeout)?;
@@ -181,9 +188,15 @@ fn check_host(args: &DoctorArgs) -> Result<Document, Failure> {
             checks.extend(told.checks.iter().cloned());
             checks.extend(agent::checks(told));
         }
+        if found.report.is_none() && found.checks.iter().any(|check| check.level == Level::Fail) {
+            // The tables of a file that does not load are of no use.
+            checks.retain(|check| check.id != "plugin" || check.level > Level::Ok);
+            checks.push(not_checked());
+        }
         checks.extend(found.checks);
         report = found.report;
     }
+    conf::name_files(&mut checks, files);
     let verdict = Verdict::of(&checks);
     Ok(Document {
         format: 1,
@@ -192,11 +205,18 @@ fn check_host(args: &DoctorArgs) -> Result<Document, Failure> {
         exit_code: verdict.exit_code(),
         plugin: plugin.ok(),
         nccl,
+        conf_files: files.to_vec(),
         checks,
         peer: None,
         routes: Vec::new(),
         report,
     })
+}
+
+/// Names what only the plugin can check.
+fn not_checked() -> Check {
+    let text = "not checked, since the plugin gives no report: settings, devices, ports, addresses, control, gpu, memlock";
+    Check::new("report", Level::Note, text).remedy("correct the failure of the plugin first")
 }
 
 impl Document {

@@ -42,6 +42,7 @@ use ui::Ui;
 use worker::Job;
 
 use crate::failure::{Context, Failure, Kind};
+use crate::nccl_conf;
 use crate::output::{self, document, document::ErrorReport};
 use crate::plugin;
 use nccl_net_host::{check_hidden_table, exported_versions};
@@ -105,6 +106,10 @@ fn merged(devices: &[i32]) -> Vec<(String, Option<String>)> {
 pub(crate) fn main(args: PerfArgs) -> ExitCode {
     if args.schema {
         return document::show_schema::<Report>();
+    }
+    // The workers inherit the environment, as a job has it when it loads the plugin.
+    for line in nccl_conf::applied(&nccl_conf::apply()) {
+        eprintln!("mpib: {line}");
     }
     let (json, csv) = (args.json, args.csv);
     let mode = match (&args.listen, &args.connect) {
