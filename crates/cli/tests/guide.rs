@@ -29,7 +29,7 @@ fn none(faults: Vec<String>) {
 fn every_block_of_commands_runs_or_has_a_reason() {
     let mut faults = Vec::new();
     for page in pages::all() {
-        let wrong = |block| Some(format!("{}:{}", page.path.display(), session::malformed(block)?));
+        let wrong = |block| Some(format!("{}: {}", page.name(), session::malformed(block)?));
         faults.extend(page.blocks.iter().filter_map(wrong));
         faults.extend(page.faults);
     }

@@ -88,7 +88,9 @@ impl Page {
                     let text = std::mem::take(&mut text);
                     match kind(&info) {
                         Ok(kind) => blocks.push(Block { line, text, kind }),
-                        Err(why) => faults.push(format!("{}:{line}: {why}", path.display())),
+                        Err(why) => {
+                            faults.push(format!("{}:{line}: {why}", path.file_name().unwrap().display()))
+                        }
                     }
                 }
                 Event::End(TagEnd::HtmlBlock) => {
