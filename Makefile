@@ -50,11 +50,11 @@ fuzz: setup ## Fuzz each target for SECONDS (default 60) under AddressSanitizer;
 	@scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
 .PHONY: check
-check: check-fmt check-prose check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, lints, documentation, dependencies, memory model, instruction counts
+check: check-fmt check-prose check-manifests check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, manifests, lints, documentation, dependencies, memory model, instruction counts
 
-.PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-prose
+.PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-prose
 check-build check-clippy check-abi check-doc check-deny check-loom: setup
-check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-prose:
+check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-prose:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)
 
@@ -66,6 +66,10 @@ check-instructions: setup-instructions build ## Compare the plugin's instruction
 .PHONY: advisories
 advisories: ## Look for known vulnerabilities in dependencies (needs the network)
 	@scripts/check.sh advisories
+
+.PHONY: book
+book: ## Make the guide as a book in build/book/html (mdbook, which cargo installs into the cache)
+	@scripts/book.sh
 
 .PHONY: picture
 picture: setup-browser build ## Take the picture of the agent's page for the manual (Chromium)
