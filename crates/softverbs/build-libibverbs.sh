@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds libibverbs.so.1 with the symbol versions of rdma-core. Unchanged programs run on it.
 # usage: build-libibverbs.sh OUTDIR PROFILE        (PROFILE: dev or release)
+# With BUILD_TARGET in the environment, a target of cargo-zigbuild; CC must then be a C compiler for it.
 set -eu
 
 if [ $# -ne 2 ]; then
@@ -15,9 +16,15 @@ list=$here/ibverbs.symbols
 work=$(mktemp -d "$out/.build.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-cargo build --locked --quiet --manifest-path "$here/Cargo.toml" --package softverbs --lib --profile "$profile"
+if [ -n "${BUILD_TARGET:-}" ]; then
+    set -- cargo-zigbuild zigbuild --target "$BUILD_TARGET"
+else
+    set -- cargo build
+fi
+"$@" --locked --quiet --manifest-path "$here/Cargo.toml" --package softverbs --lib --profile "$profile"
 target=$(cargo metadata --locked --quiet --manifest-path "$here/Cargo.toml" --no-deps --format-version 1 |
     sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+[ -z "${BUILD_TARGET:-}" ] || target=$target/${BUILD_TARGET%%.*}
 case $profile in
     dev) archive=$target/debug/libsoftverbs.a ;;
     *) archive=$target/$profile/libsoftverbs.a ;;
