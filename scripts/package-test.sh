@@ -60,9 +60,10 @@ libnccl() { # x86_64|aarch64
     if [ ! -f "$folder/nvidia/nccl/lib/libnccl.so.2" ]; then
         say "downloading NCCL $nccl for $1 by pip"
         mkdir -p "$work/wheels"
-        python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+        grep "^nvidia-nccl-cu12==$nccl " compat-matrix/wheels.txt >"$work/nccl.txt" || fail "compat-matrix/wheels.txt has no $nccl"
+        python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
             --platform "manylinux_2_18_$1" --platform "manylinux2014_$1" --platform "manylinux_2_17_$1" \
-            --dest "$work/wheels" "nvidia-nccl-cu12==$nccl" >&2
+            --dest "$work/wheels" --requirement "$work/nccl.txt" >&2
         python3 -m zipfile -e "$work"/wheels/nvidia_nccl_cu12-*.whl "$folder"
         rm -r "$work/wheels"
     fi
@@ -70,7 +71,7 @@ libnccl() { # x86_64|aarch64
 }
 
 # Runs package-steps.sh in a copy of a root that is thrown away. For another processor the kernel
-# starts programs by qemu, in a user namespace because that has a list of such processors of its own.
+# starts programs by qemu: a user namespace has a separate list of such interpreters.
 in_root() { # SUITE ARCHITECTURE(Debian) ARCHITECTURE(kernel) INSTALL REMOVE [quick]
     local lower library namespaces=(--mount --pid --fork --ipc) options=""
     lower=$(root "$1" "$2")
@@ -83,13 +84,15 @@ in_root() { # SUITE ARCHITECTURE(Debian) ARCHITECTURE(kernel) INSTALL REMOVE [qu
     unshare "${namespaces[@]}" bash -euc '
         work=$1 lower=$2 packages=$3 library=$4 steps=$5 options=$6 machine=$7
         shift 7
-        # A file system that overlayfs can write to, whatever /tmp is.
+        # A file system that overlayfs can write to. Not every /tmp is one.
         mount -t tmpfs -o size=1G tmpfs "$work/top"
         mkdir "$work/top/upper" "$work/top/work"
         mount -t overlay overlay "$work/root" \
             -o "lowerdir=$lower,upperdir=$work/top/upper,workdir=$work/top/work$options"
         mkdir "$work/root/packages"
-        cp "$packages"/*.deb "$packages"/*.rpm "$packages"/*.tar.gz "$library" "$steps" "$work/root/packages"
+        cp "$packages"/*.deb "$packages"/*.rpm "$packages"/*.tar.gz "$steps" "$work/root/packages"
+        touch "$work/root/packages/libnccl.so.2"
+        mount --bind "$library" "$work/root/packages/libnccl.so.2"
         mount -t proc proc "$work/root/proc"
         mount --rbind /dev "$work/root/dev"
         if [ "$machine" != "$(uname -m)" ]; then
@@ -125,7 +128,7 @@ with_rpm() {
 tarball() { # ARCHITECTURE(Debian) ARCHITECTURE(kernel) [quick]
     local file
     file=$(package "nccl-net-mpib-*-linux-$2.tar.gz")
-    in_root bookworm "$1" "$2" "tar -C /opt --unlink-first -xzf /packages/$file" "rm -r /opt/mpib" "${@:3}"
+    in_root bookworm "$1" "$2" "tar -C /opt -xzf /packages/$file" "rm -r /opt/mpib" "${@:3}"
 }
 
 wheel() {

@@ -89,7 +89,7 @@ check() {
     done
 }
 
-# Moves debug information into files of its own, in .debug beside each file, where gdb looks.
+# Moves debug information into separate files, in .debug beside each file, where gdb looks.
 strip() {
     local objcopy file debug
     objcopy=$(rustc --print sysroot)/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')/bin/rust-objcopy

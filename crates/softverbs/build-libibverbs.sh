@@ -62,12 +62,15 @@ awk '
         printf "__asm__(\".symver old_%d, %s\");\n", n, $1
     }' "$list" > "$work/old.c"
 
-awk '!/^#/ && $1 ~ /@@/ { sub(/@@.*/, "", $1); print "-Wl,--undefined=" $1 }' "$list" > "$work/undefined"
-printf -- '-Wl,--undefined=%s\n' $own >> "$work/undefined"
+awk '!/^#/ && $1 ~ /@@/ { sub(/@@.*/, "", $1); print "-Wl,-u," $1 }' "$list" > "$work/undefined"
+printf -- '-Wl,-u,%s\n' $own >> "$work/undefined"
 
+# Zig's linker has no such option: it never makes text relocations.
+text=-Wl,-z,text
+[ -z "${BUILD_TARGET:-}" ] || text=
 "${CC:-cc}" -shared -fPIC -O2 -o "$work/libibverbs.so.1" "$work/old.c" "@$work/undefined" "$archive" \
     -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$work/ibverbs.map" -Wl,--gc-sections \
-    -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-z,text -Wl,-z,defs \
+    -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete $text -Wl,-z,defs \
     -Wl,--as-needed -lgcc_s -lpthread -ldl -lm -lrt -lc
 
 # Atomically: a program that starts meanwhile finds a complete library, old or new.
