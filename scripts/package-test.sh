@@ -73,22 +73,22 @@ libnccl() { # x86_64|aarch64
 # Runs package-steps.sh in a copy of a root that is thrown away. For another processor the kernel
 # starts programs by qemu: a user namespace has a separate list of such interpreters.
 in_root() { # SUITE ARCHITECTURE(Debian) ARCHITECTURE(kernel) INSTALL REMOVE [quick]
-    local lower library namespaces=(--mount --pid --fork --ipc) options=""
+    local lower library namespaces=(--mount --pid --fork --ipc) user=""
     lower=$(root "$1" "$2")
     library=$(libnccl "$3")
     if [ "$3" != "$(uname -m)" ]; then
         namespaces+=(--user --map-root-user)
-        options=,userxattr
+        user=,userxattr
     fi
     mkdir -p "$work/top" "$work/root"
     unshare "${namespaces[@]}" bash -euc '
-        work=$1 lower=$2 packages=$3 library=$4 steps=$5 options=$6 machine=$7
+        work=$1 lower=$2 packages=$3 library=$4 steps=$5 user=$6 machine=$7
         shift 7
         # A file system that overlayfs can write to. Not every /tmp is one.
         mount -t tmpfs -o size=1G tmpfs "$work/top"
         mkdir "$work/top/upper" "$work/top/work"
         mount -t overlay overlay "$work/root" \
-            -o "lowerdir=$lower,upperdir=$work/top/upper,workdir=$work/top/work$options"
+            -o "lowerdir=$lower,upperdir=$work/top/upper,workdir=$work/top/work$user"
         mkdir "$work/root/packages"
         cp "$packages"/*.deb "$packages"/*.rpm "$packages"/*.tar.gz "$steps" "$work/root/packages"
         touch "$work/root/packages/libnccl.so.2"
@@ -102,7 +102,7 @@ in_root() { # SUITE ARCHITECTURE(Debian) ARCHITECTURE(kernel) INSTALL REMOVE [qu
             echo ":qemu:M::$magic:$mask:/usr/bin/qemu-$machine-static:F" >/proc/sys/fs/binfmt_misc/register
         fi
         exec env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$work/root" /bin/sh /packages/package-steps.sh "$@"
-    ' bash "$work" "$lower" "$packages" "$library" "$PWD/scripts/package-steps.sh" "$options" "$3" "${@:4}"
+    ' bash "$work" "$lower" "$packages" "$library" "$PWD/scripts/package-steps.sh" "$user" "$3" "${@:4}"
 }
 
 # A package by its pattern; fails unless there is exactly one.

@@ -100,7 +100,7 @@ strip() {
         "$objcopy" --only-keep-debug "$work/build/${file%%:*}" "$debug"
         "$objcopy" --strip-all --add-gnu-debuglink="$debug" "$work/build/${file%%:*}"
     done
-    chmod -x $(find "$work/debug" -name '*.debug')
+    find "$work/debug" -name '*.debug' -exec chmod -x {} +
 }
 
 # One time for all files, and no owner of this machine.
