@@ -1,10 +1,12 @@
 //! Connections that have sent their last frame.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
+use mio::net::TcpStream;
 
 use super::link::{Link, LinkStatus};
 use super::socket::Stream;
@@ -14,6 +16,11 @@ use crate::proto::{Message, Role};
 /// How long a closed channel waits until its peer has read what is left, and has closed too.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// When a connection whose last frame is sent is looked at first. The pause doubles with each look
+/// until [`LINGER`] is over. The peer usually closes soon, and an event for it would wake the thread
+/// at each end of a connection.
+const FIRST_LOOK: Duration = Duration::from_millis(20);
+
 /// A connection that has sent its last frame, and waits until the peer has read it and closed.
 #[derive(Debug)]
 pub(super) struct Lingering {
@@ -21,6 +28,8 @@ pub(super) struct Lingering {
     /// Bytes that are not sent.
     left: usize,
     until: Instant,
+    /// The pause after the next look; `None` while events show what happens.
+    pause: Option<Duration>,
 }
 
 impl Sockets {
@@ -31,11 +40,13 @@ impl Sockets {
             let link = Arc::clone(link);
             self.entries.remove(&token);
             self.ended(token, &link);
-            if link.unsent() > 0 {
-                // A socket of a handshake is registered for both already, and this call fails.
-                let _ = link.with_stream(|stream, _| self.established.reregister(stream, token, BOTH));
-            }
-            let entry = self.linger(token, link);
+            let mut pause = None;
+            // If it fails, events go on to show what happens.
+            let _ = link.with_stream(|stream, all_sent| {
+                pause = self.unwatch(stream, token, all_sent)?;
+                Ok(())
+            });
+            let entry = self.linger(token, link, pause);
             self.put_back(token, entry);
         } else {
             self.remove(token);
@@ -64,12 +75,26 @@ impl Sockets {
         link.establish(stream, addr, Vec::new());
         // The peer may have closed.
         let _ = link.send(last);
-        self.linger(token, link)
+        self.linger(token, link, None)
+    }
+
+    /// Begins to wait for the end of a connection. If all is sent, events do not matter any more:
+    /// returns the pause until the first look.
+    fn unwatch(&self, stream: &mut TcpStream, token: Token, all_sent: bool) -> io::Result<Option<Duration>> {
+        if all_sent {
+            // It is registered with one of them.
+            let established = self.established.deregister(stream);
+            established.or_else(|_| self.handshakes.registry().deregister(stream))?;
+            return Ok(Some(FIRST_LOOK));
+        }
+        // A socket of a handshake is registered for both already, and this call fails.
+        let _ = self.established.reregister(stream, token, BOTH);
+        Ok(None)
     }
 
     /// Keeps `link` until the peer has read its last frame.
-    fn linger(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
-        let lingering = Lingering { link, left: usize::MAX, until: Instant::now() };
+    fn linger(&mut self, token: Token, link: Arc<Link>, pause: Option<Duration>) -> Option<Entry> {
+        let lingering = Lingering { link, left: usize::MAX, until: Instant::now(), pause };
         lingering.advance(token, self)
     }
 }
@@ -87,9 +112,14 @@ impl Lingering {
             self.until = Instant::now() + LINGER;
             sockets.wake_at(self.until, me);
         }
-        if Instant::now() >= self.until {
+        let now = Instant::now();
+        if now >= self.until {
             self.link.abort();
             return None;
+        }
+        if let Some(pause) = &mut self.pause {
+            sockets.wake_at(now + *pause, me);
+            *pause *= 2;
         }
         Some(Entry::Lingering(self))
     }

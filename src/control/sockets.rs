@@ -36,6 +36,9 @@ pub(super) const WAKER: Token = Token(0);
 pub(super) const HANDSHAKES: Token = Token(1);
 pub(super) const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
 
+/// The distance of the times at which timers are due.
+const TICK: Duration = Duration::from_millis(5);
+
 /// Where frames are counted for the statistics.
 pub trait FrameCounts: fmt::Debug + Send + Sync {
     /// Counts a frame with a wrong tag.
@@ -71,12 +74,14 @@ pub(super) struct Answer {
 /// All sockets.
 pub(super) struct Sockets {
     /// The sockets of listeners and handshakes.
-    handshakes: Poll,
+    pub(super) handshakes: Poll,
     events: Events,
     /// The sockets of established connections. The thread waits for them.
     pub(super) established: Registry,
     pub(super) entries: HashMap<Token, Entry>,
     timers: BinaryHeap<Reverse<(Instant, Token)>>,
+    /// From which ticks count.
+    start: Instant,
     /// Entries to be stepped once more, after the others.
     again: Vec<Token>,
     /// The ready entries while they are stepped.
@@ -99,6 +104,7 @@ impl Sockets {
             established,
             entries: HashMap::new(),
             timers: BinaryHeap::new(),
+            start: Instant::now(),
             again: Vec::new(),
             ready: Vec::new(),
             last: HANDSHAKES.0,
@@ -243,8 +249,13 @@ impl Sockets {
         self.again.push(token);
     }
 
+    /// Steps `token` at `at`, or up to [`TICK`] later: most timers turn out not to be needed, and the
+    /// thread wakes up once for all of a tick.
     pub(super) fn wake_at(&mut self, at: Instant, token: Token) {
-        self.timers.push(Reverse((at, token)));
+        let passed = at.saturating_duration_since(self.start).as_nanos();
+        let ticks = passed.div_ceil(TICK.as_nanos());
+        let since = Duration::from_nanos(u64::try_from(ticks * TICK.as_nanos()).unwrap_or(u64::MAX));
+        self.timers.push(Reverse((self.start + since, token)));
     }
 
     /// Moves a connection whose handshake is over to the thread.
