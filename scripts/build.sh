@@ -7,6 +7,8 @@ cd "$(dirname "$0")/.."
 eval "$(scripts/libclang.sh env)"
 profile=${1:-release}
 target=${CARGO_TARGET_DIR:-target}
+# For "mpib --version". Sources without git set it themselves.
+export MPIB_COMMIT=${MPIB_COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || true)}
 case $profile in
     dev) out=$target/debug ;;
     *) out=$target/$profile ;;
