@@ -198,3 +198,14 @@ fn a_gpu_that_is_not_there_is_named() {
     let words = ["--memory cuda: cannot use libcuda.so.1: ", "NVIDIA's driver has it"];
     fails("cuda", &[("LD_LIBRARY_PATH", dir.path().to_str().unwrap())], &words);
 }
+
+#[test]
+fn a_port_that_is_in_use_is_named() {
+    let taken = std::net::TcpListener::bind("[::]:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let output = perf(&["--listen", &format!(":{port}")]).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with(&format!("mpib: cannot listen on every address, port {port}: ")), "{said}");
+    assert!(said.ends_with("; to use another port: --listen :PORT\n"), "{said}");
+}
