@@ -27,6 +27,5 @@ build/mpib compare --only null --rounds "${COST_ROUNDS:-15}" --markdown "$work/c
     # Sentences are wrapped; tables are not.
     awk -v wrap="fold -s -w 99 | sed \"s, *$,,\"" '/^[|<]/ { print; fflush(); next } { print | wrap; close(wrap) }' "$work/faults"
     printf '\n## Cost without faults\n'
-    # The scenarios' goals are against other plugins.
-    sed -e '1d' -e 's/|[^|]*|$/|/' "$work/cost"
+    sed 1d "$work/cost"
 } >"$figures"

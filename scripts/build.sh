@@ -17,6 +17,8 @@ if [ -n "${BUILD_TARGET:-}" ]; then
     options+=(--target "$BUILD_TARGET")
     out=$target/${BUILD_TARGET%%.*}
 fi
+# For "mpib --version". Sources without git set it themselves.
+export MPIB_COMMIT=${MPIB_COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || true)}
 case $profile in
     dev) out=$out/debug ;;
     *) out=$out/$profile ;;

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use fake::{MPIB, QUICK, fake, json, listener, perf, text};
+use fake::{MPIB, QUICK, fake, fake_cuda, json, listener, perf, text};
 
 #[test]
 fn sizes_and_times_are_read_as_they_are_printed() {
@@ -141,4 +141,71 @@ fn another_command_at_the_port_is_named_at_both_ends() {
     assert!(line.contains(expected) && line.contains("still listening"), "{line}");
     there.kill().unwrap();
     there.wait().unwrap();
+}
+
+/// Memory of a stand-in for a GPU, which is not the memory that is filled and checked.
+//= perf.md: --memory cuda
+#[test]
+fn messages_in_memory_of_a_gpu_are_checked_like_others() {
+    let run = |args: &[&str], fault: &str| {
+        let mut command = perf(args);
+        command.args(["--memory", "cuda"]).args(QUICK);
+        command.env("LD_LIBRARY_PATH", fake_cuda()).env("FAKE_GPU", "1").env("FAKE_FAULT", fault);
+        command.output().unwrap()
+    };
+    for args in [&["--receives", "3", "--bidirectional", "--json"][..], &["--ping-pong", "--json"]] {
+        let output = run(args, "");
+        let report = json(&output);
+        assert_eq!(report["ok"], true, "{}", text(&output.stderr));
+        assert_eq!(
+            (&report["tables"][0]["gpu"], &report["tables"][0]["results"][0]["checked"]),
+            (&0.into(), &true.into())
+        );
+    }
+    assert!(
+        text(&run(&[], "").stdout).contains("device \"fake0\" of 10 Gb/s, memory of GPU 0; one direction")
+    );
+    for (fault, words) in [
+        ("corrupt", "message 20 of 1000 B: byte 500 is 0x"),
+        ("truncate", "nothing was written to it"),
+        ("overrun", "the plugin wrote 0 bytes behind the message's end"),
+    ] {
+        let output = run(&[], fault);
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(5) && said.contains(words), "{fault}: {said}");
+    }
+    let output = run(&["--optional"], "");
+    assert!(text(&output.stderr).contains("does not support optional receives into memory of GPUs"));
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_named() {
+    let fails = |memory: &str, env: &[(&str, &str)], words: &[&str]| {
+        let mut command = perf(&["--memory", memory]);
+        let output = command.args(QUICK).envs(env.iter().copied()).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        words.iter().for_each(|word| assert!(said.contains(word), "{word:?} is not in {said}"));
+    };
+    let cuda = fake_cuda().to_str().unwrap();
+    let with = [("LD_LIBRARY_PATH", cuda), ("FAKE_GPU", "1")];
+    fails("cuda", &[with[0], with[1], ("FAKE_NO_GPU", "1")], &["cuInit returned 100 (CUDA_ERROR_NO_DEVICE)"]);
+    fails("cuda:1", &with, &["cuDeviceGet of GPU 1 returned 101 (CUDA_ERROR_INVALID_DEVICE)"]);
+    fails("cuda", &with[..1], &["does not support memory of GPUs (ptrSupport 0x1)"]);
+    // A file that is no library: this host may have a driver.
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("libcuda.so.1"), "no library").unwrap();
+    let words = ["--memory cuda: cannot use libcuda.so.1: ", "NVIDIA's driver has it"];
+    fails("cuda", &[("LD_LIBRARY_PATH", dir.path().to_str().unwrap())], &words);
+}
+
+#[test]
+fn a_port_that_is_in_use_is_named() {
+    let taken = std::net::TcpListener::bind("[::]:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let output = perf(&["--listen", &format!(":{port}")]).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with(&format!("mpib: cannot listen on every address, port {port}: ")), "{said}");
+    assert!(said.ends_with("; to use another port: --listen :PORT\n"), "{said}");
 }

@@ -16,6 +16,25 @@ pub const MPIB: &str = env!("CARGO_BIN_EXE_mpib");
 
 pub const QUICK: &[&str] = &["--iterations", "100", "--sizes", "1000"];
 
+/// The folder with a stand-in for libcuda.so.1 (`fake-cuda/cuda.c`), compiled once for all tests of
+/// this process.
+pub fn fake_cuda() -> &'static Path {
+    static BUILT: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-cuda/cuda.c");
+        let status = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
+            .args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
+            .arg(dir.path().join("libcuda.so.1"))
+            .arg(source)
+            .status()
+            .expect("a C compiler");
+        assert!(status.success(), "the stand-in for CUDA does not compile");
+        dir
+    });
+    dir.path()
+}
+
 /// The fake plugin, compiled once for all tests of this process.
 pub fn fake() -> &'static Path {
     static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
