@@ -260,7 +260,7 @@ fn every_pair_of_three_hosts_is_checked_once() {
     );
     assert!(found[1..].iter().all(|(_, _, works)| works == &["sout:1 sout:1"]), "{found:?}");
     assert_eq!(document["hosts"].as_array().unwrap().len(), 3);
-    // A host that does not answer is an error of its own; the others are checked.
+    // A host that does not answer is an error, and the others are checked.
     std::fs::write(path, format!("{}\n{free}\n{}\n", addresses[0], addresses[1])).unwrap();
     let (code, document, _) = matrix(&fabric, file.path());
     assert_eq!(code, 2);
@@ -276,7 +276,7 @@ fn every_pair_of_three_hosts_is_checked_once() {
     assert!(text.contains(&format!("fail  {free}: cannot connect to")), "{text}");
 }
 
-//= doctor.md: a listener connects to the hosts of its own file only
+//= doctor.md: a listener connects only to the hosts in its file
 #[test]
 fn a_listener_connects_to_no_host_that_its_file_does_not_have() {
     let fabric = fabric();

@@ -11,9 +11,10 @@ use crate::output::units::port_rate;
 /// A link, as negotiated or at most.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Link {
-    /// GT/s of a lane.
+    /// GT/s.
     speed: f64,
-    lanes: u32,
+    /// Number of serial links side by side.
+    width: u32,
 }
 
 impl Link {
@@ -22,8 +23,8 @@ impl Link {
         let of = |what: &str| line(&function.join(format!("{which}_link_{what}")));
         // "16.0 GT/s PCIe"; the kernel shows "Unknown" and 0 for virtual functions.
         let speed = of("speed")?.split_whitespace().next()?.parse().ok()?;
-        let lanes = of("width")?.parse().ok().filter(|lanes| (1..=32).contains(lanes))?;
-        Some(Self { speed, lanes })
+        let width = of("width")?.parse().ok().filter(|width| (1..=32).contains(width))?;
+        Some(Self { speed, width })
     }
 
     /// Returns the rate in Mb/s without the line code: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s,
@@ -34,17 +35,17 @@ impl Link {
             s if s <= 32.0 => 128.0 / 130.0,
             _ => 242.0 / 256.0,
         };
-        self.speed * 1000.0 * code * f64::from(self.lanes)
+        self.speed * 1000.0 * code * f64::from(self.width)
     }
 
     fn is_below(self, other: Self) -> bool {
-        self.speed < other.speed || self.lanes < other.lanes
+        self.speed < other.speed || self.width < other.width
     }
 }
 
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} GT/s x{}", self.speed, self.lanes)
+        write!(f, "{:.1} GT/s x{}", self.speed, self.width)
     }
 }
 
