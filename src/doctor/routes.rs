@@ -118,7 +118,7 @@ mod tests {
         assert!(rows.iter().all(|pair| pair.why.ends_with("; 1 other pair(s) of their addresses follow")));
     }
 
-    //= doctor.md: what joins two networks is stated only as far as it is known
+    //= doctor.md: routers are named only between networks that are known to differ
     #[test]
     fn routers_are_named_only_if_the_networks_are_known_to_differ() {
         for (ours, theirs, expected) in [

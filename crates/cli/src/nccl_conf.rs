@@ -110,7 +110,8 @@ fn read(
             if unused.is_none() {
                 new.push((name.to_owned(), value.to_owned()));
             }
-            let (name, value) = (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned());
+            let name = name.to_string_lossy().into_owned();
+            let value = if is_shown(&name) { value.to_string_lossy().into_owned() } else { HIDDEN.into() };
             settings.push(ConfSetting { line, name, value, unused });
         }
         files.push(ConfFile { path: path.clone(), error: None, settings });
@@ -142,7 +143,9 @@ fn objection(name: &OsStr) -> Option<String> {
 }
 
 fn assigned(name: &OsStr, value: &OsStr) -> String {
-    format!("{}={}", name.to_string_lossy(), value.to_string_lossy())
+    let name = name.to_string_lossy();
+    let value = if is_shown(&name) { value.to_string_lossy() } else { HIDDEN.into() };
+    format!("{name}={value}")
 }
 
 /// Returns what is probably meant by a name with blanks or quotes, which NCCL takes as they stand.
@@ -153,6 +156,15 @@ pub(crate) fn meant(setting: &ConfSetting) -> Option<String> {
     let is_whole = (name, value) == (&*setting.name, &*setting.value);
     (!is_whole && !name.is_empty()).then(|| format!("{name}={value}"))
 }
+
+/// Whether the value of a variable is shown. Other programs' variables may hold secrets.
+pub(crate) fn is_shown(name: &str) -> bool {
+    let name = name.trim_start_matches("export").trim_start();
+    ["MPIB_", "NCCL_", "RCCL_", "SOFTVERBS_"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Stands for the value of a variable that is not shown.
+const HIDDEN: &str = "(not shown)";
 
 /// Names the place of a setting.
 pub(crate) fn place(path: &Path, line: usize) -> String {
@@ -183,12 +195,15 @@ mod tests {
     #[test]
     fn the_first_value_counts() {
         let dir = tempfile::tempdir().unwrap();
-        let first = conf(dir.path(), "a", "# A=0\nA=1\nB=2\nB=3\nno line\nC=x=y\n=4\nLD_PRELOAD=z\nE=");
-        let second = conf(dir.path(), "b", "A=5\nD=6\0=7\nE=8\n");
-        let has = |name: &OsStr| (name == "B").then(|| OsString::from(""));
+        let text = "# NCCL_A=0\nNCCL_A=1\nMPIB_B=2\nMPIB_B=3\nno line\nNCCL_C=x=y\n=4\nLD_PRELOAD=z\nMPIB_E=";
+        let first = conf(dir.path(), "a", text);
+        let second = conf(dir.path(), "b", "NCCL_A=5\nNCCL_D=6\0=7\nMPIB_E=8\nHF_TOKEN=secret");
+        let has = |name: &OsStr| (name == "MPIB_B").then(|| OsString::from(""));
         let (files, new) = read(&[first, second], has);
-        let new: Vec<_> = new.iter().map(|(n, v)| assigned(n, v)).collect();
-        assert_eq!(new, ["A=1", "C=x=y", "E=", "D=6"]);
+        let new: Vec<_> =
+            new.iter().map(|(n, v)| format!("{}={}", n.to_str().unwrap(), v.to_str().unwrap())).collect();
+        assert_eq!(new, ["NCCL_A=1", "NCCL_C=x=y", "MPIB_E=", "NCCL_D=6", "HF_TOKEN=secret"]);
+        assert_eq!(files[1].settings[3].value, HIDDEN, "a secret");
         let unused = |file: &ConfFile| {
             let of = |s: &ConfSetting| Some(format!("{} {}: {}", s.line, s.name, s.unused.as_ref()?));
             file.settings.iter().filter_map(of).collect::<Vec<_>>()
@@ -196,13 +211,16 @@ mod tests {
         assert_eq!(
             unused(&files[0]),
             [
-                "3 B: the environment has B=",
-                "4 B: the environment has B=",
+                "3 MPIB_B: the environment has MPIB_B=",
+                "4 MPIB_B: the environment has MPIB_B=",
                 "7 : it has no name",
                 "8 LD_PRELOAD: the dynamic linker has read its variables before"
             ]
         );
-        assert_eq!(unused(&files[1]), ["1 A: an earlier line sets it", "3 E: an earlier line sets it"]);
+        assert_eq!(
+            unused(&files[1]),
+            ["1 NCCL_A: an earlier line sets it", "3 MPIB_E: an earlier line sets it"]
+        );
     }
 
     #[test]

@@ -416,3 +416,171 @@ fn a_file_that_is_no_plugin_is_named() {
     let found = Doctor::of(command.args(["doctor", "--json", "--plugin", "/nowhere/x.so"]));
     found.says("plugin", "fail", &["/nowhere/x.so", "No such file"]);
 }
+
+//= doctor.md: NCCL's configuration files are read in NCCL's order
+//= doctor.md: the environment counts more than any file, and the first file more than the next
+#[test]
+fn settings_of_a_configuration_file_are_those_of_a_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nccl.conf");
+    fs::write(&path, "# of the site\nMPIB_MODE=7\nNCCL_IB_HCA=sout\nexport MPIB_STRICT=1\nHF_TOKEN=secret\n")
+        .unwrap();
+    let file = path.to_str().unwrap();
+    let found = doctor(TWO, &[("NCCL_CONF_FILE", file)]);
+    found.unusable();
+    let place = format!("line 2 of {file} sets MPIB_MODE");
+    found.says("settings", "fail", &["MPIB_MODE=\"7\": expected 0 or 1", "correct MPIB_MODE", &place]);
+    found.says("nccl.conf", "ok", &[file, "MPIB_MODE=7 NCCL_IB_HCA=sout"]);
+    found.says("nccl.conf", "warn", &["line 4 of", "\"export MPIB_STRICT\"", "write MPIB_STRICT=1"]);
+    assert!(!found.document.to_string().contains("secret"), "{found:#?}");
+    // The environment counts more.
+    let found = doctor(TWO, &[("NCCL_CONF_FILE", file), ("MPIB_MODE", "0")]);
+    assert_eq!(found.of_level("fail"), [""; 0], "{found:#?}");
+    found.says("nccl.conf", "note", &["MPIB_MODE=7, has no effect: the environment has MPIB_MODE=0"]);
+    let devices = found.document["report"]["devices"].as_array().unwrap();
+    assert_eq!((devices.len(), &devices[0]["name"]), (1, &json!("sout")), "NCCL_IB_HCA of the file counts");
+    assert_eq!(found.document["conf_files"][0]["settings"][0]["line"], 2);
+    // A file that is named and not there.
+    let found = doctor(TWO, &[("NCCL_CONF_FILE", "/nowhere/nccl.conf")]);
+    found.usable_with(&["nccl.conf"]);
+    found.says("nccl.conf", "warn", &["/nowhere/nccl.conf cannot be read", "correct NCCL_CONF_FILE"]);
+    // perf measures with the same settings.
+    let said = warning_of_init(&[("NCCL_CONF_FILE", file)]);
+    assert!(said.contains("MPIB_MODE=\"7\": expected 0 or 1"), "{said}");
+    assert!(said.contains(&format!("NCCL sets from {file}: MPIB_MODE=7")), "{said}");
+}
+
+//= doctor.md: misspelt names are reported beside other faults
+#[test]
+fn a_misspelt_name_is_named_beside_a_wrong_value() {
+    let found = doctor(TWO, &[("MPIB_HCA_SOT", "x"), ("MPIB_MODE", "2")]);
+    found.unusable();
+    found.says("settings", "fail", &["MPIB_MODE=\"2\": expected 0 or 1"]);
+    found.says("settings", "warn", &["MPIB_HCA_SOT=", "the nearest name is MPIB_HCA_SOUT"]);
+}
+
+//= doctor.md: a misspelt adapter is a warning
+#[test]
+fn a_misspelt_adapter_is_named_with_a_remedy() {
+    let found = doctor(TWO, &[("NCCL_IB_HCA", "sout,supp")]);
+    found.usable_with(&["ports"]);
+    found.says("ports", "warn", &["supp (the nearest name is sup)", "correct NCCL_IB_HCA"]);
+}
+
+//= doctor.md: limited members of a partition are a warning
+#[test]
+fn a_limited_member_of_a_partition_is_a_warning() {
+    let found = doctor("a:link=ib,lid=3,pkey=0x7fff+0x8001;b:link=ib,lid=4", &[]);
+    found.usable_with(&["partition"]);
+    found.says("partition", "warn", &["a:1 (P_Key 0x7fff, entry 0)", "full members at the subnet manager"]);
+    doctor("a:link=ib,lid=3,pkey=0x7fff+0x8001", &[("NCCL_IB_PKEY_VALUE", "1")]).usable_with(&[]);
+}
+
+//= doctor.md: a GID index for all connections is a note
+#[test]
+fn a_fixed_gid_index_is_a_note_with_a_remedy() {
+    let found = doctor(TWO, &[("NCCL_IB_GID_INDEX", "3")]);
+    found.usable_with(&[]);
+    found.says("addresses", "note", &["NCCL_IB_GID_INDEX=3 fixes the entry", "unset it"]);
+    let found = doctor(TWO, &[("NCCL_IB_GID_INDEX", "9")]);
+    found.unusable();
+    found.says("devices", "fail", &["GID index 9, which is empty", "unset NCCL_IB_GID_INDEX"]);
+    // Each fault is in one check.
+    assert_eq!(found.of_level("fail"), ["devices"], "{found:#?}");
+    assert_eq!(found.checks("ports", "warn"), []);
+}
+
+//= doctor.md: PCIe width and generation are judged by what the device supports and by its port
+#[test]
+fn a_narrow_pcie_link_is_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = dir.path().join("device");
+    fs::create_dir(&device).unwrap();
+    let files = [("current", "8.0 GT/s PCIe", "8"), ("max", "16.0 GT/s PCIe", "16")];
+    for (which, speed, width) in files {
+        fs::write(device.join(format!("{which}_link_speed")), speed).unwrap();
+        fs::write(device.join(format!("{which}_link_width")), width).unwrap();
+    }
+    let found = doctor(&format!("a:addr=10.9.0.1/24,sysfs={}", dir.path().display()), &[]);
+    found.usable_with(&["pcie"]);
+    let words =
+        ["a:1 runs at 8.0 GT/s x8 (63 Gb/s), less than the 100 Gb/s", "supports 16.0 GT/s x16", "LnkSta"];
+    found.says("pcie", "warn", &words);
+}
+
+//= doctor.md: a direct cable with link-local addresses is no loss
+#[test]
+fn a_cable_with_link_local_addresses_is_no_loss() {
+    let found = doctor("rocep1s0f1:addr=169.254.11.1/16", &[]);
+    found.usable_with(&[]);
+    found.says("addresses", "note", &["rocep1s0f1:1", "169.254.11.1", "as over a direct cable"]);
+}
+
+//= doctor.md: a plugin that crashes, hangs or is none is a finding
+#[test]
+fn what_a_plugin_without_a_report_cannot_check_is_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path =
+        plugin(dir.path(), "extern int no_such_function(void); int f(void) { return no_such_function(); }");
+    let mut command = mpib(&fabric(), TWO);
+    let found = Doctor::of(command.args(["doctor", "--json", "--plugin"]).arg(path));
+    found.unusable();
+    let text = found.says("plugin", "fail", &["no_such_function"]);
+    assert_eq!(text.matches("dlopen failed").count(), 1, "{text}");
+    assert_eq!(found.checks("plugin", "ok"), []);
+    found.says("report", "note", &["not checked, since the plugin gives no report: settings", "memlock"]);
+}
+
+//= doctor.md: a bundle has what is listed, and no secrets
+#[test]
+fn a_bundle_has_what_is_listed_and_no_secrets() {
+    let dir = tempfile::tempdir().unwrap();
+    let token = "0123456789-the-token-of-the-agent";
+    let config = dir.path().join("mpib");
+    fs::create_dir(&config).unwrap();
+    fs::write(config.join("token"), token).unwrap();
+    let http = format!("[http]\ntoken_file = \"{}\"\n", config.join("token").display());
+    fs::write(config.join("agent.toml"), http).unwrap();
+    let path = dir.path().join("bundle.tar.gz");
+    let run = || {
+        let mut command = mpib(&fabric(), TWO);
+        command.args(["doctor", "--plugin"]).arg(artifact("libnccl-net-mpib.so")).arg("--bundle").arg(&path);
+        command.envs(BOTH).env("XDG_CONFIG_HOME", dir.path()).env("SOME_PASSWORD", token);
+        command.output().unwrap()
+    };
+    let output = run();
+    assert!(output.status.code().is_some_and(|code| code < 2), "{output:?}");
+    let mode = fs::metadata(&path).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o600);
+    let file = flate2::read::GzDecoder::new(fs::File::open(&path).unwrap());
+    let mut files = std::collections::BTreeMap::new();
+    for entry in tar::Archive::new(file).entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().to_str().unwrap().to_owned();
+        let mut text = Vec::new();
+        io::Read::read_to_end(&mut entry, &mut text).unwrap();
+        files.insert(name.split_once('/').unwrap().1.to_owned(), String::from_utf8_lossy(&text).into_owned());
+    }
+    for (name, words) in [
+        ("doctor.json", "\"verdict\": \"usable"),
+        ("doctor.txt", "MPIB_HCA_SOUT=sout"),
+        ("environment.txt", "MPIB_HCA_SUP=sup"),
+        ("version.txt", env!("CARGO_PKG_VERSION")),
+        ("stats.json", "{"),
+        ("abi.json", "{"),
+        ("proc/meminfo", "MemTotal"),
+        ("proc/self/limits", "Max locked memory"),
+        ("CONTENTS", "doctor.json"),
+    ] {
+        let text = files.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", files.keys()));
+        assert!(text.contains(words), "{name}: {text}");
+    }
+    for (name, text) in &files {
+        assert!(!text.contains(token), "{name} has a secret");
+    }
+    assert!(!files["doctor.txt"].contains('\x1b'), "colours are for terminals");
+    // Never replaces a file.
+    let again = run();
+    assert_eq!(again.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("File exists"), "{again:?}");
+}

@@ -37,7 +37,10 @@ struct Listener {
 
 impl Listener {
     fn start(fabric: &str, devices: &str, env: &[(&str, &str)]) -> Self {
-        let mut command = command(fabric, devices, &["--listen", "127.0.0.1:0"], env);
+        Self::of(&mut command(fabric, devices, &["--listen", "127.0.0.1:0"], env))
+    }
+
+    fn of(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
@@ -179,6 +182,129 @@ fn settings_that_differ_are_told_with_both_values() {
     found.says("routes", "fail", &["MPIB_SOUT_QP is 3 here and 2 there", "set it to the same value on both"]);
 }
 
+//= doctor.md: a direct cable with link-local addresses is no loss
+#[test]
+fn a_cable_with_link_local_addresses_works() {
+    let fabric = fabric();
+    let listener = Listener::start(&fabric, "rocep1s0f1:addr=169.254.11.1/16", &[]);
+    let devices = "rocep1s0f1:addr=169.254.21.2/16";
+    let found = Doctor::of(&mut command(&fabric, devices, &["--json", &listener.address], &[]));
+    found.usable_with(&[]);
+    assert_eq!(table(&found), [row("rocep1s0f1:1", "rocep1s0f1:1", "first", true)]);
+    let why = found.document["routes"][0]["why"].as_str().unwrap();
+    assert!(why.contains("link-local addresses, which reach each other on one link only"), "{why}");
+}
+
+//= doctor.md: the MTU is compared with the peer's
+#[test]
+fn different_mtus_are_a_warning() {
+    let fabric = fabric();
+    let listener = Listener::start(&fabric, "a:addr=10.9.0.2/24,mtu=1024", &[]);
+    let devices = "a:addr=10.9.0.1/24";
+    let found = Doctor::of(&mut command(&fabric, devices, &["--json", &listener.address], &[]));
+    found.usable_with(&["mtu"]);
+    found.says("mtu", "warn", &["the MTU is 4096 here and 1024 there: a:1 to a:1", "ip link set mtu 9000"]);
+}
+
+//= doctor.md: a port in use is named with what to do
+#[test]
+fn a_port_that_is_in_use_is_named_with_what_to_do() {
+    let fabric = fabric();
+    let listener = Listener::start(&fabric, &ports(2, 1), &BOTH);
+    let output = command(&fabric, &ports(2, 1), &["--listen", &listener.address], &BOTH).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(text.contains("cannot listen on 127.0.0.1, port ") && text.contains("--listen :PORT"), "{text}");
+}
+
+/// Runs `mpib doctor --hosts` with this file.
+fn matrix(fabric: &str, file: &std::path::Path) -> (i32, Value, String) {
+    let mut command = mpib(fabric, "");
+    let output = command.args(["doctor", "--json", "--hosts"]).arg(file).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let document = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {said}"));
+    (output.status.code().unwrap(), document, said)
+}
+
+//= doctor.md: every pair of many hosts is checked once from one command
+#[test]
+fn every_pair_of_three_hosts_is_checked_once() {
+    let fabric = fabric();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let start = |devices: &str| {
+        let mut command = command(&fabric, devices, &["--listen", "127.0.0.1:0", "--hosts", path], &[]);
+        Listener::of(&mut command)
+    };
+    // The third host has no port in the second network.
+    let hosts = [start(&ports(1, 1)), start(&ports(2, 1)), start("sout:addr=10.9.0.3/24")];
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let addresses: Vec<&str> = hosts.iter().map(|host| &*host.address).collect();
+    std::fs::write(path, addresses.join("\n") + "\n").unwrap();
+    let (code, document, said) = matrix(&fabric, file.path());
+    assert!(code < 2, "{document:#} {said}");
+    let works = |pair: &Value| {
+        let rows = pair["routes"].as_array().unwrap().iter();
+        let good = rows.filter(|r| r["out"]["gigabytes_per_second"].as_f64().is_some_and(|g| g > 0.0));
+        good.map(|r| format!("{} {}", r["ours"].as_str().unwrap(), r["theirs"].as_str().unwrap()))
+            .collect::<Vec<_>>()
+    };
+    let pairs = document["pairs"].as_array().unwrap();
+    let found: Vec<_> =
+        pairs.iter().map(|p| (p["from"].as_str().unwrap(), p["to"].as_str().unwrap(), works(p))).collect();
+    let both = || vec!["sout:1 sout:1".to_owned(), "sup:1 sup:1".to_owned()];
+    assert_eq!(found[0], (addresses[0], addresses[1], both()));
+    assert_eq!(
+        (found[1].0, found[1].1, found[2].0, found[2].1),
+        (addresses[0], addresses[2], addresses[1], addresses[2])
+    );
+    assert!(found[1..].iter().all(|(_, _, works)| works == &["sout:1 sout:1"]), "{found:?}");
+    assert_eq!(document["hosts"].as_array().unwrap().len(), 3);
+    // A host that does not answer is an error, and the others are checked.
+    std::fs::write(path, format!("{}\n{free}\n{}\n", addresses[0], addresses[1])).unwrap();
+    let (code, document, _) = matrix(&fabric, file.path());
+    assert_eq!(code, 2);
+    let error = document["hosts"][1]["error"]["message"].as_str().unwrap();
+    assert!(error.contains("is \"mpib doctor --listen --hosts FILE\" running there?"), "{error}");
+    assert_eq!(works(&document["pairs"][1]), both());
+    assert_eq!(document["pairs"][0]["routes"], json!([]));
+    // The same for people.
+    let mut command = mpib(&fabric, "");
+    let text = command.args(["doctor", "--color", "never", "--hosts"]).arg(file.path()).output().unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("unusable: 3 hosts, 3 pairs") && text.contains("2/2"), "{text}");
+    assert!(text.contains(&format!("fail  {free}: cannot connect to")), "{text}");
+}
+
+//= doctor.md: a listener connects only to the hosts in its file
+#[test]
+fn a_listener_connects_to_no_host_that_its_file_does_not_have() {
+    let fabric = fabric();
+    let target = TcpListener::bind("127.0.0.1:0").unwrap();
+    target.set_nonblocking(true).unwrap();
+    let address = target.local_addr().unwrap().to_string();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "127.0.0.1:1\n127.0.0.1:2\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let ask = |listener: &Listener| {
+        let mut stream = TcpStream::connect(&listener.address).unwrap();
+        let task = json!({ "Check": address });
+        let opening = json!({ "magic": "mpib doctor", "protocol": 2, "join": null, "task": task });
+        stream.write_all(&frame(&opening)).unwrap();
+        read_frame(&mut stream)["refused"].as_str().unwrap().to_owned()
+    };
+    let plain = Listener::start(&fabric, &ports(1, 1), &BOTH);
+    assert!(ask(&plain).contains("connects to no other host; start it with: mpib doctor --listen --hosts"));
+    let listed = Listener::of(&mut command(
+        &fabric,
+        &ports(1, 1),
+        &["--listen", "127.0.0.1:0", "--hosts", path],
+        &BOTH,
+    ));
+    assert!(ask(&listed).contains("is not in the file of hosts of this listener"));
+    assert_eq!(target.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it was connected to");
+}
+
 /// Encodes a message of the protocol.
 fn frame(message: &Value) -> Vec<u8> {
     let body = message.to_string().into_bytes();
@@ -213,12 +339,12 @@ fn strangers_are_turned_away_with_a_reason_and_hold_nobody_up() {
         .write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 99, "join": null, "more": [1] })))
         .unwrap();
     let refused = read_frame(&mut newer);
-    assert_eq!(refused["refused"], "protocol 99, expected 1; use the same release of mpib at both ends");
+    assert_eq!(refused["refused"], "protocol 99, expected 2; use the same release of mpib at both ends");
     // One joins an unknown run, and one closes before it has identified itself.
     let mut joins = connect();
-    joins.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 1, "join": "x" }))).unwrap();
+    joins.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 2, "join": "x" }))).unwrap();
     let mut leaves = connect();
-    leaves.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 1, "join": null }))).unwrap();
+    leaves.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 2, "join": null }))).unwrap();
     assert_eq!(read_frame(&mut leaves)["refused"], Value::Null);
     drop(leaves);
     listener.says("closed the control connection");
@@ -247,14 +373,14 @@ fn whoever_is_no_doctor_is_no_verdict() {
     for (bytes, said) in [
         (b"SSH-2.0-OpenSSH\r\n".to_vec(), "announced a message of"),
         (
-            frame(&json!({ "magic": "x", "protocol": 1, "refused": null, "wait": false, "token": "" })),
+            frame(&json!({ "magic": "x", "protocol": 2, "refused": null, "wait": false, "token": "" })),
             "is not an \"mpib doctor --listen\"",
         ),
         (
             frame(
-                &json!({ "magic": "mpib doctor", "protocol": 2, "refused": null, "wait": false, "token": "" }),
+                &json!({ "magic": "mpib doctor", "protocol": 3, "refused": null, "wait": false, "token": "" }),
             ),
-            "speaks protocol 2, expected 1; use the same release of mpib at both ends",
+            "speaks protocol 3, expected 2; use the same release of mpib at both ends",
         ),
     ] {
         let server = answer(bytes);

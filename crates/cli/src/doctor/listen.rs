@@ -14,7 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::peer::{MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Request, Summary, measure};
+use super::hosts::{self, Checked};
+use super::peer::{
+    self, MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Request, Summary, Task, measure,
+};
 use super::{DoctorArgs, Document, Verdict, check_host, text};
 use crate::failure::{Context, Failure, Kind};
 use crate::nccl_conf::ConfFile;
@@ -30,14 +33,21 @@ const WAITING: usize = 16;
 
 /// A connection that has identified itself.
 enum Client {
-    Run(Channel, SocketAddr),
+    Run(Visit),
     Join(TcpStream, String),
+}
+
+/// A run, or a request of the end that checks many hosts.
+struct Visit {
+    channel: Channel,
+    from: SocketAddr,
+    task: Option<Task>,
 }
 
 /// The connections that wait to be served.
 struct Queue {
     clients: Receiver<Client>,
-    waiting: VecDeque<(Channel, SocketAddr)>,
+    waiting: VecDeque<Visit>,
 }
 
 /// Serves until the process is ended or the listening socket fails.
@@ -54,6 +64,9 @@ pub(super) fn listen(args: &DoctorArgs, files: &[ConfFile], address: &str) -> Re
         };
         Failure::new(Kind::Tool, format!("cannot listen on {place}, port {port}: {e}{hint}"))
     })?;
+    if let Some(path) = &args.hosts {
+        hosts::read(path)?;
+    }
     let here = listener.local_addr().tool("read the listening address")?;
     eprintln!("listening on {here}; end it with Ctrl-C");
     let busy = Arc::new(AtomicBool::new(false));
@@ -63,17 +76,22 @@ pub(super) fn listen(args: &DoctorArgs, files: &[ConfFile], address: &str) -> Re
     let mut queue = Queue { clients, waiting: VecDeque::new() };
     loop {
         busy.store(!queue.waiting.is_empty(), Ordering::SeqCst);
-        let (channel, from) = match queue.waiting.pop_front() {
+        let visit = match queue.waiting.pop_front() {
             Some(next) => next,
             None => match queue.clients.recv() {
-                Ok(Client::Run(channel, from)) => (channel, from),
+                Ok(Client::Run(visit)) => visit,
                 // It belongs to a run that has ended.
                 Ok(Client::Join(..)) => continue,
                 Err(_) => return Err(Failure::new(Kind::Tool, "the listening socket failed")),
             },
         };
         busy.store(true, Ordering::SeqCst);
-        if let Err(failure) = serve(args, files, channel, from, &mut queue) {
+        let Visit { channel, from, task } = visit;
+        let served = match task {
+            Some(task) => perform(args, files, channel, from, &task),
+            None => serve(args, files, channel, from, &mut queue),
+        };
+        if let Err(failure) = served {
             eprintln!("mpib: {from}: {failure}; still listening");
         }
     }
@@ -131,7 +149,7 @@ fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Cli
     if busy.load(Ordering::SeqCst) {
         channel.send(&reply(None, true, String::new()))?;
     }
-    Ok(Client::Run(channel, from))
+    Ok(Client::Run(Visit { channel, from, task: opening.task }))
 }
 
 fn reply(refused: Option<String>, wait: bool, token: String) -> Reply {
@@ -176,6 +194,53 @@ fn serve(
     }
 }
 
+/// Performs a task for the end that checks many hosts.
+fn perform(
+    args: &DoctorArgs,
+    files: &[ConfFile],
+    mut channel: Channel,
+    from: SocketAddr,
+    task: &Task,
+) -> Result<(), Failure> {
+    let Task::Check(address) = task else {
+        channel.send(&reply(None, false, String::new()))?;
+        return channel.send(&Summary::new(&check_host(args, files)?));
+    };
+    if let Err(why) = permitted(args, address) {
+        channel.send(&reply(Some(why.message.clone()), false, String::new()))?;
+        return Err(why);
+    }
+    channel.send(&reply(None, false, String::new()))?;
+    print(&format!("checks {} for {from}", text::printable(address)))?;
+    let outcome = check_host(args, files).and_then(|mut document| {
+        let own = document.checks.len();
+        peer::check(args, address, &mut document)?;
+        Ok(Checked { checks: document.checks.split_off(own), routes: document.routes })
+    });
+    channel.send(&outcome)
+}
+
+/// Returns an error unless this listener may connect to a host: it connects to those in its file.
+/// Reads the file for each request.
+fn permitted(args: &DoctorArgs, address: &str) -> Result<(), Failure> {
+    let refuse = |text: String| Err(Failure::new(Kind::Peer, text));
+    let Some(path) = &args.hosts else {
+        return refuse(
+            "this listener connects to no other host; start it with: mpib doctor --listen --hosts FILE"
+                .into(),
+        );
+    };
+    match hosts::read(path) {
+        Ok(hosts) if hosts.iter().any(|host| host == address) => Ok(()),
+        Ok(_) => refuse(format!(
+            "{} is not in the file of hosts of this listener ({}); use the same file on all hosts",
+            text::printable(address),
+            path.display()
+        )),
+        Err(failure) => Err(failure),
+    }
+}
+
 fn one(document: &Document, stream: TcpStream, port: &str, version: u32, out: bool) -> Result<f64, Failure> {
     let known = |p: &nccl_net_mpib_agent_iface::doctor::Port| format!("{}:{}", p.hca, p.port) == port;
     let plugin =
@@ -208,12 +273,12 @@ impl Queue {
             match self.clients.recv_timeout(left) {
                 Ok(Client::Join(stream, word)) if word == token => return Ok(stream),
                 Ok(Client::Join(..)) => {}
-                Ok(Client::Run(mut channel, from)) if self.waiting.len() >= WAITING => {
+                Ok(Client::Run(Visit { mut channel, from, .. })) if self.waiting.len() >= WAITING => {
                     // The peer may have closed already.
                     let _ = channel.send(&reply(Some("too many machines wait".into()), false, String::new()));
                     eprintln!("mpib: refused {from}: too many wait");
                 }
-                Ok(Client::Run(channel, from)) => self.waiting.push_back((channel, from)),
+                Ok(Client::Run(visit)) => self.waiting.push_back(visit),
                 Err(_) => return Err(Failure::new(Kind::Peer, "no connection for a measurement arrived")),
             }
         }

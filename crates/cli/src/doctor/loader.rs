@@ -35,6 +35,7 @@ pub(super) fn checks(
     let mut checks = vec![Check::new("plugin", Level::Ok, format!("its tables are {}", versions(tables)))];
     let variable = env::var("NCCL_NET_PLUGIN").ok();
     checks.extend(plugin.map(|plugin| found(plugin, variable.as_deref(), opened)));
+    checks.extend(plugin.and_then(|plugin| other_default(plugin, variable.as_deref(), opened)));
     checks.push(net(env::var("NCCL_NET").ok().as_deref()));
     let library =
         nccl.map(Path::to_owned).map_or_else(find::library, Ok).and_then(|path| Library::read(&path));
@@ -127,12 +128,31 @@ fn found(plugin: &Path, variable: Option<&str>, opened: impl Fn(&str) -> Option<
         }
         Some(other) if !same(&other, plugin) => {
             let text = format!("NCCL would open another file: {} ({setting})", other.display());
-            Check::new(id, Level::Warn, text).remedy(remedy())
+            let path = fs::canonicalize(plugin).unwrap_or_else(|_| plugin.to_owned());
+            let remedy = format!("NCCL_NET_PLUGIN={} names this file; or, {}", path.display(), remedy());
+            Check::new(id, Level::Warn, text).remedy(remedy)
         }
         Some(path) => {
             Check::new(id, Level::Ok, format!("NCCL would open it as {} ({setting})", path.display()))
         }
     }
+}
+
+/// Names the plugin that a job without `NCCL_NET_PLUGIN` would open, if it is another one. Images
+/// with HPC-X have a `libnccl-net.so` on the path.
+fn other_default(
+    plugin: &Path,
+    variable: Option<&str>,
+    opened: impl Fn(&str) -> Option<PathBuf>,
+) -> Option<Check> {
+    variable.filter(|list| !matches!(*list, "" | "none"))?;
+    let other = opened("libnccl-net.so").filter(|other| !same(other, plugin))?;
+    let text = format!(
+        "a process without NCCL_NET_PLUGIN would open another plugin, which is first on the dynamic linker's path: {}",
+        other.display()
+    );
+    let check = Check::new("plugin", Level::Note, text);
+    Some(check.remedy("set NCCL_NET_PLUGIN for every rank, or in /etc/nccl.conf for all jobs of this host"))
 }
 
 fn same(a: &Path, b: &Path) -> bool {
@@ -194,6 +214,23 @@ mod tests {
             assert_eq!(check.level, level, "{check:?}");
             assert!(check.text.contains(said), "{check:?}");
         }
+    }
+
+    //= doctor.md: another libnccl-net.so first in the search is named
+    #[test]
+    fn the_plugin_of_a_process_without_the_variable_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, name).unwrap();
+            path
+        };
+        let (ours, hpcx) = (file("libnccl-net-mpib.so"), file("libnccl-net.so"));
+        let at = |name: &str| Some(dir.path().join(name)).filter(|p| p.is_file());
+        let check = other_default(&ours, Some("mpib"), at).unwrap();
+        assert!(check.level == Level::Note && check.text.contains(hpcx.to_str().unwrap()), "{check:?}");
+        assert_eq!(other_default(&ours, None, at), None);
+        assert_eq!(other_default(&hpcx, Some("mpib"), at), None);
     }
 
     #[test]

@@ -6,12 +6,21 @@
 
 mod agent;
 mod ask;
+mod bundle;
 mod conf;
+mod fold;
+mod functions;
+mod hosts;
 mod inspect;
+mod judge;
 mod listen;
 mod loader;
+mod matrix;
+mod memory;
+mod pcie;
 mod peer;
 mod provider;
+mod sysfs;
 mod system;
 mod text;
 pub(crate) mod worker;
@@ -60,6 +69,12 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "", conflicts_with = "json")]
     listen: Option<String>,
 
+    /// Check every pair of the hosts in FILE, which has HOST[:PORT] on each line. On each of them
+    /// "mpib doctor --listen --hosts FILE" waits. With --listen: connect to these hosts on request,
+    /// and to no other
+    #[arg(long, value_name = "FILE", conflicts_with = "peer")]
+    hosts: Option<PathBuf>,
+
     /// Also measure pairs of ports that a connection would not try first
     #[arg(long, requires = "peer")]
     all: bool,
@@ -76,6 +91,11 @@ pub(crate) struct DoctorArgs {
     /// Give up on a plugin that does not answer for this long
     #[arg(long, value_name = "TIME", default_value = "60", value_parser = crate::quantity::time)]
     timeout: Duration,
+
+    /// Also write FILE.tar.gz with the report, settings, statistics, versions and the files of /sys and
+    /// /proc that matter, for a maintainer. It has host names and addresses, and no secrets
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "hosts"])]
+    bundle: Option<PathBuf>,
 
     /// Print one JSON document instead of the lines
     #[arg(long)]
@@ -113,6 +133,9 @@ struct Document {
     /// The plugin's report on this host without its checks, which are in `checks`. Absent if the
     /// plugin gave none.
     report: Option<Report>,
+    /// What the peer judges this machine's ports by.
+    #[serde(skip)]
+    facts: Vec<judge::PortFacts>,
 }
 
 /// The result of all checks.
@@ -152,6 +175,7 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
     let files = nccl_conf::apply();
     let outcome = match &args.listen {
         Some(address) => listen::listen(args, &files, address),
+        None if args.hosts.is_some() => run_hosts(args),
         None => run(args, &files),
     };
     match outcome {
@@ -161,9 +185,16 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
 }
 
 fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
+    if let Some(path) = &args.bundle {
+        bundle::check_name(path)?;
+    }
     let mut document = check_host(args, files)?;
     if let Some(peer) = &args.peer {
         peer::check(args, peer, &mut document)?;
+    }
+    if let Some(path) = &args.bundle {
+        bundle::write(path, Path::new("/"), &document)?;
+        eprintln!("mpib: wrote {}; look through it before you send it", path.display());
     }
     let text = if args.json {
         serde_json::to_string_pretty(&document).tool("encode the document")? + "\n"
@@ -174,18 +205,34 @@ fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
     Ok(document.verdict)
 }
 
+/// Checks every pair of many hosts.
+fn run_hosts(args: &DoctorArgs) -> Result<Verdict, Failure> {
+    let path = args.hosts.as_deref().unwrap_or(Path::new(""));
+    let matrix = hosts::check(path)?;
+    match args.json {
+        true => document::print(&matrix)?,
+        false => output::print(&matrix::text(&matrix, args.verbose))?,
+    }
+    Ok(matrix.verdict)
+}
+
 /// Checks this host. `files`: NCCL's configuration files, which are in effect.
 fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure> {
     let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok);
     let exports = plugin.as_ref().map_err(Clone::clone).and_then(|path| crate::abi::exports(path));
     let (nccl, mut checks) = loader::checks(plugin.as_deref().ok(), &exports, args.nccl.as_deref());
     checks.extend(conf::checks(files));
-    let mut report = None;
+    let (mut report, mut softverbs) = (None, false);
     if let (Ok(path), Ok(_)) = (&plugin, &exports) {
         let found = inspect::inspect(path, args.timeout)?;
-        checks.extend(system::checks(Path::new("/"), found.softverbs, found.report.as_ref()));
+        let root = Path::new("/");
+        softverbs = found.softverbs;
+        checks.extend(system::checks(root, found.softverbs, found.report.as_ref()));
         if let Some(told) = &found.report {
             checks.extend(told.checks.iter().cloned());
+            checks.extend(pcie::checks(&told.ports));
+            checks.extend(functions::checks(root, &told.ports));
+            checks.extend(memory::checks(root, cfg!(target_arch = "aarch64")));
             checks.extend(agent::checks(told));
         }
         if found.report.is_none() && found.checks.iter().any(|check| check.level == Level::Fail) {
@@ -198,6 +245,7 @@ fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure
     }
     conf::name_files(&mut checks, files);
     let verdict = Verdict::of(&checks);
+    let facts = report.as_ref().map_or_else(Vec::new, |report| judge::facts(report, softverbs));
     Ok(Document {
         format: 1,
         mpib: env!("CARGO_PKG_VERSION"),
@@ -210,6 +258,7 @@ fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure
         peer: None,
         routes: Vec::new(),
         report,
+        facts,
     })
 }
 

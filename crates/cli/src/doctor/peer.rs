@@ -6,16 +6,19 @@ use std::{net::TcpStream, path::Path, time::Duration};
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Pair, Verdict as RouteVerdict};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{DoctorArgs, Document, Verdict, inspect};
+use super::{
+    DoctorArgs, Document, Verdict, inspect,
+    judge::{Both, PortFacts},
+};
 use crate::failure::{Context, Failure, Kind};
 use crate::perf::{self, Channel, Probe};
 
 /// First word of a connection, by which other clients are recognised.
 pub(super) const MAGIC: &str = "mpib doctor";
 /// Changes with the messages below. [`Opening`] and [`Reply`] never change.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 /// How long a peer may take for an answer that needs no work.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long to wait while the peer serves others.
@@ -27,19 +30,32 @@ pub(super) const MEASURED: Duration = Duration::from_secs(120);
 /// Most pairs to measure.
 const MOST: usize = 64;
 
-/// The first message of every connection, in every version.
+/// The first message of every connection. Its fields stay in every version; others may be added.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Opening {
     pub(super) magic: String,
     pub(super) protocol: u32,
     /// The token of the run that this connection belongs to; absent for a new run.
     pub(super) join: Option<String>,
+    /// What the listening end shall do by itself; absent if this end leads.
+    #[serde(default)]
+    pub(super) task: Option<Task>,
 }
 
 impl Opening {
     pub(super) fn new(join: Option<String>) -> Self {
-        Self { magic: MAGIC.into(), protocol: PROTOCOL, join }
+        Self { magic: MAGIC.into(), protocol: PROTOCOL, join, task: None }
     }
+}
+
+/// What a listening end does by itself for the end that checks many hosts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Task {
+    /// Check itself, and answer with a [`Summary`].
+    Describe,
+    /// Check the host with this address, and answer with a `Result<Checked, Failure>`. Only a
+    /// listener with a file of hosts does so, and only for the hosts in its file.
+    Check(String),
 }
 
 /// The answer to a new run, in every version.
@@ -75,6 +91,8 @@ pub(super) struct Summary {
     pub(super) tables: Vec<u32>,
     /// What its plugin sends to a peer about its ports, in hexadecimal.
     pub(super) hello: Option<String>,
+    /// Its ports.
+    pub(super) ports: Vec<PortFacts>,
 }
 
 impl Summary {
@@ -88,6 +106,7 @@ impl Summary {
             checks: document.checks.clone(),
             tables: tables.unwrap_or_default(),
             hello: report.and_then(|r| r.hello.clone()),
+            ports: document.facts.clone(),
         }
     }
 }
@@ -108,7 +127,7 @@ impl Row {
         [&self.out, &self.back].into_iter().flatten().find_map(|m| m.error.as_deref())
     }
 
-    fn works(&self) -> bool {
+    pub(super) fn works(&self) -> bool {
         self.out.is_some() && self.back.is_some() && self.error().is_none()
     }
 }
@@ -158,6 +177,16 @@ fn plugin_message(message: &str) -> &str {
     message.split_once("its last warning: NET/MPIB : ").map_or(message, |(_, sentence)| sentence)
 }
 
+/// Requests a task of a listening end, and returns its answer.
+pub(super) fn request<T: DeserializeOwned>(address: &str, task: Task, limit: Duration) -> Result<T, Failure> {
+    let (host, port) = perf::split(address)?;
+    let stream = perf::dial(host, port, "mpib doctor --listen --hosts FILE")?;
+    let mut channel = Channel::new(stream.into(), "it")?;
+    channel.send(&Opening { task: Some(task), ..Opening::new(None) })?;
+    open_run(&mut channel, address)?;
+    channel.recv(limit, || Ok(()))
+}
+
 /// Adds the checks of the other machine and of the routes to it to the document.
 pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -> Result<(), Failure> {
     let (host, port) = perf::split(address)?;
@@ -192,6 +221,9 @@ pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -
                 run.all(&mut rows, args.all)?;
             }
             checks.extend(measured(&rows));
+            let both = Both { ours: &document.facts, theirs: &theirs.ports };
+            checks.extend(both.mtu(&rows));
+            checks.extend(both.rates(&rows));
         }
     }
     channel.send(&Request::Result(rows.clone()))?;
@@ -259,7 +291,10 @@ fn measured(rows: &[Row]) -> Vec<Check> {
     }
     let failed = first().filter_map(|r| Some((name(r), r.error()?)));
     let mut checks: Vec<Check> = failed
-        .map(|(name, why)| Check::new("routes", Level::Warn, format!("{name} does not work: {why}")))
+        .map(|(name, why)| {
+            Check::new("routes", Level::Warn, format!("{name} does not work: {why}"))
+                .remedy("check cable, VLAN and MTU of the two ports, and the addresses of their interfaces")
+        })
         .collect();
     checks.push(Check::new("routes", Level::Ok, format!("{works} way(s) carry data out and back")));
     checks

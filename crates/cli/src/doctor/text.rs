@@ -8,6 +8,7 @@ use nccl_net_mpib_agent_iface::doctor::{
 
 use super::{
     Document, Verdict,
+    fold::{self, Line},
     peer::{Measured, Row},
 };
 pub(super) use crate::output::printable;
@@ -32,12 +33,12 @@ pub(super) fn text(document: &Document, verbose: bool) -> String {
             }
             out.push('\n');
         }
-        out += &ports(report, verbose);
+        out += &ports(report, &document.checks, verbose);
     }
     out += &checks(&document.checks);
     if let Some(peer) = &document.peer {
         let _ = writeln!(out, "\nways to {}, checked data, Gb/s", printable(&peer.host));
-        out += &rows(&document.routes);
+        out += &rows(&document.routes, verbose);
     }
     let count = |level| document.checks.iter().filter(|c| c.level == level).count();
     let verdict = match document.verdict {
@@ -49,8 +50,8 @@ pub(super) fn text(document: &Document, verbose: bool) -> String {
     out
 }
 
-/// Formats a line for each pair of ports.
-pub(super) fn rows(rows: &[Row]) -> String {
+/// Formats a line for each pair of ports; unless `verbose`, one for all that have one reason.
+pub(super) fn rows(rows: &[Row], verbose: bool) -> String {
     let figure = |m: &Option<Measured>| match m {
         None => "-".to_owned(),
         Some(Measured { error: Some(_), .. }) => paint(BAD, "fails"),
@@ -58,7 +59,8 @@ pub(super) fn rows(rows: &[Row]) -> String {
     };
     let head = [left("here"), left("there"), left("tried"), right("out"), right("back"), left("why")];
     let mut table = Table::new(head).indent(2);
-    for r in rows {
+    let lines = if verbose { fold::each(rows) } else { fold::lines(rows) };
+    for Line { here, there, row: r } in lines {
         let verdict = match r.pair.verdict {
             RouteVerdict::First => "first",
             RouteVerdict::Later => "later",
@@ -67,8 +69,8 @@ pub(super) fn rows(rows: &[Row]) -> String {
         let failed = [&r.out, &r.back].into_iter().flatten().find_map(|m| m.error.as_ref());
         let why = failed.unwrap_or(&r.pair.why);
         table.row([
-            printable(&r.pair.ours),
-            printable(&r.pair.theirs),
+            printable(&here),
+            printable(&there),
             verdict.into(),
             figure(&r.out),
             figure(&r.back),
@@ -100,7 +102,7 @@ pub(super) fn checks(checks: &[Check]) -> String {
 }
 
 /// Formats a line for each port, followed by the GIDs that a connection may use.
-fn ports(report: &Report, verbose: bool) -> String {
+fn ports(report: &Report, checks: &[Check], verbose: bool) -> String {
     if report.ports.is_empty() {
         return String::new();
     }
@@ -109,7 +111,10 @@ fn ports(report: &Report, verbose: bool) -> String {
     for port in &report.ports {
         table.row(row(port));
         if let Some(why) = &port.trouble {
-            table.note(format!("cannot be used: {}", printable(why)));
+            // A check has the whole reason.
+            let is_below = !verbose && checks.iter().any(|check| check.text.contains(why));
+            let short = why.split(": ").next().unwrap_or(why);
+            table.note(format!("cannot be used: {}", printable(if is_below { short } else { why })));
         }
         let mut chosen: Vec<&Gid> = port.gids.iter().filter(|gid| gid.rank.is_some()).collect();
         chosen.sort_by_key(|gid| gid.rank);

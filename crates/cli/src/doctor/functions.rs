@@ -1,0 +1,197 @@
+//! Checks how adapters and ports belong together: two PCIe functions of one port, and bonds.
+
+use std::{collections::BTreeMap, path::Path};
+
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
+
+use super::sysfs::{adapter, line, name, names, target};
+
+/// Checks for twin functions and for bonds.
+pub(super) fn checks(root: &Path, ports: &[Port]) -> Vec<Check> {
+    let mut checks = twins(root, ports);
+    checks.extend(bonds(root, ports));
+    checks
+}
+
+/// The domain and bus of a PCI function, and its number, of a path that ends as `0000:01:00.1`.
+fn function(path: &str) -> Option<(String, String)> {
+    let last = path.rsplit('/').next()?;
+    let (place, number) = last.rsplit_once('.')?;
+    let (bus, _device) = place.rsplit_once(':')?;
+    Some((bus.to_owned(), number.to_owned()))
+}
+
+/// Checks whether ports that two PCIe functions share are used by both. Such functions are of one
+/// system image, are on different buses, and have one function number. Each of them carries a part
+/// of the port's rate only, as on DGX Spark.
+fn twins(root: &Path, ports: &[Port]) -> Vec<Check> {
+    let mut groups: BTreeMap<(String, String, u8), Vec<(&Port, String)>> = BTreeMap::new();
+    for port in ports {
+        let Some((bus, number)) = port.pci_path.as_deref().and_then(function) else { continue };
+        let is_virtual = Path::new(port.pci_path.as_deref().unwrap_or("")).join("physfn").exists();
+        let image = line(&adapter(root, &port.hca).join("sys_image_guid"));
+        let known = image.filter(|guid| guid.chars().any(|c| !matches!(c, '0' | ':')));
+        if let Some(image) = known.filter(|_| !is_virtual) {
+            groups.entry((image, number, port.port)).or_default().push((port, bus));
+        }
+    }
+    let is_shared = |group: &&Vec<(&Port, String)>| group.iter().any(|(_, bus)| *bus != group[0].1);
+    groups.values().filter(is_shared).filter_map(|group| twin(group)).collect()
+}
+
+fn twin(group: &[(&Port, String)]) -> Option<Check> {
+    let list = |wanted: bool| {
+        let ports = group.iter().filter(|(port, _)| port.device.is_some() == wanted);
+        ports.map(|(port, _)| name(port)).collect::<Vec<_>>()
+    };
+    let (used, unused) = (list(true), list(false));
+    let all: Vec<String> = group.iter().map(|(port, _)| name(port)).collect();
+    if used.is_empty() {
+        return None;
+    }
+    if unused.is_empty() {
+        let text = format!("{} are PCIe functions of one port, and all are used", all.join(", "));
+        return Some(Check::new("twins", Level::Ok, text));
+    }
+    let why = group.iter().find_map(|(port, _)| port.trouble.as_deref());
+    let why = why.map_or("the settings do not select it", |why| why.split(": ").next().unwrap_or(why));
+    let text = format!(
+        "{} are PCIe functions of one port, and {} is not used ({why}): {} alone has a part of the port's rate",
+        all.join(", "),
+        unused.join(", "),
+        used.join(", ")
+    );
+    Some(Check::new("twins", Level::Warn, text).remedy(
+        "give the other function's network interface an address in a subnet of its own (ip addr add), bring it up, and \
+         name both in NCCL_IB_HCA",
+    ))
+}
+
+/// Modes of a bond in which an adapter carries RDMA.
+const MODES: [&str; 3] = ["active-backup", "balance-xor", "802.3ad"];
+
+/// Checks the bonds that used adapters belong to.
+fn bonds(root: &Path, ports: &[Port]) -> Vec<Check> {
+    let mut bonds: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for port in ports.iter().filter(|port| port.device.is_some()) {
+        let folder = adapter(root, &port.hca).join("device/net");
+        for interface in names(&folder) {
+            let master = target(&folder.join(&interface).join("master"));
+            let is_bond = |name: &String| root.join("sys/class/net").join(name).join("bonding").is_dir();
+            if let Some(master) = master.filter(is_bond) {
+                bonds.entry(master).or_default().push(name(port));
+            }
+        }
+    }
+    bonds.into_iter().map(|(bond, ports)| one_bond(root, &bond, &ports)).collect()
+}
+
+fn one_bond(root: &Path, bond: &str, ports: &[String]) -> Check {
+    let folder = root.join("sys/class/net").join(bond).join("bonding");
+    let mode = line(&folder.join("mode")).unwrap_or_else(|| "unknown".into());
+    let mode = mode.split(' ').next().unwrap_or_default();
+    let slaves = line(&folder.join("slaves")).unwrap_or_default();
+    let slaves: Vec<&str> = slaves.split_whitespace().collect();
+    let is_down = |slave: &&&str| {
+        let state = line(&root.join("sys/class/net").join(slave).join("operstate"));
+        state.is_some_and(|state| state != "up")
+    };
+    let down: Vec<&str> = slaves.iter().filter(is_down).copied().collect();
+    let text = format!("{} is on the bond {bond} of {} ({mode})", ports.join(", "), slaves.join(", "));
+    if !MODES.contains(&mode) {
+        let text = format!("{text}: adapters carry RDMA over bonds in the modes {} only", MODES.join(", "));
+        return Check::new("bond", Level::Warn, text)
+            .remedy("change the bond's mode, or use the ports without a bond, as a rail each");
+    }
+    if !down.is_empty() {
+        let text = format!("{text}: {} is down, and its part of the rate is lost", down.join(", "));
+        return Check::new("bond", Level::Warn, text)
+            .remedy("check the cable and the switch's port, and bring the interface up (ip link set up)");
+    }
+    let text = format!(
+        "{text}: the adapter puts each queue pair on one link of the bond and moves it if the link fails; ports without \
+         a bond are rails of their own, which this plugin splits transfers over"
+    );
+    Check::new("bond", Level::Note, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+    use crate::doctor::sysfs::port;
+
+    fn write(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    //= doctor.md: a second PCIe function of a port that is not used is a warning
+    #[test]
+    fn a_second_function_of_a_port_is_missed_if_it_is_not_used() {
+        let root = tempfile::tempdir().unwrap();
+        let make = |hca: &str, address: &str, guid: &str| {
+            write(root.path(), &format!("sys/class/infiniband/{hca}/sys_image_guid"), guid);
+            port(hca, 100_000, Some(&root.path().join(address)))
+        };
+        let guid = "4c00:0000:0000:0001\n";
+        let mut ports = [
+            make("rocep1s0f0", "0000:01:00.0", guid),
+            make("rocep1s0f1", "0000:01:00.1", guid),
+            make("roceP2p1s0f1", "0002:01:00.1", guid),
+            make("other", "0003:01:00.1", "4c00:0000:0000:0002\n"),
+            make("none", "0004:01:00.1", "0000:0000:0000:0000\n"),
+            make("none2", "0005:01:00.1", "0000:0000:0000:0000\n"),
+        ];
+        let found = checks(root.path(), &ports);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].level, Level::Ok);
+        assert_eq!(
+            found[0].text,
+            "rocep1s0f1:1, roceP2p1s0f1:1 are PCIe functions of one port, and all are used"
+        );
+        ports[2].device = None;
+        ports[2].trouble = Some("no entry of its GID table can be used: 0 (…)".into());
+        let found = checks(root.path(), &ports);
+        assert_eq!((found.len(), found[0].level), (1, Level::Warn));
+        assert!(
+            found[0].text.contains(
+                "roceP2p1s0f1:1 is not used (no entry of its GID table can be used): rocep1s0f1:1 alone"
+            ),
+            "{found:?}"
+        );
+        // A virtual function of the same number on another bus is no twin.
+        fs::create_dir_all(root.path().join("0002:01:00.1/physfn")).unwrap();
+        assert_eq!(checks(root.path(), &ports), []);
+    }
+
+    //= doctor.md: a bond is named with its mode and links
+    #[test]
+    fn a_bond_is_judged_by_its_mode_and_its_links() {
+        let root = tempfile::tempdir().unwrap();
+        let at = root.path();
+        write(at, "sys/class/infiniband/mlx5_bond_0/device/net/eth0/address", "");
+        symlink("../../bond0", at.join("sys/class/infiniband/mlx5_bond_0/device/net/eth0/master")).unwrap();
+        write(at, "sys/class/net/bond0/bonding/slaves", "eth0 eth1\n");
+        let judged = |mode: &str, second: &str| {
+            write(at, "sys/class/net/bond0/bonding/mode", mode);
+            write(at, "sys/class/net/eth0/operstate", "up\n");
+            write(at, "sys/class/net/eth1/operstate", second);
+            let found = checks(at, &[port("mlx5_bond_0", 200_000, None)]);
+            assert_eq!(found.len(), 1);
+            assert!(
+                found[0].text.starts_with("mlx5_bond_0:1 is on the bond bond0 of eth0, eth1 ("),
+                "{found:?}"
+            );
+            (found[0].level, found[0].text.clone())
+        };
+        assert_eq!(judged("802.3ad 4\n", "up\n").0, Level::Note);
+        let (level, text) = judged("802.3ad 4\n", "down\n");
+        assert!(level == Level::Warn && text.contains("eth1 is down"), "{text}");
+        let (level, text) = judged("balance-rr 0\n", "up\n");
+        assert!(level == Level::Warn && text.contains("active-backup, balance-xor, 802.3ad only"), "{text}");
+        assert_eq!(checks(at, &[port("mlx5_1", 200_000, None)]), []);
+    }
+}
