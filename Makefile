@@ -9,6 +9,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 PREFIX ?= /usr/local
 DESTDIR ?=
+# Where the plugin goes (default PREFIX/lib), and ENABLE=1: NCCL uses it without NCCL_NET_PLUGIN.
+export LIBDIR ENABLE
 
 # SETUP=no: install nothing. Setup then lists what is missing, and fails if that is anything.
 export SETUP
@@ -20,10 +22,10 @@ cargo = eval "$$(scripts/libclang.sh env)"; cargo
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: setup setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser
+.PHONY: setup setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser setup-package
 setup: ## Install what building needs, each step announced; SETUP=no with any target: only list what is missing
 	@scripts/setup.sh build
-setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser:
+setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser setup-package:
 	@scripts/setup.sh $(@:setup-%=%)
 
 .PHONY: demo
@@ -104,8 +106,18 @@ build: setup ## Build the plugin, mpib and softverbs into build/
 	@scripts/build.sh
 
 .PHONY: install
-install: ## Install build/ under PREFIX (default /usr/local); DESTDIR is put in front
+install: ## Install build/ under PREFIX (default /usr/local); LIBDIR, DESTDIR; ENABLE=1: as NCCL's default plugin
 	@scripts/install.sh "$(PREFIX)" "$(DESTDIR)"
+
+.PHONY: uninstall
+uninstall: ## Remove what make install installed under PREFIX
+	@scripts/uninstall.sh "$(PREFIX)" "$(DESTDIR)"
+
+.PHONY: package check-package
+package: setup-package ## Build tarballs, debs, rpms and wheels for glibc 2.17 into build/package; ARCH="x86_64 aarch64"
+	@scripts/package.sh $(ARCH)
+check-package: ## Install, use and remove the packages in bare roots (debootstrap, as root); CASES="bookworm-deb wheel …"
+	@scripts/package-test.sh $(CASES)
 
 .PHONY: bench
 bench: setup-instructions build ## Measure the plugin over softverbs without a rate limit, the part of two rails' sum it reaches, and the cost of its tables

@@ -16,5 +16,5 @@ eval "$(scripts/libclang.sh env)"
 release=${1:-2.32.3}
 shift || true
 library=$(cargo run --locked -q -p compat-matrix -- fetch "$release")
-exec build/mpib compare --plugin "$library,table=ncclNetIb,abi=${ABI:-v12},merge,name=net_ib $release" \
+exec build/mpib compare --goals --plugin "$library,table=ncclNetIb,abi=${ABI:-v12},merge,name=net_ib $release" \
     --markdown docs/guide/performance-figures.md --svg docs/guide/performance.svg --json-file "${JSON:-build/performance.json}" "$@"

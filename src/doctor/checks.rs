@@ -22,10 +22,12 @@ pub(super) fn all(
     let mut checks = settings(config, bad);
     checks.extend(devices(config, bad, survey));
     checks.extend(report.ports.iter().flat_map(addresses));
+    checks.extend(fixed_gid(config, report));
     checks.extend(report.ports.iter().flat_map(infiniband));
     checks.extend(rails(config, report));
     checks.push(control_addresses(control));
     let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
+    checks.extend(partitions(config, &devices));
     checks.extend(answers("receives", &receive_queues(&devices)));
     checks.push(Check::new("retries", Good, config.retry_text()));
     checks.push(Check::new("failover", if config.failover { Good } else { Note }, config.failover_text()));
@@ -48,15 +50,15 @@ fn settings(config: &Config, bad: &[BadSetting]) -> Vec<Check> {
         let remedy = format!("correct {} or unset it: init fails for it", b.variable);
         Check::new("settings", Fail, b.to_string()).remedy(remedy)
     };
-    if !bad.is_empty() {
-        return bad.iter().map(one).collect();
+    let mut checks: Vec<Check> = bad.iter().map(one).collect();
+    if bad.is_empty() {
+        let set = config.differing();
+        let text = match set.len() {
+            0 => "all have their defaults".to_owned(),
+            _ => format!("not the defaults: {}", set.join(" ")),
+        };
+        checks.push(Check::new("settings", Good, text));
     }
-    let set = config.differing();
-    let text = match set.len() {
-        0 => "all have their defaults".to_owned(),
-        _ => format!("not the defaults: {}", set.join(" ")),
-    };
-    let mut checks = vec![Check::new("settings", Good, text)];
     let findings = config.findings(std::env::vars_os());
     checks.extend(findings.iter().map(|found| feature(config, "settings", found, Note)));
     checks
@@ -79,13 +81,81 @@ fn devices(config: &Config, bad: &[BadSetting], survey: &Result<Survey>) -> Vec<
         }
         // The devices depend on the settings that must be corrected first.
         Ok(_) => Vec::new(),
-        Err(e) => vec![Check::new("devices", Fail, e.to_string())],
+        // The text lists every port with its fault.
+        Err(e) => return vec![with_remedy(Check::new("devices", Fail, e.to_string()))],
     };
     checks.extend(survey.unknown.iter().map(|text| degraded(config, "ports", text)));
     checks.extend(survey.lost.iter().map(|text| degraded(config, "ports", text)));
     checks.extend(survey.apart.iter().map(|text| Check::new("devices", Warn, text)));
     checks.extend(survey.idle.iter().map(|text| Check::new("ports", Note, text)));
-    checks
+    checks.into_iter().map(with_remedy).collect()
+}
+
+/// Adds what to do about ports that cannot be used, by the cause that the text names.
+fn with_remedy(check: Check) -> Check {
+    const CAUSES: [(&str, &str); 6] = [
+        ("NCCL_IB_GID_INDEX names", "unset NCCL_IB_GID_INDEX: the entry is chosen by the peer's addresses"),
+        ("names what this host does not have", "correct NCCL_IB_HCA: ibv_devices lists the names"),
+        (
+            "of its GID table fits",
+            "unset these settings, or give the port's network interface an address that fits",
+        ),
+        ("GID table is empty", "give the port's network interface an address (ip addr add), and bring it up"),
+        (
+            "the port is not active",
+            "check the cable and the switch's port, and bring its network interface up (ip link set up)",
+        ),
+        (
+            "no RDMA device found",
+            "load the adapter's driver; in a container, add its files (--device /dev/infiniband)",
+        ),
+    ];
+    let found = CAUSES.iter().find(|(cause, _)| check.level > Level::Ok && check.text.contains(cause));
+    match found {
+        Some((_, remedy)) if check.remedy.is_none() => check.remedy(*remedy),
+        _ => check,
+    }
+}
+
+/// Names the ports whose partition has them as limited members.
+fn partitions(config: &Config, devices: &[&Device]) -> Vec<Check> {
+    let mut nics: Vec<_> = devices.iter().flat_map(|d| &d.rails).collect();
+    nics.dedup_by_key(|nic| nic.name());
+    let limited = |nic: &&std::sync::Arc<crate::device::Nic>| {
+        let index = nic.pkey_index(config).ok()?;
+        let key = nic.context().pkey(nic.port().number, index).ok()?;
+        let is_limited = key & FULL_MEMBER == 0;
+        is_limited.then(|| format!("{} (P_Key {key:#06x}, entry {index})", nic.name()))
+    };
+    let limited: Vec<String> = nics.iter().filter_map(|nic| limited(nic)).collect();
+    if limited.is_empty() {
+        return Vec::new();
+    }
+    let text = format!(
+        "limited members of their partition: {}; packets between two limited members are dropped",
+        limited.join(", ")
+    );
+    vec![Check::new("partition", Warn, text).remedy(
+        "make the ports full members at the subnet manager (opensm's partitions.conf: =full), or choose \
+         another partition with NCCL_IB_PKEY_VALUE",
+    )]
+}
+
+/// Marks a full member in a P_Key.
+const FULL_MEMBER: u16 = 0x8000;
+
+/// Warns of one GID index for all connections: tables are renumbered when addresses change.
+fn fixed_gid(config: &Config, report: &Report) -> Option<Check> {
+    let is_roce = |port: &Port| port.state.as_ref().is_some_and(|s| s.link == Link::Ethernet);
+    let has_roce = report.ports.iter().any(|port| port.device.is_some() && is_roce(port));
+    if !has_roce || config.gid_index == Config::default().gid_index {
+        return None;
+    }
+    let text = format!(
+        "NCCL_IB_GID_INDEX={} fixes the entry of each port's GID table: entries are renumbered when a link flaps or an address changes",
+        config.gid_index
+    );
+    Some(Check::new("addresses", Note, text).remedy("unset it: the entry is chosen by the peer's addresses"))
 }
 
 /// Checks the addresses that a connection may use: whether other hosts reach them, and whether
@@ -98,6 +168,14 @@ fn addresses(port: &Port) -> Option<Check> {
     }
     let name = format!("{}:{}", port.hca, port.port);
     if usable.iter().all(|gid| gid.link_local) {
+        // An IPv4 address has been given to the interface, as for a cable between two hosts.
+        if let Some(v4) = usable.iter().find(|gid| gid.address.contains('.') && !gid.address.contains(':')) {
+            let text = format!(
+                "{name} has link-local addresses only ({}): they reach only ports on the same link, as over a direct cable",
+                v4.address
+            );
+            return Some(Check::new("addresses", Note, text));
+        }
         let text = format!(
             "{name} has link-local addresses only, which reach only other link-local addresses on one link"
         );
@@ -148,7 +226,8 @@ fn rails(config: &Config, report: &Report) -> Option<Check> {
 
 fn control_addresses(control: Result<&[Addr], &String>) -> Check {
     match control {
-        Err(why) => Check::new("control", Fail, why),
+        Err(why) => Check::new("control", Fail, why)
+            .remedy("name an interface of this host that the other hosts reach with MPIB_OOB_IF (ip addr)"),
         Ok(addrs) if addrs.iter().all(|addr| addr.ip().is_loopback()) => {
             let text = "a listener here can be reached at loopback addresses only, by no other host";
             Check::new("control", Warn, text)

@@ -59,8 +59,8 @@ fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
         let more = all.iter().filter(|r| r.rails == route.rails).count() - 1;
         let role = ours.rails[route.rails.connector].role;
         let (verdict, why) = match (plan.joins(role), plan.requires(role)) {
-            (true, true) => (verdict, route.why().to_owned()),
-            (true, false) => (verdict, format!("stands in while SUP does not work; {}", route.why())),
+            (true, true) => (verdict, route.why(&ends)),
+            (true, false) => (verdict, format!("stands in while SUP does not work; {}", route.why(&ends))),
             (false, _) => (Verdict::Later, reserve(plan).to_owned()),
         };
         let why = match more {
@@ -116,6 +116,25 @@ mod tests {
             ]
         );
         assert!(rows.iter().all(|pair| pair.why.ends_with("; 1 other pair(s) of their addresses follow")));
+    }
+
+    //= doctor.md: what joins two networks is stated only as far as it is known
+    #[test]
+    fn routers_are_named_only_if_the_networks_are_known_to_differ() {
+        for (ours, theirs, expected) in [
+            (("10.0.0.1", 24), ("10.0.0.2", 24), "both rails were requested and share a subnet"),
+            (("10.0.0.1", 24), ("10.0.1.2", 24), "share no subnet, and routers must join them"),
+            (("10.0.0.1", 24), ("10.0.1.2", 0), "share no subnet, and routers must join them"),
+            (("172.16.0.1", 0), ("172.16.0.2", 0), "may share a subnet: no network interface of one"),
+            (("172.16.0.1", 24), ("172.16.0.2", 0), "may share a subnet: no network interface of one"),
+            (("169.254.11.1", 16), ("169.254.21.2", 16), "link-local addresses, which reach each other on"),
+            (("fe80::1", 0), ("fe80::2", 64), "link-local addresses, which reach each other on one link"),
+        ] {
+            let hello = |name: &str, addr: (&str, u8)| hello_of(vec![with(name, &[addr], false)]);
+            let rows = pairs(&hello("a", ours), &hello("b", theirs));
+            assert_eq!(rows.len(), 1);
+            assert!(rows[0].why.contains(expected), "{ours:?} {theirs:?}: {}", rows[0].why);
+        }
     }
 
     #[test]

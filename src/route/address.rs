@@ -148,7 +148,14 @@ fn in_network(a: &RailAddr, b: &RailAddr) -> bool {
     net.is_some_and(|net| net.same_subnet(gid_addr(b.gid)))
 }
 
-fn link_local(addr: &RailAddr) -> bool {
+/// Returns whether each address is on the network of the other as far as its prefix is known, and
+/// one prefix is not.
+pub(super) fn may_share(a: &RailAddr, b: &RailAddr) -> bool {
+    let fits = |x: &RailAddr, y: &RailAddr| x.prefix_len == 0 || in_network(x, y);
+    (a.prefix_len == 0 || b.prefix_len == 0) && fits(a, b) && fits(b, a)
+}
+
+pub(super) fn link_local(addr: &RailAddr) -> bool {
     match gid_addr(addr.gid) {
         IpAddr::V4(v4) => v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),

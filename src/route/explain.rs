@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::address::gid_addr;
+use super::address::{gid_addr, link_local, may_share};
 use super::choice::{Choice, End, Refused, Route};
 use super::kernel::is_unrouted;
 use crate::proto::{Ends, LinkLayer, NOT_TRIED, RailInfo, RailRole, Role, RoutePolicy, UnusableRail};
@@ -61,14 +61,30 @@ impl Route {
     }
 
     /// Returns why the route is preferred to others.
-    pub fn why(&self) -> &'static str {
+    pub fn why(&self, ends: &Ends<End<'_>>) -> String {
+        let subnet = self.subnet(ends);
         match (self.requested, self.one_subnet) {
-            (2, true) => "both rails were requested and share a subnet",
-            (1, true) => "they share a subnet, and one of them was requested",
-            (_, true) => "they share a subnet",
-            (2, false) => "both rails were requested; they share no subnet, and routers must join them",
-            (1, false) => "one of them was requested; they share no subnet, and routers must join them",
-            (_, false) => "they share no subnet, and routers must join them",
+            (2, true) => format!("both rails were requested and {subnet}"),
+            (1, true) => format!("they {subnet}, and one of them was requested"),
+            (2, false) => format!("both rails were requested; they {subnet}"),
+            (1, false) => format!("one of them was requested; they {subnet}"),
+            _ => format!("they {subnet}"),
+        }
+    }
+
+    /// Describes how the networks of the two addresses are joined, as far as both ends know.
+    fn subnet(&self, ends: &Ends<End<'_>>) -> &'static str {
+        let (c, a) = (&ends.connector.rails[self.rails.connector], &ends.acceptor.rails[self.rails.acceptor]);
+        let addrs = c.addrs.get(self.addrs.connector).zip(a.addrs.get(self.addrs.acceptor));
+        match addrs.filter(|_| c.link_layer == LinkLayer::Ethernet) {
+            _ if self.one_subnet => "share a subnet",
+            Some((x, y)) if link_local(x) && link_local(y) => {
+                "have link-local addresses, which reach each other on one link only, such as a cable"
+            }
+            Some((x, y)) if may_share(x, y) => {
+                "may share a subnet: no network interface of one of the hosts has its address, so its prefix is unknown"
+            }
+            _ => "share no subnet, and routers must join them",
         }
     }
 }
@@ -164,7 +180,7 @@ impl Choice {
             2 => "and not by the preferred addresses",
             _ => "and not as NCCL requested",
         };
-        format!("goes from {}, since {}, {instead}: {why}", chosen.describe(ends), chosen.why())
+        format!("goes from {}, since {}, {instead}: {why}", chosen.describe(ends), chosen.why(ends))
     }
 
     /// Lists every pair, the connector's rail first, with the reason why it is not used, and every

@@ -21,6 +21,7 @@ pub const FORMAT: u32 = 1;
 
 /// Severity of a finding, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// As expected.
@@ -35,6 +36,7 @@ pub enum Level {
 
 /// One check and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Check {
     /// Subject of the check, in one word. Several checks may have the same id.
     pub id: String,
@@ -61,6 +63,7 @@ impl Check {
 
 /// A host as the plugin sees it with the settings of the process: the document of `mpib_doctor_v1`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Report {
     /// [`FORMAT`]
     pub format: u32,
@@ -89,6 +92,7 @@ pub struct Report {
 
 /// The routes between the ports of two hosts: the document of `mpib_doctor_routes_v1`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Routes {
     /// [`FORMAT`]
     pub format: u32,
@@ -103,6 +107,7 @@ pub struct Routes {
 
 /// Use of a pair of ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// Tried first.
@@ -115,6 +120,7 @@ pub enum Verdict {
 
 /// A port of this host and a port of the peer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Pair {
     /// `hca:port` of this host.
     pub ours: String,
@@ -130,6 +136,7 @@ pub struct Pair {
 
 /// One setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Setting {
     /// Environment variable.
     pub name: String,
@@ -141,6 +148,7 @@ pub struct Setting {
 
 /// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Link {
     /// InfiniBand.
@@ -151,6 +159,7 @@ pub enum Link {
 
 /// Type of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Kind {
     /// InfiniBand, or RoCE of an unknown version.
     #[serde(rename = "ib")]
@@ -165,6 +174,7 @@ pub enum Kind {
 
 /// One port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Port {
     /// Name of the adapter.
     pub hca: String,
@@ -189,6 +199,7 @@ pub struct Port {
 
 /// Attributes of a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortState {
     /// Whether its link is up (IBV_PORT_ACTIVE).
     pub active: bool,
@@ -207,6 +218,7 @@ pub struct PortState {
 
 /// Attributes of an InfiniBand port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Infiniband {
     /// LID mask control: the port has 2 to this power LIDs, from the base LID on.
     pub lmc: u8,
@@ -220,6 +232,7 @@ pub struct Infiniband {
 
 /// An entry of a GID table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Gid {
     /// Index in the table.
     pub index: u8,
@@ -242,6 +255,7 @@ pub struct Gid {
 
 /// A device as NCCL sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Device {
     /// `name` of its properties.
     pub name: String,
@@ -261,6 +275,7 @@ pub struct Device {
 
 /// One port of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Rail {
     /// `hca:port`
     pub name: String,

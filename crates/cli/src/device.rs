@@ -1,10 +1,11 @@
 //! A device as reports show it.
 
 use nccl_net_host::Properties;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The properties that `mpib` reports and checks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Device {
     /// `name`
     pub name: String,

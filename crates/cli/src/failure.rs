@@ -3,10 +3,11 @@
 use std::{fmt, process::ExitCode};
 
 use nccl_net_host::Error;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The kinds of failure. Each has its own exit code for scripts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// The tool itself failed: no memory, no socket, no process.
@@ -25,12 +26,16 @@ pub enum Kind {
     Died,
     /// The other end failed, or the connection to it was lost.
     Peer,
+    /// The reader of stdout has closed it: there is nothing left to do, and nothing to report.
+    #[serde(skip)]
+    Closed,
 }
 
 impl Kind {
     /// Returns the process's exit code.
     pub const fn exit_code(self) -> u8 {
         match self {
+            Self::Closed => 0,
             Self::Tool => 1,
             Self::Usage => 2,
             Self::Load => 3,
@@ -53,6 +58,7 @@ impl Kind {
             Self::Timeout => 4,
             Self::Tool => 5,
             Self::Peer => 6,
+            Self::Closed => 7,
         }
     }
 }
@@ -63,7 +69,7 @@ Exit codes:
   0  everything requested was measured, and every checked byte was right
   1  the tool itself failed (memory, sockets, processes)
   2  invalid options, alone or with this plugin
-  3  the plugin cannot be loaded or lacks the table
+  3  the plugin cannot be loaded, lacks the table, or has no such device
   4  a call of the plugin returned an error
   5  wrong data or a wrong size arrived
   6  nothing completed for --timeout seconds, or a call did not return
@@ -71,7 +77,7 @@ Exit codes:
   8  the other end failed, or the connection to it was lost";
 
 /// A failure with its text.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
 pub struct Failure {
     /// The kind, which determines the exit code.
     pub kind: Kind,
@@ -95,6 +101,13 @@ impl Failure {
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
+    }
+
+    /// Prints the failure on stderr.
+    pub fn print(&self) {
+        if self.kind != Kind::Closed {
+            self.message.lines().for_each(|line| eprintln!("mpib: {line}"));
+        }
     }
 
     /// Returns the process's exit code.

@@ -9,6 +9,7 @@ use std::{
 };
 
 use libloading::os::unix::Library;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Kind};
@@ -20,7 +21,7 @@ const RTLD_NOLOAD: i32 = libc::RTLD_NOLOAD;
 pub type Counters = BTreeMap<String, u64>;
 
 /// The bytes of one rail.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RailBytes {
     /// Name of the device, or of device and port.
     pub name: String,

@@ -45,6 +45,7 @@ fn two_copies_have_every_figure_and_its_ratio() {
         "--connections",
         "3",
         "--json",
+        "--goals",
         "--plugin",
         &spec,
     ]);

@@ -87,7 +87,11 @@ impl Plugin {
             Some(watch) => watch.during(Call::Load, open),
             None => open(),
         };
-        let library = library.map_err(|e| Error::Load { path: path.to_owned(), reason: with_sources(&e) })?;
+        let library = library.map_err(|e| {
+            // The error's own text begins with these words.
+            let reason = with_sources(&e).trim_start_matches("dlopen failed: ").to_owned();
+            Error::Load { path: path.to_owned(), reason }
+        })?;
         let (base, library) = symtab::load_address(library);
         Ok(Self { path: path.to_owned(), library: ManuallyDrop::new(library), base, watch })
     }

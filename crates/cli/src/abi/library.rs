@@ -8,6 +8,7 @@ use std::{
 };
 
 use object::{Architecture, Object, ObjectKind, ObjectSection, ObjectSymbol, ReadCache, SectionKind};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::failure::{Failure, Kind};
@@ -18,7 +19,7 @@ const SYMBOL: &str = "ncclNetPlugin_v";
 const VERSION: &[u8] = b"NCCL version ";
 
 /// A file with NCCL in it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Library {
     pub(crate) path: PathBuf,
     /// As in `2.27.7`; absent if the file does not have it.

@@ -4,17 +4,15 @@
 pub(crate) mod find;
 mod library;
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 pub(crate) use library::{Library, exports};
+use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::failure::{Context, Failure, Kind};
+use crate::failure::{Failure, Kind};
+use crate::output::{self, document};
 use crate::plugin;
 
 /// Exit codes for `--help`.
@@ -40,10 +38,14 @@ pub(crate) struct AbiArgs {
     /// Print one JSON document instead of three lines
     #[arg(long)]
     json: bool,
+
+    /// Print the JSON schema of that document
+    #[arg(long, exclusive = true)]
+    schema: bool,
 }
 
 /// Both files and the table that they have in common.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Report {
     library: Library,
     plugin: Plugin,
@@ -51,7 +53,7 @@ struct Report {
     picked: Option<u32>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Plugin {
     path: PathBuf,
     /// Versions, newest first.
@@ -60,12 +62,15 @@ struct Plugin {
 
 /// Runs the command and prints failures.
 pub(crate) fn main(args: &AbiArgs) -> ExitCode {
+    if args.schema {
+        return document::show_schema::<Report>();
+    }
     match run(args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(Kind::Load.exit_code()),
         Err(failure) => {
-            eprintln!("mpib: {failure}");
-            failure.exit_code()
+            let exit_code = failure.kind.exit_code();
+            document::failed(args.json, failure, exit_code)
         }
     }
 }
@@ -78,12 +83,11 @@ fn run(args: &AbiArgs) -> Result<bool, Failure> {
     let plugin = Plugin { exports: exports(&path)?, path };
     let picked = library.looks_up.iter().copied().find(|v| plugin.exports.contains(v));
     let report = Report { library, plugin, picked };
-    let text = if args.json {
-        serde_json::to_string_pretty(&report).tool("encode the report")?
+    if args.json {
+        document::print(&report)?;
     } else {
-        report.lines()
-    };
-    writeln!(io::stdout(), "{text}").tool("write to stdout")?;
+        output::print(&(report.lines() + "\n"))?;
+    }
     Ok(picked.is_some())
 }
 

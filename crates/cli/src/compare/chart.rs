@@ -110,6 +110,7 @@ mod tests {
             goal: super::super::figures::Goal::None,
             values: vec![1.0, 2.0],
             ratios: vec![0.5],
+            spreads: vec![[0.5, 0.5]],
             reached: None,
         };
         assert_eq!(length(advantage(&row, 0.5)).round(), HALF / 2.0);

@@ -2,13 +2,14 @@
 
 use std::{path::PathBuf, str::FromStr};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::failure::Failure;
 use nccl_net_host::{check_hidden_table, exported_versions};
 
 /// A file, and one of its tables.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub(super) struct Contestant {
     pub(super) name: String,
     pub(super) plugin: PathBuf,

@@ -1,5 +1,6 @@
 //! Faults under load: one of two rails fails and returns, in each round once for each contestant.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -8,9 +9,12 @@ use super::{
     measure::{Work, bar, in_turn},
     reports::unread,
     scenario::FAULTY,
-    table::{aligned, value},
 };
 use crate::failure::Failure;
+use crate::output::{
+    table::{Table, left, paragraph, right},
+    units::significant,
+};
 use crate::perf::{Stage, StageKind};
 
 /// The faults, as text and as a script for the second rail.
@@ -27,7 +31,7 @@ const LONG: u64 = 2_000_000_000;
 const FEW: usize = 3;
 
 /// The runs of one contestant with one fault.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 struct Runs {
     /// The stages of each run that survived the fault.
     survived: Vec<Vec<Stage>>,
@@ -38,14 +42,14 @@ struct Runs {
 }
 
 /// All contestants with one fault.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Part {
     fault: &'static str,
     runs: Vec<Runs>,
 }
 
 /// The result.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Report {
     mpib: &'static str,
     contestants: Vec<Contestant>,
@@ -159,23 +163,22 @@ fn sorted(mut numbers: Vec<f64>) -> Vec<f64> {
 /// Returns the nearest-rank quantile of sorted numbers as text.
 fn quantile(sorted: &[f64], q: f64) -> String {
     let rank = (q * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).map_or_else(|| "-".into(), |number| value(*number))
+    sorted.get(rank.saturating_sub(1)).map_or_else(|| "-".into(), |number| significant(*number))
 }
 
 impl Report {
-    /// Returns the lines of each table, the header first.
-    fn lines(&self) -> Vec<Vec<Vec<String>>> {
-        let part = |part: &Part| {
-            let names = self.contestants.iter().map(|one| one.name.clone());
-            let mut lines = vec![std::iter::once(part.fault.to_owned()).chain(names).collect::<Vec<_>>()];
+    /// Returns a table for each fault.
+    fn tables(&self) -> impl Iterator<Item = Table> {
+        self.parts.iter().map(|part| {
+            let names = self.contestants.iter().map(|one| right(&one.name));
+            let mut table = Table::new(std::iter::once(left(part.fault)).chain(names));
             let columns: Vec<_> = part.runs.iter().map(Runs::cells).collect();
             for (row, name) in ROWS.iter().enumerate() {
                 let cells = columns.iter().map(|column| column[row].clone());
-                lines.push(std::iter::once((*name).to_owned()).chain(cells).collect());
+                table.row(std::iter::once((*name).to_owned()).chain(cells));
             }
-            lines
-        };
-        self.parts.iter().map(part).collect()
+            table
+        })
     }
 
     /// Returns a sentence for each contestant that failed, or whose rail did not return.
@@ -193,24 +196,15 @@ impl Report {
 
     /// Formats the report for a terminal.
     pub(super) fn text(&self) -> String {
-        (aligned(&self.lines()) + &self.notes().join("\n")).trim_end().to_owned()
+        let tables = self.tables().map(|table| table.text() + "\n");
+        tables.chain(self.notes().iter().map(|note| paragraph(0, note))).collect()
     }
 
     /// Formats the report as Markdown.
     pub(super) fn markdown(&self) -> String {
         let mut out = String::from("<!-- Written by \"make bench-failover\". -->\n");
-        for part in self.lines() {
-            out.push('\n');
-            for (i, line) in part.iter().enumerate() {
-                out += &format!("| {} |\n", line.join(" | "));
-                if i == 0 {
-                    out += &format!("|---{}|\n", "|---:".repeat(line.len() - 1));
-                }
-            }
-        }
-        for note in self.notes() {
-            out += &format!("\n{note}\n");
-        }
+        out.extend(self.tables().map(|table| format!("\n{}", table.markdown())));
+        out.extend(self.notes().iter().map(|note| format!("\n{note}\n")));
         out
     }
 }

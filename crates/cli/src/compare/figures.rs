@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{contestant::Contestant, measure::Measured, scenario::Scenario};
 
 /// Which direction is better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Better {
     Lower,
@@ -15,7 +16,7 @@ pub(super) enum Better {
 }
 
 /// The goal against each other contestant.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Goal {
     /// Upper limit of ours divided by theirs.
@@ -97,7 +98,7 @@ impl Metric {
 }
 
 /// One metric in one scenario.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub(super) struct Row {
     pub(super) metric: &'static str,
     pub(super) unit: &'static str,
@@ -107,19 +108,21 @@ pub(super) struct Row {
     pub(super) values: Vec<f64>,
     /// Ours divided by each of the others: the median over the rounds of the ratio within a round.
     pub(super) ratios: Vec<f64>,
+    /// The least and the greatest of these ratios within a round, by the other contestants.
+    pub(super) spreads: Vec<[f64; 2]>,
     /// Whether the goal is reached against all others; absent if there is no goal.
     pub(super) reached: Option<bool>,
 }
 
 /// One scenario.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub(super) struct Part {
     pub(super) scenario: Scenario,
     pub(super) rows: Vec<Row>,
 }
 
 /// The whole comparison.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(super) struct Report {
     pub(super) mpib: &'static str,
     pub(super) rounds: u32,
@@ -154,11 +157,11 @@ impl Report {
 fn row(metric: Metric, goal: Goal, rounds: &[Vec<f64>]) -> Option<Row> {
     let values = rounds.iter().map(|of| median(of)).collect::<Option<Vec<_>>>()?;
     let (ours, others) = rounds.split_first()?;
-    let ratio = |theirs: &Vec<f64>| {
-        // Within a round, both contestants met the same load of the machine.
-        median(&ours.iter().zip(theirs).map(|(a, b)| ratio(*a, *b)).collect::<Vec<_>>())
-    };
-    let ratios = others.iter().map(ratio).collect::<Option<Vec<_>>>()?;
+    // Within a round, both contestants met the same load of the machine.
+    let within = |theirs: &Vec<f64>| ours.iter().zip(theirs).map(|(a, b)| ratio(*a, *b)).collect::<Vec<_>>();
+    let within: Vec<_> = others.iter().map(within).collect();
+    let ratios = within.iter().map(|of| median(of)).collect::<Option<Vec<_>>>()?;
+    let spreads = within.iter().map(|of| spread(of)).collect();
     let reached = reached(goal, values[0], &ratios);
     Some(Row {
         metric: metric.title(),
@@ -167,6 +170,7 @@ fn row(metric: Metric, goal: Goal, rounds: &[Vec<f64>]) -> Option<Row> {
         goal,
         values,
         ratios,
+        spreads,
         reached,
     })
 }
@@ -174,6 +178,12 @@ fn row(metric: Metric, goal: Goal, rounds: &[Vec<f64>]) -> Option<Row> {
 /// Divides; zero by zero is 1.
 fn ratio(a: f64, b: f64) -> f64 {
     if a == b { 1.0 } else { a / b }
+}
+
+/// Returns the least and the greatest number.
+fn spread(values: &[f64]) -> [f64; 2] {
+    let all = values.iter().copied();
+    [all.clone().fold(f64::INFINITY, f64::min), all.fold(f64::NEG_INFINITY, f64::max)]
 }
 
 /// Returns the middle value, or the mean of the two in the middle.
@@ -222,6 +232,7 @@ mod tests {
         let row = row(Metric::Latency, Goal::RatioAtMost(0.9), &rounds).unwrap();
         assert_eq!(row.values, [3.0, 4.0, 3.0]);
         assert_eq!(row.ratios, [0.5, 1.0]);
+        assert_eq!(row.spreads, [[0.5, 0.75], [0.25, 1.0]]);
         assert_eq!(row.reached, Some(false), "not against the third");
     }
 

@@ -19,7 +19,6 @@ mod table;
 
 use std::{
     fs,
-    io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -28,8 +27,11 @@ use std::{
 use clap::Args;
 use contestant::Contestant;
 use figures::Report;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::failure::{Context, Failure, Kind};
+use crate::output::{self, document};
 use crate::plugin;
 
 /// Measures this plugin and others on the same softverbs rails, in alternating rounds, and prints
@@ -57,8 +59,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
-    /// Seconds for each size in each round
-    #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = crate::perf::seconds)]
+    /// Time for each size in each round
+    #[arg(long, value_name = "TIME", default_value = "0.3", value_parser = crate::quantity::time)]
     time: Duration,
 
     /// Connections with which their rate and memory are measured
@@ -73,6 +75,10 @@ pub(crate) struct CompareArgs {
     #[arg(long, conflicts_with_all = ["only", "svg"])]
     failover: bool,
 
+    /// Also show the goals of this project's plugin, and whether the medians reach them
+    #[arg(long, conflicts_with = "failover")]
+    goals: bool,
+
     /// Do not count instructions (counting needs valgrind)
     #[arg(long)]
     no_instructions: bool,
@@ -80,6 +86,10 @@ pub(crate) struct CompareArgs {
     /// Print one JSON document instead of the table
     #[arg(long)]
     json: bool,
+
+    /// Print the JSON schema of that document
+    #[arg(long, exclusive = true)]
+    schema: bool,
 
     /// Also write the JSON document to this file
     #[arg(long, value_name = "FILE")]
@@ -94,13 +104,25 @@ pub(crate) struct CompareArgs {
     markdown: Option<PathBuf>,
 }
 
+/// The document of `--json`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+enum Document {
+    Comparison(Report),
+    /// With `--failover`.
+    Failover(failover::Report),
+}
+
 /// Runs the command and prints failures.
 pub(crate) fn main(args: &CompareArgs) -> ExitCode {
+    if args.schema {
+        return document::show_schema::<Document>();
+    }
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("mpib: {failure}");
-            failure.exit_code()
+            let exit_code = failure.kind.exit_code();
+            document::failed(args.json, failure, exit_code)
         }
     }
 }
@@ -130,23 +152,26 @@ fn run(args: &CompareArgs) -> Result<(), Failure> {
     };
     if args.failover {
         let report = failover::measure(&work)?;
-        let json = serde_json::to_string_pretty(&report).tool("encode the report")?;
-        return show(args, &json, &report.text(), &report.markdown(), None);
+        let (text, markdown) = (report.text(), report.markdown());
+        return show(args, &Document::Failover(report), &text, &markdown, None);
     }
     let scenarios = scenario::chosen(args.only.as_deref())?;
     let report = Report::new(&contestants, args.rounds, args.time, measure::all(&work, &scenarios)?);
-    let json = serde_json::to_string_pretty(&report).tool("encode the report")?;
-    show(args, &json, &table::text(&report), &table::markdown(&report), Some(chart::svg(&report)))
+    let (text, markdown) = (table::text(&report, args.goals), table::markdown(&report, args.goals));
+    let svg = chart::svg(&report);
+    show(args, &Document::Comparison(report), &text, &markdown, Some(svg))
 }
 
 fn show(
     args: &CompareArgs,
-    json: &str,
+    document: &Document,
     text: &str,
     markdown: &str,
     svg: Option<String>,
 ) -> Result<(), Failure> {
-    writeln!(io::stdout(), "{}", if args.json { json } else { text }).tool("write to stdout")?;
+    let json = serde_json::to_string_pretty(document).tool("encode the document")?;
+    let shown = if args.json { &json } else { text.trim_end() };
+    output::print(&format!("{shown}\n"))?;
     let svg = svg.unwrap_or_default();
     for (file, content) in
         [(&args.json_file, format!("{json}\n")), (&args.svg, svg), (&args.markdown, markdown.to_owned())]

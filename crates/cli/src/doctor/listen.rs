@@ -3,7 +3,7 @@
 use std::{
     collections::{VecDeque, hash_map::RandomState},
     hash::{BuildHasher, Hasher},
-    io::{self, Write},
+    io,
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc,
@@ -17,6 +17,8 @@ use std::{
 use super::peer::{MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Request, Summary, measure};
 use super::{DoctorArgs, Document, Verdict, check_host, text};
 use crate::failure::{Context, Failure, Kind};
+use crate::nccl_conf::ConfFile;
+use crate::output;
 use crate::perf::{self, Channel};
 
 /// A new connection must identify itself within this time.
@@ -39,9 +41,19 @@ struct Queue {
 }
 
 /// Serves until the process is ended or the listening socket fails.
-pub(super) fn listen(args: &DoctorArgs, address: &str) -> Result<Verdict, Failure> {
+pub(super) fn listen(args: &DoctorArgs, files: &[ConfFile], address: &str) -> Result<Verdict, Failure> {
     let (host, port) = perf::split(address)?;
-    let listener = perf::bind(host, port).tool(format!("listen on {host:?} port {port}"))?;
+    let listener = perf::bind(host, port).map_err(|e| {
+        let place = if host.is_empty() { "any address" } else { host };
+        let hint = match e.kind() {
+            io::ErrorKind::AddrInUse => {
+                "; another \"mpib doctor --listen\" or \"mpib perf --listen\" runs here, or name another port: --listen :PORT"
+            }
+            io::ErrorKind::AddrNotAvailable => "; it is no address of this host (ip addr)",
+            _ => "",
+        };
+        Failure::new(Kind::Tool, format!("cannot listen on {place}, port {port}: {e}{hint}"))
+    })?;
     let here = listener.local_addr().tool("read the listening address")?;
     eprintln!("listening on {here}; end it with Ctrl-C");
     let busy = Arc::new(AtomicBool::new(false));
@@ -61,7 +73,7 @@ pub(super) fn listen(args: &DoctorArgs, address: &str) -> Result<Verdict, Failur
             },
         };
         busy.store(true, Ordering::SeqCst);
-        if let Err(failure) = serve(args, channel, from, &mut queue) {
+        if let Err(failure) = serve(args, files, channel, from, &mut queue) {
             eprintln!("mpib: {from}: {failure}; still listening");
         }
     }
@@ -76,6 +88,7 @@ fn accept_clients(listener: &TcpListener, sender: &Sender<Client>, busy: &Arc<At
             thread::sleep(Duration::from_millis(50));
             continue;
         };
+        let from = perf::canonical(from);
         if strangers.fetch_add(1, Ordering::SeqCst) >= STRANGERS {
             strangers.fetch_sub(1, Ordering::SeqCst);
             continue;
@@ -101,7 +114,7 @@ fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Cli
         let _ = channel.send(&reply(Some(text.clone()), false, String::new()));
         Err(Failure::new(Kind::Peer, text))
     };
-    let opening: Opening = match channel.recv(OPENING, || Ok(())) {
+    let opening: Opening = match channel.first(OPENING, MAGIC) {
         Ok(opening) => opening,
         Err(failure) => return refuse(&mut channel, failure.message),
     };
@@ -134,6 +147,7 @@ fn token() -> String {
 
 fn serve(
     args: &DoctorArgs,
+    files: &[ConfFile],
     mut channel: Channel,
     from: SocketAddr,
     queue: &mut Queue,
@@ -142,7 +156,7 @@ fn serve(
     channel.send(&reply(None, false, token.clone()))?;
     let theirs: Summary = channel.recv(PATIENCE, || Ok(()))?;
     // Reads the host again for each run: a fault may have been corrected.
-    let mut document = check_host(args)?;
+    let mut document = check_host(args, files)?;
     channel.send(&Summary::new(&document))?;
     print(&format!("checked by {} ({from})", text::printable(&theirs.host)))?;
     loop {
@@ -155,7 +169,7 @@ fn serve(
             Request::Result(rows) => {
                 document.routes = rows;
                 document.peer = Some(theirs);
-                print(&text::text(&mirrored(document), args.verbose, text::colours()))?;
+                print(&text::text(&mirrored(document), args.verbose))?;
                 return Ok(());
             }
         }
@@ -173,7 +187,7 @@ fn one(document: &Document, stream: TcpStream, port: &str, version: u32, out: bo
 }
 
 fn print(text: &str) -> Result<(), Failure> {
-    writeln!(io::stdout().lock(), "{text}").tool("write to stdout")
+    output::print(&format!("{text}\n"))
 }
 
 /// Returns the leading end's table from this end's point of view.

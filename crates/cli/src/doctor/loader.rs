@@ -7,13 +7,14 @@ use std::{
 };
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::abi::{Library, exports, find};
 use crate::failure::{Failure, Kind};
 
 /// A libnccl, and the table that it would take from the plugin.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Nccl {
     #[serde(flatten)]
     library: Library,

@@ -6,16 +6,17 @@
 
 mod agent;
 mod ask;
+mod conf;
 mod inspect;
 mod listen;
 mod loader;
 mod peer;
+mod provider;
 mod system;
 mod text;
 pub(crate) mod worker;
 
 use std::{
-    io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -23,9 +24,13 @@ use std::{
 
 use clap::Args;
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
+pub(crate) use peer::PROTOCOL;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Context, Failure};
+use crate::nccl_conf::{self, ConfFile};
+use crate::output::{self, document};
 use crate::plugin;
 
 /// Exit codes for `--help`.
@@ -69,12 +74,16 @@ pub(crate) struct DoctorArgs {
     nccl: Option<PathBuf>,
 
     /// Give up on a plugin that does not answer for this long
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = crate::perf::seconds)]
+    #[arg(long, value_name = "TIME", default_value = "60", value_parser = crate::quantity::time)]
     timeout: Duration,
 
     /// Print one JSON document instead of the lines
     #[arg(long)]
     json: bool,
+
+    /// Print the JSON schema of that document
+    #[arg(long, exclusive = true)]
+    schema: bool,
 
     /// Show every setting, and the unused entries of GID tables
     #[arg(long, short)]
@@ -82,7 +91,7 @@ pub(crate) struct DoctorArgs {
 }
 
 /// The document of `--json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Document {
     /// Version of this document. New fields may be added without a new version.
     format: u32,
@@ -93,6 +102,8 @@ struct Document {
     plugin: Option<PathBuf>,
     /// Absent if no libnccl was found.
     nccl: Option<loader::Nccl>,
+    /// NCCL's configuration files, in the order in which NCCL reads them.
+    conf_files: Vec<ConfFile>,
     /// All checks in order, including the plugin's own.
     checks: Vec<Check>,
     /// The other machine, if one was named.
@@ -105,7 +116,7 @@ struct Document {
 }
 
 /// The result of all checks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 enum Verdict {
     #[serde(rename = "usable")]
     Usable,
@@ -135,38 +146,40 @@ impl Verdict {
 
 /// Runs the command and prints failures.
 pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
+    if args.schema {
+        return document::show_schema::<Document>();
+    }
+    let files = nccl_conf::apply();
     let outcome = match &args.listen {
-        Some(address) => listen::listen(args, address),
-        None => run(args),
+        Some(address) => listen::listen(args, &files, address),
+        None => run(args, &files),
     };
     match outcome {
         Ok(verdict) => ExitCode::from(verdict.exit_code()),
-        Err(failure) => {
-            eprintln!("mpib: {failure}");
-            ExitCode::from(NO_VERDICT)
-        }
+        Err(failure) => document::failed(args.json, failure, NO_VERDICT),
     }
 }
 
-fn run(args: &DoctorArgs) -> Result<Verdict, Failure> {
-    let mut document = check_host(args)?;
+fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
+    let mut document = check_host(args, files)?;
     if let Some(peer) = &args.peer {
         peer::check(args, peer, &mut document)?;
     }
     let text = if args.json {
         serde_json::to_string_pretty(&document).tool("encode the document")? + "\n"
     } else {
-        text::text(&document, args.verbose, text::colours())
+        text::text(&document, args.verbose)
     };
-    io::stdout().lock().write_all(text.as_bytes()).tool("write to stdout")?;
+    output::print(&text)?;
     Ok(document.verdict)
 }
 
-/// Checks this host.
-fn check_host(args: &DoctorArgs) -> Result<Document, Failure> {
+/// Checks this host. `files`: NCCL's configuration files, which are in effect.
+fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure> {
     let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok);
     let exports = plugin.as_ref().map_err(Clone::clone).and_then(|path| crate::abi::exports(path));
     let (nccl, mut checks) = loader::checks(plugin.as_deref().ok(), &exports, args.nccl.as_deref());
+    checks.extend(conf::checks(files));
     let mut report = None;
     if let (Ok(path), Ok(_)) = (&plugin, &exports) {
         let found = inspect::inspect(path, args.timeout)?;
@@ -175,9 +188,15 @@ fn check_host(args: &DoctorArgs) -> Result<Document, Failure> {
             checks.extend(told.checks.iter().cloned());
             checks.extend(agent::checks(told));
         }
+        if found.report.is_none() && found.checks.iter().any(|check| check.level == Level::Fail) {
+            // The tables of a file that does not load are of no use.
+            checks.retain(|check| check.id != "plugin" || check.level > Level::Ok);
+            checks.push(not_checked());
+        }
         checks.extend(found.checks);
         report = found.report;
     }
+    conf::name_files(&mut checks, files);
     let verdict = Verdict::of(&checks);
     Ok(Document {
         format: 1,
@@ -186,11 +205,18 @@ fn check_host(args: &DoctorArgs) -> Result<Document, Failure> {
         exit_code: verdict.exit_code(),
         plugin: plugin.ok(),
         nccl,
+        conf_files: files.to_vec(),
         checks,
         peer: None,
         routes: Vec::new(),
         report,
     })
+}
+
+/// Names what only the plugin can check.
+fn not_checked() -> Check {
+    let text = "not checked, since the plugin gives no report: settings, devices, ports, addresses, control, gpu, memlock";
+    Check::new("report", Level::Note, text).remedy("correct the failure of the plugin first")
 }
 
 impl Document {

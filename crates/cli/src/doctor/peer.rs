@@ -5,6 +5,7 @@
 use std::{net::TcpStream, path::Path, time::Duration};
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Pair, Verdict as RouteVerdict};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{DoctorArgs, Document, Verdict, inspect};
@@ -14,7 +15,7 @@ use crate::perf::{self, Channel, Probe};
 /// First word of a connection, by which other clients are recognised.
 pub(super) const MAGIC: &str = "mpib doctor";
 /// Changes with the messages below. [`Opening`] and [`Reply`] never change.
-pub(super) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 1;
 /// How long a peer may take for an answer that needs no work.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long to wait while the peer serves others.
@@ -63,7 +64,7 @@ pub(super) enum Request {
 }
 
 /// A machine's description of itself.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub(super) struct Summary {
     pub(super) host: String,
     /// Version of `mpib`.
@@ -92,7 +93,7 @@ impl Summary {
 }
 
 /// A pair of ports and its rates.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(super) struct Row {
     #[serde(flatten)]
     pub(super) pair: Pair,
@@ -113,7 +114,7 @@ impl Row {
 }
 
 /// The result for one direction.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(super) struct Measured {
     /// 10^9 bytes per second, with every byte checked.
     pub(super) gigabytes_per_second: Option<f64>,
@@ -160,14 +161,7 @@ fn plugin_message(message: &str) -> &str {
 /// Adds the checks of the other machine and of the routes to it to the document.
 pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -> Result<(), Failure> {
     let (host, port) = perf::split(address)?;
-    let connect = || {
-        perf::dial(host, port).map_err(|e| {
-            let text = format!(
-                "cannot connect to {host} port {port}: {e}; is \"mpib doctor --listen\" running there?"
-            );
-            Failure::new(Kind::Peer, text)
-        })
-    };
+    let connect = || perf::dial(host, port, "mpib doctor --listen");
     let mut channel = Channel::new(connect()?.into(), "the other machine")?;
     channel.send(&Opening::new(None))?;
     let token = open_run(&mut channel, address)?;
@@ -216,7 +210,7 @@ fn open_run(channel: &mut Channel, address: &str) -> Result<String, Failure> {
     let fail = |text: String| Err(Failure::new(Kind::Peer, text));
     let mut limit = PATIENCE;
     loop {
-        let reply: Reply = channel.recv(limit, || Ok(()))?;
+        let reply: Reply = channel.first(limit, MAGIC)?;
         if reply.magic != MAGIC {
             return fail(format!("{address} is not an \"mpib doctor --listen\""));
         }

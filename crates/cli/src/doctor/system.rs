@@ -9,6 +9,8 @@ use std::{
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
 
+use super::provider;
+
 /// Modules that every adapter needs.
 const CORE: [&str; 2] = ["ib_core", "ib_uverbs"];
 /// Drivers of adapters, hardware first.
@@ -42,6 +44,10 @@ pub(super) fn checks(root: &Path, softverbs: bool, report: Option<&Report>) -> V
     let mut checks = vec![modules(root, &adapters, seen)];
     if !adapters.is_empty() {
         checks.push(files(root, &adapters));
+    }
+    let is_open = checks.iter().all(|check| check.level < Level::Fail);
+    if is_open && !seen && report.is_some() && !adapters.is_empty() {
+        checks.push(provider::check(root, &adapters));
     }
     checks
 }

@@ -1,21 +1,31 @@
 //! The options of `mpib perf`.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use clap::Args;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::sizes::{Sizes, bytes};
+use super::{pin::Pins, sizes::Sizes};
 use crate::failure::{EXIT_CODES, Failure, Kind};
+use crate::quantity::{MOST_BYTES, bytes, time};
 use nccl_net_host::MAX_GROUP;
 
 /// The default port of `--listen` and `--connect`.
 pub(crate) const PORT: u16 = 18518;
 
+/// Versions of the tables that can be driven.
+pub(crate) const TABLES: RangeInclusive<u32> = 6..=12;
+
 /// More connections would show nothing new.
 const MOST_CONNECTIONS: i64 = 10_000;
 /// More handles at a time may not fit into the sockets between the two ends.
 const MOST_AT_ONCE: i64 = 64;
+
+const PLUGIN: &str = "Plugin and device";
+const LOAD: &str = "Messages";
+const MACHINES: &str = "Two machines";
+const OUTPUT: &str = "Output";
 
 /// Moves data through any NCCL network plugin, between two processes or two machines, and checks
 /// every byte
@@ -26,118 +36,133 @@ const MOST_AT_ONCE: i64 = 64;
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct PerfArgs {
     /// The plugin's file [default: libnccl-net-mpib.so next to mpib or in ../lib]
-    #[arg(long, value_name = "PATH")]
+    #[arg(help_heading = PLUGIN, long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
 
     /// Tables to drive: v8 or 8, several with commas, or all [default: the newest that the plugin
     /// exports]
-    #[arg(long, value_name = "VERSIONS", value_parser = parse_abi, default_value = "newest")]
+    #[arg(help_heading = PLUGIN, long, value_name = "VERSIONS", value_parser = parse_abi, default_value = "newest", hide_default_value = true)]
     pub(crate) abi: Abi,
 
     /// Use the table at this data symbol of the file, exported or not, such as ncclNetIb of
-    /// libnccl.so.2. The symbol has no version: name it with --abi
-    #[arg(long, value_name = "SYMBOL", conflicts_with_all = ["listen", "connect"])]
+    /// libnccl.so.2. The symbol has no version: name it with --abi. With --listen and --connect each
+    /// end has its own
+    #[arg(help_heading = PLUGIN, long, value_name = "SYMBOL")]
     pub(crate) table: Option<String>,
 
-    /// Message sizes in bytes: a list (8,4K,1M), a range (8..64M), or both. K, M and G are powers
-    /// of 1024
-    #[arg(long, value_name = "SIZES", default_value = "8..64M")]
+    /// Message sizes in bytes: a list (8,4K,1MiB), a range (8..64M), or both. K, M and G are powers
+    /// of 1024, as KiB, MiB and GiB; kB, MB and GB are powers of 1000
+    #[arg(help_heading = LOAD, long, value_name = "SIZES", default_value = "8..64M")]
     pub(crate) sizes: Sizes,
 
     /// Factor between the sizes of a range
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(help_heading = LOAD, long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) factor: u32,
 
-    /// Measure about this long for each size, filling and checking included
-    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
+    /// Measure about this long for each size, filling and checking included. A number is in seconds;
+    /// units such as 500ms or 2m are possible
+    #[arg(help_heading = LOAD, long, value_name = "TIME", default_value = "0.5", value_parser = time)]
     pub(crate) time: Duration,
 
     /// Measure exactly this many messages for each size, instead of --time
-    #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(help_heading = LOAD, long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,
 
     /// Groups in flight. NCCL keeps 8; a plugin must accept 32, or 8 with a v6 table
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=32))]
+    #[arg(help_heading = LOAD, long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=32))]
     pub(crate) depth: u32,
 
     /// Receives in each irecv, at most the plugin's maxRecvs
-    #[arg(long, value_name = "N", default_value_t = 1,
+    #[arg(help_heading = LOAD, long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=MAX_GROUP as i64))]
     pub(crate) receives: u32,
 
     /// Post each receive with NCCL's hint that its completion is optional, as NCCL does for its
     /// protocols LL and LL128: the plugin may complete it before the data has arrived. Tables
     /// before v9 get no hint
-    #[arg(long, conflicts_with_all = ["receives", "ping_pong"])]
+    #[arg(help_heading = LOAD, long, conflicts_with_all = ["receives", "ping_pong"])]
     pub(crate) optional: bool,
 
     /// Both ends send and receive at the same time
-    #[arg(long)]
+    #[arg(help_heading = LOAD, long)]
     pub(crate) bidirectional: bool,
 
-    /// One message at a time, there and back; the times are half round trips
-    #[arg(long, conflicts_with_all = ["bidirectional", "receives"])]
+    /// One message at a time, there and back (--depth has no effect); the times are half round trips
+    #[arg(help_heading = LOAD, long, conflicts_with_all = ["bidirectional", "receives"])]
     pub(crate) ping_pong: bool,
 
     /// First make this many further connections, one after another, and report their rate and
     /// memory
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_CONNECTIONS))]
+    #[arg(help_heading = LOAD, long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_CONNECTIONS))]
     pub(crate) connections: u32,
 
     /// Make this many of the further connections at a time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MOST_AT_ONCE))]
+    #[arg(help_heading = LOAD, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MOST_AT_ONCE))]
     pub(crate) at_once: u32,
 
     /// Device index, at both ends
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]
+    #[arg(help_heading = PLUGIN, long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]
     pub(crate) device: i32,
 
     /// Device index of the other end, if it differs (not with --listen or --connect: set it there)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..),
+    #[arg(help_heading = PLUGIN, long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..),
           conflicts_with_all = ["listen", "connect"])]
     pub(crate) peer_device: Option<i32>,
 
     /// Merge these devices with the plugin's makeVDevice (v9 and later), and use the result at both
-    /// ends
-    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(i32).range(0..),
-          conflicts_with_all = ["device", "peer_device", "listen", "connect"])]
+    /// ends; with --listen and --connect at this end
+    #[arg(help_heading = PLUGIN, long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(i32).range(0..),
+          conflicts_with_all = ["device", "peer_device"])]
     pub(crate) merge: Vec<i32>,
 
     /// Break a rail in the middle of the transfer and repair it, for example sup:link=down, in the
     /// syntax of SOFTVERBS_FAULTS: shows throughput, longest stall and bytes by rail before, while
     /// and after. Needs softverbs
-    #[arg(long, value_name = "DEVICE:FAULT", value_parser = parse_fault,
+    #[arg(help_heading = LOAD, long, value_name = "DEVICE:FAULT", value_parser = parse_fault,
           conflicts_with_all = ["ping_pong", "listen", "connect", "iterations"])]
     pub(crate) fault: Option<Fault>,
 
     /// Do not check the received bytes (sizes are still checked)
-    #[arg(long)]
+    #[arg(help_heading = LOAD, long)]
     pub(crate) no_check: bool,
 
     /// Most memory for messages at each end. Fewer messages are in flight if they would not fit,
     /// but always one
-    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = bytes)]
+    #[arg(help_heading = LOAD, long, value_name = "BYTES", default_value = "256M", value_parser = memory)]
     pub(crate) memory: usize,
 
     /// Give up when nothing completes for this long
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    #[arg(help_heading = LOAD, long, value_name = "TIME", default_value = "30", value_parser = time)]
     pub(crate) timeout: Duration,
 
     /// Serve one run of another machine's --connect, then end
-    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "", conflicts_with = "connect")]
+    #[arg(help_heading = MACHINES, long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "", conflicts_with = "connect")]
     pub(crate) listen: Option<String>,
 
     /// Run against the machine on which --listen waits. This end decides everything but the
     /// plugin's path and the device
-    #[arg(long, value_name = "HOST[:PORT]")]
+    #[arg(help_heading = MACHINES, long, value_name = "HOST[:PORT]")]
     pub(crate) connect: Option<String>,
 
+    /// Use these processors, such as 0-3,8, or those next to the device, at both ends; after a colon
+    /// those of the other end on this machine (2:4). With --listen and --connect each end has its own
+    #[arg(help_heading = PLUGIN, long, value_name = "CPUS|device[:CPUS|device]")]
+    pub(crate) pin: Option<Pins>,
+
     /// Print one JSON document instead of the table
-    #[arg(long)]
+    #[arg(help_heading = OUTPUT, long)]
     pub(crate) json: bool,
 
+    /// Print the JSON schema of that document
+    #[arg(help_heading = OUTPUT, long, exclusive = true)]
+    pub(crate) schema: bool,
+
+    /// Print comma-separated values instead of the table, one line for each size
+    #[arg(help_heading = OUTPUT, long, conflicts_with_all = ["json", "fault"])]
+    pub(crate) csv: bool,
+
     /// Also show the plugin's log lines of level INFO (WARN lines are always shown)
-    #[arg(long, short)]
+    #[arg(help_heading = OUTPUT, long, short)]
     pub(crate) verbose: bool,
 }
 
@@ -151,8 +176,8 @@ pub(crate) enum Abi {
 
 /// Parses `v8` or `8`.
 pub(crate) fn one_abi(word: &str) -> Result<u32, String> {
-    let number = word.strip_prefix('v').unwrap_or(word).parse().ok().filter(|v| (6..=12).contains(v));
-    number.ok_or_else(|| format!("{word:?}: expected v6 to v12"))
+    let number = word.strip_prefix('v').unwrap_or(word).parse().ok().filter(|v| TABLES.contains(v));
+    number.ok_or_else(|| format!("{word:?}: expected v{} to v{}", TABLES.start(), TABLES.end()))
 }
 
 fn parse_abi(text: &str) -> Result<Abi, String> {
@@ -197,7 +222,7 @@ impl Abi {
 }
 
 /// A fault of one device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Fault {
     pub(crate) device: String,
     /// What follows the device's name in the script.
@@ -225,18 +250,19 @@ fn parse_fault(text: &str) -> Result<Fault, String> {
     }
 }
 
-pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    if !(0.001..=86_400.0).contains(&number) {
-        return Err(format!("{text} is out of range; expected 0.001 to 86400 seconds"));
-    }
-    Duration::try_from_secs_f64(number).map_err(|e| e.to_string())
+/// Parses the memory for messages.
+fn memory(text: &str) -> Result<usize, String> {
+    let most = bytes(text)?;
+    if most == 0 { Err("expected memory for at least one message".into()) } else { Ok(most) }
 }
 
 /// What both ends do alike.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Plan {
     pub(crate) sizes: Vec<usize>,
+    /// In seconds.
+    #[serde(with = "seconds")]
+    #[schemars(with = "f64")]
     pub(crate) time: Duration,
     pub(crate) iterations: Option<u64>,
     pub(crate) depth: usize,
@@ -248,8 +274,26 @@ pub(crate) struct Plan {
     pub(crate) at_once: usize,
     pub(crate) check: bool,
     pub(crate) memory: usize,
+    /// In seconds.
+    #[serde(with = "seconds")]
+    #[schemars(with = "f64")]
     pub(crate) timeout: Duration,
     pub(crate) fault: Option<Fault>,
+}
+
+/// A time as a number of seconds.
+mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_f64(time.as_secs_f64())
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Duration, D::Error> {
+        Duration::try_from_secs_f64(f64::deserialize(from)?).map_err(D::Error::custom)
+    }
 }
 
 impl PerfArgs {
@@ -295,7 +339,7 @@ impl Plan {
                 self.depth, self.receives
             ));
         }
-        if self.memory > super::sizes::MOST_MEMORY || self.iterations == Some(0) {
+        if !(1..=MOST_BYTES).contains(&self.memory) || self.iterations == Some(0) {
             return bad(format!("memory {}, iterations {:?}", self.memory, self.iterations));
         }
         if self.optional && (self.receives != 1 || self.ping_pong) {

@@ -11,6 +11,7 @@ use std::{
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 
 use crate::failure::{Failure, Kind};
 
@@ -20,6 +21,8 @@ const LARGEST_FRAME: usize = 4 << 20;
 const SLICE: Duration = Duration::from_millis(100);
 /// A peer that reads nothing for this long is lost.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Begins the first word of each command's connections.
+const MPIB: &str = "mpib ";
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -109,10 +112,11 @@ impl Channel {
         if !self.read(&mut body, &mut wait)? {
             return Err(self.closed());
         }
-        let message = serde_json::from_slice(&body);
-        message.map(Some).map_err(|e| {
-            Failure::new(Kind::Peer, format!("{} sent a message that cannot be read: {e}", self.peer))
-        })
+        serde_json::from_slice(&body).map(Some).map_err(|e| self.unreadable(&e))
+    }
+
+    fn unreadable(&self, error: &serde_json::Error) -> Failure {
+        Failure::new(Kind::Peer, format!("{} sent a message that cannot be read: {error}", self.peer))
     }
 
     /// Waits like [`Channel::next`], but fails if the connection is closed.
@@ -122,6 +126,27 @@ impl Channel {
         alive: impl FnMut() -> Result<(), Failure>,
     ) -> Result<T, Failure> {
         self.next(Some(limit), alive)?.ok_or_else(|| self.closed())
+    }
+
+    /// Waits for the first message of a connection, whose first word is `magic`. Names the other
+    /// command if the other end runs another one than this.
+    pub(crate) fn first<T: DeserializeOwned>(&mut self, limit: Duration, magic: &str) -> Result<T, Failure> {
+        let message: Value = self.recv(limit, || Ok(()))?;
+        let fail = |text: String| Err(Failure::new(Kind::Peer, format!("{} {text}", self.peer)));
+        match first_word(&message) {
+            Some(other) if other != magic && other.starts_with(MPIB) => {
+                return fail(format!(
+                    "runs {other:?}, expected {magic:?}; run the same command at both ends"
+                ));
+            }
+            _ => {}
+        }
+        let refused = message.pointer("/Refused/message").and_then(Value::as_str).map(str::to_owned);
+        match (serde_json::from_value(message), refused) {
+            (Ok(message), _) => Ok(message),
+            (Err(_), Some(why)) => fail(format!("refused: {why}")),
+            (Err(e), None) => Err(self.unreadable(&e)),
+        }
     }
 
     /// Returns whether a message or the connection's end can be read without waiting.
@@ -160,6 +185,12 @@ impl Channel {
     }
 }
 
+/// Returns the first word of a connection: a member of the message, or of its only member.
+fn first_word(message: &Value) -> Option<&str> {
+    let inner = message.as_object().and_then(|members| members.values().next());
+    [Some(message), inner].into_iter().flatten().find_map(|value| value.get("magic")?.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,5 +227,23 @@ mod tests {
         a.stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let failure = b.recv::<String>(Duration::from_secs(60), || Ok(())).unwrap_err();
         assert!(failure.message.starts_with("a announced a message of 542393671 bytes"), "{failure}");
+    }
+
+    #[test]
+    fn another_command_is_named() {
+        let limit = Duration::from_secs(60);
+        let says = |message: Value| {
+            let (mut a, mut b) = pair();
+            a.send(&message).unwrap();
+            b.first::<u32>(limit, "mpib perf").unwrap_err().message
+        };
+        let expected = "a runs \"mpib doctor\", expected \"mpib perf\"; run the same command at both ends";
+        assert_eq!(says(serde_json::json!({ "magic": "mpib doctor", "protocol": 1 })), expected);
+        assert_eq!(says(serde_json::json!({ "Hello": { "magic": "mpib doctor" } })), expected);
+        let refused = serde_json::json!({ "Refused": { "kind": "peer", "message": "why" } });
+        assert_eq!(says(refused), "a refused: why");
+        assert!(
+            says(serde_json::json!({ "magic": "ssh" })).starts_with("a sent a message that cannot be read")
+        );
     }
 }

@@ -13,9 +13,9 @@ use hdrhistogram::Histogram;
 use super::{
     pattern,
     region::{Layout, Region},
-    sizes::human,
 };
 use crate::failure::{Failure, Kind};
+use crate::output::units;
 use nccl_net_host::{Comm, MAX_GROUP, Mr, NO_SIZES, Receiver, Recv, Request, Sender};
 
 /// The first tag of a group; the others follow.
@@ -100,7 +100,7 @@ pub(super) fn check(
     for slot in 0..round.messages() {
         let message = round.number(slot, salt);
         let wrong = |what: String| {
-            let text = format!("message {} of {}: {what}", message ^ salt, human(round.size as u64));
+            let text = format!("message {} of {}: {what}", message ^ salt, units::size(round.size as u64));
             Err(Failure::new(Kind::Data, text))
         };
         if let Some(mut mismatch) = pattern::check(end.region.slot(slot), message) {
@@ -194,7 +194,13 @@ impl<'a> Sending<'a> {
 impl fmt::Display for Sending<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Round { first, size, .. } = self.round;
-        write!(f, "{} of {} sends of {} are done", self.done, self.round.messages(), human(size as u64))?;
+        write!(
+            f,
+            "{} of {} sends of {} are done",
+            self.done,
+            self.round.messages(),
+            units::size(size as u64)
+        )?;
         if let Some((_, slot, since)) = self.flight.front() {
             let message = first + *slot as u64;
             write!(
@@ -286,7 +292,13 @@ impl<'a> Receiving<'a> {
 impl fmt::Display for Receiving<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Round { first, receives, size, .. } = self.round;
-        write!(f, "{} of {} receives of {} are done", self.done, self.round.groups, human(size as u64))?;
+        write!(
+            f,
+            "{} of {} receives of {} are done",
+            self.done,
+            self.round.groups,
+            units::size(size as u64)
+        )?;
         if let Some((_, group, since)) = self.flight.front() {
             let message = first + (*group * receives) as u64;
             write!(

@@ -262,14 +262,18 @@ impl Measurement<'_> {
         let messages = self.messages * if session.plan.both_ways() { 2 } else { 1 };
         let bytes = messages * size as u64;
         let seconds = self.busy.as_secs_f64();
+        let gigabytes_per_second = if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 };
         let result = SizeResult {
             abi: session.version,
             size,
             messages,
             bytes,
             seconds,
-            gigabytes_per_second: if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 },
-            depth,
+            gigabytes_per_second,
+            bus_gigabytes_per_second: gigabytes_per_second
+                / if session.plan.bidirectional { 2.0 } else { 1.0 },
+            messages_per_second: if seconds > 0.0 { messages as f64 / seconds } else { 0.0 },
+            depth: if session.plan.ping_pong { 1 } else { depth },
             time_ns: Times::of(&self.times),
             checked: session.plan.check,
             rails,

@@ -8,10 +8,12 @@ mod args;
 mod child;
 mod connections;
 mod control;
+mod csv;
 mod flow;
 mod link;
 mod measure;
 mod outage;
+mod pin;
 mod pingpong;
 mod probe;
 mod remote;
@@ -25,26 +27,23 @@ mod ui;
 pub(crate) mod worker;
 
 use mpib::{pattern, rails, region};
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use args::Plan;
-pub(crate) use args::{PerfArgs, one_abi, seconds};
+pub(crate) use args::{PerfArgs, TABLES, one_abi};
 pub(crate) use control::Channel;
 use link::Role;
 pub(crate) use probe::Probe;
-pub(crate) use remote::{bind, dial, split};
-pub(crate) use report::decimal;
+pub(crate) use remote::{PROTOCOL, bind, canonical, dial, split};
 use report::{AbiReport, Report};
 pub(crate) use report::{Stage, StageKind};
 use run::Run;
 use ui::Ui;
 use worker::Job;
 
-use crate::failure::{Context, Failure};
+use crate::failure::{Context, Failure, Kind};
+use crate::nccl_conf;
+use crate::output::{self, document, document::ErrorReport};
 use crate::plugin;
 use nccl_net_host::{check_hidden_table, exported_versions};
 
@@ -67,7 +66,7 @@ impl Setting {
             }
             None => exported_versions(&plugin)?,
         };
-        let ui = Ui::new(args.json);
+        let ui = Ui::new(args.json || args.csv);
         Ok(Self { args, plugin, exported, ui })
     }
 
@@ -84,6 +83,10 @@ impl Setting {
             device,
             merge: self.args.merge.clone(),
             role,
+            pin: self.args.pin.as_ref().map(|pins| match role {
+                Role::B if self.args.listen.is_none() => pins.there.clone(),
+                _ => pins.here.clone(),
+            }),
             plan: plan.clone(),
             verbose,
             env: merged(&self.args.merge),
@@ -101,7 +104,14 @@ fn merged(devices: &[i32]) -> Vec<(String, Option<String>)> {
 
 /// Runs the command and prints failures.
 pub(crate) fn main(args: PerfArgs) -> ExitCode {
-    let json = args.json;
+    if args.schema {
+        return document::show_schema::<Report>();
+    }
+    // The workers inherit the environment, as a job has it when it loads the plugin.
+    for line in nccl_conf::applied(&nccl_conf::apply()) {
+        eprintln!("mpib: {line}");
+    }
+    let (json, csv) = (args.json, args.csv);
     let mode = match (&args.listen, &args.connect) {
         (Some(_), _) => "listen",
         (_, Some(_)) => "connect",
@@ -120,24 +130,24 @@ pub(crate) fn main(args: PerfArgs) -> ExitCode {
     report.ok = outcome.is_ok();
     let code = outcome.as_ref().map_or_else(Failure::exit_code, |()| ExitCode::SUCCESS);
     if let Err(failure) = outcome {
-        eprintln!("mpib: {failure}");
-        report.error = Some(failure.into());
+        failure.print();
+        if failure.kind == Kind::Closed {
+            return code;
+        }
+        report.error = Some(ErrorReport { exit_code: failure.kind.exit_code(), failure });
     }
-    match print_json(json, &report) {
+    let printed = match (json, csv) {
+        (true, _) => document::print(&report),
+        (_, true) => csv::text(&report.tables).and_then(|text| output::print(&text)),
+        _ => Ok(()),
+    };
+    match printed {
         Ok(()) => code,
         Err(failure) => {
-            eprintln!("mpib: {failure}");
+            failure.print();
             failure.exit_code()
         }
     }
-}
-
-fn print_json(json: bool, report: &Report) -> Result<(), Failure> {
-    if !json {
-        return Ok(());
-    }
-    let text = serde_json::to_string_pretty(report).tool("encode the report")?;
-    writeln!(io::stdout(), "{text}").tool("write to stdout")
 }
 
 fn measure(args: PerfArgs, report: &mut Report) -> Result<(), Failure> {
@@ -175,7 +185,7 @@ fn table(
 ) -> Result<(), Failure> {
     let (table, outcome) = Run::start(jobs, plan, &setting.ui)?.finish();
     if !table.results.is_empty() {
-        setting.ui.total(&table.results)?;
+        setting.ui.total(&table.results, plan)?;
     }
     let place = format!("v{}", table.abi);
     tables.push(table);

@@ -44,6 +44,7 @@ impl Probe {
             table: None,
             device: 0,
             merge: Vec::new(),
+            pin: None,
             role: if self.sends { Role::A } else { Role::B },
             plan: plan.clone(),
             verbose: false,

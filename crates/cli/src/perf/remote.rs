@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{TcpListener, TcpStream, ToSocketAddrs},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     time::Duration,
 };
 
@@ -22,7 +22,7 @@ use crate::failure::{Context, Failure, Kind};
 /// First word of a connection, by which other clients are recognised.
 const MAGIC: &str = "mpib perf";
 /// Changes with the messages of `link` and of this file.
-const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 /// How long a peer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -82,6 +82,7 @@ pub(super) fn listen(setting: &Setting, address: &str, report: &mut Report) -> R
     setting.ui.note(&format!("listening on {here}"));
     loop {
         let (stream, from) = listener.accept().tool("accept a connection")?;
+        let from = canonical(from);
         let mut channel = channel(stream)?;
         // A client that is not mpib costs a log line, not the run.
         match receive_plan(setting, &mut channel) {
@@ -108,7 +109,7 @@ pub(crate) fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
 }
 
 fn receive_plan(setting: &Setting, channel: &mut Channel) -> Result<Plan, Failure> {
-    let plan = match channel.recv(PATIENCE, || Ok(()))? {
+    let plan = match channel.first(PATIENCE, MAGIC)? {
         Request::Hello { magic, protocol: PROTOCOL, plan } if magic == MAGIC => plan.validate()?,
         Request::Hello { protocol, .. } => {
             let text = format!("protocol {protocol}, expected {PROTOCOL}; use the same release at both ends");
@@ -150,14 +151,9 @@ pub(super) fn connect(setting: &Setting, address: &str, report: &mut Report) -> 
     let plan = setting.args.plan()?;
     report.plan = Some(plan.clone());
     let (host, port) = split(address)?;
-    let stream = dial(host, port).map_err(|e| {
-        let text =
-            format!("cannot connect to {host} port {port}: {e}; is \"mpib perf --listen\" running there?");
-        Failure::new(Kind::Peer, text)
-    })?;
-    let mut channel = channel(stream)?;
+    let mut channel = channel(dial(host, port, "mpib perf --listen")?)?;
     channel.send(&Request::Hello { magic: MAGIC.into(), protocol: PROTOCOL, plan: plan.clone() })?;
-    let theirs = match channel.recv(PATIENCE, || Ok(()))? {
+    let theirs = match channel.first(PATIENCE, MAGIC)? {
         Answer::Welcome { magic, protocol: PROTOCOL, exported } if magic == MAGIC => exported,
         Answer::Welcome { protocol, .. } => {
             let text =
@@ -182,15 +178,30 @@ pub(super) fn connect(setting: &Setting, address: &str, report: &mut Report) -> 
     channel.send(&Request::Bye)
 }
 
-pub(crate) fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
+/// Connects to a machine on which `command` waits.
+pub(crate) fn dial(host: &str, port: u16, command: &str) -> Result<TcpStream, Failure> {
+    if host.is_empty() {
+        return Err(Failure::new(Kind::Usage, "the address names no host; expected HOST or HOST:PORT"));
+    }
+    let addresses = (host, port).to_socket_addrs().map_err(|e| {
+        let text =
+            format!("cannot find the address of {host}: {e}; is the name right, and known to this host?");
+        Failure::new(Kind::Peer, text)
+    })?;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in (host, port).to_socket_addrs()? {
+    for address in addresses {
         match TcpStream::connect_timeout(&address, PATIENCE) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
-    Err(last)
+    let text = format!("cannot connect to {host} port {port}: {last}; is \"{command}\" running there?");
+    Err(Failure::new(Kind::Peer, text))
+}
+
+/// Returns an IPv4 address that a socket of both families has as an IPv6 one.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 #[cfg(test)]
@@ -210,5 +221,24 @@ mod tests {
         for bad in ["node1:port", "[fd00::1", "[fd00::1]x", "node1:70000"] {
             assert_eq!(split(bad), Err(Kind::Usage), "{bad}");
         }
+    }
+
+    #[test]
+    fn ipv4_peers_have_ipv4_addresses() {
+        let shown = |text: &str| canonical(text.parse().unwrap()).to_string();
+        assert_eq!(shown("[::ffff:192.0.2.1]:99"), "192.0.2.1:99");
+        assert_eq!(shown("[2001:db8::1]:99"), "[2001:db8::1]:99");
+    }
+
+    #[test]
+    fn a_name_without_an_address_is_not_a_missing_listener() {
+        let failure = dial("", 99, "mpib perf --listen").unwrap_err();
+        assert_eq!((failure.kind, failure.message.contains("names no host")), (Kind::Usage, true));
+        let failure = dial("no such host", 99, "mpib perf --listen").unwrap_err();
+        let text = failure.message;
+        assert!(
+            text.starts_with("cannot find the address of no such host: ") && !text.contains("--listen"),
+            "{text}"
+        );
     }
 }

@@ -3,14 +3,19 @@
 use std::path::PathBuf;
 
 use hdrhistogram::Histogram;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{args::Plan, rails::RailBytes, sizes::human};
-use crate::failure::Failure;
+use super::{args::Plan, rails::RailBytes};
+use crate::output::{
+    document::ErrorReport,
+    table::{Table, left, paragraph, right},
+    units::{binary, duration, giga, percent, port_rate, size},
+};
 use mpib::device::Device;
 
 /// Times from an accepted isend to its completion, in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Times {
     pub(crate) min: u64,
     pub(crate) median: u64,
@@ -32,7 +37,7 @@ impl Times {
 }
 
 /// The result of one size through one table.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct SizeResult {
     /// Version of the table.
     pub(crate) abi: u32,
@@ -46,6 +51,12 @@ pub(crate) struct SizeResult {
     pub(crate) seconds: f64,
     /// 10^9 bytes per second.
     pub(crate) gigabytes_per_second: f64,
+    /// 10^9 bytes per second of one direction: bus bandwidth as nccl-tests count it.
+    #[serde(default)]
+    pub(crate) bus_gigabytes_per_second: f64,
+    /// Messages of both directions per second.
+    #[serde(default)]
+    pub(crate) messages_per_second: f64,
     /// Groups in flight: the requested number, or what memory and version allow.
     pub(crate) depth: usize,
     /// Times of single messages.
@@ -62,7 +73,7 @@ pub(crate) struct SizeResult {
 }
 
 /// The stages of a run in which a rail fails and returns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum StageKind {
     Before,
@@ -85,7 +96,7 @@ impl StageKind {
 }
 
 /// One stage of a run in which a rail fails and returns.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Stage {
     pub(crate) kind: StageKind,
     /// Duration, filling and checking included. That of `Returns` is from the repair to data on
@@ -114,7 +125,7 @@ impl Stage {
 }
 
 /// The results of one table.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct AbiReport {
     pub(crate) abi: u32,
     /// The table's `name`.
@@ -128,7 +139,7 @@ pub(crate) struct AbiReport {
 /// The result for further connections. Memory is the growth per connection in bytes: `resident` in
 /// all, `private` without memory that is shared with other processes or a file (such as softverbs'
 /// queues).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Connections {
     pub(crate) count: usize,
     /// How many were made at a time.
@@ -144,14 +155,14 @@ pub(crate) struct Connections {
 }
 
 /// Bytes for one connection at one end.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct PerConnection {
     pub(crate) resident: f64,
     pub(crate) private: f64,
 }
 
 /// The document of `--json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Report {
     pub(crate) mpib: &'static str,
     pub(crate) plugin: PathBuf,
@@ -162,64 +173,19 @@ pub(crate) struct Report {
     pub(crate) error: Option<ErrorReport>,
 }
 
-/// A failure with its exit code.
-#[derive(Debug, Serialize)]
-pub(crate) struct ErrorReport {
-    #[serde(flatten)]
-    pub(crate) failure: Failure,
-    pub(crate) exit_code: u8,
-}
-
-impl From<Failure> for ErrorReport {
-    fn from(failure: Failure) -> Self {
-        let exit_code = failure.kind.exit_code();
-        Self { failure, exit_code }
-    }
-}
-
-/// Formats nanoseconds with a unit and at least three digits.
-fn duration(nanos: u64) -> String {
-    let value = nanos as f64;
-    match nanos {
-        0..1_000 => format!("{nanos} ns"),
-        1_000..1_000_000 => format!("{:.1} us", value / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} ms", value / 1e6),
-        _ => format!("{:.2} s", value / 1e9),
-    }
-}
-
-/// Formats `sout 67 MB (66.7 %)` for each rail.
+/// Formats `sout 64.00 MiB (66.7 %)` for each rail.
 fn shares(rails: Option<&[RailBytes]>) -> String {
     let Some(rails) = rails else { return "-".into() };
     let total: u64 = rails.iter().map(|r| r.bytes).sum();
-    let one = |rail: &RailBytes| {
-        let share = if total == 0 { 0.0 } else { rail.bytes as f64 * 100.0 / total as f64 };
-        format!("{} {} ({share:.1} %)", rail.name, decimal(rail.bytes))
-    };
+    let one =
+        |rail: &RailBytes| format!("{} {} ({})", rail.name, binary(rail.bytes), percent(rail.bytes, total));
     rails.iter().map(one).collect::<Vec<_>>().join("  ")
-}
-
-/// Formats bytes with a decimal unit, as rates have.
-pub(crate) fn decimal(bytes: u64) -> String {
-    let value = bytes as f64;
-    match bytes {
-        0..1_000 => format!("{bytes} B"),
-        1_000..1_000_000 => format!("{:.1} kB", value / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} MB", value / 1e6),
-        _ => format!("{:.2} GB", value / 1e9),
-    }
-}
-
-/// Formats GB/s with three significant digits.
-fn rate(value: f64) -> String {
-    let digits = if value >= 0.1 { 3 } else { 5 };
-    format!("{value:.digits$}")
 }
 
 /// Returns the line above a table.
 pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -> String {
     let device = match device {
-        Some(d) => format!(", device {:?} of {} Mb/s", d.name, d.speed),
+        Some(d) => format!(", device {:?} of {}", d.name, port_rate(d.speed)),
         None => String::new(),
     };
     let direction = match (plan.ping_pong, plan.bidirectional) {
@@ -235,74 +201,81 @@ pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -
         format!("{} receives", plan.receives)
     };
     let fault = plan.fault.as_ref().map_or(String::new(), |fault| {
-        let sizes: Vec<_> = plan.sizes.iter().map(|size| human(*size as u64)).collect();
+        let sizes: Vec<_> = plan.sizes.iter().map(|bytes| size(*bytes as u64)).collect();
         format!("; {} messages of {} in flight, {} and back", plan.depth, sizes.join(", "), fault.script())
     });
     let check = if plan.check { "every byte checked" } else { "bytes not checked" };
-    format!("v{abi}: {net}{device}; {direction}, {group} a group, {check}{fault}")
+    paragraph(0, &format!("v{abi}: {net}{device}; {direction}, {group} a group, {check}{fault}"))
 }
 
 /// Returns the line for `--connections`.
 pub(super) fn connections(c: &Connections) -> String {
     let kib = |bytes: f64| bytes / 1024.0;
-    format!(
-        "{} connections, {} at a time: {:.0} per second, {:.2} ms to open and close one; resident for each {:.1} KiB \
-         ({:.1} private) here, {:.1} KiB ({:.1} private) there",
-        c.count,
-        c.at_once,
-        c.per_second,
-        c.open_close * 1e3,
-        kib(c.memory.resident),
-        kib(c.memory.private),
-        kib(c.peer_memory.resident),
-        kib(c.peer_memory.private),
+    paragraph(
+        0,
+        &format!(
+            "{} connections, {} at a time: {:.0} per second, {:.2} ms to open and close one; resident for each \
+             {:.1} KiB ({:.1} private) here, {:.1} KiB ({:.1} private) there",
+            c.count,
+            c.at_once,
+            c.per_second,
+            c.open_close * 1e3,
+            kib(c.memory.resident),
+            kib(c.memory.private),
+            kib(c.peer_memory.resident),
+            kib(c.peer_memory.private),
+        ),
     )
 }
 
-/// Returns the names of the columns.
-pub(super) fn head() -> String {
-    format!(
-        "{:>10}  {:>6}  {:>10}  {:>10}  {:>8}  bytes sent by rail",
-        "size", "depth", "median", "p99", "GB/s"
-    )
+/// Returns the columns of a run: with a fault those of its stages, else those of its sizes.
+pub(super) fn columns(plan: &Plan) -> Table {
+    let number = |(name, least)| right(name).least(least);
+    let numbers = match plan.fault {
+        Some(_) => vec![("stage", 14), ("time", 8), ("in messages", 11), ("GB/s", 7), ("stall", 8)],
+        None => vec![
+            ("size", 8),
+            ("depth", 5),
+            ("median", 8),
+            ("p99", 8),
+            ("GB/s", 7),
+            ("Gb/s", 7),
+            ("busbw", 7),
+            ("messages/s", 10),
+        ],
+    };
+    Table::new(numbers.into_iter().map(number).chain([left("bytes sent by rail")]))
 }
 
-/// Returns the names of the columns of a run with a fault.
-pub(super) fn stage_head() -> String {
-    format!(
-        "{:>14}  {:>8}  {:>11}  {:>8}  {:>10}  bytes sent by rail",
-        "stage", "time", "in messages", "GB/s", "stall"
-    )
-}
-
-/// Returns one line for a stage in which the rail takes part.
-pub(super) fn stage(stage: &Stage, rail: &str) -> String {
-    format!(
-        "{:>14}  {:>8}  {:>11}  {:>8}  {:>10}  {}",
+/// Returns the cells for a stage in which the rail takes part.
+pub(super) fn stage(stage: &Stage, rail: &str) -> [String; 6] {
+    [
         stage.kind.name(rail),
         duration((stage.seconds * 1e9) as u64),
-        decimal(stage.bytes),
-        rate(stage.gigabytes_per_second),
+        binary(stage.bytes),
+        giga(stage.gigabytes_per_second),
         duration(stage.stall_ns),
         shares(stage.rails.as_deref()),
-    )
+    ]
 }
 
-/// Returns one line of the table.
-pub(super) fn row(result: &SizeResult) -> String {
-    let rails = shares(result.rails.as_deref());
-    format!(
-        "{:>10}  {:>6}  {:>10}  {:>10}  {:>8}  {rails}",
-        human(result.size as u64),
-        result.depth,
+/// Returns the cells for a size.
+pub(super) fn row(result: &SizeResult) -> [String; 9] {
+    [
+        size(result.size as u64),
+        result.depth.to_string(),
         duration(result.time_ns.median),
         duration(result.time_ns.p99),
-        rate(result.gigabytes_per_second),
-    )
+        giga(result.gigabytes_per_second),
+        giga(result.gigabytes_per_second * 8.0),
+        giga(result.bus_gigabytes_per_second),
+        format!("{:.0}", result.messages_per_second),
+        shares(result.rails.as_deref()),
+    ]
 }
 
-/// Returns the line below a table: the totals of all sizes.
-pub(super) fn total(results: &[SizeResult]) -> String {
+/// Returns the cells of the last row: the totals of all sizes.
+pub(super) fn total(results: &[SizeResult]) -> [String; 9] {
     let mut sums: Vec<RailBytes> = Vec::new();
     for rail in results.iter().filter_map(|r| r.rails.as_ref()).flatten() {
         match sums.iter_mut().find(|sum| sum.name == rail.name) {
@@ -311,9 +284,12 @@ pub(super) fn total(results: &[SizeResult]) -> String {
         }
     }
     let counted = results.iter().any(|r| r.rails.is_some());
-    let bytes = results.iter().map(|r| r.bytes).sum();
+    let bytes = binary(results.iter().map(|r| r.bytes).sum());
     let rails = shares(counted.then_some(&sums));
-    format!("{:>10}  {:>42}  {rails}", "all", format!("{} in messages", decimal(bytes)))
+    let mut cells = [const { String::new() }; 9];
+    cells[0] = "all".into();
+    cells[8] = format!("{bytes} in messages  {rails}");
+    cells
 }
 
 #[cfg(test)]
@@ -328,6 +304,8 @@ mod tests {
             bytes: 3 << 20,
             seconds: 0.5,
             gigabytes_per_second: 5.996,
+            bus_gigabytes_per_second: 5.996,
+            messages_per_second: 6.0,
             depth: 8,
             time_ns: Times { min: 1, median: 1_500, p90: 2, p99: 2_500_000, max: 3 },
             checked: true,
@@ -341,24 +319,51 @@ mod tests {
         RailBytes { name: name.into(), bytes }
     }
 
+    fn plan() -> Plan {
+        Plan {
+            sizes: vec![1 << 20],
+            time: std::time::Duration::from_secs(1),
+            iterations: None,
+            depth: 8,
+            receives: 1,
+            optional: false,
+            bidirectional: false,
+            ping_pong: false,
+            connections: 0,
+            at_once: 1,
+            check: true,
+            memory: 1 << 28,
+            timeout: std::time::Duration::from_secs(30),
+            fault: None,
+        }
+    }
+
     #[test]
     fn a_row_says_time_rate_and_shares() {
-        let row = row(&result(Some(vec![rail("sout", 2_000_000), rail("sup", 1_000_000)])));
+        let columns = columns(&plan());
+        let row = row(&result(Some(vec![rail("sout", 2 << 20), rail("sup", 1 << 20)])));
         assert_eq!(
-            row,
-            "     1 MiB       8      1.5 us      2.5 ms     5.996  sout 2.0 MB (66.7 %)  sup 1.0 MB (33.3 %)"
+            columns.head(),
+            "    size  depth    median       p99     GB/s     Gb/s    busbw  messages/s  bytes sent by rail\n"
+        );
+        assert_eq!(
+            columns.line(row),
+            "   1 MiB      8    1.5 us    2.5 ms    5.996   47.968    5.996           6  sout 2.00 MiB (66.7 %)  \
+             sup 1.00 MiB (33.3 %)\n"
         );
     }
 
     #[test]
     fn nothing_counted_is_a_dash_not_a_zero() {
-        assert!(row(&result(None)).ends_with("  -"));
-        assert!(total(&[result(None)]).ends_with("  -"));
+        let columns = columns(&plan());
+        assert!(columns.line(row(&result(None))).ends_with("  -\n"));
+        assert!(columns.line(total(&[result(None)])).ends_with("  -\n"));
     }
 
     #[test]
     fn the_total_adds_up_by_name() {
-        let line = total(&[result(Some(vec![rail("a", 1), rail("b", 3)])), result(Some(vec![rail("a", 4)]))]);
-        assert!(line.ends_with("a 5 B (62.5 %)  b 3 B (37.5 %)"), "{line}");
+        let total =
+            total(&[result(Some(vec![rail("a", 1), rail("b", 3)])), result(Some(vec![rail("a", 4)]))]);
+        assert!(total[8].ends_with("6.00 MiB in messages  a 5 B (62.5 %)  b 3 B (37.5 %)"), "{total:?}");
     }
 }

@@ -17,11 +17,13 @@ use crate::{
     failure::{Failure, Kind},
     process::ending,
 };
-use nccl_net_host::Call;
+use nccl_net_host::{Call, logger};
 
 const TICK: Duration = Duration::from_millis(50);
 /// How long to wait for the other end after a failure: the other end's failure may be the cause.
 const GRACE: Duration = Duration::from_millis(1500);
+/// How long a warning of the plugin is held back: the failure that follows from it has its text.
+const HOLD: Duration = Duration::from_secs(2);
 /// How long to read a process's events after its end.
 const DRAIN: Duration = Duration::from_secs(1);
 
@@ -35,6 +37,8 @@ struct Slot {
     failed: bool,
     /// Sends no more events.
     drained: bool,
+    /// The plugin's last warning and its time, until it is shown.
+    warning: Option<(String, Instant)>,
     /// How the process ended, whether successfully, and when.
     exit: Option<(String, bool, Instant)>,
 }
@@ -43,7 +47,8 @@ struct Slot {
 pub(super) struct Run<'a> {
     slots: Vec<Slot>,
     events: Receiver<(usize, Option<Event>)>,
-    failures: Vec<Failure>,
+    /// Failures with the name of their end.
+    failures: Vec<(&'static str, Failure)>,
     report: AbiReport,
     plan: &'a Plan,
     ui: &'a Ui,
@@ -67,6 +72,7 @@ impl<'a> Run<'a> {
                 done: false,
                 failed: false,
                 drained: false,
+                warning: None,
                 exit: None,
             });
         }
@@ -92,13 +98,23 @@ impl<'a> Run<'a> {
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
             }
             self.check_workers()?;
+            (0..self.slots.len()).for_each(|index| self.show_warning(index, HOLD));
             if !self.failures.is_empty()
                 && Instant::now() >= *give_up.get_or_insert_with(|| Instant::now() + GRACE)
             {
                 break;
             }
         }
+        (0..self.slots.len()).for_each(|index| self.show_warning(index, Duration::ZERO));
         self.verdict()
+    }
+
+    /// Shows the warning that is held back if it is as old as `age`.
+    fn show_warning(&mut self, index: usize, age: Duration) {
+        let name = self.name(index);
+        if let Some((text, _)) = self.slots[index].warning.take_if(|(_, since)| since.elapsed() >= age) {
+            self.ui.log(name, logger::WARN, &text);
+        }
     }
 
     fn name(&self, index: usize) -> &'static str {
@@ -106,14 +122,22 @@ impl<'a> Run<'a> {
     }
 
     fn fail(&mut self, index: usize, failure: Failure) {
-        self.slots[index].failed = true;
-        self.failures.push(failure.at(self.name(index)));
+        let (name, slot) = (self.name(index), &mut self.slots[index]);
+        slot.failed = true;
+        slot.warning.take_if(|(text, _)| failure.message.contains(text.as_str()));
+        self.failures.push((name, failure));
     }
 
     fn handle(&mut self, index: usize, event: Option<Event>) -> Result<(), Failure> {
         // The workers send the same results; the first one's are used.
         let first = index == 0;
+        if !matches!(event, Some(Event::Failed(_)) | None) {
+            self.show_warning(index, Duration::ZERO);
+        }
         match event {
+            Some(Event::Log { level: logger::WARN, text }) => {
+                self.slots[index].warning = Some((text, Instant::now()));
+            }
             Some(Event::Log { level, text }) => self.ui.log(self.name(index), level, &text),
             Some(Event::Device { net, device }) if first => {
                 self.ui.begin(self.report.abi, &net, &device, self.plan)?;
@@ -171,13 +195,21 @@ impl<'a> Run<'a> {
     }
 
     /// Returns the failure that most likely caused the others, followed by those that do not merely
-    /// follow from it.
+    /// follow from it. The same failure of both ends is one.
     fn verdict(&mut self) -> Result<(), Failure> {
-        self.failures.sort_by_key(|f| f.kind.rank());
-        let mut failures = std::mem::take(&mut self.failures).into_iter();
-        let Some(mut cause) = failures.next() else { return Ok(()) };
-        for other in failures.filter(|f| f.kind != Kind::Peer) {
-            cause.message += &format!("\n{other}");
+        self.failures.sort_by_key(|(_, failure)| failure.kind.rank());
+        let mut different: Vec<(String, Failure)> = Vec::new();
+        for (name, failure) in self.failures.drain(..) {
+            match different.iter_mut().find(|(_, known)| *known == failure) {
+                Some((names, _)) => *names += &format!(" and {name}"),
+                None => different.push((name.to_owned(), failure)),
+            }
+        }
+        let mut failures = different.into_iter();
+        let Some((name, cause)) = failures.next() else { return Ok(()) };
+        let mut cause = cause.at(name);
+        for (name, other) in failures.filter(|(_, failure)| failure.kind != Kind::Peer) {
+            cause.message += &format!("\n{name}: {other}");
         }
         Err(cause)
     }

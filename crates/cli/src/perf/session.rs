@@ -7,6 +7,7 @@ use super::{
     connections,
     link::{Link, Message, Role, expect_message},
     measure, outage,
+    pin::Pin,
     region::Layout,
     report::{Connections, SizeResult},
 };
@@ -28,6 +29,7 @@ pub(super) struct Session<'a> {
     pub(super) version: u32,
     pub(super) device: i32,
     pub(super) merge: Vec<i32>,
+    pub(super) pin: Option<Pin>,
     pub(super) plan: Plan,
 }
 
@@ -125,7 +127,12 @@ impl Session<'_> {
         if !self.merge.is_empty() {
             self.device = self.net.make_vdevice(&self.merge)?;
         }
-        let device = Device::from(self.net.properties(self.device)?);
+        let properties = self.net.properties(self.device)?;
+        let pci_path = properties.pci_path.clone();
+        let device = Device::from(properties);
+        if let Some(pin) = &self.pin {
+            pin.apply_to_device(&device.name, pci_path.as_deref())?;
+        }
         self.fits(&device, &format!("device {}", self.device))?;
         Ok(device)
     }

@@ -1,14 +1,15 @@
-//! Message sizes, parsed and formatted.
+//! Message sizes.
 
 use std::str::FromStr;
 
-use crate::failure::{Failure, Kind};
+use crate::{
+    failure::{Failure, Kind},
+    quantity::bytes,
+};
 
 /// The largest message: NCCL's core never sends more than 1 GiB at once, and `test` returns sizes
 /// as a C int.
 pub(crate) const LARGEST: usize = 1 << 30;
-/// The largest memory for messages.
-pub(crate) const MOST_MEMORY: usize = 1 << 40;
 /// More sizes indicate a mistyped factor.
 pub(crate) const MOST_SIZES: usize = 1000;
 
@@ -20,20 +21,6 @@ pub(crate) struct Sizes(Vec<Part>);
 enum Part {
     One(usize),
     Range(usize, usize),
-}
-
-/// Parses a number of bytes with an optional K, M or G.
-pub(crate) fn bytes(text: &str) -> Result<usize, String> {
-    let text = text.trim();
-    let (digits, unit) = match text.char_indices().next_back() {
-        Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
-        Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
-        Some((at, 'g' | 'G')) => (&text[..at], 1 << 30),
-        _ => (text, 1usize),
-    };
-    let number: usize =
-        digits.parse().map_err(|_| format!("{text:?} is not a size; expected 4096, 64K, 8M or 1G"))?;
-    number.checked_mul(unit).filter(|n| *n <= MOST_MEMORY).ok_or_else(|| format!("{text} is more than 1024G"))
 }
 
 /// Parses a message's size.
@@ -87,18 +74,6 @@ impl Sizes {
     }
 }
 
-/// Formats 512 B, 4 KiB, 1536 KiB, 4095 B: exact, in the largest possible unit.
-pub(crate) fn human(size: u64) -> String {
-    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
-    let mut unit = 0;
-    let mut value = size;
-    while value >= 1024 && value.is_multiple_of(1024) && unit + 1 < UNITS.len() {
-        value /= 1024;
-        unit += 1;
-    }
-    format!("{value} {}", UNITS[unit])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,14 +100,5 @@ mod tests {
     #[test]
     fn a_range_to_the_largest_size_ends() {
         assert_eq!(sizes("1..1G", 1 << 20), [1, 1 << 20, 1 << 30]);
-    }
-
-    #[test]
-    fn written_for_people() {
-        assert_eq!(human(8), "8 B");
-        assert_eq!(human(4096), "4 KiB");
-        assert_eq!(human(3 << 19), "1536 KiB");
-        assert_eq!(human(4095), "4095 B");
-        assert_eq!(human(0), "0 B");
     }
 }

@@ -1,9 +1,6 @@
 //! Output during a run: the table line by line on stdout, log lines and progress on stderr.
 
-use std::{
-    io::{self, Write},
-    time::Duration,
-};
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -11,28 +8,28 @@ use super::{
     args::Plan,
     report::{self, Connections, SizeResult},
 };
-use crate::failure::{Context, Failure};
+use crate::failure::Failure;
+use crate::output;
 use mpib::device::Device;
 use nccl_net_host::logger;
 
 /// The terminal or its replacement.
 pub(super) struct Ui {
     bar: ProgressBar,
-    json: bool,
+    document: bool,
     silent: bool,
 }
 
 impl Ui {
-    /// With `json`, only the document goes to stdout. The bar is hidden if stderr is not a
-    /// terminal.
-    pub(super) fn new(json: bool) -> Self {
+    /// With `document`, no table goes to stdout. The bar is hidden if stderr is not a terminal.
+    pub(super) fn new(document: bool) -> Self {
         let bar = ProgressBar::new(0);
         if let Ok(style) =
             ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {pos}/{len} sizes {elapsed}")
         {
             bar.set_style(style.progress_chars("=> "));
         }
-        Self { bar, json, silent: false }
+        Self { bar, document, silent: false }
     }
 
     /// Makes one that shows nothing.
@@ -65,10 +62,10 @@ impl Ui {
     }
 
     fn print(&self, text: &str) -> Result<(), Failure> {
-        if self.json {
+        if self.document {
             return Ok(());
         }
-        self.bar.suspend(|| writeln!(io::stdout(), "{text}")).tool("write to stdout")
+        self.bar.suspend(|| output::print(text))
     }
 
     /// Shows the header of a table.
@@ -81,7 +78,7 @@ impl Ui {
 
     /// Shows the names of the columns.
     fn head(&self, plan: &Plan) -> Result<(), Failure> {
-        self.print(&if plan.fault.is_some() { report::stage_head() } else { report::head() })
+        self.print(&report::columns(plan).head())
     }
 
     /// Shows the result for further connections.
@@ -93,20 +90,22 @@ impl Ui {
     /// Shows a size's result.
     pub(super) fn row(&self, result: &SizeResult, plan: &Plan) -> Result<(), Failure> {
         self.bar.inc(1);
+        let columns = report::columns(plan);
         match &plan.fault {
             Some(fault) => {
-                result.stages.iter().try_for_each(|s| self.print(&report::stage(s, &fault.device)))
+                let line = |stage| columns.line(report::stage(stage, &fault.device));
+                result.stages.iter().try_for_each(|stage| self.print(&line(stage)))
             }
-            None => self.print(&report::row(result)),
+            None => self.print(&columns.line(report::row(result))),
         }
     }
 
     /// Ends a table.
-    pub(super) fn total(&self, results: &[SizeResult]) -> Result<(), Failure> {
+    pub(super) fn total(&self, results: &[SizeResult], plan: &Plan) -> Result<(), Failure> {
         if results.len() > 1 {
-            self.print(&report::total(results))?;
+            self.print(&report::columns(plan).line(report::total(results)))?;
         }
-        self.print("")
+        self.print("\n")
     }
 
     /// Ends the output.

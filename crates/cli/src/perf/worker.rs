@@ -14,6 +14,8 @@ use super::{
     args::Plan,
     control::Channel,
     link::{Link, Message, Role, expect_message},
+    pin::Pin,
+    rails,
     report::{Connections, SizeResult},
     session::{Listener, Session},
 };
@@ -50,6 +52,8 @@ pub(super) struct Job {
     /// Devices to merge, instead of `device`.
     pub(super) merge: Vec<i32>,
     pub(super) role: Role,
+    /// The processors of this worker.
+    pub(super) pin: Option<Pin>,
     pub(super) plan: Plan,
     /// Whether to pass on log lines below WARN.
     pub(super) verbose: bool,
@@ -127,7 +131,10 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     });
 
     let mut link = Link::new(peer, watch, &job.plan, job.role);
-    let table = match plugin::open_table(&job.plugin, job.version, job.table.as_deref(), Some(watch)) {
+    let pinned = job.pin.as_ref().map_or(Ok(()), Pin::apply_at_start);
+    let opened =
+        pinned.and_then(|()| plugin::open_table(&job.plugin, job.version, job.table.as_deref(), Some(watch)));
+    let table = match opened {
         Ok(table) => table,
         Err(failure) => give_up(&mut link, &parent, failure),
     };
@@ -147,14 +154,26 @@ fn run(
     job: Job,
     parent: &mut Parent,
 ) -> Result<(), Failure> {
-    let Job { version, device, merge, role, plan, .. } = job;
-    let net = Net::init(table, &Settings::default())?;
-    let mut session = Session { net, link, watch, role, version, device, merge, plan };
+    let Job { version, device, merge, role, pin, plan, table: symbol, .. } = job;
+    let net = Net::init(table, &Settings::default()).map_err(|e| of_init(e.into(), symbol.as_deref()))?;
+    let mut session = Session { net, link, watch, role, version, device, merge, pin, plan };
     session.run(parent)?;
     session.net.finalize()?;
     link.send(&Message::Closed)?;
     expect_message!(link, Message::Closed => ());
     Ok(())
+}
+
+/// Adds what NCCL's InfiniBand transport lacks on softverbs, where its init fails without a word.
+fn of_init(mut failure: Failure, symbol: Option<&str>) -> Failure {
+    const INDEX: &str = "NCCL_IB_GID_INDEX";
+    if symbol.is_some() && rails::is_softverbs() && std::env::var_os(INDEX).is_none() {
+        failure.message += &format!(
+            "; {INDEX} is not set: NCCL's transport then reads the type of each GID from /sys/class/infiniband, \
+             which has none of softverbs. Set {INDEX}=3"
+        );
+    }
+    failure
 }
 
 /// Sends the failure to both sides, and ends the process at once.

@@ -2,7 +2,6 @@
 
 mod table;
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -11,6 +10,10 @@ use std::time::Duration;
 use clap::Args;
 use mpib_host_view::{Host, Ledger, MetricsOptions, Source, metrics, schema, write_textfile};
 use nccl_net_mpib_agent_iface::stats::NoPage;
+
+use crate::failure::{Context, Failure, Kind};
+use crate::output::{self, document};
+use crate::quantity::{interval, pid};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -27,7 +30,7 @@ Exit codes:
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct StatsArgs {
     /// The process [default: all that this user may inspect]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = pid)]
     pid: Option<u32>,
 
     /// Print a JSON document instead of the table; with --watch one per line
@@ -52,38 +55,58 @@ pub(crate) struct StatsArgs {
 
     /// Print again at this interval, with rates, until the processes have ended; metrics without an
     /// end
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", value_parser = interval)]
     watch: Option<Duration>,
-}
-
-/// Parses an interval.
-pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    if !(0.1..=86_400.0).contains(&number) {
-        return Err(format!("{text} is out of range; expected 0.1 to 86400 seconds"));
-    }
-    Duration::try_from_secs_f64(number).map_err(|e| e.to_string())
 }
 
 /// Runs the command and prints failures.
 pub(crate) fn main(args: &StatsArgs) -> ExitCode {
     let done = match (args.schema, args.is_metrics()) {
-        (true, _) => print(&schema()),
+        (true, _) => output::print(&schema()).map_err(Failed::from),
         (_, true) => show_metrics(args),
         _ => show(args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader has closed the pipe.
-        Err((_, why)) if why.is_empty() => ExitCode::SUCCESS,
-        Err((code, why)) => {
-            eprintln!("mpib: {why}");
-            ExitCode::from(code)
-        }
+        Err(Failed { code, failure }) => document::failed(args.json, failure, code),
     }
 }
 
-type Failed = (u8, String);
+/// A failure with the exit code of this command.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    code: u8,
+    failure: Failure,
+}
+
+impl Failed {
+    fn new(code: u8, why: impl Into<String>) -> Self {
+        Self { code, failure: Failure::new(Kind::Tool, why) }
+    }
+
+    /// Makes the failure of a process whose page cannot be read; without a process, of the host.
+    pub(crate) fn page(pid: Option<u32>, why: &NoPage) -> Self {
+        let process = pid.map_or(String::new(), |pid| format!("process {pid}: "));
+        Self::new(code(why), format!("{process}{why}"))
+    }
+
+    /// Makes the failure of a host without pages.
+    pub(crate) fn no_page(more: &str) -> Self {
+        Self::new(5, format!("no process has a statistics page{more}"))
+    }
+
+    /// Prints the failure; returns the exit code.
+    pub(crate) fn print(&self) -> ExitCode {
+        self.failure.print();
+        ExitCode::from(self.code)
+    }
+}
+
+impl From<Failure> for Failed {
+    fn from(failure: Failure) -> Self {
+        Self { code: failure.kind.exit_code(), failure }
+    }
+}
 
 impl StatsArgs {
     fn is_metrics(&self) -> bool {
@@ -95,11 +118,6 @@ impl StatsArgs {
             Some(pid) => source.process(pid),
             None => source.host(),
         }
-    }
-
-    fn failed(&self, why: &NoPage) -> Failed {
-        let process = self.pid.map_or(String::new(), |pid| format!("process {pid}: "));
-        (code(why), format!("{process}{why}"))
     }
 }
 
@@ -114,13 +132,13 @@ fn show(args: &StatsArgs) -> Result<(), Failed> {
                 eprintln!("mpib: process {} ({}) has ended", process.pid, process.command);
                 return Ok(());
             }
-            (Err(e), _) => return Err(args.failed(&e)),
+            (Err(e), _) => return Err(Failed::page(args.pid, &e)),
         };
         if let Some(last) = &last {
             now.rates(last);
         }
         now.unreadable.iter().for_each(|why| eprintln!("mpib: {why}"));
-        print(&text(args, &now)?)?;
+        output::print(&text(args, &now)?)?;
         if now.processes.is_empty() {
             let others = match now.not_permitted {
                 0 => String::new(),
@@ -129,7 +147,7 @@ fn show(args: &StatsArgs) -> Result<(), Failed> {
             return match last {
                 // All watched processes have ended.
                 Some(_) => Ok(()),
-                None => Err((5, format!("no process has a statistics page{others}"))),
+                None => Err(Failed::no_page(&others)),
             };
         }
         let Some(pause) = args.watch else { return Ok(()) };
@@ -143,15 +161,14 @@ fn show(args: &StatsArgs) -> Result<(), Failed> {
 fn show_metrics(args: &StatsArgs) -> Result<(), Failed> {
     let (mut source, mut ledger) = (Source::default(), Ledger::default());
     loop {
-        let mut host = args.read(&mut source).map_err(|e| args.failed(&e))?;
+        let mut host = args.read(&mut source).map_err(|e| Failed::page(args.pid, &e))?;
         ledger.update(&mut host);
         host.unreadable.iter().for_each(|why| eprintln!("mpib: {why}"));
         let text = metrics(&host, MetricsOptions { per_peer: args.per_peer });
         match &args.textfile {
-            None => print(&text)?,
+            None => output::print(&text)?,
             Some(dir) => {
-                let failed = |e| (1, format!("cannot write mpib.prom in {}: {e}", dir.display()));
-                write_textfile(dir, &text).map_err(failed)?;
+                write_textfile(dir, &text).tool(format!("write mpib.prom in {}", dir.display()))?;
             }
         }
         let Some(pause) = args.watch else { return Ok(()) };
@@ -159,25 +176,17 @@ fn show_metrics(args: &StatsArgs) -> Result<(), Failed> {
     }
 }
 
-fn text(args: &StatsArgs, now: &Host) -> Result<String, Failed> {
+fn text(args: &StatsArgs, now: &Host) -> Result<String, Failure> {
     let text = match (args.json, args.watch) {
-        (false, _) => Ok(table::text(now)),
-        (true, None) => serde_json::to_string_pretty(now).map(|text| text + "\n"),
-        (true, Some(_)) => serde_json::to_string(now).map(|text| text + "\n"),
+        (false, _) => return Ok(table::text(now)),
+        (true, None) => serde_json::to_string_pretty(now),
+        (true, Some(_)) => serde_json::to_string(now),
     };
-    text.map_err(|e| (1, format!("cannot encode the document: {e}")))
-}
-
-fn print(text: &str) -> Result<(), Failed> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
-        io::ErrorKind::BrokenPipe => (0, String::new()),
-        _ => (1, format!("cannot write to stdout: {e}")),
-    })
+    Ok(text.tool("encode the document")? + "\n")
 }
 
 /// Returns the exit code for a process without a page that can be read.
-pub(crate) fn code(why: &NoPage) -> u8 {
+fn code(why: &NoPage) -> u8 {
     match why {
         NoPage::Io { .. } => 1,
         NoPage::NoProcess => 3,

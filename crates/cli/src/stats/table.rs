@@ -3,13 +3,13 @@
 
 use mpib_host_view::{Connection, Count, Failover, Host, Port, Process, Rail};
 
-use crate::perf::decimal;
+use crate::output::{
+    table::{Table, left, paragraph, right},
+    units::{decimal, rate},
+};
 
 /// A row of connections and rails.
 type Row = [String; 13];
-
-/// Columns of connections that are aligned to the left, before those aligned to the right.
-const LEFT: usize = 4;
 
 /// Formats the whole table.
 pub(super) fn text(all: &Host) -> String {
@@ -20,7 +20,7 @@ pub(super) fn text(all: &Host) -> String {
         out += &table(&process.connections);
         for c in &process.connections {
             if let Some(reason) = &c.reason {
-                out += &format!("  #{} failed: {reason}\n", c.index);
+                out += &paragraph(2, &format!("#{} failed: {reason}", c.index));
             }
         }
         out.push('\n');
@@ -69,29 +69,26 @@ fn table(connections: &[Connection]) -> String {
         return String::new();
     }
     let rates = connections.iter().any(|c| c.bytes_per_second.is_some());
-    let mut rows: Vec<Row> = vec![
-        [
-            "#",
-            "way",
-            "peer, rails",
-            "kind",
-            "in flight",
-            "messages",
-            "bytes",
-            "share",
-            "work requests",
-            "no receive",
-            "queue full",
-            "errors",
-            if rates { "rate" } else { "" },
-        ]
-        .map(str::to_owned),
+    let texts = ["#", "way", "peer, rails", "kind"].map(left);
+    let numbers = [
+        "in flight",
+        "messages",
+        "bytes",
+        "share",
+        "work requests",
+        "no receive",
+        "queue full",
+        "errors",
+        if rates { "rate" } else { "" },
     ];
+    let mut table = Table::new(texts.into_iter().chain(numbers.map(right))).indent(2);
     for c in connections {
-        rows.push(connection(c));
-        rows.extend(c.rails.iter().map(|rail| rail_row(c, rail)));
+        table.row(connection(c));
+        for rail in &c.rails {
+            table.row(rail_row(c, rail));
+        }
     }
-    align(&rows, LEFT)
+    table.text()
 }
 
 /// Formats the ports that have carried something, or that are not healthy.
@@ -101,9 +98,7 @@ fn ports(ports: &[Port]) -> String {
     if shown.is_empty() {
         return String::new();
     }
-    let head = [
-        "port",
-        "state",
+    let numbers = [
         "connections",
         "sent",
         "parts sent",
@@ -114,19 +109,22 @@ fn ports(ports: &[Port]) -> String {
         "scale",
         "rate",
     ];
-    let mut rows = vec![head.map(str::to_owned)];
-    rows.extend(shown.iter().map(|port| port_row(port)));
-    let mut out = align(&rows, 2);
+    let columns = ["port", "state"].map(left).into_iter().chain(numbers.map(right));
+    let mut table = Table::new(columns).indent(2);
+    for port in &shown {
+        table.row(port_row(port));
+    }
+    let mut out = table.text();
     for port in shown {
         if let Some(cause) = &port.cause {
-            out += &format!("  {} is {}: {cause}\n", port.name, port.state);
+            out += &paragraph(2, &format!("{} is {}: {cause}", port.name, port.state));
         }
     }
     out + "\n"
 }
 
 fn port_row(p: &Port) -> [String; 11] {
-    let per_second = |rate: Option<u64>| rate.map_or("-".into(), |rate| format!("{}/s", decimal(rate)));
+    let per_second = |bytes: Option<f64>| bytes.map_or("-".into(), rate);
     [
         p.name.clone(),
         p.state.clone(),
@@ -136,35 +134,20 @@ fn port_row(p: &Port) -> [String; 11] {
         p.counts.parts_received.0.to_string(),
         p.counts.errors.0.to_string(),
         p.counts.episodes.values().copied().sum::<Count>().0.to_string(),
-        per_second(p.goodput.map(|goodput| goodput.0)),
+        per_second(p.goodput.map(|goodput| goodput.0 as f64)),
         format!("{}/1024", p.scale),
-        per_second(p.bytes_sent_per_second.map(|rate| rate as u64)),
+        per_second(p.bytes_sent_per_second),
     ]
 }
 
-/// Formats rows with aligned columns: the first `left` to the left, the others to the right.
-fn align<const N: usize>(rows: &[[String; N]], left: usize) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    let line = |row: &[String; N]| {
-        let cell = |(i, (text, width)): (usize, (&String, &usize))| match i < left {
-            true => format!("{text:<width$}"),
-            false => format!("{text:>width$}"),
-        };
-        let cells: Vec<String> = row.iter().zip(&widths).enumerate().map(cell).collect();
-        format!("  {}\n", cells.join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
-}
-
-/// Formats `1234567 (1.2 MB)`: the exact number and a short form.
+/// Formats `1234567 (1.23 MB)`: the exact number and a short form.
 fn bytes(Count(n): Count) -> String {
     if n < 1000 { n.to_string() } else { format!("{n} ({})", decimal(n)) }
 }
 
 fn connection(c: &Connection) -> Row {
-    let rate = match (c.messages_per_second, c.bytes_per_second) {
-        (Some(messages), Some(bytes)) => format!("{messages:.0}/s, {}/s", decimal(bytes as u64)),
+    let rates = match (c.messages_per_second, c.bytes_per_second) {
+        (Some(messages), Some(bytes)) => format!("{messages:.0}/s, {}", rate(bytes)),
         _ => String::new(),
     };
     let split = if c.islands == "-" { c.data.clone() } else { format!("{} {}", c.islands, c.data) };
@@ -181,7 +164,7 @@ fn connection(c: &Connection) -> Row {
         c.waits_for_peer.0.to_string(),
         c.waits_for_queue.0.to_string(),
         c.errors.0.to_string(),
-        rate,
+        rates,
     ]
 }
 

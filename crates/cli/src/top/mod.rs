@@ -8,7 +8,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -17,7 +17,10 @@ use clap::Args;
 use mpib_host_view::{Host, Ledger, Source};
 use nccl_net_mpib_agent_iface::stats::NoPage;
 
-use crate::stats::{code, seconds};
+use crate::failure::{Failure, Kind};
+use crate::output;
+use crate::quantity::{interval, pid};
+use crate::stats::Failed;
 use draw::frame_as_text;
 use screen::{Input, Screen};
 use view::{Command, Sort, View};
@@ -39,11 +42,11 @@ Exit codes: those of \"mpib stats\"";
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct TopArgs {
     /// The process [default: all that this user may inspect]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = pid)]
     pid: Option<u32>,
 
     /// Time between two readings
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
+    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "1")]
     interval: Duration,
 
     /// Order of the connections
@@ -94,44 +97,29 @@ pub(crate) fn main(args: &TopArgs) -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err((code, why)) => {
-            eprintln!("mpib: {why}");
-            ExitCode::from(code)
-        }
+        Err(failed) => failed.print(),
     }
 }
 
-type Failed = (u8, String);
-
-fn failed(pid: Option<u32>, why: &NoPage) -> Failed {
-    let process = pid.map_or(String::new(), |pid| format!("process {pid}: "));
-    (code(why), format!("{process}{why}"))
-}
-
 fn trouble(e: io::Error) -> Failed {
-    (1, format!("cannot use the terminal: {e}"))
+    Failure::new(Kind::Tool, format!("cannot use the terminal: {e}")).into()
 }
 
 /// Prints one frame, with the rates over one interval.
 fn once(readings: &mut Readings, view: &View, interval: Duration) -> Result<(), Failed> {
-    let read = |readings: &mut Readings| readings.next().map_err(|e| failed(readings.pid, &e));
+    let read = |readings: &mut Readings| readings.next().map_err(|e| Failed::page(readings.pid, &e));
     let first = read(readings)?;
     if first.processes.is_empty() {
-        return Err((5, "no process has a statistics page".into()));
+        return Err(Failed::no_page(""));
     }
     sleep(interval);
     let host = read(readings)?;
-    let text = frame_as_text(&host, view);
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        // The reader has closed the pipe.
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(|e| (1, format!("cannot write to stdout: {e}"))),
-    }
+    Ok(output::print(&frame_as_text(&host, view))?)
 }
 
 /// Follows the traffic until a key or a signal ends it.
 fn follow(readings: &mut Readings, mut view: View, interval: Duration) -> Result<(), Failed> {
-    let mut host = readings.next().map_err(|e| failed(readings.pid, &e))?;
+    let mut host = readings.next().map_err(|e| Failed::page(readings.pid, &e))?;
     let mut screen = Screen::open().map_err(trouble)?;
     let ended = loop {
         screen.draw(|frame| draw::draw(frame, &host, &mut view)).map_err(trouble)?;
@@ -142,7 +130,7 @@ fn follow(readings: &mut Readings, mut view: View, interval: Duration) -> Result
             Next::Read if view.is_paused() => {}
             Next::Read => match readings.next() {
                 Ok(now) => host = now,
-                Err(e) => break Err(failed(readings.pid, &e)),
+                Err(e) => break Err(Failed::page(readings.pid, &e)),
             },
         }
     };

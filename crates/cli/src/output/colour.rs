@@ -1,0 +1,27 @@
+//! Colours. Texts have them always: [`super::print`] removes them where they are not wanted.
+
+use anstyle::{AnsiColor, Style};
+
+/// As it should be.
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+/// Worth knowing.
+pub(crate) const NOTE: Style = AnsiColor::Cyan.on_default();
+/// Something is lost.
+pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
+/// It does not work.
+pub(crate) const BAD: Style = AnsiColor::Red.on_default();
+
+/// Colours a text.
+pub(crate) fn paint(style: Style, text: &str) -> String {
+    format!("{style}{text}{style:#}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_colour_ends_with_its_text() {
+        assert_eq!(paint(WARN, "warn"), "\x1b[33mwarn\x1b[0m");
+    }
+}

@@ -1,0 +1,80 @@
+//! The documents of `--json`.
+
+use std::process::ExitCode;
+
+use schemars::{JsonSchema, schema_for};
+use serde::Serialize;
+
+use crate::failure::{Context, Failure, Kind};
+
+/// A failure with its exit code.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ErrorReport {
+    #[serde(flatten)]
+    pub(crate) failure: Failure,
+    pub(crate) exit_code: u8,
+}
+
+/// The document of a command that has failed.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Failed {
+    /// This tool's version.
+    mpib: &'static str,
+    /// Always false.
+    ok: bool,
+    error: ErrorReport,
+}
+
+/// Prints a document.
+pub(crate) fn print<T: Serialize>(document: &T) -> Result<(), Failure> {
+    super::print(&(serde_json::to_string_pretty(document).tool("encode the document")? + "\n"))
+}
+
+/// Returns the schema of a document.
+pub(crate) fn schema<T: JsonSchema>() -> String {
+    // Serialising a JSON value cannot fail.
+    serde_json::to_string_pretty(&schema_for!(T)).unwrap_or_default() + "\n"
+}
+
+/// Prints the schema of a document; returns the exit code.
+pub(crate) fn show_schema<T: JsonSchema>() -> ExitCode {
+    match super::print(&schema::<T>()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.print();
+            failure.exit_code()
+        }
+    }
+}
+
+/// Reports a failure on stderr, and with `json` on stdout as well; returns the exit code.
+pub(crate) fn failed(json: bool, failure: Failure, exit_code: u8) -> ExitCode {
+    failure.print();
+    if failure.kind == Kind::Closed {
+        return failure.exit_code();
+    }
+    if json {
+        let error = ErrorReport { failure, exit_code };
+        let document = Failed { mpib: env!("CARGO_PKG_VERSION"), ok: false, error };
+        if let Err(second) = print(&document) {
+            second.print();
+        }
+    }
+    ExitCode::from(exit_code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guide_has_the_schema_of_failures() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/failure.schema.json");
+        let schema = schema::<Failed>();
+        if std::env::var_os("WRITE_MANUAL").is_some() {
+            std::fs::write(path, &schema).unwrap();
+        }
+        let hint = "docs/guide/failure.schema.json differs: WRITE_MANUAL=1 cargo test -p mpib";
+        assert!(std::fs::read_to_string(path).unwrap() == schema, "{hint}");
+    }
+}

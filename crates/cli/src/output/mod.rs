@@ -1,0 +1,24 @@
+//! What all commands print: tables, colours and units for people, and documents for programs.
+
+pub(crate) mod colour;
+pub(crate) mod document;
+pub(crate) mod table;
+pub(crate) mod units;
+
+use std::io::{self, Write};
+
+use crate::failure::{Failure, Kind};
+
+/// Writes to stdout, with colours as `--color` and the environment request them.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = anstream::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
+        io::ErrorKind::BrokenPipe => Failure::new(Kind::Closed, "stdout was closed"),
+        _ => Failure::new(Kind::Tool, format!("cannot write to stdout: {e}")),
+    })
+}
+
+/// Puts a text on one line without control characters: it may come from another machine.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
