@@ -27,6 +27,7 @@ git ls-files -co --exclude-standard -- '*.md' 'docs/*' | grep -E '^(docs/|[A-Z]+
         [ ! -f "$file" ] || install -D -m 644 "$file" "$source/$file"
     done
 sed -E 's|\]\(\.\./|](|; t; s|\]\(|](docs/|' docs/SUMMARY.md >"$source/SUMMARY.md"
+# The summary is no page of the book.
+sed -i -E 's|\]\(docs/SUMMARY\.md(#[a-z]+)?\)|](toc.html)|' "$source/README.md"
 "$tools/bin/mdbook" build .
-rm -f build/book/html/SUMMARY.md
 echo "build/book/html/index.html"

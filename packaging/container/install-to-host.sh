@@ -14,7 +14,7 @@ remove=no
 [ "${1:-}" != --remove ] || { remove=yes && shift; }
 payload=${1:-/payload} host=${2:-/host}
 # The files that this script has put there.
-list=$host/share/mpib/installed-files
+list=$host/share/mpib/installed-by-image
 
 [ -d "$host" ] || fail "$host is not there: mount the host's folder, for example -v /opt/mpib:/host"
 if [ $remove = yes ]; then
@@ -24,7 +24,9 @@ else
     plugin=$(find "$payload" -type f -name libnccl-net-mpib.so | head -n 1)
     [ -n "$plugin" ] || fail "there is no libnccl-net-mpib.so below $payload"
     prefix=${plugin%/lib/libnccl-net-mpib.so}
-    files=$(cd "$prefix" && find . \( -type f -o -type l \) ! -path ./lib/libnccl-net.so | sort)
+    # The second one is the list of "make install".
+    files=$(cd "$prefix" && find . \( -type f -o -type l \) ! -path ./lib/libnccl-net.so \
+        ! -path ./share/mpib/installed-files | sort)
 fi
 
 for file in $files; do

@@ -147,3 +147,26 @@ fn the_book_has_every_page() {
     }
     none(missing);
 }
+
+/// Returns the parts of the rails' sum that a page of figures has for 256 MiB on rails of 4 and 2
+/// GB/s: this plugin's and net_ib's, in percent.
+fn parts_of_the_sum(figures: &str) -> Option<[u32; 2]> {
+    let table = figures.split_once("| 4+2 GB/s |")?.1;
+    let row = table.lines().find(|line| line.starts_with("| bandwidth, 256 MiB, GB/s"))?;
+    let mut rates = row.split('|').skip(2).map(|cell| cell.trim().parse::<f64>());
+    let mut part = || Some((rates.next()?.ok()? / 6.0 * 100.0) as u32);
+    Some([part()?, part()?])
+}
+
+//= testing.md: the README's figures are those of the page of figures
+#[test]
+fn the_readme_has_the_figures_of_the_last_measurement() {
+    let figures = fs::read_to_string(root().join("docs/guide/performance-figures.md")).unwrap();
+    let [ours, theirs] = parts_of_the_sum(&figures).expect("performance-figures.md has the row");
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let cells = format!(" | {theirs} % of their sum | {ours} % |");
+    assert!(
+        readme.contains(&cells),
+        "README.md: no cells {cells:?}, which are those of \"make bench-peers\""
+    );
+}

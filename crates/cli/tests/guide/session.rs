@@ -23,6 +23,7 @@ const LIMIT_SECONDS: &str = "100";
 const ENTER: &str = r#"
 mount -t tmpfs none /dev/shm
 mount -t tmpfs none /opt
+mount -t tmpfs none /run
 ip link set lo up
 # An interface at which other hosts would reach this one.
 ip link add eth0 type veth peer name eth0-peer
