@@ -56,7 +56,8 @@ build() {
     # The libibverbs of this machine needs a newer glibc, and may be for another architecture. The
     # plugin is linked to the one of softverbs, which has the same symbols. Nothing of librdmacm is
     # used.
-    printf '!<arch>\n' >"$work/link/librdmacm.a"
+    : >"$work/link/empty.c"
+    "$work/link/cc" -shared -nostdlib -Wl,-soname,librdmacm.so.1 -o "$work/link/librdmacm.so" "$work/link/empty.c"
     local library
     for library in ibverbs:$work/build/softverbs rdmacm:$work/link; do
         printf 'Name: lib%s\nDescription: for linking\nVersion: %s\nLibs: -L%s -l%s\n' "${library%%:*}" \
@@ -91,14 +92,17 @@ check() {
 
 # Moves debug information into separate files, in .debug beside each file, where gdb looks.
 strip() {
-    local objcopy file debug
-    objcopy=$(rustc --print sysroot)/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')/bin/rust-objcopy
+    local sysroot objcopy file debug
+    sysroot=$(rustc --print sysroot)
+    # Rust's: it knows all architectures. Its library is in Rust's folder.
+    objcopy=(env LD_LIBRARY_PATH="$sysroot/lib"
+        "$sysroot/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')/bin/rust-objcopy")
     for file in libnccl-net-mpib.so:lib mpib:bin softverbs/libibverbs.so.1:lib/mpib/softverbs \
         softverbs/softverbs-ctl:lib/mpib/softverbs; do
         debug=$work/debug/mpib/${file#*:}/.debug/$(basename "${file%%:*}").debug
         mkdir -p "$(dirname "$debug")"
-        "$objcopy" --only-keep-debug "$work/build/${file%%:*}" "$debug"
-        "$objcopy" --strip-all --add-gnu-debuglink="$debug" "$work/build/${file%%:*}"
+        "${objcopy[@]}" --only-keep-debug "$work/build/${file%%:*}" "$debug"
+        "${objcopy[@]}" --strip-all --add-gnu-debuglink="$debug" "$work/build/${file%%:*}"
     done
     find "$work/debug" -name '*.debug' -exec chmod -x {} +
 }
@@ -127,9 +131,12 @@ system_tree() {
     find "$root" -exec touch -h --date="@$SOURCE_DATE_EPOCH" {} +
 }
 
+# Debian's name of an architecture.
+debian() { if [ "$1" = x86_64 ]; then echo amd64; else echo arm64; fi; }
+
 deb() {
-    local arch=amd64 tree=$work/deb file
-    [ "$1" = x86_64 ] || arch=arm64
+    local arch tree=$work/deb
+    arch=$(debian "$1")
     cp -a "$work/root" "$tree"
     mv "$tree/usr/share/zsh/site-functions" "$tree/usr/share/zsh/vendor-completions"
     mkdir "$tree/DEBIAN"
@@ -147,7 +154,7 @@ rpm() {
         find . \( -type f -o -type l \) -printf '/%P\n' -o -path './opt/mpib*' -printf '%%dir /%P\n' \
             -o -path "./usr/share/doc/$name" -printf '%%dir /%P\n') >"$work/rpm-files"
     rpmbuild -bb --quiet --target "$1-linux" --define "_topdir $work/rpm" --define "version $version" \
-        --define "tree $work/root" --define "files $work/rpm-files" "packaging/rpm/$name.spec"
+        --define "tree $work/root" --define "listed $work/rpm-files" "packaging/rpm/$name.spec"
     cp "$work/rpm/RPMS/$1/$name-$version-1.$1.rpm" "$out"
 }
 
@@ -170,18 +177,19 @@ wheel() {
 }
 
 tools
-rm -rf "$out"
 mkdir -p "$out"
 scripts/sbom.sh
 for architecture in "${architectures[@]}"; do
     work=$out/.work/$architecture
+    rm -rf "$work" "$out"/*"$architecture"* "$out"/*_"$(debian "$architecture")".deb
     mkdir -p "$work"
     say "building for $architecture"
     build "$architecture"
     check "$architecture"
     strip
-    # Documents come from the mpib that runs here.
+    # Documents come from an mpib that runs here.
     [ "$architecture" != "$(uname -m)" ] || export MPIB=$work/build/mpib
+    [ -n "${MPIB:-}" ] || fail "build for $(uname -m) first, or set MPIB to an mpib that runs here"
     mkdir "$work/build/sbom"
     cp build/sbom/*.json "$work/build/sbom"
     scripts/stage.sh "$work/build" "$work/stage" /opt/mpib
@@ -195,6 +203,6 @@ for architecture in "${architectures[@]}"; do
 done
 cp build/sbom/*.json "$out"
 rm -rf "$out/.work"
-(cd "$out" && sha256sum -- * >SHA256SUMS)
+(cd "$out" && rm -f SHA256SUMS && sha256sum -- * >.sums && mv .sums SHA256SUMS)
 say "wrote $out:"
 (cd "$out" && ls -sh)

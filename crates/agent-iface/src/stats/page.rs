@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::layout::Page;
 use super::{BadPage, MEMFD_NAME, STATS_SIZE};
+use crate::memfd;
 
 /// The mapping of this process's page. A forked child must not write to it.
 static OURS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -29,7 +29,7 @@ pub(super) fn create() -> io::Result<&'static Page> {
             "the page needs {STATS_SIZE} bytes, but the limit on the size of files (ulimit -f) is {limit}"
         )));
     }
-    let file = File::from(memfd_create(MEMFD_NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+    let file = memfd::sealable(MEMFD_NAME)?;
     // Takes the memory now. Without it, a write to the page when memory is short raises SIGBUS,
     // which kills the process.
     let size = i64::try_from(STATS_SIZE).map_err(io::Error::other)?;
