@@ -51,6 +51,10 @@ soak: setup ## Move checked data between two processes for SECONDS (default 600)
 fuzz: setup ## Fuzz each target for SECONDS (default 60) under AddressSanitizer; TARGETS="messages link" runs these
 	@scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
+.PHONY: sanitize
+sanitize: setup-test build ## Run the suites of data, control and faults with AddressSanitizer and ThreadSanitizer; KINDS=thread, SUITES="data faults"
+	@export SUITES="$(SUITES)"; scripts/sanitize.sh $(KINDS)
+
 .PHONY: check
 check: check-fmt check-prose check-manifests check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, manifests, lints, documentation, dependencies, memory model, instruction counts
 

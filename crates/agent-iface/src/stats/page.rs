@@ -45,9 +45,10 @@ pub(super) fn create() -> io::Result<&'static Page> {
     OURS.store(map.as_mut_ptr().cast(), Ordering::Relaxed);
     // Readers find the page through the descriptor. It stays open.
     OURS_FD.store(OwnedFd::from(file).into_raw_fd(), Ordering::Relaxed);
-    let map = Box::leak(Box::new(map));
-    // SAFETY: as in `Mapped::view`; the leaked mapping is never unmapped.
-    Ok(unsafe { &*map.as_ptr().cast::<Page>() })
+    let page = map.as_ptr().cast::<Page>();
+    std::mem::forget(map);
+    // SAFETY: as in `Mapped::view`; the mapping was forgotten, so it is never unmapped.
+    Ok(unsafe { &*page })
 }
 
 /// The mapped page of another process.
@@ -96,7 +97,7 @@ extern "C" fn replace_page() {
     }
     let (access, how) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
-    // SAFETY: replaces exactly the mapping that `create` leaked, which nothing else can have
+    // SAFETY: replaces exactly the mapping that `create` keeps for ever, which nothing else can have
     // replaced. Zeroed atomics are valid. If mmap fails, the old mapping stays.
     unsafe { libc::mmap(at, STATS_SIZE, access, how, -1, 0) };
     let fd = OURS_FD.swap(-1, Ordering::Relaxed);
