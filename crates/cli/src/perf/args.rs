@@ -3,12 +3,14 @@
 use std::{ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
-use super::{pin::Pins, sizes::Sizes};
+use super::{
+    pin::Pins,
+    plan::{Fault, Plan},
+    sizes::Sizes,
+};
 use crate::failure::{EXIT_CODES, Failure, Kind};
-use crate::quantity::{MOST_BYTES, bytes, time};
+use crate::quantity::{bytes, time};
 use nccl_net_host::MAX_GROUP;
 
 /// The default port of `--listen` and `--connect`.
@@ -18,9 +20,9 @@ pub(crate) const PORT: u16 = 18518;
 pub(crate) const TABLES: RangeInclusive<u32> = 6..=12;
 
 /// More connections would show nothing new.
-const MOST_CONNECTIONS: i64 = 10_000;
+pub(super) const MOST_CONNECTIONS: i64 = 10_000;
 /// More handles at a time may not fit into the sockets between the two ends.
-const MOST_AT_ONCE: i64 = 64;
+pub(super) const MOST_AT_ONCE: i64 = 64;
 
 const PLUGIN: &str = "Plugin and device";
 const LOAD: &str = "Messages";
@@ -140,8 +142,8 @@ pub(crate) struct PerfArgs {
     #[arg(help_heading = MACHINES, long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "", conflicts_with = "connect")]
     pub(crate) listen: Option<String>,
 
-    /// Run against the machine on which --listen waits. This end decides everything but the
-    /// plugin's path and the device
+    /// Run against the machine on which --listen waits. This end decides the messages; each end
+    /// chooses its plugin, table, devices, processors and GPU
     #[arg(help_heading = MACHINES, long, value_name = "HOST[:PORT]")]
     pub(crate) connect: Option<String>,
 
@@ -222,26 +224,6 @@ impl Abi {
     }
 }
 
-/// A fault of one device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub(crate) struct Fault {
-    pub(crate) device: String,
-    /// What follows the device's name in the script.
-    pub(crate) action: String,
-}
-
-impl Fault {
-    /// Returns the script that breaks the device.
-    pub(crate) fn script(&self) -> String {
-        format!("{}:{}", self.device, self.action)
-    }
-
-    /// Returns the script that repairs the device.
-    pub(crate) fn repair(&self) -> String {
-        format!("{}:heal", self.device)
-    }
-}
-
 fn parse_fault(text: &str) -> Result<Fault, String> {
     match text.split_once(':') {
         Some((device, action)) if !device.is_empty() && !action.is_empty() => {
@@ -283,46 +265,6 @@ impl FromStr for Memory {
     }
 }
 
-/// What both ends do alike.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub(crate) struct Plan {
-    pub(crate) sizes: Vec<usize>,
-    /// In seconds.
-    #[serde(with = "seconds")]
-    #[schemars(with = "f64")]
-    pub(crate) time: Duration,
-    pub(crate) iterations: Option<u64>,
-    pub(crate) depth: usize,
-    pub(crate) receives: usize,
-    pub(crate) optional: bool,
-    pub(crate) bidirectional: bool,
-    pub(crate) ping_pong: bool,
-    pub(crate) connections: usize,
-    pub(crate) at_once: usize,
-    pub(crate) check: bool,
-    pub(crate) memory: usize,
-    /// In seconds.
-    #[serde(with = "seconds")]
-    #[schemars(with = "f64")]
-    pub(crate) timeout: Duration,
-    pub(crate) fault: Option<Fault>,
-}
-
-/// A time as a number of seconds.
-mod seconds {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_f64(time.as_secs_f64())
-    }
-
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Duration, D::Error> {
-        Duration::try_from_secs_f64(f64::deserialize(from)?).map_err(D::Error::custom)
-    }
-}
-
 impl PerfArgs {
     pub(crate) fn plan(&self) -> Result<Plan, Failure> {
         Ok(Plan {
@@ -341,51 +283,6 @@ impl PerfArgs {
             timeout: self.timeout,
             fault: self.fault.clone(),
         })
-    }
-}
-
-impl Plan {
-    /// Returns whether both ends send and receive.
-    pub(crate) const fn both_ways(&self) -> bool {
-        self.bidirectional || self.ping_pong
-    }
-
-    /// Checks the bounds of the options: a plan may come from another machine.
-    pub(crate) fn validate(self) -> Result<Self, Failure> {
-        let bad =
-            |what: String| Err(Failure::new(Kind::Usage, format!("the plan from the other end: {what}")));
-        if self.sizes.is_empty() || self.sizes.len() > super::sizes::MOST_SIZES {
-            return bad(format!("{} sizes, expected 1 to {}", self.sizes.len(), super::sizes::MOST_SIZES));
-        }
-        if let Some(size) = self.sizes.iter().find(|s| **s > super::sizes::LARGEST) {
-            return bad(format!("size {size}, expected at most {}", super::sizes::LARGEST));
-        }
-        if !(1..=32).contains(&self.depth) || !(1..=MAX_GROUP).contains(&self.receives) {
-            return bad(format!(
-                "depth {} (1 to 32), receives {} (1 to {MAX_GROUP})",
-                self.depth, self.receives
-            ));
-        }
-        if !(1..=MOST_BYTES).contains(&self.memory) || self.iterations == Some(0) {
-            return bad(format!("memory {}, iterations {:?}", self.memory, self.iterations));
-        }
-        if self.optional && (self.receives != 1 || self.ping_pong) {
-            return bad(format!("optional receives in groups of {}, or in round trips", self.receives));
-        }
-        if self.connections > MOST_CONNECTIONS as usize || (self.ping_pong && self.receives != 1) {
-            return bad(format!("connections {}, ping-pong of {} receives", self.connections, self.receives));
-        }
-        if !(1..=MOST_AT_ONCE as usize).contains(&self.at_once) {
-            return bad(format!("{} connections at a time, expected 1 to {MOST_AT_ONCE}", self.at_once));
-        }
-        if let Some(fault) = &self.fault {
-            return bad(format!("fault {}: only for two ends on one machine", fault.script()));
-        }
-        let day = Duration::from_secs(86_400);
-        if self.time > day || self.timeout > day || self.timeout.is_zero() {
-            return bad(format!("time {:?}, timeout {:?}", self.time, self.timeout));
-        }
-        Ok(self)
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    args::Plan,
     control::Channel,
+    plan::Plan,
     rails::RailBytes,
     report::{Connections, PerConnection, SizeResult},
 };

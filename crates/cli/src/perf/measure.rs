@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::{
-    args::Plan,
     flow::{self, End, Receiving, Round, Sending},
     link::{Message, Role, expect_message},
-    pingpong, rails,
+    pingpong,
+    plan::Plan,
+    rails,
     report::{SizeResult, Stage, Times},
     session::{Comms, Patience, Session},
 };

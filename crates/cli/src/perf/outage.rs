@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    args::Fault,
     flow::Round,
     measure::Measurement,
+    plan::Fault,
     rails,
     report::{Stage, StageKind},
     session::Session,

@@ -2,7 +2,7 @@
 
 use std::{os::fd::OwnedFd, path::PathBuf, time::Duration};
 
-use super::{args::Plan, link::Role, run::Run, ui::Ui, worker::Job};
+use super::{link::Role, plan::Plan, run::Run, ui::Ui, worker::Job};
 use crate::failure::{Failure, Kind};
 
 /// This end.

@@ -9,14 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Setting,
-    args::{PORT, Plan},
-    control::Channel,
-    link::Role,
-    report::Report,
-    table,
-};
+use super::{Setting, args::PORT, control::Channel, link::Role, plan::Plan, report::Report, table};
 use crate::failure::{Context, Failure, Kind};
 
 /// First word of a connection, by which other clients are recognised.

@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{args::Plan, rails::RailBytes};
+use super::{plan::Plan, rails::RailBytes};
 use crate::output::{
     document::ErrorReport,
     table::{Table, left, paragraph, right},

@@ -6,9 +6,9 @@ use std::{
 };
 
 use super::{
-    args::Plan,
     child::Worker,
     link::Role,
+    plan::Plan,
     report::{AbiReport, SizeResult},
     ui::Ui,
     worker::{Event, Job},

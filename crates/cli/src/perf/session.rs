@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    args::Plan,
     connections,
     cuda::Gpu,
     link::{Link, Message, Role, expect_message},
     measure, outage,
     pin::Pin,
+    plan::Plan,
     region::Layout,
     report::{Connections, SizeResult},
 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
-    args::Plan,
+    plan::Plan,
     report::{self, AbiReport, Connections, SizeResult},
 };
 use crate::failure::Failure;

@@ -11,11 +11,11 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    args::Plan,
     control::Channel,
     cuda::Gpu,
     link::{Link, Message, Role, expect_message},
     pin::Pin,
+    plan::Plan,
     rails,
     report::{Connections, SizeResult},
     session::{Listener, Session},
