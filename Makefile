@@ -9,6 +9,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 PREFIX ?= /usr/local
 DESTDIR ?=
+# Where the plugin goes (default PREFIX/lib), and ENABLE=1: NCCL uses it without NCCL_NET_PLUGIN.
+export LIBDIR ENABLE
 
 # SETUP=no: install nothing. Setup then lists what is missing, and fails if that is anything.
 export SETUP
@@ -20,10 +22,10 @@ cargo = eval "$$(scripts/libclang.sh env)"; cargo
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: setup setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser
+.PHONY: setup setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser setup-package
 setup: ## Install what building needs, each step announced; SETUP=no with any target: only list what is missing
 	@scripts/setup.sh build
-setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser:
+setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser setup-package:
 	@scripts/setup.sh $(@:setup-%=%)
 
 .PHONY: demo
@@ -49,12 +51,16 @@ soak: setup ## Move checked data between two processes for SECONDS (default 600)
 fuzz: setup ## Fuzz each target for SECONDS (default 60) under AddressSanitizer; TARGETS="messages link" runs these
 	@scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
-.PHONY: check
-check: check-fmt check-prose check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, lints, documentation, dependencies, memory model, instruction counts
+.PHONY: sanitize
+sanitize: setup-test build ## Run the suites of data, control and faults with AddressSanitizer and ThreadSanitizer; KINDS=thread, SUITES="data faults"
+	@export SUITES="$(SUITES)"; scripts/sanitize.sh $(KINDS)
 
-.PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-prose
+.PHONY: check
+check: check-fmt check-prose check-manifests check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, manifests, lints, documentation, dependencies, memory model, instruction counts
+
+.PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-prose
 check-build check-clippy check-abi check-doc check-deny check-loom: setup
-check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-prose:
+check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-prose:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)
 
@@ -66,6 +72,10 @@ check-instructions: setup-instructions build ## Compare the plugin's instruction
 .PHONY: advisories
 advisories: ## Look for known vulnerabilities in dependencies (needs the network)
 	@scripts/check.sh advisories
+
+.PHONY: book
+book: ## Make the guide as a book in build/book/html (mdbook, which cargo installs into the cache)
+	@scripts/book.sh
 
 .PHONY: picture
 picture: setup-browser build ## Take the picture of the agent's page for the manual (Chromium)
@@ -100,8 +110,18 @@ build: setup ## Build the plugin, mpib and softverbs into build/
 	@scripts/build.sh
 
 .PHONY: install
-install: ## Install build/ under PREFIX (default /usr/local); DESTDIR is put in front
+install: ## Install build/ under PREFIX (default /usr/local); LIBDIR, DESTDIR; ENABLE=1: as NCCL's default plugin
 	@scripts/install.sh "$(PREFIX)" "$(DESTDIR)"
+
+.PHONY: uninstall
+uninstall: ## Remove what make install installed under PREFIX
+	@scripts/uninstall.sh "$(PREFIX)" "$(DESTDIR)"
+
+.PHONY: package check-package
+package: setup-package ## Build tarballs, debs, rpms and wheels for glibc 2.17 into build/package; ARCH="x86_64 aarch64"
+	@scripts/package.sh $(ARCH)
+check-package: ## Install, use and remove the packages in bare roots (debootstrap, as root); CASES="bookworm-deb wheel …"
+	@scripts/package-test.sh $(CASES)
 
 .PHONY: bench
 bench: setup-instructions build ## Measure the plugin over softverbs without a rate limit, the part of two rails' sum it reaches, and the cost of its tables

@@ -25,8 +25,7 @@ build/mpib compare --only null --rounds "${COST_ROUNDS:-15}" --markdown "$work/c
     --plugin "$PWD/build/libnccl-net-mpib.so,env=MPIB_FAILOVER=0,name=MPIB_FAILOVER=0"
 {
     # Sentences are wrapped; tables are not.
-    awk '/^[|<]/ { print; fflush(); next } { print | "fold -s -w 99"; close("fold -s -w 99") }' "$work/faults"
+    awk -v wrap="fold -s -w 99 | sed \"s, *$,,\"" '/^[|<]/ { print; fflush(); next } { print | wrap; close(wrap) }' "$work/faults"
     printf '\n## Cost without faults\n'
-    # The scenarios' goals are against other plugins.
-    sed -e '1d' -e 's/|[^|]*|$/|/' "$work/cost"
+    sed 1d "$work/cost"
 } >"$figures"

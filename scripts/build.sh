@@ -1,15 +1,27 @@
 #!/usr/bin/env bash
 # Builds the plugin, mpib and softverbs, and puts them under build/.
 # usage: build.sh [PROFILE]   (release, dev, or dist: the same files in every folder)
+#   BUILD_TARGET  in the environment: a target of cargo-zigbuild, such as
+#                 aarch64-unknown-linux-gnu.2.17. CC must then be a C compiler for it
+#   BUILD_OUT     where the files go, default build
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
 eval "$(scripts/libclang.sh env)"
 profile=${1:-release}
 target=${CARGO_TARGET_DIR:-target}
+build=${BUILD_OUT:-build}
+cargo=(cargo build) rustc=(cargo rustc) options=(--locked --profile "$profile") out=$target
+if [ -n "${BUILD_TARGET:-}" ]; then
+    cargo=(cargo-zigbuild zigbuild) rustc=(cargo-zigbuild rustc)
+    options+=(--target "$BUILD_TARGET")
+    out=$target/${BUILD_TARGET%%.*}
+fi
+# For "mpib --version". Sources without git set it themselves.
+export MPIB_COMMIT=${MPIB_COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || true)}
 case $profile in
-    dev) out=$target/debug ;;
-    *) out=$target/$profile ;;
+    dev) out=$out/debug ;;
+    *) out=$out/$profile ;;
 esac
 
 if [ "$profile" = dist ]; then
@@ -28,16 +40,17 @@ put() {
     mv -f "$2.new" "$2"
 }
 
-cargo build --locked --profile "$profile" -p mpib
+# First: programs for another target are linked to this libibverbs.
+crates/softverbs/build-libibverbs.sh "$build/softverbs" "$profile"
+"${cargo[@]}" "${options[@]}" -p mpib
 # As a shared object alone: with the Rust library beside it, calls inside of the file would go
 # through a table.
-cargo rustc --locked --profile "$profile" -p nccl-net-mpib --lib --crate-type cdylib
-put "$out/libnccl_net_mpib.so" build/libnccl-net-mpib.so
-put "$out/mpib" build/mpib
+"${rustc[@]}" "${options[@]}" -p nccl-net-mpib --lib --crate-type cdylib
+put "$out/libnccl_net_mpib.so" "$build/libnccl-net-mpib.so"
+put "$out/mpib" "$build/mpib"
 # NCCL looks for this name without NCCL_NET_PLUGIN.
-ln -sfn libnccl-net-mpib.so build/libnccl-net.so
+ln -sfn libnccl-net-mpib.so "$build/libnccl-net.so"
 # RCCL looks for this name with NCCL_NET_PLUGIN=mpib.
-ln -sfn libnccl-net-mpib.so build/librccl-net-mpib.so
-crates/softverbs/build-libibverbs.sh build/softverbs "$profile"
-cargo build --locked --profile "$profile" -p softverbs --bin softverbs-ctl
-put "$out/softverbs-ctl" build/softverbs/softverbs-ctl
+ln -sfn libnccl-net-mpib.so "$build/librccl-net-mpib.so"
+"${cargo[@]}" "${options[@]}" -p softverbs --bin softverbs-ctl
+put "$out/softverbs-ctl" "$build/softverbs/softverbs-ctl"

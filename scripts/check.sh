@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|prose|deny|advisories|loom|miri
+# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|manifests|prose|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -70,6 +70,7 @@ case ${1:-} in
         links
         ;;
     links) links ;;
+    manifests) scripts/manifests.sh ;;
     prose) tracked '*.md' '*.rs' '*.c' '*.h' '*.sh' '*.toml' '*.yml' Makefile .ci/run | LC_ALL=C xargs awk -f scripts/prose.awk ;;
     deny)
         cargo_deny check bans licenses sources
@@ -101,7 +102,7 @@ case ${1:-} in
         cargo +nightly miri test --locked -p nccl-net-mpib --lib device::cache_tests::
         ;;
     *)
-        echo "usage: $0 fmt|build|clippy|abi|doc|links|prose|deny|advisories|loom|miri" >&2
+        echo "usage: $0 fmt|build|clippy|abi|doc|links|manifests|prose|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac

@@ -51,6 +51,10 @@ seconds=${1:?usage: fuzz.sh SECONDS [TARGET]...}
 shift
 targets=("$@")
 [ $# -gt 0 ] || mapfile -t targets < <(basename -s .rs fuzz/fuzz_targets/*.rs)
+if ! command -v "${CXX:-c++}" >/dev/null; then
+    say "${CXX:-c++} is missing: libFuzzer needs a C++ compiler (Debian: g++)"
+    exit 1
+fi
 install_cargo_fuzz
 say "building ${#targets[@]} targets (the first time some minutes)"
 cargo fuzz build

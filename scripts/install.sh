@@ -1,35 +1,43 @@
 #!/usr/bin/env bash
 # Installs what "make build" left. usage: install.sh PREFIX [DESTDIR]
+#   LIBDIR    in the environment: where the plugin goes, default PREFIX/lib
+#   ENABLE=1  NCCL uses the plugin without NCCL_NET_PLUGIN ("mpib enable")
+# A list of what was installed stays, for uninstall.sh.
 set -euo pipefail
+export LC_ALL=C
 
 cd "$(dirname "$0")/.."
 prefix=${1:?usage: install.sh PREFIX [DESTDIR]}
-root=${2:-}$prefix
+root=${2:-}
+libdir=${LIBDIR:-$prefix/lib}
+list=$prefix/share/mpib/installed-files
 
-for file in build/libnccl-net-mpib.so build/mpib build/softverbs/libibverbs.so.1; do
-    if [ ! -f "$file" ]; then
-        echo "install: there is no $file; run \"make build\" first (as yourself, not as root)" >&2
-        exit 1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/stage"
+scripts/stage.sh build "$work/stage" "$prefix" "$libdir"
+(cd "$work/stage" && find . -mindepth 1 -printf '/%P\n') | sort >"$work/paths"
+
+# Folders that were made here end with a slash in the list. Those of an older installation stay in
+# it.
+touch "$work/old"
+[ ! -f "$root$list" ] || sort "$root$list" >"$work/old"
+grep '/$' "$work/old" >"$work/list" || true
+while read -r path; do
+    if [ -d "$work/stage$path" ] && [ ! -L "$work/stage$path" ]; then
+        if [ ! -d "$root$path" ]; then
+            mkdir -p "$root$path"
+            echo "$path/" >>"$work/list"
+        fi
+    else
+        # By rename: a running job keeps the file that it has open.
+        cp -P --preserve=mode "$work/stage$path" "$root$path.new"
+        mv -fT "$root$path.new" "$root$path"
+        echo "$path" >>"$work/list"
     fi
-done
-install -d "$root/lib/mpib/softverbs" "$root/bin"
-install -m 755 build/libnccl-net-mpib.so "$root/lib/libnccl-net-mpib.so"
-ln -sfn libnccl-net-mpib.so "$root/lib/libnccl-net.so"
-ln -sfn libnccl-net-mpib.so "$root/lib/librccl-net-mpib.so"
-install -m 755 build/mpib "$root/bin/mpib"
-# In a separate folder: on the default library path it would replace the real libibverbs.
-install -m 755 build/softverbs/libibverbs.so.1 "$root/lib/mpib/softverbs/libibverbs.so.1"
-ln -sfn libibverbs.so.1 "$root/lib/mpib/softverbs/libibverbs.so"
-# The agent's unit names the program by its final path. /etc/mpib/agent.toml is the operator's.
-install -d "$root/lib/systemd/system" "$root/share/doc/mpib"
-sed "s|@PREFIX@|$prefix|" packaging/systemd/mpib-agent.service >"$root/lib/systemd/system/mpib-agent.service"
-chmod 644 "$root/lib/systemd/system/mpib-agent.service"
-install -m 644 packaging/agent.toml "$root/share/doc/mpib/agent.toml"
-# Licences of this project and of the software that its programs contain.
-install -m 644 LICENSE LICENSE-APACHE LICENSE-MIT "$root/share/doc/mpib"
-install -d "$root/share/doc/mpib/third-party"
-install -m 644 packaging/notices/*.txt "$root/share/doc/mpib/third-party"
-# For the hosts of Grafana and Prometheus.
-install -d "$root/share/mpib/grafana"
-install -m 644 packaging/grafana/dashboard.json packaging/grafana/alerts.yaml "$root/share/mpib/grafana"
-echo "installed under $root"
+done <"$work/paths"
+sort -u "$work/list" >"$root$list"
+# Files of an older installation that this one does not have.
+comm -23 "$work/old" "$root$list" | while read -r path; do rm -f "$root$path"; done
+echo "installed under $root$prefix"
+[ "${ENABLE:-}" != 1 ] || "$root$prefix/bin/mpib" enable "$root$libdir"

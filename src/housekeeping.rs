@@ -1,16 +1,17 @@
 //! Work that must not wait for NCCL's next call: a list of named jobs.
 //!
-//! The thread of the adapters' events runs each job at the job's own interval, and all of them at
-//! once after [`Housekeeping::wake`].
+//! The thread of the adapters' events runs each job at the job's own interval, and at once after
+//! [`Housekeeping::wake`].
 
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::EventFd;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Fast, Result};
 
@@ -84,35 +85,130 @@ pub(crate) fn log_failure(name: &'static str, result: &Fast<()>) {
     }
 }
 
+/// The name of a job in the list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct JobId(u64);
+
 /// The jobs of a process.
 #[derive(Default)]
 pub struct Housekeeping {
-    jobs: Mutex<Vec<Entry>>,
+    jobs: Mutex<Jobs>,
+    /// A run of a job has ended.
+    ended: Condvar,
+    /// Number of the last job.
+    last: AtomicU64,
     /// Wakes the thread that runs the jobs; `None` while there is no thread.
     waker: Mutex<Option<Arc<EventFd>>>,
+}
+
+/// A process may have thousands of jobs, one for each connection: no call looks at all of them.
+#[derive(Default)]
+struct Jobs {
+    entries: HashMap<JobId, Entry>,
+    /// When each job is due that waits.
+    due: BTreeSet<(Instant, JobId)>,
+    running: Option<JobId>,
 }
 
 struct Entry {
     name: &'static str,
     job: Weak<dyn Job>,
-    due: Instant,
+    /// `None` from the time when it is due until its run has ended.
+    due: Option<Instant>,
+    /// Woken while it runs.
+    again: bool,
+}
+
+impl Jobs {
+    /// Makes a job due at `at`.
+    fn schedule(&mut self, id: JobId, at: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        if let Some(due) = entry.due.replace(at) {
+            self.due.remove(&(due, id));
+        }
+        self.due.insert((at, id));
+    }
+
+    /// Takes the jobs that are due at `now`, in their order.
+    fn take_due(&mut self, now: Instant) -> Vec<JobId> {
+        let mut taken = Vec::new();
+        while let Some((_, id)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
+            self.due.pop_first();
+            if let Some(entry) = self.entries.get_mut(&id) {
+                entry.due = None;
+                taken.push(id);
+            }
+        }
+        taken
+    }
+
+    fn remove(&mut self, id: JobId) {
+        if let Some(due) = self.entries.remove(&id).and_then(|entry| entry.due) {
+            self.due.remove(&(due, id));
+        }
+    }
+
+    /// Begins a run. Returns `None` for a job that was removed or dropped.
+    fn begin(&mut self, id: JobId) -> Option<(&'static str, Arc<dyn Job>)> {
+        let entry = self.entries.get_mut(&id)?;
+        entry.again = false;
+        let (name, job) = (entry.name, entry.job.upgrade());
+        match job {
+            Some(_) => self.running = Some(id),
+            None => self.remove(id),
+        }
+        Some((name, job?))
+    }
+
+    /// Ends a run. The job is due again after `interval`, if it has one.
+    fn end(&mut self, id: JobId, interval: Option<Duration>) {
+        self.running = None;
+        let Some(interval) = interval else { return self.remove(id) };
+        if let Some(entry) = self.entries.get(&id) {
+            let pause = if entry.again { Duration::ZERO } else { interval.clamp(SHORTEST, TICK) };
+            self.schedule(id, Instant::now() + pause);
+        }
+    }
 }
 
 impl Housekeeping {
-    /// Adds a job. It runs until [`remove`](Self::remove) or until it is dropped.
-    pub(crate) fn add(&self, name: &'static str, job: Weak<dyn Job>) {
-        self.jobs.lock().push(Entry { name, job, due: Instant::now() });
+    /// Returns the name of a job that is added later.
+    pub(crate) fn reserve(&self) -> JobId {
+        JobId(self.last.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Removes a job. It neither runs nor will run when this returns.
-    pub(crate) fn remove(&self, job: &Arc<impl Job>) {
-        let same = |one: &Weak<dyn Job>| std::ptr::addr_eq(one.as_ptr(), Arc::as_ptr(job));
-        self.jobs.lock().retain(|one| one.job.strong_count() > 0 && !same(&one.job));
+    /// Adds a job, which is due at once. It runs until [`remove`](Self::remove) or until it is
+    /// dropped.
+    pub(crate) fn add(&self, id: JobId, name: &'static str, job: Weak<dyn Job>) {
+        let mut jobs = self.jobs.lock();
+        jobs.entries.insert(id, Entry { name, job, due: None, again: false });
+        jobs.schedule(id, Instant::now());
     }
 
-    /// Makes the thread run all jobs now, regardless of their intervals. Any thread may call this, a job
-    /// too: it takes no lock that a run holds, and costs one system call.
-    pub fn wake(&self) {
+    /// Removes a job. It neither runs nor will run when this returns. Not to be called by the job.
+    pub(crate) fn remove(&self, id: JobId) {
+        let mut jobs = self.jobs.lock();
+        jobs.remove(id);
+        while jobs.running == Some(id) {
+            self.ended.wait(&mut jobs);
+        }
+    }
+
+    /// Makes the thread run a job now, regardless of its interval. Any thread may call this, a job
+    /// too. It costs one system call. A job that is not added yet runs once it is.
+    pub(crate) fn wake(&self, id: JobId) {
+        let mut jobs = self.jobs.lock();
+        let Some(entry) = jobs.entries.get_mut(&id) else { return };
+        entry.again = true;
+        if entry.due.is_some() {
+            jobs.schedule(id, Instant::now());
+        }
+        drop(jobs);
+        self.wake_thread();
+    }
+
+    /// Makes the thread look at what it serves besides the jobs.
+    pub(crate) fn wake_thread(&self) {
         if let Some(waker) = &*self.waker.lock() {
             // Fails only if the counter is full, and then the thread is awake.
             let _ = waker.write(1);
@@ -129,39 +225,37 @@ impl Housekeeping {
         self.waker.lock().take_if(|set| Arc::ptr_eq(set, waker));
     }
 
-    /// Runs each job that is due, or all if `now` is `None`. Returns the time until the next one is
-    /// due. The list stays locked meanwhile, which is what `remove` waits for.
-    pub(crate) fn run(&self, now: Option<Instant>) -> Duration {
-        let mut jobs = self.jobs.lock();
-        for entry in jobs.iter_mut().filter(|entry| now.is_none_or(|now| entry.due <= now)) {
-            let Some(job) = entry.job.upgrade() else { continue };
-            match catch_unwind(AssertUnwindSafe(|| job.run())) {
-                Ok(Ok(())) => {}
-                Ok(Err(e)) => {
-                    e.report(entry.name);
-                }
-                Err(_) => {
-                    let name = entry.name;
-                    tracing::warn!(
-                        target: "net",
-                        "{name}: internal error, please report it: a panic was caught, and this is not done any more"
-                    );
-                    entry.job = Weak::<Never>::new();
-                }
-            }
-            entry.due = Instant::now() + job.interval().clamp(SHORTEST, TICK);
-        }
-        let next = jobs.iter().filter(|entry| entry.job.strong_count() > 0).map(|entry| entry.due).min();
-        next.map_or(TICK, |due| due.saturating_duration_since(Instant::now()))
+    /// Runs each job that is due at `now`. Returns the time until the next one is due. One thread
+    /// calls this.
+    pub(crate) fn run(&self, now: Instant) -> Duration {
+        let due = self.jobs.lock().take_due(now);
+        due.into_iter().for_each(|id| self.run_one(id));
+        let next = self.jobs.lock().due.first().map(|(at, _)| *at);
+        next.map_or(TICK, |at| at.saturating_duration_since(Instant::now()))
     }
-}
 
-/// In the place of a job that has panicked.
-struct Never;
-
-impl Job for Never {
-    fn run(&self) -> Result<()> {
-        Ok(())
+    /// Runs a job without the lock: other jobs may be added, removed and woken meanwhile.
+    fn run_one(&self, id: JobId) {
+        let begun = self.jobs.lock().begin(id);
+        let Some((name, job)) = begun else { return };
+        let interval = match catch_unwind(AssertUnwindSafe(|| job.run())) {
+            Ok(Ok(())) => Some(job.interval()),
+            Ok(Err(e)) => {
+                e.report(name);
+                Some(job.interval())
+            }
+            Err(_) => {
+                tracing::warn!(
+                    target: "net",
+                    "{name}: internal error, please report it: a panic was caught, and this is not done any more"
+                );
+                None
+            }
+        };
+        // Before `remove` returns: its caller may hold the last reference then.
+        drop(job);
+        self.jobs.lock().end(id, interval);
+        self.ended.notify_all();
     }
 }
 
@@ -196,24 +290,34 @@ pub(crate) mod tests {
         }
     }
 
+    /// Adds a job.
+    pub(crate) fn add<J: Job + 'static>(list: &Housekeeping, job: &Arc<J>) -> JobId {
+        let id = list.reserve();
+        list.add(id, "a job", super::job(job));
+        id
+    }
+
+    /// Returns when all jobs are due that wait.
+    fn last_due(list: &Housekeeping) -> Instant {
+        list.jobs.lock().due.last().map_or_else(Instant::now, |(at, _)| *at)
+    }
+
     #[test]
     fn a_job_runs_until_it_is_removed_or_dropped() {
         let (list, jobs) = (Housekeeping::default(), [(); 3].map(|()| Arc::<Count>::default()));
-        for job in &jobs {
-            let job: Arc<dyn Job> = Arc::<Count>::clone(job);
-            list.add("count", Arc::downgrade(&job));
-        }
+        let ids = [0, 1, 2].map(|i| add(&list, &jobs[i]));
         let runs = |jobs: &[Arc<Count>]| jobs.iter().map(|j| j.runs()).collect::<Vec<_>>();
-        list.run(None);
+        list.run(last_due(&list));
         assert_eq!(runs(&jobs), [1, 1, 1]);
-        list.remove(&jobs[1]);
-        list.run(None);
+        list.remove(ids[1]);
+        list.run(last_due(&list));
         assert_eq!(runs(&jobs), [2, 1, 2]);
         let [first, _, last] = jobs;
         drop(first);
-        list.remove(&last);
-        list.run(None);
-        assert_eq!((runs(&[last]), list.jobs.lock().len()), (vec![2], 0));
+        list.remove(ids[2]);
+        list.run(last_due(&list));
+        assert_eq!((runs(&[last]), list.jobs.lock().entries.len()), (vec![2], 0));
+        assert!(list.jobs.lock().due.is_empty());
     }
 
     /// A job with a bug.
@@ -228,15 +332,14 @@ pub(crate) mod tests {
     //= faults.md: 74
     #[test]
     fn a_job_that_panics_ends_alone() {
-        let (list, other) = (Housekeeping::default(), Arc::<Count>::default());
-        let bug: Arc<dyn Job> = Arc::new(Panics);
-        list.add("bug", Arc::downgrade(&bug));
-        let job: Arc<dyn Job> = Arc::<Count>::clone(&other);
-        list.add("count", Arc::downgrade(&job));
-        list.run(None);
-        list.run(None);
+        let (list, bug, other) = (Housekeeping::default(), Arc::new(Panics), Arc::<Count>::default());
+        let id = add(&list, &bug);
+        add(&list, &other);
+        list.run(last_due(&list));
+        list.run(last_due(&list));
         assert_eq!(other.runs(), 2);
-        assert_eq!(list.jobs.lock().iter().filter(|entry| entry.job.strong_count() > 0).count(), 1);
+        assert_eq!(list.jobs.lock().entries.len(), 1);
+        list.remove(id);
     }
 
     /// Runs every 20 ms.
@@ -255,41 +358,104 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn each_job_runs_at_its_own_interval_and_all_at_a_wake() {
+    fn each_job_runs_at_its_own_interval_and_at_a_wake() {
         let (list, often, seldom) =
             (Housekeeping::default(), Arc::<Often>::default(), Arc::<Count>::default());
-        let jobs: [Arc<dyn Job>; 2] = [Arc::<Often>::clone(&often), Arc::<Count>::clone(&seldom)];
-        jobs.iter().for_each(|job| list.add("job", Arc::downgrade(job)));
+        add(&list, &often);
+        let id = add(&list, &seldom);
         let runs = || (often.0.load(Ordering::Relaxed), seldom.runs());
-        assert!(list.run(None) <= Duration::from_millis(20));
+        assert!(list.run(last_due(&list)) <= Duration::from_millis(20));
         assert_eq!(runs(), (1, 1));
         // Times at which the list below has the same intervals, however long this test takes.
-        let due = list.jobs.lock()[0].due;
-        assert!(list.jobs.lock()[1].due > due);
-        list.run(Some(due));
+        let first_due = || list.jobs.lock().due.first().unwrap().0;
+        list.run(first_due());
         assert_eq!(runs(), (2, 1));
-        let last = list.jobs.lock().iter().map(|entry| entry.due).max();
-        list.run(last);
-        assert_eq!(runs(), (3, 2));
-        list.run(None);
-        assert_eq!(runs(), (4, 3), "all");
+        list.wake(id);
+        list.run(first_due());
+        assert_eq!(runs(), (2, 2), "the one that was woken");
+        list.run(last_due(&list));
+        assert_eq!(runs(), (3, 3));
+    }
+
+    /// Wakes itself in its first run.
+    struct Again(Housekeeping, Mutex<Option<JobId>>, Count);
+
+    impl Job for Again {
+        fn run(&self) -> Result<()> {
+            self.2.run()?;
+            self.1.lock().take().into_iter().for_each(|id| self.0.wake(id));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_wake_during_a_run_makes_the_job_run_once_more() {
+        let job = Arc::new(Again(Housekeeping::default(), Mutex::default(), Count::default()));
+        let list = &job.0;
+        *job.1.lock() = Some(add(list, &job));
+        list.run(last_due(list));
+        assert_eq!(list.run(Instant::now()).as_millis() / TICK.as_millis(), 0);
+        assert_eq!(job.2.runs(), 2);
+        list.run(Instant::now());
+        assert_eq!(job.2.runs(), 2, "its interval counts again");
+    }
+
+    /// Runs until it is released.
+    #[derive(Default)]
+    struct Held(AtomicBool, AtomicBool);
+
+    impl Job for Held {
+        fn run(&self) -> Result<()> {
+            self.0.store(true, Ordering::Release);
+            while !self.1.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_job_that_runs_is_removed_after_its_run_and_holds_nobody_else_up() {
+        let (list, held, other) = (Housekeeping::default(), Arc::<Held>::default(), Arc::<Count>::default());
+        let (id, free) = (add(&list, &held), add(&list, &other));
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| list.run(begun));
+            while !held.0.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            list.wake(free);
+            list.remove(free);
+            let removed = scope.spawn(|| {
+                list.remove(id);
+                held.1.load(Ordering::Acquire)
+            });
+            while list.jobs.lock().entries.contains_key(&id) {
+                std::thread::yield_now();
+            }
+            held.1.store(true, Ordering::Release);
+            assert!(removed.join().unwrap(), "removed while it ran");
+        });
+        assert_eq!((Arc::strong_count(&held), other.runs()), (1, 0));
     }
 
     #[test]
     fn a_wake_reaches_the_thread_that_waits() {
-        let list = Housekeeping::default();
-        list.wake();
+        let (list, job) = (Housekeeping::default(), Arc::<Count>::default());
+        let id = add(&list, &job);
+        list.wake(id);
         let waker = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap());
         list.set_waker(Arc::clone(&waker));
         assert!(waker.read().is_err(), "nothing yet");
-        (0..3).for_each(|_| list.wake());
+        (0..2).for_each(|_| list.wake(id));
+        list.wake_thread();
         assert_eq!(waker.read().unwrap(), 3);
         let other = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap());
         list.remove_waker(&other);
-        list.wake();
+        list.wake(id);
         assert_eq!(waker.read().unwrap(), 1, "another thread has ended");
         list.remove_waker(&waker);
-        list.wake();
+        list.wake(id);
         assert!(waker.read().is_err(), "the thread has ended");
     }
 }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds libibverbs.so.1 with the symbol versions of rdma-core. Unchanged programs run on it.
 # usage: build-libibverbs.sh OUTDIR PROFILE        (PROFILE: dev or release)
+# With BUILD_TARGET in the environment, a target of cargo-zigbuild; CC must then be a C compiler for it.
 set -eu
 
 if [ $# -ne 2 ]; then
@@ -15,9 +16,15 @@ list=$here/ibverbs.symbols
 work=$(mktemp -d "$out/.build.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-cargo build --locked --quiet --manifest-path "$here/Cargo.toml" --package softverbs --lib --profile "$profile"
+if [ -n "${BUILD_TARGET:-}" ]; then
+    set -- cargo-zigbuild zigbuild --target "$BUILD_TARGET"
+else
+    set -- cargo build
+fi
+"$@" --locked --quiet --manifest-path "$here/Cargo.toml" --package softverbs --lib --profile "$profile"
 target=$(cargo metadata --locked --quiet --manifest-path "$here/Cargo.toml" --no-deps --format-version 1 |
     sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+[ -z "${BUILD_TARGET:-}" ] || target=$target/${BUILD_TARGET%%.*}
 case $profile in
     dev) archive=$target/debug/libsoftverbs.a ;;
     *) archive=$target/$profile/libsoftverbs.a ;;
@@ -55,12 +62,15 @@ awk '
         printf "__asm__(\".symver old_%d, %s\");\n", n, $1
     }' "$list" > "$work/old.c"
 
-awk '!/^#/ && $1 ~ /@@/ { sub(/@@.*/, "", $1); print "-Wl,--undefined=" $1 }' "$list" > "$work/undefined"
-printf -- '-Wl,--undefined=%s\n' $own >> "$work/undefined"
+awk '!/^#/ && $1 ~ /@@/ { sub(/@@.*/, "", $1); print "-Wl,-u," $1 }' "$list" > "$work/undefined"
+printf -- '-Wl,-u,%s\n' $own >> "$work/undefined"
 
+# Zig's linker has no such option: it never makes text relocations.
+text=-Wl,-z,text
+[ -z "${BUILD_TARGET:-}" ] || text=
 "${CC:-cc}" -shared -fPIC -O2 -o "$work/libibverbs.so.1" "$work/old.c" "@$work/undefined" "$archive" \
     -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$work/ibverbs.map" -Wl,--gc-sections \
-    -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-z,text -Wl,-z,defs \
+    -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete $text -Wl,-z,defs \
     -Wl,--as-needed -lgcc_s -lpthread -ldl -lm -lrt -lc
 
 # Atomically: a program that starts meanwhile finds a complete library, old or new.

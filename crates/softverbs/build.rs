@@ -1,4 +1,5 @@
-//! Generates the unsupported functions from the list of symbols, which exists only once.
+//! Generates the unsupported functions from the list of symbols, which exists only once. Sets the cfg
+//! `sanitizer` in a build with one.
 
 use std::{env, fmt::Write, fs, path::PathBuf};
 
@@ -7,6 +8,13 @@ const LIST: &str = "ibverbs.symbols";
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed={LIST}");
+    // The compiler names the sanitizer only if it permits unstable options.
+    println!("cargo::rustc-check-cfg=cfg(sanitizer, values(\"address\", \"thread\"))");
+    for name in env::var("CARGO_CFG_SANITIZE").iter().flat_map(|names| names.split(',')) {
+        if matches!(name, "address" | "thread") {
+            println!("cargo::rustc-cfg=sanitizer=\"{name}\"");
+        }
+    }
     let list = fs::read_to_string(LIST).unwrap_or_else(|e| panic!("{LIST}: {e}"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     fs::write(out.join("unsupported_calls.rs"), calls(&list)).expect("OUT_DIR is writable");

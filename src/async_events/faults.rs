@@ -9,7 +9,7 @@ use crate::async_events::toll::Toll;
 use crate::async_events::watch::{Owner, Route};
 use crate::device::{Cause, Change, Happening, Moment, Nic, PortLife, PortState};
 use crate::error::Result;
-use crate::housekeeping::{Job, TICK};
+use crate::housekeeping::{Job, JobId, TICK};
 use crate::route::gid_addr;
 use crate::stats::Reason;
 use crate::verbs::{About, AsyncEvent, Context};
@@ -210,12 +210,12 @@ fn peer_of(route: &Route) -> IpAddr {
 }
 
 impl Owner for EventState {
-    fn closed(&self, number: u64) {
-        self.forget(number);
+    fn closed(&self, comm: JobId) {
+        self.forget(comm);
     }
 
-    fn wake(&self) {
-        self.housekeeping.wake();
+    fn wake(&self, comm: JobId) {
+        self.housekeeping.wake(comm);
     }
 
     fn rail_failed(&self, route: &Route, reason: Reason, why: &str) {
@@ -228,6 +228,7 @@ impl Owner for EventState {
             _ => self.give_up_route(now, route, reason, why),
         }
         self.show(nic);
+        self.housekeeping.wake(self.job);
     }
 
     fn episode(&self, route: &Route, reason: Reason, replayed: u64, stall: Duration) {

@@ -28,7 +28,7 @@ use crate::config::Config;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::failed_routes::FailedRoutes;
-use crate::housekeeping::{Housekeeping, Job};
+use crate::housekeeping::{Housekeeping, job};
 use crate::policy::Followers;
 use crate::stats::{RailCounters, Stats};
 use crate::verbs::Context;
@@ -62,10 +62,8 @@ impl AsyncEvents {
     ) -> Self {
         let state = EventState::new(stats, Arc::clone(&housekeeping), failed_routes);
         let watchdog = Arc::new(Watchdog::new(Arc::clone(&state)));
-        let ports: Arc<dyn Job> = Arc::<EventState>::clone(&state);
-        housekeeping.add("watching ports", Arc::downgrade(&ports));
-        let stalls: Arc<dyn Job> = Arc::<Watchdog>::clone(&watchdog);
-        housekeeping.add("watching rails", Arc::downgrade(&stalls));
+        housekeeping.add(state.job, "watching ports", job(&state));
+        housekeeping.add(housekeeping.reserve(), "watching rails", job(&watchdog));
         Self { running: Mutex::default(), state, _watchdog: watchdog }
     }
 
@@ -174,12 +172,12 @@ fn run(stop: &AtomicBool, wake: &EventFd, mut contexts: Vec<Arc<Context>>, state
             return;
         }
         if ready[0] {
-            // Before the jobs run: what wakes the thread meanwhile makes them run again.
+            // Before the jobs run: what wakes the thread meanwhile makes it look again.
             let _ = wake.read();
         }
         let mut readable = ready[1..].iter();
         contexts.retain(|context| !readable.next().is_some_and(|ready| *ready) || state.read(context));
-        wait = state.housekeeping.run((!ready[0]).then(Instant::now));
+        wait = state.housekeeping.run(Instant::now());
         let opened = state.take_opened();
         if !opened.is_empty() {
             contexts.extend(opened);

@@ -89,7 +89,7 @@ impl Steps for Reopening {
             state.reopening.opened.lock().push(context);
         }
         state.reopening.tried.lock().retain(|tried| *tried != former);
-        state.housekeeping.wake();
+        state.housekeeping.wake_thread();
         true
     }
 }

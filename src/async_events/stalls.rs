@@ -18,6 +18,9 @@ use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, RailProgress, Samp
 
 /// How often counters are read while connections are active.
 const OFTEN: Duration = Duration::from_millis(10);
+/// Passes take at most one of so many parts of the time: with thousands of connections they are
+/// rarer than [`OFTEN`].
+const PART: u32 = 20;
 /// How long counters are read often after the last activity. An activity that begins later is first
 /// seen up to [`TICK`] late, and so is a fault of that time.
 const LINGER: Duration = Duration::from_secs(10);
@@ -35,6 +38,8 @@ pub(super) struct Watchdog {
 struct Memory {
     /// When the last pass was.
     last: Option<Instant>,
+    /// How long it took.
+    took: Duration,
     /// The last pass that found a rail active.
     active: Option<Instant>,
     /// By context and number of a port: its counters, and when they were read. Ports without
@@ -52,11 +57,12 @@ impl Watchdog {
         let mut memory = self.memory.lock();
         let paused = memory.last.is_some_and(|last| now.saturating_duration_since(last) > PAUSE);
         memory.last = Some(now);
-        for comm in self.state.comms() {
-            if comm.counters.is_some() && comm.has_failover() {
+        for comm in self.state.comms_with_rails() {
+            if comm.has_failover() {
                 memory.watch(&comm, now, limit, paused);
             }
         }
+        memory.took = now.elapsed();
     }
 }
 
@@ -200,6 +206,7 @@ impl Job for Watchdog {
 
     /// Rarely while no connection is active.
     fn interval(&self) -> Duration {
-        if self.memory.lock().is_active() { OFTEN } else { TICK }
+        let memory = self.memory.lock();
+        if memory.is_active() { OFTEN.max(memory.took * PART) } else { TICK }
     }
 }

@@ -1,6 +1,6 @@
 //! What the thread of the events and the comms share, and what an event does.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use crate::async_events::watch::{CommWatch, Owner, Queues};
 use crate::config::Config;
 use crate::device::{Nic, SCALE_ONE};
 use crate::failed_routes::FailedRoutes;
-use crate::housekeeping::Housekeeping;
+use crate::housekeeping::{Housekeeping, JobId};
 use crate::policy::Followers;
 use crate::stats::{RailCounters, Reason, Stats};
 use crate::verbs::{About, AsyncEvent, Context};
@@ -25,9 +25,9 @@ const NAMED: usize = 4;
 /// What the thread of the events and the comms share.
 #[derive(Debug)]
 pub(super) struct EventState {
-    comms: Mutex<HashMap<u64, Weak<CommWatch>>>,
-    /// Number of the last comm.
-    last: AtomicU64,
+    comms: Mutex<Comms>,
+    /// Its own job.
+    pub(super) job: JobId,
     /// The ports of the process.
     nics: RwLock<Vec<Arc<Nic>>>,
     /// The scales of ports that the process may not have yet, other than full ones.
@@ -43,6 +43,28 @@ pub(super) struct EventState {
     pub(super) reopening: Reopenings,
     pub(super) this: Weak<Self>,
     failed_routes: Arc<FailedRoutes>,
+}
+
+/// The comms of the process, in the order of their beginning.
+#[derive(Debug, Default)]
+struct Comms {
+    all: BTreeMap<JobId, Weak<CommWatch>>,
+    /// Those with several rails: all that the watchdog looks at.
+    with_rails: BTreeMap<JobId, Weak<CommWatch>>,
+}
+
+impl Comms {
+    fn add(&mut self, comm: &Arc<CommWatch>) {
+        self.all.insert(comm.job, Arc::downgrade(comm));
+        if comm.counters.is_some() {
+            self.with_rails.insert(comm.job, Arc::downgrade(comm));
+        }
+    }
+
+    fn remove(&mut self, job: JobId) {
+        self.all.remove(&job);
+        self.with_rails.remove(&job);
+    }
 }
 
 /// The work to open adapters again.
@@ -73,7 +95,7 @@ impl EventState {
             reopening,
             this: this.clone(),
             comms: Mutex::default(),
-            last: AtomicU64::new(0),
+            job: housekeeping.reserve(),
             nics: RwLock::default(),
             scales: Mutex::default(),
             end_comms: AtomicBool::new(true),
@@ -138,25 +160,28 @@ impl EventState {
         rails: Vec<Queues>,
         counters: Option<RailCounters>,
     ) -> Arc<CommWatch> {
-        let number = this.last.fetch_add(1, Ordering::Relaxed);
+        let job = this.housekeeping.reserve();
         let owner: Arc<dyn Owner> = Arc::<Self>::clone(this);
         // A set-up that has succeeded is a proof, too.
         rails.iter().for_each(|queues| this.rail_works(&queues.route));
-        let watch = Arc::new(CommWatch::new(number, name, rails, counters, Arc::downgrade(&owner)));
-        this.comms.lock().insert(number, Arc::downgrade(&watch));
+        let watch = Arc::new(CommWatch::new(job, name, rails, counters, Arc::downgrade(&owner)));
+        this.comms.lock().add(&watch);
         watch
     }
 
-    pub(super) fn forget(&self, number: u64) {
-        self.comms.lock().remove(&number);
+    pub(super) fn forget(&self, job: JobId) {
+        self.comms.lock().remove(job);
     }
 
     /// Returns all comms, in the order of their beginning.
     pub(super) fn comms(&self) -> Vec<Arc<CommWatch>> {
         // The last reference to a comm must not be dropped under the lock that its drop takes.
-        let mut all: Vec<_> = self.comms.lock().values().filter_map(Weak::upgrade).collect();
-        all.sort_by_key(|comm| comm.number);
-        all
+        self.comms.lock().all.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns the comms with several rails, in the order of their beginning.
+    pub(super) fn comms_with_rails(&self) -> Vec<Arc<CommWatch>> {
+        self.comms.lock().with_rails.values().filter_map(Weak::upgrade).collect()
     }
 
     /// Handles the pending events of an adapter. Returns `false` if no more will be read. A panic
@@ -177,6 +202,8 @@ impl EventState {
                     // another, while comms that use it are looked for.
                     drop(event);
                     line.into_iter().for_each(Line::log);
+                    // A port may need a closer look soon.
+                    self.housekeeping.wake(self.job);
                 }
                 Ok(None) => return true,
                 Err(e) => {

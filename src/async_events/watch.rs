@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::async_events::attention::Attention;
 use crate::device::Nic;
+use crate::housekeeping::JobId;
 use crate::proto::{GidKind, rails};
 use crate::stats::{RailCounters, Reason};
 use crate::verbs::About;
@@ -27,8 +28,8 @@ const REST: Duration = Duration::from_millis(500);
 pub struct CommWatch {
     /// For messages.
     name: String,
-    /// Its key in the list of all comms.
-    pub(super) number: u64,
+    /// The comm's job, and its key in the list of all comms.
+    pub(super) job: JobId,
     /// The mark, and the rails to give up that the comm does not know of yet.
     attention: Attention,
     /// Whether the comm gives single rails up: see [`set_failover`](Self::set_failover).
@@ -46,9 +47,9 @@ pub struct CommWatch {
 /// What a comm requires of the one who made its watch.
 pub(super) trait Owner: fmt::Debug + Send + Sync {
     /// Removes a comm from the list.
-    fn closed(&self, number: u64);
-    /// Makes the jobs of housekeeping run now.
-    fn wake(&self);
+    fn closed(&self, comm: JobId);
+    /// Makes housekeeping run the job of a comm now.
+    fn wake(&self, comm: JobId);
     /// A rail failed: decides whether its port or its route is the cause, and condemns all rails
     /// that the cause concerns.
     fn rail_failed(&self, route: &Route, reason: Reason, why: &str);
@@ -111,7 +112,7 @@ pub(super) struct RailCounts {
 
 impl CommWatch {
     pub(super) fn new(
-        number: u64,
+        job: JobId,
         name: String,
         queues: Vec<Queues>,
         counters: Option<RailCounters>,
@@ -127,7 +128,7 @@ impl CommWatch {
         };
         Self {
             name,
-            number,
+            job,
             attention: Attention::new(),
             failover: AtomicBool::new(false),
             ended: OnceLock::new(),
@@ -136,6 +137,11 @@ impl CommWatch {
             progress: Mutex::new(progress),
             owner,
         }
+    }
+
+    /// Returns the name under which housekeeping runs the comm's job.
+    pub(crate) fn job(&self) -> JobId {
+        self.job
     }
 
     /// Returns whether a call on the comm must look closer: one load. It must if rails are
@@ -353,7 +359,7 @@ impl CommWatch {
 
     fn wake(&self) {
         if let Some(owner) = self.owner.upgrade() {
-            owner.wake();
+            owner.wake(self.job);
         }
     }
 }
@@ -361,7 +367,7 @@ impl CommWatch {
 impl Drop for CommWatch {
     fn drop(&mut self) {
         if let Some(owner) = self.owner.upgrade() {
-            owner.closed(self.number);
+            owner.closed(self.job);
         }
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use mio::Token;
 
+use super::acceptor::Admission;
 use super::link::Link;
-use super::listener::Admission;
 use super::redial_terms::random;
 use super::rival::Rival;
 use super::socket::Stream;
@@ -150,7 +150,8 @@ impl HalfOpen {
         if admission == Admission::Beside {
             let waits_until = *self.waits_until.get_or_insert_with(|| Instant::now() + FIRST_PROVES);
             if Instant::now() < waits_until {
-                self.keep_half_open(me, sockets);
+                // Its HELLO has come, but it waits like one without.
+                sockets.add_half_open(me, self.listener, self.addr);
                 sockets.wake_at(waits_until, me);
                 return Some(Entry::HalfOpen(self));
             }
@@ -167,8 +168,7 @@ impl HalfOpen {
         let acceptor = sockets.acceptor(self.listener)?;
         if admission == Admission::Beside {
             link.flush();
-            let closed = sockets.half_open.add(me, self.listener, self.addr.ip());
-            closed.into_iter().for_each(|token| sockets.remove(token));
+            sockets.add_half_open(me, self.listener, self.addr);
             sockets.wake_at(self.until, me);
             let (listener, until) = (self.listener, self.until);
             return Some(Entry::Rival(Rival { listener, link, connector, until }));
@@ -177,12 +177,6 @@ impl HalfOpen {
         let displaced = acceptor.hand_over(me, &link);
         displaced.into_iter().for_each(|token| sockets.remove(token));
         Some(Entry::Link(link))
-    }
-
-    /// Counts the connection as half open although its HELLO has come.
-    fn keep_half_open(&self, me: Token, sockets: &mut Sockets) {
-        let closed = sockets.half_open.add(me, self.listener, self.addr.ip());
-        closed.into_iter().for_each(|token| sockets.remove(token));
     }
 
     fn refuse(

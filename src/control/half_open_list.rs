@@ -7,14 +7,13 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use mio::Token;
-use nix::sys::resource::{Resource, getrlimit};
+
+use super::seats::share_of_descriptors;
 
 /// Most connections, if the process may have enough descriptors.
-const MOST: u64 = 64;
+const MOST: usize = 64;
 /// Fewest connections, however few descriptors the process may have.
-const LEAST: u64 = 16;
-/// One of this many descriptors of the process may be a half-open connection.
-const SHARE: u64 = 8;
+const LEAST: usize = 16;
 
 /// See the module.
 #[derive(Debug)]
@@ -36,9 +35,7 @@ struct HalfOpenPlace {
 impl HalfOpenList {
     /// Makes the list of this process.
     pub(super) fn of_process() -> Self {
-        // A process without a limit has enough.
-        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
-        Self::with_limit((descriptors / SHARE).clamp(LEAST, MOST) as usize)
+        Self::with_limit(share_of_descriptors(LEAST, MOST))
     }
 
     fn with_limit(limit: usize) -> Self {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use super::*;
 use crate::fork_guard::NotInherited;
-use crate::proto::{MAX_FRAME_BYTES, Peeked, Role, Transcript};
+use crate::proto::{HEADER_BYTES, MAX_FRAME_BYTES, Peeked, Role, Transcript};
 
 /// Most bytes of one write to the socket: its buffer has room for them.
 const MAX_PIECE: usize = 32 << 10;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use socket2::SockRef;
 
 use super::*;
-use crate::proto::{Addr, Callback, Handle, Transcript};
+use crate::proto::{Addr, Callback, HEADER_BYTES, Handle, Peeked, Transcript};
 
 /// The peer of a link: its socket and its keys.
 struct Peer {

@@ -18,6 +18,8 @@
 //! With failover a TCP connection that breaks is no end of its channel: the ends replace it by a
 //! new one (`redialer`). A FIN without BYE is the end of the peer's process, and ends the channel.
 
+mod accepted;
+mod acceptor;
 mod attempt;
 mod channel;
 mod connector;
@@ -28,6 +30,7 @@ mod host;
 mod interface_watch;
 mod interfaces;
 mod known_addresses;
+mod lingering;
 mod link;
 mod listener;
 mod news;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use mio::Token;
 use parking_lot::Mutex;
 
+use super::acceptor::Acceptor;
 use super::interfaces::{Interface, fitted, reachable};
-use super::listener::Acceptor;
 use super::options::{Failover, Options};
 use super::reactor::{Control, Reactor};
 use super::redial_terms::random;

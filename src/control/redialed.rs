@@ -116,8 +116,7 @@ impl Redialed {
                             Ok(()) => {
                                 // A copy of a REDIAL comes this far.
                                 sockets.half_open.remove(me);
-                                let closed = sockets.half_open.add(me, self.listener, self.addr.ip());
-                                closed.into_iter().for_each(|token| sockets.remove(token));
+                                sockets.add_half_open(me, self.listener, self.addr);
                                 sockets.wake_at(self.until, me);
                                 continue;
                             }

@@ -21,7 +21,7 @@ use super::link::Link;
 use super::redial_terms::{RedialTerms, random};
 use super::socket::Stream;
 use super::sockets::{Entry, Sockets};
-use crate::proto::{Message, Role, Session, Transcript};
+use crate::proto::{Keys, Message, Role, Session, Transcript};
 
 /// How long an address is tried before the next one is tried as well.
 const STAGGER: Duration = Duration::from_millis(250);
@@ -143,9 +143,7 @@ impl Redialer {
                 Role::Connector => return self.resume(me, stream, (rest, &session), sockets),
                 // The connector dials when it has read this. The connection has no other use.
                 Role::Acceptor => {
-                    let mut keys = session.keys_of(Role::Acceptor, None);
-                    let mut resume = Message::Resume.encode().ok()?;
-                    keys.seal(&mut resume);
+                    let (resume, _) = sealed_resume(&session, Role::Acceptor)?;
                     // The socket has room for it. If it is lost, this end dials again.
                     let _ = (&*stream).write_all(&resume);
                     self.retry_at(Instant::now() + AGAIN, sockets);
@@ -155,10 +153,7 @@ impl Redialer {
                 return self.end(me, format!("{addr}: its process has closed the connection"), sockets);
             }
             // Somebody who has proved nothing: perhaps the peer can be reached there later.
-            Outcome::Refused(_) | Outcome::Ended(_) => {
-                self.targets.iter_mut().filter(|t| t.addr == addr).for_each(|t| t.failed(false))
-            }
-            Outcome::Unanswered(_) => {
+            Outcome::Refused(_) | Outcome::Ended(_) | Outcome::Unanswered(_) => {
                 self.targets.iter_mut().filter(|t| t.addr == addr).for_each(|t| t.failed(false))
             }
             Outcome::Failed(e) => {
@@ -178,10 +173,7 @@ impl Redialer {
         sockets: &mut Sockets,
     ) -> Option<Entry> {
         self.end_attempts(sockets);
-        let mut keys = session.keys_of(Role::Connector, None);
-        // Has no fields: it always encodes.
-        let mut resume = Message::Resume.encode().ok()?;
-        keys.seal(&mut resume);
+        let (resume, keys) = sealed_resume(session, Role::Connector)?;
         sockets.resume(me, self.link, (stream, rest), keys, &resume)
     }
 
@@ -232,6 +224,15 @@ impl Redialer {
         let attempts = self.targets.iter_mut().filter_map(|t| t.attempt.take());
         attempts.for_each(|(attempt, _)| sockets.remove(attempt));
     }
+}
+
+/// Returns the RESUME of an end, and its keys for what follows.
+fn sealed_resume(session: &Session, role: Role) -> Option<(Vec<u8>, Keys)> {
+    let mut keys = session.keys_of(role, None);
+    // Has no fields: it always encodes.
+    let mut resume = Message::Resume.encode().ok()?;
+    keys.seal(&mut resume);
+    Some((resume, keys))
 }
 
 impl Target {

@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nix::sys::resource::{Resource, getrlimit};
 
 /// From this many seats on they are scarce, if the process may have enough descriptors.
-const MOST: u64 = 1024;
+const MOST: usize = 1024;
 /// From this many seats on they are scarce, however few descriptors the process may have.
-const LEAST: u64 = 64;
-/// One of this many descriptors of the process may be a seat before they are scarce.
+const LEAST: usize = 64;
+/// One of this many descriptors of the process may be a seat before they are scarce, and one a
+/// half-open connection.
 const SHARE: u64 = 8;
 /// What each listener gets if seats are scarce: one for its connector, and one beside it.
 const OF_LISTENER: usize = 2;
@@ -32,9 +33,7 @@ pub(crate) struct Seat(Arc<Seats>);
 impl Seats {
     /// Makes those of this process.
     pub(super) fn of_process() -> Arc<Self> {
-        // A process without a limit has enough.
-        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
-        Self::scarce_from((descriptors / SHARE).clamp(LEAST, MOST) as usize)
+        Self::scarce_from(share_of_descriptors(LEAST, MOST))
     }
 
     fn scarce_from(scarce_from: usize) -> Arc<Self> {
@@ -52,6 +51,14 @@ impl Seats {
         let scarce = self.taken.load(Ordering::Relaxed) >= self.scarce_from;
         if scarce { usual.min(OF_LISTENER) } else { usual }
     }
+}
+
+/// Returns how many of this process's descriptors one purpose may take, at least `least` and at most
+/// `most`.
+pub(super) fn share_of_descriptors(least: usize, most: usize) -> usize {
+    // A process without a limit has enough.
+    let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+    usize::try_from(descriptors / SHARE).unwrap_or(most).clamp(least, most)
 }
 
 impl Drop for Seat {

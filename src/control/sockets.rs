@@ -13,19 +13,19 @@ use mio::event::Source;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token};
 
+use super::acceptor::Acceptor;
 use super::attempt::{Attempt, Outcome};
 use super::connector::Connector;
 use super::half_open::HalfOpen;
 use super::half_open_list::HalfOpenList;
+use super::lingering::Lingering;
 use super::link::{Link, LinkStatus};
-use super::listener::Acceptor;
 use super::news::Call;
 use super::redial_terms::RedialId;
 use super::redialed::Redialed;
 use super::redialer::Redialer;
 use super::rival::Rival;
-use super::socket::Stream;
-use crate::proto::{FrameKey, Message, Role, Session};
+use crate::proto::{FrameKey, Session};
 
 #[path = "sockets_redial.rs"]
 mod redial;
@@ -34,9 +34,10 @@ mod redial;
 pub(super) const WAKER: Token = Token(0);
 /// The token of all sockets of handshakes together.
 pub(super) const HANDSHAKES: Token = Token(1);
-const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
-/// How long a closed channel waits until its peer has read what is left, and has closed too.
-const LINGER: Duration = Duration::from_secs(2);
+pub(super) const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
+
+/// The distance of the times at which timers are due.
+const TICK: Duration = Duration::from_millis(5);
 
 /// Where frames are counted for the statistics.
 pub trait FrameCounts: fmt::Debug + Send + Sync {
@@ -61,15 +62,6 @@ pub(super) enum Entry {
     Lingering(Lingering),
 }
 
-/// A connection that has sent its last frame, and waits until the peer has read it and closed.
-#[derive(Debug)]
-pub(super) struct Lingering {
-    link: Arc<Link>,
-    /// Bytes that are not sent.
-    left: usize,
-    until: Instant,
-}
-
 /// The answer to a first frame, which proves that this end has the secret.
 pub(super) struct Answer {
     pub(super) session: Session,
@@ -82,12 +74,14 @@ pub(super) struct Answer {
 /// All sockets.
 pub(super) struct Sockets {
     /// The sockets of listeners and handshakes.
-    handshakes: Poll,
+    pub(super) handshakes: Poll,
     events: Events,
     /// The sockets of established connections. The thread waits for them.
-    established: Registry,
-    entries: HashMap<Token, Entry>,
+    pub(super) established: Registry,
+    pub(super) entries: HashMap<Token, Entry>,
     timers: BinaryHeap<Reverse<(Instant, Token)>>,
+    /// From which ticks count.
+    start: Instant,
     /// Entries to be stepped once more, after the others.
     again: Vec<Token>,
     /// The ready entries while they are stepped.
@@ -110,6 +104,7 @@ impl Sockets {
             established,
             entries: HashMap::new(),
             timers: BinaryHeap::new(),
+            start: Instant::now(),
             again: Vec::new(),
             ready: Vec::new(),
             last: HANDSHAKES.0,
@@ -254,8 +249,13 @@ impl Sockets {
         self.again.push(token);
     }
 
+    /// Steps `token` at `at`, or up to [`TICK`] later: most timers turn out not to be needed, and the
+    /// thread wakes up once for all of a tick.
     pub(super) fn wake_at(&mut self, at: Instant, token: Token) {
-        self.timers.push(Reverse((at, token)));
+        let passed = at.saturating_duration_since(self.start).as_nanos();
+        let ticks = passed.div_ceil(TICK.as_nanos());
+        let since = Duration::from_nanos(u64::try_from(ticks * TICK.as_nanos()).unwrap_or(u64::MAX));
+        self.timers.push(Reverse((self.start + since, token)));
     }
 
     /// Moves a connection whose handshake is over to the thread.
@@ -273,6 +273,14 @@ impl Sockets {
         if let Some(id) = link.redial_id() {
             // A second one with this token is not its connector's: tokens are random.
             self.redials.entry(id).or_insert(token);
+        }
+    }
+
+    /// Counts an accepted connection as half open, and closes another one for it if there are too
+    /// many.
+    pub(super) fn add_half_open(&mut self, token: Token, listener: Token, from: SocketAddr) {
+        if let Some(closed) = self.half_open.add(token, listener, from.ip()) {
+            self.remove(closed);
         }
     }
 
@@ -339,55 +347,6 @@ impl Sockets {
         self.put_back(connector, entry);
     }
 
-    /// Closes a channel once all is sent and the peer has closed. A channel that is not connected
-    /// yet is closed at once.
-    pub(super) fn close(&mut self, token: Token) {
-        if let Some(Entry::Link(link)) = self.entries.get(&token) {
-            let link = Arc::clone(link);
-            self.entries.remove(&token);
-            self.ended(token, &link);
-            if link.unsent() > 0 {
-                // A socket of a handshake is registered for both already, and this call fails.
-                let _ = link.with_stream(|stream, _| self.established.reregister(stream, token, BOTH));
-            }
-            let entry = self.linger(token, link);
-            self.put_back(token, entry);
-        } else {
-            self.remove(token);
-        }
-    }
-
-    /// Sends `last` on an accepted connection, behind the answer to its first frame if that can be
-    /// given, and keeps the connection until the peer has read that.
-    pub(super) fn refuse(
-        &mut self,
-        token: Token,
-        (stream, addr): (Stream, SocketAddr),
-        answer: Option<Answer>,
-        last: &Message,
-    ) -> Option<Entry> {
-        let link = match answer {
-            Some(Answer { session, welcome, early }) => {
-                let link = Link::with_redial(None);
-                link.secure(&session, Role::Acceptor, Some(early)).ok()?;
-                link.enqueue_first(&welcome);
-                link
-            }
-            None => Link::unauthenticated(),
-        };
-        let link = Arc::new(link);
-        link.establish(stream, addr, Vec::new());
-        // The peer may have closed.
-        let _ = link.send(last);
-        self.linger(token, link)
-    }
-
-    /// Keeps `link` until the peer has read its last frame.
-    fn linger(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
-        let lingering = Lingering { link, left: usize::MAX, until: Instant::now() };
-        lingering.advance(token, self)
-    }
-
     /// Ends all connections: nothing serves them any more.
     pub(super) fn fail_all(&mut self) {
         for (_, entry) in self.entries.drain() {
@@ -405,26 +364,5 @@ impl Sockets {
 impl fmt::Debug for Sockets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sockets").field("entries", &self.entries.len()).finish_non_exhaustive()
-    }
-}
-
-impl Lingering {
-    /// Extends the time whenever the peer has read something.
-    fn advance(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
-        if self.link.discard() == LinkStatus::Closed {
-            self.link.abort();
-            return None;
-        }
-        let left = self.link.unsent();
-        if left < self.left {
-            self.left = left;
-            self.until = Instant::now() + LINGER;
-            sockets.wake_at(self.until, me);
-        }
-        if Instant::now() >= self.until {
-            self.link.abort();
-            return None;
-        }
-        Some(Entry::Lingering(self))
     }
 }

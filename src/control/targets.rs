@@ -12,6 +12,7 @@ const STAGGER: Duration = Duration::from_millis(15);
 /// How long the last address of a group is tried before the next group is tried as well, and the
 /// address that worked for this host before is tried alone.
 const GROUP_STAGGER: Duration = Duration::from_millis(100);
+
 /// An address to be tried.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {

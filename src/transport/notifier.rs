@@ -30,6 +30,10 @@ impl News for Notifier {
         if event == ChannelEvent::Resumed {
             self.resumed.store(true, Ordering::Release);
         }
-        self.watch.notify();
+        match event {
+            // It is for NCCL's next call. Housekeeping finds it at its next tick, if it has to.
+            ChannelEvent::Ended => self.watch.mark(),
+            _ => self.watch.notify(),
+        }
     }
 }

@@ -4,13 +4,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mpib_tests::code::RemoteError;
-use mpib_tests::evil::{self, Evil};
+use mpib_tests::evil::Evil;
 use mpib_tests::log::{assert_warned, take_warnings, warnings};
-use mpib_tests::pair::{Pair, init, until};
+use mpib_tests::pair::{Pair, init};
 use mpib_tests::peer::{Peer, from_peer};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::Message;
 
 static READINGS: AtomicU64 = AtomicU64::new(0);
 const DAY: i64 = 86_400;
@@ -57,17 +56,7 @@ fn no_limit_follows_the_wall_clock() {
         // A limit is not missed either.
         mpib_tests::set("MPIB_CONNECT_TIMEOUT_MS", Some("300"));
         let ctx = init(table);
-        let listener = Evil::listen();
-        let mut handle = listener.handle().encode();
-        let mut taken = None;
-        let code = until("connect", || {
-            if taken.is_none() {
-                taken = listener.try_accept().unwrap();
-                taken.iter().for_each(|peer| peer.send(&Message::Hello(evil::hello())).unwrap());
-            }
-            Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| !rc.is_success())
-        });
-        assert_eq!(code, RemoteError);
+        assert_eq!(Evil::connect_to_silent(table, ctx), RemoteError);
         assert_warned(&["connect", "while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)"]);
         take_warnings();
     });

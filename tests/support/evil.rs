@@ -15,10 +15,10 @@ use nccl_net_mpib::verbs::{
     Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
 };
 
-use crate::code::Success;
+use crate::code::{Code, Success};
 use crate::pair::until;
 use crate::peer::{accepted, connected};
-use crate::table::{Ptr, newest};
+use crate::table::{Ptr, Table, newest};
 
 /// Changes to the messages of an honest end.
 #[derive(Default)]
@@ -148,6 +148,20 @@ impl Evil {
 
     pub fn listen() -> Listener {
         Listener::open(control(), &Options::from(&config())).unwrap()
+    }
+
+    /// Connects to a listener that answers HELLO and stays silent then. Returns how connect fails.
+    pub fn connect_to_silent(table: &Table, ctx: Ptr) -> Code {
+        let listener = Self::listen();
+        let mut handle = listener.handle().encode();
+        let mut taken = None;
+        until("connect", || {
+            if taken.is_none() {
+                taken = listener.try_accept().unwrap();
+                taken.iter().for_each(|peer| peer.send(&Message::Hello(hello())).unwrap());
+            }
+            Some(table.connect(ctx, 0, &mut handle).0).filter(|code| *code != Success)
+        })
     }
 
     /// Of the two rails, in Mb/s, as the devices say.

@@ -54,6 +54,7 @@
 pub mod agent;
 pub mod doctor;
 pub mod hw_counters;
+mod memfd;
 pub mod shares;
 pub mod stats;
 

@@ -11,6 +11,8 @@ use mpib_agent::kept::{self, Kept};
 use mpib_agent::{Config, Handle, Server, folder, look_once};
 use mpib_host_view::Source;
 
+use crate::output::{self, document};
+
 /// Serves the jobs of this host: decides which part of each transfer goes on SUP (MPIB_MODE=1), and
 /// which ports are out of use
 #[derive(Debug, Args)]
@@ -55,8 +57,7 @@ fn run(args: &AgentArgs) -> Result<(), String> {
     if args.check {
         http::check_token_file(&config.http)?;
         let file = file.as_deref().map_or_else(|| "the default configuration".into(), Path::to_string_lossy);
-        println!("{file}: good");
-        return Ok(());
+        return output::print(&format!("{file}: good\n")).map_err(|e| e.to_string());
     }
     let place = args.socket_dir.clone();
     let place = place.unwrap_or_else(|| folder::default(root, env::var_os("XDG_RUNTIME_DIR").as_deref()));
@@ -64,9 +65,7 @@ fn run(args: &AgentArgs) -> Result<(), String> {
     if args.once {
         let kept = Kept::read(&place.join(kept::NAME)).unwrap_or_default();
         let seen = look_once(config, kept).map_err(text)?;
-        let json = serde_json::to_string_pretty(&seen).map_err(|e| e.to_string())?;
-        println!("{json}");
-        return Ok(());
+        return document::print(&seen).map_err(|e| e.to_string());
     }
     folder::prepare(&place).map_err(text)?;
     Server::raise_limits();

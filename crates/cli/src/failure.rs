@@ -106,7 +106,7 @@ impl Failure {
     /// Prints the failure on stderr.
     pub fn print(&self) {
         if self.kind != Kind::Closed {
-            self.message.lines().for_each(|line| eprintln!("mpib: {line}"));
+            self.message.lines().for_each(|line| eprintln!("mpib: {}", printable(line)));
         }
     }
 
@@ -132,6 +132,16 @@ impl From<Error> for Failure {
         let advice = advice.map_or(String::new(), |advice| format!("; {advice}"));
         Self::new(kind, format!("{error}{advice}"))
     }
+}
+
+/// Puts a text on one line without control characters, those of the direction of text included: it
+/// may come from another machine.
+pub fn printable(text: &str) -> String {
+    let controls = |c: char| {
+        let directs = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        c.is_control() || directs
+    };
+    text.chars().map(|c| if controls(c) { ' ' } else { c }).collect()
 }
 
 /// Returns what to do if the dynamic linker did not find a library that the plugin needs.
@@ -167,6 +177,11 @@ impl<T, E: fmt::Display> Context<T> for Result<T, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn foreign_text_cannot_control_a_terminal() {
+        assert_eq!(printable("a\x1b[31m\nb\u{202e}c\u{2067}d é"), "a [31m b c d é");
+    }
 
     #[test]
     fn a_missing_library_is_named_with_what_to_do() {

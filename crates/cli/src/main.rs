@@ -3,7 +3,10 @@
 mod abi;
 mod agent;
 mod compare;
+mod demo;
 mod doctor;
+mod documents;
+mod enable;
 mod nccl_conf;
 mod output;
 mod perf;
@@ -15,7 +18,7 @@ mod version;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use mpib::{failure, plugin};
 
 #[derive(Debug, Parser)]
@@ -37,6 +40,15 @@ enum Command {
     Abi(abi::AbiArgs),
     Agent(agent::AgentArgs),
     Doctor(doctor::DoctorArgs),
+    Demo(demo::DemoArgs),
+    /// Prints the plugin's file, for NCCL_NET_PLUGIN
+    Path,
+    Enable(enable::EnableArgs),
+    Disable(enable::DisableArgs),
+    Completions(documents::CompletionsArgs),
+    /// Writes the man pages.
+    #[command(hide = true)]
+    ManPages(documents::ManPagesArgs),
     /// One end of a run; started by "mpib perf".
     #[command(name = perf::worker::COMMAND, hide = true)]
     Worker(perf::worker::WorkerArgs),
@@ -59,6 +71,12 @@ fn main() -> ExitCode {
         Command::Abi(args) => abi::main(&args),
         Command::Agent(args) => agent::main(&args),
         Command::Doctor(args) => doctor::main(&args),
+        Command::Demo(args) => demo::main(&args),
+        Command::Path => ended(enable::path()),
+        Command::Enable(args) => ended(enable::enable(&args)),
+        Command::Disable(args) => ended(enable::disable(&args)),
+        Command::Completions(args) => ended(documents::completions(&args, Cli::command())),
+        Command::ManPages(args) => ended(documents::man_pages(&args, Cli::command())),
         Command::DoctorWorker(args) => ended(doctor::worker::main(&args)),
         Command::Worker(args) => ended(perf::worker::main(&args)),
         Command::Solo(args) => ended(perf::solo::main(&args)),

@@ -96,6 +96,12 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.slot_addr(slot), self.layout.size) }
     }
 
+    /// Returns a slot's memory and the bytes behind it, under the conditions of [`Region::slot`].
+    pub fn guarded(&mut self, slot: usize) -> &mut [u8] {
+        // SAFETY: the slot's stride, which is within the mapping, borrowed with `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.slot_addr(slot), self.layout.stride()) }
+    }
+
     fn guard(&mut self, slot: usize) -> &mut [u8] {
         let len = self.layout.stride() - self.layout.size;
         // SAFETY: the rest of the slot's stride behind the message.

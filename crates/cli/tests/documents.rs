@@ -47,3 +47,19 @@ fn a_failure_is_a_document() {
         assert!(!error["message"].as_str().unwrap().is_empty(), "{args:?}: {error}");
     }
 }
+
+//= perf.md: mpib --version
+#[test]
+fn the_version_names_what_must_be_equal_at_both_ends() {
+    let (code, text) = mpib(&["--version"]);
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!((code, lines.len()), (0, 5), "{text}");
+    assert_eq!(lines[0], concat!("mpib ", env!("CARGO_PKG_VERSION")));
+    let commit = lines[1].strip_prefix("commit ").unwrap();
+    assert!(commit == "unknown" || commit.chars().all(|c| c.is_ascii_hexdigit()), "{text}");
+    assert_eq!(lines[2], "tables v6 to v12");
+    assert!(
+        lines[3].starts_with("between two machines: perf ") && lines[4].starts_with("statistics page "),
+        "{text}"
+    );
+}

@@ -1,49 +1,14 @@
 //! `mpib perf` as a user starts it, on a foreign plugin: a small one in C over TCP
 //! (`fake-plugin/fake.c`), which can have one fault.
 
+mod fake;
+
 use std::{
-    env,
-    io::{BufRead, BufReader, Read},
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
-    sync::OnceLock,
+    io::{BufRead, Read},
+    process::Command,
 };
 
-use serde_json::Value;
-
-const MPIB: &str = env!("CARGO_BIN_EXE_mpib");
-
-/// The fake plugin, compiled once for all tests of this process.
-fn fake() -> &'static Path {
-    static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = BUILT.get_or_init(|| {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("libnccl-net-fake.so");
-        let status = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
-            .args(["-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-O1", "-I"])
-            .arg(here.join("../../abi/include"))
-            .arg(here.join("tests/fake-plugin/fake.c"))
-            .arg("-o")
-            .arg(&path)
-            .status()
-            .expect("a C compiler");
-        assert!(status.success(), "the fake plugin does not compile");
-        (dir, path)
-    });
-    path
-}
-
-fn perf(args: &[&str]) -> Command {
-    let mut command = Command::new(MPIB);
-    command.arg("perf").arg("--plugin").arg(fake()).args(args);
-    command.env_remove("FAKE_FAULT").env_remove("FAKE_AT").stdin(Stdio::null());
-    command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+use fake::{MPIB, QUICK, fake, json, listener, perf, text};
 
 /// Runs with a fault; returns the exit code and stderr.
 fn with_fault(fault: &str, args: &[&str]) -> (i32, String) {
@@ -60,13 +25,6 @@ fn fails(fault: &str, args: &[&str], code: i32, words: &[&str]) {
         assert!(said.contains(word), "{fault}: {word:?} is not in: {said}");
     }
 }
-
-fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|e| panic!("{e}: {}\n{}", text(&output.stdout), text(&output.stderr)))
-}
-
-const QUICK: &[&str] = &["--iterations", "100", "--sizes", "1000"];
 
 #[test]
 fn moves_and_checks_every_size_through_every_table_of_a_foreign_plugin() {
@@ -347,17 +305,6 @@ fn what_a_plugin_lacks_is_said_before_anything_runs() {
     let missing = Command::new(MPIB).args(["perf", "--plugin", "/nonexistent.so"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(3));
     assert!(text(&missing.stderr).contains("/nonexistent.so: No such file"), "{}", text(&missing.stderr));
-}
-
-/// Starts a listening mpib; returns it and the address that it printed.
-fn listener(args: &[&str], fault: &str) -> (Child, BufReader<std::process::ChildStderr>, String) {
-    let mut child =
-        perf(args).env("FAKE_FAULT", fault).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    said.read_line(&mut line).unwrap();
-    let address = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).to_owned();
-    (child, said, address)
 }
 
 #[test]

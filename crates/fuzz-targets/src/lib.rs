@@ -10,6 +10,7 @@ mod config;
 mod fifo;
 mod handle;
 mod hellos;
+mod mailbox;
 mod messages;
 pub mod mutation;
 mod routes;
@@ -21,6 +22,7 @@ pub use calls::calls;
 pub use config::config;
 pub use fifo::fifo;
 pub use handle::handle;
+pub use mailbox::mailbox;
 pub use messages::messages;
 pub use nccl_net_mpib::simulation::{episodes, handshake, link, receiver};
 pub use routes::routes;
@@ -74,10 +76,11 @@ const fn target(
 }
 
 /// All targets.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     target("messages", messages, seeds::messages, 20_000),
     target("handle", handle, seeds::handle, 40_000),
     target("link", link, seeds::link, 4_000),
+    target("mailbox", mailbox, seeds::mailbox, 4_000),
     target("handshake", handshake, seeds::handshake, 2_000),
     target("routes", routes, seeds::routes, 1_000),
     target("receiver", receiver, seeds::receiver, 10_000),

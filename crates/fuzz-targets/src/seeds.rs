@@ -132,6 +132,26 @@ pub(crate) fn link() -> Seeds {
     named(streams.into_iter().chain(single).chain([many]))
 }
 
+/// Frames over adapters that deliver late, in part or not at all, and peers that write anything.
+pub(crate) fn mailbox() -> Seeds {
+    const STEPS: u64 = 8;
+    let send = |list: List, len: u16| list.item(0, STEPS, &[&[0][..], &len.to_le_bytes()].concat());
+    let post = |list: List| list.item(1, STEPS, &[0]);
+    let arrive = |list: List, mask: u64, again: u8| {
+        list.item(3, STEPS, &[&[0, 0][..], &mask.to_le_bytes(), &[again]].concat())
+    };
+    let poll = |list: List| list.item(5, STEPS, &[1]);
+    let sent = |len| post(send(List::default(), len));
+    let whole = poll(arrive(sent(100), u64::MAX, 0));
+    let torn = poll(arrive(poll(arrive(sent(100), 7, 1)), u64::MAX, 1));
+    let repeated = poll(arrive(post(poll(arrive(sent(900), u64::MAX, 1)).item(2, STEPS, &[0])), u64::MAX, 1));
+    let lost = post(sent(3000).item(4, STEPS, &[0, 1]).item(2, STEPS, &[0]));
+    let acknowledged = poll(sent(100).item(7, STEPS, &[0, 0, 9])).item(5, STEPS, &[0]);
+    let length = poll(List::default().item(7, STEPS, &[1, 33, 1]).item(7, STEPS, &[1, 37, 1]));
+    let known = [whole, torn, repeated, lost, acknowledged, length].map(List::end);
+    named(known.into_iter().chain(random(8, 600)))
+}
+
 pub(crate) fn handshake() -> Seeds {
     named(random(32, 120).chain([vec![0; 120]]))
 }

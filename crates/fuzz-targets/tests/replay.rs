@@ -73,4 +73,6 @@ macro_rules! replays {
     };
 }
 
-replays!(messages, handle, link, handshake, routes, receiver, fifo, agent, stats, calls, config, episodes);
+replays!(
+    messages, handle, link, mailbox, handshake, routes, receiver, fifo, agent, stats, calls, config, episodes
+);

@@ -7,7 +7,7 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
     ptr::NonNull,
     sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
 };
@@ -80,13 +80,16 @@ unsafe impl Sync for Watch {}
 impl Watch {
     /// Makes a page of zeros. Another process opens it by its [`fd`](Self::fd).
     pub fn new() -> io::Result<Self> {
+        // The system call: glibc has the function since 2.27 only.
         // SAFETY: a NUL-terminated name; the call takes no other pointer.
-        let fd = unsafe { libc::memfd_create(c"nccl-net-host-watch".as_ptr(), libc::MFD_CLOEXEC) };
+        let fd = unsafe {
+            libc::syscall(libc::SYS_memfd_create, c"nccl-net-host-watch".as_ptr(), libc::MFD_CLOEXEC)
+        };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the descriptor is new and has no other owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
         // SAFETY: an open descriptor.
         if unsafe { libc::ftruncate(fd.as_raw_fd(), size_of::<Page>() as libc::off_t) } != 0 {
             return Err(io::Error::last_os_error());

@@ -10,8 +10,8 @@ use super::watch::{CommWatch, Queues, Route};
 use crate::config::Config;
 use crate::connect::tests::{ports, until};
 use crate::device::{Hold, Nic, PortState};
-use crate::housekeeping::tests::Count;
-use crate::housekeeping::{Housekeeping, Job, TICK};
+use crate::housekeeping::tests::{Count, add};
+use crate::housekeeping::{Housekeeping, TICK};
 use crate::process::Process;
 use crate::proto::GidKind;
 use crate::stats::{Counters, Reason};
@@ -227,14 +227,13 @@ fn an_address_that_is_gone_costs_the_rails_that_use_it() {
 }
 
 #[test]
-fn a_wake_runs_the_jobs_once_and_the_thread_waits_again() {
+fn a_wake_runs_the_job_once_and_the_thread_waits_again() {
     ports();
     let process = Process::new();
     let config = Config::default();
     let _devices = process.devices.open(&config).unwrap();
     let count = Arc::<Count>::default();
-    let job: Arc<dyn Job> = Arc::<Count>::clone(&count);
-    process.housekeeping.add("count", Arc::downgrade(&job));
+    let id = add(&process.housekeeping, &count);
     let (start, runs) = (Instant::now(), || count.runs());
     let await_run = |after: u32| {
         while runs() <= after {
@@ -246,7 +245,7 @@ fn a_wake_runs_the_jobs_once_and_the_thread_waits_again() {
     await_run(0);
     for _ in 0..5 {
         let before = runs();
-        process.housekeeping.wake();
+        process.housekeeping.wake(id);
         await_run(before);
     }
     await_run(runs() + 2);

@@ -7,7 +7,7 @@ use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 
 use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
-use crate::housekeeping::{Housekeeping, Job, Urgency, job, log_failure};
+use crate::housekeeping::{Housekeeping, Job, JobId, Urgency, job, log_failure};
 use crate::proto::{MAX_RECVS, SLOTS};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
@@ -32,6 +32,7 @@ pub(crate) struct Receiver {
     _flow: Option<Subscription>,
     /// Polls this receiver while NCCL makes no call.
     housekeeping: Arc<Housekeeping>,
+    job: JobId,
     /// Whether the last pass of housekeeping has left news to NCCL.
     urgency: Urgency,
     // Locked by NCCL's progress thread, and by housekeeping. Registration does not need it.
@@ -54,10 +55,11 @@ impl Receiver {
             flush_host: config.flush == Some(true),
             _flow: flow,
             housekeeping: Arc::clone(&settings.process.housekeeping),
+            job: comm.watch().job(),
             urgency: Urgency::default(),
             state: StateLock::new(RecvState::new(comm, config, cells, flushes, living)),
         });
-        settings.process.housekeeping.add(JOB, job(&receiver));
+        settings.process.housekeeping.add(receiver.job, JOB, job(&receiver));
         receiver
     }
 
@@ -151,7 +153,7 @@ impl Receiver {
 
     /// Sends BYE to the peer.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
-        self.housekeeping.remove(self);
+        self.housekeeping.remove(self.job);
         let close = |state: &mut RecvState| {
             state.await_outstanding_data();
             state.comm.peer.close();

@@ -146,7 +146,7 @@ impl Sender {
                 groups: Box::new([Group::default(); SLOTS]),
             }),
         });
-        settings.process.housekeeping.add(JOB, job(&sender));
+        settings.process.housekeeping.add(sender.watch.job(), JOB, job(&sender));
         sender
     }
 
@@ -249,7 +249,7 @@ impl Sender {
 
     /// Sends BYE to the peer.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
-        self.housekeeping.remove(self);
+        self.housekeeping.remove(self.watch.job());
         let close = |state: &mut SendState| {
             state.comm.peer.close();
             Ok(())

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
-use mpib_tests::evil::{self, Evil, Lies};
+use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::holdings::descriptors;
 use mpib_tests::log::{assert_warned, warnings};
 use mpib_tests::pair::{Buffer, LIMIT, Pair, connect, failure, init, pattern, until};
@@ -226,21 +226,8 @@ fn a_link_that_goes_down_under_a_transfer_is_named() {
 fn a_peer_that_stops_in_the_handshake_is_given_up_in_time() {
     with_and_without_srq(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {
         let table = newest();
-        let ctx = init(table);
-        let listener = Evil::listen();
-        let mut handle = listener.handle().encode();
-        // Its connection is taken and answered, and then nobody says a word.
-        let mut taken = None;
-        let code = until("connect", || {
-            if taken.is_none() {
-                taken = listener.try_accept().unwrap();
-                taken.iter().for_each(|peer| peer.send(&Message::Hello(evil::hello())).unwrap());
-            }
-            Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success)
-        });
-        assert_eq!(code, RemoteError);
+        assert_eq!(Evil::connect_to_silent(table, init(table)), RemoteError);
         assert_warned(&["connect", "while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)"]);
-        drop((listener, taken));
     });
 }
 

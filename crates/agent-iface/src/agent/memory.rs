@@ -26,10 +26,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::hints::{ENTRIES, Hint, SHARE_ONE};
 use super::seqlock::{Entry, PortEntry, PortScale};
+use crate::memfd;
 
 /// First word of a memory file.
 pub const MEMORY_MAGIC: u32 = 0x4D50_494D;
@@ -140,7 +140,7 @@ impl MemoryWriter {
     /// # Errors
     /// The system's error: memory, descriptors.
     pub fn create() -> io::Result<Self> {
-        let file = File::from(memfd_create(MEMFD_NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+        let file = memfd::sealable(MEMFD_NAME)?;
         // Allocated now: later a reader's or writer's access to a missing page could fail.
         fallocate(&file, FallocateFlags::empty(), 0, MEMORY_SIZE as libc::off_t)?;
         let map = MmapOptions::new().len(MEMORY_SIZE).map_raw(&file)?;
@@ -227,6 +227,8 @@ fn layout(map: &MmapRaw) -> &Layout {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+
+    use nix::sys::memfd::{MFdFlags, memfd_create};
 
     use super::*;
 

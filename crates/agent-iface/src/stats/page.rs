@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::layout::Page;
 use super::{BadPage, MEMFD_NAME, STATS_SIZE};
+use crate::memfd;
 
 /// The mapping of this process's page. A forked child must not write to it.
 static OURS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -29,7 +29,7 @@ pub(super) fn create() -> io::Result<&'static Page> {
             "the page needs {STATS_SIZE} bytes, but the limit on the size of files (ulimit -f) is {limit}"
         )));
     }
-    let file = File::from(memfd_create(MEMFD_NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
+    let file = memfd::sealable(MEMFD_NAME)?;
     // Takes the memory now. Without it, a write to the page when memory is short raises SIGBUS,
     // which kills the process.
     let size = i64::try_from(STATS_SIZE).map_err(io::Error::other)?;
@@ -45,9 +45,10 @@ pub(super) fn create() -> io::Result<&'static Page> {
     OURS.store(map.as_mut_ptr().cast(), Ordering::Relaxed);
     // Readers find the page through the descriptor. It stays open.
     OURS_FD.store(OwnedFd::from(file).into_raw_fd(), Ordering::Relaxed);
-    let map = Box::leak(Box::new(map));
-    // SAFETY: as in `Mapped::view`; the leaked mapping is never unmapped.
-    Ok(unsafe { &*map.as_ptr().cast::<Page>() })
+    let page = map.as_ptr().cast::<Page>();
+    std::mem::forget(map);
+    // SAFETY: as in `Mapped::view`; the mapping was forgotten, so it is never unmapped.
+    Ok(unsafe { &*page })
 }
 
 /// The mapped page of another process.
@@ -96,7 +97,7 @@ extern "C" fn replace_page() {
     }
     let (access, how) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
-    // SAFETY: replaces exactly the mapping that `create` leaked, which nothing else can have
+    // SAFETY: replaces exactly the mapping that `create` keeps for ever, which nothing else can have
     // replaced. Zeroed atomics are valid. If mmap fails, the old mapping stays.
     unsafe { libc::mmap(at, STATS_SIZE, access, how, -1, 0) };
     let fd = OURS_FD.swap(-1, Ordering::Relaxed);

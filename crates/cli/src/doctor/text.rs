@@ -14,7 +14,7 @@ use super::{
 pub(super) use crate::output::printable;
 use crate::output::{
     colour::{BAD, GOOD, NOTE, WARN, paint},
-    table::{Table, left, right},
+    table::{Table, left, paragraph, right},
     units::{giga, port_rate},
 };
 
@@ -23,11 +23,12 @@ pub(super) fn text(document: &Document, verbose: bool) -> String {
     let mut out = String::new();
     if let Some(report) = &document.report {
         let plugin = document.plugin.as_ref().map_or_else(String::new, |p| format!(", {}", p.display()));
-        // Writing to a String cannot fail, here and below.
-        let _ = writeln!(out, "host {}, plugin {}{plugin}\n", report.host, report.plugin);
+        out += &paragraph(0, &format!("host {}, plugin {}{plugin}", report.host, report.plugin));
+        out.push('\n');
         if verbose {
             for s in &report.settings {
                 let mark = if s.default { "" } else { "  (set)" };
+                // Writing to a String cannot fail, here and below.
                 let _ = writeln!(out, "  {}={}{mark}", s.name, s.value);
             }
             out.push('\n');

@@ -7,6 +7,7 @@ pub(crate) mod units;
 
 use std::io::{self, Write};
 
+pub(crate) use crate::failure::printable;
 use crate::failure::{Failure, Kind};
 
 /// Writes to stdout, with colours as `--color` and the environment request them.
@@ -16,9 +17,4 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
         io::ErrorKind::BrokenPipe => Failure::new(Kind::Closed, "stdout was closed"),
         _ => Failure::new(Kind::Tool, format!("cannot write to stdout: {e}")),
     })
-}
-
-/// Puts a text on one line without control characters: it may come from another machine.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,4 +1,4 @@
-//! Tables with aligned columns. On a terminal they are wrapped to its width; elsewhere a row is one
+//! Tables with aligned columns. On a terminal they are wrapped to its width; in a file a row is one
 //! line.
 
 use comfy_table::{

@@ -64,6 +64,24 @@ pub(crate) fn significant(number: f64) -> String {
     }
 }
 
+/// Formats a number with three digits and the prefix of its unit: `999`, `1.23k`, `45.6M`.
+pub(crate) fn short(n: f64) -> String {
+    let mut value = n.max(0.0);
+    for unit in ["", "k", "M", "G", "T", "P"] {
+        let digits = match value {
+            _ if unit.is_empty() => 0,
+            v if v < 9.995 => 2,
+            v if v < 99.95 => 1,
+            _ => 0,
+        };
+        if value < 999.5 {
+            return format!("{value:.digits$}{unit}");
+        }
+        value /= 1e3;
+    }
+    format!("{value:.0}E")
+}
+
 /// Formats a part of a whole in percent: 66.7 %.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     let share = if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
@@ -105,5 +123,24 @@ mod tests {
             [12345.6, 123.45, 12.345, 1.23456, 0.1].map(significant),
             ["12346", "123.5", "12.35", "1.235", "0.100"].map(String::from)
         );
+    }
+
+    #[test]
+    fn numbers_have_three_digits() {
+        for (n, text) in [
+            (0.0, "0"),
+            (-1.0, "0"),
+            (999.4, "999"),
+            (999.5, "1.00k"),
+            (1_234.0, "1.23k"),
+            (9_994.0, "9.99k"),
+            (9_996.0, "10.0k"),
+            (99_960.0, "100k"),
+            (999_600.0, "1.00M"),
+            (45_600_000_000.0, "45.6G"),
+            (1e18, "1E"),
+        ] {
+            assert_eq!(short(n), text, "{n}");
+        }
     }
 }

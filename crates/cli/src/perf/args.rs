@@ -1,6 +1,6 @@
 //! The options of `mpib perf`.
 
-use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
+use std::{ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
 use schemars::JsonSchema;
@@ -30,8 +30,8 @@ const OUTPUT: &str = "Output";
 /// Moves data through any NCCL network plugin, between two processes or two machines, and checks
 /// every byte
 ///
-/// The plugin is called through its C table as NCCL's core calls it, on host memory. Without
-/// --listen or --connect, this command starts and stops both ends.
+/// The plugin is called through its C table as NCCL's core calls it. Without --listen or
+/// --connect, this command starts and stops both ends.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct PerfArgs {
@@ -126,10 +126,11 @@ pub(crate) struct PerfArgs {
     #[arg(help_heading = LOAD, long)]
     pub(crate) no_check: bool,
 
-    /// Most memory for messages at each end. Fewer messages are in flight if they would not fit,
-    /// but always one
-    #[arg(help_heading = LOAD, long, value_name = "BYTES", default_value = "256M", value_parser = memory)]
-    pub(crate) memory: usize,
+    /// Most memory for messages at each end, and where it is: 64M, cuda (GPU 0), or cuda:1,64M. Fewer
+    /// messages are in flight if they would not fit, but always one. With --listen and --connect
+    /// each end chooses its GPU
+    #[arg(help_heading = LOAD, long, value_name = "BYTES|cuda[:N]", default_value = "256M")]
+    pub(crate) memory: Memory,
 
     /// Give up when nothing completes for this long
     #[arg(help_heading = LOAD, long, value_name = "TIME", default_value = "30", value_parser = time)]
@@ -250,10 +251,36 @@ fn parse_fault(text: &str) -> Result<Fault, String> {
     }
 }
 
-/// Parses the memory for messages.
-fn memory(text: &str) -> Result<usize, String> {
-    let most = bytes(text)?;
-    if most == 0 { Err("expected memory for at least one message".into()) } else { Ok(most) }
+/// The memory for messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) most: usize,
+    /// The GPU; `None`: memory of the host.
+    pub(crate) gpu: Option<i32>,
+}
+
+impl FromStr for Memory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut memory = Self { most: 256 << 20, gpu: None };
+        for word in text.split(',') {
+            let gpu = match word.strip_prefix("cuda") {
+                Some("") => Some(0),
+                Some(number) => number.strip_prefix(':').and_then(|n| n.parse().ok()).filter(|n| *n >= 0),
+                None => {
+                    memory.most = bytes(word).map_err(|e| format!("{e}, or cuda, or cuda:N"))?;
+                    continue;
+                }
+            };
+            memory.gpu =
+                Some(gpu.ok_or_else(|| format!("{word:?}: expected cuda, or cuda:N with a number"))?);
+        }
+        if memory.most == 0 {
+            return Err("expected memory for at least one message".into());
+        }
+        Ok(memory)
+    }
 }
 
 /// What both ends do alike.
@@ -310,7 +337,7 @@ impl PerfArgs {
             connections: self.connections as usize,
             at_once: self.at_once as usize,
             check: !self.no_check,
-            memory: self.memory,
+            memory: self.memory.most,
             timeout: self.timeout,
             fault: self.fault.clone(),
         })
@@ -376,5 +403,16 @@ mod tests {
         let failure = choose("v9").unwrap_err();
         assert_eq!(failure.message, "the plugin exports no table v9; found v11, v8, v6");
         assert!(parse_abi("v5").unwrap_err().contains("expected v6 to v12"));
+    }
+
+    #[test]
+    fn memory_is_of_the_host_or_of_a_gpu() {
+        let memory = |text: &str| text.parse::<Memory>().map(|memory| (memory.most, memory.gpu));
+        assert_eq!(memory("64M"), Ok((64 << 20, None)));
+        assert_eq!(memory("cuda"), Ok((256 << 20, Some(0))));
+        assert_eq!(memory("cuda:1,64K"), Ok((64 << 10, Some(1))));
+        for bad in ["", "0", "cuda:", "cuda:x", "cuda1", "cuda:-1", "gpu"] {
+            assert!(memory(bad).unwrap_err().contains("expected"), "{bad:?}");
+        }
     }
 }

@@ -5,17 +5,20 @@ use std::{
     collections::VecDeque,
     fmt,
     mem::ManuallyDrop,
+    os::fd::AsFd,
     time::{Duration, Instant},
 };
 
 use hdrhistogram::Histogram;
 
 use super::{
+    cuda::{Gpu, Memory},
     pattern,
     region::{Layout, Region},
 };
 use crate::failure::{Failure, Kind};
 use crate::output::units;
+use nccl_net_abi::NCCL_PTR_CUDA;
 use nccl_net_host::{Comm, MAX_GROUP, Mr, NO_SIZES, Receiver, Recv, Request, Sender};
 
 /// The first tag of a group; the others follow.
@@ -27,21 +30,53 @@ pub(super) struct End<'a, Way> {
     pub(super) mr: Mr,
     /// Stays mapped after a failure: the plugin may still access it until the process ends.
     pub(super) region: ManuallyDrop<Region>,
+    /// Memory of a GPU, laid out as the region. Messages are in it then, and the region has copies.
+    gpu: Option<ManuallyDrop<Memory<'a>>>,
 }
 
 impl<'a, Way> End<'a, Way> {
-    pub(super) fn new(comm: &'a Comm<Way>, layout: Layout) -> Result<Self, Failure> {
+    /// Makes memory and registers it, that of a GPU as a DMA-BUF if driver and device permit.
+    pub(super) fn new(
+        comm: &'a Comm<Way>,
+        layout: Layout,
+        gpu: Option<&'a Gpu>,
+        dma_bufs: bool,
+    ) -> Result<Self, Failure> {
         let region = ManuallyDrop::new(Region::new(layout)?);
-        // SAFETY: `close` unmaps the memory after deregMr, and nothing else does. Slots are filled
+        let gpu = gpu.map(|gpu| gpu.allocate(layout.len()).map(ManuallyDrop::new)).transpose()?;
+        // SAFETY: `close` frees the memory after deregMr, and nothing else does. Slots are filled
         // and checked while no request is in flight.
-        let mr = unsafe { comm.reg_mr(region.addr(), layout.len()) }?;
-        Ok(Self { comm, mr, region })
+        let mr = unsafe {
+            match &gpu {
+                None => comm.reg_mr(region.addr(), layout.len()),
+                Some(memory) => match memory.dma_buf().filter(|_| dma_bufs) {
+                    Some(fd) => comm.reg_dma_buf(memory.addr(), layout.len(), NCCL_PTR_CUDA, 0, fd.as_fd()),
+                    None => comm.reg_mr_as(memory.addr(), layout.len(), NCCL_PTR_CUDA),
+                },
+            }
+        }?;
+        Ok(Self { comm, mr, region, gpu })
     }
 
     pub(super) fn close(self) -> Result<(), Failure> {
         self.comm.dereg_mr(self.mr)?;
         drop(ManuallyDrop::into_inner(self.region));
+        drop(self.gpu.map(ManuallyDrop::into_inner));
         Ok(())
+    }
+
+    /// Copies a slot, with the bytes behind its message, to the GPU.
+    fn upload(&mut self, slot: usize) -> Result<(), Failure> {
+        let offset = self.region.slot_offset(slot);
+        let bytes = self.region.guarded(slot);
+        self.gpu.as_ref().map_or(Ok(()), |memory| memory.write(offset, bytes))
+    }
+
+    /// Copies a slot, with the bytes behind its message, from the GPU.
+    fn download(&mut self, slot: usize) -> Result<(), Failure> {
+        let offset = self.region.slot_offset(slot);
+        let bytes = self.region.guarded(slot);
+        self.gpu.as_ref().map_or(Ok(()), |memory| memory.read(offset, bytes))
     }
 }
 
@@ -75,19 +110,33 @@ impl Round {
 }
 
 /// Fills the slots to send.
-pub(super) fn prepare_send(end: &mut End<'_, Sender>, round: &Round, salt: u64, alive: impl Fn()) {
+pub(super) fn prepare_send(
+    end: &mut End<'_, Sender>,
+    round: &Round,
+    salt: u64,
+    alive: impl Fn(),
+) -> Result<(), Failure> {
     for slot in 0..round.messages() {
         pattern::fill(end.region.slot(slot), round.number(slot, salt));
+        end.upload(slot)?;
         alive();
     }
+    Ok(())
 }
 
 /// Fills the slots to receive into with other bytes than the expected ones.
-pub(super) fn prepare_recv(end: &mut End<'_, Receiver>, round: &Round, salt: u64, alive: impl Fn()) {
+pub(super) fn prepare_recv(
+    end: &mut End<'_, Receiver>,
+    round: &Round,
+    salt: u64,
+    alive: impl Fn(),
+) -> Result<(), Failure> {
     for slot in 0..round.messages() {
         pattern::poison(end.region.slot(slot), round.number(slot, salt));
+        end.upload(slot)?;
         alive();
     }
+    Ok(())
 }
 
 /// Checks every received byte, and that the bytes behind each message did not change.
@@ -98,6 +147,7 @@ pub(super) fn check(
     alive: impl Fn(),
 ) -> Result<(), Failure> {
     for slot in 0..round.messages() {
+        end.download(slot)?;
         let message = round.number(slot, salt);
         let wrong = |what: String| {
             let text = format!("message {} of {}: {what}", message ^ salt, units::size(round.size as u64));
@@ -225,11 +275,14 @@ pub(super) struct Receiving<'a> {
     next: usize,
     done: usize,
     flight: VecDeque<(Request, usize, Instant)>,
+    /// Flushes of receives that are done.
+    flushes: VecDeque<Request>,
 }
 
 impl<'a> Receiving<'a> {
     pub(super) fn new(end: &'a End<'a, Receiver>, round: Round) -> Self {
-        Self { end, round, next: 0, done: 0, flight: VecDeque::with_capacity(round.depth) }
+        let (flight, flushes) = (VecDeque::with_capacity(round.depth), VecDeque::with_capacity(round.depth));
+        Self { end, round, next: 0, done: 0, flight, flushes }
     }
 
     /// Tests requests and posts new ones; returns whether any call made progress.
@@ -244,10 +297,23 @@ impl<'a> Receiving<'a> {
             }
             self.check_sizes(group, &sizes[..self.round.receives])?;
             self.end.comm.irecv_consumed(&request)?;
-            self.done += 1;
+            match self.flush(group)? {
+                Some(flush) => self.flushes.push_back(flush),
+                None => self.done += 1,
+            }
             moved = true;
         }
-        while self.next < self.round.groups && self.flight.len() < self.round.depth {
+        for _ in 0..self.flushes.len() {
+            let Some(mut flush) = self.flushes.pop_front() else { break };
+            let mut sizes = NO_SIZES;
+            if self.end.comm.test(&mut flush, &mut sizes)? {
+                self.done += 1;
+                moved = true;
+            } else {
+                self.flushes.push_back(flush);
+            }
+        }
+        while self.next < self.round.groups && self.flight.len() + self.flushes.len() < self.round.depth {
             let Some(request) = self.post(self.next)? else { break };
             self.flight.push_back((request, self.next, Instant::now()));
             self.next += 1;
@@ -257,19 +323,31 @@ impl<'a> Receiving<'a> {
     }
 
     pub(super) fn post(&self, group: usize) -> Result<Option<Request>, Failure> {
+        let all = self.receives(group);
+        let group = &all[..self.round.receives];
+        Ok(match self.round.optional {
+            true => self.end.comm.irecv_optional(group)?,
+            false => self.end.comm.irecv(group)?,
+        })
+    }
+
+    /// Makes the data of a receive that is done visible to the GPU, as NCCL does. `None`: there is
+    /// nothing to wait for.
+    pub(super) fn flush(&self, group: usize) -> Result<Option<Request>, Failure> {
+        if self.end.gpu.is_none() {
+            return Ok(None);
+        }
+        Ok(self.end.comm.iflush(&self.receives(group)[..self.round.receives])?)
+    }
+
+    fn receives(&self, group: usize) -> [Recv<'_>; MAX_GROUP] {
         let recv = |member: usize| Recv {
             mr: &self.end.mr,
             offset: self.end.region.slot_offset((group * self.round.receives + member) % self.round.slots),
             len: self.round.size,
             tag: FIRST_TAG + member as i32,
         };
-        let all: [Recv<'_>; MAX_GROUP] =
-            std::array::from_fn(|member| recv(member.min(self.round.receives - 1)));
-        let group = &all[..self.round.receives];
-        Ok(match self.round.optional {
-            true => self.end.comm.irecv_optional(group)?,
-            false => self.end.comm.irecv(group)?,
-        })
+        std::array::from_fn(|member| recv(member.min(self.round.receives - 1)))
     }
 
     pub(super) fn check_sizes(&self, group: usize, sizes: &[i32]) -> Result<(), Failure> {

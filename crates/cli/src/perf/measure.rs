@@ -41,9 +41,10 @@ pub(super) struct Measurement<'a> {
 /// Measures `size`. Both ends return the same result.
 pub(super) fn size(session: &mut Session<'_>, comms: &Comms, size: usize) -> Result<SizeResult, Failure> {
     let (layout, depth) = session.layout(size);
+    let (gpu, dma_bufs) = (session.gpu, session.dma_bufs);
     let mut this = Measurement {
-        send: comms.send.as_ref().map(|comm| End::new(comm, layout)).transpose()?,
-        recv: comms.recv.as_ref().map(|comm| End::new(comm, layout)).transpose()?,
+        send: comms.send.as_ref().map(|comm| End::new(comm, layout, gpu, dma_bufs)).transpose()?,
+        recv: comms.recv.as_ref().map(|comm| End::new(comm, layout, gpu, dma_bufs)).transpose()?,
         times: Histogram::new_with_bounds(1, SLOWEST, 3).tool("make a histogram")?,
         messages: 0,
         busy: Duration::ZERO,
@@ -122,7 +123,7 @@ impl Measurement<'_> {
 
     pub(super) fn lead_round(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
         session.link.send(&Message::Round { first: round.first, groups: round.groups })?;
-        self.prepare(session, round);
+        self.prepare(session, round)?;
         expect_message!(session.link, Message::Ready => ());
         session.link.send(&Message::Go)?;
         self.transfer(session, round)
@@ -146,7 +147,7 @@ impl Measurement<'_> {
                 before = self.reset();
             }
             (round.first, round.groups) = (first, groups);
-            self.prepare(session, &round);
+            self.prepare(session, &round)?;
             session.link.send(&Message::Ready)?;
             expect_message!(session.link, Message::Go => ());
             self.transfer(session, &round)?;
@@ -161,17 +162,18 @@ impl Measurement<'_> {
         rails::read()
     }
 
-    fn prepare(&mut self, session: &Session<'_>, round: &Round) {
+    fn prepare(&mut self, session: &Session<'_>, round: &Round) -> Result<(), Failure> {
         let (out, back) = salts(session.role);
         if !session.plan.check {
-            return;
+            return Ok(());
         }
         if let Some(end) = &mut self.send {
-            flow::prepare_send(end, round, out, || session.watch.beat());
+            flow::prepare_send(end, round, out, || session.watch.beat())?;
         }
         if let Some(end) = &mut self.recv {
-            flow::prepare_recv(end, round, back, || session.watch.beat());
+            flow::prepare_recv(end, round, back, || session.watch.beat())?;
         }
+        Ok(())
     }
 
     /// Moves a round's messages in both directions (the measured part), and checks them. Both ends

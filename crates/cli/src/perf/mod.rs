@@ -9,6 +9,7 @@ mod child;
 mod connections;
 mod control;
 mod csv;
+mod cuda;
 mod flow;
 mod link;
 mod measure;
@@ -87,6 +88,7 @@ impl Setting {
                 Role::B if self.args.listen.is_none() => pins.there.clone(),
                 _ => pins.here.clone(),
             }),
+            gpu: self.args.memory.gpu,
             plan: plan.clone(),
             verbose,
             env: merged(&self.args.merge),

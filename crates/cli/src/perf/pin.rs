@@ -118,7 +118,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("local_cpulist"), "0\n").unwrap();
         let path = dir.path().to_str().unwrap().to_owned();
-        // A thread of its own: the test's other threads keep their processors.
+        // A new thread: the test's other threads keep their processors.
         let used = std::thread::spawn(move || {
             Pin::Device.apply_to_device("x", Some(&path)).unwrap();
             let set = nix::sched::sched_getaffinity(Pid::from_raw(0)).unwrap();

@@ -74,6 +74,9 @@ fn arrive(
     })?;
     receiving.check_sizes(n, &sizes[..1])?;
     recv.comm.irecv_consumed(request)?;
+    if let Some(mut flush) = receiving.flush(n)? {
+        until(session, "the flush does not complete", || done(recv.comm, &mut flush))?;
+    }
     Ok(sent)
 }
 

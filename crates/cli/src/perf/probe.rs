@@ -45,6 +45,7 @@ impl Probe {
             device: 0,
             merge: Vec::new(),
             pin: None,
+            gpu: None,
             role: if self.sends { Role::A } else { Role::B },
             plan: plan.clone(),
             verbose: false,

@@ -77,7 +77,12 @@ fn channel(stream: TcpStream) -> Result<Channel, Failure> {
 /// Serves one run.
 pub(super) fn listen(setting: &Setting, address: &str, report: &mut Report) -> Result<(), Failure> {
     let (host, port) = split(address)?;
-    let listener = bind(host, port).tool(format!("listen on {host:?} port {port}"))?;
+    let listener = bind(host, port).map_err(|e| {
+        let place = if host.is_empty() { "every address" } else { host };
+        let text =
+            format!("cannot listen on {place}, port {port}: {e}; to use another port: --listen {host}:PORT");
+        Failure::new(Kind::Tool, text)
+    })?;
     let here = listener.local_addr().tool("read the listening address")?;
     setting.ui.note(&format!("listening on {here}"));
     loop {

@@ -131,6 +131,8 @@ pub(crate) struct AbiReport {
     /// The table's `name`.
     pub(crate) net: String,
     pub(crate) device: Option<Device>,
+    /// The GPU whose memory has this end's messages; absent: the host's.
+    pub(crate) gpu: Option<i32>,
     /// Present with `--connections`.
     pub(crate) connections: Option<Connections>,
     pub(crate) results: Vec<SizeResult>,
@@ -183,7 +185,8 @@ fn shares(rails: Option<&[RailBytes]>) -> String {
 }
 
 /// Returns the line above a table.
-pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -> String {
+pub(super) fn title(table: &AbiReport, plan: &Plan) -> String {
+    let AbiReport { abi, net, device, gpu, .. } = table;
     let device = match device {
         Some(d) => format!(", device {:?} of {}", d.name, port_rate(d.speed)),
         None => String::new(),
@@ -205,7 +208,8 @@ pub(super) fn title(abi: u32, net: &str, device: Option<&Device>, plan: &Plan) -
         format!("; {} messages of {} in flight, {} and back", plan.depth, sizes.join(", "), fault.script())
     });
     let check = if plan.check { "every byte checked" } else { "bytes not checked" };
-    paragraph(0, &format!("v{abi}: {net}{device}; {direction}, {group} a group, {check}{fault}"))
+    let gpu = gpu.map_or(String::new(), |number| format!(", memory of GPU {number}"));
+    paragraph(0, &format!("v{abi}: {net}{device}{gpu}; {direction}, {group} a group, {check}{fault}"))
 }
 
 /// Returns the line for `--connections`.

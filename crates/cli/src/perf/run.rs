@@ -63,7 +63,7 @@ impl<'a> Run<'a> {
     ) -> Result<Self, Failure> {
         let (sender, events) = channel();
         let mut slots = Vec::new();
-        let abi = jobs.first().map_or(0, |(job, _)| job.version);
+        let (abi, gpu) = jobs.first().map_or((0, None), |(job, _)| (job.version, job.gpu));
         for (index, (job, peer)) in jobs.into_iter().enumerate() {
             let worker = Worker::start(index, &job, peer, sender.clone())?;
             slots.push(Slot {
@@ -77,7 +77,7 @@ impl<'a> Run<'a> {
             });
         }
         let report =
-            AbiReport { abi, net: String::new(), device: None, connections: None, results: Vec::new() };
+            AbiReport { abi, net: String::new(), device: None, gpu, connections: None, results: Vec::new() };
         Ok(Self { slots, events, failures: Vec::new(), report, plan, ui })
     }
 
@@ -140,8 +140,8 @@ impl<'a> Run<'a> {
             }
             Some(Event::Log { level, text }) => self.ui.log(self.name(index), level, &text),
             Some(Event::Device { net, device }) if first => {
-                self.ui.begin(self.report.abi, &net, &device, self.plan)?;
                 (self.report.net, self.report.device) = (net, Some(device));
+                self.ui.begin(&self.report, self.plan)?;
             }
             Some(Event::Result(result)) if first => self.result(*result)?,
             Some(Event::Connections(connections)) if first => {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::{
     args::Plan,
     connections,
+    cuda::Gpu,
     link::{Link, Message, Role, expect_message},
     measure, outage,
     pin::Pin,
@@ -17,6 +18,10 @@ use nccl_net_host::{Handle, Listener as NetListener, Net, RecvComm, SendComm, Wa
 
 /// `NCCL_PTR_HOST`
 const HOST: i32 = nccl_net_abi::NCCL_PTR_HOST;
+/// `NCCL_PTR_CUDA`
+const CUDA: i32 = nccl_net_abi::NCCL_PTR_CUDA;
+/// `NCCL_PTR_DMABUF`
+const DMA_BUF: i32 = nccl_net_abi::NCCL_PTR_DMABUF;
 /// Requests in flight that a v6 table guarantees.
 const V6_REQUESTS: usize = nccl_net_abi::NCCL_NET_MAX_REQUESTS_V6 as usize;
 
@@ -30,6 +35,9 @@ pub(super) struct Session<'a> {
     pub(super) device: i32,
     pub(super) merge: Vec<i32>,
     pub(super) pin: Option<Pin>,
+    pub(super) gpu: Option<&'static Gpu>,
+    /// Whether the device registers DMA-BUFs.
+    pub(super) dma_bufs: bool,
     pub(super) plan: Plan,
 }
 
@@ -133,19 +141,35 @@ impl Session<'_> {
         if let Some(pin) = &self.pin {
             pin.apply_to_device(&device.name, pci_path.as_deref())?;
         }
+        self.supports_memory(&device)?;
+        self.dma_bufs = device.ptr_support & DMA_BUF != 0;
         self.fits(&device, &format!("device {}", self.device))?;
         Ok(device)
     }
 
+    /// Checks that this end's device can use this end's memory.
+    fn supports_memory(&self, device: &Device) -> Result<(), Failure> {
+        let Device { name, ptr_support, .. } = device;
+        let what = match self.gpu {
+            None if ptr_support & HOST == 0 => {
+                format!("host memory (ptrSupport {ptr_support:#x}); --memory cuda uses a GPU's")
+            }
+            Some(_) if ptr_support & (CUDA | DMA_BUF) == 0 => {
+                format!("memory of GPUs (ptrSupport {ptr_support:#x}); \"mpib doctor\" shows why")
+            }
+            Some(_) if self.plan.optional => {
+                "optional receives into memory of GPUs: flushes need sizes".into()
+            }
+            _ => return Ok(()),
+        };
+        let text = format!("device {} ({name:?}) does not support {what}", self.device);
+        Err(Failure::new(Kind::Usage, text))
+    }
+
     /// Checks that a device can do what the plan needs.
     fn fits(&self, device: &Device, which: &str) -> Result<(), Failure> {
-        let Device { name, ptr_support, max_recvs, max_bytes, .. } = device;
+        let Device { name, max_recvs, max_bytes, .. } = device;
         let refuse = |text: String| Err(Failure::new(Kind::Usage, format!("{which} ({name:?}) {text}")));
-        if ptr_support & HOST == 0 {
-            return refuse(format!(
-                "does not support host memory (ptrSupport {ptr_support:#x}); this tool uses no other"
-            ));
-        }
         if usize::try_from(*max_recvs).is_ok_and(|max| self.plan.receives > max) || *max_recvs < 1 {
             return refuse(format!(
                 "supports {max_recvs} receives in an irecv, but {} are requested",

@@ -6,11 +6,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{
     args::Plan,
-    report::{self, Connections, SizeResult},
+    report::{self, AbiReport, Connections, SizeResult},
 };
 use crate::failure::Failure;
 use crate::output;
-use mpib::device::Device;
 use nccl_net_host::logger;
 
 /// The terminal or its replacement.
@@ -69,9 +68,9 @@ impl Ui {
     }
 
     /// Shows the header of a table.
-    pub(super) fn begin(&self, abi: u32, net: &str, device: &Device, plan: &Plan) -> Result<(), Failure> {
-        self.bar.set_message(format!("v{abi}"));
-        self.print(&report::title(abi, net, Some(device), plan))?;
+    pub(super) fn begin(&self, table: &AbiReport, plan: &Plan) -> Result<(), Failure> {
+        self.bar.set_message(format!("v{}", table.abi));
+        self.print(&report::title(table, plan))?;
         // The line about connections precedes the table of sizes.
         if plan.connections > 0 { Ok(()) } else { self.head(plan) }
     }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     args::Plan,
     control::Channel,
+    cuda::Gpu,
     link::{Link, Message, Role, expect_message},
     pin::Pin,
     rails,
@@ -54,6 +55,8 @@ pub(super) struct Job {
     pub(super) role: Role,
     /// The processors of this worker.
     pub(super) pin: Option<Pin>,
+    /// The GPU whose memory has the messages; `None`: the host's.
+    pub(super) gpu: Option<i32>,
     pub(super) plan: Plan,
     /// Whether to pass on log lines below WARN.
     pub(super) verbose: bool,
@@ -154,9 +157,12 @@ fn run(
     job: Job,
     parent: &mut Parent,
 ) -> Result<(), Failure> {
-    let Job { version, device, merge, role, pin, plan, table: symbol, .. } = job;
+    let Job { version, device, merge, role, pin, gpu, plan, table: symbol, .. } = job;
+    // The context stays this thread's until the process ends, as the memory does after a failure.
+    let gpu = gpu.map(|number| Gpu::open(number).map(|gpu| &*Box::leak(Box::new(gpu)))).transpose()?;
     let net = Net::init(table, &Settings::default()).map_err(|e| of_init(e.into(), symbol.as_deref()))?;
-    let mut session = Session { net, link, watch, role, version, device, merge, pin, plan };
+    let mut session =
+        Session { net, link, watch, role, version, device, merge, pin, gpu, dma_bufs: false, plan };
     session.run(parent)?;
     session.net.finalize()?;
     link.send(&Message::Closed)?;

@@ -2,23 +2,7 @@
 
 use mpib_host_view::{Connection, Count, Port, Rail};
 
-/// Formats a number with three digits and the prefix of its unit: `999`, `1.23k`, `45.6M`.
-pub(super) fn short(n: f64) -> String {
-    let mut value = n.max(0.0);
-    for unit in ["", "k", "M", "G", "T", "P"] {
-        let digits = match value {
-            _ if unit.is_empty() => 0,
-            v if v < 9.995 => 2,
-            v if v < 99.95 => 1,
-            _ => 0,
-        };
-        if value < 999.5 {
-            return format!("{value:.digits$}{unit}");
-        }
-        value /= 1e3;
-    }
-    format!("{value:.0}E")
-}
+pub(super) use crate::output::units::short;
 
 /// Formats a rate of bytes: `12.3GB/s`, and `-` without a rate.
 pub(super) fn rate(bytes_per_second: Option<f64>) -> String {
@@ -81,25 +65,6 @@ pub(super) fn episodes(port: &Port) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_have_three_digits() {
-        for (n, text) in [
-            (0.0, "0"),
-            (-1.0, "0"),
-            (999.4, "999"),
-            (999.5, "1.00k"),
-            (1_234.0, "1.23k"),
-            (9_994.0, "9.99k"),
-            (9_996.0, "10.0k"),
-            (99_960.0, "100k"),
-            (999_600.0, "1.00M"),
-            (45_600_000_000.0, "45.6G"),
-            (1e18, "1E"),
-        ] {
-            assert_eq!(short(n), text, "{n}");
-        }
-    }
 
     #[test]
     fn peers_and_times_are_short() {

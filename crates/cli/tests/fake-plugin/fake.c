@@ -158,7 +158,7 @@ static ncclResult_t fake_regMr(void *comm, void *data, size_t size, int type, vo
 {
     struct mr *mr = malloc(sizeof *mr);
 
-    CHECK(type == NCCL_PTR_HOST, "not host memory");
+    CHECK(type == (getenv("FAKE_GPU") ? NCCL_PTR_CUDA : NCCL_PTR_HOST), "another kind of memory");
     *mr = (struct mr){data, size, comm};
     *mhandle = mr;
     objects++;
@@ -342,8 +342,11 @@ static ncclResult_t fake_test(void *request, int *done, int *sizes)
 
 static ncclResult_t fake_iflush(void *comm, int n, void **data, int *sizes, void **mhandles, void **request)
 {
-    (void)comm, (void)n, (void)data, (void)sizes, (void)mhandles, (void)request;
-    CHECK(0, "a flush of host memory");
+    (void)comm, (void)data, (void)mhandles;
+    CHECK(getenv("FAKE_GPU"), "a flush of host memory");
+    for (int i = 0; i < n; i++) CHECK(sizes[i] >= 0, "a flush of a negative size");
+    *request = NULL;
+    return ncclSuccess;
 }
 
 static ncclResult_t fake_close(void *opaque)
@@ -372,7 +375,7 @@ static ncclResult_t properties_v8(int dev, ncclNetProperties_v8_t *props)
 {
     CHECK(dev >= 0 && dev <= last_dev, "no such device");
     *props = (ncclNetProperties_v8_t){
-        .name = dev == 2 ? "fake0+fake1" : dev ? "fake1" : "fake0", .guid = 1, .ptrSupport = faulty("gpu-only") ? NCCL_PTR_CUDA : NCCL_PTR_HOST,
+        .name = dev == 2 ? "fake0+fake1" : dev ? "fake1" : "fake0", .guid = 1, .ptrSupport = faulty("gpu-only") ? NCCL_PTR_CUDA : getenv("FAKE_GPU") ? NCCL_PTR_HOST | NCCL_PTR_CUDA : NCCL_PTR_HOST,
         .speed = 10000, .port = 1, .maxComms = MAX_COMMS, .maxRecvs = MAX_RECVS,
     };
     return ncclSuccess;

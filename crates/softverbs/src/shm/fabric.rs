@@ -298,8 +298,9 @@ pub(crate) fn sweep_others(name: &str) {
 /// Returns a random number, which identifies the segment.
 pub(crate) fn nonce() -> Result<u64, Errno> {
     let mut bytes = [0_u8; 8];
+    // The system call: glibc has the function since 2.25 only.
     // SAFETY: a writable buffer of the length given.
-    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    let n = unsafe { libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), 0) };
     if n != 8 {
         return Err(last_errno());
     }

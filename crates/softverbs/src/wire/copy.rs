@@ -10,6 +10,7 @@ use crate::limits::MAX_SGE;
 use crate::log::fault;
 use crate::shm::peer::Peer;
 use crate::wire::bounce;
+use crate::wire::sanitizer;
 
 /// Maximum number of pieces: those of a work request, and one more if the last is split.
 const MAX_PIECES: usize = MAX_SGE as usize + 1;
@@ -156,6 +157,7 @@ pub(crate) fn run(peer: &Peer, direction: Direction, local: &Pieces, remote: &Pi
         }
     }
     if peer.own {
+        sanitizer::access(direction, &remote);
         return here(peer.pid, direction, &mut local, &mut remote);
     }
     if !forced_bounce() && !REFUSED.load(Relaxed) {
@@ -183,7 +185,7 @@ fn here(
     remote: &mut Pieces,
 ) -> Result<(), Stopped> {
     static REFUSED: AtomicBool = AtomicBool::new(false);
-    if !REFUSED.load(Relaxed) {
+    if !sanitizer::STORES && !REFUSED.load(Relaxed) {
         match across(pid, direction, local, remote) {
             Err(Stopped::Fault(libc::EPERM | libc::ENOSYS)) => REFUSED.store(true, Relaxed),
             result => return result,
@@ -236,7 +238,10 @@ fn within(direction: Direction, local: &mut Pieces, remote: &mut Pieces) {
         };
         // All earlier bytes must be visible before the tail.
         fence(SeqCst);
-        if n == TAIL && to.addr() % TAIL == 0 {
+        if sanitizer::STORES {
+            // SAFETY: registered memory of this process, which the program keeps mapped.
+            unsafe { sanitizer::store(from.cast(), to.cast(), n) };
+        } else if n == TAIL && to.addr() % TAIL == 0 {
             // SAFETY: eight bytes of registered memory each; the target is aligned.
             unsafe {
                 let value = from.cast::<u64>().read_unaligned();

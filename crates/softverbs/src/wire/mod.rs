@@ -4,8 +4,8 @@
 //! `ends` does what its opcode requires, `respond` acts on the responder's segment, `copy` and
 //! `bounce` move the bytes, `link` models rate and latency, `reach` finds the responder, `access`
 //! checks keys, `gather` finds the requester's memory, `mover` continues large transfers after the
-//! post, `strike` applies faults to work requests, and `late` delivers what arrives after its sender
-//! has given up.
+//! post, `strike` applies faults to work requests, `late` delivers what arrives after its sender has given
+//! up, and `sanitizer` shows copies to the sanitizers.
 
 pub(crate) mod access;
 pub(crate) mod bounce;
@@ -18,5 +18,6 @@ pub(crate) mod link;
 pub(crate) mod mover;
 pub(crate) mod reach;
 pub(crate) mod respond;
+mod sanitizer;
 pub(crate) mod send_queue;
 pub(crate) mod strike;

@@ -1,0 +1,161 @@
+//! `mpib enable` and `mpib disable`: the names under which NCCL and RCCL open a plugin without any
+//! setting. `mpib path`: the plugin's own file.
+
+use std::{
+    fs, io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use clap::Args;
+
+use crate::{
+    failure::{Context, Failure, Kind},
+    plugin,
+};
+
+/// The name that NCCL opens without `NCCL_NET_PLUGIN`.
+const NCCL: &str = "libnccl-net.so";
+/// The name that RCCL opens without `NCCL_NET_PLUGIN`.
+const RCCL: &str = "librccl-net.so";
+
+/// Makes every NCCL that searches a folder use the plugin without NCCL_NET_PLUGIN: links
+/// libnccl-net.so to it there. Never replaces another plugin
+#[derive(Debug, Args)]
+pub(crate) struct EnableArgs {
+    /// Where to make the link [default: the plugin's folder]
+    folder: Option<PathBuf>,
+    /// Link librccl-net.so instead, the name that RCCL opens
+    #[arg(long)]
+    rccl: bool,
+}
+
+/// Removes the links that "mpib enable" made
+#[derive(Debug, Args)]
+pub(crate) struct DisableArgs {
+    /// Where the links are [default: the plugin's folder]
+    folder: Option<PathBuf>,
+}
+
+/// What a link's place holds.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// A link to a file of this project's plugin, existing or not.
+    Link(PathBuf),
+    /// Another file, in words.
+    Foreign(String),
+}
+
+/// Prints the plugin's file, for `NCCL_NET_PLUGIN`.
+pub(crate) fn path() -> Result<(), Failure> {
+    println!("{}", own_file()?.display());
+    Ok(())
+}
+
+pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
+    let file = own_file()?;
+    let (folder, target) = place(args.folder.as_deref(), &file)?;
+    let link = folder.join(if args.rccl { RCCL } else { NCCL });
+    match found(&link)? {
+        Found::Link(old) if old == target => {
+            println!("{} was already a link to {}", link.display(), target.display());
+            return Ok(());
+        }
+        Found::Foreign(what) => {
+            let text = format!(
+                "{} is {what}, not a link to {}: it stays. Remove it first if no job needs it, name another \
+                 folder, or set NCCL_NET_PLUGIN={} for the job",
+                link.display(),
+                plugin::NAME,
+                file.display()
+            );
+            return Err(Failure::new(Kind::Usage, text));
+        }
+        Found::Nothing => symlink(&target, &link).tool(format!("make {}", link.display()))?,
+        Found::Link(_) => replace(&target, &link).tool(format!("replace {}", link.display()))?,
+    }
+    println!("{} -> {}", link.display(), target.display());
+    renew_cache();
+    Ok(())
+}
+
+pub(crate) fn disable(args: &DisableArgs) -> Result<(), Failure> {
+    let (folder, _) = place(args.folder.as_deref(), &own_file()?)?;
+    let mut removed = false;
+    for link in [NCCL, RCCL].map(|name| folder.join(name)) {
+        match found(&link)? {
+            Found::Nothing => {}
+            Found::Foreign(what) => println!("{} is {what}: it stays", link.display()),
+            Found::Link(_) => {
+                fs::remove_file(&link).tool(format!("remove {}", link.display()))?;
+                println!("removed {}", link.display());
+                removed = true;
+            }
+        }
+    }
+    if removed {
+        renew_cache();
+    } else {
+        println!("{} has no link to {}", folder.display(), plugin::NAME);
+    }
+    Ok(())
+}
+
+fn own_file() -> Result<PathBuf, Failure> {
+    let file = plugin::default_path()?;
+    file.canonicalize().tool(format!("resolve {}", file.display()))
+}
+
+/// Returns the folder of the link, and what the link holds there: a bare name in the plugin's own
+/// folder, because the prefix may move.
+fn place(folder: Option<&Path>, file: &Path) -> Result<(PathBuf, PathBuf), Failure> {
+    let own = file.parent().unwrap_or(Path::new("/"));
+    let folder = match folder {
+        None => own.to_owned(),
+        Some(folder) => {
+            let found = folder.canonicalize().ok().filter(|path| path.is_dir());
+            found.ok_or_else(|| Failure::new(Kind::Usage, format!("{} is not a folder", folder.display())))?
+        }
+    };
+    let target = if folder == own { plugin::NAME.into() } else { file.to_owned() };
+    Ok((folder, target))
+}
+
+fn found(link: &Path) -> Result<Found, Failure> {
+    let metadata = match link.symlink_metadata() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        other => other.tool(format!("look at {}", link.display()))?,
+    };
+    if !metadata.is_symlink() {
+        let what = if metadata.is_dir() { "a folder" } else { "a file" };
+        return Ok(Found::Foreign(what.into()));
+    }
+    let target = fs::read_link(link).tool(format!("read {}", link.display()))?;
+    // Another release or prefix of this project is no other plugin.
+    if target.file_name().is_some_and(|name| name == plugin::NAME) {
+        return Ok(Found::Link(target));
+    }
+    Ok(Found::Foreign(format!("a link to {}", target.display())))
+}
+
+/// Replaces a link by rename: a job that starts meanwhile finds the old one or the new one.
+fn replace(target: &Path, link: &Path) -> io::Result<()> {
+    let new = link.with_extension(format!("so.{}", std::process::id()));
+    symlink(target, &new)?;
+    fs::rename(&new, link).inspect_err(|_| drop(fs::remove_file(&new)))
+}
+
+/// Renews the dynamic linker's cache, which lists links by name. Only root may; for other users the
+/// linker finds the folder by `LD_LIBRARY_PATH`.
+fn renew_cache() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    match Command::new("/sbin/ldconfig").status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => eprintln!("mpib: ldconfig ended with {status}"),
+        Err(why) => eprintln!("mpib: cannot run /sbin/ldconfig: {why}"),
+    }
+}

@@ -1,0 +1,84 @@
+//! A foreign plugin: a small one in C over TCP (`fake-plugin/fake.c`), which can have one fault.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+use std::{
+    env,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, ChildStderr, Command, Output, Stdio},
+    sync::OnceLock,
+};
+
+use serde_json::Value;
+
+pub const MPIB: &str = env!("CARGO_BIN_EXE_mpib");
+
+pub const QUICK: &[&str] = &["--iterations", "100", "--sizes", "1000"];
+
+/// The folder with a stand-in for libcuda.so.1 (`fake-cuda/cuda.c`), compiled once for all tests of
+/// this process.
+pub fn fake_cuda() -> &'static Path {
+    static BUILT: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-cuda/cuda.c");
+        let status = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
+            .args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
+            .arg(dir.path().join("libcuda.so.1"))
+            .arg(source)
+            .status()
+            .expect("a C compiler");
+        assert!(status.success(), "the stand-in for CUDA does not compile");
+        dir
+    });
+    dir.path()
+}
+
+/// The fake plugin, compiled once for all tests of this process.
+pub fn fake() -> &'static Path {
+    static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = BUILT.get_or_init(|| {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("libnccl-net-fake.so");
+        let status = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
+            .args(["-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-O1", "-I"])
+            .arg(here.join("../../abi/include"))
+            .arg(here.join("tests/fake-plugin/fake.c"))
+            .arg("-o")
+            .arg(&path)
+            .status()
+            .expect("a C compiler");
+        assert!(status.success(), "the fake plugin does not compile");
+        (dir, path)
+    });
+    path
+}
+
+pub fn perf(args: &[&str]) -> Command {
+    let mut command = Command::new(MPIB);
+    command.arg("perf").arg("--plugin").arg(fake()).args(args);
+    command.env_remove("FAKE_FAULT").env_remove("FAKE_AT").stdin(Stdio::null());
+    command
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}\n{}", text(&output.stdout), text(&output.stderr)))
+}
+
+/// Starts a listening mpib; returns it and the address that it printed.
+pub fn listener(args: &[&str], fault: &str) -> (Child, BufReader<ChildStderr>, String) {
+    let mut child =
+        perf(args).env("FAKE_FAULT", fault).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).to_owned();
+    (child, said, address)
+}

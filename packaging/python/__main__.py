@@ -1,0 +1,5 @@
+"""Prints the plugin's file, for NCCL_NET_PLUGIN."""
+
+from . import path
+
+print(path())

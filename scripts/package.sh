@@ -1,0 +1,208 @@
+#!/usr/bin/env bash
+# Builds the packages into build/package: for each architecture a tarball, a deb, an rpm, a Python
+# wheel and the debug files, all from the same files, which need glibc 2.17 or newer.
+# usage: package.sh [x86_64|aarch64]...   (default: both)
+#   EPOCH  in the environment: the time of all files in packages, default that of the last commit
+set -euo pipefail
+export LC_ALL=C
+
+cd "$(dirname "$0")/.."
+out=$PWD/build/package
+version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+glibc=2.17
+name=nccl-net-mpib
+SOURCE_DATE_EPOCH=${EPOCH:-$(git log -1 --format=%ct)}
+export SOURCE_DATE_EPOCH
+architectures=("$@")
+[ $# -gt 0 ] || architectures=(x86_64 aarch64)
+files=(libnccl-net-mpib.so mpib softverbs/libibverbs.so.1 softverbs/softverbs-ctl)
+
+say() { echo "package: $*" >&2; }
+
+fail() {
+    say "$*"
+    exit 1
+}
+
+# Zig as the linker, cargo-zigbuild and wheel, in a virtual environment of Python. Zig has the
+# symbols of every release of glibc.
+tools() {
+    local hash folder
+    hash=$(sha256sum <packaging/requirements.txt | cut -c 1-12)
+    folder=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/nccl-net-mpib/package-$hash
+    if [ ! -e "$folder/complete" ]; then
+        [ "${SETUP:-}" != no ] || fail "cargo-zigbuild is missing in $folder, and SETUP=no prevents the installation"
+        say "installing Zig and cargo-zigbuild by pip into $folder (400 MB). SETUP=no prevents this."
+        python3 -m venv --clear "$folder"
+        "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+            --require-hashes --requirement packaging/requirements.txt
+        touch "$folder/complete"
+    fi
+    export PATH=$folder/bin:$PATH
+}
+
+# Builds for one architecture into $work/build.
+build() {
+    local target=$1-unknown-linux-gnu
+    if [ ! -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
+        [ "${SETUP:-}" != no ] || fail "Rust lacks the target $target, and SETUP=no prevents the installation"
+        rustup target add "$target"
+    fi
+    mkdir -p "$work/link"
+    # As a C compiler with a name for scripts.
+    printf '#!/bin/sh\nexec cargo-zigbuild zig cc -- -g -fno-sanitize=all -target %s-linux-gnu.%s "$@"\n' \
+        "$1" "$glibc" >"$work/link/cc"
+    chmod +x "$work/link/cc"
+    # The libibverbs of this machine needs a newer glibc, and may be for another architecture. The
+    # plugin is linked to the one of softverbs, which has the same symbols. Nothing of librdmacm is
+    # used.
+    : >"$work/link/empty.c"
+    "$work/link/cc" -shared -nostdlib -Wl,-soname,librdmacm.so.1 -o "$work/link/librdmacm.so" "$work/link/empty.c"
+    local library
+    for library in ibverbs:$work/build/softverbs rdmacm:$work/link; do
+        printf 'Name: lib%s\nDescription: for linking\nVersion: %s\nLibs: -L%s -l%s\n' "${library%%:*}" \
+            "$(pkg-config --modversion "lib${library%%:*}")" "${library#*:}" "${library%%:*}" \
+            >"$work/link/lib${library%%:*}.pc"
+    done
+    PKG_CONFIG_LIBDIR=$work/link PKG_CONFIG_ALLOW_CROSS=1 CC=$work/link/cc BUILD_TARGET=$target.$glibc \
+        BUILD_OUT=$work/build scripts/build.sh dist
+}
+
+# Fails if a file needs a newer glibc or libibverbs than promised, or names a folder of this machine.
+check() {
+    local file highest
+    for file in "${files[@]}"; do
+        for promised in "GLIBC_$glibc" IBVERBS_1.1; do
+            highest=$(readelf --wide --dyn-syms "$work/build/$file" | grep ' UND ' |
+                grep -o "@${promised%_*}_[0-9.]*" | sort -uV | tail -n 1 || true)
+            highest=${highest#@}
+            if [ "$(printf '%s\n' "${highest:-none}" "$promised" | sort -V | tail -n 1)" != "$promised" ] &&
+                [ -n "$highest" ]; then
+                readelf --wide --dyn-syms "$work/build/$file" | grep "@$highest" >&2
+                fail "$1: $file needs $highest; expected $promised at most"
+            fi
+            [ -z "$highest" ] || echo "package: $1: $file needs $highest"
+        done
+        if grep -aqF -e "$PWD/" -e "${HOME:-/root}/" "$work/build/$file"; then
+            fail "$1: $file names a folder of this machine: $(strings "$work/build/$file" |
+                grep -m 1 -F -e "$PWD/" -e "${HOME:-/root}/")"
+        fi
+    done
+}
+
+# Moves debug information into separate files, in .debug beside each file, where gdb looks.
+strip() {
+    local sysroot objcopy file debug
+    sysroot=$(rustc --print sysroot)
+    # Rust's: it knows all architectures. Its library is in Rust's folder.
+    objcopy=(env LD_LIBRARY_PATH="$sysroot/lib"
+        "$sysroot/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')/bin/rust-objcopy")
+    for file in libnccl-net-mpib.so:lib mpib:bin softverbs/libibverbs.so.1:lib/mpib/softverbs \
+        softverbs/softverbs-ctl:lib/mpib/softverbs; do
+        debug=$work/debug/mpib/${file#*:}/.debug/$(basename "${file%%:*}").debug
+        mkdir -p "$(dirname "$debug")"
+        "${objcopy[@]}" --only-keep-debug "$work/build/${file%%:*}" "$debug"
+        "${objcopy[@]}" --strip-all --add-gnu-debuglink="$debug" "$work/build/${file%%:*}"
+    done
+    find "$work/debug" -name '*.debug' -exec chmod -x {} +
+}
+
+# One time for all files, and no owner of this machine.
+archive() { # FILE FOLDER MEMBER
+    tar --create --gzip --file "$1" --directory "$2" --sort=name --owner=0 --group=0 --numeric-owner \
+        --mtime="@$SOURCE_DATE_EPOCH" "$3"
+}
+
+# From the tree of the tarball to that of a distribution's package: what systems look for outside of
+# /opt/mpib goes there.
+system_tree() {
+    local root=$work/root opt=$work/root/opt/mpib
+    mkdir -p "$root/usr/bin" "$root/usr/lib/systemd" "$root/usr/share/man" "$root/usr/share/doc/$name" "$root/etc/ld.so.conf.d"
+    cp -a "$work/stage/opt" "$root"
+    ln -s ../../opt/mpib/bin/mpib "$root/usr/bin/mpib"
+    mv "$opt/lib/systemd/system" "$root/usr/lib/systemd"
+    mv "$opt/share/man/man1" "$root/usr/share/man"
+    gzip -9n "$root"/usr/share/man/man1/*
+    mv "$opt/share/bash-completion" "$opt/share/zsh" "$opt/share/fish" "$root/usr/share"
+    cat LICENSE LICENSE-MIT LICENSE-APACHE >"$root/usr/share/doc/$name/copyright"
+    echo /opt/mpib/lib >"$root/etc/ld.so.conf.d/mpib.conf"
+    rmdir "$opt/lib/systemd" "$opt/share/man"
+    chmod -R u=rwX,go=rX "$root"
+    find "$root" -exec touch -h --date="@$SOURCE_DATE_EPOCH" {} +
+}
+
+# Debian's name of an architecture.
+debian() { if [ "$1" = x86_64 ]; then echo amd64; else echo arm64; fi; }
+
+deb() {
+    local arch tree=$work/deb
+    arch=$(debian "$1")
+    cp -a "$work/root" "$tree"
+    mv "$tree/usr/share/zsh/site-functions" "$tree/usr/share/zsh/vendor-completions"
+    mkdir "$tree/DEBIAN"
+    cp packaging/deb/{postinst,prerm,triggers} "$tree/DEBIAN"
+    sed "s/@VERSION@/$version/; s/@ARCH@/$arch/; s/@SIZE@/$(du -sk --apparent-size "$work/root" | cut -f 1)/" \
+        packaging/deb/control >"$tree/DEBIAN/control"
+    (cd "$tree" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
+    # Older dpkg does not unpack zstd, which is the default of some.
+    dpkg-deb --root-owner-group -Zxz --build "$tree" "$out/${name}_${version}_$arch.deb" >/dev/null
+}
+
+rpm() {
+    # All that is not a folder of the system.
+    (cd "$work/root" && echo "%defattr(-,root,root,-)" &&
+        find . \( -type f -o -type l \) -printf '/%P\n' -o -path './opt/mpib*' -printf '%%dir /%P\n' \
+            -o -path "./usr/share/doc/$name" -printf '%%dir /%P\n') >"$work/rpm-files"
+    rpmbuild -bb --quiet --target "$1-linux" --define "_topdir $work/rpm" --define "version $version" \
+        --define "tree $work/root" --define "listed $work/rpm-files" "packaging/rpm/$name.spec"
+    cp "$work/rpm/RPMS/$1/$name-$version-1.$1.rpm" "$out"
+}
+
+wheel() {
+    local tree=$work/wheel info=$work/wheel/nccl_net_mpib-$version.dist-info
+    mkdir -p "$tree/nccl_net_mpib" "$info/licenses"
+    cp packaging/python/__*.py "$tree/nccl_net_mpib"
+    cp -a "$work/stage/opt/mpib/bin" "$tree/nccl_net_mpib/bin"
+    mkdir -p "$tree/nccl_net_mpib/lib/mpib/softverbs" "$tree/nccl_net_mpib/share/doc"
+    # A wheel holds no links.
+    cp "$work/build/libnccl-net-mpib.so" "$tree/nccl_net_mpib/lib"
+    cp "$work"/build/softverbs/{libibverbs.so.1,softverbs-ctl} "$tree/nccl_net_mpib/lib/mpib/softverbs"
+    cp -a "$work/stage/opt/mpib/share/doc/mpib/." "$tree/nccl_net_mpib/share/doc"
+    cp LICENSE LICENSE-MIT LICENSE-APACHE "$info/licenses"
+    cp packaging/python/entry_points.txt "$info"
+    sed "s/@VERSION@/$version/" packaging/python/METADATA >"$info/METADATA"
+    sed "s/@ARCH@/$1/" packaging/python/WHEEL >"$info/WHEEL"
+    chmod -R u=rwX,go=rX "$tree"
+    python3 -m wheel pack "$tree" --dest-dir "$out" >/dev/null
+}
+
+tools
+mkdir -p "$out"
+scripts/sbom.sh
+for architecture in "${architectures[@]}"; do
+    work=$out/.work/$architecture
+    rm -rf "$work" "$out"/*"$architecture"* "$out"/*_"$(debian "$architecture")".deb
+    mkdir -p "$work"
+    say "building for $architecture"
+    build "$architecture"
+    check "$architecture"
+    strip
+    # Documents come from an mpib that runs here.
+    [ "$architecture" != "$(uname -m)" ] || export MPIB=$work/build/mpib
+    [ -n "${MPIB:-}" ] || fail "build for $(uname -m) first, or set MPIB to an mpib that runs here"
+    mkdir "$work/build/sbom"
+    cp build/sbom/*.json "$work/build/sbom"
+    scripts/stage.sh "$work/build" "$work/stage" /opt/mpib
+    say "packing for $architecture"
+    archive "$out/$name-$version-linux-$architecture.tar.gz" "$work/stage/opt" mpib
+    archive "$out/$name-$version-linux-$architecture-debug.tar.gz" "$work/debug" mpib
+    system_tree
+    deb "$architecture"
+    rpm "$architecture"
+    wheel "$architecture"
+done
+cp build/sbom/*.json "$out"
+rm -rf "$out/.work"
+(cd "$out" && rm -f SHA256SUMS && sha256sum -- * >.sums && mv .sums SHA256SUMS)
+say "wrote $out:"
+(cd "$out" && ls -sh)

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Runs suites of the plugin's tests with AddressSanitizer, which also looks for leaks, and with
+# ThreadSanitizer. Plugin, softverbs and tests are one program, which is built with the sanitizer.
+# docs/internals/testing.md has what each of them sees.
+# usage: sanitize.sh [address|thread]...   (default: both)
+#   SUITES="data control"   suites of mpib-tests (default: those below)
+#   FILTER=text             only tests whose name has the text
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+eval "$(scripts/libclang.sh env)"
+# Sanitizers are unstable options of the compiler.
+export RUSTC_BOOTSTRAP=1
+host=$(rustc -vV | sed -n 's/^host: //p')
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")/sanitize
+read -ra suites <<<"${SUITES:-data control faults failover connect memory}"
+
+say() { echo "sanitize: $*" >&2; }
+
+# Tests that cannot run with a sanitizer.
+skipped() {
+    case $1 in
+        # The search for leaks stops the threads by ptrace, which this test uses itself.
+        address) echo listen_connect_and_accept_wait_for_nothing ;;
+    esac
+}
+
+# ThreadSanitizer must see the standard library, too: the counts of an Arc order accesses.
+needs_source() {
+    [ -e "$(rustc --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ] && return
+    if [ "${SETUP:-}" = no ] || ! command -v rustup >/dev/null; then
+        say "the source of Rust's standard library is missing: rustup component add rust-src"
+        exit 1
+    fi
+    say "adding the source of Rust's standard library by rustup. SETUP=no prevents this."
+    rustup component add rust-src
+}
+
+run() {
+    local kind=$1 reports=$target/$1/reports options=() arguments=() name
+    if [ "$kind" = thread ]; then
+        needs_source
+        options=(-Zbuild-std)
+    fi
+    for name in "${suites[@]}"; do options+=(--test "$name"); done
+    for name in $(skipped "$kind"); do arguments+=(--skip "$name"); done
+    # By file: a report of a second process of a test counts, too.
+    rm -rf "$reports"
+    mkdir -p "$reports"
+    say "$kind: ${suites[*]}"
+    local rc=0 log="log_path=$reports/report:log_exe_name=1"
+    RUSTFLAGS="-Zsanitizer=$kind" CARGO_TARGET_DIR=$target/$kind \
+        ASAN_OPTIONS="$log:detect_stack_use_after_return=1:${ASAN_OPTIONS:-}" \
+        TSAN_OPTIONS="$log:second_deadlock_stack=1:${TSAN_OPTIONS:-}" \
+        cargo test --locked --target "$host" -p mpib-tests "${options[@]}" --no-fail-fast -- \
+        "${arguments[@]}" ${FILTER:+"$FILTER"} || rc=$?
+    for name in "$reports"/*; do
+        [ -e "$name" ] || continue
+        rc=1
+        cat "$name" >&2
+    done
+    return "$rc"
+}
+
+kinds=("$@")
+[ $# -gt 0 ] || kinds=(address thread)
+failed=()
+for kind in "${kinds[@]}"; do
+    case $kind in
+        address | thread) run "$kind" || failed+=("$kind") ;;
+        *)
+            say "there is no sanitizer $kind: expected address or thread"
+            exit 2
+            ;;
+    esac
+done
+if [ ${#failed[@]} -gt 0 ]; then
+    say "failed: ${failed[*]}"
+    exit 1
+fi
