@@ -1,12 +1,14 @@
 //! Rates the facts: each check is a level and a sentence, that of the log if the log has one.
 
+use std::sync::Arc;
+
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Link, Port, Report};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use Level::{Fail, Note, Ok as Good, Warn};
 
 use crate::config::{Config, Finding};
-use crate::device::{Answer, Device, Gpu, Survey, data_direct, dmabuf, findings, receive_queues};
+use crate::device::{Answer, Device, Gpu, Nic, Survey, data_direct, dmabuf, findings, receive_queues};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
 use crate::plugin;
 use crate::proto::Addr;
@@ -121,13 +123,13 @@ fn with_remedy(check: Check) -> Check {
 fn partitions(config: &Config, devices: &[&Device]) -> Vec<Check> {
     let mut nics: Vec<_> = devices.iter().flat_map(|d| &d.rails).collect();
     nics.dedup_by_key(|nic| nic.name());
-    let limited = |nic: &&std::sync::Arc<crate::device::Nic>| {
+    let limited = |nic: &Arc<Nic>| {
         let index = nic.pkey_index(config).ok()?;
         let key = nic.context().pkey(nic.port().number, index).ok()?;
         let is_limited = key & FULL_MEMBER == 0;
         is_limited.then(|| format!("{} (P_Key {key:#06x}, entry {index})", nic.name()))
     };
-    let limited: Vec<String> = nics.iter().filter_map(|nic| limited(nic)).collect();
+    let limited: Vec<String> = nics.into_iter().filter_map(limited).collect();
     if limited.is_empty() {
         return Vec::new();
     }

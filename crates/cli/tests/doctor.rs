@@ -488,6 +488,10 @@ fn a_fixed_gid_index_is_a_note_with_a_remedy() {
     // Each fault is in one check.
     assert_eq!(found.of_level("fail"), ["devices"], "{found:#?}");
     assert_eq!(found.checks("ports", "warn"), []);
+    let mut command = mpib(&fabric(), TWO);
+    command.args(["doctor", "--plugin"]).arg(artifact("libnccl-net-mpib.so")).env("NCCL_IB_GID_INDEX", "9");
+    let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    assert_eq!(text.matches("which is empty; the port has").count(), 2, "once for each port: {text}");
 }
 
 //= doctor.md: PCIe width and generation are judged by what the device supports and by its port

@@ -81,7 +81,7 @@ mod tests {
             let verdict = if i == j { Verdict::First } else { Verdict::Later };
             let why = "they share no subnet".into();
             let pair = Pair { ours: format!("a{i}:1"), theirs: format!("b{j}:1"), verdict, way: None, why };
-            let out = (i == j).then(|| Measured { gigabytes_per_second: Some(1.0), error: None });
+            let out = (i == j).then_some(Measured { gigabytes_per_second: Some(1.0), error: None });
             Row { pair, back: out.clone(), out }
         };
         let rows: Vec<Row> = (0..9).flat_map(|i| (0..9).map(move |j| row(i, j))).collect();

@@ -13,7 +13,10 @@ pub(super) fn checks(root: &Path, ports: &[Port]) -> Vec<Check> {
     checks
 }
 
-/// The domain and bus of a PCI function, and its number, of a path that ends as `0000:01:00.1`.
+/// Ports of one adapter chip that have one function number, each with the bus of its function.
+type Group<'a> = Vec<(&'a Port, String)>;
+
+/// Returns the domain and bus of a PCI function, and its number, of a path that ends as `0000:01:00.1`.
 fn function(path: &str) -> Option<(String, String)> {
     let last = path.rsplit('/').next()?;
     let (place, number) = last.rsplit_once('.')?;
@@ -25,7 +28,7 @@ fn function(path: &str) -> Option<(String, String)> {
 /// system image, are on different buses, and have one function number. Each of them carries a part
 /// of the port's rate only, as on DGX Spark.
 fn twins(root: &Path, ports: &[Port]) -> Vec<Check> {
-    let mut groups: BTreeMap<(String, String, u8), Vec<(&Port, String)>> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, String, u8), Group<'_>> = BTreeMap::new();
     for port in ports {
         let Some((bus, number)) = port.pci_path.as_deref().and_then(function) else { continue };
         let is_virtual = Path::new(port.pci_path.as_deref().unwrap_or("")).join("physfn").exists();
@@ -35,7 +38,7 @@ fn twins(root: &Path, ports: &[Port]) -> Vec<Check> {
             groups.entry((image, number, port.port)).or_default().push((port, bus));
         }
     }
-    let is_shared = |group: &&Vec<(&Port, String)>| group.iter().any(|(_, bus)| *bus != group[0].1);
+    let is_shared = |group: &&Group<'_>| group.iter().any(|(_, bus)| *bus != group[0].1);
     groups.values().filter(is_shared).filter_map(|group| twin(group)).collect()
 }
 

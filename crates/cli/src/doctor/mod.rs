@@ -1,8 +1,11 @@
 //! `mpib doctor`: finds faults of this host before a job does.
 //!
 //! The plugin reports what it would do here: `worker` calls it in a separate process, which
-//! `inspect` supervises. `loader`, `system` and `agent` check what does not belong to the plugin.
-//! `text` prints for people; [`Document`] is the output of `--json`.
+//! `inspect` supervises. What does not belong to the plugin is checked by `loader`, `conf` (NCCL's
+//! files), `system`, `provider`, `pcie`, `functions`, `memory` and `agent`. `peer` and `listen`
+//! check a pair of machines, which `judge` rates, and `hosts` every pair of many. `text`, `fold` and
+//! `matrix` print for people; [`Document`] is the output of `--json`, and `bundle` writes it with
+//! what a maintainer asks for.
 
 mod agent;
 mod ask;

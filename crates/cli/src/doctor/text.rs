@@ -113,7 +113,8 @@ fn ports(report: &Report, checks: &[Check], verbose: bool) -> String {
         if let Some(why) = &port.trouble {
             // A check has the whole reason.
             let is_below = !verbose && checks.iter().any(|check| check.text.contains(why));
-            let short = why.split(": ").next().unwrap_or(why);
+            let end = [": ", "; "].iter().filter_map(|mark| why.find(mark)).min();
+            let short = &why[..end.unwrap_or(why.len())];
             table.note(format!("cannot be used: {}", printable(if is_below { short } else { why })));
         }
         let mut chosen: Vec<&Gid> = port.gids.iter().filter(|gid| gid.rank.is_some()).collect();
