@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::pages::{Block, Kind, Page, root};
 
 /// Only a failing page runs this long.
-const LIMIT_SECONDS: &str = "100";
+const LIMIT_SECONDS: &str = "300";
 
 /// What happens in the new namespaces before the commands of the page. `$1` is the source tree, `$2`
 /// the session's folder, `$3` the limit.
