@@ -133,7 +133,7 @@ tarball() { # ARCHITECTURE(Debian) ARCHITECTURE(kernel) [quick]
 
 wheel() {
     local file library before
-    file=$(package '*manylinux2014_x86_64.whl')
+    file=$(package '*_x86_64.whl')
     library=$(libnccl x86_64)
     python3 -m venv "$work/venv"
     before=$(cd "$work/venv" && find . ! -name '*.pyc' | sort)
