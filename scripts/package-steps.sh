@@ -33,10 +33,10 @@ step() { # TITLE COMMAND [CODES]
 }
 
 # Files, links and folders of the root; what package managers and the linker's cache note about
-# themselves has the same names before and after.
+# themselves has the same names before and after. dpkg removes an empty /opt.
 list() {
     find / -xdev \( -path /proc -o -path /dev -o -path /sys -o -path /tmp -o -path /packages -o -path /var/lib/rpm \
-        -o -path /var/log -o -path '/var/lib/dpkg/*-old' -o -path /var/cache/ldconfig \) -prune -o -printf '%p %y %l\n' | sort
+        -o -path /var/log -o -path '/var/lib/dpkg/*-old' -o -path /var/cache/ldconfig \) -prune -o -printf '%p %y %l\n' | grep -vx '/opt d ' | sort
 }
 
 echo "== $(. /etc/os-release && echo "$PRETTY_NAME"), $(ldd --version | head -n 1), $(uname -m)"
