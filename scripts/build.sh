@@ -26,7 +26,8 @@ esac
 
 if [ "$profile" = dist ]; then
     # The last rule that matches a path counts.
-    rules=("${CARGO_HOME:-$HOME/.cargo}=/cargo" "$PWD=/mpib" "$(realpath -m "$target")=/mpib/target")
+    rules=("${CARGO_HOME:-$HOME/.cargo}=/cargo" "$(rustc --print sysroot)=/rust" "$PWD=/mpib"
+        "$(realpath -m "$target")=/mpib/target")
     flags=("${rules[@]/#/--remap-path-prefix=}")
     CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && echo "${flags[*]}")
     export CARGO_ENCODED_RUSTFLAGS

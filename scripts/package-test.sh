@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs, uses and removes the packages of build/package in bare roots, as a user would, and checks
 # that nothing is left. Needs root for debootstrap. usage: package-test.sh [CASE]...
-#   CASE   bookworm-deb, bookworm-rpm, bookworm-tarball (Debian 12), bionic-deb, trusty-deb (Ubuntu
-#          18.04 and 14.04), arm64-tarball (Debian 12 for aarch64, by qemu-user-static), wheel (a
-#          virtual environment), make (make install); default: all
+#   CASE   bookworm-deb, bookworm-rpm, bookworm-tarball (Debian 12), bionic-deb (Ubuntu 18.04),
+#          arm64-tarball (Debian 12 for aarch64, by qemu-user-static), wheel (a virtual environment),
+#          make (make install); default: all
 #   NCCL   in the environment: release of the libnccl that "mpib abi" reads
 set -euo pipefail
 
@@ -32,7 +32,6 @@ root() { # SUITE ARCHITECTURE
         [ "$2" = "$(dpkg --print-architecture)" ] || options+=(--foreign)
         case $1 in
             bookworm) options+=(--include=libibverbs1,ibverbs-providers,rpm) ;;
-            trusty) options+=(--include=libibverbs1 --components=main,universe) ;;
             *) options+=(--include=libibverbs1,ibverbs-providers --components=main,universe) ;;
         esac
         # Debian has no keyring of Ubuntu. The root is for this test only.
@@ -133,7 +132,7 @@ tarball() { # ARCHITECTURE(Debian) ARCHITECTURE(kernel) [quick]
 
 wheel() {
     local file library before
-    file=$(package '*manylinux2014_x86_64.whl')
+    file=$(package '*_x86_64.whl')
     library=$(libnccl x86_64)
     python3 -m venv "$work/venv"
     before=$(cd "$work/venv" && find . ! -name '*.pyc' | sort)
@@ -173,7 +172,7 @@ make_install() {
 }
 
 cases=("$@")
-[ $# -gt 0 ] || cases=(bookworm-deb bookworm-rpm bookworm-tarball bionic-deb trusty-deb arm64-tarball wheel make)
+[ $# -gt 0 ] || cases=(bookworm-deb bookworm-rpm bookworm-tarball bionic-deb arm64-tarball wheel make)
 for case in "${cases[@]}"; do
     echo
     echo "=== $case"

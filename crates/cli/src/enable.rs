@@ -95,6 +95,12 @@ pub(crate) fn disable(args: &DisableArgs) -> Result<(), Failure> {
             }
         }
     }
+    // ldconfig makes a link of the plugin's name to the link, in a folder without the plugin.
+    let soname = folder.join(plugin::NAME);
+    if fs::read_link(&soname).is_ok_and(|target| [NCCL, RCCL].iter().any(|name| target == Path::new(name))) {
+        fs::remove_file(&soname).tool(format!("remove {}", soname.display()))?;
+        removed = true;
+    }
     if removed {
         renew_cache();
     } else {
