@@ -11,11 +11,11 @@
 //! the writer repeats a chunk until the reader acknowledges it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::frame::{FrameError, MAX_FRAME_BYTES, Peeked};
 use super::slot::CACHE_LINE;
 use super::wire::HEADER_BYTES;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Chunks of a ring, and the most chunks without acknowledgement.
 const CHUNKS: usize = 4;
@@ -328,6 +328,6 @@ fn checksum(number: u64, payload: &[u8; PAYLOAD_BYTES], length: u32) -> u32 {
     sum.finalize()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "mailbox_tests.rs"]
 mod tests;

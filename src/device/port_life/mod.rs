@@ -4,13 +4,12 @@
 //! `docs/internals/rail-life.md` has the states and the times.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 pub use nccl_net_mpib_agent_iface::stats::PortState;
-use parking_lot::Mutex;
 
 use crate::device::hold_down::HoldDown;
+use crate::sync::{AtomicU8, Mutex, Ordering};
 
 /// How long a port is suspect although queries find it usable: packets may have been lost.
 const SUSPECT: Duration = Duration::from_secs(1);
@@ -329,5 +328,5 @@ impl Port {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
