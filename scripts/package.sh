@@ -149,10 +149,11 @@ deb() {
 }
 
 rpm() {
-    # All that is not a folder of the system.
+    # All that is not a folder of every system.
     (cd "$work/root" && echo "%defattr(-,root,root,-)" &&
         find . \( -type f -o -type l \) -printf '/%P\n' -o -path './opt/mpib*' -printf '%%dir /%P\n' \
-            -o -path "./usr/share/doc/$name" -printf '%%dir /%P\n') >"$work/rpm-files"
+            -o \( -path "./usr/share/doc/$name" -o -path './usr/share/fish*' -o -path './usr/share/zsh*' \) \
+            -printf '%%dir /%P\n') >"$work/rpm-files"
     rpmbuild -bb --quiet --target "$1-linux" --define "_topdir $work/rpm" --define "version $version" \
         --define "tree $work/root" --define "listed $work/rpm-files" "packaging/rpm/$name.spec"
     cp "$work/rpm/RPMS/$1/$name-$version-1.$1.rpm" "$out"
