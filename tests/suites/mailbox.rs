@@ -5,7 +5,7 @@
 //! plugin's [`MailState`].
 
 #[path = "../../src/proto/mailbox.rs"]
-#[allow(dead_code, unreachable_pub, reason = "a part of it is the peer's, and the plugin exports it")]
+#[allow(dead_code, unreachable_pub, reason = "a part of it is the peer's")]
 mod mailbox;
 
 mod frame {
