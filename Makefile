@@ -22,10 +22,10 @@ cargo = eval "$$(scripts/libclang.sh env)"; cargo
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: setup setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser setup-package
+.PHONY: setup setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser setup-package setup-manifests
 setup: ## Install what building needs, each step announced; SETUP=no with any target: only list what is missing
 	@scripts/setup.sh build
-setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser setup-package:
+setup-test setup-matrix setup-vm setup-instructions setup-monitoring setup-browser setup-package setup-manifests:
 	@scripts/setup.sh $(@:setup-%=%)
 
 .PHONY: demo
@@ -60,6 +60,7 @@ check: check-fmt check-prose check-manifests check-clippy check-abi check-doc ch
 
 .PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-prose
 check-build check-clippy check-abi check-doc check-deny check-loom: setup
+check-manifests: setup-manifests
 check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-prose:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)

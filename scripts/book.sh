@@ -5,7 +5,7 @@ set -euo pipefail
 
 cd "$(dirname "$0")/.."
 mdbook_version=0.5.4
-tools=${XDG_CACHE_HOME:-$HOME/.cache}/nccl-net-mpib/mdbook-$mdbook_version
+tools=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/nccl-net-mpib/mdbook-$mdbook_version
 source=build/book/src
 
 say() { echo "book: $*" >&2; }

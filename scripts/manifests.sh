@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 # The releases whose schemas count.
 releases=(1.34 1.36)
 version=$(sed -n 's/^kubernetes-validate==//p' scripts/manifests.txt)
-tools=${XDG_CACHE_HOME:-$HOME/.cache}/nccl-net-mpib/kubernetes-validate-$version
+tools=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/nccl-net-mpib/kubernetes-validate-$version
 
 say() { echo "manifests: $*" >&2; }
 

@@ -2,7 +2,7 @@
 # Installs what is missing for the named purposes: Debian packages by apt-get, and libclang by pip
 # into the user's cache. Announces each installation before it begins. With SETUP=no it installs
 # nothing: it lists what is missing and fails.
-# usage: setup.sh [build|test|matrix|vm|instructions|monitoring|browser|package]...   (each includes build, the default)
+# usage: setup.sh [build|test|matrix|vm|instructions|monitoring|browser|package|manifests]...   (each includes build, the default)
 set -euo pipefail
 
 purposes=${*:-build}
@@ -69,7 +69,9 @@ missing() {
     if wanted_for package; then
         command -v rpmbuild >/dev/null || echo "rpm (builds rpms)"
         command -v dpkg-deb >/dev/null || echo "dpkg (builds debs)"
-        python3 -c 'import ensurepip' 2>/dev/null || echo "python3-venv (holds Zig and cargo-zigbuild)"
+    fi
+    if wanted_for package || wanted_for manifests; then
+        python3 -c 'import ensurepip' 2>/dev/null || echo "python3-venv (holds tools that come by pip)"
     fi
     if wanted_for vm; then
         command -v qemu-system-x86_64 >/dev/null || echo "qemu-system-x86 (runs the guests)"

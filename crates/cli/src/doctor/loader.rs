@@ -115,7 +115,8 @@ fn found(plugin: &Path, variable: Option<&str>, opened: impl Fn(&str) -> Option<
     let remedy = || {
         let folder = folder.as_ref().map_or_else(String::new, |f| f.display().to_string());
         format!(
-            "for the job, LD_LIBRARY_PATH={folder} and NCCL_NET_PLUGIN=mpib, or make install and ldconfig"
+            "for the job, LD_LIBRARY_PATH={folder} and NCCL_NET_PLUGIN=mpib; for all jobs of the host, \
+             mpib enable with a folder that the linker searches"
         )
     };
     match names.iter().find_map(|name| opened(name)) {
