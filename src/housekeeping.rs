@@ -1,7 +1,7 @@
 //! Work that must not wait for NCCL's next call: a list of named jobs.
 //!
 //! The thread of the adapters' events runs each job at the job's own interval, and at once after
-//! [`Housekeeping::wake`].
+//! `Housekeeping::wake`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;

@@ -2,7 +2,13 @@
 //! end requests each pair once, from the host that comes first in the file: that host checks the
 //! other one as `mpib doctor HOST` does. Pairs without a common host run at the same time.
 
-use std::{collections::BTreeSet, fs, path::Path, thread, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs,
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Verdict as RouteVerdict};
 use schemars::JsonSchema;
@@ -130,7 +136,7 @@ pub(super) fn check(path: &Path) -> Result<Matrix, Failure> {
     let hosts: Vec<Host> = at_once(&all, |address| describe(address));
     let answers: Vec<usize> = (0..hosts.len()).filter(|i| hosts[*i].summary.is_some()).collect();
     let rounds = rounds(&answers);
-    let mut found = Vec::new();
+    let mut found = HashMap::new();
     for (number, round) in (1..).zip(&rounds) {
         eprintln!("mpib: round {number} of {}, {} pair(s) of hosts", rounds.len(), round.len());
         found.extend(at_once(round, |(i, j)| ((*i, *j), pair(&addresses[*i], &addresses[*j]))));
@@ -138,7 +144,6 @@ pub(super) fn check(path: &Path) -> Result<Matrix, Failure> {
     let mut pairs = Vec::new();
     for i in 0..hosts.len() {
         for j in i + 1..hosts.len() {
-            let at = found.iter().position(|(key, _)| *key == (i, j));
             let missed = || HostPair {
                 from: addresses[i].clone(),
                 to: addresses[j].clone(),
@@ -146,7 +151,7 @@ pub(super) fn check(path: &Path) -> Result<Matrix, Failure> {
                 checks: Vec::new(),
                 routes: Vec::new(),
             };
-            pairs.push(at.map_or_else(missed, |at| found.swap_remove(at).1));
+            pairs.push(found.remove(&(i, j)).unwrap_or_else(missed));
         }
     }
     let verdict = verdict(&hosts, &pairs);
