@@ -16,10 +16,12 @@ struct Prefix {
 
 impl Prefix {
     fn new(lib: &str) -> Self {
-        let prefix = Self { dir: tempfile::tempdir().unwrap() };
+        // In the folder of the programs: a link can be made there. A copy could still be open for
+        // writing in a child that another test has just forked, and would not start.
+        let prefix = Self { dir: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() };
         let folders = [prefix.at("bin"), prefix.at(lib)];
         folders.iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
-        fs::copy(env!("CARGO_BIN_EXE_mpib"), prefix.at("bin/mpib")).unwrap();
+        fs::hard_link(env!("CARGO_BIN_EXE_mpib"), prefix.at("bin/mpib")).unwrap();
         fs::write(prefix.at(lib).join(PLUGIN), "").unwrap();
         prefix
     }
