@@ -18,9 +18,13 @@ struct Reopening {
 }
 
 impl EventState {
-    /// Tries on a separate thread to open the adapter of a port again, unless that is in progress.
+    /// Tries on a separate thread to open the adapter of a port again, unless that is in progress, or
+    /// a connection goes on with the dead context: its memory must be registered on that.
     pub(super) fn reopen(&self, nic: &Arc<Nic>) {
         let former = nic.context().id();
+        if self.comms().iter().any(|comm| comm.stays_on(former)) {
+            return;
+        }
         let mut tried = self.reopening.tried.lock();
         if tried.contains(&former) {
             return;

@@ -307,6 +307,13 @@ impl CommWatch {
         &self.name
     }
 
+    /// Returns whether the comm goes on with a context after the context's adapter has failed: it
+    /// gives no rail up, and no event has ended it.
+    pub(super) fn stays_on(&self, context: usize) -> bool {
+        let uses = || self.rails_with(|queues| queues.context == context) != 0;
+        !self.has_failover() && self.ended.get().is_none() && uses()
+    }
+
     /// Ends the comm. The first event stays.
     pub(super) fn end(&self, event: &str) {
         let why = format!("{} is over, since an adapter reported: {event}", self.name);

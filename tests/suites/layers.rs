@@ -44,12 +44,13 @@ const LAYERS: [&[&str]; 14] = [
 
 /// The table of sockets is an enum of everything that the reactor drives, and everything that the
 /// reactor drives knows both.
-const REACTOR: [&str; 11] = [
+const REACTOR: [&str; 12] = [
+    "acceptor",
     "attempt",
     "channel",
     "connector",
     "half_open",
-    "listener",
+    "lingering",
     "reactor",
     "redial_listener",
     "redialed",

@@ -100,12 +100,10 @@ fn work_is_counted_where_rails_are_equal() {
     // A CTS write and a write with immediate; 64 KiB use both rails, each with its own doorbell.
     for (metric, count) in [("doorbells for 8 B", 2.0), ("doorbells for 64 KiB", 3.0)] {
         let row = row(metric);
-        assert_eq!(
-            (row["values"][0].as_f64(), row["values"][1].as_f64()),
-            (Some(count), Some(count)),
-            "{metric}"
-        );
-        assert_eq!(row["ratios"][0], 1.0);
+        // On a busy machine the watchdog may have pinged a rail: a doorbell more in thousands.
+        let near = |value: &Value, expected: f64| (value.as_f64().unwrap() - expected).abs() < 0.05;
+        assert!(near(&row["values"][0], count) && near(&row["values"][1], count), "{metric}: {row}");
+        assert!(near(&row["ratios"][0], 1.0), "{metric}: {row}");
     }
 }
 

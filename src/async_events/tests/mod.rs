@@ -132,6 +132,19 @@ fn a_failed_queue_costs_its_rail_alone() {
     }
 }
 
+//= rail-life.md: a dead adapter is not opened again while a connection goes on with it
+#[test]
+fn a_comm_without_failover_stays_on_a_dead_context_until_an_event_ends_it() {
+    let world = World::new();
+    let comm = world.comm(10, &[(0, 1)], None);
+    let [here, other] = [0, 1].map(|nic: usize| world.nics[nic].context().id());
+    assert!(!comm.stays_on(here), "its rail is given up and made anew");
+    comm.set_failover(false);
+    assert_eq!((comm.stays_on(here), comm.stays_on(other)), (true, here == other));
+    comm.end("an event");
+    assert!(!comm.stays_on(here));
+}
+
 //= rail-life.md: what a sign of a fault costs
 #[test]
 fn mistakes_and_comms_without_failover_end() {
