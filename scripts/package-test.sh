@@ -24,7 +24,7 @@ fail() {
 # Makes a root once, with libibverbs as the packages require.
 root() { # SUITE ARCHITECTURE
     local root=$cache/roots/$1-$2 options=(--variant=minbase --arch="$2")
-    if [ ! -e "$root.complete" ]; then
+    if [ ! -e "$root.complete" ] || [ ! -d "$root" ]; then
         say "making $root with debootstrap"
         rm -rf "$root"
         mkdir -p "$root"
