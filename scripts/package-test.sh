@@ -42,6 +42,9 @@ root() { # SUITE ARCHITECTURE
         debootstrap "${options[@]}" "$1" "$root" >"$root.log" 2>&1 || fail "debootstrap failed: $(tail -n 3 "$root.log")"
         if [ "$2" != "$(dpkg --print-architecture)" ]; then
             for deb in "$root"/var/cache/apt/archives/*.deb; do dpkg-deb -x "$deb" "$root"; done
+            # Scripts of packages would make them.
+            mkdir -p "$root/opt" "$root/usr/local/lib"
+            : >"$root/etc/ld.so.cache"
         fi
         rm -rf "$root"/var/cache/apt/archives/*.deb "$root/debootstrap"
         touch "$root.complete"
