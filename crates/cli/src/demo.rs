@@ -10,6 +10,7 @@ use clap::Args;
 
 use crate::failure::{Context, Failure};
 use crate::plugin;
+use crate::process::on_softverbs;
 
 const TABLES: &str = "\
 Two rails made of software: sout carries 4 GB/s, sup 2 GB/s. The plugin makes one device of them and sends 341/1024
@@ -44,7 +45,7 @@ pub(crate) struct DemoArgs {
 
 pub(crate) fn main(args: &DemoArgs) -> ExitCode {
     run(args).unwrap_or_else(|failure| {
-        eprintln!("mpib: {failure}");
+        failure.print();
         failure.exit_code()
     })
 }
@@ -65,19 +66,11 @@ fn run(args: &DemoArgs) -> Result<ExitCode, Failure> {
 /// Runs `mpib perf` on softverbs, without the settings of this shell. Returns its exit code.
 fn perf(softverbs: &Path, options: &[&str]) -> Result<u8, Failure> {
     let mut command = Command::new(env::current_exe().tool("find the file of mpib")?);
-    for (name, _) in env::vars_os() {
-        let text = name.to_string_lossy();
-        let rails = ["SOFTVERBS_FABRIC", "SOFTVERBS_REPORT"].contains(&&*text);
-        if rails || ["MPIB_", "NCCL_"].iter().any(|p| text.starts_with(p)) && text != "NCCL_DEBUG" {
-            command.env_remove(&name);
-        }
-    }
-    let mut path = softverbs.as_os_str().to_owned();
-    if let Some(old) = env::var_os("LD_LIBRARY_PATH").filter(|old| !old.is_empty()) {
-        path.push(":");
-        path.push(old);
-    }
-    command.env("LD_LIBRARY_PATH", path).envs(SETTINGS).arg("perf").args(options);
+    on_softverbs(&mut command, softverbs, |name| {
+        let is_rails = ["SOFTVERBS_FABRIC", "SOFTVERBS_REPORT"].contains(&name);
+        is_rails || ["MPIB_", "NCCL_"].iter().any(|p| name.starts_with(p)) && name != "NCCL_DEBUG"
+    });
+    command.envs(SETTINGS).arg("perf").args(options);
     let status = command.status().tool("start mpib perf")?;
     // A process that a signal ended has no code.
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))

@@ -1,15 +1,14 @@
 //! Documents that come from the definitions of the options: completions for shells, and man pages.
 
-use std::{
-    fs,
-    io::{self, Write},
-    path::PathBuf,
-};
+use std::{fs, path::PathBuf};
 
 use clap::{Args, Command};
 use clap_complete::{Shell, generate};
 
-use crate::failure::{Context, Failure};
+use crate::{
+    failure::{Context, Failure},
+    output,
+};
 
 /// Prints the completions of a shell: source <(mpib completions bash)
 #[derive(Debug, Args)]
@@ -26,7 +25,7 @@ pub(crate) struct ManPagesArgs {
 pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> Result<(), Failure> {
     let mut text = Vec::new();
     generate(args.shell, &mut command, "mpib", &mut text);
-    io::stdout().write_all(&text).tool("write to stdout")
+    output::print(&String::from_utf8_lossy(&text))
 }
 
 pub(crate) fn man_pages(args: &ManPagesArgs, command: Command) -> Result<(), Failure> {

@@ -2,6 +2,7 @@
 //! setting. `mpib path`: the plugin's own file.
 
 use std::{
+    fmt::Display,
     fs, io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
@@ -12,7 +13,7 @@ use clap::Args;
 
 use crate::{
     failure::{Context, Failure, Kind},
-    plugin,
+    output, plugin,
 };
 
 /// The name that NCCL opens without `NCCL_NET_PLUGIN`.
@@ -50,8 +51,7 @@ enum Found {
 
 /// Prints the plugin's file, for `NCCL_NET_PLUGIN`.
 pub(crate) fn path() -> Result<(), Failure> {
-    println!("{}", own_file()?.display());
-    Ok(())
+    say(&own_file()?.display())
 }
 
 pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
@@ -60,8 +60,7 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
     let link = folder.join(if args.rccl { RCCL } else { NCCL });
     match found(&link)? {
         Found::Link(old) if old == target => {
-            println!("{} was already a link to {}", link.display(), target.display());
-            return Ok(());
+            return say(&format_args!("{} was already a link to {}", link.display(), target.display()));
         }
         Found::Foreign(what) => {
             let text = format!(
@@ -76,9 +75,8 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
         Found::Nothing => symlink(&target, &link).tool(format!("make {}", link.display()))?,
         Found::Link(_) => replace(&target, &link).tool(format!("replace {}", link.display()))?,
     }
-    println!("{} -> {}", link.display(), target.display());
     renew_cache();
-    Ok(())
+    say(&format_args!("{} -> {}", link.display(), target.display()))
 }
 
 pub(crate) fn disable(args: &DisableArgs) -> Result<(), Failure> {
@@ -87,10 +85,10 @@ pub(crate) fn disable(args: &DisableArgs) -> Result<(), Failure> {
     for link in [NCCL, RCCL].map(|name| folder.join(name)) {
         match found(&link)? {
             Found::Nothing => {}
-            Found::Foreign(what) => println!("{} is {what}: it stays", link.display()),
+            Found::Foreign(what) => say(&format_args!("{} is {what}: it stays", link.display()))?,
             Found::Link(_) => {
                 fs::remove_file(&link).tool(format!("remove {}", link.display()))?;
-                println!("removed {}", link.display());
+                say(&format_args!("removed {}", link.display()))?;
                 removed = true;
             }
         }
@@ -103,10 +101,13 @@ pub(crate) fn disable(args: &DisableArgs) -> Result<(), Failure> {
     }
     if removed {
         renew_cache();
-    } else {
-        println!("{} has no link to {}", folder.display(), plugin::NAME);
+        return Ok(());
     }
-    Ok(())
+    say(&format_args!("{} has no link to {}", folder.display(), plugin::NAME))
+}
+
+fn say(line: &dyn Display) -> Result<(), Failure> {
+    output::print(&format!("{line}\n"))
 }
 
 fn own_file() -> Result<PathBuf, Failure> {

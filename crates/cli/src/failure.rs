@@ -116,6 +116,17 @@ impl Failure {
     }
 }
 
+/// Prints the failure, if it is one; returns the process's exit code.
+pub fn ended(outcome: Result<(), Failure>) -> ExitCode {
+    outcome.map_or_else(
+        |failure| {
+            failure.print();
+            failure.exit_code()
+        },
+        |()| ExitCode::SUCCESS,
+    )
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let kind = match &error {

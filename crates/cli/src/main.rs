@@ -19,7 +19,10 @@ mod version;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use mpib::{failure, plugin};
+use mpib::{
+    failure::{self, ended},
+    plugin,
+};
 
 #[derive(Debug, Parser)]
 #[command(version, long_version = version::LONG.as_str(), about = "Tools around NCCL network plugins, the one of this project and any other")]
@@ -80,15 +83,5 @@ fn main() -> ExitCode {
         Command::DoctorWorker(args) => ended(doctor::worker::main(&args)),
         Command::Worker(args) => ended(perf::worker::main(&args)),
         Command::Solo(args) => ended(perf::solo::main(&args)),
-    }
-}
-
-fn ended(outcome: Result<(), failure::Failure>) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            failure.print();
-            failure.exit_code()
-        }
     }
 }

@@ -1,9 +1,12 @@
-//! Child processes: their end with this process, and the words for how they ended.
+//! Child processes: their environment, their end with this process, and the words for how they ended.
 
 use std::{
-    io,
+    env, io,
     os::unix::process::{CommandExt, ExitStatusExt},
-    process::{Command, ExitStatus},
+    path::Path,
+    process::{Child, Command, ExitStatus},
+    thread,
+    time::{Duration, Instant},
 };
 
 /// Makes the kernel kill the child when this process ends.
@@ -23,6 +26,37 @@ pub(crate) fn ends_with_us(command: &mut Command) {
             Ok(())
         })
     };
+}
+
+/// Makes the libibverbs of the child the one in this folder. Removes the variables of this shell
+/// whose names `is_removed` accepts.
+pub(crate) fn on_softverbs(command: &mut Command, folder: &Path, is_removed: impl Fn(&str) -> bool) {
+    for (name, _) in env::vars_os().filter(|(name, _)| is_removed(&name.to_string_lossy())) {
+        command.env_remove(name);
+    }
+    let mut path = folder.as_os_str().to_owned();
+    if let Some(more) = env::var_os("LD_LIBRARY_PATH").filter(|more| !more.is_empty()) {
+        path.push(":");
+        path.push(more);
+    }
+    command.env("LD_LIBRARY_PATH", path);
+}
+
+/// Waits for a child; `None`: the limit passed, and the child was killed.
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            // Both calls fail only if the child has just ended.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Describes how a process ended.

@@ -17,12 +17,7 @@ mod reports;
 mod scenario;
 mod table;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Args;
 use contestant::Contestant;
@@ -50,8 +45,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "PATH")]
     ours: Option<PathBuf>,
 
-    /// The folder with softverbs' libibverbs.so.1 [default: softverbs next to mpib,
-    /// ../lib/mpib/softverbs, or ./build/softverbs]
+    /// The folder with softverbs' libibverbs.so.1 [default: softverbs next to mpib
+    /// or ../lib/mpib/softverbs]
     #[arg(long, value_name = "DIR")]
     softverbs: Option<PathBuf>,
 
@@ -134,7 +129,7 @@ fn run(args: &CompareArgs) -> Result<(), Failure> {
     for contestant in &contestants {
         contestant.check()?;
     }
-    let softverbs = args.softverbs.clone().map_or_else(find_softverbs, Ok)?;
+    let softverbs = args.softverbs.clone().map_or_else(default_softverbs, Ok)?;
     if !softverbs.join("libibverbs.so.1").is_file() {
         let text = format!(
             "{}: no libibverbs.so.1 in this folder; \"make build\" creates build/softverbs",
@@ -169,12 +164,13 @@ fn show(
     markdown: &str,
     svg: Option<String>,
 ) -> Result<(), Failure> {
-    let json = serde_json::to_string_pretty(document).tool("encode the document")?;
-    let shown = if args.json { &json } else { text.trim_end() };
-    output::print(&format!("{shown}\n"))?;
+    let json = document::text(document)?;
+    match args.json {
+        true => output::print(&json)?,
+        false => output::print(&format!("{}\n", text.trim_end()))?,
+    }
     let svg = svg.unwrap_or_default();
-    for (file, content) in
-        [(&args.json_file, format!("{json}\n")), (&args.svg, svg), (&args.markdown, markdown.to_owned())]
+    for (file, content) in [(&args.json_file, json), (&args.svg, svg), (&args.markdown, markdown.to_owned())]
     {
         if let Some(file) = file {
             fs::write(file, content).tool(format!("write {}", file.display()))?;
@@ -183,18 +179,7 @@ fn show(
     Ok(())
 }
 
-/// Finds softverbs next to this program, as the plugin's file is found.
-fn find_softverbs() -> Result<PathBuf, Failure> {
-    let exe = std::env::current_exe().tool("find this program's file")?;
-    let beside = exe.parent().unwrap_or(Path::new("."));
-    let places = [beside.join("softverbs"), beside.join("../lib/mpib/softverbs"), "build/softverbs".into()];
-    let found = places.iter().find(|dir| dir.join("libibverbs.so.1").is_file()).cloned();
-    found.ok_or_else(|| {
-        let tried: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
-        let text = format!(
-            "found no softverbs at {}; build it with \"make build\", or name it with --softverbs",
-            tried.join(", ")
-        );
-        Failure::new(Kind::Usage, text)
-    })
+fn default_softverbs() -> Result<PathBuf, Failure> {
+    plugin::softverbs()
+        .map_err(|e| Failure::new(Kind::Usage, format!("{}, or name it with --softverbs", e.message)))
 }

@@ -9,7 +9,7 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use flate2::{Compression, write::GzEncoder};
@@ -18,6 +18,7 @@ use tar::{Builder, EntryType, Header};
 use super::{Document, sysfs::names, text};
 use crate::failure::{Context, Failure, Kind};
 use crate::nccl_conf::is_shown;
+use crate::process::{ends_with_us, wait};
 use crate::version;
 
 /// Most bytes of a file. A longer one is cut.
@@ -220,16 +221,9 @@ fn output_of(args: &[&str]) -> Vec<u8> {
         let mut file = tempfile::tempfile()?;
         let mut command = Command::new(env::current_exe()?);
         command.args(args).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(Stdio::null());
-        crate::process::ends_with_us(&mut command);
-        let mut child = command.spawn()?;
-        let end = Instant::now() + PATIENCE;
-        while child.try_wait()?.is_none() {
-            if Instant::now() >= end {
-                child.kill()?;
-                child.wait()?;
-                return Err(io::Error::other(format!("it took longer than {PATIENCE:?}")));
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        ends_with_us(&mut command);
+        if wait(&mut command.spawn()?, PATIENCE)?.is_none() {
+            return Err(io::Error::other(format!("it took longer than {PATIENCE:?}")));
         }
         let mut text = Vec::new();
         io::Seek::rewind(&mut file)?;

@@ -168,15 +168,8 @@ pub(super) fn check(path: &Path) -> Result<Matrix, Failure> {
 /// Returns the worst of all findings.
 fn verdict(hosts: &[Host], pairs: &[HostPair]) -> Verdict {
     let of_host = |host: &Host| host.summary.as_ref().map_or(Verdict::Unusable, |summary| summary.verdict);
-    let all: Vec<Verdict> = hosts.iter().map(of_host).collect();
-    let level = pairs.iter().map(HostPair::level).max().unwrap_or(Level::Fail);
-    if all.contains(&Verdict::Unusable) || level == Level::Fail {
-        Verdict::Unusable
-    } else if all.contains(&Verdict::Losses) || level == Level::Warn {
-        Verdict::Losses
-    } else {
-        Verdict::Usable
-    }
+    let of_pairs = Verdict::of_level(pairs.iter().map(HostPair::level).max().unwrap_or(Level::Fail));
+    hosts.iter().map(of_host).fold(of_pairs, Verdict::max)
 }
 
 /// Calls `work` for all items, some at a time; returns the results in order.

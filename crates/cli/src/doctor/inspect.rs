@@ -3,10 +3,10 @@
 use std::{
     env, fs, io,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report, Routes};
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use super::worker::{COMMAND, Findings};
 use crate::{
     failure::{Context, Failure},
-    process::{ending, ends_with_us},
+    process::{ending, ends_with_us, wait},
 };
 
 /// How long to read the process's output after its end.
@@ -91,7 +91,7 @@ fn run_worker<T: DeserializeOwned>(
     ends_with_us(&mut command);
     let mut child = command.spawn().tool("start a worker process")?;
     let stderr = drain(&mut child);
-    let status = wait(&mut child, limit)?;
+    let status = wait(&mut child, limit).tool("wait for a worker process")?;
     // A process that the plugin started may hold the other end open.
     let stderr = stderr.recv_timeout(DRAIN).unwrap_or_default();
     let words = last(&stderr);
@@ -133,21 +133,4 @@ fn drain(child: &mut Child) -> Receiver<String> {
         let _ = sender.send(String::from_utf8_lossy(&output).into_owned());
     });
     receiver
-}
-
-/// Waits for a child; `None`: the limit passed, and the child was killed.
-fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, Failure> {
-    let end = Instant::now() + limit;
-    loop {
-        if let Some(status) = child.try_wait().tool("wait for a worker process")? {
-            return Ok(Some(status));
-        }
-        if Instant::now() >= end {
-            // Both calls fail only if the child has just ended.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Ok(None);
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
 }

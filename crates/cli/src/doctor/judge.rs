@@ -56,7 +56,7 @@ impl Both<'_> {
         let mut groups: BTreeMap<(u32, u32), Vec<String>> = BTreeMap::new();
         for row in rows.iter().filter(|row| row.pair.verdict == RouteVerdict::First) {
             if let Some((ours, theirs)) = self.of(row).filter(|(ours, theirs)| ours.mtu != theirs.mtu) {
-                groups.entry((ours.mtu, theirs.mtu)).or_default().push(name(row));
+                groups.entry((ours.mtu, theirs.mtu)).or_default().push(row.name());
             }
         }
         let check = |((ours, theirs), pairs): ((u32, u32), Vec<String>)| {
@@ -81,11 +81,11 @@ impl Both<'_> {
             let limit = (*limit)?;
             let alike = measured.iter().filter(|(_, _, other)| *other == Some(limit));
             let best = alike.map(|(_, rate, _)| *rate).fold(0.0, f64::max);
-            (rate * 2.0 < best).then(|| format!("{} {} of {}", name(row), shown(*rate), shown(best)))
+            (rate * 2.0 < best).then(|| format!("{} {} of {}", row.name(), shown(*rate), shown(best)))
         };
         let slow = |(row, rate, limit): &(&Row, f64, Option<u32>)| {
             let limit = f64::from((*limit)?);
-            (rate * 2.0 < limit).then(|| format!("{} {} of {}", name(row), shown(*rate), shown(limit)))
+            (rate * 2.0 < limit).then(|| format!("{} {} of {}", row.name(), shown(*rate), shown(limit)))
         };
         let behind: Vec<String> = measured.iter().filter_map(behind).collect();
         let slow: Vec<String> = measured.iter().filter_map(slow).collect();
@@ -119,10 +119,6 @@ impl Both<'_> {
 fn lowest(row: &Row) -> Option<f64> {
     let rate = |m: &Option<super::peer::Measured>| m.as_ref()?.gigabytes_per_second;
     Some(rate(&row.out)?.min(rate(&row.back)?))
-}
-
-fn name(row: &Row) -> String {
-    format!("{} to {}", row.pair.ours, row.pair.theirs)
 }
 
 fn shown(mbps: f64) -> String {

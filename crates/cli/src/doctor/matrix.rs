@@ -5,16 +5,13 @@ use std::fmt::Write as _;
 use nccl_net_mpib_agent_iface::doctor::Level;
 
 use super::{
-    Verdict,
     fold::{self, Line},
     hosts::{Host, HostPair, Matrix},
-    peer::Measured,
-    text::printable,
+    text::{level, printable, rate},
 };
 use crate::output::{
     colour::{BAD, GOOD, WARN, paint},
     table::{Table, left, right},
-    units::giga,
 };
 
 /// Formats the pairs of ports, the findings, and last the matrix and the verdict.
@@ -23,13 +20,9 @@ pub(super) fn text(matrix: &Matrix, verbose: bool) -> String {
     out += &findings(matrix);
     out += "pairs of ports that carry data, of those that are tried first\n";
     out += &cells(matrix);
-    let verdict = match matrix.verdict {
-        Verdict::Usable => "usable",
-        Verdict::Losses => "usable with losses",
-        Verdict::Unusable => "unusable",
-    };
+    let (hosts, pairs) = (matrix.hosts.len(), matrix.pairs.len());
     // Writing to a String cannot fail, here and below.
-    let _ = writeln!(out, "\n{verdict}: {} hosts, {} pairs", matrix.hosts.len(), matrix.pairs.len());
+    let _ = writeln!(out, "\n{}: {hosts} hosts, {pairs} pairs", matrix.verdict.word());
     out
 }
 
@@ -41,30 +34,19 @@ fn ports(matrix: &Matrix, verbose: bool) -> String {
     for pair in &matrix.pairs {
         let lines = fold::lines(&pair.routes).into_iter();
         for Line { here, there, row } in lines.filter(|l| verbose || l.row.out.is_some()) {
-            let why = [&row.out, &row.back].into_iter().flatten().find_map(|m| m.error.as_ref());
-            let why = why.unwrap_or(&row.pair.why);
             let cells = [&pair.from, &pair.to, &here, &there].map(|cell| printable(cell));
             let rates = [&row.out, &row.back].map(rate);
-            table.row(cells.into_iter().chain(rates).chain([printable(why)]));
+            table.row(cells.into_iter().chain(rates).chain([printable(row.why())]));
         }
     }
     table.text() + "\n"
 }
 
-fn rate(measured: &Option<Measured>) -> String {
-    match measured {
-        None => "-".into(),
-        Some(Measured { error: Some(_), .. }) => paint(BAD, "fails"),
-        Some(m) => m.gigabytes_per_second.map_or("-".into(), |g| giga(g * 8.0)),
-    }
-}
-
 /// Formats the errors, the verdicts of hosts that are not usable without losses, and the warnings.
 fn findings(matrix: &Matrix) -> String {
     let mut out = String::new();
-    let mut line = |level: Level, place: &str, text: &str| {
-        let word = if level == Level::Fail { paint(BAD, "fail") } else { paint(WARN, "warn") };
-        let _ = writeln!(out, "{word}  {}: {}", printable(place), printable(text));
+    let mut line = |severity: Level, place: &str, text: &str| {
+        let _ = writeln!(out, "{}  {}: {}", level(severity), printable(place), printable(text));
     };
     for host in &matrix.hosts {
         if let Some(error) = &host.error {
@@ -91,10 +73,13 @@ fn findings(matrix: &Matrix) -> String {
 fn cells(matrix: &Matrix) -> String {
     let numbers = (2..=matrix.hosts.len()).map(|number| right(number.to_string()));
     let mut table = Table::new([right(""), left("host")].into_iter().chain(numbers)).indent(2);
-    for (i, host) in matrix.hosts.iter().enumerate() {
-        let head = [(i + 1).to_string(), name(host)];
-        let cell = |j: usize| if j > i { cell(matrix, i, j) } else { String::new() };
-        table.row(head.into_iter().chain((1..matrix.hosts.len()).map(cell)));
+    // All pairs with the first host come first, then those with the second.
+    let mut pairs = matrix.pairs.iter();
+    for (i, from) in matrix.hosts.iter().enumerate() {
+        let head = [(i + 1).to_string(), name(from)];
+        let empty = std::iter::repeat_n(String::new(), i.min(matrix.hosts.len() - 1));
+        let cells = matrix.hosts[i + 1..].iter().zip(&mut pairs).map(|(to, pair)| cell(from, to, pair));
+        table.row(head.into_iter().chain(empty).chain(cells));
     }
     table.text()
 }
@@ -108,13 +93,10 @@ fn name(host: &Host) -> String {
     }
 }
 
-fn cell(matrix: &Matrix, i: usize, j: usize) -> String {
-    let (from, to) = (&matrix.hosts[i], &matrix.hosts[j]);
-    let is_pair = |pair: &&HostPair| pair.from == from.address && pair.to == to.address;
-    let pair = matrix.pairs.iter().find(is_pair);
-    let Some(pair) = pair.filter(|_| from.summary.is_some() && to.summary.is_some()) else {
+fn cell(from: &Host, to: &Host, pair: &HostPair) -> String {
+    if from.summary.is_none() || to.summary.is_none() {
         return "-".into();
-    };
+    }
     if pair.error.is_some() {
         return paint(BAD, "error");
     }

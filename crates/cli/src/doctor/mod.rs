@@ -40,7 +40,7 @@ pub(crate) use peer::PROTOCOL;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Context, Failure};
+use crate::failure::Failure;
 use crate::nccl_conf::{self, ConfFile};
 use crate::output::{self, document};
 use crate::plugin;
@@ -141,8 +141,8 @@ struct Document {
     facts: Vec<judge::PortFacts>,
 }
 
-/// The result of all checks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// The result of all checks, the best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 enum Verdict {
     #[serde(rename = "usable")]
     Usable,
@@ -154,10 +154,23 @@ enum Verdict {
 
 impl Verdict {
     fn of(checks: &[Check]) -> Self {
-        match checks.iter().map(|check| check.level).max() {
-            Some(Level::Fail) => Self::Unusable,
-            Some(Level::Warn) => Self::Losses,
-            Some(Level::Ok | Level::Note) | None => Self::Usable,
+        Self::of_level(checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok))
+    }
+
+    /// Returns the verdict on checks of which this is the worst level.
+    fn of_level(worst: Level) -> Self {
+        match worst {
+            Level::Fail => Self::Unusable,
+            Level::Warn => Self::Losses,
+            Level::Ok | Level::Note => Self::Usable,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Usable => "usable",
+            Self::Losses => "usable with losses",
+            Self::Unusable => "unusable",
         }
     }
 
@@ -199,12 +212,10 @@ fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
         bundle::write(path, Path::new("/"), &document)?;
         eprintln!("mpib: wrote {}; look through it before you send it", path.display());
     }
-    let text = if args.json {
-        serde_json::to_string_pretty(&document).tool("encode the document")? + "\n"
-    } else {
-        text::text(&document, args.verbose)
-    };
-    output::print(&text)?;
+    match args.json {
+        true => document::print(&document)?,
+        false => output::print(&text::text(&document, args.verbose))?,
+    }
     Ok(document.verdict)
 }
 

@@ -66,10 +66,8 @@ pub(super) fn checks(ports: &[Port]) -> Vec<Check> {
     for (path, ports) in functions {
         let (now, most) = (Link::read(Path::new(path), "current"), Link::read(Path::new(path), "max"));
         let Some(now) = now else { continue };
-        let names: Vec<String> = ports.iter().map(|port| name(port)).collect();
-        let text = format!("{} {now} ({})", names.join(", "), shown(now.mbps()));
         match judge(&ports, now, most) {
-            None => good.push(text),
+            None => good.push(format!("{} {now} ({})", names(&ports), shown(now.mbps()))),
             Some(check) => checks.push(check),
         }
     }
@@ -82,8 +80,7 @@ pub(super) fn checks(ports: &[Port]) -> Vec<Check> {
 
 /// Returns the finding on a link that is slower than its ports or than its device.
 fn judge(ports: &[&Port], now: Link, most: Option<Link>) -> Option<Check> {
-    let names: Vec<String> = ports.iter().map(|port| name(port)).collect();
-    let names = names.join(", ");
+    let names = names(ports);
     let speed: u32 = ports.iter().filter_map(|port| Some(port.state.as_ref()?.speed_mbps)).sum();
     let most = most.filter(|most| now.is_below(*most));
     let supported = most.map_or_else(
@@ -107,6 +104,10 @@ fn judge(ports: &[&Port], now: Link, most: Option<Link>) -> Option<Check> {
         shown(now.mbps())
     );
     Some(Check::new("pcie", Level::Note, text))
+}
+
+fn names(ports: &[&Port]) -> String {
+    ports.iter().map(|port| name(port)).collect::<Vec<_>>().join(", ")
 }
 
 fn shown(mbps: f64) -> String {

@@ -123,6 +123,16 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// Names both ports.
+    pub(super) fn name(&self) -> String {
+        format!("{} to {}", self.pair.ours, self.pair.theirs)
+    }
+
+    /// Returns why a transfer failed, else why the plugin would choose the pair or not.
+    pub(super) fn why(&self) -> &str {
+        self.error().unwrap_or(&self.pair.why)
+    }
+
     fn error(&self) -> Option<&str> {
         [&self.out, &self.back].into_iter().flatten().find_map(|m| m.error.as_deref())
     }
@@ -280,7 +290,6 @@ fn of_peer(peer: &Summary) -> Check {
 /// Makes the checks of the measurements.
 fn measured(rows: &[Row]) -> Vec<Check> {
     let first = || rows.iter().filter(|r| r.pair.verdict == RouteVerdict::First);
-    let name = |r: &Row| format!("{} to {}", r.pair.ours, r.pair.theirs);
     let works = rows.iter().filter(|r| r.works()).count();
     if works == 0 {
         let text = match first().next() {
@@ -289,7 +298,7 @@ fn measured(rows: &[Row]) -> Vec<Check> {
         };
         return vec![fail(text.into())];
     }
-    let failed = first().filter_map(|r| Some((name(r), r.error()?)));
+    let failed = first().filter_map(|r| Some((r.name(), r.error()?)));
     let mut checks: Vec<Check> = failed
         .map(|(name, why)| {
             Check::new("routes", Level::Warn, format!("{name} does not work: {why}"))

@@ -1,9 +1,11 @@
 //! Checks that libibverbs has the library of each adapter's driver. Without it libibverbs lists no
 //! adapter, and reports no error.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level};
+
+use super::sysfs;
 
 /// The libraries of rdma-core, by the kernel driver of the adapter's PCI device or its module.
 const PROVIDERS: [(&str, &str); 15] = [
@@ -72,9 +74,7 @@ pub(super) fn check(root: &Path, adapters: &[String]) -> Check {
 /// Returns the provider of an adapter, by the driver of its PCI device; software adapters have no
 /// device.
 fn provider(root: &Path, adapter: &str) -> Option<&'static str> {
-    let folder = root.join("sys/class/infiniband").join(adapter);
-    let driver = fs::read_link(folder.join("device/driver")).ok();
-    let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let driver = sysfs::target(&sysfs::adapter(root, adapter).join("device/driver"));
     let of = |name: &str| PROVIDERS.iter().find(|(driver, _)| *driver == name).map(|(_, provider)| *provider);
     match driver {
         Some(driver) => of(&driver),
@@ -84,12 +84,8 @@ fn provider(root: &Path, adapter: &str) -> Option<&'static str> {
 
 /// Lists the files of all providers.
 fn installed(root: &Path) -> Vec<String> {
-    let folders = FOLDERS.iter().map(|folder| root.join(folder).join("libibverbs"));
-    let files = folders.filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
-    let mut names: Vec<String> = files
-        .map(|file| file.file_name().to_string_lossy().into_owned())
-        .filter(|name| name.contains("-rdmav"))
-        .collect();
+    let files = FOLDERS.iter().flat_map(|folder| sysfs::names(&root.join(folder).join("libibverbs")));
+    let mut names: Vec<String> = files.filter(|name| name.contains("-rdmav")).collect();
     names.sort();
     names.dedup();
     names
@@ -104,6 +100,8 @@ fn is_of(file: &str, provider: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// Checks a root with an adapter of mlx5_core and these files.

@@ -9,7 +9,7 @@ use std::{
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
 
-use super::provider;
+use super::{provider, sysfs::names};
 
 /// Modules that every adapter needs.
 const CORE: [&str; 2] = ["ib_core", "ib_uverbs"];
@@ -50,13 +50,6 @@ pub(super) fn checks(root: &Path, softverbs: bool, report: Option<&Report>) -> V
         checks.push(provider::check(root, &adapters));
     }
     checks
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }
 
 /// Returns whether a module is loaded or built into the kernel.

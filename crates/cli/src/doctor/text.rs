@@ -41,22 +41,17 @@ pub(super) fn text(document: &Document, verbose: bool) -> String {
         out += &rows(&document.routes, verbose);
     }
     let count = |level| document.checks.iter().filter(|c| c.level == level).count();
-    let verdict = match document.verdict {
-        Verdict::Usable => "usable".to_owned(),
-        Verdict::Losses => format!("usable with losses: {}", counted(count(Level::Warn), "warning")),
-        Verdict::Unusable => format!("unusable: {}", counted(count(Level::Fail), "failure")),
+    let why = match document.verdict {
+        Verdict::Usable => String::new(),
+        Verdict::Losses => counted(count(Level::Warn), "warning"),
+        Verdict::Unusable => counted(count(Level::Fail), "failure"),
     };
-    let _ = writeln!(out, "\n{verdict}");
+    let _ = writeln!(out, "\n{}{why}", document.verdict.word());
     out
 }
 
 /// Formats a line for each pair of ports; unless `verbose`, one for all that have one reason.
 pub(super) fn rows(rows: &[Row], verbose: bool) -> String {
-    let figure = |m: &Option<Measured>| match m {
-        None => "-".to_owned(),
-        Some(Measured { error: Some(_), .. }) => paint(BAD, "fails"),
-        Some(m) => m.gigabytes_per_second.map_or("-".into(), |g| giga(g * 8.0)),
-    };
     let head = [left("here"), left("there"), left("tried"), right("out"), right("back"), left("why")];
     let mut table = Table::new(head).indent(2);
     let lines = if verbose { fold::each(rows) } else { fold::lines(rows) };
@@ -66,37 +61,47 @@ pub(super) fn rows(rows: &[Row], verbose: bool) -> String {
             RouteVerdict::Later => "later",
             RouteVerdict::Refused => "refused",
         };
-        let failed = [&r.out, &r.back].into_iter().flatten().find_map(|m| m.error.as_ref());
-        let why = failed.unwrap_or(&r.pair.why);
         table.row([
             printable(&here),
             printable(&there),
             verdict.into(),
-            figure(&r.out),
-            figure(&r.back),
-            printable(why),
+            rate(&r.out),
+            rate(&r.back),
+            printable(r.why()),
         ]);
     }
     table.text()
 }
 
+/// Formats a measured rate in Gb/s.
+pub(super) fn rate(measured: &Option<Measured>) -> String {
+    match measured {
+        None => "-".into(),
+        Some(Measured { error: Some(_), .. }) => paint(BAD, "fails"),
+        Some(m) => m.gigabytes_per_second.map_or("-".into(), |g| giga(g * 8.0)),
+    }
+}
+
 fn counted(n: usize, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+    format!(": {n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+pub(super) fn level(level: Level) -> String {
+    match level {
+        Level::Ok => paint(GOOD, "ok"),
+        Level::Note => paint(NOTE, "note"),
+        Level::Warn => paint(WARN, "warn"),
+        Level::Fail => paint(BAD, "fail"),
+    }
 }
 
 /// Formats `warn  memlock    the limit is …` for each check and, on the next line, what to do.
 pub(super) fn checks(checks: &[Check]) -> String {
     let mut table = Table::new([left("").least(4), left("").least(9), left("")]);
     for check in checks {
-        let level = match check.level {
-            Level::Ok => paint(GOOD, "ok"),
-            Level::Note => paint(NOTE, "note"),
-            Level::Warn => paint(WARN, "warn"),
-            Level::Fail => paint(BAD, "fail"),
-        };
         let remedy = check.remedy.as_ref();
         let remedy = remedy.map_or_else(String::new, |remedy| format!("\n-> {}", printable(remedy)));
-        table.row([level, check.id.to_string(), printable(&check.text) + &remedy]);
+        table.row([level(check.level), check.id.to_string(), printable(&check.text) + &remedy]);
     }
     table.text()
 }

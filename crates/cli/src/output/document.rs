@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use schemars::{JsonSchema, schema_for};
 use serde::Serialize;
 
-use crate::failure::{Context, Failure, Kind};
+use crate::failure::{Context, Failure, Kind, ended};
 
 /// A failure with its exit code.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -25,9 +25,14 @@ pub(crate) struct Failed {
     error: ErrorReport,
 }
 
+/// Returns the text of a document.
+pub(crate) fn text<T: Serialize>(document: &T) -> Result<String, Failure> {
+    Ok(serde_json::to_string_pretty(document).tool("encode the document")? + "\n")
+}
+
 /// Prints a document.
 pub(crate) fn print<T: Serialize>(document: &T) -> Result<(), Failure> {
-    super::print(&(serde_json::to_string_pretty(document).tool("encode the document")? + "\n"))
+    super::print(&text(document)?)
 }
 
 /// Returns the schema of a document.
@@ -38,13 +43,7 @@ pub(crate) fn schema<T: JsonSchema>() -> String {
 
 /// Prints the schema of a document; returns the exit code.
 pub(crate) fn show_schema<T: JsonSchema>() -> ExitCode {
-    match super::print(&schema::<T>()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            failure.print();
-            failure.exit_code()
-        }
-    }
+    ended(super::print(&schema::<T>()))
 }
 
 /// Reports a failure on stderr, and with `json` on stdout as well; returns the exit code.
