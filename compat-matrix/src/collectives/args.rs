@@ -119,6 +119,9 @@ pub(super) struct Variant {
     /// Query NCCL's RAS while the ranks run (from 2.24 on)
     #[arg(long, conflicts_with_all = ["killed", "fault"])]
     pub(super) ras: bool,
+    /// Let NCCL's profiler count the plugin's events (from 2.26 on)
+    #[arg(long, conflicts_with_all = ["killed", "fault"])]
+    pub(super) profiler: bool,
     /// Register the buffers with NCCL (ncclCommRegister, from 2.24 on)
     #[arg(long)]
     pub(super) register: bool,
@@ -149,6 +152,7 @@ impl Variant {
         strikes: 1,
         channels: None,
         ras: false,
+        profiler: false,
         register: false,
         slow: false,
         gpudirect: false,
@@ -196,6 +200,7 @@ impl Variant {
             self.slow.then(|| "slow rail".into()),
             self.channels.map(|channels| format!("{channels} channels")),
             self.ras.then(|| "RAS".into()),
+            self.profiler.then(|| "profiler".into()),
             killed,
             self.fault.map(|fault| fault.describe().into()),
             (self.strikes > 1).then(|| format!("{} times", self.strikes)),

@@ -148,6 +148,9 @@ fn outcomes(
     if let Some(inquiry) = &inquiry {
         place.open_ras(&inquiry.address());
     }
+    if variant.profiler && watch::has_profiler(release) {
+        place.load_profiler(&beside("libsoftcuda.so"))?;
+    }
     let starts = (0..variant.ranks).map(|rank| {
         let job = Job {
             library: library.to_owned(),

@@ -3,10 +3,11 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
 
-use softcuda::Settings;
+use softcuda::{Settings, profiler::REPORT};
 
 use super::{
     args::{Common, Net, Plan},
@@ -29,6 +30,8 @@ const CHANNELS: u32 = 2;
 /// when a message is complete.
 const SLOW: &str = ",rate=200MB,latency=1ms";
 
+/// The name of the profiler in `NCCL_PROFILER_PLUGIN`.
+const PROFILER: &str = "softcuda";
 /// Where rank 0 writes NCCL's topology.
 const TOPOLOGY: &str = "nccl-topology.xml";
 /// Settings that together fix the channels of collectives, and of sends and receives.
@@ -162,6 +165,17 @@ impl Place {
         Settings { host: self.hosts[rank as usize].clone(), ..self.settings.clone() }
     }
 
+    /// Lets NCCL of each rank load the profiler in this library.
+    pub(super) fn load_profiler(&mut self, library: &Path) -> Result<()> {
+        // NCCL 2.27.3 takes no path, only what follows "libnccl-profiler-" in a file's name.
+        let link = self.logs.join(format!("libnccl-profiler-{PROFILER}.so"));
+        symlink(library, &link).cannot(format!("make {}", link.display()))?;
+        self.environment.insert("NCCL_PROFILER_PLUGIN".into(), PROFILER.into());
+        let folders = self.environment.entry("LD_LIBRARY_PATH".into()).or_default();
+        *folders += &format!(":{}", self.logs.display());
+        Ok(())
+    }
+
     /// Lets RAS of a rank listen at this address.
     pub(super) fn open_ras(&mut self, address: &str) {
         self.environment.insert("NCCL_RAS_ENABLE".into(), "1".into());
@@ -170,6 +184,10 @@ impl Place {
 
     fn log(&self, rank: u32) -> PathBuf {
         self.logs.join(format!("nccl-{rank}.log"))
+    }
+
+    fn profile(&self, rank: u32) -> PathBuf {
+        self.logs.join(format!("profile-{rank}"))
     }
 
     fn report(&self, rank: u32) -> PathBuf {
@@ -187,6 +205,7 @@ impl Place {
         environment.insert("NCCL_HOSTID".into(), self.hosts[rank as usize].clone());
         environment.insert("NCCL_DEBUG_FILE".into(), self.log(rank).display().to_string());
         environment.insert("SOFTVERBS_REPORT".into(), self.report(rank).display().to_string());
+        environment.insert(REPORT.into(), self.profile(rank).display().to_string());
         environment
     }
 
@@ -206,9 +225,12 @@ impl Place {
                 let report = fs::read_to_string(self.report(rank)).unwrap_or_default();
                 evidence::check_flushes(&report).map_err(wrong)?;
             }
+            if plan.variant.profiler && watch::has_profiler(release) {
+                let profile = fs::read_to_string(self.profile(rank)).unwrap_or_default();
+                watch::check_profile(&profile).map_err(wrong)?;
+            }
             if let Some(channels) = plan.variant.channels {
-                watch::check_channels(&log, channels)
-                    .map_err(|why| Failure::wrong(format!("rank {rank}: {why}")))?;
+                watch::check_channels(&log, channels).map_err(wrong)?;
             }
             for way in log.lines().filter_map(|line| line.split(" via ").nth(1)) {
                 *ways.entry(way.trim().to_owned()).or_default() += 1;
@@ -233,7 +255,7 @@ impl Place {
         let entries = fs::read_dir(&self.logs).cannot(format!("list {}", self.logs.display()))?;
         for from in entries.flatten().map(|entry| entry.path()) {
             let name = from.file_name().unwrap_or_default();
-            if ["nccl-", "stderr-", "softverbs-"]
+            if ["nccl-", "stderr-", "softverbs-", "profile-"]
                 .iter()
                 .any(|kind| name.as_encoded_bytes().starts_with(kind.as_bytes()))
             {

@@ -63,7 +63,7 @@ impl Entry {
             Self::GpuDirect => (Net::Mpib, direct()),
             Self::Registered => (Net::Mpib, Variant { register: true, ..direct() }),
             Self::Channels => (Net::Mpib, Variant { channels: Some(CHANNELS), ..plain }),
-            Self::Ras => (Net::Mpib, Variant { ras: true, ..plain }),
+            Self::Ras => (Net::Mpib, Variant { ras: true, profiler: true, ..plain }),
             Self::Killed => (Net::Mpib, Variant { killed: Some(1), ..plain }),
             Self::LinkDown => (Net::Mpib, Variant { fault: Some(Fault::LinkDown), ..plain }),
             Self::NoRail => (Net::Mpib, Variant { fault: Some(Fault::NoRail), ..plain }),

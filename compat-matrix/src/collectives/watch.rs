@@ -1,4 +1,5 @@
-//! What watches a communicator: NCCL's RAS, which is queried while the ranks run, and its log.
+//! What watches a communicator: NCCL's RAS, which is queried while the ranks run, its profiler, and
+//! its log.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -6,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use softcuda::world::Director;
+use softcuda::{profiler::Counts, world::Director};
 
 use crate::{
     failure::{Context, Failure, Result},
@@ -112,6 +113,22 @@ pub(super) fn check_channels(log: &str, wanted: u32) -> std::result::Result<(), 
     }
 }
 
+/// Checks what the profiler of a rank has counted.
+pub(super) fn check_profile(report: &str) -> std::result::Result<(), String> {
+    match Counts::parse(report) {
+        None => Err(format!("the profiler has reported {report:?}")),
+        Some(counts) if counts.started == 0 || counts.stopped != counts.started || counts.other > 0 => {
+            Err(format!("not every event of the plugin is one of a queue pair that ends: {counts:?}"))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// Returns whether a release passes its network plugin a profiler: v10 is the first table with one.
+pub(super) fn has_profiler(release: &Release) -> bool {
+    release.table >= 10
+}
+
 /// Returns whether a release has RAS.
 pub(super) fn has_ras(release: &Release) -> bool {
     Version::parse(&release.version) >= Version::parse("2.24")
@@ -143,6 +160,14 @@ Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
         assert!(judge(STATUS, 3).is_err());
         assert!(judge(&STATUS.replace("      OK", "INCOMPLETE"), 2).is_err());
         assert!(judge("", 2).is_err());
+    }
+
+    #[test]
+    fn every_event_of_the_profiler_must_end() {
+        assert_eq!(check_profile("3 3 0"), Ok(()));
+        for report in ["", "0 0 0", "3 2 0", "3 4 0", "3 3 1"] {
+            assert!(check_profile(report).is_err(), "{report:?}");
+        }
     }
 
     #[test]

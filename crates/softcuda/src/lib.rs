@@ -23,6 +23,7 @@ pub mod layout;
 mod memory;
 mod nvml;
 mod patch;
+pub mod profiler;
 pub mod protocol;
 pub mod rank;
 pub mod reduce;
