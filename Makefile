@@ -52,7 +52,7 @@ fuzz: setup ## Fuzz each target for SECONDS (default 60) under AddressSanitizer;
 	@scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
 .PHONY: sanitize
-sanitize: setup-test build ## Run the suites of data, control and faults with AddressSanitizer and ThreadSanitizer; KINDS=thread, SUITES="data faults"
+sanitize: setup-test build ## Run the suites that move data with AddressSanitizer and ThreadSanitizer; KINDS=thread, SUITES="data faults"
 	@export SUITES="$(SUITES)"; scripts/sanitize.sh $(KINDS)
 
 .PHONY: check

@@ -4,18 +4,13 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+. scripts/words.sh
 mdbook_version=0.5.4
-tools=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/nccl-net-mpib/mdbook-$mdbook_version
+tools=$cache/mdbook-$mdbook_version
 source=build/book/src
 
-say() { echo "book: $*" >&2; }
-
 if [ ! -x "$tools/bin/mdbook" ]; then
-    if [ "${SETUP:-}" = no ]; then
-        say "mdbook $mdbook_version is missing in $tools, and SETUP=no prevents the installation"
-        exit 1
-    fi
-    say "installing mdbook $mdbook_version with cargo into $tools (once, some minutes). SETUP=no prevents this."
+    installs "$tools" "installing mdbook $mdbook_version with cargo into $tools (once, some minutes)"
     cargo install --locked mdbook --version "$mdbook_version" --no-default-features --features search --root "$tools"
 fi
 

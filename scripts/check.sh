@@ -3,18 +3,13 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+. scripts/words.sh
 eval "$(scripts/libclang.sh env)"
 deny_version=0.20.2
 
-say() { echo "check: $*" >&2; }
-
 cargo_deny() {
     if ! cargo deny --version >/dev/null 2>&1; then
-        if [ "${SETUP:-}" = no ]; then
-            say "cargo-deny is missing, and SETUP=no prevents the installation"
-            exit 1
-        fi
-        say "installing cargo-deny $deny_version with cargo (once, some minutes). SETUP=no prevents this."
+        installs cargo-deny "installing cargo-deny $deny_version with cargo (once, some minutes)"
         cargo install --locked cargo-deny --version "$deny_version"
     fi
     cargo deny "$@"

@@ -5,20 +5,15 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+. scripts/words.sh
 eval "$(scripts/libclang.sh env)"
 cargo_fuzz_version=0.13.2
 # AddressSanitizer and coverage are unstable options of the compiler.
 export RUSTC_BOOTSTRAP=1
 
-say() { echo "fuzz: $*" >&2; }
-
 install_cargo_fuzz() {
     cargo fuzz --version >/dev/null 2>&1 && return
-    if [ "${SETUP:-}" = no ]; then
-        say "cargo-fuzz is missing, and SETUP=no prevents the installation"
-        exit 1
-    fi
-    say "installing cargo-fuzz $cargo_fuzz_version with cargo (once, some minutes). SETUP=no prevents this."
+    installs cargo-fuzz "installing cargo-fuzz $cargo_fuzz_version with cargo (once, some minutes)"
     cargo install --locked cargo-fuzz --version "$cargo_fuzz_version"
 }
 

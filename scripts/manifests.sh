@@ -5,19 +5,14 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+. scripts/words.sh
 # The releases whose schemas count.
 releases=(1.34 1.36)
 version=$(sed -n 's/^kubernetes-validate==//p' scripts/manifests.txt)
-tools=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/nccl-net-mpib/kubernetes-validate-$version
-
-say() { echo "manifests: $*" >&2; }
+tools=$cache/kubernetes-validate-$version
 
 if [ ! -x "$tools/bin/kubernetes-validate" ]; then
-    if [ "${SETUP:-}" = no ]; then
-        say "kubernetes-validate $version is missing in $tools, and SETUP=no prevents the installation"
-        exit 1
-    fi
-    say "installing kubernetes-validate $version (22 MB, by pip) into $tools. SETUP=no prevents this."
+    installs "$tools" "installing kubernetes-validate $version (22 MB, by pip) into $tools"
     python3 -m venv "$tools"
     "$tools/bin/pip" install --quiet --disable-pip-version-check --requirement scripts/manifests.txt
 fi

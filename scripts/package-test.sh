@@ -8,18 +8,11 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+. scripts/words.sh
 packages=$PWD/build/package
-cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/nccl-net-mpib
 nccl=${NCCL:-2.27.7}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-
-say() { echo "package-test: $*" >&2; }
-
-fail() {
-    say "$*"
-    exit 1
-}
 
 # Makes a root once, with libibverbs as the packages require.
 root() { # SUITE ARCHITECTURE

@@ -7,6 +7,7 @@ set -euo pipefail
 export LC_ALL=C
 
 cd "$(dirname "$0")/.."
+. scripts/words.sh
 out=$PWD/build/package
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 glibc=2.17
@@ -17,22 +18,14 @@ architectures=("$@")
 [ $# -gt 0 ] || architectures=(x86_64 aarch64)
 files=(libnccl-net-mpib.so mpib softverbs/libibverbs.so.1 softverbs/softverbs-ctl)
 
-say() { echo "package: $*" >&2; }
-
-fail() {
-    say "$*"
-    exit 1
-}
-
 # Zig as the linker, cargo-zigbuild and wheel, in a virtual environment of Python. Zig has the
 # symbols of every release of glibc.
 tools() {
     local hash folder
     hash=$(sha256sum <packaging/requirements.txt | cut -c 1-12)
-    folder=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/nccl-net-mpib/package-$hash
+    folder=$cache/package-$hash
     if [ ! -e "$folder/complete" ]; then
-        [ "${SETUP:-}" != no ] || fail "cargo-zigbuild is missing in $folder, and SETUP=no prevents the installation"
-        say "installing Zig and cargo-zigbuild by pip into $folder (400 MB). SETUP=no prevents this."
+        installs "$folder" "installing Zig and cargo-zigbuild by pip into $folder (400 MB)"
         python3 -m venv --clear "$folder"
         "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
             --require-hashes --requirement packaging/requirements.txt
@@ -45,7 +38,7 @@ tools() {
 build() {
     local target=$1-unknown-linux-gnu
     if [ ! -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
-        [ "${SETUP:-}" != no ] || fail "Rust lacks the target $target, and SETUP=no prevents the installation"
+        installs "Rust's target $target" "adding Rust's target $target by rustup"
         rustup target add "$target"
     fi
     mkdir -p "$work/link"

@@ -8,14 +8,13 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+. scripts/words.sh
 eval "$(scripts/libclang.sh env)"
 # Sanitizers are unstable options of the compiler.
 export RUSTC_BOOTSTRAP=1
 host=$(rustc -vV | sed -n 's/^host: //p')
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")/sanitize
 read -ra suites <<<"${SUITES:-data control faults failover connect memory}"
-
-say() { echo "sanitize: $*" >&2; }
 
 # Tests that cannot run with a sanitizer.
 skipped() {
@@ -28,11 +27,8 @@ skipped() {
 # ThreadSanitizer must see the standard library, too: the counts of an Arc order accesses.
 needs_source() {
     [ -e "$(rustc --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ] && return
-    if [ "${SETUP:-}" = no ] || ! command -v rustup >/dev/null; then
-        say "the source of Rust's standard library is missing: rustup component add rust-src"
-        exit 1
-    fi
-    say "adding the source of Rust's standard library by rustup. SETUP=no prevents this."
+    command -v rustup >/dev/null || fail "the source of Rust's standard library is missing, and rustup, which adds it"
+    installs "the source of Rust's standard library" "adding the source of Rust's standard library by rustup"
     rustup component add rust-src
 }
 
