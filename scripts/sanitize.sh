@@ -18,6 +18,8 @@ read -ra suites <<<"${SUITES:-data control faults failover connect memory}"
 
 # Tests that cannot run with a sanitizer.
 skipped() {
+    # Memory has limits there that sanitizers exceed.
+    echo ten_thousand_strangers_cost_little_and_keep_nobody_out
     case $1 in
         # The search for leaks stops the threads by ptrace, which this test uses itself.
         address) echo listen_connect_and_accept_wait_for_nothing ;;

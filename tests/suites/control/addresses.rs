@@ -26,18 +26,10 @@ const OOB: (&str, &str) = ("NCCL_SOCKET_IFNAME", "=oob");
 
 impl Two {
     fn up() -> Self {
-        let eth = |n: &str| -> Vec<String> {
-            ["10.0.0.N/24", "10.0.1.N/24", "2001:db8::N/64", "2001:db8:1::N/64"]
-                .map(|a| a.replace('N', n))
-                .to_vec()
-        };
-        let mut cable = Vec::new();
-        for (host, n) in [("a", "1"), ("b", "2")] {
-            cable.extend(eth(n).into_iter().map(|addr| (host, "eth0", &*addr.leak())));
-        }
-        // Networks of one host alone.
-        cable.push(("a", "eth0", "10.7.0.1/24"));
-        cable.push(("b", "eth0", "10.8.0.2/24"));
+        // The last network of each is that of one host alone.
+        let a = ["10.0.0.1/24", "10.0.1.1/24", "2001:db8::1/64", "2001:db8:1::1/64", "10.7.0.1/24"];
+        let b = ["10.0.0.2/24", "10.0.1.2/24", "2001:db8::2/64", "2001:db8:1::2/64", "10.8.0.2/24"];
+        let cable = [a.map(|addr| ("a", "eth0", addr)), b.map(|addr| ("b", "eth0", addr))].concat();
         let oob = vec![("a", "oob", "192.168.9.1/24"), ("b", "oob", "192.168.9.2/24")];
         let hosts = Hosts::up(Topology { networks: vec![cable, oob], ..Topology::default() });
         let peer = |host, n: u8| {

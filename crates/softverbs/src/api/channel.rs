@@ -101,8 +101,7 @@ unsafe extern "C" fn ibv_get_cq_event(
         // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Channel::arc_from_c(channel) }?;
         process::get()?;
-        let found = this.queue.pop()?;
-        found.acks.delivered();
+        let found = this.queue.pop(|cq| cq.acks.delivered())?;
         // SAFETY: both are writable, as the caller guarantees.
         unsafe {
             cq.write(found.as_c().cast());

@@ -41,8 +41,9 @@ impl<T> EventQueue<T> {
     }
 
     /// Removes the first item. Waits for one, or fails with EAGAIN if the descriptor is
-    /// non-blocking.
-    pub(crate) fn pop(&self) -> Result<T, Errno> {
+    /// non-blocking. `count` is called under the queue's lock: who calls [`Self::retain`] afterwards
+    /// and does not find the item sees what `count` did.
+    pub(crate) fn pop(&self, count: impl Fn(&T)) -> Result<T, Errno> {
         loop {
             let mut one = 0_u64;
             // SAFETY: eight writable bytes, as eventfd requires.
@@ -50,8 +51,10 @@ impl<T> EventQueue<T> {
             if n != 8 {
                 return Err(last_errno());
             }
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             // Empty if the item was withdrawn.
-            if let Some(item) = self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
+            if let Some(item) = queue.pop_front() {
+                count(&item);
                 return Ok(item);
             }
         }
@@ -76,5 +79,26 @@ impl<T> EventQueue<T> {
             // SAFETY: eight writable bytes. If another reader comes first, it loops in `pop`.
             unsafe { libc::read(self.fd(), (&raw mut one).cast::<c_void>(), 8) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise an object could be destroyed between the removal of its event and the count of
+    /// events that its destruction waits for.
+    #[test]
+    fn an_item_is_counted_before_others_see_that_it_is_gone() {
+        let queue = EventQueue::new().unwrap();
+        queue.push(7);
+        let counted = std::cell::Cell::new(false);
+        let item = queue.pop(|item| {
+            assert_eq!(*item, 7);
+            assert!(queue.queue.try_lock().is_err());
+            counted.set(true);
+        });
+        assert_eq!((item.ok(), counted.get()), (Some(7), true));
+        assert!(queue.queue.try_lock().is_ok_and(|queue| queue.is_empty()));
     }
 }

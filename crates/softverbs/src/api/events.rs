@@ -189,10 +189,11 @@ unsafe extern "C" fn ibv_get_async_event(
         // With a reference: a thread may still wait here when the device is closed.
         // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
-        let found = context.events.pop()?;
-        if let Some(acks) = found.target.acks() {
-            acks.delivered();
-        }
+        let found = context.events.pop(|event| {
+            if let Some(acks) = event.target.acks() {
+                acks.delivered();
+            }
+        })?;
         let element = found.target.element();
         let is_port = matches!(found.target, Target::Port);
         // SAFETY: writable, as the caller guarantees. The type is stored as an integer of the
