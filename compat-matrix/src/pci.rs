@@ -1,6 +1,7 @@
 //! PCI trees, and their form in sysfs, where NCCL and its transports read them.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     fs, io,
     os::unix::fs::symlink,
@@ -135,6 +136,20 @@ impl Tree {
     }
 
     /// Returns the PCI addresses of the GPUs.
+    /// Returns the part of NCCL's topology that NCCL reads from registers of the CPU, which no file
+    /// of a tree replaces: each NUMA node has a CPU of the family that DGX H100 has. NCCL detects the
+    /// rest.
+    pub(crate) fn cpus(&self) -> String {
+        let nodes: BTreeSet<u32> = self.roots.iter().map(|root| root.numa_node).collect();
+        let cpu = |node| {
+            format!(
+                "  <cpu numaid=\"{node}\" arch=\"x86_64\" vendor=\"GenuineIntel\" familyid=\"6\" modelid=\"143\"/>\n"
+            )
+        };
+        let cpus: String = nodes.into_iter().map(cpu).collect();
+        format!("<system version=\"1\">\n{cpus}</system>\n")
+    }
+
     pub(crate) fn gpus(&self) -> Vec<String> {
         self.functions().filter(|pci| pci.identity == GPU).map(|pci| pci.address.clone()).collect()
     }

@@ -72,6 +72,9 @@ fn out(call: impl FnOnce(*mut Ptr) -> Code) -> (Code, Ptr) {
     (code, out)
 }
 
+/// A search for leaks finds the tables of files here.
+static OF_FILES: Mutex<Vec<&Table>> = Mutex::new(Vec::new());
+
 impl Table {
     /// Returns the table of a plugin's file, for as long as the process lives.
     ///
@@ -81,7 +84,9 @@ impl Table {
         // SAFETY: the caller's promise.
         let table = unsafe { host::Table::from_ptr(version, NonNull::new(symbol).unwrap()) };
         // SAFETY: as above.
-        Box::leak(Box::new(Self(unsafe { table.expect("a known version").raw() })))
+        let table = Box::leak(Box::new(Self(unsafe { table.expect("a known version").raw() })));
+        OF_FILES.lock().unwrap().push(table);
+        table
     }
 
     /// Returns the functions with the arguments of C.

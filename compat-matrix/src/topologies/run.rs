@@ -79,7 +79,10 @@ impl Bench<'_> {
                 .map_err(|e| {
                     Failure::tool(format!("{e}; build package softcuda first (make topologies does)"))
                 })?;
-        let common = self.environment(net)?;
+        let cpus = scratch.path().join("cpus.xml");
+        fs::write(&cpus, tree.cpus()).cannot(format!("write {}", cpus.display()))?;
+        let mut common = self.environment(net)?;
+        common.insert("NCCL_TOPO_FILE".into(), cpus.display().to_string());
         let gpus = tree.gpus();
         let here = gpus.len() as u32;
         let ranks = here + 1;

@@ -93,7 +93,7 @@ fn a_connection_fails_with_its_last_rail() {
 #[test]
 fn a_connection_fails_with_its_last_port() {
     // The event of the port, or a completion that came before it.
-    let cause = ["s", "link went down"];
+    let cause = ["s", ":1", "down"];
     fails(here!(), &[("MPIB_FAILOVER_WAIT", "0")], &["s0", "s1"], Fault::LinkDown, &cause);
 }
 
