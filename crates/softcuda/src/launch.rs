@@ -22,8 +22,9 @@ const OLDER_GENERATION: &str = "P11ncclDevComm";
 /// Words of a launch attribute: its number, and room for values of any kind.
 const ATTRIBUTE_WORDS: usize = 9;
 /// Launch attributes that decide where blocks run and how the GPU orders memory. They change nothing
-/// here: the size of a cluster, its scheduling, and the domain of memory synchronization.
-const NO_EFFECT: [u32; 3] = [4, 5, 10];
+/// here: the size of a cluster, its scheduling, the domain of memory synchronization, and scheduling
+/// for NVLink (CUDA 13).
+const NO_EFFECT: [u32; 4] = [4, 5, 10, 16];
 
 /// The grid of a launch, and a list of attributes.
 pub(crate) struct Shape {
