@@ -55,9 +55,9 @@ struct Comms {
 
 impl Comms {
     fn add(&mut self, comm: &Arc<CommWatch>) {
-        self.all.insert(comm.job, Arc::downgrade(comm));
+        self.all.insert(comm.job(), Arc::downgrade(comm));
         if comm.counters.is_some() {
-            self.with_rails.insert(comm.job, Arc::downgrade(comm));
+            self.with_rails.insert(comm.job(), Arc::downgrade(comm));
         }
     }
 

@@ -29,7 +29,7 @@ pub struct CommWatch {
     /// For messages.
     name: String,
     /// The comm's job, and its key in the list of all comms.
-    pub(super) job: JobId,
+    job: JobId,
     /// The mark, and the rails to give up that the comm does not know of yet.
     attention: Attention,
     /// Whether the comm gives single rails up: see [`set_failover`](Self::set_failover).
