@@ -23,8 +23,8 @@ works, and how to read a difference: [compat-matrix.md](compat-matrix.md#topolog
 
 On each tree NCCL runs twice, with this plugin and with its own InfiniBand transport (`net_ib`), on
 the same simulated adapters ([softverbs](../guide/softverbs.md)) and the same GPUs
-([softcuda](softcuda.md)), with the CPU that `NCCL_TOPO_FILE` names. Everything in its dump of the topology, in its dump of the graphs and the
-paths in its log is compared.
+([softcuda](softcuda.md)), with the CPU that `NCCL_TOPO_FILE` names. Everything in its dump of the
+topology, in its dump of the graphs and the paths in its log is compared.
 ";
 
 /// What was seen on a tree.

@@ -10,6 +10,7 @@ mod second;
 mod shown;
 mod silence;
 mod traffic;
+mod verdict;
 
 use mpib_tests::vdevices::rails;
 use mpib_tests::{SPLIT_ALL, with_and_without_srq};
