@@ -81,14 +81,14 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
 
 pub(crate) fn disable(args: &DisableArgs) -> Result<(), Failure> {
     let (folder, _) = place(args.folder.as_deref(), &own_file()?)?;
-    let mut removed = false;
+    let (mut removed, mut report) = (false, String::new());
     for link in [NCCL, RCCL].map(|name| folder.join(name)) {
         match found(&link)? {
             Found::Nothing => {}
-            Found::Foreign(what) => say(&format_args!("{} is {what}: it stays", link.display()))?,
+            Found::Foreign(what) => report += &format!("{} is {what}: it stays\n", link.display()),
             Found::Link(_) => {
                 fs::remove_file(&link).tool(format!("remove {}", link.display()))?;
-                say(&format_args!("removed {}", link.display()))?;
+                report += &format!("removed {}\n", link.display());
                 removed = true;
             }
         }
@@ -101,9 +101,10 @@ pub(crate) fn disable(args: &DisableArgs) -> Result<(), Failure> {
     }
     if removed {
         renew_cache();
-        return Ok(());
+    } else {
+        report += &format!("{} has no link to {}\n", folder.display(), plugin::NAME);
     }
-    say(&format_args!("{} has no link to {}", folder.display(), plugin::NAME))
+    output::print(&report)
 }
 
 fn say(line: &dyn Display) -> Result<(), Failure> {
