@@ -141,7 +141,8 @@ struct Document {
     facts: Vec<judge::PortFacts>,
 }
 
-/// The result of all checks, the best first.
+/// The result of all checks.
+// The best comes first: the greatest of several verdicts is the worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 enum Verdict {
     #[serde(rename = "usable")]
