@@ -103,7 +103,7 @@ extern "C" fn new(context: *mut *const c_void, _: u64, mask: *mut c_int) -> c_in
 }
 
 extern "C" fn start(_: *mut c_void, event: *mut *const c_void, description: *const Description) -> c_int {
-    // SAFETY: NCCL passes a description of at least these fields, of which it has set the first.
+    // SAFETY: NCCL passes a description with at least these fields, and sets the first of all kinds.
     let counter = if u64::from(unsafe { (*description).kind }) == NET_PLUGIN {
         // SAFETY: NCCL sets both fields for this kind; the plugin's data begins with a byte.
         let is_queue_pair = unsafe {

@@ -158,7 +158,7 @@ impl Verdict {
         Self::of_level(checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok))
     }
 
-    /// Returns the verdict on checks of which this is the worst level.
+    /// Returns the verdict on checks whose worst level is this.
     fn of_level(worst: Level) -> Self {
         match worst {
             Level::Fail => Self::Unusable,
