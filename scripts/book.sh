@@ -10,7 +10,7 @@ tools=$cache/mdbook-$mdbook_version
 source=build/book/src
 
 if [ ! -x "$tools/bin/mdbook" ]; then
-    installs "$tools" "installing mdbook $mdbook_version with cargo into $tools (once, some minutes)"
+    installs "mdbook $mdbook_version in $tools" "installing mdbook $mdbook_version with cargo into $tools (once, some minutes)"
     cargo install --locked mdbook --version "$mdbook_version" --no-default-features --features search --root "$tools"
 fi
 

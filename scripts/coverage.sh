@@ -24,12 +24,11 @@ set -euo pipefail
 export LC_ALL=C
 
 cd "$(dirname "$0")/.."
+. scripts/words.sh
 page=docs/internals/coverage.md
 faults=docs/internals/faults.md
 untested=docs/internals/untested-faults.txt
 rows=88
-
-say() { echo "coverage: $*" >&2; }
 
 # One line for each citation: page, rule, test, file, separated by tabs.
 citations() {

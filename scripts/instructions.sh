@@ -12,6 +12,7 @@ set -euo pipefail
 
 cd "$(dirname "$0")/.."
 . scripts/own-settings.sh
+. scripts/words.sh
 figures=benches/instructions.toml
 # Percent by which a count may grow.
 limit=2
@@ -19,8 +20,6 @@ short=50
 long=300
 # The functions of perf-solo in which callgrind counts, one for each kind of workload.
 counted=(mpib::perf::thin::Thin::{group,empty_test,early_isend})
-
-say() { echo "instructions: $*" >&2; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

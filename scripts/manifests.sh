@@ -12,7 +12,7 @@ version=$(sed -n 's/^kubernetes-validate==//p' scripts/manifests.txt)
 tools=$cache/kubernetes-validate-$version
 
 if [ ! -x "$tools/bin/kubernetes-validate" ]; then
-    installs "$tools" "installing kubernetes-validate $version (22 MB, by pip) into $tools"
+    installs "kubernetes-validate $version in $tools" "installing kubernetes-validate $version (22 MB, by pip) into $tools"
     python3 -m venv "$tools"
     "$tools/bin/pip" install --quiet --disable-pip-version-check --requirement scripts/manifests.txt
 fi

@@ -25,7 +25,7 @@ tools() {
     hash=$(sha256sum <packaging/requirements.txt | cut -c 1-12)
     folder=$cache/package-$hash
     if [ ! -e "$folder/complete" ]; then
-        installs "$folder" "installing Zig and cargo-zigbuild by pip into $folder (400 MB)"
+        installs "cargo-zigbuild in $folder" "installing Zig and cargo-zigbuild by pip into $folder (400 MB)"
         python3 -m venv --clear "$folder"
         "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
             --require-hashes --requirement packaging/requirements.txt

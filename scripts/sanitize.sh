@@ -23,8 +23,9 @@ skipped=(ten_thousand_strangers_cost_little_and_keep_nobody_out listen_connect_a
 # ThreadSanitizer must see the standard library, too: the counts of an Arc order accesses.
 needs_source() {
     [ -e "$(rustc --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ] && return
-    command -v rustup >/dev/null || fail "the source of Rust's standard library is missing, and rustup, which adds it"
-    installs "the source of Rust's standard library" "adding the source of Rust's standard library by rustup"
+    local source="the source of Rust's standard library (rustup component add rust-src)"
+    command -v rustup >/dev/null || fail "$source is missing, and so is rustup"
+    installs "$source" "adding the source of Rust's standard library by rustup"
     rustup component add rust-src
 }
 

@@ -8,8 +8,7 @@ set -euo pipefail
 purposes=${*:-build}
 here=$(cd "$(dirname "$0")" && pwd)
 rust_wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$here/../Cargo.toml")
-
-say() { echo "setup: $*" >&2; }
+. "$here/words.sh"
 
 list() { while read -r line; do say "  $line"; done <<<"$1"; }
 
