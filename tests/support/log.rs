@@ -39,8 +39,15 @@ fn has_all(line: &str, parts: &[&str]) -> bool {
 /// Asserts that one of the lines at WARN so far has all of `parts`.
 #[track_caller]
 pub fn assert_warned(parts: &[&str]) {
+    assert_warned_one_of(&[parts]);
+}
+
+/// Asserts that one of the lines at WARN so far has all parts of one of these lists.
+#[track_caller]
+pub fn assert_warned_one_of(lists: &[&[&str]]) {
     let lines = warnings();
-    assert!(lines.iter().any(|line| has_all(line, parts)), "no warning has all of {parts:?}: {lines:?}");
+    let has_one = |line: &String| lists.iter().any(|parts| has_all(line, parts));
+    assert!(lines.iter().any(has_one), "no warning has all of one of {lists:?}: {lines:?}");
 }
 
 /// Asserts that the last line at WARN has all of `parts`.
