@@ -135,7 +135,6 @@ impl Tree {
         self.roots.iter().flat_map(|root| &root.below).flat_map(Pci::all).chain(&self.elsewhere)
     }
 
-    /// Returns the PCI addresses of the GPUs.
     /// Returns the part of NCCL's topology that NCCL reads from registers of the CPU, which no file
     /// of a tree replaces: each NUMA node has a CPU of the family that DGX H100 has. NCCL detects the
     /// rest.
@@ -150,6 +149,7 @@ impl Tree {
         format!("<system version=\"1\">\n{cpus}</system>\n")
     }
 
+    /// Returns the PCI addresses of the GPUs.
     pub(crate) fn gpus(&self) -> Vec<String> {
         self.functions().filter(|pci| pci.identity == GPU).map(|pci| pci.address.clone()).collect()
     }

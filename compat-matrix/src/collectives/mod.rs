@@ -148,7 +148,7 @@ fn outcomes(
     if let Some(inquiry) = &inquiry {
         place.open_ras(&inquiry.address());
     }
-    if variant.profiler && watch::has_profiler(release) {
+    if watch::profiles(plan, release) {
         place.load_profiler(&beside("libsoftcuda.so"))?;
     }
     let starts = (0..variant.ranks).map(|rank| {

@@ -225,7 +225,7 @@ impl Place {
                 let report = fs::read_to_string(self.report(rank)).unwrap_or_default();
                 evidence::check_flushes(&report).map_err(wrong)?;
             }
-            if plan.variant.profiler && watch::has_profiler(release) {
+            if watch::profiles(plan, release) {
                 let profile = fs::read_to_string(self.profile(rank)).unwrap_or_default();
                 watch::check_profile(&profile).map_err(wrong)?;
             }

@@ -9,6 +9,7 @@ use std::{
 
 use softcuda::{profiler::Counts, world::Director};
 
+use super::args::Plan;
 use crate::{
     failure::{Context, Failure, Result},
     matrix::Release,
@@ -124,9 +125,9 @@ pub(super) fn check_profile(report: &str) -> std::result::Result<(), String> {
     }
 }
 
-/// Returns whether a release passes its network plugin a profiler: v10 is the first table with one.
-pub(super) fn has_profiler(release: &Release) -> bool {
-    release.table >= 10
+/// Returns whether the profiler counts. A release passes it to its network plugin from table v10 on.
+pub(super) fn profiles(plan: &Plan, release: &Release) -> bool {
+    plan.variant.profiler && release.table >= 10
 }
 
 /// Returns whether a release has RAS.

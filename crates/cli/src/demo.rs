@@ -44,10 +44,7 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) fn main(args: &DemoArgs) -> ExitCode {
-    run(args).unwrap_or_else(|failure| {
-        failure.print();
-        failure.exit_code()
-    })
+    run(args).unwrap_or_else(|failure| failure.end())
 }
 
 fn run(args: &DemoArgs) -> Result<ExitCode, Failure> {

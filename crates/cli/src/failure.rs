@@ -110,6 +110,12 @@ impl Failure {
         }
     }
 
+    /// Prints the failure; returns the process's exit code.
+    pub fn end(&self) -> ExitCode {
+        self.print();
+        self.exit_code()
+    }
+
     /// Returns the process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.kind.exit_code())
@@ -118,13 +124,7 @@ impl Failure {
 
 /// Prints the failure, if it is one; returns the process's exit code.
 pub fn ended(outcome: Result<(), Failure>) -> ExitCode {
-    outcome.map_or_else(
-        |failure| {
-            failure.print();
-            failure.exit_code()
-        },
-        |()| ExitCode::SUCCESS,
-    )
+    outcome.map_or_else(|failure| failure.end(), |()| ExitCode::SUCCESS)
 }
 
 impl From<Error> for Failure {

@@ -68,26 +68,28 @@ const fn table<Init>(init: Init) -> Table<Init> {
     Table { name: c"softcuda".as_ptr(), init, start, stop, record, finalize }
 }
 
-/// For NCCL 2.26.
-#[unsafe(no_mangle)]
-#[used]
-static ncclProfiler_v3: Table<Old> = table(old);
-/// For NCCL 2.27.
-#[unsafe(no_mangle)]
-#[used]
-static ncclProfiler_v4: Table<Old> = table(old);
-/// For NCCL 2.28.
-#[unsafe(no_mangle)]
-#[used]
-static ncclProfiler_v5: Table<New> = table(new);
-/// For NCCL 2.29 and 2.30.
-#[unsafe(no_mangle)]
-#[used]
-static ncclProfiler_v6: Table<New> = table(new);
-/// From NCCL 2.31 on.
-#[unsafe(no_mangle)]
-#[used]
-static ncclProfiler_v7: Table<New> = table(new);
+/// Exports tables.
+macro_rules! tables {
+    ($($(#[$about:meta])* $name:ident: $kind:ty = $init:expr;)*) => {$(
+        $(#[$about])*
+        #[unsafe(no_mangle)]
+        #[used]
+        static $name: Table<$kind> = table($init);
+    )*};
+}
+
+tables! {
+    /// For NCCL 2.26.
+    ncclProfiler_v3: Old = old;
+    /// For NCCL 2.27.
+    ncclProfiler_v4: Old = old;
+    /// For NCCL 2.28.
+    ncclProfiler_v5: New = new;
+    /// For NCCL 2.29 and 2.30.
+    ncclProfiler_v6: New = new;
+    /// From NCCL 2.31 on.
+    ncclProfiler_v7: New = new;
+}
 
 extern "C" fn old(context: *mut *const c_void, mask: *mut c_int) -> c_int {
     // SAFETY: NCCL passes a place for the context and one for the mask.

@@ -43,7 +43,7 @@ use run::Run;
 use ui::Ui;
 use worker::Job;
 
-use crate::failure::{Context, Failure, Kind, ended};
+use crate::failure::{Context, Failure, Kind};
 use crate::nccl_conf;
 use crate::output::{self, document, document::ErrorReport};
 use crate::plugin;
@@ -146,7 +146,7 @@ pub(crate) fn main(args: PerfArgs) -> ExitCode {
     };
     match printed {
         Ok(()) => code,
-        failed => ended(failed),
+        Err(failure) => failure.end(),
     }
 }
 
