@@ -5,6 +5,7 @@ mod child;
 mod collectives;
 mod compare;
 mod core;
+mod cpu;
 mod dwarf;
 mod elf;
 mod end;

@@ -1,7 +1,6 @@
 //! PCI trees, and their form in sysfs, where NCCL and its transports read them.
 
 use std::{
-    collections::BTreeSet,
     fmt::Write as _,
     fs, io,
     os::unix::fs::symlink,
@@ -45,12 +44,12 @@ pub(crate) struct Tree {
 #[derive(Debug, Clone)]
 pub(crate) struct Root {
     bus: String,
-    numa_node: u32,
+    numa_node: i32,
     below: Vec<Pci>,
 }
 
 impl Root {
-    pub(crate) fn new(bus: &str, numa_node: u32, below: Vec<Pci>) -> Self {
+    pub(crate) fn new(bus: &str, numa_node: i32, below: Vec<Pci>) -> Self {
         Self { bus: bus.to_owned(), numa_node, below }
     }
 }
@@ -135,18 +134,9 @@ impl Tree {
         self.roots.iter().flat_map(|root| &root.below).flat_map(Pci::all).chain(&self.elsewhere)
     }
 
-    /// Returns the part of NCCL's topology that NCCL reads from registers of the CPU, which no file
-    /// of a tree replaces: each NUMA node has a CPU of the family that DGX H100 has. NCCL detects the
-    /// rest.
-    pub(crate) fn cpus(&self) -> String {
-        let nodes: BTreeSet<u32> = self.roots.iter().map(|root| root.numa_node).collect();
-        let cpu = |node| {
-            format!(
-                "  <cpu numaid=\"{node}\" arch=\"x86_64\" vendor=\"GenuineIntel\" familyid=\"6\" modelid=\"143\"/>\n"
-            )
-        };
-        let cpus: String = nodes.into_iter().map(cpu).collect();
-        format!("<system version=\"1\">\n{cpus}</system>\n")
+    /// Returns the NUMA node of each host bridge.
+    pub(crate) fn numa_nodes(&self) -> Vec<i32> {
+        self.roots.iter().map(|root| root.numa_node).collect()
     }
 
     /// Returns the PCI addresses of the GPUs.
@@ -211,7 +201,7 @@ impl Pci {
 }
 
 /// Writes the functions of a bus. `parent` is the folder of its bridge.
-fn write_bus(sysfs: &Path, parent: &Path, functions: &[Pci], numa_node: u32) -> io::Result<()> {
+fn write_bus(sysfs: &Path, parent: &Path, functions: &[Pci], numa_node: i32) -> io::Result<()> {
     let Some(first) = functions.first() else { return Ok(()) };
     // NCCL looks for a device beside the folder `pci_bus` of its bus.
     let bus = first.address.rsplit_once(':').map_or("", |(bus, _)| bus);
@@ -227,7 +217,7 @@ fn write_bus(sysfs: &Path, parent: &Path, functions: &[Pci], numa_node: u32) -> 
 }
 
 impl Pci {
-    fn write(&self, sysfs: &Path, own: &Path, numa_node: u32) -> io::Result<()> {
+    fn write(&self, sysfs: &Path, own: &Path, numa_node: i32) -> io::Result<()> {
         fs::create_dir_all(own)?;
         let [class, vendor, device] = self.identity;
         let (width, node) = (self.link.width.to_string(), numa_node.to_string());

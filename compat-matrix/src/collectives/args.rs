@@ -1,18 +1,28 @@
-//! Options of "collectives", and the communicators that they stand for.
+//! Options of "collectives".
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use softcuda::{
     DataType,
     rank::{Collective, Operator, Test},
 };
 
-use super::{fault::Fault, suite::Entry, watch};
-use crate::{
-    failure::{Failure, Result},
-    matrix::{AfterDeath, Release},
+use super::{
+    plan::{Net, Plan, Variant},
+    suite::Entry,
 };
+use crate::failure::{Failure, Result};
+
+/// Elements in the suite's tests with faults: 4 MB of floats, in many messages.
+const LARGE: usize = 1_000_003;
+/// Elements in the suite's tests with a slow rail: 12 MB of floats. A connection of NCCL has eight
+/// buffers of 512 KiB; with more data, each is used again as soon as the plugin reports it as sent.
+const LONG: usize = 3_000_017;
+/// Collectives of those tests: a root that sends all it has, reductions, and pairs.
+const STREAMS: [Collective; 3] = [Collective::AllReduce, Collective::Broadcast, Collective::SendRecv];
+/// Elements in the suite's tests of types and operators.
+const KINDS_COUNTS: [usize; 1] = [30_011];
 
 /// Options of a run.
 #[derive(Debug, Args)]
@@ -95,121 +105,6 @@ impl Common {
     }
 }
 
-/// The ranks of a communicator, their hosts and GPUs.
-#[derive(Debug, Clone, Args)]
-pub(super) struct Variant {
-    /// Ranks of each communicator
-    #[arg(long, default_value_t = 2)]
-    pub(super) ranks: u32,
-    /// Hosts of the ranks, for instance "a a b b"; without it, each rank has another host
-    #[arg(long, value_delimiter = ' ')]
-    pub(super) hosts: Vec<String>,
-    /// Let this rank die in the middle of the last test
-    #[arg(long, value_name = "RANK")]
-    pub(super) killed: Option<u32>,
-    /// Let rails fail while the tests run. The tests are repeated until the faults are over
-    #[arg(long, value_enum, conflicts_with = "killed")]
-    pub(super) fault: Option<Fault>,
-    /// Faults one after the other, each on another rail
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) strikes: u32,
-    /// Let NCCL use this number of channels
-    #[arg(long, value_name = "N")]
-    pub(super) channels: Option<u32>,
-    /// Query NCCL's RAS while the ranks run (from 2.24 on)
-    #[arg(long, conflicts_with_all = ["killed", "fault"])]
-    pub(super) ras: bool,
-    /// Let NCCL's profiler count the plugin's events (from 2.26 on)
-    #[arg(long, conflicts_with_all = ["killed", "fault"])]
-    pub(super) profiler: bool,
-    /// Register the buffers with NCCL (ncclCommRegister, from 2.24 on)
-    #[arg(long)]
-    pub(super) register: bool,
-    /// Let the second rail be slow: its data arrives later than that of the first
-    #[arg(long)]
-    pub(super) slow: bool,
-    /// Let NICs reach GPU memory
-    #[arg(long)]
-    pub(super) gpudirect: bool,
-    /// Let NCCL use virtual memory management (cuMem)
-    #[arg(long)]
-    pub(super) vmm: bool,
-    /// Let GPU memory be exported as a DMA-BUF, and let the adapters register it
-    #[arg(long)]
-    pub(super) dma_buf: bool,
-    /// Compute capability times ten; below 90, NCCL flushes received data
-    #[arg(long, default_value_t = 90)]
-    pub(super) capability: u32,
-}
-
-impl Variant {
-    /// Two ranks on two hosts.
-    pub(super) const PLAIN: Self = Self {
-        ranks: 2,
-        hosts: Vec::new(),
-        killed: None,
-        fault: None,
-        strikes: 1,
-        channels: None,
-        ras: false,
-        profiler: false,
-        register: false,
-        slow: false,
-        gpudirect: false,
-        vmm: false,
-        dma_buf: false,
-        capability: 90,
-    };
-
-    /// Returns the host of each rank.
-    pub(super) fn hosts(&self) -> Vec<String> {
-        match self.hosts.is_empty() {
-            true => (0..self.ranks).map(|rank| format!("host{rank}")).collect(),
-            false => self.hosts.clone(),
-        }
-    }
-
-    /// Returns whether the ranks must get an asynchronous error.
-    pub(super) fn ends_in_error(&self) -> bool {
-        self.killed.is_some() || self.fault == Some(Fault::NoRail)
-    }
-
-    fn check(&self) -> Result<()> {
-        let hosts = self.hosts.len();
-        if self.ranks == 0 || (hosts > 0 && hosts != self.ranks as usize) {
-            return Err(Failure::usage(format!("{} ranks and {hosts} hosts", self.ranks)));
-        }
-        if let Some(rank) = self.killed.filter(|rank| *rank >= self.ranks) {
-            return Err(Failure::usage(format!("there is no rank {rank} to kill")));
-        }
-        if self.killed.is_some() && self.ranks == 1 {
-            return Err(Failure::usage("a killed rank needs another one, which gets the error"));
-        }
-        Ok(())
-    }
-
-    fn describe(&self) -> String {
-        let killed = self.killed.map(|rank| format!("rank {rank} killed"));
-        let switches = [
-            (!self.hosts.is_empty()).then(|| format!("hosts {}", self.hosts.join(" "))),
-            self.gpudirect.then(|| "GPUDirect".into()),
-            (self.capability < 90).then(|| "flush".into()),
-            self.dma_buf.then(|| "DMA-BUF".into()),
-            self.vmm.then(|| "VMM".into()),
-            self.register.then(|| "registered".into()),
-            self.slow.then(|| "slow rail".into()),
-            self.channels.map(|channels| format!("{channels} channels")),
-            self.ras.then(|| "RAS".into()),
-            self.profiler.then(|| "profiler".into()),
-            killed,
-            self.fault.map(|fault| fault.describe().into()),
-            (self.strikes > 1).then(|| format!("{} times", self.strikes)),
-        ];
-        let all = [Some(format!("{} ranks", self.ranks))].into_iter().chain(switches);
-        all.flatten().collect::<Vec<_>>().join(", ")
-    }
-}
-
 /// The tests of a communicator.
 #[derive(Debug, Args)]
 struct Wanted {
@@ -229,105 +124,6 @@ struct Wanted {
     #[arg(long, default_value_t = 2)]
     times: u32,
 }
-
-/// The network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Net {
-    /// One device with both rails (`MPIB_HCA_SOUT` and `MPIB_HCA_SUP`).
-    Mpib,
-    /// No setting of the plugin.
-    Default,
-    /// The two devices are functions of one card, which NCCL fuses from 2.24 on.
-    Fused,
-    /// NCCL's own InfiniBand transport, with the adapters of `Fused`. It finds them only below
-    /// /sys/class/infiniband (scripts/bench-collectives.sh).
-    Ib,
-    /// NCCL's own sockets, the control: what fails there too is not the plugin's fault.
-    Socket,
-}
-
-/// One communicator.
-#[derive(Debug, Clone)]
-pub(crate) struct Plan {
-    pub(super) net: Net,
-    pub(super) variant: Variant,
-    pub(super) tests: Vec<Test>,
-    /// MB/s of each rail if the tests are timed.
-    pub(super) rates: Option<[u32; 2]>,
-}
-
-impl Plan {
-    /// Returns what the communicator is, in words.
-    pub(super) fn name(&self) -> String {
-        format!("{}, {}", format!("{:?}", self.net).to_lowercase(), self.variant.describe())
-    }
-
-    /// Returns whether NCCL uses this plugin.
-    pub(super) fn uses_plugin(&self) -> bool {
-        self.network() == PLUGIN
-    }
-
-    /// Returns whether the plugin must flush received data in every rank: NCCL requests it for what
-    /// arrives in GPU memory by the protocol Simple, which it uses for large tests.
-    pub(super) fn flushes(&self) -> bool {
-        let large = |test: &Test| test.count * test.element.size() >= FLUSHED;
-        let variant = &self.variant;
-        let receives = variant.gpudirect && variant.capability < 90 && variant.ranks > 1;
-        receives && self.uses_plugin() && !variant.ends_in_error() && self.tests.iter().any(large)
-    }
-
-    /// Returns the same communicator over NCCL's sockets: what fails there too is the core's fault.
-    /// `None` if sockets cannot run it.
-    pub(crate) fn control(&self) -> Option<Self> {
-        if self.net == Net::Socket || self.variant.fault.is_some() {
-            return None;
-        }
-        // The network sees host memory only.
-        let variant = Variant { gpudirect: false, dma_buf: false, ..self.variant.clone() };
-        Some(Self { net: Net::Socket, variant, ..self.clone() })
-    }
-
-    /// Returns the network that NCCL must report.
-    pub(super) fn network(&self) -> &'static str {
-        match self.net {
-            Net::Socket => "Socket",
-            Net::Ib => "IB",
-            Net::Mpib | Net::Default | Net::Fused => PLUGIN,
-        }
-    }
-
-    /// Returns why a release cannot run the communicator, if so.
-    pub(crate) fn unfit(&self, release: &Release) -> Option<&'static str> {
-        match release.after_death {
-            _ if self.variant.register && release.table < REGISTERS => {
-                Some("the release does not register user buffers by DMA-BUF")
-            }
-            _ if self.variant.ras && !watch::has_ras(release) => Some("the release has no RAS"),
-            _ if !self.variant.ends_in_error() => None,
-            AfterDeath::Error => None,
-            AfterDeath::NoError => Some("the release drops errors of its network"),
-            AfterDeath::NoAbort => Some("ncclCommAbort does not return after an error"),
-        }
-    }
-}
-
-/// The plugin's name in NCCL's log.
-const PLUGIN: &str = "MPIB";
-/// Bytes of a rank from which on NCCL uses the protocol Simple.
-const FLUSHED: usize = 1 << 20;
-/// Elements in the suite's tests with faults: 4 MB of floats, in many messages.
-const LARGE: usize = 1_000_003;
-/// Elements in the suite's tests with a slow rail: 12 MB of floats. A connection of NCCL has eight
-/// buffers of 512 KiB; with more data, each is used again as soon as the plugin reports it as sent.
-const LONG: usize = 3_000_017;
-/// Collectives of those tests: a root that sends all it has, reductions, and pairs.
-const STREAMS: [Collective; 3] = [Collective::AllReduce, Collective::Broadcast, Collective::SendRecv];
-/// Elements in the suite's tests of types and operators.
-const KINDS_COUNTS: [usize; 1] = [30_011];
-/// Table of the first release that registers user buffers by DMA-BUF (2.24). From 2.19 on there is
-/// `ncclCommRegister`, which passes addresses only. Without the module nvidia-peermem no adapter can
-/// register them: 2.22 and 2.23 log "on 0 net devices", older ones log nothing, and all copy.
-const REGISTERS: u32 = 9;
 
 fn setting(text: &str) -> std::result::Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;

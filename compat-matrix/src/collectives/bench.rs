@@ -9,9 +9,8 @@ use softcuda::{
 };
 
 use super::{
-    CollectivesArgs,
-    args::{Net, Plan, Variant},
-    outcomes,
+    CollectivesArgs, outcomes,
+    plan::{Net, Plan, Variant},
 };
 use crate::{
     failure::{Context, Failure, Result},

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::args::{Net, Plan};
+use super::plan::{Net, Plan};
 use crate::matrix::Release;
 
 /// The first table of releases that fuse devices (2.24).
@@ -105,7 +105,7 @@ pub(super) fn check_flushes(report: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::args::Variant, *};
+    use super::{super::plan::Variant, *};
     use crate::matrix::Matrix;
 
     const REPORT: &str = "\

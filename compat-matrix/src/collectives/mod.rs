@@ -7,6 +7,7 @@ mod evidence;
 mod fault;
 mod observe;
 mod place;
+mod plan;
 mod suite;
 mod watch;
 
@@ -18,7 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub(crate) use args::{CollectivesArgs, Common, Plan};
+pub(crate) use args::{CollectivesArgs, Common};
+pub(crate) use plan::Plan;
 use softcuda::{
     rank::{Job, Outcome},
     world::{End, Start, World},

@@ -10,12 +10,14 @@ use std::{
 use softcuda::{Settings, profiler::REPORT};
 
 use super::{
-    args::{Common, Net, Plan},
+    args::Common,
     evidence,
     fault::Fault,
+    plan::{Net, Plan},
     watch,
 };
 use crate::{
+    cpu::{EPYC, NO_NODE},
     failure::{Context, Failure, Result},
     matrix::Release,
     pci::Tree,
@@ -34,6 +36,8 @@ const SLOW: &str = ",rate=200MB,latency=1ms";
 const PROFILER: &str = "softcuda";
 /// Where rank 0 writes NCCL's topology.
 const TOPOLOGY: &str = "nccl-topology.xml";
+/// The model of the CPU, for NCCL.
+const CPUS: &str = "cpus.xml";
 /// Settings that together fix the channels of collectives, and of sends and receives.
 const CHANNEL_SETTINGS: [&str; 5] = [
     "NCCL_MIN_NCHANNELS",
@@ -95,6 +99,12 @@ impl Place {
             // Up to 2.23 it is off otherwise.
             set("NCCL_CUMEM_ENABLE", "1");
         }
+        let cpus = scratch.join(CPUS);
+        // Of all devices, only adapters of a tree are in sysfs.
+        let nodes = common.tree.as_ref().map_or_else(Vec::new, |_| Tree::card(RAILS).numa_nodes());
+        fs::write(&cpus, EPYC.topology(nodes.into_iter().chain([NO_NODE])))
+            .cannot(format!("write {}", cpus.display()))?;
+        set("NCCL_TOPO_FILE", &cpus.display().to_string());
         set("NCCL_TOPO_DUMP_FILE", &scratch.join(TOPOLOGY).display().to_string());
         if let (Net::Mpib, Some([sout, sup])) = (plan.net, plan.rates) {
             set("MPIB_SUP_SHARE", &(1024 * sup / (sout + sup)).to_string());
@@ -243,8 +253,13 @@ impl Place {
         }
         let seen: Vec<_> = ways.iter().map(|(way, times)| format!("{times} x {way}")).collect();
         let seen = if seen.is_empty() { "no connections".into() } else { seen.join(", ") };
-        if plan.variant.gpudirect && !ways.keys().any(|way| way.contains("GDRDMA")) {
+        let missing = |mark| !ways.keys().any(|way| way.contains(mark));
+        if plan.variant.gpudirect && missing("GDRDMA") {
             return Err(Failure::wrong(format!("no connection uses GPUDirect: {seen}")));
+        }
+        let share_host = (0..self.hosts.len()).any(|rank| self.device(rank as u32) > 0);
+        if plan.variant.vmm && share_host && missing("CUMEM") {
+            return Err(Failure::wrong(format!("no connection uses cuMem handles: {seen}")));
         }
         Ok(seen)
     }

@@ -5,8 +5,8 @@ use softcuda::{
     rank::{Collective, Operator, Test},
 };
 
-use super::args::{Net, Plan, Variant};
 use super::fault::Fault;
+use super::plan::{Net, Plan, Variant};
 
 /// Elements of each rank in a check of the matrix: LL, and more than one chunk of LL128 or Simple.
 const COUNTS: [usize; 2] = [1, 300_007];

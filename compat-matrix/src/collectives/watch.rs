@@ -9,7 +9,7 @@ use std::{
 
 use softcuda::{profiler::Counts, world::Director};
 
-use super::args::Plan;
+use super::plan::Plan;
 use crate::{
     failure::{Context, Failure, Result},
     matrix::Release,

@@ -16,6 +16,7 @@ use softcuda::{
 
 use super::facts::{self, Facts};
 use crate::{
+    cpu::XEON,
     failure::{Context, Failure, Result},
     pci::{Adapter, Tree},
     stage::{Folder, Stage},
@@ -80,7 +81,7 @@ impl Bench<'_> {
                     Failure::tool(format!("{e}; build package softcuda first (make topologies does)"))
                 })?;
         let cpus = scratch.path().join("cpus.xml");
-        fs::write(&cpus, tree.cpus()).cannot(format!("write {}", cpus.display()))?;
+        fs::write(&cpus, XEON.topology(tree.numa_nodes())).cannot(format!("write {}", cpus.display()))?;
         let mut common = self.environment(net)?;
         common.insert("NCCL_TOPO_FILE".into(), cpus.display().to_string());
         let gpus = tree.gpus();
