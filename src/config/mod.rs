@@ -148,10 +148,11 @@ settings! {
     /// [measured-split.md](measured-split.md).
     split: SplitBy = SplitBy::Measured, "MPIB_SPLIT", Text::<SplitBy>::NEW;
     /// Messages below this many bytes go whole on one rail, larger ones are split over all rails
-    /// that may carry data. 0: messages of at least 128 bytes are split. See
+    /// that may carry data. 0: messages of at least 128 bytes are split. Unset: 65536; if all rails
+    /// of the connection are slower than 100 Gb/s, less in proportion to the fastest one. See
     /// [mpib.md](mpib.md#small-messages) and
     /// [fused-devices.md](fused-devices.md#which-rail-carries-what).
-    split_min: u32 = 64 << 10, "MPIB_SPLIT_MIN", Whole::<u32>::new(0, 1 << 30);
+    split_min: Option<u32> = None, "MPIB_SPLIT_MIN", Optional(Whole::<u32>::new(0, 1 << 30));
     /// Queue pairs per connection on SOUT. Messages use them round-robin.
     sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// Queue pairs per connection on SUP.

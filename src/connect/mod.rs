@@ -34,7 +34,7 @@ use crate::connect::handshake::Handshake;
 use crate::control::{Channel, Listener, Options};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::policy::{HintSource, Policy, Source};
+use crate::policy::{HintSource, Limits, Policy, Source};
 use crate::proto::{Handle, STATE_OFFSET};
 use crate::transport::Settings;
 use crate::transport::{RecvComm, SendComm};
@@ -98,7 +98,8 @@ impl PendingConnects {
         let hints = flow.map(|flow| Box::new(flow.into_source()) as Box<dyn HintSource>);
         let (split, by) = (comm.plan.split_mode(&settings.config), settings.config.split);
         let source = Source::new(split, by, hints, &speeds, comm.nics(), clock::now());
-        let policy = Policy::new(comm.plan, source, (&*settings.config).into(), &comm.roles());
+        let limits = Limits::new(&settings.config, &speeds);
+        let policy = Policy::new(comm.plan, source, limits, &comm.roles());
         if let Some(reported) = policy.reported() {
             settings.process.events.followers().add(reported, comm.nics(), speeds);
         }

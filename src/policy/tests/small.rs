@@ -16,7 +16,7 @@ fn carried(policy: &Policy, sizes: &[usize]) -> [usize; 2] {
 }
 
 fn default_limits() -> Limits {
-    (&Config::default()).into()
+    Limits::new(&Config::default(), &[])
 }
 
 //= configuration.md: MPIB_SPLIT_MIN
@@ -29,7 +29,24 @@ fn messages_from_split_min_on_are_split() {
     }
     let all = Policy::new(Plan::Plain, by_speed(&[(1, 1), (1, 1)]), limits, &BOTH);
     assert_eq!([4095, 4096].map(|size| all.split(size).unwrap().parts().count()), [1, 2]);
-    assert_eq!(default_limits().split_min, 64 << 10);
+}
+
+//= mpib.md: on slow rails, smaller messages are split
+#[test]
+fn the_default_of_split_min_is_a_time() {
+    let split_min = |speeds: &[(u32, u32)]| Limits::new(&Config::default(), speeds).split_min;
+    for (speeds, bytes) in [
+        (&[][..], 65_536),
+        (&[(0, 0), (0, 0)], 65_536),
+        (&[(400_000, 400_000), (100_000, 100_000)], 65_536),
+        (&[(10_000, 100_000), (100_000, 10_000)], 6_553),
+        (&[(10_000, 10_000), (100_000, 100_000)], 65_536),
+        (&[(1, 1), (1, 1)], 0),
+    ] {
+        assert_eq!(split_min(speeds), bytes, "{speeds:?}");
+    }
+    let config = Config { split_min: Some(512), ..Config::default() };
+    assert_eq!(Limits::new(&config, &[(10_000, 10_000)]).split_min, 512);
 }
 
 //= mpib.md: small messages go whole, and over many of them SUP carries its share

@@ -274,6 +274,22 @@ fn registration_runs_beside_transfers() {
     });
 }
 
+/// With rails of 2.5 Gb/s the default of `MPIB_SPLIT_MIN` is 1,638 bytes.
+//= mpib.md: on slow rails, smaller messages are split
+#[test]
+fn smaller_messages_are_split_on_slow_rails() {
+    let slow = ("MPIB_RAIL_SPEED", "soft0:2500,soft1:2000");
+    let env = [&TWO_RAILS[..], &[("MPIB_SUP_SHARE", "512"), slow]].concat();
+    isolated(here!(), &env, || {
+        let pair = Pair::new(newest());
+        for (size, requests) in [(1_024, 1), (1_637, 1), (1_638, 2), (16_384, 2)] {
+            let [sout, sup] = during(|| pair.message(size, size, 1));
+            assert_eq!(sout.signals + sup.signals, requests, "{size} bytes: {sout:?} {sup:?}");
+        }
+        pair.close();
+    });
+}
+
 /// With the default of `MPIB_SPLIT_MIN` a message below 64 KiB is one work request, and of every four
 /// messages one goes on SUP.
 //= mpib.md: small messages go whole, and over many of them SUP carries its share
