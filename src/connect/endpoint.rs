@@ -2,6 +2,7 @@
 //! peer's.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::connect::completion_queues::{CqNeeds, completion_queues};
 use crate::connect::local_rails::LocalRail;
@@ -56,6 +57,9 @@ impl LocalEndpoint {
             |(route, _): &(Route, usize)| local_rails[*route.rails.local(role)].nic.flushes(&settings.config);
         let reads = role == Role::Acceptor && routes.iter().any(flushes);
         let region = Region::new(&pds, memory_bytes(has_mailbox) / 8, reads)?;
+        // The probes read and write the first page. If it is read first, the kernel maps its page of
+        // zeros, and must interrupt the CPUs of all threads to replace it.
+        region.words()[0].store(0, Ordering::Relaxed);
         Ok(Self { has_mailbox, ..Self::on(region, role, settings, local_rails, routes, &[])? })
     }
 

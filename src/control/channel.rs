@@ -233,9 +233,10 @@ impl Channel {
     pub fn close(mut self) {
         self.closed = true;
         self.link.on_news(None);
-        self.link.send_bye();
-        // Fails only if the thread has ended, and then nothing is left to close.
-        let _ = self.reactor.with(|sockets| sockets.close(self.token));
+        if self.reactor.with(|sockets| sockets.close(self.token)).is_err() {
+            // The thread has ended, and nothing else is left to close.
+            self.link.send_bye();
+        }
     }
 }
 

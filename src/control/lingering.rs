@@ -33,19 +33,22 @@ pub(super) struct Lingering {
 }
 
 impl Sockets {
-    /// Closes a channel once all is sent and the peer has closed. A channel that is not connected
-    /// yet is closed at once.
+    /// Sends a BYE, and closes the channel once all is sent and the peer has closed. A channel that
+    /// is not connected is closed at once.
     pub(super) fn close(&mut self, token: Token) {
         if let Some(Entry::Link(link)) = self.entries.get(&token) {
             let link = Arc::clone(link);
             self.entries.remove(&token);
             self.ended(token, &link);
-            let mut pause = None;
-            // If it fails, events go on to show what happens.
-            let _ = link.with_stream(|stream, all_sent| {
-                pause = self.unwatch(stream, token, all_sent)?;
-                Ok(())
-            });
+            // The peer closes at about the same time, and its BYE would wake the thread.
+            let unwatched = link.with_stream(|stream, _| self.unwatch(stream)).is_ok();
+            link.send_bye();
+            let all_sent = link.unsent() == 0;
+            if unwatched && !all_sent {
+                // If it fails, the connection ends after the time to linger.
+                let _ = link.with_stream(|stream, _| self.established.register(stream, token, BOTH));
+            }
+            let pause = (unwatched && all_sent).then_some(FIRST_LOOK);
             let entry = self.linger(token, link, pause);
             self.put_back(token, entry);
         } else {
@@ -78,18 +81,10 @@ impl Sockets {
         self.linger(token, link, None)
     }
 
-    /// Begins to wait for the end of a connection. If all is sent, events do not matter any more:
-    /// returns the pause until the first look.
-    fn unwatch(&self, stream: &mut TcpStream, token: Token, all_sent: bool) -> io::Result<Option<Duration>> {
-        if all_sent {
-            // It is registered with one of them.
-            let established = self.established.deregister(stream);
-            established.or_else(|_| self.handshakes.registry().deregister(stream))?;
-            return Ok(Some(FIRST_LOOK));
-        }
-        // A socket of a handshake is registered for both already, and this call fails.
-        let _ = self.established.reregister(stream, token, BOTH);
-        Ok(None)
+    /// Ends the events of a connection, which is registered with one of the two.
+    fn unwatch(&self, stream: &mut TcpStream) -> io::Result<()> {
+        let established = self.established.deregister(stream);
+        established.or_else(|_| self.handshakes.registry().deregister(stream))
     }
 
     /// Keeps `link` until the peer has read its last frame.
