@@ -62,7 +62,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
 
-    /// Only scenarios whose name begins with this: one, equal, 4+2, 4+1, null
+    /// Only scenarios whose name begins with this: one, equal, 2+1, 2+0.5, null
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 
