@@ -14,10 +14,19 @@ nccl=${NCCL:-2.27.7}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# Installs a program that is missing, by Debian's package.
+need() { # PROGRAM PACKAGE
+    command -v "$1" >/dev/null && return
+    installs "$1" "installing $2 with apt-get"
+    apt-get -q update >&2
+    DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$2" >&2
+}
+
 # Makes a root once, with libibverbs as the packages require.
 root() { # SUITE ARCHITECTURE
     local root=$cache/roots/$1-$2 options=(--variant=minbase --arch="$2")
     if [ ! -e "$root.complete" ] || [ ! -d "$root" ]; then
+        need debootstrap debootstrap
         say "making $root with debootstrap"
         rm -rf "$root"
         mkdir -p "$root"
@@ -72,6 +81,7 @@ in_root() { # SUITE ARCHITECTURE(Debian) ARCHITECTURE(kernel) INSTALL REMOVE [qu
     lower=$(root "$1" "$2")
     library=$(libnccl "$3")
     if [ "$3" != "$(uname -m)" ]; then
+        need "qemu-$3-static" qemu-user-static
         namespaces+=(--user --map-root-user)
         user=,userxattr
     fi

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Writes what the plugin, mpib and softverbs of the last commit contain to build/sbom/, in CycloneDX's
-# form. Needs cargo-cyclonedx. usage: sbom.sh
+# form, by cargo-cyclonedx. usage: sbom.sh
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+. scripts/words.sh
 version=0.5.9
 out=$PWD/build/sbom
 
 if ! cargo cyclonedx --version >/dev/null 2>&1; then
-    echo "sbom: cargo-cyclonedx is missing: cargo install --locked cargo-cyclonedx --version $version" >&2
-    exit 1
+    installs cargo-cyclonedx "installing cargo-cyclonedx $version with cargo (once, some minutes)"
+    cargo install --locked cargo-cyclonedx --version "$version"
 fi
 # cargo-cyclonedx writes beside each Cargo.toml.
 work=$(mktemp -d)
@@ -23,5 +24,5 @@ for program in nccl-net-mpib crates/cli/mpib crates/softverbs/softverbs; do
     file=$out/${program##*/}.cdx.json
     # The folder of this run is in the references.
     sed "s|path+file://$work|path+file:///mpib|g" "$work/$program.cdx.json" >"$file"
-    echo "sbom: wrote build/sbom/${file##*/}"
+    say "wrote build/sbom/${file##*/}"
 done
