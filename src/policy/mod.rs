@@ -6,6 +6,7 @@
 
 mod capacity;
 mod goodput;
+mod limits;
 mod measured;
 mod plan;
 mod shares;
@@ -19,9 +20,10 @@ use crate::proto::Mode;
 
 pub use capacity::{max_connections, speed};
 pub use goodput::MEASURED;
+pub use limits::Limits;
 pub use measured::Measured;
 pub use plan::{Plan, Stripes, terms};
-pub use split::{Capacities, Cut, HintSource, Limits, Policy, Source, Whole};
+pub use split::{Capacities, Cut, HintSource, Policy, Source, Whole};
 pub use weights::{Followers, Weights};
 
 /// How a device or a connection divides transfers among its rails.
