@@ -162,6 +162,8 @@ impl MailState {
     /// first.
     pub fn next_write(&mut self, staging: &[AtomicU64]) -> Option<Span> {
         if std::mem::take(&mut self.incoming.ack_due) {
+            // An earlier write of the word may be in flight. An adapter reads an aligned word at once,
+            // so it carries either number.
             store(&staging[0], self.incoming.accepted);
             return Some(Span { offset: 0, len: 8 });
         }

@@ -13,7 +13,7 @@ use crate::plugin;
 use crate::process::on_softverbs;
 
 const TABLES: &str = "\
-Two rails made of software: sout carries 4 GB/s, sup 2 GB/s. The plugin makes one device of them and sends 341/1024
+Two rails made of software: sout carries 2 GB/s, sup 1 GB/s. The plugin makes one device of them and sends 341/1024
 (33.3 %) of each large message over sup, so the two are done at the same time. Two processes, each table of the plugin.
 ";
 
@@ -25,7 +25,7 @@ until sup carries data again: the plugin waits half a second before it trusts th
 
 /// The two rails, and what the plugin makes of them.
 const SETTINGS: [(&str, &str); 4] = [
-    ("SOFTVERBS_DEVICES", "sout:addr=192.168.200.1/24,rate=4GB;sup:addr=192.168.201.1/24,rate=2GB"),
+    ("SOFTVERBS_DEVICES", "sout:addr=192.168.200.1/24,rate=2GB;sup:addr=192.168.201.1/24,rate=1GB"),
     ("MPIB_HCA_SOUT", "sout"),
     ("MPIB_HCA_SUP", "sup"),
     ("MPIB_SUP_SHARE", "341"),

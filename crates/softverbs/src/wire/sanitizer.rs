@@ -8,6 +8,8 @@
 //!   in the order of addresses. That is what the target may rely on: a program that polls a word
 //!   atomically sees all words before it. A program that reads the target as plain memory needs the
 //!   order of a completion, else the read is a data race.
+//!   An aligned word alone is loaded atomically: a NIC reads it at once, so the program may change
+//!   it atomically while the request is in flight. The source of any other request may not change.
 
 use crate::wire::copy::{Direction, Pieces};
 
@@ -42,10 +44,19 @@ pub(super) fn access(_: Direction, _: &Pieces) {}
 /// # Safety
 /// Both ranges are mapped, and the target writable. They do not overlap.
 pub(super) unsafe fn store(from: *const u8, to: *mut u8, n: usize) {
-    use std::sync::atomic::Ordering::Release;
+    use std::sync::atomic::Ordering::{Relaxed, Release};
     use std::sync::atomic::{AtomicU8, AtomicU64};
 
     const WORD: usize = size_of::<u64>();
+    if n == WORD && from.addr().is_multiple_of(WORD) && to.addr().is_multiple_of(WORD) {
+        // SAFETY: mapped, as the caller promises, and aligned. A word of the target is written
+        // atomically by all.
+        unsafe {
+            let value = (*from.cast::<AtomicU64>()).load(Relaxed);
+            (*to.cast::<AtomicU64>()).store(value, Release);
+        }
+        return;
+    }
     let mut at = 0;
     while at < n {
         // SAFETY: inside of both ranges, as the caller promises. A word of the target is aligned.
