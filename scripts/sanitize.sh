@@ -46,7 +46,7 @@ run() {
     local rc=0 log="log_path=$reports/report:log_exe_name=1"
     RUSTFLAGS="-Zsanitizer=$kind" CARGO_TARGET_DIR=$target/$kind \
         ASAN_OPTIONS="$log:detect_stack_use_after_return=1:${ASAN_OPTIONS:-}" \
-        TSAN_OPTIONS="$log:second_deadlock_stack=1:report_thread_leaks=0:${TSAN_OPTIONS:-}" \
+        TSAN_OPTIONS="$log:second_deadlock_stack=1:report_thread_leaks=0:suppressions=$PWD/scripts/tsan.supp:${TSAN_OPTIONS:-}" \
         cargo test --locked --target "$host" -p mpib-tests "${options[@]}" --no-fail-fast -- \
         "${arguments[@]}" ${FILTER:+"$FILTER"} || rc=$?
     for name in "$reports"/*; do

@@ -70,6 +70,8 @@ struct Areas {
     len: usize,
     /// What each must contain while no operation uses it.
     known: Vec<Vec<u8>>,
+    /// Whether a GPU looks at the bytes while they arrive.
+    polled: bool,
 }
 
 impl Areas {
@@ -78,7 +80,7 @@ impl Areas {
         pages.write(0, &vec![byte; len * n]);
         let (rc, mr) = pair.table.reg_mr(comm, pages.addr(), len * n, HOST);
         assert_eq!(rc, Success, "regMr");
-        Self { pages, mr, len, known: vec![vec![byte; len]; n] }
+        Self { pages, mr, len, known: vec![vec![byte; len]; n], polled: false }
     }
 
     fn addr(&self, area: usize) -> usize {
@@ -91,7 +93,11 @@ impl Areas {
     }
 
     fn has(&self, area: usize, bytes: &[u8]) -> bool {
-        self.pages.read(area * self.len, self.len) == bytes
+        let found = match self.polled {
+            true => self.pages.poll(area * self.len, self.len),
+            false => self.pages.read(area * self.len, self.len),
+        };
+        found == bytes
     }
 
     /// Describes the first difference of a buffer and `expected`.
@@ -154,7 +160,7 @@ impl Link {
     pub(crate) fn new(pair: Pair, traffic: &Traffic) -> Self {
         let (len, n) = (traffic.area(), traffic.in_flight);
         let from = Areas::new(&pair, pair.send, len, n, SPENT);
-        let to = Areas::new(&pair, pair.recv, len, n, MARK);
+        let to = Areas { polled: traffic.optional, ..Areas::new(&pair, pair.recv, len, n, MARK) };
         let traffic = traffic.clone();
         let data = pattern(len + PLACES, 1);
         Self { pair, from, to, data, traffic, earlier: 0, messages: 0, bytes: 0 }

@@ -30,14 +30,14 @@ fn no_send_begins_before_the_verdict() {
             assert_eq!(code, Success);
             done
         };
-        // The receiver is not called, so it gives no verdict.
+        // The receiver is not called. Housekeeping gives its verdict, but not at once.
         until("the loss of the rail", || {
             assert!(!is_done(&first), "nobody has judged what has arrived");
             warnings().iter().any(|line| line.contains("over other rails")).then_some(())
         });
         assert!(!is_done(&first));
         let isend = || pair.table.isend(pair.send, from.addr(), LEN, 1, from.mr);
-        for _ in 0..1000 {
+        for _ in 0..10 {
             let (code, request) = isend();
             assert_eq!((code, request.is_null()), (Success, true), "a send has begun");
         }
