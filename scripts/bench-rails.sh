@@ -2,9 +2,9 @@
 # Measures the part of the rails' total rate that the plugin reaches on simulated rails: several
 # rounds of "mpib perf" for each set of rails and each size, with every byte checked. Needs "make
 # build". A set gives the rates in GB/s:
-#   4+2      SOUT and SUP, with a share in proportion to the rates
-#   4+3+2+1  one device made of all four rails, with their speeds in MPIB_RAIL_SPEED
-#   4x4      one rail of 4 GB/s, each message on four queue pairs
+#   2+1            SOUT and SUP, with a share in proportion to the rates
+#   2+1.5+1+0.5    one device made of all four rails, with their speeds in MPIB_RAIL_SPEED
+#   2x4            one rail of 2 GB/s, each message on four queue pairs
 # usage: bench-rails.sh [RAILS...]   ROUNDS=5 TIME=0.5 (seconds for a size in a round) SIZES=1M,16M,64M
 set -euo pipefail
 
@@ -50,13 +50,13 @@ measure() {
                         held = all[size, j]; all[size, j] = all[size, j - 1]; all[size, j - 1] = held
                     }
                 median = all[size, int((count + 1) / 2)]; best = all[size, count]
-                printf "%9s %9s %9.3f %8.1f %% %9.3f %8.1f %%\n", rails, size, median, 100 * median / sum, best, 100 * best / sum
+                printf "%12s %9s %9.3f %8.1f %% %9.3f %8.1f %%\n", rails, size, median, 100 * median / sum, best, 100 * best / sum
             }
         }'
 }
 
-printf '%9s %9s %9s %10s %9s %10s   (GB/s; %s rounds)\n' 'rails' 'size' 'median' 'of sum' 'best' 'of sum' "$rounds"
+printf '%12s %9s %9s %10s %9s %10s   (GB/s; %s rounds)\n' 'rails' 'size' 'median' 'of sum' 'best' 'of sum' "$rounds"
 # shellcheck disable=SC2068 # the default is several words
-for rails in ${@:-4+2 4+1 3+3 1+4 4+3+2+1 4x4}; do
+for rails in ${@:-2+1 2+0.5 1.5+1.5 0.5+2 2+1.5+1+0.5 2x4}; do
     measure "$rails"
 done

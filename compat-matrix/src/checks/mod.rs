@@ -64,6 +64,7 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("registered buffers", |bench| collectives::all(bench, Entry::Registered)),
     ("32 channels", |bench| collectives::all(bench, Entry::Channels)),
     ("RAS", |bench| collectives::all(bench, Entry::Ras)),
+    ("link down and back", |bench| collectives::all(bench, Entry::LinkDown)),
     ("killed rank", |bench| collectives::all(bench, Entry::Killed)),
     ("sockets", |bench| collectives::all(bench, Entry::Socket)),
 ];

@@ -10,12 +10,10 @@ use softcuda::{
 
 use super::{
     plan::{Net, Plan, Variant},
-    suite::Entry,
+    suite::{Entry, LARGE},
 };
 use crate::failure::{Failure, Result};
 
-/// Elements in the suite's tests with faults: 4 MB of floats, in many messages.
-const LARGE: usize = 1_000_003;
 /// Elements in the suite's tests with a slow rail: 12 MB of floats. A connection of NCCL has eight
 /// buffers of 512 KiB; with more data, each is used again as soon as the plugin reports it as sent.
 const LONG: usize = 3_000_017;

@@ -99,22 +99,34 @@ pub(crate) struct Seen {
     compared: usize,
     /// The asynchronous error after the death of a rank: number and text.
     error: Option<(i32, String)>,
-    /// The ways by which data went.
+    /// What the faults did, if rails failed.
+    faults: Option<String>,
+    /// What RAS answered, and the ways by which data went.
     ways: String,
 }
 
 impl Seen {
     /// Returns what every run of the communicator has in common.
     pub(crate) fn facts(&self) -> String {
+        match self.faults {
+            // The tests are repeated until the faults are over.
+            Some(_) => format!("all elements right; {}", self.ways),
+            None => format!("{}; {}", self.compared(), self.ways),
+        }
+    }
+
+    fn compared(&self) -> String {
         let error = self.error.as_ref();
         let error = error.map_or(String::new(), |(code, _)| format!(", then asynchronous error {code}"));
-        format!("{} elements right{error}; {}", self.compared, self.ways)
+        format!("{} elements right{error}", self.compared)
     }
 }
 
 impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "init {:.1} s, {}", self.init_seconds, self.facts())?;
+        write!(f, "init {:.1} s, {}; ", self.init_seconds, self.compared())?;
+        self.faults.as_ref().map_or(Ok(()), |faults| write!(f, "{faults}; "))?;
+        f.write_str(&self.ways)?;
         self.error.as_ref().map_or(Ok(()), |(_, text)| write!(f, "; {text}"))
     }
 }
@@ -183,9 +195,9 @@ fn outcomes(
     let ends = ends.cannot("run the ranks")?;
     let faults = breaker.map(Breaker::result);
     let seen = judge(plan, &ends).and_then(|seen| {
-        let faults = faults.transpose()?.map_or(String::new(), |seen| format!("{seen}; "));
+        let faults = faults.transpose()?;
         let watched = inquiry.map(Inquiry::result).transpose()?.map_or(String::new(), |seen| seen + "; ");
-        Ok(Seen { ways: faults + &watched + &place.ways(plan, release)?, ..seen })
+        Ok(Seen { faults, ways: watched + &place.ways(plan, release)?, ..seen })
     });
     let seen = seen.map(|seen| (ends, seen));
     seen.map_err(|failure| match common.logs.as_ref() {
@@ -220,7 +232,7 @@ fn judge(plan: &Plan, ends: &[End]) -> Result<Seen> {
     };
     let compared: usize = outcomes.values().flat_map(|o| &o.tests).map(|ran| ran.compared).sum();
     let error = first.asynchronous_error.clone();
-    Ok(Seen { init_seconds: first.init_seconds, compared, error, ways: String::new() })
+    Ok(Seen { init_seconds: first.init_seconds, compared, error, faults: None, ways: String::new() })
 }
 
 /// Returns what is wrong with the results of a rank.

@@ -10,6 +10,8 @@ use super::plan::{Net, Plan, Variant};
 
 /// Elements of each rank in a check of the matrix: LL, and more than one chunk of LL128 or Simple.
 const COUNTS: [usize; 2] = [1, 300_007];
+/// Elements of each rank while rails fail: 4 MB of floats, in many messages.
+pub(super) const LARGE: usize = 1_000_003;
 /// Channels of [`Entry::Channels`].
 const CHANNELS: u32 = 32;
 
@@ -81,7 +83,8 @@ impl Entry {
             count,
             times: 1,
         };
-        let tests = collectives.iter().flat_map(|c| COUNTS.map(|count| test(*c, count)));
+        let counts = if variant.fault.is_some() { &[LARGE][..] } else { &COUNTS };
+        let tests = collectives.iter().flat_map(|c| counts.iter().map(|count| test(*c, *count)));
         Plan { net, variant, tests: tests.collect(), rates: None }
     }
 }
