@@ -8,10 +8,7 @@ eval "$(scripts/libclang.sh env)"
 deny_version=0.20.2
 
 cargo_deny() {
-    if ! cargo deny --version >/dev/null 2>&1; then
-        installs cargo-deny "installing cargo-deny $deny_version with cargo (once, some minutes)"
-        cargo install --locked cargo-deny --version "$deny_version"
-    fi
+    cargo_tool cargo-deny "$deny_version"
     cargo deny "$@"
 }
 

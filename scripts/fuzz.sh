@@ -11,12 +11,6 @@ cargo_fuzz_version=0.13.2
 # AddressSanitizer and coverage are unstable options of the compiler.
 export RUSTC_BOOTSTRAP=1
 
-install_cargo_fuzz() {
-    cargo fuzz --version >/dev/null 2>&1 && return
-    installs cargo-fuzz "installing cargo-fuzz $cargo_fuzz_version with cargo (once, some minutes)"
-    cargo install --locked cargo-fuzz --version "$cargo_fuzz_version"
-}
-
 # Prints a line of progress every ten seconds, and everything that is none.
 progress() {
     awk '/^#[0-9]+\t/ { if (systime() < next_at) next; next_at = systime() + 10 } { print; fflush() }'
@@ -50,7 +44,7 @@ if ! command -v "${CXX:-c++}" >/dev/null; then
     say "${CXX:-c++} is missing: libFuzzer needs a C++ compiler (Debian: g++)"
     exit 1
 fi
-install_cargo_fuzz
+cargo_tool cargo-fuzz "$cargo_fuzz_version"
 say "building ${#targets[@]} targets (the first time some minutes)"
 cargo fuzz build
 failed=()

@@ -18,8 +18,7 @@ trap 'rm -rf "$work"' EXIT
 need() { # PROGRAM PACKAGE
     command -v "$1" >/dev/null && return
     installs "$1" "installing $2 with apt-get"
-    apt-get -q update >&2
-    DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$2" >&2
+    install_debs "$2" >&2
 }
 
 # Makes a root once, with libibverbs as the packages require.

@@ -8,10 +8,7 @@ cd "$(dirname "$0")/.."
 version=0.5.9
 out=$PWD/build/sbom
 
-if ! cargo cyclonedx --version >/dev/null 2>&1; then
-    installs cargo-cyclonedx "installing cargo-cyclonedx $version with cargo (once, some minutes)"
-    cargo install --locked cargo-cyclonedx --version "$version"
-fi
+cargo_tool cargo-cyclonedx "$version"
 # cargo-cyclonedx writes beside each Cargo.toml.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -81,23 +81,11 @@ missing() {
     fi
 }
 
-as_root() {
-    if [ "$(id -u)" = 0 ]; then
-        "$@"
-    elif command -v sudo >/dev/null; then
-        sudo "$@"
-    else
-        say "root is needed and sudo is missing; run as root: $*"
-        return 1
-    fi
-}
-
 install_packages() {
     say "installing with apt-get: $(paste -sd ',' <<<"$1" | sed 's/,/, /g'). SETUP=no prevents this."
     local names
     mapfile -t names < <(awk '{print $1}' <<<"$1")
-    as_root apt-get -q update
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${names[@]}"
+    install_debs "${names[@]}"
 }
 
 # Few distributions still package libclang 14 or 15. The Python registry keeps them. This needs no

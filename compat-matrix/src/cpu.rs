@@ -3,7 +3,9 @@
 //! NCCL reads the model from registers of the CPU, and decides by it which GPUs copy to each other
 //! and how fast sockets exchange data. Results of two machines agree only if both name the same one.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fs, path::Path};
+
+use crate::failure::{Context, Result};
 
 /// A model of CPUs, with the attributes that NCCL's topology has.
 #[derive(Debug, Clone, Copy)]
@@ -21,8 +23,19 @@ pub(crate) const EPYC: Cpu = Cpu { vendor: "AuthenticAMD", family: 175, model: 1
 pub(crate) const NO_NODE: i32 = -1;
 
 impl Cpu {
-    /// Returns a file for `NCCL_TOPO_FILE` that gives this CPU to NUMA nodes. NCCL detects the rest.
-    pub(crate) fn topology(self, nodes: impl IntoIterator<Item = i32>) -> String {
+    /// Writes a topology to a folder that gives this CPU to NUMA nodes. NCCL detects the rest.
+    /// Returns the setting by which NCCL reads it.
+    pub(crate) fn setting(
+        self,
+        nodes: impl IntoIterator<Item = i32>,
+        folder: &Path,
+    ) -> Result<(&'static str, String)> {
+        let file = folder.join("cpus.xml");
+        fs::write(&file, self.topology(nodes)).cannot(format!("write {}", file.display()))?;
+        Ok(("NCCL_TOPO_FILE", file.display().to_string()))
+    }
+
+    fn topology(self, nodes: impl IntoIterator<Item = i32>) -> String {
         let Self { vendor, family, model } = self;
         let nodes: BTreeSet<i32> = nodes.into_iter().collect();
         let cpu = |node| {

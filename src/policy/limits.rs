@@ -1,5 +1,6 @@
 //! The sizes below which a transfer is not split.
 
+use super::weights::slower_end;
 use crate::config::Config;
 
 /// The default of `MPIB_SPLIT_MIN` on fast rails.
@@ -30,11 +31,8 @@ impl Limits {
 /// which take about the same time on each rail; so what must be saved is a time, not a size. A
 /// message of [`SPLIT_MIN`] bytes takes 5 µs at [`SPLIT_MIN_SPEED`].
 fn split_min(speeds: &[(u32, u32)]) -> u32 {
-    let fastest = speeds.iter().map(|(ours, theirs)| *ours.min(theirs)).max().unwrap_or(0);
-    match fastest {
-        // Unknown.
-        0 => SPLIT_MIN,
-        1..SPLIT_MIN_SPEED => (u64::from(SPLIT_MIN) * u64::from(fastest) / u64::from(SPLIT_MIN_SPEED)) as u32,
-        SPLIT_MIN_SPEED.. => SPLIT_MIN,
-    }
+    let fastest = speeds.iter().map(slower_end).max().unwrap_or(0);
+    // 0 is unknown.
+    let speed = if fastest == 0 { SPLIT_MIN_SPEED } else { fastest.min(SPLIT_MIN_SPEED) };
+    (u64::from(SPLIT_MIN) * u64::from(speed) / u64::from(SPLIT_MIN_SPEED)) as u32
 }

@@ -40,17 +40,22 @@ impl Weights {
     }
 }
 
+/// Returns the speed of a rail from those of its two ends.
+pub(super) fn slower_end((ours, theirs): &(u32, u32)) -> u32 {
+    *ours.min(theirs)
+}
+
 /// Returns the weights of plain rails from the speeds of their two ends in Mb/s. The slower end
 /// counts. A speed of 0 is unknown, and then all rails weigh the same.
 fn of_speeds(speeds: &[(u32, u32)]) -> [u16; MAX_RAILS] {
-    let slower = |(ours, theirs): &(u32, u32)| *ours.min(theirs);
-    let known = speeds.iter().all(|pair| slower(pair) > 0);
-    let largest = speeds.iter().map(slower).max().unwrap_or(0);
+    let known = speeds.iter().all(|pair| slower_end(pair) > 0);
+    let largest = speeds.iter().map(slower_end).max().unwrap_or(0);
     // Halved until all fit into 16 bits. The proportions stay exact to 1 in 2^15.
     let halvings = (u32::BITS - largest.leading_zeros()).saturating_sub(u16::BITS);
     let mut weights = [0; MAX_RAILS];
     for (place, pair) in weights.iter_mut().zip(speeds) {
-        *place = if known { u16::try_from(slower(pair) >> halvings).unwrap_or(u16::MAX).max(1) } else { 1 };
+        *place =
+            if known { u16::try_from(slower_end(pair) >> halvings).unwrap_or(u16::MAX).max(1) } else { 1 };
     }
     weights
 }

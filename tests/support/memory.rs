@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Acquire;
-use std::sync::atomic::{AtomicU8, AtomicU64};
 
 /// A multiple of every page size.
 pub const PAGE: usize = 1 << 16;
@@ -52,14 +52,9 @@ impl Pages {
     /// Like [`read`](Self::read), while a NIC may write there.
     pub fn poll(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= self.len);
-        let load = |bytes: &[AtomicU8]| bytes.iter().map(|byte| byte.load(Acquire)).collect::<Vec<_>>();
-        // SAFETY: inside of the mapping. Eight aligned bytes are a word.
-        let (head, words, tail) = unsafe {
-            let start = self.start.cast::<AtomicU8>().add(at);
-            std::slice::from_raw_parts(start, len).align_to::<AtomicU64>()
-        };
-        let words = words.iter().flat_map(|word| word.load(Acquire).to_ne_bytes());
-        load(head).into_iter().chain(words).chain(load(tail)).collect()
+        // SAFETY: inside of the mapping.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start.cast::<AtomicU8>().add(at), len) };
+        bytes.iter().map(|byte| byte.load(Acquire)).collect()
     }
 
     pub fn write(&self, at: usize, bytes: &[u8]) {

@@ -10,7 +10,7 @@ use softcuda::{
 
 use super::{
     plan::{Net, Plan, Variant},
-    suite::{Entry, LARGE},
+    suite::{Entry, counts},
 };
 use crate::failure::{Failure, Result};
 
@@ -160,7 +160,7 @@ impl CollectivesArgs {
 
     fn suite_tests(&self, entry: Entry, variant: &Variant) -> Result<Vec<Test>> {
         let wanted = &self.wanted;
-        let counts = if variant.fault.is_some() { &[LARGE][..] } else { &wanted.counts };
+        let counts = counts(variant, &wanted.counts);
         match entry {
             Entry::SlowRail => {
                 let mut tests = wanted.tests(variant.ranks, &[LONG])?;

@@ -36,8 +36,6 @@ const SLOW: &str = ",rate=200MB,latency=1ms";
 const PROFILER: &str = "softcuda";
 /// Where rank 0 writes NCCL's topology.
 const TOPOLOGY: &str = "nccl-topology.xml";
-/// The model of the CPU, for NCCL.
-const CPUS: &str = "cpus.xml";
 /// Settings that together fix the channels of collectives, and of sends and receives.
 const CHANNEL_SETTINGS: [&str; 5] = [
     "NCCL_MIN_NCHANNELS",
@@ -99,12 +97,10 @@ impl Place {
             // Up to 2.23 it is off otherwise.
             set("NCCL_CUMEM_ENABLE", "1");
         }
-        let cpus = scratch.join(CPUS);
         // Of all devices, only adapters of a tree are in sysfs.
         let nodes = common.tree.as_ref().map_or_else(Vec::new, |_| Tree::card(RAILS).numa_nodes());
-        fs::write(&cpus, EPYC.topology(nodes.into_iter().chain([NO_NODE])))
-            .cannot(format!("write {}", cpus.display()))?;
-        set("NCCL_TOPO_FILE", &cpus.display().to_string());
+        let (name, value) = EPYC.setting(nodes.into_iter().chain([NO_NODE]), scratch)?;
+        set(name, &value);
         set("NCCL_TOPO_DUMP_FILE", &scratch.join(TOPOLOGY).display().to_string());
         if let (Net::Mpib, Some([sout, sup])) = (plan.net, plan.rates) {
             set("MPIB_SUP_SHARE", &(1024 * sup / (sout + sup)).to_string());

@@ -11,7 +11,7 @@ use super::plan::{Net, Plan, Variant};
 /// Elements of each rank in a check of the matrix: LL, and more than one chunk of LL128 or Simple.
 const COUNTS: [usize; 2] = [1, 300_007];
 /// Elements of each rank while rails fail: 4 MB of floats, in many messages.
-pub(super) const LARGE: usize = 1_000_003;
+const LARGE: [usize; 1] = [1_000_003];
 /// Channels of [`Entry::Channels`].
 const CHANNELS: u32 = 32;
 
@@ -32,6 +32,11 @@ pub(crate) enum Entry {
     NoRail,
     /// The control, which is not a part of `--suite`.
     Socket,
+}
+
+/// Returns the elements of each rank: `usual` if no rail fails.
+pub(super) fn counts<'a>(variant: &Variant, usual: &'a [usize]) -> &'a [usize] {
+    if variant.fault.is_some() { &LARGE } else { usual }
 }
 
 impl Entry {
@@ -83,7 +88,7 @@ impl Entry {
             count,
             times: 1,
         };
-        let counts = if variant.fault.is_some() { &[LARGE][..] } else { &COUNTS };
+        let counts = counts(&variant, &COUNTS);
         let tests = collectives.iter().flat_map(|c| counts.iter().map(|count| test(*c, *count)));
         Plan { net, variant, tests: tests.collect(), rates: None }
     }

@@ -80,10 +80,9 @@ impl Bench<'_> {
                 .map_err(|e| {
                     Failure::tool(format!("{e}; build package softcuda first (make topologies does)"))
                 })?;
-        let cpus = scratch.path().join("cpus.xml");
-        fs::write(&cpus, XEON.topology(tree.numa_nodes())).cannot(format!("write {}", cpus.display()))?;
         let mut common = self.environment(net)?;
-        common.insert("NCCL_TOPO_FILE".into(), cpus.display().to_string());
+        let (name, value) = XEON.setting(tree.numa_nodes(), scratch.path())?;
+        common.insert(name.into(), value);
         let gpus = tree.gpus();
         let here = gpus.len() as u32;
         let ranks = here + 1;

@@ -48,21 +48,17 @@ pub(super) unsafe fn store(from: *const u8, to: *mut u8, n: usize) {
     use std::sync::atomic::{AtomicU8, AtomicU64};
 
     const WORD: usize = size_of::<u64>();
-    if n == WORD && from.addr().is_multiple_of(WORD) && to.addr().is_multiple_of(WORD) {
-        // SAFETY: mapped, as the caller promises, and aligned. A word of the target is written
-        // atomically by all.
-        unsafe {
-            let value = (*from.cast::<AtomicU64>()).load(Relaxed);
-            (*to.cast::<AtomicU64>()).store(value, Release);
-        }
-        return;
-    }
+    let alone = n == WORD && from.addr().is_multiple_of(WORD);
     let mut at = 0;
     while at < n {
-        // SAFETY: inside of both ranges, as the caller promises. A word of the target is aligned.
+        // SAFETY: inside of both ranges, as the caller promises. A word of the target is aligned, and
+        // so is a source that is a word alone.
         unsafe {
             if to.addr().wrapping_add(at) % WORD == 0 && n - at >= WORD {
-                let value = from.add(at).cast::<u64>().read_unaligned();
+                let value = match alone {
+                    true => (*from.cast::<AtomicU64>()).load(Relaxed),
+                    false => from.add(at).cast::<u64>().read_unaligned(),
+                };
                 (*to.add(at).cast::<AtomicU64>()).store(value, Release);
                 at += WORD;
             } else {
