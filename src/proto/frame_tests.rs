@@ -46,8 +46,8 @@ fn message() -> impl Strategy<Value = Message> {
         Just(Message::Proof),
         wiring().prop_map(Message::Wiring),
         Just(Message::Ready),
-        (any::<u8>(), prop::collection::vec((0u8..8, text(1024)), 0..=8))
-            .prop_map(|(mask, reasons)| Message::Probed { mask, reasons }),
+        (any::<u8>(), prop::collection::vec((0u8..8, text(1024)), 0..=8), any::<bool>())
+            .prop_map(|(mask, reasons, accepts)| Message::Probed { mask, reasons, accepts }),
         text(1024).prop_map(|reason| Message::Refuse { reason }),
         Just(Message::Bye),
         (any::<u32>(), 1u8..).prop_map(|(epoch, rails)| Message::Down { epoch, rails }),
@@ -254,7 +254,7 @@ fn the_largest_message_fits_a_frame() {
         routes: routes.clone(),
         memory: Memory { addr: 0, len: 0, rkeys: vec![0; 8] },
     });
-    let probed = Message::Probed { mask: 0, reasons: vec![(0, "x".repeat(2000)); 8] };
+    let probed = Message::Probed { mask: 0, reasons: vec![(0, "x".repeat(2000)); 8], accepts: true };
     let mut hello = hello();
     let addrs = vec![hello.rails[0].addrs[0]; 16];
     hello.rails = vec![RailInfo { name: "x".repeat(64), addrs, ..hello.rails[0].clone() }; 32];

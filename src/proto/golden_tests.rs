@@ -30,7 +30,7 @@ fn messages() -> Vec<Message> {
         Message::Welcome { challenge: [1; 16], proof: [2; 16] },
         Message::Wiring(Wiring { routes: vec![route], memory }),
         Message::Ready,
-        Message::Probed { mask: 0b01, reasons: vec![(1, "no".into())] },
+        Message::Probed { mask: 0b01, reasons: vec![(1, "no".into())], accepts: true },
         Message::Refuse { reason: "why".into() },
         Message::Bye,
         Message::Callback(Callback { id: [1; 8], port: 0x1234, addrs, ended: [2; 16] }),

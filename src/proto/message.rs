@@ -40,6 +40,9 @@ pub enum Message {
         mask: u8,
         /// The routes that do not work, and why.
         reasons: Vec<(u8, String)>,
+        /// A connector's second READY, sent early: it uses the connection if every route of the
+        /// WIRING works at both ends. False from an acceptor.
+        accepts: bool,
     },
     /// Rails of the connection do not work any more. A receiver sends it, and expects STATE.
     Down {
@@ -131,7 +134,7 @@ impl Message {
             Self::Ready => {
                 out.u8(kind::READY);
             }
-            Self::Probed { mask, reasons } => {
+            Self::Probed { mask, reasons, accepts } => {
                 out.u8(kind::PROBED).u8(*mask).list(
                     reasons,
                     MAX_RAILS,
@@ -141,6 +144,7 @@ impl Message {
                         Ok(())
                     },
                 )?;
+                out.u8((*accepts).into());
             }
             Self::Down { epoch, rails } => {
                 out.u8(kind::DOWN).u32(*epoch).u8(*rails);
@@ -192,6 +196,7 @@ impl Message {
                 reasons: from.list(MAX_RAILS, "reasons", |from| {
                     Ok((from.below(MAX_RAILS as u8, "route", "0 to 7")?, from.text(REASON_BYTES, "reason")?))
                 })?,
+                accepts: from.flag("accepts")?,
             },
             kind::DOWN => Self::Down { epoch: from.u32("epoch")?, rails: some_rails(&mut from, "rails")? },
             kind::STATE => Self::State(SenderState::read(&mut from)?),

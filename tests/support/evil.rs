@@ -238,7 +238,7 @@ impl Evil {
             Message::Ready => {}
             other => return Err(format!("{other:?}")),
         }
-        let probed = Message::Probed { mask: 0b11, reasons: Vec::new() };
+        let probed = Message::Probed { mask: 0b11, reasons: Vec::new(), accepts: false };
         let _ = channel.send(lies.probed.as_ref().unwrap_or(&probed));
         match next(&channel)? {
             Message::Probed { .. } => {}

@@ -62,7 +62,7 @@ fn sample() -> Vec<Message> {
             memory: Memory { addr: 4096, len: 1 << 20, rkeys: vec![1, 2] },
         }),
         Message::Ready,
-        Message::Probed { mask: 1, reasons: vec![(1, "no route from here".into())] },
+        Message::Probed { mask: 1, reasons: vec![(1, "no route from here".into())], accepts: false },
         Message::Down { epoch: 1, rails: 2 },
         Message::State(SenderState {
             epoch: 1,

@@ -227,7 +227,7 @@ impl Machine {
             Stage::ListPorts(_)
             | Stage::MakeEndpoint(..)
             | Stage::BringUp(..)
-            | Stage::Keep(_)
+            | Stage::Keep { .. }
             | Stage::Ended => None,
             Stage::Probe(_, until) => until,
             Stage::Hint { by, .. } => by,
@@ -330,7 +330,7 @@ impl Machine {
                 | Stage::MakeEndpoint(..)
                 | Stage::BringUp(..)
                 | Stage::Probe(..)
-                | Stage::Keep(_)
+                | Stage::Keep { .. }
         )
     }
 

@@ -26,7 +26,11 @@ pub(super) enum Stage {
     Probe(Attempts, Option<Instant>),
     /// With the results of the local probes.
     Probed(Attempts, Vec<Result<(), String>>),
-    Keep(Plan),
+    /// `accepted`: the connector has committed to the connection with its PROBED.
+    Keep {
+        plan: Plan,
+        accepted: bool,
+    },
     /// `MPIB_STRICT=1`: the first hint has to come until `by`.
     Hint {
         plan: Plan,
@@ -52,7 +56,7 @@ impl Stage {
             | Self::MakeEndpoint(..)
             | Self::BringUp(..)
             | Self::Probe(..)
-            | Self::Keep(_)
+            | Self::Keep { .. }
             | Self::Hint { .. }
             | Self::Ended => "nothing",
         }

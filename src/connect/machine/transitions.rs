@@ -31,8 +31,8 @@ impl Machine {
                 self.actions.push_back(Action::Probe);
                 Ok(())
             }
-            (Stage::Probed(attempts, results), Message::Probed { mask, reasons }) => {
-                self.on_peer_probes(now, attempts, &results, mask, &reasons)
+            (Stage::Probed(attempts, results), Message::Probed { mask, reasons, accepts }) => {
+                self.on_peer_probes(now, attempts, &results, (mask, &reasons, accepts))
             }
             (Stage::Hint { plan, by, peer_ready: false }, Message::Ready) => {
                 self.stage = Stage::Hint { plan, by, peer_ready: true };
@@ -69,13 +69,16 @@ impl Machine {
             (Stage::Probe(attempts, _), Outcome::Probed(results)) => {
                 self.on_local_probes(now, attempts, results)
             }
-            (Stage::Keep(plan), Outcome::Kept { registered }) => {
+            (Stage::Keep { plan, accepted }, Outcome::Kept { registered }) => {
+                let peer_ready = accepted && self.role == Role::Acceptor;
                 if registered && self.config.strict {
                     let by = Some(now + self.hint_patience);
                     self.actions.push_back(Action::AwaitHint);
-                    self.stage = Stage::Hint { plan, by, peer_ready: false };
+                    self.stage = Stage::Hint { plan, by, peer_ready };
+                } else if accepted && self.role == Role::Connector {
+                    self.await_commit(now, plan);
                 } else {
-                    self.commit(now, plan, false);
+                    self.commit(now, plan, peer_ready);
                 }
                 Ok(())
             }
@@ -234,22 +237,37 @@ impl Machine {
         let each = || (0u8..).zip(&results);
         let mask = each().filter(|(_, r)| r.is_ok()).fold(0, |mask, (i, _)| mask | 1 << i);
         let reasons = each().filter_map(|(i, r)| Some((i, r.clone().err()?))).collect();
-        self.send(Message::Probed { mask, reasons });
+        let accepts = self.accepts(&results);
+        self.send(Message::Probed { mask, reasons, accepts });
         self.expect("PROBED", now, Duration::ZERO);
         self.stage = Stage::Probed(attempts, results);
         Ok(())
     }
 
-    /// Concludes the attempt: the stripes that work at both ends are the connection.
+    /// Returns whether this end uses the connection if the peer's probes succeed, too. A connector
+    /// says so with its own results, and the acceptor, which learns all results first, is done a
+    /// message earlier. With `MPIB_STRICT=1` there is more to wait for.
+    fn accepts(&self, results: &[Result<(), String>]) -> bool {
+        self.role == Role::Connector && !self.config.strict && results.iter().all(Result::is_ok)
+    }
+
+    /// Concludes the attempt: the stripes that work at both ends are the connection. `peer` are the
+    /// fields of its PROBED.
     fn on_peer_probes(
         &mut self,
         now: Instant,
         mut attempts: Attempts,
         results: &[Result<(), String>],
-        mask: u8,
-        reasons: &[(u8, String)],
+        peer: (u8, &[(u8, String)], bool),
     ) -> Result<()> {
-        let n = results.len();
+        let (n, (mask, reasons, accepts)) = (results.len(), peer);
+        if accepts && self.role == Role::Connector {
+            let what = format!(
+                "{} accepted the connection before its READY, which only a connector may do",
+                self.peer
+            );
+            return Err(Error::Protocol(what));
+        }
         if n < 8 && mask >> n != 0 {
             return Err(Error::Protocol(format!("{} probed rails {mask:#010b} of {n}", self.peer)));
         }
@@ -278,7 +296,8 @@ impl Machine {
                 let (plan, substitute) = (attempts.plan, attempts.is_substitute(&routes));
                 let failover = self.local.terms.failover && attempts.remote().terms.failover;
                 self.actions.push_back(Action::Keep(Keep { stripes, plan, substitute, failover }));
-                self.stage = Stage::Keep(plan);
+                let accepted = (accepts || self.accepts(results)) && (0..n).all(|i| good(&i));
+                self.stage = Stage::Keep { plan, accepted };
             }
             // The peer has the same two masks and comes to the same attempt.
             Next::Replace => self.attempt(attempts),
@@ -309,12 +328,17 @@ impl Machine {
         Ok(())
     }
 
-    /// Commits to the connection, and waits for the peer to commit.
+    /// Commits to the connection, which the peer may have done before.
     fn commit(&mut self, now: Instant, plan: Plan, peer_ready: bool) {
         self.send(Message::Ready);
-        if peer_ready {
-            return self.establish();
+        match peer_ready {
+            true => self.establish(),
+            false => self.await_commit(now, plan),
         }
+    }
+
+    /// Waits for the peer to commit.
+    fn await_commit(&mut self, now: Instant, plan: Plan) {
         // A peer with MPIB_STRICT=1 may wait for a hint as long as this end would.
         let hinted = plan.split_mode(&self.config) == SplitMode::Hinted;
         let more = if hinted { self.hint_patience } else { Duration::ZERO };

@@ -243,7 +243,7 @@ fn without_sup() -> Lies {
             wiring.routes.truncate(1);
             wiring.memory.rkeys.truncate(1);
         }),
-        probed: Some(Message::Probed { mask: 1, reasons: Vec::new() }),
+        probed: Some(Message::Probed { mask: 1, reasons: Vec::new(), accepts: false }),
         ..Lies::default()
     }
 }
@@ -305,7 +305,7 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
                 wiring.routes.truncate(1);
                 wiring.memory.rkeys.truncate(1);
             }),
-            probed: Some(Message::Probed { mask: 0, reasons: vec![(0, "no answer".into())] }),
+            probed: Some(Message::Probed { mask: 0, reasons: vec![(0, "no answer".into())], accepts: false }),
             ..Lies::default()
         };
         let evil = std::thread::spawn(move || Evil::accept(&listener, &lies).unwrap());

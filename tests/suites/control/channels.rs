@@ -262,8 +262,11 @@ fn both_directions_at_once_keep_their_order() {
     let (connector, acceptor) = pair();
     // Each end runs ahead of what it reads, by less than may wait unread.
     let (rounds, ahead) = (2000, 16);
-    let text =
-        |i: usize| Message::Probed { mask: i as u8, reasons: vec![(0, format!("{i}").repeat(200)); 8] };
+    let text = |i: usize| Message::Probed {
+        mask: i as u8,
+        reasons: vec![(0, format!("{i}").repeat(200)); 8],
+        accepts: false,
+    };
     thread::scope(|scope| {
         for end in [&connector, &acceptor] {
             scope.spawn(move || {
@@ -306,7 +309,7 @@ fn a_close_with_much_unsent_still_delivers_it_all() {
     let listener = listen();
     let mut peer = raw_peer(&listener);
     let channel = until("the peer", || listener.try_accept().unwrap());
-    let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
+    let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8], accepts: false };
     let len = large.encode().unwrap().len() + TAG_BYTES;
     let count = (16 << 20) / len;
     for _ in 0..count {

@@ -77,7 +77,7 @@ impl Events {
 }
 
 fn numbered(n: u8) -> Message {
-    Message::Probed { mask: n, reasons: Vec::new() }
+    Message::Probed { mask: n, reasons: Vec::new(), accepts: false }
 }
 
 /// A message passes in each direction, and no end has to poll for it.

@@ -164,13 +164,13 @@ fn the_new_connection_begins_with_a_whole_frame() {
     let half = known.peer.sealed(&Message::Refuse { reason: "x".repeat(500) });
     known.peer.stream.write_all(&half[..100]).unwrap();
     // More than the socket holds: this end has sent a part of a frame, too.
-    let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
+    let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8], accepts: false };
     for _ in 0..2000 {
         known.channel.send(&large).unwrap();
     }
     // With a message behind the last one.
     let mut new = known.dial(Role::Connector);
-    let probed = Message::Probed { mask: 3, reasons: Vec::new() };
+    let probed = Message::Probed { mask: 3, reasons: Vec::new(), accepts: false };
     let both = [&Message::Resume, &probed].map(|message| new.sealed(message)).concat();
     new.stream.write_all(&both).unwrap();
     let Known { channel, mut peer, .. } = known;

@@ -168,7 +168,11 @@ fn misled_connectors_fail_alone() {
                 "wrong authentication tag",
             ),
             said(6, Message::Ready, "READY while WIRING was due"),
-            said(7, Message::Probed { mask: 3, reasons: Vec::new() }, "PROBED while WIRING was due"),
+            said(
+                7,
+                Message::Probed { mask: 3, reasons: Vec::new(), accepts: false },
+                "PROBED while WIRING was due",
+            ),
             said(8, Message::Bye, "has closed the connection"),
             said(9, Message::Welcome { challenge: [0; 16], proof: [0; 16] }, "WELCOME"),
             said(17, Message::Proof, "PROOF within a connection"),

@@ -168,7 +168,7 @@ fn a_copy_that_has_ended_does_not_take_the_connectors_place() {
 #[test]
 fn what_comes_right_behind_a_hello_is_read() {
     let listener = listen();
-    let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8] };
+    let large = Message::Probed { mask: 1, reasons: vec![(0, "x".repeat(1000)); 8], accepts: false };
     let mut bytes = hello_bytes(&listener);
     let mut key = Transcript::new(listener.handle().secret(), &bytes).early_key();
     for _ in 0..7 {

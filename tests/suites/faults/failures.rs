@@ -160,7 +160,8 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
         let ctx = init(table);
         let mut handle = [0; 128];
         let (_, listen) = table.listen(ctx, 0, &mut handle);
-        let probed = Some(Message::Probed { mask: 1, reasons: vec![(1, "cable cut".into())] });
+        let probed =
+            Some(Message::Probed { mask: 1, reasons: vec![(1, "cable cut".into())], accepts: false });
         let evil =
             std::thread::spawn(move || Evil::connect(&handle, &Lies { probed, ..Lies::default() }).unwrap());
         let comm = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
@@ -191,7 +192,8 @@ fn a_rail_that_the_peer_cannot_use_fails_a_strict_connect() {
         let ctx = init(table);
         let listener = Evil::listen();
         let mut handle = listener.handle().encode();
-        let probed = Some(Message::Probed { mask: 1, reasons: vec![(1, "cable cut".into())] });
+        let probed =
+            Some(Message::Probed { mask: 1, reasons: vec![(1, "cable cut".into())], accepts: false });
         let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies { probed, ..Lies::default() }));
         let code =
             until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));

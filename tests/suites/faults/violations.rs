@@ -216,14 +216,27 @@ fn handshakes() -> Vec<(Lies, &'static str)> {
         (wiring(|w| w.memory.addr = u64::MAX - 5), "bytes at 0xfffffffffffffffa"),
         (wiring(|w| w.memory.rkeys.truncate(1)), "1 remote keys for 2 routes"),
         (
-            Lies { ready: Some(Message::Probed { mask: 3, reasons: Vec::new() }), ..Lies::default() },
+            Lies {
+                ready: Some(Message::Probed { mask: 3, reasons: Vec::new(), accepts: false }),
+                ..Lies::default()
+            },
             "PROBED while READY was due",
         ),
         (Lies { ready: refuse(), ..Lies::default() }, "refuses: no wish to"),
-        (Lies { probed: Some(Message::Probed { mask: 7, reasons: Vec::new() }), ..Lies::default() }, "of 2"),
         (
             Lies {
-                probed: Some(Message::Probed { mask: 0, reasons: vec![(0, "cable cut".into())] }),
+                probed: Some(Message::Probed { mask: 7, reasons: Vec::new(), accepts: false }),
+                ..Lies::default()
+            },
+            "of 2",
+        ),
+        (
+            Lies {
+                probed: Some(Message::Probed {
+                    mask: 0,
+                    reasons: vec![(0, "cable cut".into())],
+                    accepts: false,
+                }),
                 ..Lies::default()
             },
             "no rail works to",
@@ -241,7 +254,10 @@ fn handshakes() -> Vec<(Lies, &'static str)> {
         // The rails work, and the peer does not take the connection so.
         (Lies { last: refuse(), ..Lies::default() }, "refuses: no wish to"),
         (
-            Lies { last: Some(Message::Probed { mask: 3, reasons: Vec::new() }), ..Lies::default() },
+            Lies {
+                last: Some(Message::Probed { mask: 3, reasons: Vec::new(), accepts: false }),
+                ..Lies::default()
+            },
             "PROBED while READY to use the connection was due",
         ),
         (Lies { last: Some(Message::Bye), ..Lies::default() }, "has closed the connection"),

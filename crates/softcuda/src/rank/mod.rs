@@ -158,7 +158,7 @@ pub struct Ran {
     pub wrong: usize,
     /// The first wrong one.
     pub first: Option<Wrong>,
-    /// Seconds of all repetitions, without the comparison. Timed tests repeat once before.
+    /// Seconds of all repetitions, without the comparison. In a timed test, those of the fastest batch.
     pub seconds: f64,
 }
 

@@ -97,6 +97,7 @@ fn message(from: &mut Bytes<'_>) -> Message {
         1 => Message::Probed {
             mask: from.next(),
             reasons: from.list(8, |from| (from.below(8), "cable cut".to_owned())),
+            accepts: from.flag(),
         },
         2 => Message::Wiring(wiring(from)),
         3 => Message::Refuse { reason: "no wish to".into() },

@@ -69,7 +69,10 @@ fn alter(mut message: Message, how: u8) -> Message {
     match &mut message {
         Message::Hello(hello) => alter_hello(hello, how % 8, n),
         Message::Wiring(wiring) => alter_wiring(wiring, how % 8, n),
-        Message::Probed { mask, .. } => *mask ^= how,
+        Message::Probed { mask, accepts, .. } => {
+            *mask ^= how;
+            *accepts ^= how >= 128;
+        }
         _ => {}
     }
     message
@@ -121,7 +124,8 @@ fn any_message() -> impl Strategy<Value = Message> {
     let reasons = prop::collection::vec((0u8..8, Just("cable cut".to_owned())), 0..=8);
     prop_oneof![
         3 => Just(Message::Ready),
-        3 => (any::<u8>(), reasons).prop_map(|(mask, reasons)| Message::Probed { mask, reasons }),
+        3 => (any::<u8>(), reasons, any::<bool>())
+            .prop_map(|(mask, reasons, accepts)| Message::Probed { mask, reasons, accepts }),
         3 => wiring.prop_map(|(routes, memory)| Message::Wiring(Wiring { routes, memory })),
         2 => Just(Message::Refuse { reason: "no wish to".into() }),
         1 => Just(Message::Bye),

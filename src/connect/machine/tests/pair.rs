@@ -52,7 +52,9 @@ pub(super) struct Node {
     results: Vec<Result<(), String>>,
     pub(super) kept: Option<Keep>,
     /// Whether READY was sent after the probes.
-    pub(super) committed: bool,
+    committed: bool,
+    /// Whether the last PROBED accepted the connection.
+    accepted: bool,
     pub(super) end: Option<Result<(), Error>>,
     pub(super) warnings: Vec<String>,
     polls: usize,
@@ -76,6 +78,13 @@ impl Node {
     /// Returns the routes of the connection, in order.
     pub(super) fn routes(&self) -> Option<Vec<Route>> {
         Some(self.kept.as_ref()?.stripes.iter().map(|i| self.stripes[*i].0).collect())
+    }
+
+    /// Returns whether this end has committed to the connection with this peer: by its READY, or
+    /// before by its PROBED, if all probes of both ends have succeeded.
+    pub(super) fn has_committed(&self, peer: &Self) -> bool {
+        let works = |node: &Self| node.results.iter().all(Result::is_ok);
+        self.committed || (self.accepted && works(self) && works(peer))
     }
 
     /// Returns whether a REFUSE or the loss of the connection is on its way to this end.
@@ -137,6 +146,7 @@ pub(super) fn run(scenario: &Scenario) -> Run {
             results: Vec::new(),
             kept: None,
             committed: false,
+            accepted: false,
             end: None,
             warnings: Vec::new(),
             polls: 0,
@@ -259,6 +269,9 @@ impl Sim<'_> {
         match (action, work) {
             (Action::Send(message), work) => {
                 node.committed |= message == Message::Ready && node.kept.is_some();
+                if let Message::Probed { accepts, .. } = message {
+                    node.accepted = accepts;
+                }
                 node.work = work;
                 self.transmit(node.role, message, peer);
             }

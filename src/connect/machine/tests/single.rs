@@ -81,20 +81,25 @@ impl End {
         }
     }
 
-    /// Until the local probes have ended.
+    /// Until the local probes have succeeded.
     fn reach_probed(&mut self) {
+        self.reach(vec![Ok(()), Ok(())]);
+    }
+
+    /// Until the local probes have ended with these results.
+    fn reach(&mut self, results: Vec<Result<(), String>>) {
         self.receive(Message::Hello(self.scenario.end(Role::Acceptor).1));
         self.done(Outcome::Made(wiring()));
         self.receive(Message::Wiring(wiring()));
         self.done(Outcome::BroughtUp(vec![None, None]));
         self.receive(Message::Ready);
-        self.done(Outcome::Probed(vec![Ok(()), Ok(())]));
+        self.done(Outcome::Probed(results));
     }
 
     /// Until the connection is formed.
     fn reach_commit(&mut self) {
         self.reach_probed();
-        self.receive(Message::Probed { mask: 3, reasons: Vec::new() });
+        self.receive(Message::Probed { mask: 3, reasons: Vec::new(), accepts: false });
         let keep = self.actions().pop();
         assert!(matches!(&keep, Some(Action::Keep(keep)) if keep.stripes == [0, 1]), "{keep:?}");
         self.done(Outcome::Kept { registered: true });
@@ -181,7 +186,10 @@ fn probes_that_take_too_long_are_ended() {
     assert_eq!(connector.machine.deadline(), None);
     connector.done(Outcome::Probed(vec![Ok(()), Err("too late".into())]));
     match &connector.actions()[..] {
-        [Action::Send(Message::Probed { mask: 1, reasons }), Action::Await(Some("PROBED"))] => {
+        [
+            Action::Send(Message::Probed { mask: 1, reasons, accepts: false }),
+            Action::Await(Some("PROBED")),
+        ] => {
             assert_eq!(reasons[..], [(1, "too late".to_owned())]);
         }
         other => panic!("{other:?}"),
@@ -192,7 +200,7 @@ fn probes_that_take_too_long_are_ended() {
 fn a_mask_with_absent_routes_is_refused() {
     let mut connector = End::new(false);
     connector.reach_probed();
-    connector.receive(Message::Probed { mask: 7, reasons: Vec::new() });
+    connector.receive(Message::Probed { mask: 7, reasons: Vec::new(), accepts: false });
     assert_eq!(connector.failure(), "protocol error: node7 probed rails 0b00000111 of 2");
 }
 
@@ -248,13 +256,47 @@ fn a_peer_that_is_lost_before_the_first_hint_is_named() {
     assert_eq!(connector.failure(), "no hint");
 }
 
+/// A connector accepts the connection with its PROBED, and sends no second READY, unless a probe of
+/// either end has failed or it has `MPIB_STRICT=1`.
+#[test]
+fn probes_that_all_succeed_are_the_connectors_commit() {
+    let probed = |mut end: End, results| {
+        end.reach(results);
+        let found = end.actions();
+        let accepts = found.iter().find_map(|action| match action {
+            Action::Send(Message::Probed { accepts, .. }) => Some(*accepts),
+            _ => None,
+        });
+        (end, accepts)
+    };
+    let (good, bad) = (|| Ok(()), || Err("too late".to_owned()));
+    let (mut all, accepts) = probed(End::new(false), vec![good(), good()]);
+    assert_eq!(accepts, Some(true));
+    assert_eq!(probed(End::new(false), vec![good(), bad()]).1, Some(false));
+    assert_eq!(probed(End::new(true), vec![good(), good()]).1, Some(false));
+
+    // The acceptor's probes have failed in part: the connection is another one.
+    all.receive(Message::Probed { mask: 1, reasons: vec![(1, "too late".into())], accepts: false });
+    all.done(Outcome::Kept { registered: false });
+    let found = all.actions();
+    assert!(matches!(found[..], [.., Action::Send(Message::Ready), Action::Await(Some(_))]), "{found:?}");
+    all.receive(Message::Ready);
+    assert!(matches!(all.actions()[..], [Action::Await(None), Action::Established]));
+
+    let (mut all, _) = probed(End::new(false), vec![good(), good()]);
+    all.receive(Message::Probed { mask: 3, reasons: Vec::new(), accepts: true });
+    let expected =
+        "protocol error: node7 accepted the connection before its READY, which only a connector may do";
+    assert_eq!(all.failure(), expected);
+}
+
 /// A peer with `MPIB_STRICT=1` may wait for its hint as long as this end would.
 #[test]
 fn the_peer_has_the_agents_time_for_its_ready() {
     let mut connector = End::new(false);
     connector.reach_commit();
     let found = connector.actions();
-    assert!(matches!(found[..], [Action::Send(Message::Ready), Action::Await(Some(_))]), "{found:?}");
+    assert!(matches!(found[..], [Action::Await(Some(_))]), "{found:?}");
     connector.pass(SECOND);
     assert!(connector.actions().is_empty());
     connector.pass(PATIENCE);
@@ -275,7 +317,7 @@ fn refuse_ends_every_stage() {
         &|c| c.done(Outcome::BroughtUp(vec![None, None])),
         &|c| c.receive(Message::Ready),
         &|c| c.done(Outcome::Probed(vec![Ok(()), Ok(())])),
-        &|c| c.receive(Message::Probed { mask: 3, reasons: Vec::new() }),
+        &|c| c.receive(Message::Probed { mask: 3, reasons: Vec::new(), accepts: false }),
     ];
     for n in 0..=steps.len() {
         let mut connector = End::new(false);
