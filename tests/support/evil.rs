@@ -239,15 +239,18 @@ impl Evil {
             other => return Err(format!("{other:?}")),
         }
         let probed = Message::Probed { mask: 0b11, reasons: Vec::new(), accepts: false };
-        let _ = channel.send(lies.probed.as_ref().unwrap_or(&probed));
-        match next(&channel)? {
-            Message::Probed { .. } => {}
+        let probed = lies.probed.as_ref().unwrap_or(&probed);
+        let _ = channel.send(probed);
+        let works = matches!(probed, Message::Probed { mask, .. } if *mask == (1 << rails.len()) - 1);
+        // A connector whose routes all work accepts at once.
+        let accepted = match next(&channel)? {
+            Message::Probed { accepts, .. } => accepts && works,
             other => return Err(format!("{other:?}")),
-        }
+        };
         // A mask of none is not the end: what was held in reserve is wired next.
         if !matches!(lies.probed, Some(Message::Probed { mask: 0, .. })) {
             let _ = channel.send(lies.last.as_ref().unwrap_or(&Message::Ready));
-            match next(&channel)? {
+            match if accepted { Message::Ready } else { next(&channel)? } {
                 Message::Ready => {}
                 other => return Err(format!("{other:?}")),
             }

@@ -10,9 +10,8 @@ use nccl_net_mpib::proto::Handle;
 /// Connections. The one with the fewest turns counts, since what the ends send at the same time
 /// may pass the proxy in any order.
 const TRIES: usize = 20;
-/// HELLO and WIRING; WELCOME, HELLO and WIRING; PROOF and READY; READY and PROBED; PROBED and
-/// READY.
-const TURNS: usize = 5;
+/// HELLO and WIRING; WELCOME, HELLO, WIRING and READY; PROOF, READY and PROBED; PROBED and READY.
+const TURNS: usize = 4;
 
 /// The proof of the connector shares a packet with a message that the handshake needs anyway.
 //= protocol.md: authentication: the handshake takes no turn more than without proofs
