@@ -16,10 +16,11 @@ progress() {
     awk '/^#[0-9]+\t/ { if (systime() < next_at) next; next_at = systime() + 10 } { print; fflush() }'
 }
 
-# The contexts, threads and caches of the process are no leaks.
+# The contexts, threads and caches of the process are no leaks, nor is what a thread that is ending
+# has not freed yet.
 options() {
     case $1 in
-        calls | fifo) echo -detect_leaks=0 ;;
+        calls | fifo | stats) echo -detect_leaks=0 ;;
     esac
 }
 

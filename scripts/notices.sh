@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Writes the licences of the software that the plugin, mpib and softverbs contain to
-# packaging/notices/, where installations get them from. Needs cargo-about, and the network.
+# packaging/notices/, where installations get them from. Needs the network, and installs cargo-about.
 # With --check nothing is written: the script fails if a file does not list exactly the crates that
 # its program contains. usage: notices.sh [--check]
 set -euo pipefail
 export LC_ALL=C
 
 cd "$(dirname "$0")/.."
+. scripts/words.sh
 folder=packaging/notices
 version=0.9.3
 
@@ -42,7 +43,7 @@ check() {
     for program in "${programs[@]}"; do
         read -r package manifest name <<<"$program"
         if ! diff <(listed "$folder/$name.txt") <(contained "$package") >&2; then
-            echo "notices: $folder/$name.txt is not what $package contains (<: listed, >: contained); run scripts/notices.sh" >&2
+            say "$folder/$name.txt is not what $package contains (<: listed, >: contained); run scripts/notices.sh"
             rc=1
         fi
     done
@@ -53,15 +54,12 @@ if [ "${1:-}" = --check ]; then
     check
     exit
 fi
-if ! cargo about --version >/dev/null 2>&1; then
-    echo "notices: cargo-about is missing: cargo install --locked cargo-about --version $version --features cli" >&2
-    exit 1
-fi
+cargo_tool cargo-about "$version" --features cli
 for program in "${programs[@]}"; do
     read -r package manifest name <<<"$program"
     cargo about generate --locked --config "$folder/about.toml" --manifest-path "$manifest" "$folder/notices.hbs" |
         tr -d '\r' | only "$(contained "$package")" >"$folder/$name.txt.new"
     mv -f "$folder/$name.txt.new" "$folder/$name.txt"
-    echo "notices: wrote $folder/$name.txt"
+    say "wrote $folder/$name.txt"
 done
 check

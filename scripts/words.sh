@@ -19,10 +19,10 @@ installs() { # WHAT_IS_MISSING WHAT_IS_DONE
 }
 
 # Installs a command of cargo that is missing.
-cargo_tool() { # NAME VERSION
+cargo_tool() { # NAME VERSION [OPTION]...
     cargo "${1#cargo-}" --version >/dev/null 2>&1 && return
     installs "$1" "installing $1 $2 with cargo (once, some minutes)"
-    cargo install --locked "$1" --version "$2"
+    cargo install --locked "$1" --version "${@:2}"
 }
 
 as_root() {

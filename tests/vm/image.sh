@@ -5,7 +5,8 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
-cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/nccl-net-mpib/vm
+. scripts/words.sh
+cache=$cache/vm
 libs=usr/lib/x86_64-linux-gnu
 packages=(busybox-static bash libtinfo6 iproute2 ibverbs-utils libibverbs1 ibverbs-providers libnl-3-200
     libnl-route-3-200 libelf1 libmnl0 libbpf1 libbsd0 libcap2 libxtables12 libdb5.3 zlib1g libmd0)
@@ -28,8 +29,6 @@ if [ -f "$done_file" ]; then
 fi
 rm -rf "$cache"/{made-*,root,tree}
 mkdir -p "$cache/root" "$cache/tree"
-
-as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
 # The packages that hold the current kernel and all its modules.
 kernel_packages() {
