@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use mpib::device::Device;
+use nccl_net_host::Properties;
 use serde::{Deserialize, Serialize};
 
 use crate::{facts::Facts, failure::Failure, seen::Seen};
@@ -109,12 +110,29 @@ pub(crate) enum Told {
         /// The address of its table.
         table: usize,
     },
-    Described(Vec<Device>),
+    Described(Vec<Described>),
     /// The index of the merged device.
     Fused(i32),
     Exchanged(Tally),
     Collected(Collected),
     Closed(Vec<Called>),
+}
+
+/// A device as the core reads it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Described {
+    pub(crate) device: Device,
+    /// `maxComms`
+    pub(crate) max_comms: i32,
+    /// `regIsGlobal`, from v8 on.
+    pub(crate) reg_is_global: Option<bool>,
+}
+
+impl From<Properties> for Described {
+    fn from(properties: Properties) -> Self {
+        let Properties { max_comms, reg_is_global, .. } = properties;
+        Self { device: properties.into(), max_comms, reg_is_global }
+    }
 }
 
 /// The data moved on one connection.

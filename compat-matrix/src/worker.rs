@@ -6,7 +6,6 @@ use std::{
     path::Path,
 };
 
-use mpib::device::Device;
 use nccl_net_host::{Error, Net, Settings, Table};
 
 use crate::{
@@ -14,7 +13,7 @@ use crate::{
     exchange::{self, Peer},
     failure::{Context, Failure, Result},
     gpu,
-    script::{Account, Called, Job, Step, Told},
+    script::{Account, Called, Described, Job, Step, Told},
     seen::{self, Seen},
 };
 
@@ -77,7 +76,7 @@ impl Worker<'_> {
             Step::Describe(comm) => {
                 let net = self.net(*comm)?;
                 let count = net.devices().map_err(foreign)?;
-                let devices = (0..count).map(|dev| net.properties(dev).map(Device::from).map_err(foreign));
+                let devices = (0..count).map(|dev| net.properties(dev).map(Described::from).map_err(foreign));
                 Ok(Told::Described(devices.collect::<Result<_>>()?))
             }
             Step::Fuse(comm, devices) => {

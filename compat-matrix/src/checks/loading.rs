@@ -1,12 +1,37 @@
 //! Checks which table a release uses, and what it reads through it.
 
+use std::path::Path;
+
+use nccl_net_abi::{NCCL_PTR_CUDA, NCCL_PTR_HOST};
+use nccl_net_versions::MAX_RECVS;
+
 use super::{Bench, OURS, all_given, all_ours, versions};
 use crate::{
     failure::{Failure, Result},
     matrix::Release,
-    script::{Account, Step, Told},
-    stage::Folder,
+    script::{Account, Described, Step, Told},
+    stage::{Folder, RAILS},
 };
+
+/// The first table with `regIsGlobal`.
+const HAS_GLOBAL: u32 = 8;
+/// What softverbs shows of a port without a rate, for both rails.
+const SPEED: i32 = 200_000;
+/// `max_qp` of a softverbs device.
+const QUEUE_PAIRS: i32 = 32_768;
+/// The largest message that releases before `maxP2pBytes` send. A softverbs port has a larger limit,
+/// which the tables cut.
+const MESSAGE: usize = 1 << 30;
+/// One of these files exists while a kernel module gives GPU memory to adapters. The plugin looks
+/// for the same ones.
+const PEER_MEMORY: [&str; 6] = [
+    "/sys/module/nvidia_peermem/version",
+    "/sys/kernel/mm/memory_peers/nv_mem/version",
+    "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
+    "/sys/kernel/mm/memory_peers/amdkfd/version",
+    "/sys/kernel/memory_peers/amdkfd/version",
+    "/sys/memory_peers/amdkfd/version",
+];
 
 /// Checks which tables are looked up, and in which order, with a plugin that has none.
 pub(super) fn lookup(bench: &Bench<'_>) -> Result<String> {
@@ -64,18 +89,90 @@ pub(super) fn devices(bench: &Bench<'_>) -> Result<String> {
     let Some(Told::Described(devices)) = account.told.get(1) else {
         return Err(Failure::tool(format!("the account has no devices: {:?}", account.told)));
     };
-    let [device] = &devices[..] else {
+    let [described] = &devices[..] else {
         return Err(Failure::wrong(format!(
             "{} devices of {OURS}; expected one of two rails",
             devices.len()
         )));
     };
-    let expected = crate::stage::RAILS.join("+");
-    if device.name != expected {
-        return Err(Failure::wrong(format!("a device {:?}; expected {expected:?}", device.name)));
+    let direct = PEER_MEMORY.iter().any(|file| Path::new(file).exists());
+    let wrong = differences(described, bench.release.table, direct);
+    if !wrong.is_empty() {
+        return Err(Failure::wrong(format!("the device has {}", wrong.join(", "))));
     }
-    if device.ptr_support & nccl_net_abi::NCCL_PTR_HOST == 0 || device.max_recvs < 8 || device.speed <= 0 {
-        return Err(Failure::wrong(format!("a device that cannot be used: {device:?}")));
-    }
+    let device = &described.device;
     Ok(format!("{}, {} Mb/s, {} receives in a group", device.name, device.speed, device.max_recvs))
+}
+
+/// Returns each property that differs from what the plugin documents for the rails of
+/// [`Stage::environment`](crate::stage::Stage::environment). `direct`: the machine gives GPU memory
+/// to adapters.
+fn differences(described: &Described, table: u32, direct: bool) -> Vec<String> {
+    let Described { device, max_comms, reg_is_global } = described;
+    let cuda = if direct { NCCL_PTR_CUDA } else { 0 };
+    // SUP has the most queue pairs of both rails: four, and one for flushes.
+    let connections = if direct { QUEUE_PAIRS / 5 } else { QUEUE_PAIRS / 4 };
+    let global = (table >= HAS_GLOBAL).then_some(true);
+    let compared = [
+        ("name", format!("{:?}", device.name), format!("{:?}", RAILS.join("+"))),
+        ("speed", device.speed.to_string(), SPEED.to_string()),
+        ("ptrSupport", device.ptr_support.to_string(), (NCCL_PTR_HOST | cuda).to_string()),
+        ("maxRecvs", device.max_recvs.to_string(), MAX_RECVS.to_string()),
+        ("maxComms", max_comms.to_string(), connections.to_string()),
+        ("maxP2pBytes", device.max_bytes.to_string(), MESSAGE.to_string()),
+        ("regIsGlobal", format!("{reg_is_global:?}"), format!("{global:?}")),
+    ];
+    let wrong = compared.into_iter().filter(|(_, is, expected)| is != expected);
+    wrong.map(|(name, is, expected)| format!("{name} {is}, expected {expected}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use mpib::device::Device;
+
+    use super::*;
+
+    type Change = fn(&mut Described);
+
+    fn right() -> Described {
+        let name = RAILS.join("+");
+        let (max_recvs, ptr_support) = (MAX_RECVS as i32, NCCL_PTR_HOST);
+        let device = Device { name, speed: SPEED, max_recvs, ptr_support, max_bytes: MESSAGE };
+        Described { device, max_comms: QUEUE_PAIRS / 4, reg_is_global: Some(true) }
+    }
+
+    #[test]
+    fn every_property_is_compared() {
+        assert_eq!(differences(&right(), 12, false), [""; 0]);
+        let changes: [(Change, &str); 7] = [
+            (|d| d.device.name = "sout".into(), "name \"sout\", expected \"sout+sup\""),
+            (|d| d.device.speed = 100_000, "speed 100000, expected 200000"),
+            (|d| d.device.ptr_support = 3, "ptrSupport 3, expected 1"),
+            (|d| d.device.max_recvs = 1, "maxRecvs 1, expected 8"),
+            (|d| d.max_comms = 1, "maxComms 1, expected 8192"),
+            (|d| d.device.max_bytes = 1 << 16, "maxP2pBytes 65536, expected 1073741824"),
+            (|d| d.reg_is_global = Some(false), "regIsGlobal Some(false), expected Some(true)"),
+        ];
+        for (change, expected) in changes {
+            let mut wrong = right();
+            change(&mut wrong);
+            assert_eq!(differences(&wrong, 12, false), [expected]);
+        }
+    }
+
+    #[test]
+    fn a_module_for_gpu_memory_changes_what_is_expected() {
+        let mut direct = right();
+        assert_eq!(differences(&direct, 12, true).len(), 2);
+        (direct.device.ptr_support, direct.max_comms) = (NCCL_PTR_HOST | NCCL_PTR_CUDA, QUEUE_PAIRS / 5);
+        assert_eq!(differences(&direct, 12, true), [""; 0]);
+    }
+
+    #[test]
+    fn older_tables_lack_a_property() {
+        let mut old = right();
+        old.reg_is_global = None;
+        assert_eq!(differences(&old, 7, false), [""; 0]);
+        assert_eq!(differences(&old, 8, false), ["regIsGlobal None, expected Some(true)"]);
+    }
 }

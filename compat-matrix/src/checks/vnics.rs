@@ -82,10 +82,12 @@ fn described(account: &Account, made: i32) -> Result<()> {
         return Err(Failure::wrong(format!("makeVDevice gave devices {indices:?}")));
     }
     let devices = account.told.iter().find_map(|told| match told {
-        Told::Described(devices) => Some(devices),
+        Told::Described(devices) => {
+            Some(devices.iter().map(|described| &described.device).collect::<Vec<_>>())
+        }
         _ => None,
     });
-    let Some([physical @ .., all, single]) = devices.map(|d| &d[..]) else {
+    let Some([physical @ .., all, single]) = devices.as_deref() else {
         return Err(Failure::tool(format!("the account has no devices: {:?}", account.told)));
     };
     let speed: i32 = physical.iter().map(|d| d.speed).sum();
