@@ -281,7 +281,7 @@ impl Place {
 /// the rails of the profile MPIB; otherwise a connection uses one of them.
 fn speeds(plan: &Plan, share: bool) -> Vec<u32> {
     // What softverbs shows of a port without a rate, and of a slow one.
-    let [first, second] = [100_000, if plan.variant.slow { 2_500 } else { 100_000 }];
+    let [first, second] = [0, 1].map(|rail| if is_slow(plan, rail) { 2_500 } else { 100_000 });
     match plan.net {
         Net::Mpib if share => vec![first + second],
         Net::Mpib => vec![first.max(second)],
@@ -289,11 +289,15 @@ fn speeds(plan: &Plan, share: bool) -> Vec<u32> {
     }
 }
 
+fn is_slow(plan: &Plan, rail: usize) -> bool {
+    plan.variant.slow_rails || plan.variant.slow && rail == 1
+}
+
 /// Returns the properties of the rails' adapters.
 fn devices(plan: &Plan, tree: &Path) -> Result<[String; 2]> {
     let dma_buf = if plan.variant.dma_buf { ",dmabuf=on" } else { "" };
     let rate = |rail: usize| plan.rates.map_or(String::new(), |rates| format!(",rate={}MB", rates[rail]));
-    let slow = |rail: usize| if plan.variant.slow && rail == 1 { SLOW } else { "" };
+    let slow = |rail: usize| if is_slow(plan, rail) { SLOW } else { "" };
     let keys = [0, 1].map(|rail| format!("{dma_buf}{}{}", rate(rail), slow(rail)));
     if !matches!(plan.net, Net::Fused | Net::Ib) {
         return Ok(keys);

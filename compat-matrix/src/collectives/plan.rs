@@ -51,6 +51,9 @@ pub(super) struct Variant {
     /// Let the second rail be slow: its data arrives later than that of the first
     #[arg(long)]
     pub(super) slow: bool,
+    /// Let both rails be slow, without a share that splits messages: each travels whole on one rail
+    #[arg(long, conflicts_with = "slow")]
+    pub(super) slow_rails: bool,
     /// Let NICs reach GPU memory
     #[arg(long)]
     pub(super) gpudirect: bool,
@@ -78,6 +81,7 @@ impl Variant {
         profiler: false,
         register: false,
         slow: false,
+        slow_rails: false,
         gpudirect: false,
         vmm: false,
         dma_buf: false,
@@ -121,6 +125,7 @@ impl Variant {
             self.vmm.then(|| "VMM".into()),
             self.register.then(|| "registered".into()),
             self.slow.then(|| "slow rail".into()),
+            self.slow_rails.then(|| "slow rails".into()),
             self.channels.map(|channels| format!("{channels} channels")),
             self.ras.then(|| "RAS".into()),
             self.profiler.then(|| "profiler".into()),

@@ -22,6 +22,7 @@ pub(crate) enum Entry {
     Fused,
     Mpib,
     SlowRail,
+    SlowRails,
     TwoHosts,
     GpuDirect,
     Registered,
@@ -41,11 +42,12 @@ pub(super) fn counts<'a>(variant: &Variant, usual: &'a [usize]) -> &'a [usize] {
 
 impl Entry {
     /// The entries of `--suite`.
-    pub(super) const SUITE: [Self; 12] = [
+    pub(super) const SUITE: [Self; 13] = [
         Self::Default,
         Self::Fused,
         Self::Mpib,
         Self::SlowRail,
+        Self::SlowRails,
         Self::TwoHosts,
         Self::GpuDirect,
         Self::Registered,
@@ -66,6 +68,7 @@ impl Entry {
             Self::Fused => (Net::Fused, plain),
             Self::Mpib => (Net::Mpib, plain),
             Self::SlowRail => (Net::Mpib, Variant { slow: true, ..plain }),
+            Self::SlowRails => (Net::Mpib, Variant { slow_rails: true, ..plain }),
             Self::TwoHosts => (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), vmm: true, ..plain }),
             Self::GpuDirect => (Net::Mpib, direct()),
             Self::Registered => (Net::Mpib, Variant { register: true, ..direct() }),
@@ -110,7 +113,7 @@ mod tests {
     #[test]
     fn only_the_control_does_without_the_plugin() {
         let network = |entry: Entry| entry.plan(&[]).network();
-        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 12]);
+        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 13]);
         assert_eq!(network(Entry::Socket), "Socket");
     }
 }
