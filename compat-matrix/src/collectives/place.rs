@@ -32,6 +32,8 @@ const CHANNELS: u32 = 2;
 /// when a message is complete.
 const SLOW: &str = ",rate=200MB,latency=1ms";
 
+/// Properties of a rail whose data NCCL flushes: without a flush, it is read before it has landed.
+const POSTED: &str = ",dmabuf=on,posted=3ms";
 /// The name of the profiler in `NCCL_PROFILER_PLUGIN`.
 const PROFILER: &str = "softcuda";
 /// Where rank 0 writes NCCL's topology.
@@ -295,7 +297,11 @@ fn is_slow(plan: &Plan, rail: usize) -> bool {
 
 /// Returns the properties of the rails' adapters.
 fn devices(plan: &Plan, tree: &Path) -> Result<[String; 2]> {
-    let dma_buf = if plan.variant.dma_buf { ",dmabuf=on" } else { "" };
+    let dma_buf = match (plan.variant.dma_buf, plan.variant.gpudirect && plan.variant.capability < 90) {
+        (true, true) => POSTED,
+        (true, false) => ",dmabuf=on",
+        (false, _) => "",
+    };
     let rate = |rail: usize| plan.rates.map_or(String::new(), |rates| format!(",rate={}MB", rates[rail]));
     let slow = |rail: usize| if is_slow(plan, rail) { SLOW } else { "" };
     let keys = [0, 1].map(|rail| format!("{dma_buf}{}{}", rate(rail), slow(rail)));

@@ -11,6 +11,7 @@ use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Once;
+use std::time::{Duration, Instant};
 
 use common::*;
 use peer::here;
@@ -29,11 +30,16 @@ unsafe extern "C" {
     ) -> *mut sys::ibv_mr;
 }
 
-/// The first device supports DMA-BUFs, the second does not. Only one test uses the third.
+/// `posted` of the fourth device.
+const LATER: Duration = Duration::from_secs(1);
+
+/// The first device supports DMA-BUFs, the second does not. Only one test uses the third. Data lands
+/// late through the fourth.
 fn devices() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let text = "with:addr=10.0.0.1/24,dmabuf=on;without:addr=10.0.1.1/24;faulty:addr=10.0.2.1/24";
+        let text = "with:addr=10.0.0.1/24,dmabuf=on;without:addr=10.0.1.1/24;faulty:addr=10.0.2.1/24;\
+                    late:addr=10.0.3.1/24,dmabuf=on,posted=1s";
         softverbs::configure(softverbs::DeviceSpec::parse_list(text).unwrap()).unwrap();
     });
 }
@@ -150,6 +156,96 @@ fn an_offset_counts_from_the_position_of_the_descriptor() {
     assert!(found[..3 * PAGE].iter().all(|byte| *byte == 0xee));
     assert_eq!(reg(&b, &file, PAGE as u64, 2 * PAGE, 0).unwrap_err(), libc::EINVAL);
     dereg(mr);
+}
+
+/// A DMA-BUF of a device whose data lands late.
+struct LateEnds {
+    a: End,
+    b: End,
+    file: File,
+    mr: *mut sys::ibv_mr,
+}
+
+impl LateEnds {
+    const LEN: usize = 5 * PAGE;
+
+    fn new() -> Self {
+        devices();
+        let opts = || Opts { device: 3, len: Self::LEN, ..Opts::default() };
+        let (a, b) = pair(opts(), opts());
+        let file = memfd(Self::LEN, 0xee);
+        let mr = reg(&b, &file, 0, Self::LEN, 0).unwrap();
+        Self { a, b, file, mr }
+    }
+
+    fn succeeds(&self, opcode: u32, to: &Address, len: usize) {
+        let mut sges = [self.a.sge(0, len)];
+        assert_eq!(self.a.send(Send::new(opcode, &mut sges).to(to, 0)), 0);
+        assert_eq!(self.a.poll_send().status, status::IBV_WC_SUCCESS);
+    }
+
+    /// Fills the DMA-BUF by a WRITE. Returns a time before its end.
+    fn write(&self, byte: u8) -> Instant {
+        // SAFETY: memory of `a`, which nothing else uses now.
+        unsafe {
+            std::ptr::with_exposed_provenance_mut::<u8>(self.a.at(0) as usize).write_bytes(byte, Self::LEN)
+        };
+        let begun = Instant::now();
+        self.succeeds(op::IBV_WR_RDMA_WRITE, &self.dmabuf(), Self::LEN);
+        begun
+    }
+
+    fn dmabuf(&self) -> Address {
+        Address { addr: 0, rkey: keys(self.mr).1, ..self.b.address() }
+    }
+
+    fn has(&self, byte: u8) -> bool {
+        let mut found = vec![0; Self::LEN];
+        self.file.read_exact_at(&mut found, 0).unwrap();
+        found.iter().all(|found| *found == byte)
+    }
+}
+
+/// A READ of other memory does not bring the data, one of any DMA-BUF through the device does.
+#[test]
+fn data_lands_late_and_before_a_read() {
+    let ends = LateEnds::new();
+    let other = memfd(PAGE, 0);
+    let other_mr = reg(&ends.b, &other, 0, PAGE, 0).unwrap();
+    let begun = ends.write(7);
+    assert!(ends.has(0xee) || begun.elapsed() >= LATER);
+    ends.succeeds(op::IBV_WR_RDMA_READ, &ends.b.address(), 1);
+    assert!(ends.has(0xee) || begun.elapsed() >= LATER);
+    let to = Address { addr: 0, rkey: keys(other_mr).1, ..ends.b.address() };
+    ends.succeeds(op::IBV_WR_RDMA_READ, &to, 1);
+    assert!(ends.has(7) && begun.elapsed() >= LATER);
+    dereg(other_mr);
+    dereg(ends.mr);
+}
+
+/// WRITEs to one place land in their order, and without a READ, too.
+#[test]
+fn data_lands_in_order() {
+    let ends = LateEnds::new();
+    ends.write(7);
+    ends.write(8);
+    let begun = Instant::now();
+    while !ends.has(8) {
+        assert!(begun.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    dereg(ends.mr);
+    assert!(ends.has(8));
+}
+
+/// The queue pair may be in any state by then.
+#[test]
+fn what_has_completed_lands_before_a_deregistration_returns() {
+    let ends = LateEnds::new();
+    ends.write(7);
+    assert_eq!(ends.b.set_state(sys::ibv_qp_state::IBV_QPS_ERR), 0);
+    dereg(ends.mr);
+    assert!(ends.has(7));
 }
 
 #[test]

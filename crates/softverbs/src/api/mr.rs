@@ -17,6 +17,7 @@ use crate::process::{self, Process, injected};
 use crate::shm::layout::{MRS, MrShared};
 use crate::wire::access::{LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_WRITE};
 use crate::wire::bounce;
+use crate::wire::landing;
 
 const ZERO_BASED: u32 = 1 << 5;
 const ON_DEMAND: u32 = 1 << 6;
@@ -223,6 +224,10 @@ fn make(process: &Process, pd: Arc<Pd>, new: New) -> Result<*mut sys::ibv_mr, Er
     shared.iova.store(new.iova, Relaxed);
     shared.len.store(new.len as u64, Relaxed);
     shared.addr.store(new.addr as u64, Relaxed);
+    // Only the memory of a GPU is behind PCIe.
+    let posted = if new.mapping.is_some() { pd.context.device.spec.posted_ns } else { 0 };
+    shared.posted_ns.store(posted, Relaxed);
+    shared.landing.store(0, Relaxed);
     shared.key.store(key, Release);
     pd.users.fetch_add(1, AcqRel);
     let context = pd.context.as_ptr();
@@ -248,6 +253,14 @@ fn quiesce(process: &Process, pd: &Pd) {
         }
     }
     bounce::finish(&process.own);
+}
+
+/// Waits for the data of WRITEs that have completed. Later ones find no key.
+fn land(process: &Process, mr: &Mr) {
+    let device = process.own.header().devices.get(mr.pd.context.device.index);
+    if let (Some(shared), Some(device)) = (process.own.mr(mr.index), device) {
+        landing::finish(shared, device);
+    }
 }
 
 /// `ibv_reg_mr(3)`
@@ -332,6 +345,7 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
             shared.key.store(0, Release);
         }
         quiesce(process, &this.pd);
+        land(process, this);
         process.keys.free(this.index);
         this.pd.users.fetch_sub(1, AcqRel);
         // SAFETY: the caller does not use the pointer again.

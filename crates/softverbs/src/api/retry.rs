@@ -49,6 +49,17 @@ impl Qp {
         false
     }
 
+    /// Lets a READ wait for data. That costs no retry.
+    pub(super) fn postpone(&self, sq: &mut SendQueue, wait: u64) {
+        let now = clock::now();
+        let left = match sq.block {
+            Some(block) if block.rnr => block.left,
+            _ => u32::from(sq.connection.rnr_retry),
+        };
+        sq.block = Some(Block { rnr: true, left, until: now + wait, since: now, resend_at: u64::MAX });
+        self.probe_at.store(now + PROBE, Relaxed);
+    }
+
     /// Handles a peer that does not answer. Returns `true` if the head is complete (failed).
     pub(super) fn no_answer(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, why: &str) -> bool {
         let now = clock::now();

@@ -192,6 +192,10 @@ impl Qp {
                         break;
                     }
                 }
+                Step::Behind(wait) => {
+                    self.postpone(sq, wait);
+                    break;
+                }
                 Step::NoAnswer(why) => {
                     // A later responder may be another QP.
                     sq.partial = None;

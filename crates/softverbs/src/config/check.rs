@@ -65,12 +65,13 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
     if device.rate == Some(0) {
         return Err("found a rate of 0, expected a rate above it".to_owned());
     }
-    if device.latency_ns > MAX_LATENCY_NS {
-        return Err(format!(
-            "latency of {} ns: expected at most {} s",
-            device.latency_ns,
-            MAX_LATENCY_NS / 1_000_000_000
-        ));
+    for (key, time) in [("latency", device.latency_ns), ("posted", device.posted_ns)] {
+        if time > MAX_LATENCY_NS {
+            return Err(format!("{key} of {time} ns: expected at most {} s", MAX_LATENCY_NS / 1_000_000_000));
+        }
+    }
+    if device.posted_ns > 0 && !device.dmabuf {
+        return Err("found posted, which needs dmabuf=on".to_owned());
     }
     for (key, mtu) in [("mtu", device.mtu), ("path_mtu", device.path_mtu.unwrap_or(device.mtu))] {
         if ![256, 512, 1024, 2048, 4096].contains(&mtu) {

@@ -96,6 +96,9 @@ pub struct DeviceSpec {
     /// Whether `ibv_reg_dmabuf_mr` is supported. It accepts any file that can be mapped. It cannot
     /// reach GPU memory.
     pub dmabuf: bool,
+    /// How much later than its completion the data of a WRITE lands in a DMA-BUF, in nanoseconds, at
+    /// most 10 s. A READ of a DMA-BUF through the device waits until none is on its way.
+    pub posted_ns: u64,
     /// GUID of the system image (`sys_image_guid`), which the functions of one card share. `None`:
     /// the device's own GUID.
     pub system: Option<u64>,
@@ -138,6 +141,7 @@ impl DeviceSpec {
             pkeys: vec![0xffff],
             ece: None,
             dmabuf: false,
+            posted_ns: 0,
             system: None,
             sysfs: None,
             hw_counters: false,

@@ -34,6 +34,7 @@ use crate::shm::heap::{self, Heap};
 use crate::shm::layout::DeviceShared;
 use crate::shm::peer::Peer;
 
+use crate::wire::landing::{self, OnTheBus};
 use crate::wire::late::OnTheirWay;
 use table::Table;
 
@@ -54,6 +55,7 @@ pub(crate) struct Process {
     pub(crate) polls: AtomicU64,
     pub(crate) pds: AtomicUsize,
     pub(crate) late: OnTheirWay,
+    pub(crate) landing: OnTheBus,
     pub(crate) hw_files: hw_counters::Files,
     heap: Mutex<Heap>,
     peers: Mutex<HashMap<(u32, u64), Weak<Peer>>>,
@@ -92,6 +94,7 @@ extern "C" fn remove_from_fabric() {
     if FORKED.load(Relaxed) || process.own.pid.unsigned_abs() != std::process::id() {
         return;
     }
+    landing::land_all(process);
     if let Ok(Some(dir)) = Locked::existing(&process.fabric.path) {
         process.fabric.remove(process.own.process);
         process.fabric.remove_if_unused(&dir);
@@ -127,6 +130,7 @@ impl Process {
             polls: AtomicU64::new(0),
             pds: AtomicUsize::new(0),
             late: OnTheirWay::default(),
+            landing: OnTheBus::default(),
             hw_files: hw_counters::Files::default(),
             own: Arc::new(own),
             heap: Mutex::new(Heap::new()),

@@ -8,7 +8,7 @@ use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Identifies files of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0008;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0009;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Classes of work requests for `DeviceShared::posted`.
@@ -94,7 +94,10 @@ pub(crate) struct DeviceShared {
     pub(crate) struck: AtomicU64,
     /// Number of armed faults. The lock of the fabric protects it and `armed_faults`.
     pub(crate) armed: AtomicU32,
-    pub(crate) _pad: AtomicU32,
+    /// WRITEs into DMA-BUFs whose data has not landed (`wire::landing`), and by when all has. Peers
+    /// write both.
+    pub(crate) landing: AtomicU32,
+    pub(crate) landed_by: AtomicU64,
     pub(crate) armed_faults: [ArmedShared; ARMED],
 }
 
@@ -269,12 +272,15 @@ pub(crate) struct MrShared {
     pub(crate) key: AtomicU32,
     pub(crate) pd: AtomicU32,
     pub(crate) access: AtomicU32,
-    pub(crate) _pad: AtomicU32,
+    /// WRITEs whose data has not landed. Peers write it.
+    pub(crate) landing: AtomicU32,
     /// First address in work requests.
     pub(crate) iova: AtomicU64,
     pub(crate) len: AtomicU64,
     /// First address in the memory of the owner.
     pub(crate) addr: AtomicU64,
+    /// Nanoseconds from the completion of a WRITE until its data lands; 0: at once.
+    pub(crate) posted_ns: AtomicU64,
 }
 // SAFETY: repr(C), atomics only.
 unsafe impl Shared for MrShared {}

@@ -1,6 +1,7 @@
 //! What each opcode does between the two ends of a work request: the checks, the copy, and the
 //! responder's completion.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rdma_sys::ibv_wc_status as wc;
@@ -11,9 +12,11 @@ use crate::api::qp::Qp;
 use crate::limits::PIECE;
 use crate::log::fault;
 use crate::process::Process;
+use crate::shm::peer::Peer;
 use crate::wire::access::{self, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
 use crate::wire::copy::{self, Direction, Pieces, Stopped};
 use crate::wire::exec::{Head, Step};
+use crate::wire::landing::Target;
 use crate::wire::link::{self, Passage};
 use crate::wire::reach::own_device;
 use crate::wire::respond::{Arrival, Responder};
@@ -27,6 +30,7 @@ pub(super) struct Ends<'a> {
     pub(super) head: &'a Head,
     pub(super) wqe: &'a Wqe,
     pub(super) to: Responder<'a>,
+    pub(super) peer: &'a Arc<Peer>,
 }
 
 impl Ends<'_> {
@@ -97,15 +101,21 @@ impl Ends<'_> {
         if n > 0 {
             let mut local = self.head.local;
             local.select(done, n);
-            self.copied(copy::run(
-                self.to.peer,
-                direction,
-                &local,
-                &Pieces::one(addr.wrapping_add(done), n),
-            ))?;
+            let addr = addr.wrapping_add(done);
+            let target = self.target();
+            self.copied(match direction == Direction::Write && target.is_late() {
+                true => target.post(self.process, &local, (addr, n), passage.ready_at),
+                false => copy::run(self.to.peer, direction, &local, &Pieces::one(addr, n)),
+            })?;
         }
         self.head.partial.set(Some(Partial { done: done + n, passage }));
         Ok((done + n == len).then_some(passage.ready_at))
+    }
+
+    /// Returns the remote memory of a WRITE or READ whose key was checked.
+    fn target(&self) -> Target<'_> {
+        let device = self.to.qp.device.load(Relaxed) as usize;
+        Target { peer: self.peer, device, rkey: self.wqe.rkey }
     }
 
     fn arrival(&self, ready_at: u64) -> Arrival {
@@ -217,6 +227,12 @@ impl Ends<'_> {
             self.allowed(REMOTE_READ)?;
             self.check_depth()?;
             let addr = if len > 0 { self.remote(len, REMOTE_READ)? } else { 0 };
+            // On PCIe it cannot overtake what the device has written before.
+            let behind =
+                if len > 0 && self.head.partial.get().is_none() { self.target().wait() } else { None };
+            if let Some(wait) = behind {
+                return Err(Step::Behind(wait));
+            }
             self.carry(Direction::Read, addr)
         };
         match run() {

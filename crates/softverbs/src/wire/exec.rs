@@ -31,6 +31,8 @@ pub(crate) enum Step {
     NoAnswer(&'static str),
     /// The device of the QP is removed: nothing ever completes.
     Removed,
+    /// Must wait this many nanoseconds for data that has not landed.
+    Behind(u64),
     /// Fails with this status; the QP enters ERR.
     Failed(u32),
 }
@@ -146,7 +148,7 @@ fn arrive(process: &Process, qp: &Qp, head: &Head, found: &Reached) -> Outcome {
         return no_answer(why);
     }
     to.establish();
-    let ends = Ends { process, qp, head, wqe, to };
+    let ends = Ends { process, qp, head, wqe, to, peer: &found.peer };
     if let Some(unacked) = head.unacked {
         return match answered && unacked.passes(&process.fabric, here) {
             true => Outcome::Answered(Step::Done(unacked.ready_at)),

@@ -4,8 +4,9 @@
 //! `ends` does what its opcode requires, `respond` acts on the responder's segment, `copy` and
 //! `bounce` move the bytes, `link` models rate and latency, `reach` finds the responder, `access`
 //! checks keys, `gather` finds the requester's memory, `mover` continues large transfers after the
-//! post, `strike` applies faults to work requests, `late` delivers what arrives after its sender has given
-//! up, and `sanitizer` shows copies to the sanitizers.
+//! post, `strike` applies faults to work requests, `late` delivers what arrives after its sender has
+//! given up, `landing` what reaches a GPU after its WRITE has completed, and `sanitizer` shows copies
+//! to the sanitizers.
 
 pub(crate) mod access;
 pub(crate) mod bounce;
@@ -13,6 +14,7 @@ pub(crate) mod copy;
 mod ends;
 pub(crate) mod exec;
 pub(crate) mod gather;
+pub(crate) mod landing;
 pub(crate) mod late;
 pub(crate) mod link;
 pub(crate) mod mover;
