@@ -138,6 +138,7 @@ mod tests {
     /// Every reachable state, every mask, every rail.
     //= protocol.md: mask: the first immediate sets it, one per named rail completes the slot
     #[test]
+    #[cfg_attr(miri, ignore = "miri takes many minutes for all states")]
     fn every_arrival_in_every_state() {
         for want in 0..=255u8 {
             // `got` is a non-empty subset of `want`; both are 0 before the first arrival.
