@@ -91,8 +91,7 @@ case ${1:-} in
         export RUST_BACKTRACE=0 PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
         # Without the example, a shared library, which miri cannot make.
         cargo +nightly miri test --locked -p nccl-net-versions --lib --tests
-        cargo +nightly miri test --locked -p nccl-net-mpib --lib proto::
-        cargo +nightly miri test --locked -p nccl-net-mpib --lib device::cache_tests::
+        cargo +nightly miri test --locked -p nccl-net-mpib --lib -- proto:: device::mr_cache::
         ;;
     *)
         echo "usage: $0 fmt|build|clippy|abi|doc|links|manifests|prose|deny|advisories|loom|miri" >&2

@@ -415,3 +415,7 @@ fn run(mut poll: Poll, shared: &Shared) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "reactor_tests.rs"]
+mod tests;

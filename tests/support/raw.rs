@@ -16,6 +16,8 @@ pub struct Raw {
     pub keys: Keys,
     pub session: Session,
     pub token: Nonce,
+    /// The frame of the HELLO.
+    pub hello: Vec<u8>,
 }
 
 /// Reads a frame with its header.
@@ -67,7 +69,7 @@ impl Raw {
         let session = Transcript::new(secret, frame).session(&challenge);
         assert_eq!(proof, session.proof, "the proof of the listener");
         let keys = session.keys_of(Role::Connector, None);
-        Self { stream, keys, session, token }
+        Self { stream, keys, session, token, hello: frame.to_vec() }
     }
 
     /// Plays the listener: reads a HELLO of a connector with this secret, and answers WELCOME.
@@ -81,7 +83,7 @@ impl Raw {
         let welcome = Message::Welcome { challenge, proof: session.proof };
         stream.write_all(&welcome.encode().unwrap()).unwrap();
         let keys = session.keys_of(Role::Acceptor, Some(transcript.early_key()));
-        Self { stream, keys, session, token: hello.claim.token }
+        Self { stream, keys, session, token: hello.claim.token, hello: frame }
     }
 
     /// The frame of a message, with its tag.

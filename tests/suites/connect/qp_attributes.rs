@@ -12,6 +12,8 @@ use softverbs::QpAttributes;
 
 /// `IBV_QPS_RTR`
 const RTR: u32 = 2;
+/// `IBV_ACCESS_REMOTE_WRITE`
+const REMOTE_WRITE: u32 = 2;
 
 /// Settings with both rails and without a traffic class or a partition for either rail.
 fn rails<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
@@ -104,6 +106,15 @@ fn a_class_for_cts_writes_alone_leaves_the_others_at_the_communicators() {
     isolated(here!(), &rails(&[("NCCL_IB_FIFO_TC", "0")]), || {
         set_traffic_class(96);
         assert_eq!(classes(newest()), [(0, 0), (0, 96)]);
+    });
+}
+
+/// SECURITY.md: the peer may write, and not read.
+#[test]
+fn queue_pairs_of_connections_permit_remote_writes_alone() {
+    isolated(here!(), &rails(&[]), || {
+        let access: Vec<u32> = attributes(newest()).iter().map(|a| a.access).collect();
+        assert_eq!(access, [REMOTE_WRITE; 10]);
     });
 }
 

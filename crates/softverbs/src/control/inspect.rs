@@ -127,6 +127,8 @@ pub struct QpAttributes {
     pub dest_qpn: u32,
     /// Index in the P_Key table of the port.
     pub pkey_index: u16,
+    /// What the peer may do (`qp_access_flags`).
+    pub access: u32,
     /// Destination LID (`ah_attr.dlid`).
     pub dlid: u16,
     /// Destination GID (`ah_attr.grh.dgid`), if packets carry a GRH (`ah_attr.is_global`).
@@ -158,6 +160,7 @@ pub fn qp_attributes() -> Vec<QpAttributes> {
             state: qp.shared(process).map_or(0, |shared| shared.state.load(Acquire)),
             dest_qpn: attr.dest_qp_num,
             pkey_index: attr.pkey_index,
+            access: attr.qp_access_flags,
             dlid: attr.ah_attr.dlid,
             // SAFETY: any bytes are a valid GID.
             dgid: (attr.ah_attr.is_global != 0).then(|| unsafe { attr.ah_attr.grh.dgid.raw }),

@@ -39,15 +39,20 @@ fn a_file_is_opened_if_only_its_owner_can_have_put_it_there() {
     fs::write(&file, "x").unwrap();
     assert!(open_file(&file, &trust()).is_ok());
 
-    mode(&file, 0o666);
-    let (text, last) = refusal(open_file(&file, &trust()));
-    assert!(last && text == "has mode 666: other users may write to it", "{text}");
+    // The group alone, all others alone, and both.
+    for bits in [0o664, 0o646, 0o666] {
+        mode(&file, bits);
+        let (text, last) = refusal(open_file(&file, &trust()));
+        assert!(last && text == format!("has mode {bits:o}: other users may write to it"), "{text}");
+    }
     mode(&file, 0o644);
-    mode(dir.path(), 0o777);
-    let (text, last) = refusal(open_file(&file, &trust()));
     let folder = dir.path().display();
-    assert_eq!(text, format!("its folder {folder} has mode 777: other users may write to it"));
-    assert!(!last);
+    for bits in [0o775, 0o757, 0o777] {
+        mode(dir.path(), bits);
+        let (text, last) = refusal(open_file(&file, &trust()));
+        assert_eq!(text, format!("its folder {folder} has mode {bits:o}: other users may write to it"));
+        assert!(!last);
+    }
     mode(dir.path(), 0o1777);
     assert!(open_file(&file, &trust()).is_ok(), "sticky");
     mode(dir.path(), 0o755);
