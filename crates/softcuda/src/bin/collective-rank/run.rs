@@ -218,8 +218,8 @@ impl<'a> Bench<'a> {
         Ok(Ended::Ran(ran))
     }
 
-    /// Measures the repetitions of a test together, in batches of which the first one does not count.
-    /// The result is the fastest batch: the other ones contain what the scheduler gave to other threads.
+    /// Measures the repetitions of a test together, in batches. The first one does not count. The
+    /// result is the fastest one: the others contain what the scheduler gave to other threads.
     fn time(&self, test: Test, hub: &mut Hub) -> Result<Ended> {
         step(hub, &format!("time {} of {} {:?}", test.collective.name(), test.count, test.element))?;
         let mut ran = Ran { seconds: f64::INFINITY, ..Ran::default() };
