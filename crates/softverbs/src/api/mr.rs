@@ -16,8 +16,7 @@ use crate::log::fault;
 use crate::process::{self, Process, injected};
 use crate::shm::layout::{MRS, MrShared};
 use crate::wire::access::{LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_WRITE};
-use crate::wire::bounce;
-use crate::wire::landing;
+use crate::wire::{bounce, landing};
 
 const ZERO_BASED: u32 = 1 << 5;
 const ON_DEMAND: u32 = 1 << 6;

@@ -1,9 +1,9 @@
 //! Data that lands after its WRITE has completed. What a NIC writes to a GPU is on its way on PCIe
 //! for a while, and only a READ through the same NIC proves that it has arrived (`posted=`).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::clock;
@@ -12,6 +12,7 @@ use crate::process::Process;
 use crate::shm::layout::{DeviceShared, MrShared};
 use crate::shm::peer::Peer;
 use crate::wire::copy::{self, Direction, Pieces, Stopped};
+use crate::wire::due::Due;
 
 /// So long after its time data cannot land any more: its sender was killed. In nanoseconds.
 const LOST: u64 = 2_000_000_000;
@@ -19,7 +20,7 @@ const LOST: u64 = 2_000_000_000;
 const LOOK: u64 = 100_000;
 
 /// Data on its way into a memory region, which exists until it has landed.
-struct Landing {
+pub(crate) struct Landing {
     data: Vec<u8>,
     peer: Arc<Peer>,
     /// Index of the device that writes it.
@@ -30,8 +31,7 @@ struct Landing {
 }
 
 /// The data on its way from this process, with the times of landing.
-#[derive(Default)]
-pub(crate) struct OnTheBus(Mutex<Vec<(u64, Landing)>>);
+pub(crate) type OnTheBus = Due<Landing>;
 
 /// The place of a WRITE: a checked key, and the device of the responding QP.
 pub(super) struct Target<'a> {
@@ -73,8 +73,7 @@ impl Target<'_> {
         mr.landing.fetch_add(1, AcqRel);
         let peer = Arc::clone(self.peer);
         let landing = Landing { data, peer, device: self.device, mr: self.rkey >> 16, addr };
-        process.landing.0.lock().unwrap_or_else(PoisonError::into_inner).push((due, landing));
-        process.service.wake_at(due);
+        process.landing.push(process, due, landing);
         Ok(())
     }
 
@@ -131,14 +130,7 @@ impl Landing {
 
 /// Lands what is due by `now`, in the order of its times.
 fn land(process: &Process, now: u64) {
-    let mut due: Vec<_> = {
-        let mut all = process.landing.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = all.extract_if(.., |(due, _)| *due <= now).collect();
-        if let Some(next) = all.iter().map(|(due, _)| *due).min() {
-            process.service.wake_at(next);
-        }
-        due
-    };
+    let mut due = process.landing.take(process, now);
     due.sort_by_key(|(due, _)| *due);
     due.iter().for_each(|(_, landing)| landing.land());
 }

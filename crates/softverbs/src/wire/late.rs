@@ -1,7 +1,7 @@
 //! WRITEs that arrive after their sender has given up: packets that the network kept.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::ibv_wc_status as wc;
 use rdma_sys::ibv_wr_opcode as op;
@@ -14,6 +14,7 @@ use crate::shm::peer::Peer;
 use crate::wire::access::{self, REMOTE_WRITE};
 use crate::wire::bounce;
 use crate::wire::copy::{self, Direction, Pieces};
+use crate::wire::due::Due;
 use crate::wire::gather;
 use crate::wire::link;
 use crate::wire::reach;
@@ -34,8 +35,7 @@ pub(crate) struct Late {
 }
 
 /// The WRITEs that are on their way, with the times of their arrival.
-#[derive(Default)]
-pub(crate) struct OnTheirWay(Mutex<Vec<(u64, Late)>>);
+pub(crate) type OnTheirWay = Due<Late>;
 
 impl Late {
     /// Copies work request `number`, which was just posted. Returns `None` if it could not arrive
@@ -111,26 +111,14 @@ pub(crate) fn release(process: &Process, sq: &mut SendQueue) {
         return;
     }
     let now = clock::now();
-    let mut all = process.late.0.lock().unwrap_or_else(PoisonError::into_inner);
     for (_, late) in sq.swallowed.drain(..) {
-        let due = now.saturating_add(late.after);
-        all.push((due, late));
-        process.service.wake_at(due);
+        process.late.push(process, now.saturating_add(late.after), late);
     }
 }
 
 /// Delivers what is due, for the service thread.
 pub(crate) fn serve(process: &Process) {
-    let now = clock::now();
-    let due: Vec<_> = {
-        let mut all = process.late.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = all.extract_if(.., |(due, _)| *due <= now).collect();
-        if let Some(next) = all.iter().map(|(due, _)| *due).min() {
-            process.service.wake_at(next);
-        }
-        due
-    };
-    for (_, late) in &due {
+    for (_, late) in &process.late.take(process, clock::now()) {
         late.arrive(process);
     }
 }

@@ -5,12 +5,13 @@
 //! `bounce` move the bytes, `link` models rate and latency, `reach` finds the responder, `access`
 //! checks keys, `gather` finds the requester's memory, `mover` continues large transfers after the
 //! post, `strike` applies faults to work requests, `late` delivers what arrives after its sender has
-//! given up, `landing` what reaches a GPU after its WRITE has completed, and `sanitizer` shows copies
-//! to the sanitizers.
+//! given up, `landing` what reaches a GPU after its WRITE has completed, `due` keeps both until their
+//! time, and `sanitizer` shows copies to the sanitizers.
 
 pub(crate) mod access;
 pub(crate) mod bounce;
 pub(crate) mod copy;
+pub(crate) mod due;
 mod ends;
 pub(crate) mod exec;
 pub(crate) mod gather;
