@@ -250,9 +250,9 @@ impl Evil {
         // A mask of none is not the end: what was held in reserve is wired next.
         if !matches!(lies.probed, Some(Message::Probed { mask: 0, .. })) {
             let _ = channel.send(lies.last.as_ref().unwrap_or(&Message::Ready));
-            match if accepted { Message::Ready } else { next(&channel)? } {
-                Message::Ready => {}
-                other => return Err(format!("{other:?}")),
+            match (!accepted).then(|| next(&channel)).transpose()? {
+                None | Some(Message::Ready) => {}
+                Some(other) => return Err(format!("{other:?}")),
             }
         }
         channel.expect_nothing();

@@ -107,7 +107,7 @@ impl Common {
 }
 
 /// The tests of a communicator.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Args)]
 struct Wanted {
     /// Collectives, with commas, or none; all if the option is absent
     #[arg(long, value_delimiter = ',')]
@@ -167,15 +167,11 @@ impl CollectivesArgs {
         let wanted = &self.wanted;
         let counts = counts(variant, &wanted.counts);
         match entry {
-            Entry::SlowRail => {
+            Entry::SlowRail | Entry::SlowRails => {
                 let mut tests = wanted.tests(variant.ranks, &[LONG])?;
                 tests.retain(|test| STREAMS.contains(&test.collective));
-                Ok(tests)
-            }
-            Entry::SlowRails => {
-                let repeated = Wanted { times: wanted.times.max(REPEATED), ..wanted.clone() };
-                let mut tests = repeated.tests(variant.ranks, &[LONG])?;
-                tests.retain(|test| STREAMS.contains(&test.collective));
+                let least = if entry == Entry::SlowRails { REPEATED } else { 0 };
+                tests.iter_mut().for_each(|test| test.times = test.times.max(least));
                 Ok(tests)
             }
             Entry::Mpib => {

@@ -297,7 +297,7 @@ fn is_slow(plan: &Plan, rail: usize) -> bool {
 
 /// Returns the properties of the rails' adapters.
 fn devices(plan: &Plan, tree: &Path) -> Result<[String; 2]> {
-    let dma_buf = match (plan.variant.dma_buf, plan.variant.gpudirect && plan.variant.capability < 90) {
+    let dma_buf = match (plan.variant.dma_buf, plan.variant.is_flushed()) {
         (true, true) => POSTED,
         (true, false) => ",dmabuf=on",
         (false, _) => "",

@@ -88,6 +88,11 @@ impl Variant {
         capability: 90,
     };
 
+    /// Returns whether NCCL flushes what its NICs write to GPUs.
+    pub(super) const fn is_flushed(&self) -> bool {
+        self.gpudirect && self.capability < 90
+    }
+
     /// Returns the host of each rank.
     pub(super) fn hosts(&self) -> Vec<String> {
         match self.hosts.is_empty() {
@@ -180,7 +185,7 @@ impl Plan {
     pub(super) fn flushes(&self) -> bool {
         let large = |test: &Test| test.count * test.element.size() >= FLUSHED;
         let variant = &self.variant;
-        let receives = variant.gpudirect && variant.capability < 90 && variant.ranks > 1;
+        let receives = variant.is_flushed() && variant.ranks > 1;
         receives && self.uses_plugin() && !variant.ends_in_error() && self.tests.iter().any(large)
     }
 
