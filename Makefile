@@ -48,8 +48,8 @@ soak: setup ## Move checked data between two processes for SECONDS (default 600)
 	@export SOAK_SECONDS=$(SECONDS) SOAK_FLAPS=$(FLAPS) TEST_SHOW=1; $(cargo) test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
 
 .PHONY: fuzz
-fuzz: setup ## Fuzz each target for SECONDS (default 60) under AddressSanitizer; TARGETS="messages link" runs these
-	@scripts/fuzz.sh $(SECONDS) $(TARGETS)
+fuzz: setup ## Fuzz each target for SECONDS (default 60) under AddressSanitizer; TARGETS="messages link" runs these, JOBS=4 four at a time
+	@export JOBS=$(JOBS); scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
 .PHONY: sanitize
 sanitize: setup-test build ## Run the suites that move data with AddressSanitizer and ThreadSanitizer; KINDS=thread, SUITES="data faults"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets by cargo-fuzz, one after the other, each for the same time. Inputs that reach
-# new code are kept in fuzz/target/corpus. The repository's corpus is only read.
+# Runs the fuzz targets by cargo-fuzz, each for the same time. Inputs that reach new code are kept
+# in fuzz/target/corpus. The repository's corpus is only read.
 # usage: fuzz.sh SECONDS [TARGET]...   (default: all targets)
+#   JOBS=n   targets that run at the same time (default 1)
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -11,9 +12,9 @@ cargo_fuzz_version=0.13.2
 # AddressSanitizer and coverage are unstable options of the compiler.
 export RUSTC_BOOTSTRAP=1
 
-# Prints a line of progress every ten seconds, and everything that is none.
-progress() {
-    awk '/^#[0-9]+\t/ { if (systime() < next_at) next; next_at = systime() + 10 } { print; fflush() }'
+# Prints the fuzzer's lines after the target's name: one of progress every ten seconds, all others.
+progress() { # TARGET
+    awk -v name="$1" '/^#[0-9]+\t/ { if (systime() < next_at) next; next_at = systime() + 10 } { print name ": " $0; fflush() }'
 }
 
 # The contexts, threads and caches of the process are no leaks, nor is what a thread that is ending
@@ -30,9 +31,10 @@ run() {
     say "$name for $seconds s"
     # shellcheck disable=SC2046 # no word, or one
     if ! cargo fuzz run "$name" "$mine" "fuzz/corpus/$name" -- -max_total_time="$seconds" -timeout=60 \
-        -rss_limit_mb=4096 -max_len=4096 -print_final_stats=1 $(options "$name") 2>&1 | tee "$log" | progress; then
+        -rss_limit_mb=4096 -max_len=4096 -print_final_stats=1 $(options "$name") 2>&1 | tee "$log" | progress "$name"; then
         say "$name fails. The input is in fuzz/artifacts/$name: copy it to fuzz/corpus/$name, where it is a test."
-        return 1
+        echo "$name" >>"$failed"
+        return
     fi
     say "$name: $(awk '/number_of_executed_units/ { runs = $2 } match($0, /cov: [0-9]+/) { edges = substr($0, RSTART + 5, RLENGTH - 5) } END { print runs " executions, " edges " edges" }' "$log")"
 }
@@ -48,11 +50,9 @@ fi
 cargo_tool cargo-fuzz "$cargo_fuzz_version"
 say "building ${#targets[@]} targets (the first time some minutes)"
 cargo fuzz build
-failed=()
-for name in "${targets[@]}"; do
-    run "$name" || failed+=("$name")
-done
-if [ ${#failed[@]} -gt 0 ]; then
-    say "failed: ${failed[*]}"
-    exit 1
-fi
+failed=fuzz/target/failed
+rm -f "$failed"
+export seconds failed
+export -f say options progress run
+printf '%s\n' "${targets[@]}" | xargs -n 1 -P "${JOBS:-1}" bash -c 'set -euo pipefail; run "$1"' "$0"
+[ ! -e "$failed" ] || fail "failed: $(xargs <"$failed")"
