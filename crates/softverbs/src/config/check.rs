@@ -65,7 +65,9 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
     if device.rate == Some(0) {
         return Err("found a rate of 0, expected a rate above it".to_owned());
     }
-    for (key, time) in [("latency", device.latency_ns), ("posted", device.posted_ns)] {
+    let times =
+        [("latency", device.latency_ns), ("cqe_delay", device.cqe_delay_ns), ("posted", device.posted_ns)];
+    for (key, time) in times {
         if time > MAX_LATENCY_NS {
             return Err(format!("{key} of {time} ns: expected at most {} s", MAX_LATENCY_NS / 1_000_000_000));
         }

@@ -8,7 +8,7 @@ use crate::limits::MAX_INLINE;
 
 /// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, inline=0, max_qp_wr=64, max_msg=65536";
+     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, inline=0, max_qp_wr=64, max_msg=65536";
 
 /// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
 /// variable of a script.
@@ -46,6 +46,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         "addr" => spec.addrs = value.split('+').map(address).collect::<Result<_, _>>()?,
         "rate" => spec.rate = Some(quantity::rate(value)?),
         "latency" | "lat" => spec.latency_ns = quantity::nanoseconds(value)?,
+        "cqe_delay" => spec.cqe_delay_ns = quantity::nanoseconds(value)?,
         "mtu" => spec.mtu = value.parse().map_err(|_| "expected 256, 512, 1024, 2048 or 4096")?,
         "path_mtu" => {
             spec.path_mtu = Some(value.parse().map_err(|_| "expected 256, 512, 1024, 2048 or 4096")?);
@@ -87,7 +88,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, mtu, path_mtu, wire, pkey, ece, dmabuf, posted, system, sysfs, counters, without, inline, max_qp_wr, max_msg"
+                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, cqe_delay, mtu, path_mtu, wire, pkey, ece, dmabuf, posted, system, sysfs, counters, without, inline, max_qp_wr, max_msg"
                     .to_owned(),
             );
         }

@@ -80,6 +80,9 @@ pub struct DeviceSpec {
     pub rate: Option<u64>,
     /// One-way latency in nanoseconds, at most 10 s.
     pub latency_ns: u64,
+    /// How much later than its time the completion of a receive becomes visible, in nanoseconds, at
+    /// most 10 s. The sender's completion is not delayed.
+    pub cqe_delay_ns: u64,
     /// Active MTU of the port in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu: u32,
     /// Largest path MTU of the network behind the port in bytes, as for `mtu`. Longer packets are
@@ -134,6 +137,7 @@ impl DeviceSpec {
             loopback: true,
             rate: None,
             latency_ns: 0,
+            cqe_delay_ns: 0,
             mtu: 4096,
             path_mtu: None,
             wire: 0,

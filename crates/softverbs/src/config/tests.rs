@@ -22,11 +22,12 @@ fn without_a_value_there_are_two_roce_devices() {
 #[test]
 fn every_key_is_read() {
     let devices = good(
-        "soft0:addr=10.0.0.1/24+fd00::1/64,rate=4GB,lat=2us,mtu=1024,path_mtu=512,wire=7,link=roce,dmabuf=on,posted=3ms; ib0: link=ib,dmabuf=off , lid=7 ,rate=100Gb ;",
+        "soft0:addr=10.0.0.1/24+fd00::1/64,rate=4GB,lat=2us,cqe_delay=4ms,mtu=1024,path_mtu=512,wire=7,link=roce,dmabuf=on,posted=3ms; ib0: link=ib,dmabuf=off , lid=7 ,rate=100Gb ;",
     );
     let mut first =
         DeviceSpec::roce("soft0", &[(IpAddr::from([10, 0, 0, 1]), 24), ("fd00::1".parse().unwrap(), 64)]);
     (first.rate, first.latency_ns, first.mtu) = (Some(4_000_000_000), 2000, 1024);
+    first.cqe_delay_ns = 4_000_000;
     (first.path_mtu, first.wire, first.dmabuf, first.posted_ns) = (Some(512), 7, true, 3_000_000);
     let mut second = DeviceSpec::infiniband("ib0");
     (second.lid, second.rate) = (Some(7), Some(12_500_000_000));
@@ -159,6 +160,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("a:addr=10.0.0.1/24,path_mtu=9000", "path_mtu=9000: expected 256"),
     ("a:addr=10.0.0.1/24,wire=blue", "wire=blue: expected a number"),
     ("a:addr=10.0.0.1/24,dmabuf=1", "dmabuf=1: expected on or off"),
+    ("a:addr=10.0.0.1/24,cqe_delay=11s", "cqe_delay of 11000000000 ns: expected at most 10 s"),
     ("a:addr=10.0.0.1/24,posted=3", "posted=3: expected a time"),
     ("a:addr=10.0.0.1/24,dmabuf=on,posted=11s", "posted of 11000000000 ns: expected at most 10 s"),
     ("a:addr=10.0.0.1/24,posted=3ms", "found posted, which needs dmabuf=on"),

@@ -198,6 +198,7 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
         mtu.store(device.spec.mtu.min(device.spec.path_mtu.unwrap_or(device.spec.mtu)), Relaxed);
         rate.store(device.spec.rate.unwrap_or(0), Relaxed);
         latency_ns.store(device.spec.latency_ns, Relaxed);
+        shared.cqe_delay_ns.store(device.spec.cqe_delay_ns, Relaxed);
         link.store(fabric.link_of(device_key(device), &label(device))?, Relaxed);
         for (gid, slot) in device.gids.iter().zip(gids) {
             gids::write(slot, Some(*gid));

@@ -87,6 +87,8 @@ pub(crate) struct DeviceShared {
     /// Bytes per second, 0 for unlimited.
     pub(crate) rate: AtomicU64,
     pub(crate) latency_ns: AtomicU64,
+    /// Nanoseconds after which completions of receives become visible.
+    pub(crate) cqe_delay_ns: AtomicU64,
     pub(crate) gids: [GidShared; MAX_GIDS],
     /// Work requests that the owner has posted, by class (`fault::Class`). Only the owner writes it.
     pub(crate) posted: [AtomicU64; CLASSES],

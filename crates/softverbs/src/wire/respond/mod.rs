@@ -9,6 +9,7 @@ use rdma_sys::ibv_wc_status as wc;
 use crate::api::cq;
 use crate::api::events;
 use crate::api::qp::{ERR, RTR, RTS, SQD};
+use crate::clock;
 use crate::process::Process;
 use crate::shm::cq_ring::{Completion, Queue, Ring};
 use crate::shm::layout::{DeviceShared, QpShared};
@@ -146,6 +147,14 @@ impl<'a> Responder<'a> {
         Ok(pieces)
     }
 
+    /// Returns when the completion of a message that arrives at `ready_at` becomes visible.
+    fn seen_at(&self, ready_at: u64) -> u64 {
+        match self.device().map_or(0, |device| device.cqe_delay_ns.load(Relaxed)) {
+            0 => ready_at,
+            delay => ready_at.max(clock::now()).saturating_add(delay),
+        }
+    }
+
     /// Writes the completion of a receive. Returns `false` if the CQ has failed.
     fn push(&self, wr_id: u64, arrival: &Arrival, status: u32) -> bool {
         let opcode = match arrival.by_write {
@@ -153,7 +162,7 @@ impl<'a> Responder<'a> {
             false => sys::ibv_wc_opcode::IBV_WC_RECV,
         };
         let completion = Completion {
-            ready_at: arrival.ready_at,
+            ready_at: self.seen_at(arrival.ready_at),
             wr_id,
             status,
             opcode,
