@@ -112,10 +112,12 @@ impl HalfOpen {
                 }
                 self.admit(me, hello, len, sockets)
             }
-            Verdict::OtherVersion(reason) => self.refuse(me, reason, None, sockets),
+            Verdict::OtherVersion(reason) => self.refuse(me, reason, sockets),
             Verdict::Unreadable(reason, len) => {
+                // Its sender may have copied the claim alone: accept waits for the connector.
+                tracing::info!(target: "net", "refused a control connection from {}: {reason}", self.addr);
                 let answer = self.answer(len)?;
-                self.refuse(me, reason, Some(answer), sockets)
+                sockets.refuse(me, (self.stream, self.addr), Some(answer), &Message::Refuse { reason })
             }
             Verdict::Stranger(why) => {
                 tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);
@@ -179,16 +181,11 @@ impl HalfOpen {
         Some(Entry::Link(link))
     }
 
-    fn refuse(
-        self,
-        me: Token,
-        reason: String,
-        answer: Option<Answer>,
-        sockets: &mut Sockets,
-    ) -> Option<Entry> {
+    /// Refuses a peer of another protocol version, which its claim covers: accept fails.
+    fn refuse(self, me: Token, reason: String, sockets: &mut Sockets) -> Option<Entry> {
         let acceptor = sockets.acceptor(self.listener)?;
         acceptor.refuse(format!("refused a control connection from {}: {reason}", self.addr));
-        sockets.refuse(me, (self.stream, self.addr), answer, &Message::Refuse { reason })
+        sockets.refuse(me, (self.stream, self.addr), None, &Message::Refuse { reason })
     }
 
     fn read_on(&mut self) -> Verdict {

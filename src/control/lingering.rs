@@ -74,6 +74,9 @@ impl Sockets {
             }
             None => Link::unauthenticated(),
         };
+        // It counts as half open until it ends. It belongs to no listener: NCCL may close that while
+        // the peer reads.
+        self.add_half_open(token, token, addr);
         let link = Arc::new(link);
         link.establish(stream, addr, Vec::new());
         // The peer may have closed.
@@ -98,8 +101,7 @@ impl Lingering {
     /// Extends the time whenever the peer has read something.
     pub(super) fn advance(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         if self.link.discard() == LinkStatus::Closed {
-            self.link.abort();
-            return None;
+            return self.end(me, sockets);
         }
         let left = self.link.unsent();
         if left < self.left {
@@ -109,13 +111,18 @@ impl Lingering {
         }
         let now = Instant::now();
         if now >= self.until {
-            self.link.abort();
-            return None;
+            return self.end(me, sockets);
         }
         if let Some(pause) = &mut self.pause {
             sockets.wake_at(now + *pause, me);
             *pause *= 2;
         }
         Some(Entry::Lingering(self))
+    }
+
+    fn end(&self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
+        self.link.abort();
+        sockets.half_open.remove(me);
+        None
     }
 }

@@ -406,4 +406,4 @@ impl Inner {
 
 #[cfg(test)]
 #[path = "link_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -10,8 +10,8 @@ use super::*;
 use crate::proto::{Addr, Callback, HEADER_BYTES, Handle, Peeked, Transcript};
 
 /// The peer of a link: its socket and its keys.
-struct Peer {
-    socket: std::net::TcpStream,
+pub(in crate::control) struct Peer {
+    pub(in crate::control) socket: std::net::TcpStream,
     keys: Keys,
 }
 
@@ -28,7 +28,7 @@ fn transcript() -> Transcript {
 }
 
 /// An established link of an acceptor with failover, and its peer.
-fn established() -> (Link, Peer) {
+pub(in crate::control) fn established() -> (Link, Peer) {
     let addrs = [Addr::new(Ipv4Addr::LOCALHOST.into(), 8).unwrap()];
     let handle = Handle::new([1; 16], 1, &addrs).unwrap();
     let terms = RedialTerms::new(Role::Acceptor, [2; 16], &handle, Duration::from_secs(60));

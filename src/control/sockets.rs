@@ -62,6 +62,17 @@ pub(super) enum Entry {
     Lingering(Lingering),
 }
 
+impl Entry {
+    /// Returns the connection whose owner has a channel of it, and which nothing else serves.
+    fn link(&self) -> Option<&Arc<Link>> {
+        match self {
+            Self::Link(link) => Some(link),
+            Self::Redialer(redialer) => Some(redialer.link()),
+            _ => None,
+        }
+    }
+}
+
 /// The answer to a first frame, which proves that this end has the secret.
 pub(super) struct Answer {
     pub(super) session: Session,
@@ -79,6 +90,8 @@ pub(super) struct Sockets {
     /// The sockets of established connections. The thread waits for them.
     pub(super) established: Registry,
     pub(super) entries: HashMap<Token, Entry>,
+    /// The connection that is stepped. It is not in the table then, and a panic must fail it, too.
+    in_hand: Option<Arc<Link>>,
     timers: BinaryHeap<Reverse<(Instant, Token)>>,
     /// From which ticks count.
     start: Instant,
@@ -103,6 +116,7 @@ impl Sockets {
             events: Events::with_capacity(64),
             established,
             entries: HashMap::new(),
+            in_hand: None,
             timers: BinaryHeap::new(),
             start: Instant::now(),
             again: Vec::new(),
@@ -147,6 +161,7 @@ impl Sockets {
     pub(super) fn step(&mut self, token: Token) {
         // Removed while it runs, since it may change the table.
         let Some(entry) = self.entries.remove(&token) else { return };
+        self.in_hand = entry.link().cloned();
         let entry = match entry {
             Entry::Listener(mut acceptor) => {
                 let whole = acceptor.on_ready(token, self);
@@ -162,10 +177,12 @@ impl Sockets {
             Entry::Redialed(redialed) => redialed.on_ready(token, self),
             Entry::Lingering(lingering) => lingering.advance(token, self),
         };
+        self.in_hand = None;
         self.put_back(token, entry);
     }
 
     fn step_link(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
+        self.in_hand = Some(Arc::clone(&link));
         let status = self.serve(&link);
         link.take_news(&mut self.news);
         match status {
@@ -339,7 +356,9 @@ impl Sockets {
         addr: SocketAddr,
         result: Outcome,
     ) {
-        let entry = match self.entries.remove(&connector) {
+        let entry = self.entries.remove(&connector);
+        self.in_hand = entry.as_ref().and_then(Entry::link).cloned();
+        let entry = match entry {
             Some(Entry::Connector(c)) => c.on_result(connector, attempt, addr, result, self),
             Some(Entry::Redialer(redialer)) => redialer.on_result(connector, addr, result, self),
             other => other,
@@ -349,12 +368,8 @@ impl Sockets {
 
     /// Ends all connections: nothing serves them any more.
     pub(super) fn fail_all(&mut self) {
-        for (_, entry) in self.entries.drain() {
-            let link = match &entry {
-                Entry::Link(link) => link,
-                Entry::Redialer(redialer) => redialer.link(),
-                _ => continue,
-            };
+        let held = self.entries.drain().filter_map(|(_, entry)| entry.link().cloned());
+        for link in held.chain(self.in_hand.take()) {
             link.fail("the thread of the control connections has ended".into());
             link.take_news(&mut self.news);
         }

@@ -18,10 +18,7 @@ use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Handle, Message, TAG_BYTES};
 use nccl_net_versions::Logger;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use super::util::{TOKEN, connect, hello, hello_bytes, listen, recv, show_figures, stranger};
-
-/// Half-open connections that a process keeps, at most.
-const HALF_OPEN: usize = 64;
+use super::util::{HALF_OPEN, TOKEN, connect, hello, hello_bytes, listen, recv, show_figures, stranger};
 
 fn next(listener: &Listener) -> Channel {
     let channel = until("the peer", || listener.try_accept().unwrap());

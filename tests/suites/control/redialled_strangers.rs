@@ -3,14 +3,16 @@
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 
+use mpib_tests::holdings::descriptors;
 use mpib_tests::pair::until;
 use mpib_tests::proxy::reset;
 use mpib_tests::raw::{Raw, dial, hello_frame, read_plain};
+use mpib_tests::{here, isolated};
 use nccl_net_mpib::control::{Channel, ChannelState, Listener};
 use nccl_net_mpib::proto::{Callback, Message, Redial, Role, Secret, ended_commitment};
 
 use super::redial::listen;
-use super::util::{hello, is_dropped, recv};
+use super::util::{HALF_OPEN, hello, is_dropped, recv};
 
 /// A channel of this process whose peer is this test, and what the peer knows.
 struct Known {
@@ -129,6 +131,34 @@ fn the_end_of_a_connection_has_a_proof() {
     one.write_all(&redial).unwrap();
     let Message::Ended { proof } = read_plain(&mut one) else { panic!("no ENDED") };
     assert_eq!(ended_commitment(&proof), known.callback.ended);
+}
+
+/// Whoever has read a CALLBACK can ask for the end of connections that never were, and stay.
+//= faults.md: 38
+#[test]
+fn those_who_are_told_of_an_end_and_stay_are_bounded() {
+    isolated(here!(), &[], || {
+        let listener = listen();
+        let known = known(&listener, 1);
+        let before = descriptors();
+        let mut told = Vec::new();
+        for n in 0..300_u16 {
+            let mut token = [1; 16];
+            token[..2].copy_from_slice(&n.to_le_bytes());
+            let redial = Redial::new(&known.key(), known.callback.id, token, Role::Connector, [4; 16]);
+            let mut one = dial(known.callback.port);
+            one.write_all(&Message::Redial(redial).encode().unwrap()).unwrap();
+            assert!(matches!(read_plain(&mut one), Message::Ended { .. }), "{n}");
+            told.push(one);
+        }
+        // Those of this end, and of the listener's at most as many as may be half open.
+        let held = descriptors() - before - told.len();
+        assert!((1..=HALF_OPEN).contains(&held), "{held}");
+        // The others have room as before.
+        let known = self::known(&listener, 1);
+        drop(known.dial(Role::Connector));
+        drop(told);
+    });
 }
 
 /// The process that dials again believes nobody else that the connection has ended.

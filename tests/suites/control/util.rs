@@ -12,6 +12,8 @@ use nccl_net_mpib::proto::{Addr, Claim, Handle, Hello, Message};
 
 /// The token of a stranger.
 pub(crate) const TOKEN: [u8; 16] = [5; 16];
+/// Half-open connections that a process keeps, at most.
+pub(crate) const HALF_OPEN: usize = 64;
 /// How long a host may be silent: longer than any test takes.
 pub(crate) const SILENCE: Duration = Duration::from_secs(600);
 
