@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -254,6 +254,24 @@ fn forged(seals: SealFlag, size: usize, words: &[(usize, u32)]) -> File {
     }
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
     file
+}
+
+#[test]
+fn of_many_pages_a_few_are_read() {
+    let (_turn, _writer) = writer();
+    let mut bytes = Vec::new();
+    file().read_to_end(&mut bytes).unwrap();
+    let copy = || {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let mut file = File::from(memfd_create(MEMFD_NAME, flags).unwrap());
+        file.write_all(&bytes).unwrap();
+        fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        file
+    };
+    let copies: Vec<File> = (0..100).map(|_| copy()).collect();
+    assert_eq!(pages_of(std::process::id()).unwrap().len(), 8);
+    drop(copies);
+    page();
 }
 
 #[test]

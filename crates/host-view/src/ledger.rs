@@ -6,6 +6,9 @@ use crate::model::{Failover, MAX_PORTS, Port, TwoWays};
 use crate::sums::add_all;
 use crate::{Count, Host, PortCounts, Process};
 
+/// Most ports of which the counts of ended processes are kept.
+const MAX_ENDED: usize = 4 * MAX_PORTS;
+
 /// What processes have counted.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counted {
@@ -62,7 +65,10 @@ impl Counted {
 
     fn add(&mut self, other: &Self) {
         for (name, counts) in &other.ports {
-            self.ports.entry(name.clone()).or_default().add(counts);
+            // A process may invent names, again and again.
+            if self.ports.len() < MAX_ENDED || self.ports.contains_key(name) {
+                self.ports.entry(name.clone()).or_default().add(counts);
+            }
         }
         self.totals.add(&other.totals);
         self.failover.add(&other.failover);

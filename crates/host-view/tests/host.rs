@@ -211,6 +211,24 @@ fn labels_are_bounded() {
     assert_eq!(value(&text, "mpib_peer_connections{peer=\"other\",direction=\"send\"}"), Some(5.0));
 }
 
+/// Processes end one after the other, each with other names of ports.
+#[test]
+fn ports_of_ended_processes_are_bounded() {
+    let mut ledger = Ledger::default();
+    let mut last = 0;
+    for pid in 0..100 {
+        let mut process = process(pid, 1);
+        let port = |i| Port { name: format!("p{pid}d{i}:1"), ..Port::default() };
+        process.ports = (0..64).map(port).collect();
+        let mut host = Host { processes: vec![process], ..Host::default() };
+        host.sum();
+        ledger.update(&mut host);
+        last = host.ports_not_shown;
+    }
+    // Of 6,400 names, those of the process and four times as many as are shown.
+    assert_eq!(last, 4 * MAX_PORTS);
+}
+
 /// Any process may have a page with any numbers.
 #[test]
 fn processes_that_lie_do_no_harm() {

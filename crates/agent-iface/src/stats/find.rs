@@ -38,8 +38,16 @@ pub enum NoPage {
     },
 }
 
-/// Returns the pages of a process, one for each copy of the plugin loaded in it. The list is never
-/// empty.
+/// Most descriptors with the name of a page that are opened. A process has one for each copy of the
+/// plugin that it has loaded, and one of its parent. One with thousands cannot keep its readers busy.
+const MAX_PAGES: usize = 8;
+
+/// Most descriptors of a process that are looked at, in ascending order. The plugin opens its page
+/// with the first communicator, before a process has many.
+const MAX_DESCRIPTORS: usize = 65_536;
+
+/// Returns the pages of a process, one for each copy of the plugin loaded in it, at most 8. The list
+/// is never empty. Only the process's first 65,536 descriptors are searched.
 ///
 /// # Errors
 /// [`NoPage`] if there is no page that can be read.
@@ -60,10 +68,15 @@ pub fn pages_of(pid: u32) -> Result<Vec<StatsPage>, NoPage> {
     }
     let own = innermost_pid(&own).unwrap_or(pid);
     let fds = format!("{here}/fd");
-    let (mut pages, mut seen, mut bad) = (Vec::new(), Vec::new(), None);
-    for fd in fs::read_dir(&fds).map_err(|e| trouble(&fds, e))? {
+    let (mut pages, mut seen, mut bad, mut opened) = (Vec::new(), Vec::new(), None, 0);
+    for fd in fs::read_dir(&fds).map_err(|e| trouble(&fds, e))?.take(MAX_DESCRIPTORS) {
+        if opened == MAX_PAGES {
+            break;
+        }
         let fd = fd.map_err(|e| trouble(&fds, e))?.path();
-        match page(&fd) {
+        let found = page(&fd);
+        opened += usize::from(!matches!(found, Ok(None)));
+        match found {
             // A process that was forked without exec has the descriptor of its parent's page.
             Ok(Some((page, inode))) if page.summary().pid == own && !seen.contains(&inode) => {
                 pages.push(page);
