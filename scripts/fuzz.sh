@@ -17,11 +17,10 @@ progress() { # TARGET
     awk -v name="$1" '/^#[0-9]+\t/ { if (systime() < next_at) next; next_at = systime() + 10 } { print name ": " $0; fflush() }'
 }
 
-# The contexts, threads and caches of the process are no leaks, nor is what a thread that is ending
-# has not freed yet.
+# The contexts, threads and caches of the process are no leaks.
 options() {
     case $1 in
-        calls | fifo | stats) echo -detect_leaks=0 ;;
+        calls | fifo) echo -detect_leaks=0 ;;
     esac
 }
 

@@ -93,12 +93,15 @@ pub fn stats(data: &[u8]) {
         } else {
             let changes = input.during.iter().filter(|change| change.offset() != REVISION);
             thread::scope(|scope| {
-                scope.spawn(|| {
+                let changer = scope.spawn(|| {
                     for _ in 0..REPEATS {
                         changes.clone().for_each(|change| change.write(&page.file));
                     }
                 });
                 (0..2).for_each(|_| read(&page.page));
+                // The scope would not wait until the thread has freed what it owns, and the leak
+                // check at the end of the process may come before.
+                changer.join().expect("the changes");
             });
         }
         input.before.iter().chain(&input.during).for_each(|change| page.restore(change.offset()));

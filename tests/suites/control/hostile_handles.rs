@@ -8,7 +8,9 @@ use mpib_tests::log::{LOG, warnings};
 use mpib_tests::pair::{connect, init, pattern, until};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, STATE_OFFSET, Secret};
+use nccl_net_mpib::proto::{
+    Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, PROTOCOL_VERSION, STATE_OFFSET, Secret,
+};
 
 /// An address of a network that does not exist (RFC 5737).
 const NOWHERE: &str = "192.0.2.77";
@@ -115,7 +117,8 @@ fn random_bytes_are_refused_by_every_version() {
                 let mut handle: [u8; 128] = pattern(128, seed).try_into().unwrap();
                 if seed % 2 == 0 {
                     // Magic and version are right, so the rest is decoded.
-                    handle[..6].copy_from_slice(b"MPIB\x0a\0");
+                    handle[..4].copy_from_slice(b"MPIB");
+                    handle[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
                 }
                 handle[STATE_OFFSET..].fill(0);
                 refused(table, ctx, handle, InvalidArgument, &["handle"]);
