@@ -86,12 +86,15 @@ case ${1:-} in
             say "skipped: no miri (rustup +nightly component add miri)"
             exit 0
         fi
-        # The parts without verbs, sockets and C: the border's adapters, and the protocol's
-        # arithmetic. A backtrace of each caught panic would take miri minutes.
+        # The parts without verbs, system calls and C: the border's adapters, the protocol's
+        # arithmetic, and what an agent sends. A backtrace of each caught panic would take miri
+        # minutes.
         export RUST_BACKTRACE=0 PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
         # Without the example, a shared library, which miri cannot make.
         cargo +nightly miri test --locked -p nccl-net-versions --lib --tests
         cargo +nightly miri test --locked -p nccl-net-mpib --lib -- proto:: device::mr_cache::
+        cargo +nightly miri test --locked -p nccl-net-mpib-agent-iface --lib -- \
+            agent::message agent::hints shares:: stats::layout
         ;;
     *)
         echo "usage: $0 fmt|build|clippy|abi|doc|links|manifests|prose|deny|advisories|loom|miri" >&2
