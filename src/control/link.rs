@@ -58,6 +58,8 @@ struct Inner {
     step: Option<&'static str>,
     /// The handshake is over.
     established: bool,
+    /// Whether CALLBACK has come.
+    called_back: bool,
     /// How the connection is dialled again; `None` without failover.
     redial: Option<RedialTerms>,
     /// The first error of a write: the kernel reports it once, and the next read finds no bytes.

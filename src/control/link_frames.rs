@@ -46,7 +46,11 @@ impl Link {
                 return;
             }
             Message::Hello(ref hello) => inner.who = format!(" ({}, pid {})", hello.host, hello.pid),
+            Message::Callback(_) if inner.called_back => {
+                return self.finish(inner, End::Violation("CALLBACK for the second time".into()));
+            }
             Message::Callback(callback) => {
+                inner.called_back = true;
                 if let Some(redial) = &mut inner.redial {
                     redial.set_peer(callback);
                 }

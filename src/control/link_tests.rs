@@ -76,6 +76,16 @@ fn reset(peer: Peer) {
     SockRef::from(&peer.socket).set_linger(Some(Duration::ZERO)).unwrap();
 }
 
+/// It is no message for the owner, whose inbox bounds the others.
+#[test]
+fn a_second_callback_ends_the_connection() {
+    let (link, mut peer) = established();
+    peer.send(&Message::Callback(Callback { id: [3; 8], port: 2, addrs: Vec::new(), ended: [4; 16] }));
+    assert_eq!(step(&link), LinkStatus::Closed);
+    let why = link.try_recv().unwrap_err().to_string();
+    assert!(why.contains("CALLBACK for the second time"), "{why}");
+}
+
 //= protocol.md: dialling again: a FIN is the end of the process, a reset is not
 #[test]
 fn a_reset_breaks_the_connection() {

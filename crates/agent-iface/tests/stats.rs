@@ -4,6 +4,7 @@
 use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -272,6 +273,47 @@ fn of_many_pages_a_few_are_read() {
     assert_eq!(pages_of(std::process::id()).unwrap().len(), 8);
     drop(copies);
     page();
+}
+
+/// With a lease on a file its owner makes others wait who open it, 45 s by default. A page without
+/// its magic is not complete, and costs a search no less.
+#[test]
+fn nobody_can_make_a_search_wait() {
+    let (_turn, _writer) = writer();
+    // A lease that is broken is a signal to its owner, which would end this process.
+    // SAFETY: no handler.
+    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    let mut bytes = Vec::new();
+    file().read_to_end(&mut bytes).unwrap();
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let mut first = File::from(memfd_create(MEMFD_NAME, flags).unwrap());
+    first.write_all(&bytes).unwrap();
+    fcntl(&first, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+    let leased = File::open(format!("/proc/self/fd/{}", first.as_raw_fd())).unwrap();
+    drop(first);
+    // SAFETY: a descriptor of this function.
+    let rc = unsafe { libc::fcntl(leased.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+    assert_eq!(pages_of(std::process::id()).unwrap().len(), 1, "the search has waited for the lease");
+    drop(leased);
+
+    let empty = || {
+        let file = File::from(memfd_create(MEMFD_NAME, flags).unwrap());
+        file.set_len(STATS_SIZE as u64).unwrap();
+        fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        file
+    };
+    // They come before the copy of a page, which is not reached.
+    let many: Vec<File> = (0..8).map(|_| empty()).collect();
+    let mut last = File::from(memfd_create(MEMFD_NAME, flags).unwrap());
+    last.write_all(&bytes).unwrap();
+    fcntl(&last, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+    // Behind all descriptors of this process.
+    let behind = fcntl(&last, FcntlArg::F_DUPFD_CLOEXEC(500)).unwrap();
+    drop(last);
+    assert_eq!(pages_of(std::process::id()).unwrap().len(), 1);
+    // SAFETY: a new descriptor, which nothing else owns.
+    drop((many, unsafe { OwnedFd::from_raw_fd(behind) }));
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! The socket connection of one process: bytes in, answers out.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nccl_net_mpib_agent_iface::agent::{
     IN_MEMORY, Malformed, Request, Response, Status, TAKES_MEMORY, flags, passing,
 };
+use nix::sys::socket::{MsgFlags, recv};
 
 use crate::state::{Agent, ProcessId};
 
@@ -56,9 +57,10 @@ impl Plugin {
     /// Reads once and answers what is complete.
     pub(crate) fn read(&mut self, agent: &mut Agent) -> Result<(), End> {
         let mut bytes = [0; IN_MAX];
-        match passing::receive(&self.socket, &mut bytes) {
-            Ok((0, _)) => return Err(End::Closed),
-            Ok((n, _)) => self.input.extend_from_slice(&bytes[..n]),
+        // Without a control buffer the kernel drops descriptors that a process passes.
+        match recv(self.socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT).map_err(io::Error::from) {
+            Ok(0) => return Err(End::Closed),
+            Ok(n) => self.input.extend_from_slice(&bytes[..n]),
             Err(e) if again(&e) => {}
             Err(e) => return Err(e.into()),
         }

@@ -312,10 +312,13 @@ impl Server {
     }
 
     fn observe(&mut self, now: Instant) {
+        // Without the lock: those who ask by HTTP do not wait for the pages of others.
+        let readings = self.observers.iter_mut().map(|(id, observer)| (*id, observer.read(now)));
+        let readings: Vec<_> = readings.collect();
         let mut agent = self.handle.agent();
-        for (id, observer) in &mut self.observers {
-            if let Some((seen, elapsed)) = observer.read(now) {
-                agent.observe(*id, &seen, elapsed);
+        for (id, reading) in readings {
+            if let Some((seen, elapsed)) = reading {
+                agent.observe(id, &seen, elapsed);
             }
         }
         let config = agent.config();

@@ -1,8 +1,8 @@
 //! The server against plugins that are of another release, lie, flood or die.
 
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::net::Ipv4Addr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
@@ -14,6 +14,8 @@ use nccl_net_mpib_agent_iface::agent::{
     ENTRY_SIZE, Hint, IN_MEMORY, Register, Request, Response, Status, TAKES_MEMORY, entry_offset, flags,
     passing,
 };
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -169,6 +171,26 @@ fn a_process_without_connections_attaches() {
     agent.handle.change(|agent| agent.drain("mlx5_0:1", false)).unwrap();
     assert_eq!(plugin.message(), (Response::PortsChanged, 0));
     assert!(memory.ports().unwrap().is_empty());
+}
+
+/// The agent needs none of them. They would use up its own, and keep a stranger's files open.
+#[test]
+fn descriptors_that_a_process_passes_are_closed() {
+    let agent = Running::start("");
+    let mut plugin = agent.connect();
+    let (mut read, write) = std::io::pipe().unwrap();
+    fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    for count in [1, 3, 253] {
+        let fds = vec![write.as_raw_fd(); count];
+        let (bytes, len) = Request::Deregister { conn_id: 1 }.encode_with(0);
+        let control = [ControlMessage::ScmRights(&fds)];
+        let to = plugin.socket.as_raw_fd();
+        sendmsg::<()>(to, &[IoSlice::new(&bytes[..len])], &control, MsgFlags::empty(), None).unwrap();
+        assert_eq!(plugin.message(), (deregistered(Status::INVALID_REQUEST), 0));
+    }
+    drop(write);
+    // The end of the pipe: nobody has its other end any more.
+    assert_eq!(read.read(&mut [0]).unwrap(), 0);
 }
 
 //= agent.md: plugins without a memory file have slots in the hint file

@@ -6,6 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use nix::cmsg_space;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
+/// Most descriptors in one message (SCM_MAX_FD of the kernel). With less room the kernel passes some
+/// and cuts the rest off, and those passed would stay open.
+const MOST: usize = 253;
+
 /// Sends what fits now, and the descriptor with the first byte. Returns the number of bytes; the
 /// descriptor is sent unless that is an error. A peer that has closed raises no SIGPIPE.
 ///
@@ -26,13 +30,13 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>)
 /// # Errors
 /// The system's, `WouldBlock` if nothing has come.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut control = cmsg_space!([i32; 1]);
+    let mut control = cmsg_space!([i32; MOST]);
     let mut buffers = [IoSliceMut::new(bytes)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
     let message = recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut buffers, Some(&mut control), flags)?;
     let received = message.bytes;
     let mut passed = Vec::new();
-    // A control message that was cut off is an error of the iterator; it has no descriptors then.
+    // There is room for all: nothing is cut off, which would be an error of the iterator.
     for part in message.cmsgs().into_iter().flatten() {
         if let ControlMessageOwned::ScmRights(fds) = part {
             // SAFETY: the kernel has just made these descriptors for this process, and nothing else
@@ -50,6 +54,24 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn descriptors_that_are_too_many_are_closed() {
+        for count in [2, 3, 253] {
+            let (one, other) = UnixStream::pair().unwrap();
+            let (mut read, write) = io::pipe().unwrap();
+            let fds = vec![write.as_raw_fd(); count];
+            let control = [ControlMessage::ScmRights(&fds)];
+            sendmsg::<()>(one.as_raw_fd(), &[IoSlice::new(b"a")], &control, MsgFlags::empty(), None).unwrap();
+            drop(write);
+            let (n, passed) = receive(&other, &mut [0; 8]).unwrap();
+            assert!(n == 1 && passed.is_some(), "{count}");
+            drop(passed);
+            // The end of the pipe: nobody has its other end any more.
+            nix::fcntl::fcntl(&read, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
+            assert_eq!(io::Read::read(&mut read, &mut [0]).unwrap(), 0, "{count}");
+        }
+    }
 
     #[test]
     fn bytes_and_a_descriptor_arrive_together() {

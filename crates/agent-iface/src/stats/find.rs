@@ -74,9 +74,11 @@ pub fn pages_of(pid: u32) -> Result<Vec<StatsPage>, NoPage> {
             break;
         }
         let fd = fd.map_err(|e| trouble(&fds, e))?.path();
-        let found = page(&fd);
-        opened += usize::from(!matches!(found, Ok(None)));
-        match found {
+        if !is_named(&fd) {
+            continue;
+        }
+        opened += 1;
+        match page(&fd) {
             // A process that was forked without exec has the descriptor of its parent's page.
             Ok(Some((page, inode))) if page.summary().pid == own && !seen.contains(&inode) => {
                 pages.push(page);
@@ -113,17 +115,21 @@ fn innermost_pid(status: &str) -> Option<u32> {
     line.split_whitespace().last()?.parse().ok()
 }
 
+/// Returns whether a descriptor has the name of a page.
+fn is_named(fd: &Path) -> bool {
+    let Ok(link) = fs::read_link(fd) else { return false };
+    let name = link.to_str().and_then(|link| link.strip_prefix("/memfd:")?.strip_prefix(MEMFD_NAME));
+    matches!(name, Some("" | " (deleted)"))
+}
+
 /// Opens a page and returns it with its inode, because a process may have several descriptors of
 /// one page. Returns `None` if the descriptor is not a page, was just closed, or its page is not
 /// yet complete.
 fn page(fd: &Path) -> Result<Option<(StatsPage, u64)>, BadPage> {
-    let Ok(link) = fs::read_link(fd) else { return Ok(None) };
-    let name = link.to_str().and_then(|link| link.strip_prefix("/memfd:")?.strip_prefix(MEMFD_NAME));
-    if !matches!(name, Some("" | " (deleted)")) {
-        return Ok(None);
-    }
     let file: File = match open_regular(fd) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // Somebody has a lease on it (fcntl, F_SETLEASE), which no plugin takes.
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
         opened => match opened? {
             Some(file) => file,
             None => return Ok(None),
@@ -137,14 +143,15 @@ fn page(fd: &Path) -> Result<Option<(StatsPage, u64)>, BadPage> {
 }
 
 /// Opens a regular file for reading; `None` if the path leads to something else. Anything may have
-/// the name of a page, a device among them, and is not opened before its kind is known.
+/// the name of a page, a device among them, and is not opened before its kind is known. Waits for
+/// nobody's lease.
 fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let handle = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
     if !handle.metadata()?.is_file() {
         return Ok(None);
     }
     let same = format!("/proc/self/fd/{}", handle.as_raw_fd());
-    File::open(same).map(Some)
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(same).map(Some)
 }
 
 #[cfg(test)]
