@@ -223,7 +223,10 @@ impl RecvState {
     /// Handles an immediate without a mask: a part that is sent again.
     pub(crate) fn part_arrived(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
         let replay = self.comm.layout.decode_replay(word).ok_or(ArrivalError::Word)?;
-        if !self.episodes.arrived(replay) {
+        // A part that an immediate with a mask has brought does not come again, and its slot may have
+        // another group.
+        let place = &self.slots[usize::from(replay.slot) % SLOTS];
+        if !self.episodes.arrived(replay) || !place.awaits(replay.part) {
             return Err(ArrivalError::Unrequested(replay.slot, replay.part));
         }
         if let Some(flushes) = &mut self.flushes {

@@ -95,6 +95,12 @@ impl Slot {
         (got, self.arrivals.expected() & !got)
     }
 
+    /// Returns whether a part is announced and has not arrived.
+    pub(crate) fn awaits(&self, part: u8) -> bool {
+        let (_, missing) = self.parts();
+        part < 8 && missing >> part & 1 == 1
+    }
+
     /// Handles the only immediate of a group of one, which arrived on `rail`. Otherwise returns
     /// `false` and changes nothing.
     #[inline(always)]

@@ -160,6 +160,7 @@ type Lie = (Vec<Message>, Vec<u32>, &'static str);
 fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
     isolated(here!(), &mpib("512", &[&SHORT[..], &[("MPIB_FAILOVER_WAIT", "0")]].concat()), || {
         let (table, ctx, layout) = (newest(), init(newest()), ImmLayout::new(2).unwrap());
+        let arrives = layout.encode(1, 0b11, layout.size(100));
         let lies: Vec<Lie> = vec![
             (vec![state(0b100, 1, vec![])], vec![], "gives up rails 0b100"),
             (vec![state(1, 9, vec![])], vec![], "has group 9 as the next"),
@@ -177,6 +178,12 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
             (
                 vec![state(1, 2, vec![open(1, 1, 1)])],
                 vec![layout.encode_replay(Replay::new(1, 0, 2))],
+                "was sent again and not requested",
+            ),
+            // The part has arrived on a rail that works, beside the request to send it again.
+            (
+                vec![state(1, 2, vec![open(1, 0b11, 0b11)])],
+                vec![arrives, layout.encode_replay(Replay::new(1, 1, 1))],
                 "was sent again and not requested",
             ),
         ];
