@@ -22,6 +22,7 @@ pub mod http;
 pub mod kept;
 pub mod observe;
 mod once;
+mod per_minute;
 mod plugin;
 pub mod policy;
 mod process;

@@ -1,6 +1,6 @@
 //! The socket, the signals, and the loop that serves them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::handle::Handle;
 use crate::kept::{self, Kept};
 use crate::observe::Observer;
+use crate::per_minute::PerMinute;
 use crate::plugin::{End, Plugin};
 use crate::state::{Agent, Peer, ProcessId};
 
@@ -59,7 +60,7 @@ pub struct Server {
     /// A descriptor to free when there are none left: refusing a connection takes one.
     spare: Option<File>,
     /// When lines about processes were logged.
-    complained: VecDeque<Instant>,
+    complaints: PerMinute,
 }
 
 impl Server {
@@ -109,7 +110,7 @@ impl Server {
             observe_at: Instant::now(),
             check_at: Instant::now(),
             spare: File::open("/dev/null").ok(),
-            complained: VecDeque::new(),
+            complaints: PerMinute::new(LINES),
         })
     }
 
@@ -270,13 +271,7 @@ impl Server {
 
     /// Logs what a process has done, but not as often as it does it.
     fn complain(&mut self, text: String) {
-        const MINUTE: Duration = Duration::from_secs(60);
-        let now = Instant::now();
-        while self.complained.front().is_some_and(|at| now.duration_since(*at) > MINUTE) {
-            self.complained.pop_front();
-        }
-        if self.complained.len() < LINES {
-            self.complained.push_back(now);
+        if self.complaints.allows(Instant::now()) {
             self.agent().log(text);
         }
     }

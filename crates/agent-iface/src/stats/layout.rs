@@ -284,13 +284,14 @@ impl<const WORDS: usize> Text<WORDS> {
         }
     }
 
-    /// Reads the text. Control characters and invalid UTF-8 are replaced, which makes it safe for a
-    /// terminal.
+    /// Reads the text. Control characters, those that separate lines or change the direction of text,
+    /// and invalid UTF-8 are replaced, which makes it safe for a terminal.
     pub(super) fn read(&self) -> String {
         let bytes: Vec<u8> = self.0.iter().flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes()).collect();
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
         let text = String::from_utf8_lossy(&bytes[..end]);
-        text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+        let is_direction = |c| matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        text.chars().map(|c| if c.is_control() || is_direction(c) { '?' } else { c }).collect()
     }
 }
 
@@ -309,6 +310,7 @@ mod tests {
             // The last character's second byte would be the 17th.
             ("fifteen bytes  é", "fifteen bytes  "),
             ("a\u{1b}[31m\n", "a?[31m?"),
+            ("a\u{2028}\u{202e}\u{2066}b", "a???b"),
         ] {
             text.write(given);
             assert_eq!(text.read(), read, "{given:?}");

@@ -12,8 +12,13 @@ use nccl_net_mpib_agent_iface::stats::NoPage;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{Document, History, rails};
+use super::rails::{self, PortEvent};
+use super::{Document, History};
+use crate::per_minute::PerMinute;
 use crate::{Agent, Handle};
+
+/// Most changes of rails that are logged in a minute.
+const NOTES: usize = 60;
 
 /// One reading, and its texts, each made when it is first needed.
 #[derive(Debug)]
@@ -133,6 +138,8 @@ impl Readings {
             pace,
             followers: followers.clone(),
             failed: false,
+            notes: PerMinute::new(NOTES),
+            left_out: false,
         };
         thread::Builder::new()
             .name("readings".into())
@@ -216,6 +223,9 @@ struct Reader {
     followers: Arc<AtomicUsize>,
     /// Whether the last reading has failed.
     failed: bool,
+    notes: PerMinute,
+    /// Whether changes were left out, and a line says so.
+    left_out: bool,
 }
 
 impl Reader {
@@ -255,15 +265,30 @@ impl Reader {
         self.ledger.update(&mut host);
         let last = self.send.borrow().clone();
         host.rates(&last.document.host);
-        let events = rails::events(&last.document.host, &host);
-        if !events.is_empty() {
-            self.handle.change(|agent| {
-                events.into_iter().for_each(|(kind, port, text)| agent.note(kind, &port, text));
-            });
-        }
+        self.note(rails::events(&last.document.host, &host));
         self.history.lock().add(&host);
         self.send.send_replace(Arc::new(Reading::new(host, &self.handle)));
         Ok(())
+    }
+
+    /// Logs changes of rails. Any process may show any, as often as it likes.
+    fn note(&mut self, mut events: Vec<PortEvent>) {
+        let (now, all) = (Instant::now(), events.len());
+        if all == 0 {
+            return;
+        }
+        events.retain(|_| self.notes.allows(now));
+        let left_out = events.len() < all;
+        let begins = left_out && !std::mem::replace(&mut self.left_out, true);
+        self.left_out = left_out;
+        self.handle.change(|agent| {
+            events.into_iter().for_each(|(kind, port, text)| agent.note(kind, &port, text));
+            if begins {
+                agent.log(format!(
+                    "more than {NOTES} changes of rails in a minute; the others are not logged"
+                ));
+            }
+        });
     }
 }
 
@@ -271,6 +296,38 @@ impl Reader {
 mod tests {
     use super::*;
     use crate::Config;
+
+    /// A process whose page shows a port down and up without pause.
+    #[test]
+    fn changes_without_pause_do_not_flood_the_log() {
+        let handle = Handle::new(Agent::new(Config::default(), None, Default::default())).unwrap();
+        let reading = Arc::new(Reading::new(Host::default(), &handle));
+        let pace = Pace { often: Duration::ZERO, seldom: Duration::ZERO, change: Duration::ZERO };
+        let mut reader = Reader {
+            source: Source::default(),
+            ledger: Ledger::default(),
+            handle: handle.clone(),
+            send: watch::channel(reading).0,
+            history: Arc::default(),
+            nudged: sync_channel(1).1,
+            rail_changed: Arc::default(),
+            pace,
+            followers: Arc::default(),
+            failed: false,
+            notes: PerMinute::new(NOTES),
+            left_out: false,
+        };
+        for n in 0..30 {
+            let event =
+                |i| (crate::EventKind::RailDown, format!("d{i}:1"), format!("port d{i}:1 is down, {n}"));
+            reader.note((0..10).map(event).collect());
+        }
+        let texts: Vec<String> =
+            handle.read(Agent::snapshot).events.into_iter().map(|event| event.text).collect();
+        assert_eq!(texts.iter().filter(|text| text.contains("is down")).count(), NOTES);
+        let told = texts.iter().filter(|text| text.contains("the others are not logged"));
+        assert_eq!(told.count(), 1, "{texts:?}");
+    }
 
     /// An hour is never waited for: the reading comes for the change of the rail alone.
     //= agent.md: a change of a rail is in the stream at once
