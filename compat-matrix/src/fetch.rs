@@ -25,6 +25,8 @@ const LIBRARY: &str = "libnccl.so.2";
 pub(crate) struct Cache {
     root: PathBuf,
     package: String,
+    /// Whether it may download: not with SETUP=no.
+    downloads: bool,
 }
 
 impl Cache {
@@ -35,7 +37,8 @@ impl Cache {
         let root = root.ok_or_else(|| {
             Failure::tool("no place for a cache: neither XDG_CACHE_HOME nor HOME is an absolute path")
         })?;
-        Ok(Self { root: root.join("mpib/nccl"), package: package.to_owned() })
+        let downloads = env::var_os("SETUP").is_none_or(|setup| setup != "no");
+        Ok(Self { root: root.join("mpib/nccl"), package: package.to_owned(), downloads })
     }
 
     /// Returns the cache of another package with the same releases.
@@ -43,7 +46,7 @@ impl Cache {
         if package == self.package {
             return self;
         }
-        Self { root: self.root.with_file_name(package), package: package.to_owned() }
+        Self { root: self.root.with_file_name(package), package: package.to_owned(), ..self }
     }
 
     /// Returns a release's folder.
@@ -67,7 +70,7 @@ impl Cache {
     }
 
     fn get(&self, release: &Release, folder: &Path) -> Result<PathBuf> {
-        if env::var_os("SETUP").is_some_and(|setup| setup == "no") {
+        if !self.downloads {
             let path = folder.join(LIBRARY);
             return Err(Failure::missing(format!(
                 "{} is missing, and SETUP=no prevents the download",
@@ -192,7 +195,7 @@ mod tests {
     #[test]
     fn what_is_in_the_cache_is_not_fetched_again_and_can_be_dropped() {
         let root = tempfile::tempdir().unwrap();
-        let cache = Cache { root: root.path().into(), package: "no such package".into() };
+        let cache = Cache { root: root.path().into(), package: "no such package".into(), downloads: true };
         let path = cache.folder(&release()).join(LIBRARY);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, "there").unwrap();
@@ -205,7 +208,7 @@ mod tests {
     #[test]
     fn a_package_without_a_pinned_hash_is_missing_and_leaves_nothing_behind() {
         let root = tempfile::tempdir().unwrap();
-        let cache = Cache { root: root.path().into(), package: "not a package".into() };
+        let cache = Cache { root: root.path().into(), package: "not a package".into(), downloads: true };
         let failure = cache.fetch(&release()).unwrap_err();
         assert_eq!(failure.kind, Kind::Missing, "{failure}");
         assert!(failure.message.contains(&release().version), "{failure}");
@@ -238,7 +241,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_told_before_anything_is_downloaded() {
         let root = tempfile::tempdir().unwrap();
-        let cache = Cache { root: root.path().into(), package: "not a package".into() };
+        let cache = Cache { root: root.path().into(), package: "not a package".into(), downloads: true };
         let failure = cache.fetch(&Release { wheel_mb: u64::MAX / 2, ..release() }).unwrap_err();
         assert!(failure.message.contains("MB are free"), "{failure}");
     }

@@ -6,7 +6,7 @@ use crate::model::{Failover, MAX_PORTS, Port, TwoWays};
 use crate::sums::add_all;
 use crate::{Count, Host, PortCounts, Process};
 
-/// Most ports of which the counts of ended processes are kept.
+/// Most ports for which the ledger keeps the counts of ended processes.
 const MAX_ENDED: usize = 4 * MAX_PORTS;
 
 /// What processes have counted.

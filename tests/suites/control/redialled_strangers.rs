@@ -133,7 +133,7 @@ fn the_end_of_a_connection_has_a_proof() {
     assert_eq!(ended_commitment(&proof), known.callback.ended);
 }
 
-/// Whoever has read a CALLBACK can ask for the end of connections that never were, and stay.
+/// Anyone who has read a CALLBACK can send REDIALs with unknown tokens, and not close.
 //= faults.md: 38
 #[test]
 fn those_who_are_told_of_an_end_and_stay_are_bounded() {
