@@ -64,7 +64,8 @@ fn fails(test: &str, more: &[(&str, &str)], die: &[&str], fault: Fault, causes: 
         let codes = transfer(&pair, usize::MAX);
         assert!(codes.iter().all(|code| [RemoteError, SystemError].contains(code)), "{codes:?}");
         assert_warned_one_of(causes);
-        assert_warned(&["gave the connection up"]);
+        // The other end may notice its own last rail first.
+        assert_warned_one_of(&[&["gave the connection up"], &["mailbox write", "failed on rail"]]);
         pair.close();
     });
 }
