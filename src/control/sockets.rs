@@ -90,7 +90,7 @@ pub(super) struct Sockets {
     /// The sockets of established connections. The thread waits for them.
     pub(super) established: Registry,
     pub(super) entries: HashMap<Token, Entry>,
-    /// The connection that is stepped. It is not in the table then, and a panic must fail it, too.
+    /// The connection that is served. It is not in the table then, and a panic must fail it, too.
     in_hand: Option<Arc<Link>>,
     timers: BinaryHeap<Reverse<(Instant, Token)>>,
     /// From which ticks count.
@@ -159,9 +159,7 @@ impl Sockets {
 
     /// Handles an event or a timer of `token`. Neither has any other meaning than "try again".
     pub(super) fn step(&mut self, token: Token) {
-        // Removed while it runs, since it may change the table.
-        let Some(entry) = self.entries.remove(&token) else { return };
-        self.in_hand = entry.link().cloned();
+        let Some(entry) = self.take(token) else { return };
         let entry = match entry {
             Entry::Listener(mut acceptor) => {
                 let whole = acceptor.on_ready(token, self);
@@ -177,12 +175,10 @@ impl Sockets {
             Entry::Redialed(redialed) => redialed.on_ready(token, self),
             Entry::Lingering(lingering) => lingering.advance(token, self),
         };
-        self.in_hand = None;
         self.put_back(token, entry);
     }
 
     fn step_link(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
-        self.in_hand = Some(Arc::clone(&link));
         let status = self.serve(&link);
         link.take_news(&mut self.news);
         match status {
@@ -204,7 +200,16 @@ impl Sockets {
         status
     }
 
+    /// Takes an entry out of the table while it is served: that may change the table.
+    fn take(&mut self, token: Token) -> Option<Entry> {
+        let entry = self.entries.remove(&token)?;
+        self.in_hand = entry.link().cloned();
+        Some(entry)
+    }
+
+    /// Puts an entry back that was served, unless it has ended.
     pub(super) fn put_back(&mut self, token: Token, entry: Option<Entry>) {
+        self.in_hand = None;
         if let Some(entry) = entry {
             self.entries.insert(token, entry);
         }
@@ -356,9 +361,7 @@ impl Sockets {
         addr: SocketAddr,
         result: Outcome,
     ) {
-        let entry = self.entries.remove(&connector);
-        self.in_hand = entry.as_ref().and_then(Entry::link).cloned();
-        let entry = match entry {
+        let entry = match self.take(connector) {
             Some(Entry::Connector(c)) => c.on_result(connector, attempt, addr, result, self),
             Some(Entry::Redialer(redialer)) => redialer.on_result(connector, addr, result, self),
             other => other,

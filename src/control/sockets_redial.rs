@@ -37,7 +37,7 @@ impl Sockets {
         keys: Keys,
         sent: &[u8],
     ) -> Option<Entry> {
-        if let Some(Entry::Redialer(redialer)) = self.entries.remove(&channel) {
+        if let Some(Entry::Redialer(redialer)) = self.take(channel) {
             redialer.close(self);
         }
         socket::close_in_order(&stream);
@@ -62,7 +62,7 @@ impl Sockets {
 
     /// Dials a connection again at once: the peer has found that it is broken.
     pub(in crate::control) fn interrupted(&mut self, channel: Token) {
-        let entry = match self.entries.remove(&channel) {
+        let entry = match self.take(channel) {
             Some(Entry::Redialer(redialer)) => redialer.hurry(channel, self),
             Some(Entry::Link(link)) if !link.just_resumed() => {
                 link.interrupt("the peer found it broken");

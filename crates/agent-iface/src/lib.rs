@@ -57,6 +57,7 @@ pub mod hw_counters;
 mod memfd;
 pub mod shares;
 pub mod stats;
+pub mod text;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -244,32 +244,43 @@ fn a_forked_process_does_not_write_to_its_parents_page() {
     assert_eq!(page().summary().plugin, "1.2.3");
 }
 
+/// Creates a memfd with these seals, which `write` fills.
+fn sealed(name: &str, seals: SealFlag, write: impl FnOnce(&mut File)) -> File {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let mut file = File::from(memfd_create(name, flags).unwrap());
+    write(&mut file);
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+    file
+}
+
 /// Creates a memfd with these seals and words.
 fn forged(seals: SealFlag, size: usize, words: &[(usize, u32)]) -> File {
     // Not the name of a page: other tests count the pages of this process.
-    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let file = File::from(memfd_create("forged", flags).unwrap());
-    file.set_len(size as u64).unwrap();
-    for (at, word) in words {
-        file.write_all_at(&word.to_ne_bytes(), *at as u64).unwrap();
-    }
-    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
-    file
+    sealed("forged", seals, |file| {
+        file.set_len(size as u64).unwrap();
+        for (at, word) in words {
+            file.write_all_at(&word.to_ne_bytes(), *at as u64).unwrap();
+        }
+    })
+}
+
+/// Creates a memfd with the name of a page. A test that has this process's turn may do so.
+fn named(write: impl FnOnce(&mut File)) -> File {
+    sealed(MEMFD_NAME, SealFlag::F_SEAL_SHRINK, write)
+}
+
+/// The bytes of this process's page.
+fn bytes() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    file().read_to_end(&mut bytes).unwrap();
+    bytes
 }
 
 #[test]
 fn of_many_pages_a_few_are_read() {
     let (_turn, _writer) = writer();
-    let mut bytes = Vec::new();
-    file().read_to_end(&mut bytes).unwrap();
-    let copy = || {
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let mut file = File::from(memfd_create(MEMFD_NAME, flags).unwrap());
-        file.write_all(&bytes).unwrap();
-        fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
-        file
-    };
-    let copies: Vec<File> = (0..100).map(|_| copy()).collect();
+    let bytes = bytes();
+    let copies: Vec<File> = (0..100).map(|_| named(|file| file.write_all(&bytes).unwrap())).collect();
     assert_eq!(pages_of(std::process::id()).unwrap().len(), 8);
     drop(copies);
     page();
@@ -283,12 +294,8 @@ fn nobody_can_make_a_search_wait() {
     // A lease that is broken is a signal to its owner, which would end this process.
     // SAFETY: no handler.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
-    let mut bytes = Vec::new();
-    file().read_to_end(&mut bytes).unwrap();
-    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let mut first = File::from(memfd_create(MEMFD_NAME, flags).unwrap());
-    first.write_all(&bytes).unwrap();
-    fcntl(&first, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+    let bytes = bytes();
+    let first = named(|file| file.write_all(&bytes).unwrap());
     let leased = File::open(format!("/proc/self/fd/{}", first.as_raw_fd())).unwrap();
     drop(first);
     let begin = Instant::now();
@@ -302,17 +309,9 @@ fn nobody_can_make_a_search_wait() {
     assert_eq!(pages_of(std::process::id()).unwrap().len(), 1, "the search has waited for the lease");
     drop(leased);
 
-    let empty = || {
-        let file = File::from(memfd_create(MEMFD_NAME, flags).unwrap());
-        file.set_len(STATS_SIZE as u64).unwrap();
-        fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
-        file
-    };
     // They come before the copy of a page, which is not reached.
-    let many: Vec<File> = (0..8).map(|_| empty()).collect();
-    let mut last = File::from(memfd_create(MEMFD_NAME, flags).unwrap());
-    last.write_all(&bytes).unwrap();
-    fcntl(&last, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+    let many: Vec<File> = (0..8).map(|_| named(|file| file.set_len(STATS_SIZE as u64).unwrap())).collect();
+    let last = named(|file| file.write_all(&bytes).unwrap());
     // Behind all descriptors of this process.
     let behind = fcntl(&last, FcntlArg::F_DUPFD_CLOEXEC(500)).unwrap();
     drop(last);

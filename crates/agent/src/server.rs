@@ -59,7 +59,7 @@ pub struct Server {
     check_at: Instant,
     /// A descriptor to free when there are none left: refusing a connection takes one.
     spare: Option<File>,
-    /// When lines about processes were logged.
+    /// Bounds the lines about processes.
     complaints: PerMinute,
 }
 
@@ -308,13 +308,11 @@ impl Server {
 
     fn observe(&mut self, now: Instant) {
         // Without the lock: those who ask by HTTP do not wait for the pages of others.
-        let readings = self.observers.iter_mut().map(|(id, observer)| (*id, observer.read(now)));
-        let readings: Vec<_> = readings.collect();
+        let read = self.observers.iter_mut().filter_map(|(id, one)| Some((*id, one.read(now)?)));
+        let read: Vec<_> = read.collect();
         let mut agent = self.handle.agent();
-        for (id, reading) in readings {
-            if let Some((seen, elapsed)) = reading {
-                agent.observe(id, &seen, elapsed);
-            }
+        for (id, (seen, elapsed)) in read {
+            agent.observe(id, &seen, elapsed);
         }
         let config = agent.config();
         self.observe_at = now + if config.measures() { config.interval() } else { SELDOM };

@@ -36,7 +36,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option
     let message = recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut buffers, Some(&mut control), flags)?;
     let received = message.bytes;
     let mut passed = Vec::new();
-    // There is room for all: nothing is cut off, which would be an error of the iterator.
+    // There is room for all in the buffer: what does not fit would be an error of the iterator.
     for part in message.cmsgs().into_iter().flatten() {
         if let ControlMessageOwned::ScmRights(fds) = part {
             // SAFETY: the kernel has just made these descriptors for this process, and nothing else

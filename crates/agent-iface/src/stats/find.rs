@@ -68,16 +68,11 @@ pub fn pages_of(pid: u32) -> Result<Vec<StatsPage>, NoPage> {
     }
     let own = innermost_pid(&own).unwrap_or(pid);
     let fds = format!("{here}/fd");
-    let (mut pages, mut seen, mut bad, mut opened) = (Vec::new(), Vec::new(), None, 0);
-    for fd in fs::read_dir(&fds).map_err(|e| trouble(&fds, e))?.take(MAX_DESCRIPTORS) {
-        if opened == MAX_PAGES {
-            break;
-        }
-        let fd = fd.map_err(|e| trouble(&fds, e))?.path();
-        if !is_named(&fd) {
-            continue;
-        }
-        opened += 1;
+    let (mut pages, mut seen, mut bad) = (Vec::new(), Vec::new(), None);
+    let all = fs::read_dir(&fds).map_err(|e| trouble(&fds, e))?.take(MAX_DESCRIPTORS);
+    let all = all.map(|fd| fd.map(|fd| fd.path()));
+    for fd in all.filter(|fd| fd.as_ref().map_or(true, |fd| is_named(fd))).take(MAX_PAGES) {
+        let fd = fd.map_err(|e| trouble(&fds, e))?;
         match page(&fd) {
             // A process that was forked without exec has the descriptor of its parent's page.
             Ok(Some((page, inode))) if page.summary().pid == own && !seen.contains(&inode) => {

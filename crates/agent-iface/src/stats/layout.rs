@@ -9,6 +9,7 @@ use super::{
     Generation, NO_SHARE, Revision, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE,
     STATS_PORTS, STATS_RAILS, STATS_SIZE, State,
 };
+use crate::text::printable;
 
 /// The whole page.
 #[derive(Debug)]
@@ -289,9 +290,7 @@ impl<const WORDS: usize> Text<WORDS> {
     pub(super) fn read(&self) -> String {
         let bytes: Vec<u8> = self.0.iter().flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes()).collect();
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-        let text = String::from_utf8_lossy(&bytes[..end]);
-        let is_direction = |c| matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        text.chars().map(|c| if c.is_control() || is_direction(c) { '?' } else { c }).collect()
+        printable(&String::from_utf8_lossy(&bytes[..end]))
     }
 }
 

@@ -279,8 +279,11 @@ impl Reader {
         }
         events.retain(|_| self.notes.allows(now));
         let left_out = events.len() < all;
-        let begins = left_out && !std::mem::replace(&mut self.left_out, true);
+        let begins = left_out && !self.left_out;
         self.left_out = left_out;
+        if events.is_empty() && !begins {
+            return;
+        }
         self.handle.change(|agent| {
             events.into_iter().for_each(|(kind, port, text)| agent.note(kind, &port, text));
             if begins {
