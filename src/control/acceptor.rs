@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 use mio::Token;
 
 use super::accepted::{Accepted, Guest, WAITING_MAX};
+use super::beginnings::Beginnings;
 use super::end::ChannelState;
 use super::half_open::{HalfOpen, Look};
 use super::link::Link;
-use super::redial_terms::RedialTerms;
+use super::redial_terms::{Here, RedialTerms};
 use super::redialed::Redialed;
 use super::socket::{self, ListenSocket, Stream};
 use super::sockets::{Entry, Sockets};
-use crate::proto::{Addr, Handle, Nonce, Role, Secret};
+use crate::proto::{Addr, Nonce, Role, Secret};
 
 /// Most connections accepted before other sockets are served.
 const ACCEPT_BATCH: usize = 16;
@@ -45,10 +46,10 @@ pub(super) struct Acceptor {
 /// Whom a listener serves.
 #[derive(Debug)]
 pub(super) enum Guests {
-    /// Connectors of new connections, and the handle by which those are dialled again.
-    Connectors { accepted: Arc<Accepted>, callback: Option<Box<Handle>> },
-    /// Peers of this process's connections.
-    Redials,
+    /// Connectors of new connections, and where those are dialled again.
+    Connectors { accepted: Arc<Accepted>, here: Option<Box<Here>> },
+    /// Peers of this process's connections, and those that they cannot dial again yet.
+    Redials(Arc<Beginnings>),
 }
 
 /// What becomes of a whole HELLO with the right claim.
@@ -67,8 +68,13 @@ pub(super) enum Admission {
 impl Acceptor {
     /// Makes the one of the listener for re-dials. The connections have the limit of silence of those
     /// that they replace once they do.
-    pub(super) fn of_redials(socket: ListenSocket, secret: Arc<Secret>, limit: Duration) -> Self {
-        Self::new(socket, Guests::Redials, secret, (limit, limit))
+    pub(super) fn of_redials(
+        socket: ListenSocket,
+        secret: Arc<Secret>,
+        beginnings: Arc<Beginnings>,
+        limit: Duration,
+    ) -> Self {
+        Self::new(socket, Guests::Redials(beginnings), secret, (limit, limit))
     }
 
     pub(super) fn new(
@@ -131,14 +137,14 @@ impl Acceptor {
         }
         let (secret, until) = (Arc::clone(&self.secret), Instant::now() + self.limit);
         // Read before anything is closed for it: a right first frame usually comes at once.
-        let (entry, look) = match self.guests {
+        let (entry, look) = match &self.guests {
             Guests::Connectors { .. } => {
                 let mut half_open = HalfOpen::new(me, stream, addr, secret, until);
                 let look = half_open.look();
                 (Entry::HalfOpen(half_open), look)
             }
-            Guests::Redials => {
-                let mut redialed = Redialed::new(me, stream, addr, secret, until);
+            Guests::Redials(beginnings) => {
+                let mut redialed = Redialed::new(me, (stream, addr), secret, Arc::clone(beginnings), until);
                 let look = redialed.look();
                 (Entry::Redialed(redialed), look)
             }
@@ -254,14 +260,14 @@ impl Acceptor {
 
     /// Returns how a new connection with this token is dialled again; `None` without failover.
     pub(super) fn redial_terms(&self, token: Nonce) -> Option<RedialTerms> {
-        let Guests::Connectors { callback: Some(handle), .. } = &self.guests else { return None };
-        Some(RedialTerms::new(Role::Acceptor, token, handle, self.silence))
+        let Guests::Connectors { here: Some(here), .. } = &self.guests else { return None };
+        Some(RedialTerms::new(Role::Acceptor, token, here, self.silence))
     }
 
     fn accepted(&self) -> Option<&Arc<Accepted>> {
         match &self.guests {
             Guests::Connectors { accepted, .. } => Some(accepted),
-            Guests::Redials => None,
+            Guests::Redials(_) => None,
         }
     }
 

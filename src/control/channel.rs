@@ -79,8 +79,8 @@ impl Channel {
         let hello = Message::Hello(Hello { claim, wiring_follows, ..hello.clone() });
         let (mut redials, mut redial) = (None, None);
         if let Some(failover) = &failover {
-            let (listener, handle) = control.redials.get(control, &interfaces, failover)?;
-            redial = Some(RedialTerms::new(Role::Connector, token, &handle, silence));
+            let (listener, here) = control.redials.get(control, &interfaces, failover)?;
+            redial = Some(RedialTerms::new(Role::Connector, token, &here, silence));
             redials = Some((listener, failover.wait));
         }
         let callback = redial.as_ref().map(RedialTerms::callback);

@@ -255,7 +255,9 @@ impl Link {
 
     /// Ends the handshake. A broken TCP connection may be replaced from now on.
     pub(super) fn set_established(&self) {
-        self.lock().established = true;
+        let mut inner = self.lock();
+        inner.established = true;
+        inner.redial.iter_mut().for_each(RedialTerms::end_handshake);
     }
 
     /// Sets who is notified of events, or ends that.
@@ -341,6 +343,7 @@ impl Link {
     /// Closes the socket and stores the reason, unless there is one already.
     fn finish(&self, inner: &mut Inner, end: End) {
         inner.hang_up();
+        inner.redial.iter_mut().for_each(RedialTerms::end_handshake);
         if inner.end.is_none() {
             self.state.store(end.state() as u8, Ordering::Release);
             inner.end = Some(end);

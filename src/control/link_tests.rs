@@ -7,6 +7,7 @@ use std::time::Duration;
 use socket2::SockRef;
 
 use super::*;
+use crate::control::redial_terms::Here;
 use crate::proto::{Addr, Callback, HEADER_BYTES, Handle, Peeked, Transcript};
 
 /// The peer of a link: its socket and its keys.
@@ -30,8 +31,8 @@ fn transcript() -> Transcript {
 /// An established link of an acceptor with failover, and its peer.
 pub(in crate::control) fn established() -> (Link, Peer) {
     let addrs = [Addr::new(Ipv4Addr::LOCALHOST.into(), 8).unwrap()];
-    let handle = Handle::new([1; 16], 1, &addrs).unwrap();
-    let terms = RedialTerms::new(Role::Acceptor, [2; 16], &handle, Duration::from_secs(60));
+    let here = Here { handle: Handle::new([1; 16], 1, &addrs).unwrap(), beginnings: Arc::default() };
+    let terms = RedialTerms::new(Role::Acceptor, [2; 16], &here, Duration::from_secs(60));
     let link = Link::with_redial(Some(terms));
     let session = transcript().session(&[6; 16]);
     let early = || transcript().early_key();

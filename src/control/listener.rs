@@ -50,13 +50,13 @@ impl Listener {
         let failover = options.failover.as_ref();
         let redials =
             failover.map(|failover| control.redials.get(control, &interfaces, failover)).transpose()?;
-        let (redials, callback) = redials.unzip();
+        let (redials, here) = redials.unzip();
         let redials = redials.zip(failover.map(|failover| failover.wait));
         let reactor = control.reactor()?;
         let (waiting, refused, seats) = (Mutex::default(), Mutex::default(), Arc::clone(&control.seats));
         let accepted = Arc::new(Accepted { waiting, seats, refused });
         let limits = (options.timeout.min(STRANGER_LIMIT), options.silence);
-        let guests = Guests::Connectors { accepted: Arc::clone(&accepted), callback: callback.map(Box::new) };
+        let guests = Guests::Connectors { accepted: Arc::clone(&accepted), here: here.map(Box::new) };
         let token = reactor.begin(|sockets| {
             let token = sockets.next_token();
             sockets.register(&mut *socket, token)?;

@@ -21,6 +21,7 @@
 mod accepted;
 mod acceptor;
 mod attempt;
+mod beginnings;
 mod channel;
 mod connector;
 mod end;

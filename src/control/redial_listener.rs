@@ -7,14 +7,15 @@ use mio::Token;
 use parking_lot::Mutex;
 
 use super::acceptor::Acceptor;
+use super::beginnings::Beginnings;
 use super::interfaces::{Interface, fitted, reachable};
 use super::options::{Failover, Options};
 use super::reactor::{Control, Reactor};
-use super::redial_terms::random;
+use super::redial_terms::{Here, random};
 use super::socket;
 use super::sockets::Entry;
 use crate::error::{Error, Result};
-use crate::proto::{Addr, Handle, Secret};
+use crate::proto::{Addr, Secret};
 
 /// How long a peer may take to send its REDIAL, and to continue after WELCOME.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -31,6 +32,7 @@ pub(super) struct RedialListener {
     port: u16,
     /// The addresses to which connections may come.
     named: Mutex<Vec<Addr>>,
+    beginnings: Arc<Beginnings>,
 }
 
 /// The listener of a process.
@@ -38,13 +40,13 @@ pub(super) struct RedialListener {
 pub(super) struct SharedListener(Mutex<Weak<RedialListener>>);
 
 impl SharedListener {
-    /// Returns the listener, and the handle by which peers reach it.
+    /// Returns the listener, and where peers reach it.
     pub(super) fn get(
         &self,
         control: &Control,
         interfaces: &[Interface],
         failover: &Failover,
-    ) -> Result<(Arc<RedialListener>, Handle)> {
+    ) -> Result<(Arc<RedialListener>, Here)> {
         let mut shared = self.0.lock();
         let listener = match shared.upgrade() {
             Some(listener) if listener.reactor.alive().is_ok() => listener,
@@ -68,7 +70,8 @@ impl SharedListener {
             *named = handle.addrs().to_vec();
         }
         drop(named);
-        Ok((listener, handle))
+        let beginnings = Arc::clone(&listener.beginnings);
+        Ok((listener, Here { handle, beginnings }))
     }
 }
 
@@ -78,14 +81,16 @@ impl RedialListener {
         let mut socket = socket::listen(failover.family).map_err(failed)?;
         let port = socket.local_addr().map_err(failed)?.port();
         let secret = Arc::new(Secret::from(random()?));
-        let known = Arc::clone(&secret);
+        let beginnings = Arc::<Beginnings>::default();
+        let (known, running) = (Arc::clone(&secret), Arc::clone(&beginnings));
         let token = reactor.with(|sockets| {
             let token = sockets.next_token();
             sockets.register(&mut *socket, token)?;
-            sockets.insert(token, Entry::Listener(Acceptor::of_redials(socket, known, LIMIT)));
+            sockets.insert(token, Entry::Listener(Acceptor::of_redials(socket, known, running, LIMIT)));
             Ok(token)
         });
-        Ok(Self { token: token?.map_err(failed)?, reactor, secret, port, named: Mutex::default() })
+        let (token, named) = (token?.map_err(failed)?, Mutex::default());
+        Ok(Self { token, reactor, secret, port, named, beginnings })
     }
 }
 

@@ -1,7 +1,9 @@
 //! What the two ends of a connection know of each other to replace a broken TCP connection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::beginnings::{Beginning, Beginnings};
 use crate::error::{Error, Result};
 use crate::proto::{
     Callback, Handle, Message, Nonce, Redial, Role, Secret, Tag, ended_commitment, ended_proof,
@@ -10,6 +12,14 @@ use crate::proto::{
 /// By what a connection of this process is found: the token of its HELLO, and this end's role. Both
 /// ends may be in one process.
 pub(super) type RedialId = (Nonce, Role);
+
+/// Where the connections of this process are dialled again.
+#[derive(Debug, Clone)]
+pub(super) struct Here {
+    /// That of the listener for re-dials. Its secret stays in this process.
+    pub(super) handle: Handle,
+    pub(super) beginnings: Arc<Beginnings>,
+}
 
 /// How one connection is dialled again.
 #[derive(Debug, Clone)]
@@ -26,15 +36,23 @@ pub(super) struct RedialTerms {
     peer: Option<Callback>,
     /// How long the peer's host may be silent.
     pub(super) silence: Duration,
+    /// Present while the handshake runs.
+    begins: Option<Arc<Beginning>>,
 }
 
 impl RedialTerms {
-    /// Makes the terms of a new connection. `handle` is that of this process's listener for
-    /// re-dials: its secret stays in this process.
-    pub(super) fn new(role: Role, token: Nonce, handle: &Handle, silence: Duration) -> Self {
+    /// Makes the terms of a connection whose handshake begins.
+    pub(super) fn new(role: Role, token: Nonce, here: &Here, silence: Duration) -> Self {
+        let handle = &here.handle;
+        let begins = Some(Arc::new(here.beginnings.begin((token, role))));
         let ended = ended_commitment(&ended_proof(handle.secret(), &token, role));
         let here = Callback { id: handle.id(), port: handle.port(), addrs: handle.addrs().into(), ended };
-        Self { role, token, here, key: None, peer: None, silence }
+        Self { role, token, here, key: None, peer: None, silence, begins }
+    }
+
+    /// Ends the handshake: the connection can be dialled again, or has ended.
+    pub(super) fn end_handshake(&mut self) {
+        self.begins = None;
     }
 
     pub(super) fn set_key(&mut self, key: Nonce) {

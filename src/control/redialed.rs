@@ -9,7 +9,9 @@ use std::time::Instant;
 
 use mio::Token;
 
+use super::beginnings::Beginnings;
 use super::half_open::Look;
+use super::link::Link;
 use super::redial_terms::random;
 use super::socket::{self, Stream};
 use super::sockets::{Entry, Sockets};
@@ -25,6 +27,8 @@ pub(super) struct Redialed {
     addr: SocketAddr,
     /// The listener's.
     secret: Arc<Secret>,
+    /// The connections that have not ended and cannot be replaced yet.
+    beginnings: Arc<Beginnings>,
     until: Instant,
     read: Vec<u8>,
     /// Set once WELCOME was sent.
@@ -55,14 +59,14 @@ enum Verdict {
 impl Redialed {
     pub(super) fn new(
         listener: Token,
-        stream: Stream,
-        addr: SocketAddr,
+        (stream, addr): (Stream, SocketAddr),
         secret: Arc<Secret>,
+        beginnings: Arc<Beginnings>,
         until: Instant,
     ) -> Self {
         // If this end gives the connection up, a FIN would look like the end of this process.
         socket::reset_on_close(&stream);
-        Self { listener, stream, addr, secret, until, read: Vec::new(), welcomed: None }
+        Self { listener, stream, addr, secret, beginnings, until, read: Vec::new(), welcomed: None }
     }
 
     /// Reads what has come with the connection.
@@ -108,11 +112,12 @@ impl Redialed {
                     return None;
                 }
                 Ok(Verdict::Redial(redial, frame)) => {
-                    let channel = sockets.redialled(redial.token, redial.from.other());
-                    let Some((channel, link)) = channel else { return self.refuse(me, &redial, sockets) };
-                    match link.redial_key().filter(|key| redial.is_by_holder_of(key)) {
-                        None => "its tag is wrong",
-                        Some(key) => match self.welcome(&key, &frame, (channel, redial.from)) {
+                    let id = (redial.token, redial.from.other());
+                    match sockets.redialled(&id) {
+                        // Its proof of the end would be good later.
+                        None if self.beginnings.includes(&id) => "its handshake is not over",
+                        None => return self.refuse(me, &redial, sockets),
+                        Some((channel, link)) => match self.welcome((&redial, &frame), channel, &link) {
                             Ok(()) => {
                                 // A copy of a REDIAL comes this far.
                                 sockets.half_open.remove(me);
@@ -120,7 +125,7 @@ impl Redialed {
                                 sockets.wake_at(self.until, me);
                                 continue;
                             }
-                            Err(_) => "it cannot be answered",
+                            Err(why) => why,
                         },
                     }
                 }
@@ -132,14 +137,23 @@ impl Redialed {
         }
     }
 
-    fn welcome(&mut self, key: &Secret, frame: &[u8], (channel, from): (Token, Role)) -> io::Result<()> {
-        let challenge = random().map_err(io::Error::other)?;
-        let session = Transcript::new(key, frame).session(&challenge);
+    /// Answers the REDIAL of a peer. An error is why that cannot be done.
+    fn welcome(
+        &mut self,
+        (redial, frame): (&Redial, &[u8]),
+        channel: Token,
+        link: &Link,
+    ) -> Result<(), &'static str> {
+        let key = link.redial_key().filter(|key| redial.is_by_holder_of(key)).ok_or("its tag is wrong")?;
+        let unanswered = "it cannot be answered";
+        let challenge = random().map_err(|_| unanswered)?;
+        let session = Transcript::new(&key, frame).session(&challenge);
         let welcome = Message::Welcome { challenge, proof: session.proof };
+        let welcome = welcome.encode().map_err(|_| unanswered)?;
         // The first bytes that this end sends: the socket has room.
-        self.stream.write_all(&welcome.encode().map_err(io::Error::other)?)?;
-        let keys = session.keys_of(from.other(), None);
-        self.welcomed = Some(Box::new(Welcomed { channel, from, keys }));
+        self.stream.write_all(&welcome).map_err(|_| unanswered)?;
+        let keys = session.keys_of(redial.from.other(), None);
+        self.welcomed = Some(Box::new(Welcomed { channel, from: redial.from, keys }));
         Ok(())
     }
 

@@ -6,15 +6,16 @@ use mio::Token;
 
 use super::super::end::ChannelState;
 use super::super::link::Link;
+use super::super::redial_terms::RedialId;
 use super::super::redialer::Redialer;
 use super::super::socket::{self, Stream};
 use super::{BOTH, Entry, Sockets};
-use crate::proto::{Keys, Nonce, Role};
+use crate::proto::Keys;
 
 impl Sockets {
     /// Finds a connection that a peer dials again, by its token and this end's role.
-    pub(in crate::control) fn redialled(&self, token: Nonce, role: Role) -> Option<(Token, Arc<Link>)> {
-        self.unended(*self.redials.get(&(token, role))?)
+    pub(in crate::control) fn redialled(&self, id: &RedialId) -> Option<(Token, Arc<Link>)> {
+        self.unended(*self.redials.get(id)?)
     }
 
     /// Returns the connection of a channel, with the channel's token, unless it has ended.

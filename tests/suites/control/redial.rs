@@ -19,7 +19,7 @@ fn failover() -> Option<Failover> {
 }
 
 /// Silence never ends a connection in these tests.
-fn tolerance() -> Tolerance {
+pub(crate) fn tolerance() -> Tolerance {
     Tolerance { silence: SILENCE, failover: failover() }
 }
 

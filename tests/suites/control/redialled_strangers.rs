@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 
 use mpib_tests::holdings::descriptors;
-use mpib_tests::pair::until;
+use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::proxy::reset;
 use mpib_tests::raw::{Raw, dial, hello_frame, read_plain};
 use mpib_tests::{here, isolated};
@@ -12,7 +12,7 @@ use nccl_net_mpib::control::{Channel, ChannelState, Listener};
 use nccl_net_mpib::proto::{Callback, Message, Redial, Role, Secret, ended_commitment};
 
 use super::redial::listen;
-use super::util::{HALF_OPEN, hello, is_dropped, recv};
+use super::util::{HALF_OPEN, control, handle_with, hello, is_dropped, recv};
 
 /// A channel of this process whose peer is this test, and what the peer knows.
 struct Known {
@@ -25,8 +25,8 @@ struct Known {
 /// What the process of the test would show if the connection had ended there.
 const ENDED: [u8; 16] = [8; 16];
 
-/// Connects as a peer whose own listener for re-dials has this port.
-fn known(listener: &Listener, callback_port: u16) -> Known {
+/// Connects as a peer whose own listener for re-dials has this port. The handshake runs.
+fn begun(listener: &Listener, callback_port: u16) -> Known {
     // The token of another connector.
     let mut token = [0; 16];
     getrandom::fill(&mut token).unwrap();
@@ -37,12 +37,18 @@ fn known(listener: &Listener, callback_port: u16) -> Known {
     peer.send(&Message::Callback(Callback { id: [9; 8], port: callback_port, addrs, ended }));
     let channel = until("the peer", || listener.try_accept().unwrap());
     assert!(matches!(recv(&channel), Message::Hello(_)));
-    channel.end_handshake().unwrap();
     let Message::Callback(callback) = peer.recv() else { panic!("no CALLBACK") };
     // The process knows this end's CALLBACK once it has read what follows.
     peer.send(&Message::Ready);
     assert_eq!(recv(&channel), Message::Ready);
     Known { channel, peer, callback }
+}
+
+/// As [`begun`], and ends the handshake.
+fn known(listener: &Listener, callback_port: u16) -> Known {
+    let known = begun(listener, callback_port);
+    known.channel.end_handshake().unwrap();
+    known
 }
 
 impl Known {
@@ -131,6 +137,40 @@ fn the_end_of_a_connection_has_a_proof() {
     one.write_all(&redial).unwrap();
     let Message::Ended { proof } = read_plain(&mut one) else { panic!("no ENDED") };
     assert_eq!(ended_commitment(&proof), known.callback.ended);
+}
+
+/// A reader of CALLBACK gets no proof for later.
+//= protocol.md: dialling again: a connection whose handshake is not over gets no answer
+#[test]
+fn a_handshake_that_runs_has_no_proof_of_its_end() {
+    let listener = listen();
+    let redial = |known: &Known, from| Message::Redial(known.redial(from)).encode().unwrap();
+    // At the acceptor.
+    let acceptor = begun(&listener, 1);
+    let mut early = dial(acceptor.callback.port);
+    early.write_all(&redial(&acceptor, Role::Connector)).unwrap();
+    is_dropped(early);
+    acceptor.channel.end_handshake().unwrap();
+    drop(acceptor.dial(Role::Connector));
+    // At the connector.
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let handle = handle_with(server.local_addr().unwrap().port(), &["127.0.0.1"]);
+    let tolerance = super::redial::tolerance();
+    let channel =
+        Channel::connect(control(), &handle, (&hello("connector"), None), LIMIT, tolerance).unwrap();
+    let mut peer = Raw::accept(server.accept().unwrap().0, handle.secret());
+    let Message::Callback(callback) = peer.recv() else { panic!("no CALLBACK") };
+    let connector = Known { channel, peer, callback };
+    let mut early = dial(connector.callback.port);
+    early.write_all(&redial(&connector, Role::Acceptor)).unwrap();
+    is_dropped(early);
+    // A handshake that fails is an end.
+    connector.peer.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    until("the end of the handshake", || connector.channel.try_recv().is_err().then_some(()));
+    let mut late = dial(connector.callback.port);
+    late.write_all(&redial(&connector, Role::Acceptor)).unwrap();
+    let Message::Ended { proof } = read_plain(&mut late) else { panic!("no ENDED") };
+    assert_eq!(ended_commitment(&proof), connector.callback.ended);
 }
 
 /// Anyone who has read a CALLBACK can send REDIALs with unknown tokens, and not close.
