@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::async_events::state::EventState;
 use crate::async_events::toll::Toll;
-use crate::async_events::watch::{Owner, Route};
+use crate::async_events::watch::{CommWatch, Owner, Route};
 use crate::device::{Cause, Change, Happening, Moment, Nic, PortLife, PortState};
 use crate::error::Result;
 use crate::housekeeping::{Job, JobId, TICK};
+use crate::proto::rails;
 use crate::route::gid_addr;
 use crate::stats::Reason;
 use crate::verbs::{About, AsyncEvent, Context};
@@ -129,9 +130,21 @@ impl EventState {
         let same = |other: &Route| other.is_on(&route.nic) && other.peer == route.peer;
         let toll = self.give_up(same, reason, why);
         if is_new && !toll.is_empty() {
-            let (name, peer, clock) = (route.nic.name(), peer_of(route), now.clock());
-            tracing::warn!(target: "net", "the route from {name} to {peer} failed at {clock}: {why}; {toll}");
+            log_route(now, route, why, &toll);
         }
+    }
+
+    /// Applies the failure of a rail to the life of its port. Returns whether the port is down, and
+    /// its rails are given up.
+    fn port_of_rail_failed(&self, nic: &Nic, now: Moment, why: &str) -> bool {
+        let trouble = nic.now().err().map(|trouble| format!("{trouble}; {why}"));
+        let what = trouble.as_deref().map_or(Happening::Stalled(why), Happening::Failed);
+        nic.life().happened(now, what);
+        let is_down = nic.life().state() == PortState::Down;
+        if is_down {
+            self.give_up_port(nic);
+        }
+        is_down
     }
 
     /// Queries a port that is not healthy, and reports the episodes of its connections.
@@ -205,6 +218,11 @@ fn next_look(life: &PortLife, now: Instant) -> Duration {
     }
 }
 
+fn log_route(now: Moment, route: &Route, why: &str, toll: &Toll) {
+    let (name, peer, clock) = (route.nic.name(), peer_of(route), now.clock());
+    tracing::warn!(target: "net", "the route from {name} to {peer} failed at {clock}: {why}; {toll}");
+}
+
 fn peer_of(route: &Route) -> IpAddr {
     gid_addr(route.peer)
 }
@@ -219,15 +237,29 @@ impl Owner for EventState {
     }
 
     fn rail_failed(&self, route: &Route, reason: Reason, why: &str) {
-        let (nic, now) = (&route.nic, Moment::now());
-        let trouble = nic.now().err().map(|trouble| format!("{trouble}; {why}"));
-        let what = trouble.as_deref().map_or(Happening::Stalled(why), Happening::Failed);
-        nic.life().happened(now, what);
-        match nic.life().state() {
-            PortState::Down => self.give_up_port(nic),
-            _ => self.give_up_route(now, route, reason, why),
+        let now = Moment::now();
+        if !self.port_of_rail_failed(&route.nic, now, why) {
+            self.give_up_route(now, route, reason, why);
         }
-        self.show(nic);
+        self.show(&route.nic);
+        self.housekeeping.wake(self.job);
+    }
+
+    fn rails_reported(&self, comm: &CommWatch, mask: u8, why: &str) {
+        let now = Moment::now();
+        let mut routes: Vec<Route> = rails(mask).filter_map(|rail| comm.route(rail)).collect();
+        routes.retain(|route| {
+            let is_down = self.port_of_rail_failed(&route.nic, now, why);
+            self.show(&route.nic);
+            !is_down
+        });
+        let mut toll = Toll::default();
+        toll.condemn(comm, mask, Reason::Peer, why);
+        for route in routes {
+            if route.nic.life().route_reported(now, route.peer, why) && !toll.is_empty() {
+                log_route(now, &route, why, &toll);
+            }
+        }
         self.housekeeping.wake(self.job);
     }
 

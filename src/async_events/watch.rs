@@ -53,6 +53,9 @@ pub(super) trait Owner: fmt::Debug + Send + Sync {
     /// A rail failed: decides whether its port or its route is the cause, and condemns all rails
     /// that the cause concerns.
     fn rail_failed(&self, route: &Route, reason: Reason, why: &str);
+    /// The peer of a comm has given up rails. If their port works, no other comm gives a rail up: the
+    /// peer may lie.
+    fn rails_reported(&self, comm: &CommWatch, mask: u8, why: &str);
     /// An episode has ended that began with the failure of a rail over a route.
     fn episode(&self, route: &Route, reason: Reason, replayed: u64, stall: Duration);
     /// A rail over a route works, after a failure or for the first time.
@@ -260,6 +263,16 @@ impl CommWatch {
             owner.rail_failed(&route, reason, why);
         }
         self.condemn(1 << rail, reason, why);
+    }
+
+    /// Reports that the peer has given rails up. If a port of theirs cannot be used, all rails of the
+    /// process on it are condemned; the comm's own rails are in any case.
+    #[cold]
+    pub fn given_up_by_the_peer(&self, mask: u8, why: &str) {
+        if let Some(owner) = self.owner.upgrade() {
+            owner.rails_reported(self, mask, why);
+        }
+        self.condemn(mask, Reason::Peer, why);
     }
 
     /// Returns whether a rail that was given up may be made anew now: its port can be reached, and

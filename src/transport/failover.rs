@@ -87,7 +87,7 @@ impl Comm {
             return Err(error);
         }
         self.failures.new |= failed;
-        self.report_failure(failed, Reason::Completion, &error.to_string());
+        self.report_failure(failed, &error.to_string());
         self.failures.first.get_or_insert(*error);
         self.mark();
         Ok(())
@@ -100,11 +100,11 @@ impl Comm {
 
     /// Reports the failure of rails to the process: its other connections over the same port or
     /// route give theirs up, too, and one line is logged.
-    fn report_failure(&self, failed: u8, reason: Reason, why: &str) {
+    fn report_failure(&self, failed: u8, why: &str) {
         let mut rest = failed;
         while rest != 0 {
             let rail = rest.trailing_zeros() as usize;
-            self.watch.rail_failed(rail, reason, why);
+            self.watch.rail_failed(rail, Reason::Completion, why);
             rest &= !(1 << rail | self.stripes_of(rail));
         }
     }
@@ -118,7 +118,8 @@ impl Comm {
     pub(crate) fn given_up_by_the_peer(&mut self, which: u8) {
         let new = which & !self.failures.noticed();
         if new != 0 {
-            self.report_failure(new, Reason::Peer, "the peer has given it up");
+            let all = rails(new).fold(0, |all, rail| all | self.stripes_of(rail));
+            self.watch.given_up_by_the_peer(all, "the peer has given it up");
         }
     }
 

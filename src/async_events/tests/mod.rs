@@ -222,6 +222,38 @@ fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
     assert_eq!(new.take_condemned(), 0);
 }
 
+//= rail-life.md: the word of a peer costs no other connection a rail
+#[test]
+fn a_peer_that_gives_rails_up_costs_its_own_connection_alone() {
+    let world = World::new();
+    let rails = [(0, 1), (1, 1)];
+    let [reported, other, late] = [10, 20, 30].map(|first| world.comm(first, &rails, None));
+    reported.given_up_by_the_peer(0b01, "the peer has given it up");
+    assert_eq!([&reported, &other].map(|comm| comm.take_condemned()), [0b01, 0]);
+    assert_eq!(reported.cause(0).as_deref(), Some("the peer has given it up"));
+    // The hold-down of the route does not begin: the others return when they would.
+    late.condemn(0b01, Reason::Completion, "its queue failed");
+    until(|| late.may_return(0).then_some(()));
+    // This end's own sign concerns all that are left.
+    late.set_rail(0, Some(world.queues(0, 1, 40)));
+    late.rail_failed(0, Reason::Completion, "retries exceeded");
+    assert_eq!(other.take_condemned(), 0b01);
+    assert!(!late.may_return(0));
+}
+
+/// A link that is down by an event of this end needs no further sign.
+//= rail-life.md: what a sign of a fault costs
+#[test]
+fn the_word_of_a_peer_confirms_that_a_link_is_down() {
+    let world = World::new();
+    let [reported, other] = [10, 20].map(|first| world.comm(first, &[(0, 1), (1, 1)], None));
+    world.port_event(0, PORT_ERR);
+    assert_eq!(world.nics[0].life().state(), PortState::Suspect);
+    reported.given_up_by_the_peer(0b01, "the peer has given it up");
+    assert_eq!(world.nics[0].life().state(), PortState::Down);
+    assert_eq!([&reported, &other].map(|comm| comm.take_condemned()), [0b01, 0b01]);
+}
+
 //= faults.md: 21: a GID is removed under load: the rails that use it are given up at once
 //= rail-life.md: what a sign of a fault costs
 #[test]

@@ -105,8 +105,10 @@ struct Port {
 
 #[derive(Debug, Default)]
 struct Route {
-    /// Present while the route is out of use.
+    /// Present while the route is out of use, for one connection at least.
     cause: Option<Cause>,
+    /// Whether the cause is the word of a peer alone.
+    reported: bool,
     hold: HoldDown,
 }
 
@@ -180,11 +182,25 @@ impl PortLife {
     pub fn route_failed(&self, now: Moment, peer: [u8; 16], why: &str) -> bool {
         let mut record = self.record.lock();
         let Some(route) = record.route(now.instant, peer) else { return true };
+        if route.cause.is_some() && !route.reported {
+            return false;
+        }
+        route.cause = Some(Cause { why: why.to_owned(), since: now });
+        route.reported = false;
+        route.hold.failed(now.instant);
+        true
+    }
+
+    /// Notes that a peer reports that a route has failed. The hold-down of the route, which all
+    /// connections share, does not begin. Returns `false` if the route is out of use already.
+    pub fn route_reported(&self, now: Moment, peer: [u8; 16], why: &str) -> bool {
+        let mut record = self.record.lock();
+        let Some(route) = record.route(now.instant, peer) else { return true };
         if route.cause.is_some() {
             return false;
         }
         route.cause = Some(Cause { why: why.to_owned(), since: now });
-        route.hold.failed(now.instant);
+        route.reported = true;
         true
     }
 
