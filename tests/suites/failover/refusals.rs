@@ -324,3 +324,27 @@ fn a_verdict_waits_for_data_that_the_sender_has_completed() {
         assert_eq!(table.close_recv(comm), Success);
     });
 }
+
+//= protocol.md: episode: a lying peer fails its own connection
+//= rail-life.md: the word of a peer costs no other connection a rail
+#[test]
+fn a_rail_that_one_peer_gives_up_stays_in_use_for_others() {
+    isolated(here!(), &mpib("512", &SHORT), || {
+        let (table, ctx) = (newest(), init(newest()));
+        let peers = [sender(ctx), sender(ctx)];
+        for ((comm, evil), rails) in peers.iter().zip([0b01, 0b10]) {
+            let from = Buffer::new(table, *comm, vec![0; 4096]);
+            evil.channel.send(&Message::Down { epoch: 0, rails }).unwrap();
+            let state = until("STATE", || {
+                assert_eq!(table.isend(*comm, from.addr(), 1000, 1, from.mr), (Success, Ptr::default()));
+                evil.channel.try_recv().unwrap()
+            });
+            assert!(matches!(&state, Message::State(state) if state.dead == rails), "{state:?}");
+            from.dereg();
+        }
+        for (comm, evil) in peers {
+            drop(evil);
+            assert_eq!(table.close_send(comm), Success);
+        }
+    });
+}
