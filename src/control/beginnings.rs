@@ -6,7 +6,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::redial_terms::RedialId;
+use crate::proto::{Nonce, Role};
+
+/// By what a connection of this process is found: the token of its HELLO, and this end's role. Both
+/// ends may be in one process.
+pub(super) type RedialId = (Nonce, Role);
 
 /// Those of the process.
 #[derive(Debug, Default)]

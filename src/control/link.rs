@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use mio::net::TcpStream;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::beginnings::RedialId;
 use super::end::{ChannelState, End};
 use super::news::{Call, ChannelEvent, News, Pending};
-use super::redial_terms::{RedialId, RedialTerms};
+use super::redial_terms::RedialTerms;
 use super::socket::{self, Stream, canonical};
 use crate::error::{Error, Result};
 use crate::proto::{FrameKey, Keys, Message, Role, Secret, Session};

@@ -3,15 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::beginnings::{Beginning, Beginnings};
+use super::beginnings::{Beginning, Beginnings, RedialId};
 use crate::error::{Error, Result};
 use crate::proto::{
     Callback, Handle, Message, Nonce, Redial, Role, Secret, Tag, ended_commitment, ended_proof,
 };
-
-/// By what a connection of this process is found: the token of its HELLO, and this end's role. Both
-/// ends may be in one process.
-pub(super) type RedialId = (Nonce, Role);
 
 /// Where the connections of this process are dialled again.
 #[derive(Debug, Clone)]

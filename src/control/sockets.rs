@@ -15,13 +15,13 @@ use mio::{Events, Interest, Poll, Registry, Token};
 
 use super::acceptor::Acceptor;
 use super::attempt::{Attempt, Outcome};
+use super::beginnings::RedialId;
 use super::connector::Connector;
 use super::half_open::HalfOpen;
 use super::half_open_list::HalfOpenList;
 use super::lingering::Lingering;
 use super::link::{Link, LinkStatus};
 use super::news::Call;
-use super::redial_terms::RedialId;
 use super::redialed::Redialed;
 use super::redialer::Redialer;
 use super::rival::Rival;

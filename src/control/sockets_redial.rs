@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use mio::Token;
 
+use super::super::beginnings::RedialId;
 use super::super::end::ChannelState;
 use super::super::link::Link;
-use super::super::redial_terms::RedialId;
 use super::super::redialer::Redialer;
 use super::super::socket::{self, Stream};
 use super::{BOTH, Entry, Sockets};
