@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nccl_net_mpib_agent_iface::stats::{self, Event, NoPage, Reason, STALL_BOUNDS_MS, Statistics, StatsPage};
 use nix::unistd::{Uid, User};
 
+use crate::budget::Budget;
 use crate::{
     Connection, Count, Failover, Host, Port, PortCounts, Process, Rail, Stalls, Totals, TwoWays, sysfs,
 };
@@ -43,17 +44,29 @@ impl Source {
     /// `/proc` cannot be read.
     pub fn host(&mut self) -> Result<Host, NoPage> {
         let all = stats::processes().map_err(|source| NoPage::Io { path: "/proc".into(), source })?;
+        Ok(self.read(&all, Budget::default()))
+    }
+
+    fn read(&mut self, all: &[u32], mut budget: Budget) -> Host {
         let mut host = new_host();
-        for pid in all {
+        for &pid in all {
+            let uid = user_of(pid);
+            if !budget.has_room(uid) {
+                host.not_inspected += 1;
+                continue;
+            }
             match stats::pages_of(pid) {
-                Ok(pages) => self.add(&mut host, pid, &pages),
+                Ok(pages) => self.add(&mut host, (pid, uid), &pages, &mut budget),
                 // The process has ended, or it has no page.
                 Err(NoPage::NoProcess | NoPage::None) => {}
                 Err(NoPage::NotPermitted) => host.not_permitted += 1,
-                Err(e) => host.unreadable.push(format!("process {pid}: {e}")),
+                Err(e) => {
+                    budget.add_page(uid);
+                    host.unreadable.push(format!("process {pid}: {e}"));
+                }
             }
         }
-        Ok(self.finish(host))
+        self.finish(host)
     }
 
     /// Reads one process. Rates are not computed.
@@ -62,17 +75,25 @@ impl Source {
     /// The process has no page that can be read.
     pub fn process(&mut self, pid: u32) -> Result<Host, NoPage> {
         let mut host = new_host();
-        self.add(&mut host, pid, &stats::pages_of(pid)?);
+        self.add(&mut host, (pid, user_of(pid)), &stats::pages_of(pid)?, &mut Budget::default());
         Ok(self.finish(host))
     }
 
-    fn add(&mut self, host: &mut Host, pid: u32, pages: &[StatsPage]) {
-        let uid = fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid());
+    fn add(&mut self, host: &mut Host, (pid, uid): (u32, u32), pages: &[StatsPage], budget: &mut Budget) {
         let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         let command = command.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         let user = self.users.entry(uid).or_insert_with(|| name_of(uid)).clone();
         let known = Process { pid, uid, user, command, ..Process::default() };
-        host.processes.extend(pages.iter().map(|page| process(known.clone(), page.read())));
+        for page in pages {
+            let mut process = process(known.clone(), page.read());
+            budget.add_page(uid);
+            let kept = budget.add_connections(uid, process.connections.len());
+            let left = u32::try_from(process.connections.len() - kept).unwrap_or(u32::MAX);
+            process.not_shown = process.not_shown.saturating_add(left);
+            process.connections.truncate(kept);
+
+            host.processes.push(process);
+        }
     }
 
     fn finish(&self, mut host: Host) -> Host {
@@ -94,6 +115,11 @@ fn new_host() -> Host {
         mpib: env!("CARGO_PKG_VERSION").into(),
         ..Host::default()
     }
+}
+
+/// Returns the user of a process: root, if it has ended.
+fn user_of(pid: u32) -> u32 {
+    fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid())
 }
 
 fn name_of(uid: u32) -> Option<String> {
@@ -227,3 +253,7 @@ fn rail(r: stats::Rail) -> Rail {
         given_up_at_ms: r.given_up_at.map(ms),
     }
 }
+
+#[cfg(test)]
+#[path = "gather_tests.rs"]
+mod tests;

@@ -4,6 +4,7 @@
 //! sysfs, into one document: [`Host`]. [`Host::rates`] compares two of them. [`Ledger`] keeps the
 //! counts of processes that have ended. [`metrics()`] formats a document for Prometheus.
 
+mod budget;
 mod count;
 mod gather;
 mod ledger;

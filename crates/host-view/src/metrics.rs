@@ -46,6 +46,7 @@ metrics! {
     BuildInfo = GAUGE "mpib_build_info" ["version"] "Version of the program that has read the statistics; always 1";
     Processes = GAUGE "mpib_processes" [] "Processes whose statistics are read";
     NotPermitted = GAUGE "mpib_processes_not_permitted" [] "Processes that this user may not inspect";
+    NotInspected = GAUGE "mpib_processes_not_inspected" [] "Processes that were not inspected, since their user or the host has too many pages";
     Unreadable = GAUGE "mpib_processes_unreadable" [] "Processes whose statistics cannot be read";
     Connections = GAUGE "mpib_connections" [] "Open connections: one for each end and direction";
     FailedConnections = GAUGE "mpib_connections_failed" [] "Open connections that have failed";
@@ -117,6 +118,7 @@ fn of_host(to: &mut Families, host: &Host) {
     to.add(Id::BuildInfo, &[&host.mpib], 1.0);
     to.add(Id::Processes, &[], host.processes.len() as f64);
     to.add(Id::NotPermitted, &[], host.not_permitted as f64);
+    to.add(Id::NotInspected, &[], host.not_inspected as f64);
     to.add(Id::Unreadable, &[], host.unreadable.len() as f64);
     to.add(Id::Connections, &[], host.processes.iter().map(|p| f64::from(p.open)).sum());
     to.add(Id::FailedConnections, &[], connections().filter(|c| c.state == "failed").count() as f64);

@@ -42,6 +42,9 @@ pub struct Host {
     pub processes: Vec<Process>,
     /// Processes that this user may not inspect, if no process was named.
     pub not_permitted: usize,
+    /// Processes that were not inspected, since too many pages were read before: 256 of their user,
+    /// or 1,024 of the host.
+    pub not_inspected: usize,
     /// Why the pages of other processes cannot be read.
     pub unreadable: Vec<String>,
 }
@@ -65,8 +68,8 @@ pub struct Process {
     pub opened: Count,
     /// Open connections.
     pub open: u32,
-    /// Open connections that are not in `connections`, because the page is full. The totals have
-    /// them.
+    /// Open connections that are not in `connections`, because the page is full, or the document has
+    /// 32,768 of the user or 131,072 in all. The totals have them.
     pub not_shown: u32,
     /// Connections made so far over another NIC than NCCL requested.
     pub substituted: u32,

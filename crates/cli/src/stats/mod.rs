@@ -137,7 +137,7 @@ fn show(args: &StatsArgs) -> Result<(), Failed> {
         if let Some(last) = &last {
             now.rates(last);
         }
-        now.unreadable.iter().for_each(|why| eprintln!("mpib: {why}"));
+        report_left_out(&now);
         output::print(&text(args, &now)?)?;
         if now.processes.is_empty() {
             let others = match now.not_permitted {
@@ -156,6 +156,17 @@ fn show(args: &StatsArgs) -> Result<(), Failed> {
     }
 }
 
+/// Prints which processes are not in the document, but for those of other users.
+fn report_left_out(host: &Host) {
+    host.unreadable.iter().for_each(|why| eprintln!("mpib: {why}"));
+    if host.not_inspected > 0 {
+        eprintln!(
+            "mpib: {} processes were not inspected: too many pages were read before",
+            host.not_inspected
+        );
+    }
+}
+
 /// Prints or writes metrics. A host without processes has metrics, too: the collector must not find
 /// those of processes that have ended.
 fn show_metrics(args: &StatsArgs) -> Result<(), Failed> {
@@ -163,7 +174,7 @@ fn show_metrics(args: &StatsArgs) -> Result<(), Failed> {
     loop {
         let mut host = args.read(&mut source).map_err(|e| Failed::page(args.pid, &e))?;
         ledger.update(&mut host);
-        host.unreadable.iter().for_each(|why| eprintln!("mpib: {why}"));
+        report_left_out(&host);
         let text = metrics(&host, MetricsOptions { per_peer: args.per_peer });
         match &args.textfile {
             None => output::print(&text)?,

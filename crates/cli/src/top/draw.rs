@@ -69,9 +69,9 @@ fn bold() -> Style {
 
 fn head_lines(host: &Host, view: &View) -> Paragraph<'static> {
     let open: u64 = host.processes.iter().map(|process| u64::from(process.open)).sum();
-    let hidden = match host.not_permitted + host.unreadable.len() {
+    let hidden = match host.not_permitted + host.not_inspected + host.unreadable.len() {
         0 => String::new(),
-        n => format!(", {n} processes not readable"),
+        n => format!(", {n} processes not read"),
     };
     let paused = if view.is_paused() { "  PAUSED" } else { "" };
     let (name, clock, processes) = (&host.hostname, clock(host.at_ms), host.processes.len());
