@@ -77,7 +77,7 @@ impl Comm {
     /// comm no more than the rails, the request of the call counts as posted: it is lost with them.
     #[cold]
     pub(crate) fn rails_failed(&mut self, which: u8, error: Box<Error>) -> Fast<()> {
-        let failed = rails(which).fold(0, |failed, rail| failed | self.stripes_of(rail));
+        let failed = self.with_stripes(which);
         if failed & !self.failures.noticed() == 0 {
             return Ok(());
         }
@@ -96,6 +96,11 @@ impl Comm {
     /// Returns the rails that join the same two ports as this one.
     pub(crate) fn stripes_of(&self, rail: usize) -> u8 {
         self.rails_that(|other| other.joins_the_ports_of(&self.rails[rail]))
+    }
+
+    /// Returns these rails and all that join the same two ports as one of them.
+    fn with_stripes(&self, which: u8) -> u8 {
+        rails(which).fold(0, |all, rail| all | self.stripes_of(rail))
     }
 
     /// Reports the failure of rails to the process: its other connections over the same port or
@@ -118,8 +123,7 @@ impl Comm {
     pub(crate) fn given_up_by_the_peer(&mut self, which: u8) {
         let new = which & !self.failures.noticed();
         if new != 0 {
-            let all = rails(new).fold(0, |all, rail| all | self.stripes_of(rail));
-            self.watch.given_up_by_the_peer(all, "the peer has given it up");
+            self.watch.given_up_by_the_peer(self.with_stripes(new), "the peer has given it up");
         }
     }
 

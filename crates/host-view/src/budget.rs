@@ -39,20 +39,14 @@ impl Budget {
         self.host.pages > 0 && self.users.get(&uid).unwrap_or(&self.of_user).pages > 0
     }
 
-    /// Counts a page, which may be unreadable.
-    pub(crate) fn add_page(&mut self, uid: u32) {
-        let Self { host, of_user, users } = self;
-        for room in [host, users.entry(uid).or_insert(*of_user)] {
-            room.pages = room.pages.saturating_sub(1);
-        }
-    }
-
-    /// Counts the connections of a page. Returns how many of them may be kept.
-    pub(crate) fn add_connections(&mut self, uid: u32, wanted: usize) -> usize {
+    /// Counts a page with these connections: none, if it is unreadable. Returns how many of them may
+    /// be kept.
+    pub(crate) fn add_page(&mut self, uid: u32, connections: usize) -> usize {
         let Self { host, of_user, users } = self;
         let user = users.entry(uid).or_insert(*of_user);
-        let kept = wanted.min(host.connections).min(user.connections);
+        let kept = connections.min(host.connections).min(user.connections);
         for room in [host, user] {
+            room.pages = room.pages.saturating_sub(1);
             room.connections -= kept;
         }
         kept
@@ -69,10 +63,10 @@ mod tests {
         let mut budget = Budget::new(room(2, 10), room(3, 15));
         for uid in [1, 1, 2] {
             assert!(budget.has_room(uid));
-            budget.add_page(uid);
+            assert_eq!(budget.add_page(uid, 0), 0);
         }
         assert!([1, 2, 3].iter().all(|uid| !budget.has_room(*uid)), "the host has three");
-        let kept = [(1, 8), (1, 8), (2, 4), (3, 4)].map(|(uid, n)| budget.add_connections(uid, n));
+        let kept = [(1, 8), (1, 8), (2, 4), (3, 4)].map(|(uid, n)| budget.add_page(uid, n));
         assert_eq!(kept, [8, 2, 4, 1]);
     }
 }

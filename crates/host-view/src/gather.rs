@@ -61,7 +61,7 @@ impl Source {
                 Err(NoPage::NoProcess | NoPage::None) => {}
                 Err(NoPage::NotPermitted) => host.not_permitted += 1,
                 Err(e) => {
-                    budget.add_page(uid);
+                    budget.add_page(uid, 0);
                     host.unreadable.push(format!("process {pid}: {e}"));
                 }
             }
@@ -86,12 +86,10 @@ impl Source {
         let known = Process { pid, uid, user, command, ..Process::default() };
         for page in pages {
             let mut process = process(known.clone(), page.read());
-            budget.add_page(uid);
-            let kept = budget.add_connections(uid, process.connections.len());
+            let kept = budget.add_page(uid, process.connections.len());
             let left = u32::try_from(process.connections.len() - kept).unwrap_or(u32::MAX);
             process.not_shown = process.not_shown.saturating_add(left);
             process.connections.truncate(kept);
-
             host.processes.push(process);
         }
     }
