@@ -1,7 +1,7 @@
 //! Connections that have sent their last frame.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -106,6 +106,11 @@ impl Lingering {
         let left = self.link.unsent();
         if left < self.left {
             self.left = left;
+            if left == 0 {
+                // Two ends that close at the same time both wait: each finds the other's end by this.
+                // It fails only if the connection has ended.
+                let _ = self.link.with_stream(|stream, _| stream.shutdown(Shutdown::Write));
+            }
             self.until = Instant::now() + LINGER;
             sockets.wake_at(self.until, me);
         }

@@ -16,6 +16,7 @@ pub mod mutation;
 mod routes;
 mod seeds;
 mod stats;
+mod strangers;
 mod table;
 
 pub use calls::calls;
@@ -27,6 +28,7 @@ pub use messages::messages;
 pub use nccl_net_mpib::simulation::{episodes, handshake, link, receiver};
 pub use routes::routes;
 pub use stats::stats;
+pub use strangers::strangers;
 
 /// A target.
 #[derive(Debug, Clone, Copy)]
@@ -76,7 +78,7 @@ const fn target(
 }
 
 /// All targets.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     target("messages", messages, seeds::messages, 20_000),
     target("handle", handle, seeds::handle, 40_000),
     target("link", link, seeds::link, 4_000),
@@ -90,6 +92,7 @@ pub const TARGETS: [Target; 13] = [
     target("calls", calls, seeds::calls, 40),
     target("config", config, seeds::config, 1_000),
     target("episodes", episodes, seeds::episodes, 1_000),
+    target("strangers", strangers, seeds::strangers, 500),
 ];
 
 /// The agent's client, with a hint file of this thread.

@@ -282,3 +282,52 @@ pub(crate) fn config() -> Seeds {
 pub(crate) fn episodes() -> Seeds {
     named(random(16, 1201))
 }
+
+/// Holders of a handle who prove themselves or do not, copies of HELLOs, re-dials by a peer and by
+/// those who do not know its key, and answers to a process that dials again.
+pub(crate) fn strangers() -> Seeds {
+    const STEPS: u64 = 11;
+    let dial = |list: List, socket: u8, again: u8| list.item(0, STEPS, &[socket, again]);
+    let hello = |list: List, socket: u8, token: u8| list.item(2, STEPS, &[socket, token, 0]);
+    let changed = |list: List, socket: u8, at: u8| list.item(2, STEPS, &[socket, 0, 1, at, 1]);
+    let redial = |list: List, socket: u8, token: u8, from: u8, knows: u8| {
+        list.item(3, STEPS, &[socket, token, from, knows, 0])
+    };
+    let say = |list: List, socket: u8, what: u64| {
+        list.item(4, STEPS, &[&[socket][..], &variant(what, 8), &[1]].concat())
+    };
+    let connect = |list: List| list.item(6, STEPS, &[]);
+    let answer = |list: List, how: u64| list.item(7, STEPS, &[&[0][..], &variant(how, 4)].concat());
+    let accept = |list: List| list.item(8, STEPS, &[]);
+    let own = |list: List, what: u64| list.item(9, STEPS, &[&[0][..], &variant(what, 5)].concat());
+    let exchange = |list: List| list.item(10, STEPS, &[]);
+    // Numbers of What: 0 PROOF, 1 READY, 2 BYE, 4 RESUME, 5 CALLBACK. Of Use: 2 ends the handshake.
+    let proved = |list: List| say(hello(dial(list, 0, 0), 0, 0), 0, 0);
+    let begun = || accept(say(proved(List::default()), 0, 5));
+    let established = || own(exchange(begun()), 2);
+    let reset = |list: List| list.item(5, STEPS, &[0, 0]);
+    let broken = || reset(established());
+    let to_stranger = || own(own(say(answer(connect(List::default()), 0), 0, 5), 0), 2);
+    let again = |list: List, from: u8, knows: u8| say(redial(dial(list, 1, 1), 1, 0, from, knows), 1, 4);
+    let second = |list: List| say(hello(dial(list, 1, 0), 1, 0), 1, 0);
+    let known = [
+        accept(proved(List::default())),
+        accept(say(second(hello(dial(List::default(), 0, 0), 0, 0)), 0, 0)),
+        accept(second(proved(List::default()))),
+        changed(dial(changed(dial(List::default(), 0, 0), 0, 20), 1, 0), 1, 60),
+        accept(hello(dial(List::default(), 0, 0), 0, 3)),
+        exchange(again(established(), 0, 1)),
+        exchange(again(broken(), 0, 1)),
+        again(again(established(), 1, 1), 0, 0),
+        redial(dial(redial(dial(established(), 1, 1), 1, 3, 0, 0), 2, 1), 2, 1, 0, 1),
+        own(say(own(say(established(), 0, 1), 0), 0, 2), 0),
+        again(begun(), 0, 1),
+        answer(broken(), 0),
+        answer(broken(), 1),
+        answer(broken(), 2),
+        answer(connect(List::default()), 1),
+        say(redial(dial(to_stranger(), 1, 1), 1, 4, 1, 1), 1, 4),
+        say(answer(reset(to_stranger()), 0), 0, 1),
+    ];
+    named(known.map(List::end).into_iter().chain(random(12, 300)))
+}

@@ -74,5 +74,6 @@ macro_rules! replays {
 }
 
 replays!(
-    messages, handle, link, mailbox, handshake, routes, receiver, fifo, agent, stats, calls, config, episodes
+    messages, handle, link, mailbox, handshake, routes, receiver, fifo, agent, stats, calls, config,
+    episodes, strangers
 );

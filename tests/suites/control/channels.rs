@@ -324,6 +324,23 @@ fn a_close_with_much_unsent_still_delivers_it_all() {
     assert_eq!(peer.stream.read(&mut [0]).unwrap(), 0);
 }
 
+/// Of two ends that close at the same time, each waits for the end of the other.
+//= protocol.md: after BYE an end sends nothing more, and reads on
+#[test]
+fn a_close_ends_one_direction_at_once() {
+    let listener = listen();
+    let mut peer = raw_peer(&listener);
+    let channel = until("the peer", || listener.try_accept().unwrap());
+    channel.close();
+    assert_eq!(peer.recv(), Message::Bye);
+    assert_eq!(peer.stream.read(&mut [0]).unwrap(), 0);
+    // A closed socket would answer the first of them with a reset.
+    for _ in 0..2 {
+        let frame = peer.sealed(&Message::Ready);
+        peer.stream.write_all(&frame).expect("a socket that reads on");
+    }
+}
+
 #[test]
 fn both_ends_may_close_at_once() {
     for _ in 0..20 {

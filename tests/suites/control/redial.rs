@@ -178,7 +178,7 @@ fn without_failover_at_both_ends_a_reset_is_a_loss() {
 }
 
 /// The acceptor finds it by dialling, as nobody dials it.
-//= protocol.md: dialling again: an unknown token is answered with REFUSE
+//= protocol.md: dialling again: an unknown token is answered with ENDED
 #[test]
 fn an_end_that_was_closed_while_the_connection_was_broken_is_found() {
     for closes_connector in [true, false] {
