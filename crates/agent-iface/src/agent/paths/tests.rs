@@ -1,7 +1,12 @@
 //! Paths with one fault each, and what the refusal names.
 
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::*;
 
@@ -93,9 +98,34 @@ fn a_link_is_never_followed() {
 //= agent.md: a device is never opened
 #[test]
 fn a_device_is_refused() {
-    let (text, last) = refusal(open_file(Path::new("/dev/null"), &trust()));
+    // The device of a terminal: its other end sees each open at the close.
+    let (terminal, device) = terminal();
+    let was_opened = || {
+        let mut polled = [PollFd::new(terminal.as_fd(), PollFlags::empty())];
+        poll(&mut polled, PollTimeout::ZERO).unwrap();
+        polled[0].any() == Some(true)
+    };
+    let (text, last) = refusal(open_file(&device, &trust()));
     assert!(last && text == "not a regular file", "{text}");
-    assert_eq!(refusal(check_socket(Path::new("/dev/null"), &trust())).0, "is not a socket");
+    assert_eq!(refusal(check_socket(&device, &trust())).0, "is not a socket");
+    assert!(!was_opened());
+    drop(File::options().read(true).custom_flags(libc::O_NOCTTY).open(&device).unwrap());
+    assert!(was_opened(), "the terminal shows nothing");
+}
+
+/// A new terminal, and the path of its device.
+fn terminal() -> (OwnedFd, PathBuf) {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY) };
+    assert!(fd >= 0, "{}", io::Error::last_os_error());
+    // SAFETY: just opened, and owned by nobody else.
+    let terminal = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut name = [0; 64];
+    // SAFETY: an open terminal; the name has room for `len` bytes.
+    let rc = unsafe { libc::unlockpt(fd) | libc::ptsname_r(fd, name.as_mut_ptr().cast(), name.len()) };
+    assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+    let name = CStr::from_bytes_until_nul(&name).unwrap();
+    (terminal, PathBuf::from(name.to_str().unwrap()))
 }
 
 #[test]
