@@ -13,6 +13,7 @@ mod hellos;
 mod mailbox;
 mod messages;
 pub mod mutation;
+mod registrations;
 mod routes;
 mod seeds;
 mod stats;
@@ -26,6 +27,7 @@ pub use handle::handle;
 pub use mailbox::mailbox;
 pub use messages::messages;
 pub use nccl_net_mpib::simulation::{episodes, handshake, link, receiver};
+pub use registrations::registrations;
 pub use routes::routes;
 pub use stats::stats;
 pub use strangers::strangers;
@@ -78,7 +80,7 @@ const fn target(
 }
 
 /// All targets.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     target("messages", messages, seeds::messages, 20_000),
     target("handle", handle, seeds::handle, 40_000),
     target("link", link, seeds::link, 4_000),
@@ -92,6 +94,7 @@ pub const TARGETS: [Target; 14] = [
     target("calls", calls, seeds::calls, 40),
     target("config", config, seeds::config, 1_000),
     target("episodes", episodes, seeds::episodes, 1_000),
+    target("registrations", registrations, seeds::registrations, 10_000),
     target("strangers", strangers, seeds::strangers, 500),
 ];
 

@@ -283,6 +283,35 @@ pub(crate) fn episodes() -> Seeds {
     named(random(16, 1201))
 }
 
+/// Connections in the memory file and in the hint file, the limits, and what is no request.
+pub(crate) fn registrations() -> Seeds {
+    const STEPS: u64 = 4;
+    let connect = |list: List, process: u8| list.item(0, STEPS, &[process]);
+    let register = |list: List, process: u8, fields: [u8; 2], in_memory: u8| {
+        list.item(1, STEPS, &[&[process][..], &variant(0, 3), &fields, &[in_memory]].concat())
+    };
+    let deregister = |list: List, process: u8, conn: u8| {
+        list.item(1, STEPS, &[&[process][..], &variant(1, 3), &[conn, 0]].concat())
+    };
+    let attach = |list: List| list.item(1, STEPS, &[&[0][..], &variant(2, 3), &[1]].concat());
+    let bytes = |list: List, bytes: [u8; 9]| list.item(2, STEPS, &[&[0][..], &bytes, &[9]].concat());
+    let close = |list: List, process: u8| list.item(3, STEPS, &[process]);
+    let three = || (0..3).fold(List::default(), connect);
+    let mixed = register(register(register(three(), 0, [1, 1], 1), 1, [1, 1], 0), 2, [1, 1], 0);
+    let shared = register(register(register(three(), 0, [1, 1], 1), 0, [2, 1], 1), 0, [1, 2], 1);
+    let many = (0..8).fold(three(), |list, n| register(list, 0, [n, n], n % 2));
+    // A header in two pieces, and one that is none.
+    let whole = bytes(three(), [0x52, 0x49, 0x50, 0x4d, 8, 0, 3, 0, 0x52]);
+    let known = [
+        close(deregister(mixed, 0, 1), 1),
+        deregister(deregister(shared, 0, 1), 0, 2),
+        many,
+        attach(register(attach(three()), 0, [1, 1], 1)),
+        bytes(whole, [0x49, 0x50, 0x4d, 8, 0, 3, 0, 1, 1]),
+    ];
+    named(known.map(List::end).into_iter().chain(random(12, 400)))
+}
+
 /// Holders of a handle who prove themselves or do not, copies of HELLOs, re-dials by a peer and by
 /// those who do not know its key, and answers to a process that dials again.
 pub(crate) fn strangers() -> Seeds {

@@ -74,6 +74,19 @@ macro_rules! replays {
 }
 
 replays!(
-    messages, handle, link, mailbox, handshake, routes, receiver, fifo, agent, stats, calls, config,
-    episodes, strangers
+    messages,
+    handle,
+    link,
+    mailbox,
+    handshake,
+    routes,
+    receiver,
+    fifo,
+    agent,
+    stats,
+    calls,
+    config,
+    episodes,
+    registrations,
+    strangers
 );
