@@ -21,7 +21,7 @@ const MAX_STEPS: usize = 64;
 const PROCESSES: usize = 3;
 /// The limit of registered connections of a process.
 const CONNECTIONS: usize = 6;
-/// Pairs of addresses, and numbers of connections: few, so that they meet.
+/// Pairs of addresses, and numbers of connections: so few that they meet.
 const PAIRS: u8 = 5;
 const NUMBERS: u8 = 8;
 
