@@ -14,15 +14,15 @@ pub(super) const FOLDER: &str = "/dev/shm";
 /// The first letters of their names.
 const PREFIX: &str = "nccl-";
 
-/// Removes this user's files that NCCL has made since a time and that no process has mapped. NCCL
-/// maps a file as soon as it has made it, so a file of a rank that runs stays.
+/// Removes this user's files that NCCL has made since a time and that no process has open or mapped.
+/// NCCL opens a file, gives it memory, maps it and closes it, so a file of a rank that runs stays.
 pub(super) fn remove_unused(folder: &Path, since: SystemTime) -> io::Result<()> {
     let made = made(folder, since)?;
     if made.is_empty() {
         return Ok(());
     }
-    let mapped = mapped(&made)?;
-    for path in made.difference(&mapped) {
+    let used = used(&made)?;
+    for path in made.difference(&used) {
         match fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -50,15 +50,20 @@ fn made(folder: &Path, since: SystemTime) -> io::Result<BTreeSet<PathBuf>> {
     Ok(all)
 }
 
-/// Returns those of the files that a process has mapped. Processes of other users cannot be read.
-fn mapped(files: &BTreeSet<PathBuf>) -> io::Result<BTreeSet<PathBuf>> {
-    let mut mapped = BTreeSet::new();
+/// Returns those of the files that a process has open or mapped. Processes of other users cannot be
+/// read.
+fn used(files: &BTreeSet<PathBuf>) -> io::Result<BTreeSet<PathBuf>> {
+    let mut used = BTreeSet::new();
     for process in fs::read_dir("/proc")? {
-        let maps = fs::read_to_string(process?.path().join("maps")).unwrap_or_default();
+        let process = process?.path();
+        // Before the maps: a file that is closed meanwhile is mapped.
+        let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        used.extend(open.filter_map(|fd| files.get(&fs::read_link(fd.path()).ok()?).cloned()));
+        let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
         let paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
-        mapped.extend(paths.filter_map(|path| files.get(path).cloned()));
+        used.extend(paths.filter_map(|path| files.get(path).cloned()));
     }
-    Ok(mapped)
+    Ok(used)
 }
 
 #[cfg(test)]
@@ -68,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_new_files_of_nccl_that_nobody_has_mapped_are_removed() {
+    fn only_new_files_of_nccl_that_nobody_uses_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().canonicalize().unwrap();
         let make = |name: &str| {
@@ -80,14 +85,15 @@ mod tests {
         make("nccl-unused");
         make("nccl-old").set_modified(since - Duration::from_secs(1)).unwrap();
         make("other");
-        let used = make("nccl-used");
+        let mapped = make("nccl-mapped");
         // SAFETY: nobody changes the file.
-        let _map = unsafe { memmap2::Mmap::map(&used) }.unwrap();
-        drop(used);
+        let _map = unsafe { memmap2::Mmap::map(&mapped) }.unwrap();
+        drop(mapped);
+        let _open = make("nccl-open");
         remove_unused(&folder, since).unwrap();
         let mut left: Vec<_> =
             fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
-        assert_eq!(left, ["nccl-old", "nccl-used", "other"]);
+        assert_eq!(left, ["nccl-mapped", "nccl-old", "nccl-open", "other"]);
     }
 }
