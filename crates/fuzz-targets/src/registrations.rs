@@ -51,6 +51,8 @@ struct Process {
     socket: UnixStream,
     /// What was sent behind the last whole request.
     sent: Vec<u8>,
+    /// What was read behind the last whole answer.
+    read: Vec<u8>,
     /// The pair of each connection, and whether its slot is in the memory file.
     connections: HashMap<u32, (Pair, bool)>,
     flows: Slots,
@@ -128,15 +130,16 @@ impl World<'_> {
         let process = &mut self.processes[at].1;
         assert_eq!(passing::send(&process.socket, bytes, None).expect("an open connection"), bytes.len());
         process.sent.extend_from_slice(bytes);
+        let mut expected = Vec::new();
         loop {
             match Request::decode(&process.sent) {
                 Ok(Some((request, len))) => {
                     let takes_memory = flags(&process.sent) & TAKES_MEMORY != 0;
                     process.sent.drain(..len);
-                    let expected = process.answer(request, takes_memory, &mut self.plain);
-                    process.reads(expected);
+                    expected.push(process.answer(request, takes_memory, &mut self.plain));
                 }
-                Ok(None) => return,
+                Ok(None) => return expected.into_iter().for_each(|answer| process.reads(answer)),
+                // Requests just before it may get no answer.
                 Err(_) => {
                     process.is_closed();
                     return self.close(n);
@@ -183,8 +186,8 @@ impl Process {
     fn connect(agent: &Agent) -> Self {
         let socket = UnixStream::connect(agent.folder.path().join(SOCKET_NAME)).expect("an agent");
         socket.set_nonblocking(true).expect("a socket");
-        let (sent, connections, flows) = (Vec::new(), HashMap::new(), Slots::new());
-        Self { socket, sent, connections, flows, has_memory: false }
+        let (connections, flows) = (HashMap::new(), Slots::new());
+        Self { socket, sent: Vec::new(), read: Vec::new(), connections, flows, has_memory: false }
     }
 
     /// Returns the answer to a request, and whether it says that the process has a memory file.
@@ -217,22 +220,26 @@ impl Process {
 
     /// Reads an answer. The first one with a slot in the memory file brings the file.
     fn reads(&mut self, (expected, in_memory): (Response, bool)) {
-        let (mut bytes, mut file) = (Vec::new(), None);
-        let found = until("an answer", || {
+        let mut file = None;
+        let (found, len) = until("an answer", || {
+            if let Some(answer) = Response::decode(&self.read).expect("an answer") {
+                return Some(answer);
+            }
             let mut chunk = [0; MESSAGE_MAX];
             match passing::receive(&self.socket, &mut chunk) {
                 Ok((0, _)) => panic!("the agent has closed a connection before {expected:?}"),
                 Ok((n, descriptor)) => {
-                    bytes.extend_from_slice(&chunk[..n]);
+                    self.read.extend_from_slice(&chunk[..n]);
                     file = file.take().or(descriptor);
                 }
                 Err(e) => assert_eq!(e.kind(), io::ErrorKind::WouldBlock, "{e}"),
             }
-            Response::decode(&bytes).expect("an answer")
+            None
         });
-        assert_eq!(found, (expected, bytes.len()));
-        assert_eq!(flags(&bytes) & IN_MEMORY != 0, in_memory, "{expected:?}");
+        assert_eq!(found, expected);
+        assert_eq!(flags(&self.read) & IN_MEMORY != 0, in_memory, "{expected:?}");
         assert_eq!(file.is_some(), in_memory && !self.has_memory, "{expected:?}");
+        self.read.drain(..len);
         self.has_memory |= in_memory;
     }
 
