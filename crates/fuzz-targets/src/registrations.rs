@@ -153,6 +153,9 @@ impl World<'_> {
         let (_, process) = self.processes.remove(at);
         let plain = process.connections.values().filter(|(_, in_memory)| !in_memory);
         plain.for_each(|(pair, _)| remove(&mut self.plain, *pair));
+        drop(process);
+        // The slots are free from now on.
+        self.agrees();
     }
 
     fn find(&self, n: u8) -> Option<usize> {
