@@ -4,6 +4,8 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 
+use nccl_net_mpib::config::Config;
+use nccl_net_mpib::policy;
 use nccl_net_mpib::proto::{
     Claim, HEADER_BYTES, Handle, Hello, Keys, Message, Nonce, Role, Secret, Session, Transcript,
 };
@@ -42,6 +44,34 @@ pub fn dial(port: u16) -> TcpStream {
     stream
 }
 
+/// A HELLO without rails, of the host with this name.
+pub fn hello(host: &str) -> Hello {
+    Hello {
+        claim: Claim::default(),
+        pid: 42,
+        host: host.into(),
+        terms: policy::terms(&Config::default(), true),
+        rotation: 0,
+        rails: Vec::new(),
+        unusable: Vec::new(),
+        others: false,
+        wiring_follows: false,
+    }
+}
+
+/// A frame of any bytes, without a tag.
+pub fn frame_of(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_le_bytes()[..], body].concat()
+}
+
+/// What a listener answers to a first frame: its WELCOME, and the session that follows.
+pub fn welcome(first: &Transcript) -> (Vec<u8>, Session) {
+    let challenge = [3; 16];
+    let session = first.session(&challenge);
+    let welcome = Message::Welcome { challenge, proof: session.proof };
+    (welcome.encode().unwrap(), session)
+}
+
 /// The frame of a HELLO by a holder of the secret.
 pub fn hello_frame(secret: &Secret, token: Nonce, hello: Hello) -> Vec<u8> {
     Message::Hello(Hello { claim: Claim::new(secret, token), ..hello }).encode().unwrap()
@@ -77,11 +107,9 @@ impl Raw {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let frame = read_frame(&mut stream);
         let Ok(Message::Hello(hello)) = Message::decode(&frame[HEADER_BYTES..]) else { panic!("no HELLO") };
-        let challenge = [3; 16];
         let transcript = Transcript::new(secret, &frame);
-        let session = transcript.session(&challenge);
-        let welcome = Message::Welcome { challenge, proof: session.proof };
-        stream.write_all(&welcome.encode().unwrap()).unwrap();
+        let (welcome, session) = welcome(&transcript);
+        stream.write_all(&welcome).unwrap();
         let keys = session.keys_of(Role::Acceptor, Some(transcript.early_key()));
         Self { stream, keys, session, token: hello.claim.token, hello: frame }
     }
@@ -93,8 +121,7 @@ impl Raw {
 
     /// A frame of any bytes, with its tag.
     pub fn sealed_body(&mut self, body: &[u8]) -> Vec<u8> {
-        let mut frame = (body.len() as u32).to_le_bytes().to_vec();
-        frame.extend_from_slice(body);
+        let mut frame = frame_of(body);
         self.keys.seal(&mut frame);
         frame
     }

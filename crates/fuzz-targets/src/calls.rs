@@ -3,11 +3,12 @@
 
 use std::ptr::{null_mut, without_provenance_mut};
 
-use arbitrary::{Arbitrary, Unstructured};
+use arbitrary::Arbitrary;
 use mpib_tests::code::{Code, Success};
 use mpib_tests::pair::{self, HOST};
 use mpib_tests::table::{Ptr, newest};
 
+use crate::steps;
 use crate::table::{context, init};
 
 /// Most calls of one run.
@@ -92,12 +93,7 @@ struct World<'a> {
 /// Makes the calls that the bytes stand for. A call with a wrong handle is an error, one with the
 /// right handle is not affected by the others, and everything can be closed at the end.
 pub fn calls(data: &[u8]) {
-    let mut u = Unstructured::new(data);
-    let Ok(calls) =
-        u.arbitrary_iter().and_then(|calls| calls.take(MAX_CALLS).collect::<Result<Vec<Call>, _>>())
-    else {
-        return;
-    };
+    let Some(calls) = steps::<Call>(data, MAX_CALLS) else { return };
     // One context remains: otherwise each run opens the devices anew.
     context();
     let memory = Memory { buffer: vec![7; LEN], foreign: vec![0; 64] };

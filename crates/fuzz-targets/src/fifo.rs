@@ -1,12 +1,13 @@
 //! A receiver that writes any CTS entries between the sends of its peer.
 
-use arbitrary::{Arbitrary, Unstructured};
+use arbitrary::Arbitrary;
 use mpib_tests::code::Success;
 use mpib_tests::evil::{self, Evil};
 use mpib_tests::pair::{Buffer, until};
 use mpib_tests::table::{Ptr, newest};
 use nccl_net_mpib::proto::{CTS_BYTES, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, Sequence};
 
+use crate::steps;
 use crate::table::context;
 
 /// Most steps of one run: all sends have room in the send queues.
@@ -67,15 +68,7 @@ struct Model {
 /// Runs the steps that the bytes stand for. Each send does what the model does: a wrong entry, and a
 /// group whose count changes, fail the connection, and then every request ends.
 pub fn fifo(data: &[u8]) {
-    let mut u = Unstructured::new(data);
-    let Ok(steps) =
-        u.arbitrary_iter().and_then(|steps| steps.take(MAX_STEPS).collect::<Result<Vec<Step>, _>>())
-    else {
-        return;
-    };
-    if steps.is_empty() {
-        return;
-    }
+    let Some(steps) = steps::<Step>(data, MAX_STEPS).filter(|steps| !steps.is_empty()) else { return };
     let table = newest();
     let (comm, evil) = evil::sender(context());
     let buffer = Buffer::new(table, comm, vec![7; LEN]);

@@ -20,6 +20,8 @@ mod stats;
 mod strangers;
 mod table;
 
+use arbitrary::{Arbitrary, Unstructured};
+
 pub use calls::calls;
 pub use config::config;
 pub use fifo::fifo;
@@ -97,6 +99,12 @@ pub const TARGETS: [Target; 15] = [
     target("registrations", registrations, seeds::registrations, 10_000),
     target("strangers", strangers, seeds::strangers, 500),
 ];
+
+/// Reads the steps of a run, at most so many. `None` if one of them cannot be read.
+fn steps<'a, T: Arbitrary<'a>>(data: &'a [u8], most: usize) -> Option<Vec<T>> {
+    let mut u = Unstructured::new(data);
+    u.arbitrary_iter().and_then(|steps| steps.take(most).collect()).ok()
+}
 
 /// The agent's client, with a hint file of this thread.
 pub fn agent(data: &[u8]) {

@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use arbitrary::{Arbitrary, Unstructured};
+use arbitrary::Arbitrary;
 use nccl_net_mpib::proto::{HEADER_BYTES, MAX_FRAME_BYTES, MailState, MailboxError, RING_BYTES};
+
+use crate::steps;
 
 /// Most steps of one run.
 const MAX_STEPS: usize = 200;
@@ -86,12 +88,7 @@ struct End {
 /// nothing: each frame arrives once, in order. What a liar writes ends with an error or in frames of
 /// at most the allowed length.
 pub fn mailbox(data: &[u8]) {
-    let mut u = Unstructured::new(data);
-    let Ok(steps) =
-        u.arbitrary_iter().and_then(|steps| steps.take(MAX_STEPS).collect::<Result<Vec<Step>, _>>())
-    else {
-        return;
-    };
+    let Some(steps) = steps::<Step>(data, MAX_STEPS) else { return };
     let is_honest = !steps.iter().any(|step| matches!(step, Step::Lie { .. } | Step::NearlyRight { .. }));
     let mut ends = [End::new(), End::new()];
     for (number, step) in steps.into_iter().enumerate() {

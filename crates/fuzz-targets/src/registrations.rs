@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-use arbitrary::{Arbitrary, Unstructured};
+use arbitrary::Arbitrary;
 use mpib_agent::{Config, Handle, Server, Snapshot};
 use mpib_tests::pair::until;
 use nccl_net_mpib_agent_iface::agent::paths::SOCKET_NAME;
@@ -14,6 +14,8 @@ use nccl_net_mpib_agent_iface::agent::{
     IN_MEMORY, MESSAGE_MAX, Register, Request, Response, Status, TAKES_MEMORY, flags, passing,
 };
 use tempfile::TempDir;
+
+use crate::steps;
 
 /// Most steps of one run.
 const MAX_STEPS: usize = 64;
@@ -78,12 +80,7 @@ struct World<'a> {
 /// its own connection alone; nothing is left once all processes have closed.
 pub fn registrations(data: &[u8]) {
     thread_local!(static AGENT: Agent = Agent::start());
-    let mut u = Unstructured::new(data);
-    let Ok(steps) =
-        u.arbitrary_iter().and_then(|steps| steps.take(MAX_STEPS).collect::<Result<Vec<Step>, _>>())
-    else {
-        return;
-    };
+    let Some(steps) = steps::<Step>(data, MAX_STEPS) else { return };
     AGENT.with(|agent| {
         let mut world = World { agent, processes: Vec::new(), plain: Slots::new() };
         steps.into_iter().for_each(|step| world.make(step));

@@ -5,10 +5,11 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use mpib_tests::pair::{LIMIT, until};
+pub(crate) use mpib_tests::raw::hello;
 use mpib_tests::raw::{Raw, hello_frame};
 use nccl_net_mpib::control::{Channel, Control, Listener, Options};
 use nccl_net_mpib::process::Process;
-use nccl_net_mpib::proto::{Addr, Claim, Handle, Hello, Message};
+use nccl_net_mpib::proto::{Addr, Handle, Message};
 
 /// The token of a stranger.
 pub(crate) const TOKEN: [u8; 16] = [5; 16];
@@ -42,23 +43,6 @@ pub(crate) fn options() -> Options<'static> {
 
 pub(crate) fn listen() -> Listener {
     Listener::open(control(), &options()).unwrap()
-}
-
-pub(crate) fn hello(host: &str) -> Hello {
-    let terms = nccl_net_mpib::policy::terms(&nccl_net_mpib::config::Config::default(), true);
-    let host = host.into();
-    let (rails, unusable) = (Vec::new(), Vec::new());
-    Hello {
-        claim: Claim::default(),
-        pid: 42,
-        host,
-        terms,
-        rotation: 0,
-        rails,
-        unusable,
-        others: false,
-        wiring_follows: false,
-    }
 }
 
 pub(crate) fn connect(listener: &Listener) -> Channel {

@@ -4,12 +4,12 @@ use std::cell::Cell;
 use std::io::Write;
 
 use mpib_tests::pair::{LIMIT, until};
-use mpib_tests::raw::{Raw, dial, hello_frame};
+use mpib_tests::raw::{Raw, dial, hello, hello_frame};
 use nccl_net_mpib::control::{Channel, ChannelState, Listener};
 use nccl_net_mpib::process::Process;
 use nccl_net_mpib::proto::{Callback, Message, Nonce, Verdict};
 
-use super::{hello, tolerance};
+use super::tolerance;
 
 /// Both ends of a connection of this process.
 pub(super) struct Honest {

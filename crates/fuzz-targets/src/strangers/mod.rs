@@ -8,16 +8,16 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Instant;
 
-use arbitrary::{Arbitrary, Unstructured};
+use arbitrary::Arbitrary;
 use mpib_tests::holdings::descriptors;
 use mpib_tests::pair::LIMIT;
+use mpib_tests::raw::{frame_of, hello, hello_frame};
 use nccl_net_mpib::config::Config;
 use nccl_net_mpib::control::{Channel, Failover, Listener, Options, Tolerance};
 use nccl_net_mpib::process::Process;
-use nccl_net_mpib::proto::{
-    Addr, Callback, Claim, HEADER_BYTES, Handle, Hello, Message, Nonce, Redial, Role,
-};
+use nccl_net_mpib::proto::{Addr, Callback, HEADER_BYTES, Handle, Message, Nonce, Redial, Role};
 
+use crate::steps;
 use honest::{Honest, newcomer};
 use stranger::{NOTICED, PATIENCE, Stranger};
 
@@ -27,8 +27,8 @@ const MAX_STEPS: usize = 48;
 const SOCKETS: usize = 4;
 /// Most channels that the owner of the listener has accepted at one time.
 const MAX_CHANNELS: usize = 8;
-/// Most descriptors beside those of the first run: half-open connections, and those that are closed
-/// and wait until their peer has read the end.
+/// More descriptors than a process ever has open: those of half-open connections, and of closed ones
+/// that wait until their peer has read the end.
 const MAX_DESCRIPTORS: usize = 512;
 /// The tokens of the strangers' HELLOs.
 const TOKENS: [Nonce; 3] = [[1; 16], [2; 16], [3; 16]];
@@ -115,15 +115,7 @@ struct World {
 /// as proved without a proof. Afterwards the honest connection works, a new peer gets in, and no more
 /// descriptors are open than a process may have for strangers.
 pub fn strangers(data: &[u8]) {
-    let mut u = Unstructured::new(data);
-    let Ok(steps) =
-        u.arbitrary_iter().and_then(|steps| steps.take(MAX_STEPS).collect::<Result<Vec<Step>, _>>())
-    else {
-        return;
-    };
-    if steps.is_empty() {
-        return;
-    }
+    let Some(steps) = steps::<Step>(data, MAX_STEPS).filter(|steps| !steps.is_empty()) else { return };
     let mut world = World::new();
     steps.into_iter().for_each(|step| world.make(step));
     let open = descriptors();
@@ -135,20 +127,6 @@ pub fn strangers(data: &[u8]) {
 fn tolerance() -> Tolerance {
     let failover = Some(Failover { wait: LIMIT, interfaces: None, family: None });
     Tolerance { silence: 10 * LIMIT, failover }
-}
-
-fn hello(host: &str) -> Hello {
-    Hello {
-        claim: Claim::default(),
-        pid: 42,
-        host: host.into(),
-        terms: nccl_net_mpib::policy::terms(&Config::default(), true),
-        rotation: 0,
-        rails: Vec::new(),
-        unusable: Vec::new(),
-        others: false,
-        wiring_follows: false,
-    }
 }
 
 /// Returns a frame, with one byte changed.
@@ -177,10 +155,10 @@ impl World {
         match step {
             Step::Dial { socket, again } => {
                 let port = if again { self.honest.callback.port } else { self.listener.handle().port() };
-                self.strangers[usize::from(socket) % SOCKETS] = Some(Stranger::dial(port));
+                *self.socket(socket) = Some(Stranger::dial(port));
             }
             Step::Bytes { socket, bytes, len } => {
-                if let Some(stranger) = self.stranger(socket) {
+                if let Some(stranger) = self.socket(socket) {
                     stranger.send(&bytes[..usize::from(len) % (bytes.len() + 1)]);
                 }
             }
@@ -191,7 +169,7 @@ impl World {
             }
             Step::Say { socket, what, is_sealed } => self.say(socket, what, is_sealed),
             Step::Close { socket, in_order } => {
-                if let Some(stranger) = self.strangers[usize::from(socket) % SOCKETS].take() {
+                if let Some(stranger) = self.socket(socket).take() {
                     stranger.close(in_order);
                 }
             }
@@ -205,8 +183,8 @@ impl World {
         (0..3).for_each(|_| self.honest.drive());
     }
 
-    fn stranger(&mut self, socket: u8) -> Option<&mut Stranger> {
-        self.strangers[usize::from(socket) % SOCKETS].as_mut()
+    fn socket(&mut self, n: u8) -> &mut Option<Stranger> {
+        &mut self.strangers[usize::from(n) % SOCKETS]
     }
 
     /// Returns the token of a HELLO: a stranger's, that of the honest connection, or that of one to a
@@ -219,10 +197,9 @@ impl World {
     fn say_hello(&mut self, socket: u8, token: u8, change: Option<(u8, u8)>) {
         let token = self.token(token);
         let secret = self.listener.handle().secret().clone();
-        let claim = Claim::new(&secret, token);
-        let frame = Message::Hello(Hello { claim, ..hello("stranger") }).encode().expect("a HELLO");
+        let frame = hello_frame(&secret, token, hello("stranger"));
         self.claimed.entry(token).or_default();
-        if let Some(stranger) = self.stranger(socket) {
+        if let Some(stranger) = self.socket(socket) {
             stranger.begin(changed(frame, change), (token, Role::Connector), &secret);
         }
     }
@@ -232,8 +209,8 @@ impl World {
         let known = self.keys.get(&token).filter(|_| knows_key);
         let key = known.copied().unwrap_or([9; 16]).into();
         let redial = Redial::new(&key, self.honest.callback.id, token, from, [4; 16]);
-        let frame = Message::Redial(redial).encode().expect("a REDIAL");
-        if let Some(stranger) = self.stranger(socket) {
+        let frame = encoded(&Message::Redial(redial));
+        if let Some(stranger) = self.socket(socket) {
             stranger.begin(changed(frame, change), (token, from), &key);
         }
     }
@@ -243,22 +220,22 @@ impl World {
         let Self { strangers, honest, keys, claimed, .. } = self;
         let Some(stranger) = &mut strangers[usize::from(socket) % SOCKETS] else { return };
         stranger.read_welcome(|| honest.drive());
-        let body = match what {
-            What::Any(bytes) => bytes.to_vec(),
-            What::Proof => body_of(&Message::Proof),
-            What::Ready => body_of(&Message::Ready),
-            What::Bye => body_of(&Message::Bye),
-            What::Refuse => body_of(&Message::Refuse { reason: "no\u{7}".into() }),
-            What::Resume => body_of(&Message::Resume),
-            What::Callback => body_of(&callback),
-            What::Hello => body_of(&Message::Hello(hello("stranger"))),
+        let frame = match what {
+            What::Any(bytes) => frame_of(&bytes),
+            What::Proof => encoded(&Message::Proof),
+            What::Ready => encoded(&Message::Ready),
+            What::Bye => encoded(&Message::Bye),
+            What::Refuse => encoded(&Message::Refuse { reason: "no\u{7}".into() }),
+            What::Resume => encoded(&Message::Resume),
+            What::Callback => encoded(&callback),
+            What::Hello => encoded(&Message::Hello(hello("stranger"))),
         };
         if let Some((token, resume)) = stranger.session().filter(|_| is_sealed) {
             // Any first frame with the right tag is a proof of the secret.
             claimed.entry(token).and_modify(|proved| *proved = true);
             keys.entry(token).or_insert(resume);
         }
-        stranger.say(&body, is_sealed);
+        stranger.say(frame, is_sealed);
     }
 
     /// Returns the port and the address at which strangers are reached.
@@ -288,10 +265,10 @@ impl World {
         let mut stranger = Stranger::at(stream);
         match how {
             How::Welcome | How::FalseWelcome => self.welcome(&mut stranger, matches!(how, How::Welcome)),
-            How::FalseEnd => stranger.send(&Message::Ended { proof: [7; 16] }.encode().expect("an ENDED")),
+            How::FalseEnd => stranger.send(&encoded(&Message::Ended { proof: [7; 16] })),
             How::Any(bytes) => stranger.send(&bytes),
         }
-        self.strangers[usize::from(socket) % SOCKETS] = Some(stranger);
+        *self.socket(socket) = Some(stranger);
     }
 
     fn welcome(&mut self, stranger: &mut Stranger, knows: bool) {
@@ -362,6 +339,6 @@ impl World {
     }
 }
 
-fn body_of(message: &Message) -> Vec<u8> {
-    message.encode().expect("a message within the limits")[HEADER_BYTES..].to_vec()
+fn encoded(message: &Message) -> Vec<u8> {
+    message.encode().expect("a message within the limits")
 }

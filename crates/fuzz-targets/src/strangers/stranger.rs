@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use mpib_tests::proxy::reset;
-use mpib_tests::raw::dial;
+use mpib_tests::raw::{dial, welcome};
 use nccl_net_mpib::proto::{HEADER_BYTES, Keys, Message, Nonce, Peeked, Role, Secret, Session, Transcript};
 
 /// How long a stranger waits for an answer. A process answers the second of two connections with one
@@ -81,10 +81,8 @@ impl Stranger {
         self.welcomed.as_ref().map(|welcomed| (welcomed.token, welcomed.session.resume))
     }
 
-    /// Sends a body as a frame.
-    pub(super) fn say(&mut self, body: &[u8], is_sealed: bool) {
-        let mut frame = (body.len() as u32).to_le_bytes().to_vec();
-        frame.extend_from_slice(body);
+    /// Sends a frame, with its tag if the keys are known.
+    pub(super) fn say(&mut self, mut frame: Vec<u8>, is_sealed: bool) {
         if let Some(welcomed) = self.welcomed.as_mut().filter(|_| is_sealed) {
             welcomed.keys.seal(&mut frame);
         }
@@ -93,10 +91,8 @@ impl Stranger {
 
     /// Answers the first frame of a process, as a holder of this secret.
     pub(super) fn welcome(&mut self, frame: &[u8], (token, role): (Nonce, Role), secret: &Secret) {
-        let challenge = [3; 16];
-        let session = Transcript::new(secret, frame).session(&challenge);
-        let welcome = Message::Welcome { challenge, proof: session.proof };
-        self.send(&welcome.encode().expect("a WELCOME"));
+        let (welcome, session) = welcome(&Transcript::new(secret, frame));
+        self.send(&welcome);
         let keys = session.keys_of(role, None);
         self.welcomed = Some(Welcomed { session, keys, token });
     }
