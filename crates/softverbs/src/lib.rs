@@ -122,7 +122,7 @@ pub use control::outside::{Control, DeviceState, ProcessState};
 pub use control::script::softverbs_run_faults;
 pub use error::Error;
 pub use fault::script::Flap;
-pub use fault::{CqOf, Direction, Fault, Only, Part, Then};
+pub use fault::{CompletionStatus, CqOf, Direction, Fault, Only, Part, Then};
 pub use process::counters::{Counters, DeviceCounters, QpCounters, counters};
 pub use process::hw_counters::HwCounters;
 pub use process::injected::Object;

@@ -64,7 +64,7 @@ pub(crate) fn to_wc(c: &Completion) -> sys::ibv_wc {
         wr_id: c.wr_id,
         status: c.status,
         opcode: c.opcode,
-        vendor_err: 0,
+        vendor_err: c.vendor_err,
         byte_len: c.byte_len,
         imm_data_invalidated_rkey_union: sys::imm_data_invalidated_rkey_union_t { imm_data: c.imm },
         qp_num: c.qpn,

@@ -13,6 +13,7 @@ use crate::api::cq;
 use crate::api::events;
 use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS};
 use crate::clock;
+use crate::fault::CompletionStatus;
 use crate::log::fault;
 use crate::process::counters::{self, Live};
 use crate::process::{self, Process};
@@ -203,7 +204,7 @@ impl Qp {
                         break;
                     }
                 }
-                Step::Failed(status) => self.failed(process, sq, &wqe, status),
+                Step::Failed(with) => self.failed(process, sq, &wqe, with),
             }
         }
         // In another state no retry is due: the QP runs again only after a call of ibv_modify_qp.
@@ -223,12 +224,13 @@ impl Qp {
         }
     }
 
-    fn completion(&self, sq: &SendQueue, wqe: &Wqe, status: u32, ready_at: u64) -> Completion {
+    fn completion(&self, sq: &SendQueue, wqe: &Wqe, with: CompletionStatus, ready_at: u64) -> Completion {
         let back = matches!(wqe.opcode, op::IBV_WR_RDMA_READ) || is_atomic(wqe.opcode);
         Completion {
             ready_at,
             wr_id: wqe.wr_id,
-            status,
+            status: with.status,
+            vendor_err: with.vendor_err,
             opcode: wc_opcode(wqe.opcode),
             byte_len: if back { u32::try_from(wqe.len).unwrap_or(u32::MAX) } else { 0 },
             qpn: self.qpn,
@@ -240,7 +242,7 @@ impl Qp {
     fn succeeded(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, ready_at: u64) {
         on_counters(self, |live| Live::add(&live.bytes, wqe.len));
         let pushed = if self.sig_all || wqe.flags & SIGNALED != 0 {
-            let completion = self.completion(sq, wqe, wc::IBV_WC_SUCCESS, ready_at);
+            let completion = self.completion(sq, wqe, wc::IBV_WC_SUCCESS.into(), ready_at);
             cq::complete(process, &process.own, self.send_cq.index, &completion)
         } else {
             true
@@ -252,8 +254,8 @@ impl Qp {
     }
 
     /// Completes the head with an error; the QP enters ERR.
-    pub(super) fn failed(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, status: u32) {
-        let completion = self.completion(sq, wqe, status, 0);
+    pub(super) fn failed(&self, process: &Process, sq: &mut SendQueue, wqe: &Wqe, with: CompletionStatus) {
+        let completion = self.completion(sq, wqe, with, 0);
         cq::complete(process, &process.own, self.send_cq.index, &completion);
         sq.advance();
         self.enter_error(process, None);
@@ -271,7 +273,7 @@ impl Qp {
     fn flush(&self, process: &Process, sq: &mut SendQueue) {
         while sq.head != sq.tail {
             let wqe = sq.wqes[sq.slot(sq.head)];
-            let completion = self.completion(sq, &wqe, wc::IBV_WC_WR_FLUSH_ERR, 0);
+            let completion = self.completion(sq, &wqe, wc::IBV_WC_WR_FLUSH_ERR.into(), 0);
             cq::complete(process, &process.own, self.send_cq.index, &completion);
             sq.advance();
         }

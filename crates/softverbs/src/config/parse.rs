@@ -120,7 +120,7 @@ fn switch(text: &str) -> Result<bool, String> {
     }
 }
 
-fn hex(text: &str) -> Option<u64> {
+pub(crate) fn hex(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 

@@ -53,6 +53,23 @@ pub enum CqOf {
     Recv,
 }
 
+/// How a completion ends (`ibv_wc`), for [`Fault::Status`] and [`Fault::RecvStatus`]. Any numbers are
+/// possible, also those that no driver of today uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CompletionStatus {
+    /// `status`, `enum ibv_wc_status`. 0 is success, which is no fault.
+    pub status: u32,
+    /// `vendor_err`.
+    pub vendor_err: u32,
+}
+
+impl From<u32> for CompletionStatus {
+    /// Returns this status without a vendor error.
+    fn from(status: u32) -> Self {
+        Self { status, vendor_err: 0 }
+    }
+}
+
 /// A fault of a device, for [`inject`](crate::inject) and [`inject_at`](crate::inject_at).
 ///
 /// `LinkDown`, `LinkUp`, `Silence` and `DeviceFatal` concern every process of the fabric that has the
@@ -83,6 +100,13 @@ pub enum Fault {
     /// A completion queue fails: `IBV_EVENT_CQ_ERR`. It returns nothing any more, and its queue pairs
     /// enter ERR.
     CqError(CqOf),
+    /// A work request is not executed: nothing of it arrives. It completes with this status, and its
+    /// queue pair enters ERR. The peer's queue pair notices nothing.
+    Status(CompletionStatus),
+    /// The receive that a WRITE with an immediate consumes at its peer completes with this status, and
+    /// the peer's queue pair enters ERR. The data has arrived. The WRITE completes with
+    /// `IBV_WC_REM_OP_ERR`, and its queue pair enters ERR, too.
+    RecvStatus(CompletionStatus),
 }
 
 /// The opcodes of work requests that count.
@@ -122,6 +146,15 @@ impl Only {
             self.opcodes = Opcodes::Writes;
         }
         self
+    }
+
+    /// Excludes all of them that a fault cannot strike.
+    const fn for_fault(self, fault: Fault) -> Self {
+        match fault {
+            Fault::RecvStatus(_) => Self { opcodes: Opcodes::WritesWithImm, ..self },
+            _ if fault.strikes_a_write() => self.writes_only(),
+            _ => self,
+        }
     }
 
     const fn code(self) -> u32 {
@@ -189,15 +222,25 @@ impl Then {
     }
 }
 
+impl CompletionStatus {
+    fn code(self) -> u64 {
+        u64::from(self.status) | u64::from(self.vendor_err) << 32
+    }
+
+    const fn from_code(code: u64) -> Self {
+        Self { status: code as u32, vendor_err: (code >> 32) as u32 }
+    }
+}
+
 impl Fault {
     /// Returns whether it strikes a WRITE, rather than the device or a queue.
-    pub(crate) const fn strikes_a_write(self) -> bool {
+    const fn strikes_a_write(self) -> bool {
         matches!(self, Self::LostAck(_) | Self::Late(..) | Self::Partial(..))
     }
 
     /// Returns whether it needs a work request to strike.
     pub(crate) const fn needs_work(self) -> bool {
-        self.strikes_a_write() || matches!(self, Self::CqError(_))
+        self.strikes_a_write() || matches!(self, Self::CqError(_) | Self::Status(_) | Self::RecvStatus(_))
     }
 
     /// Returns kind, value and `then`.
@@ -213,6 +256,8 @@ impl Fault {
             Self::Partial(Part::Percent(n), then) => (7, n.into(), then),
             Self::DeviceFatal => (8, 0, none),
             Self::CqError(of) => (9, of as u64, none),
+            Self::Status(with) => (10, with.code(), none),
+            Self::RecvStatus(with) => (11, with.code(), none),
         }
     }
 
@@ -231,6 +276,8 @@ impl Fault {
             7 => Self::Partial(Part::Percent(u8::try_from(value).unwrap_or(100)), then),
             8 => Self::DeviceFatal,
             9 => Self::CqError(if value == 0 { CqOf::Send } else { CqOf::Recv }),
+            10 => Self::Status(CompletionStatus::from_code(value)),
+            11 => Self::RecvStatus(CompletionStatus::from_code(value)),
             _ => return None,
         })
     }
@@ -242,7 +289,7 @@ fn arm(device: &DeviceShared, fault: Fault, at: u64, only: Only) -> bool {
     let Some(free) = device.armed_faults.iter().find(|armed| armed.kind.load(Relaxed) == 0) else {
         return false;
     };
-    let only = if fault.strikes_a_write() { only.writes_only() } else { only };
+    let only = only.for_fault(fault);
     let (kind, value, then) = fault.encode();
     free.value.store(value, Relaxed);
     free.then.store(then.code(), Relaxed);
@@ -291,6 +338,8 @@ mod tests {
         let mut all = vec![Fault::LinkDown, Fault::LinkUp, Fault::DeviceFatal];
         all.extend([Direction::In, Direction::Out, Direction::Both].map(Fault::Silence));
         all.extend([CqOf::Send, CqOf::Recv].map(Fault::CqError));
+        let status = CompletionStatus { status: u32::MAX, vendor_err: 0x8001_0002 };
+        all.extend([Fault::Status(status), Fault::RecvStatus(status), Fault::Status(2.into())]);
         all.extend(thens.map(Fault::LostAck));
         all.extend(thens.map(|then| Fault::Late(Duration::from_micros(7), then)));
         all.extend(thens.map(|then| Fault::Partial(Part::Bytes(1 << 40), then)));
@@ -312,7 +361,12 @@ mod tests {
         assert_eq!(counts(Only::WRITES), [true, true, false]);
         assert_eq!(counts(Only::WRITES.remote()), [true, false, false]);
         assert_eq!(counts(Only::WRITES_WITH_IMM), [false, true, false]);
-        assert_eq!(counts(Only::ALL.writes_only()), counts(Only::WRITES));
+        assert_eq!(counts(Only::ALL.for_fault(Fault::LostAck(Then::Down))), counts(Only::WRITES));
+        assert_eq!(counts(Only::ALL.for_fault(Fault::Status(2.into()))), counts(Only::ALL));
+        assert_eq!(
+            counts(Only::WRITES.for_fault(Fault::RecvStatus(2.into()))),
+            counts(Only::WRITES_WITH_IMM)
+        );
         for only in [Only::ALL, Only::WRITES, Only::WRITES_WITH_IMM.remote()] {
             assert_eq!(Only::from_code(only.code()), only);
         }

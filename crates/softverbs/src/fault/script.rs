@@ -4,16 +4,16 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{CqOf, Direction, Fault, Only, Opcodes, Part, Then};
-use crate::config::parse::address;
+use super::{CompletionStatus, CqOf, Direction, Fault, Only, Opcodes, Part, Then};
+use crate::config::parse::{address, hex};
 use crate::config::quantity;
 use crate::error::Error;
 
 /// Appended to every error.
 pub(crate) const FORM: &str = "DEVICE:FAULT,KEY=VALUE,...;DEVICE:... with the faults link=down|up, \
      silence=in|out|both, lost_ack, late=20ms, partial=4096|50%, fatal, cq_err=send|recv, \
-     addrs=10.0.0.1/24+none, rate=500MB, flap=SEED, heal, and the keys at=N, only=write|imm|remote (joined by +), \
-     then=silent|down|alive, down=1ms-5ms, up=10ms-50ms";
+     status=11, recv_status=2, addrs=10.0.0.1/24+none, rate=500MB, flap=SEED, heal, and the keys at=N, only=write|imm|remote (joined by +), \
+     then=silent|down|alive, vendor=0x88, down=1ms-5ms, up=10ms-50ms";
 
 /// A device that goes down and up by itself, for [`flap`](crate::flap).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +90,7 @@ struct Keys {
     at: Option<u64>,
     only: Option<Only>,
     then: Option<Then>,
+    vendor: Option<u32>,
     down: Option<Range>,
     up: Option<Range>,
 }
@@ -100,9 +101,10 @@ impl Keys {
             "at" => once(&mut self.at, number(value).filter(|at| *at > 0).ok_or("expected a number from 1")?),
             "only" => once(&mut self.only, only(value)?),
             "then" => once(&mut self.then, then(value)?),
+            "vendor" => once(&mut self.vendor, word32(value).ok_or("expected a number, like 136 or 0x88")?),
             "down" => once(&mut self.down, range(value)?),
             "up" => once(&mut self.up, range(value)?),
-            _ => Err(String::from("expected one of the keys at, only, then, down, up")),
+            _ => Err(String::from("expected one of the keys at, only, then, vendor, down, up")),
         }
     }
 
@@ -134,9 +136,17 @@ impl Keys {
             ("cq_err", "send" | "") => Fault::CqError(CqOf::Send),
             ("cq_err", "recv") => Fault::CqError(CqOf::Recv),
             ("cq_err", _) => return Err(String::from("expected cq_err=send or cq_err=recv")),
+            ("status", _) => Fault::Status(self.status(value)?),
+            ("recv_status", _) => Fault::RecvStatus(self.status(value)?),
             _ => return Err(format!("{} is no fault", name.escape_debug())),
         };
         Ok(Action::Inject(fault, self.at.take(), self.only.take().unwrap_or_default()))
+    }
+
+    fn status(&mut self, status: &str) -> Result<CompletionStatus, String> {
+        let status = word32(status).filter(|status| *status > 0);
+        let status = status.ok_or("expected the number of a status (enum ibv_wc_status), from 1")?;
+        Ok(CompletionStatus { status, vendor_err: self.vendor.take().unwrap_or(0) })
     }
 
     fn flap(&mut self, seed: &str) -> Result<Flap, String> {
@@ -151,6 +161,7 @@ impl Keys {
             ("at", self.at.is_some()),
             ("only", self.only.is_some()),
             ("then", self.then.is_some()),
+            ("vendor", self.vendor.is_some()),
             ("down", self.down.is_some()),
             ("up", self.up.is_some()),
         ];
@@ -170,6 +181,10 @@ fn once<T>(place: &mut Option<T>, value: T) -> Result<(), String> {
 
 fn number(text: &str) -> Option<u64> {
     text.parse().ok()
+}
+
+fn word32(text: &str) -> Option<u32> {
+    hex(text).or_else(|| number(text))?.try_into().ok()
 }
 
 fn only(text: &str) -> Result<Only, String> {
@@ -249,6 +264,19 @@ mod tests {
             ),
             ("a:fatal", inject(Fault::DeviceFatal)),
             ("a:cq_err=recv", inject(Fault::CqError(CqOf::Recv))),
+            ("a:status=11", inject(Fault::Status(11.into()))),
+            (
+                "a:status=4294967295,vendor=0x88,at=2",
+                Action::Inject(
+                    Fault::Status(CompletionStatus { status: u32::MAX, vendor_err: 0x88 }),
+                    Some(2),
+                    Only::ALL,
+                ),
+            ),
+            (
+                "a:recv_status=2,vendor=7",
+                inject(Fault::RecvStatus(CompletionStatus { status: 2, vendor_err: 7 })),
+            ),
             ("a:heal", Action::Heal),
             ("a:rate=2.5GB", Action::Rate(2_500_000_000)),
             ("a:rate=default", Action::Rate(0)),
@@ -281,6 +309,11 @@ mod tests {
             ("a:flap=1,down=5ms-1ms", "range"),
             ("a:addrs=10.0.0.1", "prefix"),
             ("a:rate=0GB", "rate"),
+            ("a:status", "number of a status"),
+            ("a:status=0", "number of a status"),
+            ("a:recv_status=4294967296", "number of a status"),
+            ("a:status=2,vendor=-1", "vendor: expected a number"),
+            ("a:fatal,vendor=1", "vendor="),
         ] {
             let error = parse(text).expect_err(text).to_string();
             assert!(error.contains(word), "{text}: {error}");

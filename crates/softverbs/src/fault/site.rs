@@ -95,7 +95,12 @@ impl<'a> Site<'a> {
                     self.raise(DEVICE_FATAL);
                 }
             }
-            Fault::LostAck(_) | Fault::Late(..) | Fault::Partial(..) | Fault::CqError(_) => {}
+            Fault::LostAck(_)
+            | Fault::Late(..)
+            | Fault::Partial(..)
+            | Fault::CqError(_)
+            | Fault::Status(_)
+            | Fault::RecvStatus(_) => {}
         }
     }
 

@@ -8,7 +8,7 @@ use super::mutex::RobustMutex;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Identifies files of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_0009;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_000a;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Classes of work requests for `DeviceShared::posted`.
@@ -262,7 +262,7 @@ pub(crate) struct CqEntry {
     pub(crate) owner: AtomicU32,
     /// For a send: number of work requests of the queue that are complete with this one.
     pub(crate) done: AtomicU32,
-    pub(crate) _pad: AtomicU32,
+    pub(crate) vendor_err: AtomicU32,
 }
 // SAFETY: repr(C), atomics only.
 unsafe impl Shared for CqEntry {}

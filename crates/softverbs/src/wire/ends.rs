@@ -13,6 +13,7 @@ use crate::limits::PIECE;
 use crate::log::fault;
 use crate::process::Process;
 use crate::shm::peer::Peer;
+use crate::shm::recv_queue::Taken;
 use crate::wire::access::{self, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
 use crate::wire::copy::{self, Direction, Pieces, Stopped};
 use crate::wire::exec::{Head, Step};
@@ -36,7 +37,7 @@ pub(super) struct Ends<'a> {
 impl Ends<'_> {
     fn failed(&self, status: u32, why: std::fmt::Arguments<'_>) -> Step {
         fault!("QP {:#x}, wr_id {:#x}: {why}", self.qp.qpn, self.wqe.wr_id);
-        Step::Failed(status)
+        Step::Failed(status.into())
     }
 
     /// Checks that the peer's QP allows such requests. If not, that QP enters ERR too.
@@ -130,6 +131,25 @@ impl Ends<'_> {
         }
     }
 
+    /// Takes a receive of the peer. One that fails ends both QPs.
+    fn take(&self) -> Result<Taken, Step> {
+        // Other QPs use an SRQ too: it may have become empty.
+        let Some(taken) = self.to.take() else { return Err(Step::NotReady(self.to.rnr_wait())) };
+        let defect = match self.head.course {
+            Course::BadReceive(with) => Some((with, "an injected fault")),
+            _ => None,
+        };
+        let Some((with, why)) = defect else { return Ok(taken) };
+        self.to.fail(&taken, &self.arrival(0), with);
+        Err(self.failed(
+            wc::IBV_WC_REM_OP_ERR,
+            format_args!(
+                "the peer's receive (wr_id {:#x}) ends with status {}: {why}",
+                taken.wr_id, with.status
+            ),
+        ))
+    }
+
     pub(super) fn write(&self) -> Step {
         let len = self.wqe.len;
         let notify = self.wqe.opcode == op::IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -149,9 +169,11 @@ impl Ends<'_> {
             Err(step) => step,
             Ok(None) => Step::Moved,
             Ok(Some(ready_at)) if notify => {
-                // Other QPs use the SRQ too: it may have become empty.
-                let Some(taken) = self.to.take() else { return Step::NotReady(self.to.rnr_wait()) };
-                self.to.finish(&taken, &self.arrival(ready_at), wc::IBV_WC_SUCCESS);
+                let taken = match self.take() {
+                    Ok(taken) => taken,
+                    Err(step) => return step,
+                };
+                self.to.finish(&taken, &self.arrival(ready_at));
                 Step::Done(ready_at)
             }
             Ok(Some(ready_at)) => Step::Done(ready_at),
@@ -169,9 +191,12 @@ impl Ends<'_> {
 
     pub(super) fn send(&self) -> Step {
         let len = self.wqe.len;
-        let Some(taken) = self.to.take() else { return Step::NotReady(self.to.rnr_wait()) };
+        let taken = match self.take() {
+            Ok(taken) => taken,
+            Err(step) => return step,
+        };
         let room: u64 = taken.sges().iter().map(|sge| u64::from(sge.len)).sum();
-        let fail_receive = |status| self.to.fail(&taken, &self.arrival(0), status);
+        let fail_receive = |status: u32| self.to.fail(&taken, &self.arrival(0), status.into());
         if len > room {
             fail_receive(wc::IBV_WC_LOC_LEN_ERR);
             return self.failed(
@@ -199,7 +224,7 @@ impl Ends<'_> {
             return step;
         }
         let ready_at = self.through(len, false).ready_at;
-        self.to.finish(&taken, &self.arrival(ready_at), wc::IBV_WC_SUCCESS);
+        self.to.finish(&taken, &self.arrival(ready_at));
         Step::Done(ready_at)
     }
 

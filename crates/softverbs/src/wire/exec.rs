@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use rdma_sys::ibv_wr_opcode as op;
 
 use crate::api::qp::Qp;
+use crate::fault::CompletionStatus;
 use crate::process::Process;
 use crate::wire::bounce;
 use crate::wire::copy::Pieces;
@@ -34,7 +35,7 @@ pub(crate) enum Step {
     /// Must wait this many nanoseconds for data that has not landed.
     Behind(u64),
     /// Fails with this status; the QP enters ERR.
-    Failed(u32),
+    Failed(CompletionStatus),
 }
 
 /// Result of an execution with the faults of the work request.
@@ -73,7 +74,7 @@ pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
     let (wqe, sges, inline) = sq.first();
     let local = match gather(process, qp, &wqe, sges, inline) {
         Ok(local) => local,
-        Err(status) => return Step::Failed(status),
+        Err(status) => return Step::Failed(status.into()),
     };
     let connection = sq.connection;
     let since = wqe.posted_at.max(sq.not_before);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use rdma_sys::ibv_wc_status as wc;
 use rdma_sys::ibv_wr_opcode as op;
 
 use crate::api::qp::{ERR, Qp, RTR, RTS, SQD};
@@ -88,7 +87,7 @@ impl Late {
         }
         let notify = self.wqe.opcode == op::IBV_WR_RDMA_WRITE_WITH_IMM && state != ERR;
         if let Some(taken) = notify.then(|| to.take()).flatten() {
-            to.finish(&taken, &self.arrival(), wc::IBV_WC_SUCCESS);
+            to.finish(&taken, &self.arrival());
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use crate::api::qp::Qp;
 use crate::fault::site::Site;
-use crate::fault::{self, Class, CqOf, Fault, Part, Then};
+use crate::fault::{self, Class, CompletionStatus, CqOf, Fault, Part, Then};
 use crate::log::fault;
 use crate::process::Process;
 use crate::process::hw_counters::{self, Counter};
@@ -65,6 +65,8 @@ pub(crate) enum Course {
     NoAck,
     /// Only this many bytes of it arrive.
     Cut(u64),
+    /// The receive that it consumes fails.
+    BadReceive(CompletionStatus),
 }
 
 /// Counts a posted work request, and marks it if a fault strikes it. The send queue is locked.
@@ -121,6 +123,8 @@ pub(crate) fn begin(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Course {
             }
             (Fault::LostAck(_), None) => return Course::NoAck,
             (Fault::Partial(part, _), None) => return Course::Cut(bytes(part, sq.first().0.len)),
+            (Fault::Status(with), None) => return Course::Stopped(Step::Failed(with)),
+            (Fault::RecvStatus(with), None) => return Course::BadReceive(with),
             (Fault::CqError(of), None) => {
                 sq.struck.pop_front();
                 match of {

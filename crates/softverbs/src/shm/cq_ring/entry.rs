@@ -27,6 +27,7 @@ pub(crate) struct Completion {
     pub(crate) ready_at: u64,
     pub(crate) wr_id: u64,
     pub(crate) status: u32,
+    pub(crate) vendor_err: u32,
     pub(crate) opcode: u32,
     pub(crate) byte_len: u32,
     /// Network byte order, as in the work request.
@@ -55,6 +56,7 @@ pub(super) fn fill(entry: &CqEntry, c: &Completion, ready_at: u64) {
     entry.wr_id.store(c.wr_id, Relaxed);
     entry.announced.store(0, Relaxed);
     entry.status.store(c.status, Relaxed);
+    entry.vendor_err.store(c.vendor_err, Relaxed);
     entry.opcode.store(c.opcode, Relaxed);
     entry.byte_len.store(c.byte_len, Relaxed);
     entry.imm.store(c.imm, Relaxed);
@@ -73,6 +75,7 @@ pub(super) fn read(entry: &CqEntry) -> Completion {
         ready_at: entry.ready_at.load(Relaxed),
         wr_id: entry.wr_id.load(Relaxed),
         status: get(&entry.status),
+        vendor_err: get(&entry.vendor_err),
         opcode: get(&entry.opcode),
         byte_len: get(&entry.byte_len),
         imm: get(&entry.imm),

@@ -10,6 +10,7 @@ use crate::api::cq;
 use crate::api::events;
 use crate::api::qp::{ERR, RTR, RTS, SQD};
 use crate::clock;
+use crate::fault::CompletionStatus;
 use crate::process::Process;
 use crate::shm::cq_ring::{Completion, Queue, Ring};
 use crate::shm::layout::{DeviceShared, QpShared};
@@ -156,7 +157,7 @@ impl<'a> Responder<'a> {
     }
 
     /// Writes the completion of a receive. Returns `false` if the CQ has failed.
-    fn push(&self, wr_id: u64, arrival: &Arrival, status: u32) -> bool {
+    fn push(&self, wr_id: u64, arrival: &Arrival, with: CompletionStatus) -> bool {
         let opcode = match arrival.by_write {
             true => sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
             false => sys::ibv_wc_opcode::IBV_WC_RECV,
@@ -164,7 +165,8 @@ impl<'a> Responder<'a> {
         let completion = Completion {
             ready_at: self.seen_at(arrival.ready_at),
             wr_id,
-            status,
+            status: with.status,
+            vendor_err: with.vendor_err,
             opcode,
             byte_len: u32::try_from(arrival.len).unwrap_or(u32::MAX),
             imm: arrival.imm.unwrap_or(0),
@@ -183,15 +185,19 @@ impl<'a> Responder<'a> {
     }
 
     /// Completes a receive. If its CQ is full, the QP fails.
-    pub(crate) fn finish(&self, taken: &Taken, arrival: &Arrival, status: u32) {
-        if !self.push(taken.wr_id, arrival, status) {
+    pub(crate) fn finish(&self, taken: &Taken, arrival: &Arrival) {
+        self.end(taken, arrival, wc::IBV_WC_SUCCESS.into());
+    }
+
+    fn end(&self, taken: &Taken, arrival: &Arrival, with: CompletionStatus) {
+        if !self.push(taken.wr_id, arrival, with) {
             self.refuse(events::QP_FATAL);
         }
     }
 
     /// Completes a receive with an error; the QP enters ERR.
-    pub(crate) fn fail(&self, taken: &Taken, arrival: &Arrival, status: u32) {
-        self.finish(taken, arrival, status);
+    pub(crate) fn fail(&self, taken: &Taken, arrival: &Arrival, with: CompletionStatus) {
+        self.end(taken, arrival, with);
         to_error(self.process, self.peer, self.index, self.qp, None);
     }
 
@@ -221,7 +227,7 @@ impl<'a> Responder<'a> {
     fn flush_one(&self, wr_id: u64) {
         let nothing =
             Arrival { ready_at: 0, len: 0, imm: None, by_write: false, solicited: false, src_qp: 0 };
-        self.push(wr_id, &nothing, wc::IBV_WC_WR_FLUSH_ERR);
+        self.push(wr_id, &nothing, wc::IBV_WC_WR_FLUSH_ERR.into());
     }
 }
 
