@@ -106,7 +106,9 @@ mod shm;
 mod wire;
 
 pub use abi::symbols;
-pub use config::{Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, configure, default_devices};
+pub use config::{
+    Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, QUIRKS_VAR, Quirks, configure, default_devices,
+};
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{
     EventTarget, FAULTS_VAR, fail_creation, fail_fork_init, fail_loopback, fail_modify_qp, fail_modify_qp_of,

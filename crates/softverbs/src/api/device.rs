@@ -11,7 +11,7 @@ use crate::abi::border::{self, Errno};
 use crate::api::event_queue::EventQueue;
 use crate::api::events::Event;
 use crate::config::gid::{self, Gid};
-use crate::config::{self, Capability, DeviceSpec};
+use crate::config::{self, Capability, DeviceSpec, quirks};
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
 use crate::log::fault;
 use crate::process::port;
@@ -31,6 +31,8 @@ pub(crate) struct Device {
     pub(crate) guid: u64,
     /// The port's LID; 0 on Ethernet.
     pub(crate) lid: u16,
+    /// Its deviations from the specification, as bits of `config::quirks`.
+    pub(crate) quirks: u32,
 }
 
 // SAFETY: it never changes, and no pointer in its C struct is dereferenced.
@@ -115,7 +117,7 @@ impl Device {
         let guid = gid::guid(spec);
         copy_str(&mut ibv.ibdev_path, &sysfs_path(spec, guid));
         let lid = gid::lid(spec);
-        Self { ibv, spec, index, gids: gid::table(spec), guid, lid }
+        Self { ibv, spec, index, gids: gid::table(spec), guid, lid, quirks: quirks::of(spec) }
     }
 
     /// Returns the pointer for C.

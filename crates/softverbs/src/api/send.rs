@@ -13,12 +13,14 @@ use crate::api::cq;
 use crate::api::events;
 use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS};
 use crate::clock;
+use crate::config::quirks::FIRST_SGE_ALWAYS;
 use crate::fault::CompletionStatus;
 use crate::log::fault;
 use crate::process::counters::{self, Live};
 use crate::process::{self, Process};
 use crate::shm::cq_ring::{Completion, Queue};
 use crate::wire::bounce;
+use crate::wire::copy::{self, Direction, Pieces};
 use crate::wire::exec::{self, Step};
 use crate::wire::late;
 use crate::wire::respond;
@@ -40,14 +42,30 @@ pub(crate) fn wc_opcode(opcode: u32) -> u32 {
     }
 }
 
+/// Returns whether the driver reads an SGE although `num_sge` is 0, or an error where it would crash.
+fn reads_first_sge(process: &Process, qp: &Qp, wr: &sys::ibv_send_wr) -> Result<bool, (i32, String)> {
+    let plain = matches!(wr.opcode, op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_READ);
+    let quirk = qp.context.device.quirks & FIRST_SGE_ALWAYS != 0;
+    if !quirk || !plain || wr.send_flags & INLINE != 0 || wr.sg_list.is_null() {
+        return Ok(false);
+    }
+    let mut sge = [0_u8; size_of::<sys::ibv_sge>()];
+    let here = Pieces::one(sge.as_mut_ptr().expose_provenance() as u64, sge.len() as u64);
+    let list = Pieces::one(wr.sg_list.expose_provenance() as u64, sge.len() as u64);
+    let read = copy::run(&process.own, Direction::Read, &here, &list);
+    let why = "it cannot be read, and the driver reads an SGE there although num_sge is 0 (quirks)";
+    read.map(|()| true).map_err(|_| (libc::EFAULT, format!("sg_list is {:p}: {why}", wr.sg_list)))
+}
+
 /// Validates a work request as `ibv_post_send` must. Returns its number of scatter/gather items and
 /// bytes.
 ///
 /// # Safety
 /// `wr.sg_list` has `wr.num_sge` items.
-unsafe fn check(qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, String)> {
+unsafe fn check(process: &Process, qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, String)> {
     let invalid = |why: String| Err((libc::EINVAL, why));
     let pieces = match usize::try_from(wr.num_sge) {
+        Ok(0) => usize::from(reads_first_sge(process, qp, wr)?),
         Ok(n) if n <= qp.cap.max_send_sge as usize => n,
         _ => return invalid(format!("num_sge is {}, expected 0 to {}", wr.num_sge, qp.cap.max_send_sge)),
     };
@@ -57,7 +75,7 @@ unsafe fn check(qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, St
     if wr.send_flags & !KNOWN_FLAGS != 0 {
         return invalid(format!("unknown send flags {:#x}", wr.send_flags & !KNOWN_FLAGS));
     }
-    // SAFETY: below `num_sge`, as the caller guarantees.
+    // SAFETY: below `num_sge`, as the caller guarantees, or the one that was just read.
     let len = (0..pieces).map(|i| u64::from(unsafe { (*wr.sg_list.add(i)).length })).sum();
     let most = qp.context.device.spec.max_msg;
     if len > u64::from(most) {
@@ -118,7 +136,7 @@ impl Qp {
         now: u64,
     ) -> Result<(), Errno> {
         // SAFETY: guaranteed by the caller.
-        let (pieces, len) = match unsafe { check(self, wr) } {
+        let (pieces, len) = match unsafe { check(process, self, wr) } {
             Ok(checked) => checked,
             Err((errno, why)) => {
                 fault!("ibv_post_send: QP {:#x}, wr_id {:#x}: {why}", self.qpn, wr.wr_id);

@@ -5,6 +5,7 @@ pub(crate) mod check;
 pub(crate) mod gid;
 pub(crate) mod parse;
 pub(crate) mod quantity;
+pub(crate) mod quirks;
 mod spec;
 
 use std::net::IpAddr;
@@ -14,6 +15,7 @@ use crate::error::Error;
 use crate::limits::MAX_GIDS;
 use crate::log::write_always;
 
+pub use quirks::{QUIRKS_VAR, Quirks};
 pub use spec::{Capability, DeviceSpec, LinkLayer};
 
 /// Name of the environment variable that lists the devices.
@@ -58,12 +60,14 @@ pub(crate) fn devices() -> &'static [DeviceSpec] {
     // Held throughout: `configure` runs either before or after.
     let mut chosen = CHOSEN.lock().unwrap_or_else(PoisonError::into_inner);
     DEVICES.get_or_init(|| {
-        chosen.take().unwrap_or_else(|| {
+        let from_environment = || {
             let value = std::env::var_os(DEVICES_VAR).map(|v| v.to_string_lossy().into_owned());
-            from_text(value.as_deref()).unwrap_or_else(|line| {
-                write_always(format_args!("{line}"));
-                Vec::new()
-            })
+            from_text(value.as_deref())
+        };
+        let devices = chosen.take().map_or_else(from_environment, Ok);
+        quirks::default().map_err(str::to_owned).and(devices).unwrap_or_else(|line| {
+            write_always(format_args!("{line}"));
+            Vec::new()
         })
     })
 }

@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
-use super::{Capability, DeviceSpec, LinkLayer, quantity};
+use super::{Capability, DeviceSpec, LinkLayer, Quirks, quantity};
 use crate::error::Error;
 use crate::limits::MAX_INLINE;
 
 /// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, inline=0, max_qp_wr=64, max_msg=65536";
+     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, quirks=irdma, inline=0, max_qp_wr=64, max_msg=65536";
 
 /// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
 /// variable of a script.
@@ -71,6 +71,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         },
         "counters" => spec.hw_counters = switch(value)?,
         "without" => spec.without = value.split('+').map(capability).collect::<Result<_, _>>()?,
+        "quirks" => spec.quirks = Some(Quirks::parse(value)?),
         "inline" => {
             let bytes = value.parse().ok().filter(|bytes| *bytes <= MAX_INLINE);
             spec.max_inline_data =
@@ -88,7 +89,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, cqe_delay, mtu, path_mtu, wire, pkey, ece, dmabuf, posted, system, sysfs, counters, without, inline, max_qp_wr, max_msg"
+                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, cqe_delay, mtu, path_mtu, wire, pkey, ece, dmabuf, posted, system, sysfs, counters, without, quirks, inline, max_qp_wr, max_msg"
                     .to_owned(),
             );
         }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{check, parse};
+use super::{Quirks, check, parse};
 use crate::error::Error;
 use crate::limits::{MAX_INLINE, MAX_MSG, MAX_QP_WR};
 
@@ -114,6 +114,9 @@ pub struct DeviceSpec {
     pub hw_counters: bool,
     /// Capabilities that the device does not have.
     pub without: Vec<Capability>,
+    /// Where the device differs from the verbs specification. `None`: as `SOFTVERBS_QUIRKS` says, and
+    /// nowhere without it.
+    pub quirks: Option<Quirks>,
     /// Largest `max_inline_data` of a queue pair in bytes, at most 1024.
     pub max_inline_data: u32,
     /// Most work requests in one queue of a queue pair, 1 to 16384.
@@ -150,6 +153,7 @@ impl DeviceSpec {
             sysfs: None,
             hw_counters: false,
             without: Vec::new(),
+            quirks: None,
             max_inline_data: MAX_INLINE,
             max_qp_wr: MAX_QP_WR,
             max_msg: MAX_MSG,

@@ -137,7 +137,7 @@ impl Ends<'_> {
         let Some(taken) = self.to.take() else { return Err(Step::NotReady(self.to.rnr_wait())) };
         let defect = match self.head.course {
             Course::BadReceive(with) => Some((with, "an injected fault")),
-            _ => None,
+            _ => self.to.defect(&taken),
         };
         let Some((with, why)) = defect else { return Ok(taken) };
         self.to.fail(&taken, &self.arrival(0), with);

@@ -87,7 +87,10 @@ impl Late {
         }
         let notify = self.wqe.opcode == op::IBV_WR_RDMA_WRITE_WITH_IMM && state != ERR;
         if let Some(taken) = notify.then(|| to.take()).flatten() {
-            to.finish(&taken, &self.arrival());
+            match to.defect(&taken) {
+                Some((with, _)) => to.fail(&taken, &self.arrival(), with),
+                None => to.finish(&taken, &self.arrival()),
+            }
         }
         Ok(())
     }

@@ -236,13 +236,13 @@ impl SendQueue {
     /// Appends a validated work request.
     ///
     /// # Safety
-    /// `wr.sg_list` has `wr.num_sge` items. With the inline flag they name readable memory.
+    /// `wr.sg_list` has `pieces` items. With the inline flag they name readable memory.
     pub(crate) unsafe fn push(&mut self, wr: &sys::ibv_send_wr, pieces: usize, len: u64, posted_at: u64) {
         let slot = self.slot(self.tail);
         let inline = wr.send_flags & INLINE != 0;
         let mut at = slot * self.max_inline;
         for i in 0..pieces {
-            // SAFETY: `i` is below `num_sge`.
+            // SAFETY: `i` is below `pieces`.
             let sge = unsafe { &*wr.sg_list.add(i) };
             if inline {
                 let len = sge.length as usize;

@@ -10,6 +10,7 @@ use crate::api::cq;
 use crate::api::events;
 use crate::api::qp::{ERR, RTR, RTS, SQD};
 use crate::clock;
+use crate::config::quirks::SRQ_RECEIVE_NEEDS_SGE;
 use crate::fault::CompletionStatus;
 use crate::process::Process;
 use crate::shm::cq_ring::{Completion, Queue, Ring};
@@ -127,6 +128,15 @@ impl<'a> Responder<'a> {
             events::raise(self.peer, events::SRQ_LIMIT_REACHED, srq, id);
         }
         Some(taken)
+    }
+
+    /// Returns how a receive ends that the QP's driver has built in a way that its adapter refuses, and
+    /// the reason.
+    pub(crate) fn defect(&self, taken: &Taken) -> Option<(CompletionStatus, &'static str)> {
+        let quirks = self.device()?.quirks.load(Relaxed);
+        let malformed =
+            quirks & SRQ_RECEIVE_NEEDS_SGE != 0 && self.srq().is_some() && taken.sges().is_empty();
+        malformed.then(|| (wc::IBV_WC_LOC_QP_OP_ERR.into(), "a receive of an SRQ without an SGE (quirks)"))
     }
 
     /// Returns the addresses of the first `len` bytes of the receive's buffers.
