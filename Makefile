@@ -36,6 +36,14 @@ demo: build ## Build, then move checked data over two simulated rails through ev
 test: setup-test build ## Build, then run all tests
 	@$(cargo) test --locked --workspace
 
+.PHONY: test-providers
+test-providers: setup-test ## Run suites of the plugin's tests on adapters with the quirks of each provider; SUITES="data memory failover"
+	@for quirks in bnxt_re irdma; do \
+		echo "== $$quirks"; \
+		SOFTVERBS_QUIRKS=$$quirks; export SOFTVERBS_QUIRKS; \
+		$(cargo) test --locked --workspace $(addprefix --test ,$(or $(SUITES),data memory failover)); \
+	done
+
 .PHONY: faults
 faults: setup-test ## Let rails die at every work request of each kind of traffic, and count the faults
 	@export FAULT_POINTS=all; $(cargo) test --locked -p mpib-tests --test failover -- --nocapture 2>&1 | awk '/ fault points$$/ { sub(/.* \.\.\. /, ""); print; n += $$(NF - 2) } /^test result: |FAILED|panicked/ { print } END { print n " fault points in all" }'

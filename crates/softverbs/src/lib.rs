@@ -3,8 +3,9 @@
 //! The crate defines the `ibv_*` functions of rdma-core. Reliable connections between processes of
 //! one machine work as between hosts of one network: memory registration with keys and access
 //! rights, SEND, RDMA WRITE, RDMA READ and atomics, shared receive queues, completion channels,
-//! asynchronous events. No kernel module and no privileges are needed. The crate is as strict as
-//! hardware, and it can fail on command.
+//! asynchronous events. No kernel module and no privileges are needed. The crate is as strict as the
+//! verbs specification, it can imitate drivers that do otherwise ([`Quirks`]), and it can fail on
+//! command.
 //!
 //! # Use as a library in tests
 //!

@@ -91,7 +91,7 @@ fn without_sges(a: &End, b: &End, opcode: u32, flags: u32, list: *mut sys::ibv_s
     }
 }
 
-//= softverbs.md: irdma: a WRITE without an immediate, or a READ, uses the first SGE whatever num_sge is
+//= softverbs.md: irdma: a WRITE without an immediate, or a READ, uses the first SGE even if num_sge is 0
 #[test]
 fn a_write_of_irdma_sends_its_first_sge_whatever_the_number_is() {
     devices();
