@@ -93,7 +93,7 @@ fn without_sges(a: &End, b: &End, opcode: u32, flags: u32, list: *mut sys::ibv_s
 
 //= softverbs.md: irdma: a WRITE without an immediate, or a READ, uses the first SGE even if num_sge is 0
 #[test]
-fn a_write_of_irdma_sends_its_first_sge_whatever_the_number_is() {
+fn a_write_without_sges_sends_the_first_one_on_irdma() {
     devices();
     for (device, bytes) in [(PLAIN, 0), (IRDMA, 8)] {
         let (mut a, mut b) = pair(on(device), on(PLAIN));

@@ -19,8 +19,7 @@ pub const QUIRKS_VAR: &str = "SOFTVERBS_QUIRKS";
 pub(crate) const SRQ_RECEIVE_NEEDS_SGE: u32 = 1;
 
 /// A WRITE without an immediate, or a READ, uses the first SGE even if `num_sge` is 0, unless
-/// `sg_list` is null. Inline data, other opcodes, and the immediate's place in a WRITE with one keep
-/// to `num_sge`.
+/// `sg_list` is null. WRITEs with an immediate, inline data and other opcodes keep to `num_sge`.
 ///
 /// Source: `irdma_uk_rdma_write` and `irdma_uk_rdma_read` in providers/irdma/uk.c put
 /// `lo_sg_list` into the first fragment. `irdma_uk_send` there looks at the number first.
