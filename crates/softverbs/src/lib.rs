@@ -113,8 +113,8 @@ pub use config::{
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{
     EventTarget, FAULTS_VAR, fail_creation, fail_fork_init, fail_loopback, fail_modify_qp, fail_modify_qp_of,
-    fail_registration, faults_struck, flap, heal, hw_counters, inject, inject_at, posted, raise_event,
-    run_faults, set_addrs, set_link, set_rate,
+    fail_post, fail_registration, faults_struck, flap, heal, hw_counters, inject, inject_at, posted,
+    raise_event, run_faults, set_addrs, set_link, set_rate,
 };
 pub use control::inspect::{
     LinkTimes, Objects, QpAttributes, completion_times, fork_init_calls, link_times, mr_access_at, objects,
@@ -128,7 +128,7 @@ pub use fault::script::Flap;
 pub use fault::{CompletionStatus, CqOf, Direction, Fault, Only, Part, Then};
 pub use process::counters::{Counters, DeviceCounters, QpCounters, counters};
 pub use process::hw_counters::HwCounters;
-pub use process::injected::Object;
+pub use process::injected::{Object, Post};
 pub use shm::dir::set_fabric;
 
 #[cfg(doctest)]

@@ -17,6 +17,7 @@ use crate::config::quirks::FIRST_SGE_ALWAYS;
 use crate::fault::CompletionStatus;
 use crate::log::fault;
 use crate::process::counters::{self, Live};
+use crate::process::injected::{self, Post};
 use crate::process::{self, Process};
 use crate::shm::cq_ring::{Completion, Queue};
 use crate::wire::bounce;
@@ -135,6 +136,7 @@ impl Qp {
         wr: &sys::ibv_send_wr,
         now: u64,
     ) -> Result<(), Errno> {
+        injected::posted(Post::Send, &self.context.device.spec.name)?;
         // SAFETY: guaranteed by the caller.
         let (pieces, len) = match unsafe { check(process, self, wr) } {
             Ok(checked) => checked,

@@ -19,7 +19,8 @@ use crate::config::Capability;
 use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
 use crate::log::fault;
 use crate::process::counters::{self, Live};
-use crate::process::{self, Process, injected};
+use crate::process::injected::{self, Post};
+use crate::process::{self, Process};
 use crate::shm::layout::{SRQS, SrqShared};
 use crate::shm::recv_queue::{self, Receives};
 
@@ -197,8 +198,9 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         let this = unsafe { Srq::from_c(srq) }?;
         let shared = this.shared(process)?;
         let queue = Receives::new(&process.own, &shared.rq).ok_or(Errno(libc::EIO))?;
+        let on = ("ibv_post_srq_recv", &*this.context.device.spec.name);
         // SAFETY: a list of work requests and a writable pointer, as the caller guarantees.
-        let posted = unsafe { post_list(&queue, wr, bad, "ibv_post_srq_recv", this.depth, this.max_sge) };
+        let posted = unsafe { post_list(&queue, wr, bad, on, this.depth, this.max_sge) };
         let (n, result) = posted;
         if let Some(device) = counters::of_device(this.context.device.index) {
             Live::add(&device.receives, n);
@@ -216,20 +218,22 @@ pub(crate) unsafe fn post_list(
     queue: &Receives<'_>,
     mut wr: *mut sys::ibv_recv_wr,
     bad: *mut *mut sys::ibv_recv_wr,
-    call: &str,
+    (call, device): (&str, &str),
     depth: u32,
     max_sge: u32,
 ) -> (u64, Result<(), Errno>) {
     let mut n = 0;
     // SAFETY: null or a work request with its scatter list, as the caller guarantees.
     while let Some(request) = unsafe { wr.as_ref() } {
+        let posted = injected::posted(Post::Recv, device);
         // SAFETY: as above.
-        if let Err(errno) = unsafe { queue.post(request) } {
+        if let Err(errno) = posted.and_then(|()| unsafe { queue.post(request) }) {
             match errno.0 {
                 libc::ENOMEM => fault!(
                     "{call}: the queue is full: {depth} receives are posted and their completions not polled"
                 ),
-                _ => fault!("{call}: num_sge is {}, expected at most {max_sge}", request.num_sge),
+                libc::EINVAL => fault!("{call}: num_sge is {}, expected at most {max_sge}", request.num_sge),
+                errno => fault!("{call}: errno {errno}, as injected"),
             }
             // SAFETY: writable, as the caller guarantees.
             unsafe { bad.write(wr) };

@@ -19,7 +19,7 @@ use crate::fault::{self, Fault, Only};
 use crate::log::write_always;
 use crate::process;
 use crate::process::hw_counters::{self, HwCounters};
-use crate::process::injected::{self, Object};
+use crate::process::injected::{self, Object, Post};
 use crate::shm::layout::DeviceShared;
 
 /// Name of the environment variable with a script of faults.
@@ -230,6 +230,16 @@ pub fn fail_registration(device: &str, errno: c_int, times: u32) {
 /// `ENOMEM` is what a driver returns that has no object left.
 pub fn fail_creation(object: Object, errno: c_int, times: u32) {
     injected::fail_creation(object, errno, times);
+}
+
+/// Fails the posts of this process on device `device`: `after` more work requests are posted, and
+/// the posts of the next `times` fail with `errno`, which leaves the rest of their list, too. For a
+/// retry of the rest the count goes on. `times` = 0 cancels the fault; each call of this function
+/// replaces the previous fault.
+///
+/// `EAGAIN` is what `ionic_post_recv` returns while the adapter owns the entry of the ring.
+pub fn fail_post(post: Post, device: &str, errno: c_int, after: u32, times: u32) {
+    injected::fail_post(post, device, errno, after, times);
 }
 
 /// Makes `ibv_fork_init` of this process return `errno` from now on; 0 cancels the fault.

@@ -1,6 +1,7 @@
 //! Injected failures: verbs calls that must fail although nothing is wrong.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -50,6 +51,26 @@ pub enum Object {
     Qp,
 }
 
+/// A kind of post, for [`fail_post`](crate::fail_post).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Post {
+    /// `ibv_post_send`
+    Send,
+    /// `ibv_post_recv` and `ibv_post_srq_recv`
+    Recv,
+}
+
+/// Work requests whose post must fail.
+struct FailedPost {
+    post: Post,
+    fault: Fault,
+    /// How many are posted before.
+    after: u32,
+}
+
+static POST: Mutex<Option<FailedPost>> = Mutex::new(None);
+/// Whether `POST` may have an entry.
+static FAILS_POSTS: AtomicBool = AtomicBool::new(false);
 static CREATION: Mutex<Option<(Object, Fault)>> = Mutex::new(None);
 static REGISTRATION: Mutex<Fault> = Mutex::new(Fault::NONE);
 static LOOPBACK: Mutex<Fault> = Mutex::new(Fault::NONE);
@@ -64,6 +85,30 @@ pub(crate) fn fail_creation(object: Object, errno: c_int, times: u32) {
 pub(crate) fn creation(object: Object) -> Result<(), Errno> {
     match &mut *CREATION.lock().unwrap_or_else(PoisonError::into_inner) {
         Some((of, fault)) if *of == object => fault.next(""),
+        _ => Ok(()),
+    }
+}
+
+/// See [`crate::fail_post`].
+pub(crate) fn fail_post(post: Post, device: &str, errno: c_int, after: u32, times: u32) {
+    let fault = Fault { device: Some(device.to_owned()), errno, times };
+    *POST.lock().unwrap_or_else(PoisonError::into_inner) = Some(FailedPost { post, fault, after });
+    FAILS_POSTS.store(true, Relaxed);
+}
+
+/// Returns the injected error of the post of a work request, if any.
+pub(crate) fn posted(post: Post, device: &str) -> Result<(), Errno> {
+    if !FAILS_POSTS.load(Relaxed) {
+        return Ok(());
+    }
+    match &mut *POST.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(failed) if failed.post == post && failed.fault.device.as_deref() == Some(device) => {
+            if failed.after > 0 {
+                failed.after -= 1;
+                return Ok(());
+            }
+            failed.fault.next(device)
+        }
         _ => Ok(()),
     }
 }
