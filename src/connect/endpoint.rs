@@ -11,7 +11,7 @@ use crate::connect::machine::has_mailbox;
 use crate::connect::queue_depths::Depths;
 use crate::error::{Error, Result};
 use crate::proto::{
-    Ece, MAX_RAILS, Memory, QpWiring, Role, RouteWiring, Wiring, memory_bytes, written_bytes,
+    Ece, MAX_RAILS, Memory, QpWiring, Role, RouteWiring, SCRATCH, Wiring, memory_bytes, written_bytes,
 };
 use crate::route::Route;
 use crate::transport::Settings;
@@ -57,9 +57,9 @@ impl LocalEndpoint {
             |(route, _): &(Route, usize)| local_rails[*route.rails.local(role)].nic.flushes(&settings.config);
         let reads = role == Role::Acceptor && routes.iter().any(flushes);
         let region = Region::new(&pds, memory_bytes(has_mailbox) / 8, reads)?;
-        // The probes read and write the first page. If it is read first, the kernel maps its page of
-        // zeros, and must interrupt the CPUs of all threads to replace it.
-        region.words()[0].store(0, Ordering::Relaxed);
+        // The probes read and write the scratch memory. If it is read first, the kernel maps its page
+        // of zeros, and must interrupt the CPUs of all threads to replace it.
+        region.words()[SCRATCH / 8].store(0, Ordering::Relaxed);
         Ok(Self { has_mailbox, ..Self::on(region, role, settings, local_rails, routes, &[])? })
     }
 

@@ -105,6 +105,11 @@ impl KnownFailures {
         results
     }
 
+    /// Forgets what this handshake has learnt of these routes.
+    pub(crate) fn forget(&mut self, routes: &[Route]) {
+        self.tried.retain(|tried| !routes.contains(&tried.route));
+    }
+
     /// Remembers the failures for later connections. Called once the peer has reported its probes
     /// too: before, it may have ended.
     pub(crate) fn remember(&mut self, process: &Process) {

@@ -14,8 +14,8 @@ use crate::transport::Settings;
 use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
 use crate::transport::recv::receives::Receives;
-use crate::transport::send_queue::{SendQueue, SendQueues};
-use crate::verbs::{Access, Fresh, Gid, Path, Qp, QpOptions, Srq};
+use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues};
+use crate::verbs::{Access, Fresh, Gid, Path, Qp, QpOptions};
 use crate::warned::Subject;
 
 /// Bytes that a CTS write of one entry carries in itself.
@@ -106,7 +106,7 @@ fn make_receives(settings: &Settings, rail: &LocalRail, n: u32, depths: &Depths)
         0 => Ok(Receives::own(n, depths.receives)),
         depth => {
             let low = settings.config.srq_low.min(depth / 2);
-            Ok(Receives::shared(Srq::new(&rail.pd, depth)?, depth, low))
+            Receives::shared(&rail.pd, depth, low)
         }
     }
 }
@@ -283,7 +283,10 @@ impl LocalRoute {
         let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name.to_owned() };
         let RouteCq { cq, shared: shares_cq } = self.cq;
         let (mut receives, nic) = (self.receives, Arc::clone(&local.nic));
-        receives.iter_mut().try_for_each(|receives| receives.fill(&send_queues))?;
+        receives
+            .iter_mut()
+            .try_for_each(|receives| receives.fill(&send_queues))
+            .map_err(NotPosted::of_route)?;
         let speeds = (local.port.speed, peer.speed_mbps);
         let rail = Rail {
             send_queues,

@@ -109,8 +109,7 @@ impl LocalWork {
                 (Stage::BringUp(Bringup::start(local, role, &self.rails, name, peer, known)), None)
             }
             (Action::Probe, Stage::Joined(endpoint)) => {
-                // The memory of both ends is still zero: the writes change nothing.
-                (Stage::Probe(Box::new(ProbeRun::start(endpoint, 0))), None)
+                (Stage::Probe(Box::new(ProbeRun::start(endpoint))), None)
             }
             (Action::Stop, Stage::Probe(mut probe)) => {
                 probe.stop(settings);
@@ -119,6 +118,14 @@ impl LocalWork {
             (Action::Abandon(mask), Stage::Probe(mut probe)) => {
                 probe.abandon(mask);
                 (Stage::Probe(probe), None)
+            }
+            (Action::PeerFailed(mask), Stage::Probe(mut probe)) => {
+                probe.peer_failed(mask);
+                (Stage::Probe(probe), None)
+            }
+            (Action::Forget(routes), stage) => {
+                self.known.forget(&routes);
+                (stage, None)
             }
             (Action::Keep(keep), Stage::Joined(endpoint)) => {
                 self.known.remember(&settings.process);

@@ -1,20 +1,25 @@
-//! The probes of a handshake. A route works if a write of a full packet completes on each of its
-//! queue pairs. It can flush if a read completes on the queue pair for flushes. An empty write
-//! precedes them on the first queue pair: it distinguishes a route that loses only long packets from
-//! one that loses all.
+//! The probes of a rail, at connect and when it is made again. They are the work requests of the
+//! data path: a route works if a write of a full packet completes on each of its queue pairs. That
+//! of a sender's first queue pair has an immediate, which must consume a receive. A route can flush
+//! if a read completes on the queue pair for flushes. An empty write precedes them on the first queue
+//! pair: it distinguishes a route that loses only long packets from one that loses all.
+//!
+//! All writes are from and to the scratch memory of both ends.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::connect::endpoint::Endpoint;
 use crate::connect::loopback::keep_without_flush;
-use crate::error::{Error, FailedCompletion, Fast, Result, wc_status};
-use crate::proto::MAX_RAILS;
+use crate::device::Nic;
+use crate::error::{Error, FailedCompletion, Fast, Result, status_text, wc_status};
+use crate::proto::{MAX_RAILS, PROBE_IMM, SCRATCH, SRQ_FAILED};
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
 use crate::transport::recv::{self, receives};
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{NotPosted, SendQueue};
 use crate::transport::work::Work;
-use crate::verbs::{Batch, Chain, Completion, Cq, Local, Region, Remote};
+use crate::verbs::{Batch, Chain, Completion, Cq, Kind, Local, Region, Remote};
 
 /// Probes on every route.
 #[derive(Debug)]
@@ -30,6 +35,10 @@ struct Probes {
     posted: usize,
     /// Writes in flight.
     writes: usize,
+    /// Whether the immediate of the peer's probe has yet to arrive.
+    awaits_imm: bool,
+    /// Until when it may arrive, once the peer has reported that its probe failed.
+    arrive_by: Option<Instant>,
     /// Reads in flight on the queue pair for flushes.
     reads: usize,
     /// Whether the empty write has completed.
@@ -40,44 +49,51 @@ struct Probes {
 
 impl Probes {
     fn pending(&self) -> bool {
-        self.writes + self.reads > 0
+        self.awaits_imm || self.writes + self.reads > 0
     }
 
     /// Returns whether the data writes have completed although the read has failed.
     fn cannot_flush(&self) -> bool {
-        self.writes == 0 && self.unread.is_some()
+        !self.awaits_imm && self.writes == 0 && self.unread.is_some()
     }
 }
 
+/// How long an immediate may take that the peer has sent before it reported its failed probe. It is
+/// usually there: this end then knows whether its own receives are the cause.
+const LATE: Duration = Duration::from_millis(100);
+
 impl ProbeRun {
-    /// Begins with writes from and to this offset of both ends' memory, whose content they change
-    /// to that of the other end.
-    pub(crate) fn start(mut endpoint: Endpoint, offset: usize) -> Self {
+    /// Begins the probes of all routes.
+    pub(crate) fn start(mut endpoint: Endpoint) -> Self {
         let mut routes: [Probes; MAX_RAILS] = Default::default();
         let mut chain = Chain::default();
         for (i, place) in endpoint.rails.iter_mut().enumerate() {
             let Ok(rail) = place else { continue };
-            let (addr, mr) = (endpoint.region.addr(offset / 8) as u64, &endpoint.region.mrs()[i]);
+            let (addr, mr) = (endpoint.region.addr(SCRATCH / 8) as u64, &endpoint.region.mrs()[i]);
             let full = Some(Local { addr, len: endpoint.mtus[i], lkey: mr.lkey() });
-            let to = Remote { addr: endpoint.remote.addr + offset as u64, rkey: endpoint.remote.rkeys[i] };
-            let mut post = |queue: &mut SendQueue, from| {
+            let to = endpoint.remote.scratch(i);
+            let receives = rail.receives.is_some();
+            let mut post = |queue: &mut SendQueue, from, imm| {
                 chain.clear();
-                match chain.write(from, to, None, Some(queue.signal(Work::Probe, 1))) {
-                    true => queue.post(&mut chain, true).map_err(|e| *e),
-                    false => Err(Error::Internal("no room for a probe".into())),
+                match chain.write(from, to, imm, Some(queue.signal(Work::Probe, 1))) {
+                    true => queue.post(&mut chain, true),
+                    false => Err(NotPosted::internal("no room for a probe")),
                 }
             };
-            let written = rail.send_queues.first_mut().map_or(Ok(()), |queue| post(queue, None));
-            let written =
-                written.and_then(|()| rail.send_queues.iter_mut().try_for_each(|queue| post(queue, full)));
+            let empty = rail.send_queues.first_mut().map_or(Ok(()), |queue| post(queue, None, None));
+            let mut imm = (!receives).then_some(PROBE_IMM);
+            let written = empty.and_then(|()| {
+                rail.send_queues.iter_mut().try_for_each(|queue| post(queue, full, imm.take()))
+            });
             if let Err(e) = written {
-                *place = Err(e);
+                *place = Err(e.of_route());
                 continue;
             }
             let posted = 1 + rail.send_queues.len();
             let unread = read_own(rail, &endpoint.region, i, &mut chain).err().map(|e| e.to_string());
             let reads = usize::from(rail.flush.is_some() && unread.is_none());
-            routes[i] = Probes { posted, writes: posted, reads, reached: false, unread };
+            routes[i] =
+                Probes { posted, writes: posted, awaits_imm: receives, reads, unread, ..Probes::default() };
         }
         Self { endpoint, routes }
     }
@@ -85,6 +101,10 @@ impl ProbeRun {
     /// Polls for completions; returns whether every probe has ended.
     pub(crate) fn poll(&mut self, settings: &Settings) -> bool {
         self.poll_queues();
+        let now = Instant::now();
+        for probes in &mut self.routes {
+            probes.awaits_imm &= probes.arrive_by.is_none_or(|by| now < by);
+        }
         self.fail_if(Probes::cannot_flush, |rail, probes| match &probes.unread {
             Some(why) if rail.flush.is_some() => give_up_flush(settings, rail, why),
             _ => Ok(()),
@@ -150,15 +170,23 @@ impl ProbeRun {
     /// Ends the probes that have not completed.
     pub(crate) fn stop(&mut self, settings: &Settings) {
         let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
-        self.fail_if(Probes::pending, |rail, probes| {
-            if probes.writes > 0 {
-                return Err(Error::Peer(late.into()));
+        self.fail_if(Probes::pending, |rail, probes| match (probes.writes, probes.awaits_imm) {
+            (0, false) => give_up_flush(settings, rail, late),
+            (0, true) => {
+                Err(Error::Peer("the peer's probe did not arrive in time (MPIB_PROBE_TIMEOUT_MS)".into()))
             }
-            give_up_flush(settings, rail, late)
+            _ => Err(Error::Peer(late.into())),
         });
         // Removes what the destroyed queue pairs may have left.
         self.poll_queues();
         self.routes = Default::default();
+    }
+
+    /// Handles the peer's report that its probes of the routes in the mask have failed.
+    pub(crate) fn peer_failed(&mut self, mask: u8) {
+        let by = Instant::now() + LATE;
+        let failed = self.routes.iter_mut().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
+        failed.for_each(|(_, probes)| probes.arrive_by = Some(by));
     }
 
     /// Ends the pending probes of the routes in the mask.
@@ -211,10 +239,7 @@ impl Probes {
 fn in_few_words(c: &FailedCompletion) -> String {
     let status = wc_status(c.status);
     let port = c.port.as_ref().map_or_else(String::new, |why| format!("; {} now: {why}", c.device));
-    format!(
-        "the probe failed: {} (status={} {}, vendor error {:#x}){port}",
-        status.meaning, c.status, status.name, c.vendor_err
-    )
+    format!("the probe failed: {} ({}){port}", status.meaning, status_text(c.status, c.vendor_err))
 }
 
 /// Posts the first read of the queue pair for flushes, if the rail has one.
@@ -224,7 +249,7 @@ fn read_own(rail: &mut Rail, region: &Region, i: usize, chain: &mut Chain) -> Re
     chain.clear();
     let local = Local { addr, len: 1, lkey: mr.lkey() };
     match chain.read(local, Remote { addr, rkey: mr.rkey() }, queue.signal(Work::Probe, 1)) {
-        true => queue.post(chain, true).map_err(|e| *e),
+        true => queue.post(chain, true).map_err(NotPosted::of_route),
         false => Err(Error::Internal("no room for a probe".into())),
     }
 }
@@ -235,13 +260,22 @@ fn completed(i: usize, rail: &mut Rail, probes: &mut Probes, completion: &Comple
         return Ok(());
     }
     if completion.status() != 0 {
+        let srq = rail.receives.as_ref().is_some_and(|receives| receives.srq().is_some());
         match rail.failed(i, completion) {
             Error::Completion(c) if c.loopback => {
                 (probes.reads, probes.unread) = (0, Some(in_few_words(&c)));
                 return Ok(());
             }
+            Error::Completion(c)
+                if srq && c.port.is_none() && Work::of(completion.wr_id()) == Work::Receive =>
+            {
+                return Err(srq_failed(&rail.nic, &c));
+            }
             e => return Err(e),
         }
+    }
+    if let Kind::Arrived(imm) = completion.kind() {
+        return arrived(rail, probes, completion, imm);
     }
     let (qpn, id) = (completion.qpn(), completion.wr_id());
     if let Some(at) = rail.send_queues.iter().position(|l| l.number() == qpn) {
@@ -253,6 +287,32 @@ fn completed(i: usize, rail: &mut Rail, probes: &mut Probes, completion: &Comple
         probes.reads -= 1;
     }
     Ok(())
+}
+
+/// Handles the immediate of the peer's probe. It has consumed a receive, which is replaced.
+fn arrived(rail: &mut Rail, probes: &mut Probes, completion: &Completion, imm: u32) -> Result<()> {
+    if !probes.awaits_imm || imm != PROBE_IMM || !rail.arrived(completion, imm as u8) {
+        let (peer, qpn) = (&rail.names.peer, completion.qpn());
+        return Err(Error::Protocol(format!(
+            "{peer} sent the immediate {imm:#010x} to QP {qpn}, expected {PROBE_IMM:#010x} once, to the first one of a rail"
+        )));
+    }
+    probes.awaits_imm = false;
+    rail.fill().map_err(NotPosted::of_route)
+}
+
+/// Notes that the SRQs of an adapter do not work: it takes their receives, and fails when an
+/// immediate consumes one. From now on its queue pairs receive from their own queues.
+fn srq_failed(nic: &Nic, c: &FailedCompletion) -> Error {
+    let why = status_text(c.status, c.vendor_err);
+    if nic.set_srq_failed(&why) {
+        let name = nic.adapter();
+        tracing::warn!(
+            target: "net",
+            "a receive in a shared receive queue of {name} failed ({why}); its queue pairs receive from their own queues"
+        );
+    }
+    Error::Peer(format!("{SRQ_FAILED}{why}"))
 }
 
 /// Keeps a rail without flushes: its adapter does not reach itself.

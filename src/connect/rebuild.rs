@@ -10,7 +10,7 @@ use crate::connect::machine::BringUp;
 use crate::connect::probe::ProbeRun;
 use crate::device::Nic;
 use crate::error::{Error, Result};
-use crate::proto::{Ends, Memory, RailRole, Role, RouteWiring, SCRATCH, Wiring, written_bytes};
+use crate::proto::{Ends, Memory, RailRole, Role, RouteWiring, Wiring, written_bytes};
 use crate::route::{LocalRail, Route, rejoin};
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
@@ -120,7 +120,7 @@ impl RailAttempt for Rebuild {
             }
             (Goal::Proved, Stage::Joined(endpoint)) => {
                 let until = Instant::now() + self.settings.config.probe_timeout;
-                (Stage::Probe(Box::new(ProbeRun::start(endpoint, SCRATCH)), until), false)
+                (Stage::Probe(Box::new(ProbeRun::start(endpoint)), until), false)
             }
             (Goal::Proved, Stage::Probe(mut probe, until)) => {
                 let has_ended = probe.poll(&self.settings);

@@ -100,6 +100,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 known: Mutex::default(),
                 dmabuf: OnceLock::new(),
                 srq: OnceLock::new(),
+                srq_failed: OnceLock::new(),
                 no_loopback: Mutex::default(),
                 life: PortLife::default(),
                 meter: PortMeter::default(),

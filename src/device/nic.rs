@@ -35,6 +35,8 @@ pub struct Nic {
     pub(super) dmabuf: OnceLock<Result<(), String>>,
     /// Whether it has SRQs, or why not, once that was tried.
     pub(super) srq: OnceLock<Result<(), String>>,
+    /// Why its SRQs do not work, although it has them, once that was seen.
+    pub(super) srq_failed: OnceLock<String>,
     /// Why packets of the port to itself do not arrive, if that has been seen lately.
     pub(super) no_loopback: Mutex<Option<NoLoopback>>,
     pub(super) life: PortLife,

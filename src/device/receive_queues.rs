@@ -1,4 +1,4 @@
-//! Whether an adapter has shared receive queues.
+//! Whether an adapter has shared receive queues that work.
 //!
 //! ionic, irdma (E810), erdma and others have none. There each queue pair has its own receive
 //! queue, which `transport::recv::receives` fills.
@@ -10,10 +10,19 @@ use crate::error::Error;
 use crate::verbs::{DeviceLimits, Srq};
 
 impl Nic {
-    /// Whether the adapter has shared receive queues. Tried once. The error is the reason.
+    /// Whether the adapter has shared receive queues that work, as far as is known. Their creation
+    /// is tried once. The error is the reason.
     pub fn has_srq(&self) -> Result<(), &str> {
+        if let Some(why) = self.srq_failed.get() {
+            return Err(why);
+        }
         let found = self.srq.get_or_init(|| probe(&self.limits, || Srq::new(&self.pd(), 1)));
         found.as_ref().copied().map_err(String::as_str)
+    }
+
+    /// Notes why receives in the adapter's shared queues do not work. Returns whether that is new.
+    pub fn set_srq_failed(&self, why: &str) -> bool {
+        self.srq_failed.set(why.to_owned()).is_ok()
     }
 
     /// Describes the receive queues of the adapter.

@@ -7,6 +7,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use Level::{Fail, Note, Ok as Good, Warn};
 
+use super::loopback::try_shared_queues;
 use crate::config::{Config, Finding};
 use crate::device::{Answer, Device, Gpu, Nic, Survey, data_direct, dmabuf, findings, receive_queues};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
@@ -30,6 +31,7 @@ pub(super) fn all(
     checks.push(control_addresses(control));
     let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
     checks.extend(partitions(config, &devices));
+    try_shared_queues(config, &devices);
     checks.extend(answers("receives", &receive_queues(&devices)));
     checks.push(Check::new("retries", Good, config.retry_text()));
     checks.push(Check::new("failover", if config.failover { Good } else { Note }, config.failover_text()));

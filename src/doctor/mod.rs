@@ -7,6 +7,8 @@ pub mod border;
 #[forbid(unsafe_code)]
 mod checks;
 #[forbid(unsafe_code)]
+mod loopback;
+#[forbid(unsafe_code)]
 mod report;
 #[forbid(unsafe_code)]
 mod routes;

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use crate::proto;
 
 pub(crate) use hints::RAISE_MEMLOCK;
-pub use wc_status::{Blame, WcStatus, wc_status};
+pub use wc_status::{Blame, WcStatus, status_text, wc_status};
 
 /// The result of every fallible function of the plugin.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -124,15 +124,13 @@ impl fmt::Display for FailedCompletion {
         let status = wc_status(self.status);
         write!(
             f,
-            "{} to {} failed on rail {} ({}): {} (status={} {}, vendor error {:#x}); GID {} -> {}, QP {} -> {}. {}",
+            "{} to {} failed on rail {} ({}): {} ({}); GID {} -> {}, QP {} -> {}. {}",
             self.operation,
             proto::printable(&self.peer),
             self.rail,
             self.device,
             status.meaning,
-            self.status,
-            status.name,
-            self.vendor_err,
+            status_text(self.status, self.vendor_err),
             Ipv6Addr::from(self.local_gid),
             Ipv6Addr::from(self.remote_gid),
             self.local_qpn,

@@ -26,6 +26,9 @@ pub struct WcStatus {
     pub advice: &'static str,
     /// The likely origin.
     pub blame: Blame,
+    /// Whether the request itself is wrong: any rail would refuse it. It ends the connection. Every
+    /// other failure, one with an unknown number included, costs the rail.
+    pub is_mistake: bool,
 }
 
 /// Looks a status up by number: a newer library may know more of them than this table.
@@ -37,16 +40,25 @@ pub const fn wc_status(number: u32) -> WcStatus {
             meaning: "the verbs library reports a status that this plugin does not know",
             advice: "look the number up in enum ibv_wc_status of the installed infiniband/verbs.h",
             blame: Blame::Device,
+            is_mistake: false,
         },
     }
 }
 
-const fn row(name: &'static str, blame: Blame, meaning: &'static str, advice: &'static str) -> WcStatus {
-    WcStatus { name, meaning, advice, blame }
+/// Returns a status of a completion as logs show it: number, name and the vendor's code.
+pub fn status_text(status: u32, vendor_err: u32) -> String {
+    format!("status={status} {}, vendor error {vendor_err:#x}", wc_status(status).name)
 }
 
-const REPORT: &str =
-    "this is a mistake in the plugin or in what NCCL handed it; please report it with this line";
+const fn row(name: &'static str, blame: Blame, meaning: &'static str, advice: &'static str) -> WcStatus {
+    WcStatus { name, meaning, advice, blame, is_mistake: false }
+}
+
+/// A row whose status shows a mistake in memory or lengths.
+const fn mistake(name: &'static str, blame: Blame, meaning: &'static str, advice: &'static str) -> WcStatus {
+    WcStatus { name, meaning, advice, blame, is_mistake: true }
+}
+
 const UNUSED: &str =
     "this plugin uses no such feature; look at the adapter's driver and firmware, and at dmesg";
 const HEALTH: &str = "look at dmesg and at the adapter's health (firmware, PCIe errors)";
@@ -54,15 +66,21 @@ const HEALTH: &str = "look at dmesg and at the adapter's health (firmware, PCIe 
 /// In the order of `enum ibv_wc_status`.
 const TABLE: [WcStatus; 24] = [
     row("IBV_WC_SUCCESS", Blame::Nobody, "success", "nothing"),
-    row(
+    mistake(
         "IBV_WC_LOC_LEN_ERR",
         Blame::Local,
         "a message was longer than the adapter or the posted receive takes",
         "compare the message size with max_msg_sz of ibv_devinfo -v; do both ends run the same plugin?",
     ),
-    row("IBV_WC_LOC_QP_OP_ERR", Blame::Local, "the queue pair refused a malformed request", REPORT),
-    row("IBV_WC_LOC_EEC_OP_ERR", Blame::Device, "a fault in a reliable-datagram context", UNUSED),
     row(
+        "IBV_WC_LOC_QP_OP_ERR",
+        Blame::Device,
+        "the adapter refused the request or failed inside",
+        "look at dmesg; rdma_rxe also reports a port that goes down so. If it comes again on a port that stays up, report it \
+         with this line and the adapter's model: its driver may not take a request of this plugin",
+    ),
+    row("IBV_WC_LOC_EEC_OP_ERR", Blame::Device, "a fault in a reliable-datagram context", UNUSED),
+    mistake(
         "IBV_WC_LOC_PROT_ERR",
         Blame::Local,
         "local memory of the request is not covered by its registration",
@@ -87,13 +105,13 @@ const TABLE: [WcStatus; 24] = [
         "the peer wrote to local memory that is not registered for that",
         "was a receive buffer deregistered while the transfer ran?",
     ),
-    row(
+    mistake(
         "IBV_WC_REM_INV_REQ_ERR",
         Blame::Peer,
         "the peer's adapter found the request invalid",
         "compare MTU and limits of both adapters (ibv_devinfo -v); do both ends run the same plugin?",
     ),
-    row(
+    mistake(
         "IBV_WC_REM_ACCESS_ERR",
         Blame::Peer,
         "the peer's memory is not registered for this access",
@@ -165,5 +183,22 @@ mod tests {
         ] {
             assert_eq!(wc_status(n).name, name);
         }
+    }
+
+    /// The documents name the same statuses as the table.
+    #[test]
+    fn documents_list_the_statuses_that_end_a_connection() {
+        let mistakes: Vec<_> = (0..).map_while(|n| TABLE.get(n)).filter(|row| row.is_mistake).collect();
+        let names: Vec<_> = mistakes.iter().map(|row| row.name).collect();
+        let guide = include_str!("../../docs/guide/failover.md");
+        let row = guide.lines().find(|line| line.starts_with("| a completion with `IBV_WC_"));
+        let listed: Vec<_> =
+            row.unwrap_or_default().split('`').filter(|word| word.starts_with("IBV_WC_")).collect();
+        assert_eq!(listed, names, "docs/guide/failover.md");
+        let protocol = include_str!("../../docs/internals/protocol.md").replace('\n', " ");
+        let short: Vec<_> =
+            names.iter().map(|name| name.trim_start_matches("IBV_WC_").trim_end_matches("_ERR")).collect();
+        let list = format!("({}) are mistakes", short.join(", "));
+        assert!(protocol.contains(&list), "docs/internals/protocol.md has no {list:?}");
     }
 }

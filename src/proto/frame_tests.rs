@@ -242,6 +242,7 @@ fn text_is_cut_when_sent_and_cleaned_when_read() {
 #[test]
 fn reasons_that_both_ends_recognize_stay() {
     assert_eq!((NO_ROUTE, NOT_TRIED), ("no route from ", "not tried, since "));
+    assert_eq!(SRQ_FAILED, "a receive in the shared receive queue failed: ");
 }
 
 #[test]

@@ -56,6 +56,9 @@ pub struct Replay {
     pub epoch: u16,
 }
 
+/// The immediate of a sender's probe: slot 0, whose queue pair is the first one, and no mask.
+pub const PROBE_IMM: u32 = 0;
+
 /// Bits of a part.
 const PART_BITS: u32 = 3;
 /// Bits of an epoch: as many as the layout of the most rails has room for.

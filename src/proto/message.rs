@@ -12,6 +12,9 @@ use super::{
 pub const NO_ROUTE: &str = "no route from ";
 /// Begins the reason in PROBED of a route that an end does not try, because it failed lately.
 pub const NOT_TRIED: &str = "not tried, since ";
+/// Begins the reason in an acceptor's PROBED of a route on which a receive of its shared receive
+/// queue failed. Both ends try it once more, with receives in the queues of its queue pairs.
+pub const SRQ_FAILED: &str = "a receive in the shared receive queue failed: ";
 
 /// A message of the control connection.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -53,10 +53,10 @@ pub use hello::{
 };
 pub use host_id::HostId;
 pub use ib_gid::{Subnet, flid};
-pub use imm::{Imm, ImmLayout, Replay, SizeQ};
+pub use imm::{Imm, ImmLayout, PROBE_IMM, Replay, SizeQ};
 pub use mailbox::{MAX_WRITES, MailState, MailboxError, RING_BYTES, Span};
 pub use mask::{Arrivals, Step, Violation, rails};
-pub use message::{Message, NO_ROUTE, NOT_TRIED};
+pub use message::{Message, NO_ROUTE, NOT_TRIED, SRQ_FAILED};
 pub use record::{RECORD_BYTES, Record, RecordError};
 pub use redial::{Callback, Redial};
 pub use role::RailRole;

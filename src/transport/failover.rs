@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, FailedCompletion, Fast};
+use crate::error::{Error, Fast, wc_status};
 use crate::proto::{Message, rails};
 use crate::stats::Reason;
 use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;
+use crate::transport::send_queue::NotPosted;
 
 /// How long the peer may take to answer in an episode. Its process may be stopped meanwhile.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -15,17 +16,11 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// would happen on any rail.
 fn is_fault_of_a_rail(error: &Error) -> bool {
     match error {
-        Error::Completion(c) => is_fault_status(c),
+        // A port that is down fails requests with almost any status.
+        Error::Completion(c) => !wc_status(c.status).is_mistake || c.port.is_some(),
         Error::Verbs { .. } => true,
         _ => false,
     }
-}
-
-fn is_fault_status(c: &FailedCompletion) -> bool {
-    /// `IBV_WC_WR_FLUSH_ERR`, `IBV_WC_RETRY_EXC_ERR`, `IBV_WC_FATAL_ERR`, `IBV_WC_RESP_TIMEOUT_ERR`,
-    /// `IBV_WC_GENERAL_ERR`.
-    const FAULTS: [u32; 5] = [5, 12, 19, 20, 21];
-    FAULTS.contains(&c.status) || c.port.is_some()
 }
 
 impl Comm {
@@ -71,6 +66,13 @@ impl Comm {
     #[cold]
     pub(crate) fn rail_failed(&mut self, rail: usize, error: impl Into<Box<Error>>) -> Fast<()> {
         self.rails_failed(1 << rail, error.into())
+    }
+
+    /// Handles work requests that were not posted on a rail. If they cost the comm no more than the
+    /// rail, they count as posted: they are lost with it.
+    #[cold]
+    pub(crate) fn not_posted(&mut self, rail: usize, why: NotPosted) -> Fast<()> {
+        self.rail_failed(rail, why.of_rail())
     }
 
     /// Handles a failed call of the adapter's library for a queue of these rails. If they cost the

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Fast};
 use crate::proto::{MAILBOX, MAILBOX_STAGING, MAX_WRITES, MailState, MailboxError, RING_BYTES, memory_bytes};
 use crate::transport::remote_memory::RemoteMemory;
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{NotPosted, SendQueue};
 use crate::transport::work::Work;
 use crate::verbs::{Chain, Local, Region, Remote};
 
@@ -76,7 +76,7 @@ impl Mailbox {
         remote: &RemoteMemory,
         chain: &mut Chain,
         now: Instant,
-    ) -> Fast<usize> {
+    ) -> Result<usize, NotPosted> {
         let queue = &mut queues[MAIL_QUEUE];
         if self.is_overdue(rail, queue, now) {
             self.state.resend();
@@ -121,8 +121,8 @@ fn area(region: &Region, offset: usize) -> &[AtomicU64] {
 }
 
 #[cold]
-fn no_fit() -> Box<Error> {
-    Error::Internal("the mailbox's writes did not fit into their chain".into()).into()
+fn no_fit() -> NotPosted {
+    NotPosted::internal("the mailbox's writes did not fit into their chain")
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ impl Comm {
         let queues = &mut rails[rail].send_queues;
         match mailbox.drive((rail, queues), region, remote, chain, Instant::now()) {
             Ok(writes) => (0..writes).for_each(|_| stats.posted_bare(rail)),
-            Err(e) => self.rail_failed(rail, e)?,
+            Err(e) => self.not_posted(rail, e)?,
         }
         Ok(())
     }

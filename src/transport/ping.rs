@@ -8,7 +8,6 @@ use crate::error::{Error, Fast};
 use crate::proto::rails;
 use crate::transport::comm::Comm;
 use crate::transport::work::Work;
-use crate::verbs::Remote;
 
 /// Index of the queue pair of a rail that carries pings. It carries CTS writes, too, and the
 /// completion of a ping covers all of these before it.
@@ -48,7 +47,7 @@ impl Comm {
             if queue.room() == 0 {
                 continue;
             }
-            let to = Remote { addr: self.remote.addr, rkey: self.remote.rkeys[rail] };
+            let to = self.remote.scratch(rail);
             self.chain.clear();
             if !self.chain.write(None, to, None, Some(queue.signal(Work::Ping, 1))) {
                 return Err(Error::Internal("a ping did not fit into its chain".into()).into());
@@ -58,7 +57,7 @@ impl Comm {
                     self.stats.posted_bare(rail);
                     self.pings |= 1 << rail;
                 }
-                Err(e) => self.rail_failed(rail, e)?,
+                Err(e) => self.not_posted(rail, e)?,
             }
         }
         Ok(())

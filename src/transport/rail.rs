@@ -1,16 +1,14 @@
 //! One rail of a connection: its queue pairs and the queues that they share.
 
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::async_events::{Queues, Route};
 use crate::device::Nic;
-use crate::error::{Error, FailedCompletion, Fast};
+use crate::error::{Error, FailedCompletion, Result};
 use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
 use crate::route::gid_addr;
 use crate::transport::recv::receives::Receives;
-use crate::transport::send_queue::{SendQueue, SendQueues};
+use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues};
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Cq};
 
@@ -162,7 +160,7 @@ impl Rail {
 
     /// Replaces consumed receives if few are left. `outstanding`: slots whose data is outstanding.
     #[inline]
-    pub(crate) fn refill(&mut self, outstanding: usize) -> Fast<()> {
+    pub(crate) fn refill(&mut self, outstanding: usize) -> Result<(), NotPosted> {
         match &mut self.receives {
             Some(receives) => receives.refill(outstanding, &self.send_queues),
             None => Ok(()),
@@ -170,9 +168,9 @@ impl Rail {
     }
 
     /// Fills the queues of receives.
-    pub(crate) fn fill(&mut self) -> Fast<()> {
+    pub(crate) fn fill(&mut self) -> Result<(), NotPosted> {
         match &mut self.receives {
-            Some(receives) => Ok(receives.fill(&self.send_queues)?),
+            Some(receives) => receives.fill(&self.send_queues),
             None => Ok(()),
         }
     }
@@ -188,7 +186,7 @@ impl Rail {
         let remote_qpn =
             self.queue_pairs().find(|l| l.number() == completion.qpn()).map_or(0, |l| l.remote_qpn);
         Error::Completion(Box::new(FailedCompletion {
-            port: port_trouble(completion.status(), PORT_PATIENCE, || self.nic.now().err()),
+            port: self.nic.now().err(),
             loopback,
             status: completion.status(),
             vendor_err: completion.vendor_err(),
@@ -201,51 +199,5 @@ impl Rail {
             remote_qpn,
             peer: peer.to_owned(),
         }))
-    }
-}
-
-/// `IBV_WC_LOC_QP_OP_ERR`: a malformed request. The plugin posts none.
-const LOC_QP_OP_ERR: u32 = 2;
-
-/// How long after the first failed request a driver may take to report the port as down.
-const PORT_PATIENCE: Duration = Duration::from_millis(200);
-
-/// Returns why the local port is down, if it is, as `ask` reports it. For `IBV_WC_LOC_QP_OP_ERR`,
-/// which would blame the plugin, polls for up to `patience`: rdma_rxe reports this status before it
-/// reports the port as down.
-#[cold]
-fn port_trouble(status: u32, patience: Duration, mut ask: impl FnMut() -> Option<String>) -> Option<String> {
-    let begun = Instant::now();
-    loop {
-        let why = ask();
-        if why.is_some() || status != LOC_QP_OP_ERR || begun.elapsed() >= patience {
-            return why;
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_port_that_is_shown_as_down_later_is_the_cause_of_what_would_be_our_mistake() {
-        let asked = |status, patience| {
-            let mut asked = 0;
-            let why = port_trouble(status, patience, || {
-                asked += 1;
-                (asked > 3).then(|| "the port is not active".to_owned())
-            });
-            (asked, why.is_some())
-        };
-        assert_eq!(crate::error::wc_status(LOC_QP_OP_ERR).name, "IBV_WC_LOC_QP_OP_ERR");
-        assert_eq!(asked(LOC_QP_OP_ERR, Duration::from_secs(600)), (4, true));
-        assert_eq!(asked(LOC_QP_OP_ERR, Duration::ZERO), (1, false), "no longer than it has patience");
-        assert_eq!(
-            asked(12, Duration::from_secs(600)),
-            (1, false),
-            "other statuses have causes of their own"
-        );
     }
 }

@@ -7,6 +7,13 @@ use crate::proto::qp_of_slot;
 use crate::transport::work::Work;
 use crate::verbs::{Blanks, Chain, ImmWrite, Qp, Ready, WordsWrite};
 
+/// Why work requests were not posted. It is no error of the caller yet: the caller says whether it
+/// costs the [rail](crate::transport::comm::Comm::not_posted) or the [route](Self::of_route) that a
+/// handshake tries.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct NotPosted(Box<Error>);
+
 /// A connected queue pair.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
@@ -81,6 +88,31 @@ impl SendQueues {
     }
 }
 
+impl NotPosted {
+    /// A mistake of the plugin, which ends the connection.
+    #[cold]
+    pub(crate) fn internal(what: &str) -> Self {
+        Self(Error::Internal(what.into()).into())
+    }
+
+    /// Returns the reason why a route of a handshake does not work.
+    pub(crate) fn of_route(self) -> Error {
+        *self.0
+    }
+
+    /// Returns the failure of a rail.
+    pub(crate) fn of_rail(self) -> Box<Error> {
+        self.0
+    }
+}
+
+// Not for `Box<Error>`: a failed post must not end a connection by a question mark.
+impl From<Error> for NotPosted {
+    fn from(e: Error) -> Self {
+        Self(e.into())
+    }
+}
+
 impl SendQueue {
     pub(crate) fn new(qp: Qp<Ready>, remote_qpn: u32) -> Self {
         Self { qp, remote_qpn, posted: 0, signalled: 0, done: 0 }
@@ -130,19 +162,20 @@ impl SendQueue {
     }
 
     /// Posts `n` receives to the queue pair's own receive queue.
-    pub(crate) fn post_receives(&self, blanks: &Blanks, n: usize) -> Result<()> {
+    /// Returns how many are posted.
+    pub(crate) fn post_receives(&self, blanks: &Blanks, n: usize) -> Result<usize> {
         self.qp.post_receives(blanks, n)
     }
 
     /// Posts the chain with one doorbell. If `signalled`, its last work request is signalled, with
     /// the `wr_id` from [`signal`](Self::signal). No other one is.
     #[inline(always)]
-    pub(crate) fn post(&mut self, chain: &mut Chain, signalled: bool) -> Fast<()> {
+    pub(crate) fn post(&mut self, chain: &mut Chain, signalled: bool) -> Result<(), NotPosted> {
         let n = chain.len();
         if n > self.room() {
             return Err(self.full(chain));
         }
-        self.qp.post(chain)?;
+        self.qp.post(chain).map_err(NotPosted)?;
         self.posted = self.posted.wrapping_add(n as u32);
         if signalled {
             self.signalled = self.posted;
@@ -153,7 +186,7 @@ impl SendQueue {
     /// Posts the chain and empties it if it has no room for another work request. None of its work
     /// requests is signalled.
     #[inline]
-    pub(crate) fn post_if_full(&mut self, chain: &mut Chain) -> Fast<()> {
+    pub(crate) fn post_if_full(&mut self, chain: &mut Chain) -> Result<(), NotPosted> {
         if !chain.is_full() {
             return Ok(());
         }
@@ -164,8 +197,8 @@ impl SendQueue {
 
     /// Posts a signalled write with immediate, for which there is room.
     #[inline(always)]
-    pub(crate) fn post_imm(&mut self, write: &mut ImmWrite) -> Fast<()> {
-        self.qp.post_imm(write)?;
+    pub(crate) fn post_imm(&mut self, write: &mut ImmWrite) -> Result<(), NotPosted> {
+        self.qp.post_imm(write).map_err(NotPosted)?;
         self.posted = self.posted.wrapping_add(1);
         self.signalled = self.posted;
         Ok(())
@@ -177,8 +210,8 @@ impl SendQueue {
         &mut self,
         write: &mut WordsWrite<N>,
         signalled: bool,
-    ) -> Fast<()> {
-        self.qp.post_words(write)?;
+    ) -> Result<(), NotPosted> {
+        self.qp.post_words(write).map_err(NotPosted)?;
         self.posted = self.posted.wrapping_add(1);
         if signalled {
             self.signalled = self.posted;
@@ -187,10 +220,10 @@ impl SendQueue {
     }
 
     #[cold]
-    fn full(&self, chain: &mut Chain) -> Box<Error> {
+    fn full(&self, chain: &mut Chain) -> NotPosted {
         let (n, room) = (chain.len(), self.room());
         chain.clear();
-        Error::Internal(format!("{n} work requests for a send queue with room for {room}")).into()
+        NotPosted::internal(&format!("{n} work requests for a send queue with room for {room}"))
     }
 
     /// Returns whether the work request with this `wr_id`, one of the last 2^31, is known to be

@@ -1,6 +1,6 @@
 //! Why a call does not take the shortest way.
 
-use crate::error::Error;
+use crate::transport::send_queue::NotPosted;
 
 /// Why a send or a receive has not been started by the shortest way.
 #[derive(Debug)]
@@ -9,6 +9,6 @@ pub(crate) enum Unusual {
     General,
     /// The comm is marked. Nothing has been done.
     Marked,
-    /// All is done but the call that posts, which has failed. The index is the request's.
-    NotPosted(u8, Box<Error>),
+    /// All is done but the post, which has failed. The index is the request's.
+    NotPosted(u8, NotPosted),
 }

@@ -1,28 +1,44 @@
-//! Receives without buffers. Each takes one immediate of the peer.
+//! Receives for the immediates of the peer. Data arrives by RDMA write, so nothing is written
+//! where a receive points.
 
 use std::ptr::{self, NonNull};
 
 use rdma_sys as sys;
 
-/// A chain of receives without buffers. Any number of them is posted with one call, to any queue.
-pub struct Blanks(NonNull<[sys::ibv_recv_wr]>);
+use super::Local;
 
-// SAFETY: the chain belongs to this object, points only into itself, and is never written.
+/// A chain of receives. Any number of them is posted with one call, to any queue of its kind.
+pub struct Blanks {
+    chain: NonNull<[sys::ibv_recv_wr]>,
+    /// The entry of all receives.
+    entry: Option<NonNull<sys::ibv_sge>>,
+}
+
+// SAFETY: chain and entry belong to this object, point nowhere else, and are never written.
 unsafe impl Send for Blanks {}
 // SAFETY: as above.
 unsafe impl Sync for Blanks {}
 
 impl std::fmt::Debug for Blanks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Blanks").field(&self.0.len()).finish()
+        f.debug_tuple("Blanks").field(&self.chain.len()).finish()
     }
 }
 
 impl Blanks {
-    /// Makes a chain of `n`, all with this `wr_id`.
-    pub fn new(n: usize, wr_id: u64) -> Self {
-        let blank =
-            |_| sys::ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
+    /// Makes a chain of `n`, all with this `wr_id`, and with this memory as their only entry.
+    ///
+    /// The receives of a queue pair's own queue need none: every provider takes those. In an SRQ
+    /// they need one of at least one byte: bnxt_re writes an SRQ receive without an entry as a
+    /// header alone (`bnxt_re_build_srqe`, rdma-core, providers/bnxt_re/verbs.c), which the adapter
+    /// refuses when an immediate consumes it, and mlx5 takes a length of 0 for 2 GiB.
+    pub fn new(n: usize, wr_id: u64, memory: Option<Local>) -> Self {
+        let entry = memory.map(|Local { addr, len, lkey }| {
+            NonNull::from(Box::leak(Box::new(sys::ibv_sge { addr, length: len, lkey })))
+        });
+        let sg_list = entry.map_or(ptr::null_mut(), NonNull::as_ptr);
+        let num_sge = i32::from(entry.is_some());
+        let blank = |_| sys::ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list, num_sge };
         let chain: Box<[sys::ibv_recv_wr]> = (0..n).map(blank).collect();
         let chain = NonNull::from(Box::leak(chain));
         let start = chain.cast::<sys::ibv_recv_wr>().as_ptr();
@@ -30,24 +46,51 @@ impl Blanks {
             // SAFETY: both indices are below the length.
             unsafe { (*start.add(i - 1)).next = start.add(i) };
         }
-        Self(chain)
+        Self { chain, entry }
     }
 
-    /// Returns the first of the last `n` receives, which are a chain, or of all if there are fewer.
-    /// NULL if `n` is 0.
-    pub(super) fn last(&self, n: usize) -> *mut sys::ibv_recv_wr {
-        let n = n.min(self.0.len());
+    /// Posts the last `n` receives, which are a chain, or all if there are fewer, with one call of
+    /// `post`: it takes the first one and a place for the first one that it has not posted, and
+    /// returns an errno. Returns the number of posted receives: fewer than `n` if the provider asks
+    /// to try again soon (EAGAIN), as `ionic_post_recv` may (providers/ionic/ionic_verbs.c).
+    ///
+    /// # Errors
+    /// Any other errno.
+    pub(super) fn post(
+        &self,
+        n: usize,
+        post: impl FnOnce(*mut sys::ibv_recv_wr, *mut *mut sys::ibv_recv_wr) -> i32,
+    ) -> Result<usize, i32> {
+        let n = n.min(self.chain.len());
         if n == 0 {
-            return ptr::null_mut();
+            return Ok(0);
         }
         // SAFETY: `n` is at least 1 and at most the length.
-        unsafe { self.0.cast::<sys::ibv_recv_wr>().as_ptr().add(self.0.len() - n) }
+        let first = unsafe { self.chain.cast::<sys::ibv_recv_wr>().as_ptr().add(self.chain.len() - n) };
+        let mut bad = ptr::null_mut();
+        match post(first, &raw mut bad) {
+            0 => Ok(n),
+            // Some providers return a negative errno.
+            rc if rc.saturating_abs() == libc::EAGAIN => Ok(self.before(first, bad).unwrap_or(0)),
+            rc => Err(rc),
+        }
+    }
+
+    /// Returns the number of receives from `first` up to `bad`. `None` if that is none of them.
+    fn before(&self, first: *mut sys::ibv_recv_wr, bad: *mut sys::ibv_recv_wr) -> Option<usize> {
+        let bytes = bad.addr().checked_sub(first.addr())?;
+        let before = bytes / size_of::<sys::ibv_recv_wr>();
+        (before < self.chain.len()).then_some(before)
     }
 }
 
 impl Drop for Blanks {
     fn drop(&mut self) {
         // SAFETY: leaked by `new`, and freed once.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        drop(unsafe { Box::from_raw(self.chain.as_ptr()) });
+        if let Some(entry) = self.entry {
+            // SAFETY: as above.
+            drop(unsafe { Box::from_raw(entry.as_ptr()) });
+        }
     }
 }

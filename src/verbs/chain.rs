@@ -43,7 +43,8 @@ pub struct Chain {
 }
 
 struct Parts {
-    /// Each with its entry of `sges`, which never changes.
+    /// Each with its entry of `sges`, or with none. Some providers read the first entry of a list
+    /// whatever `num_sge` is, such as `irdma_uk_rdma_write` (rdma-core, providers/irdma/uk.c).
     wrs: [sys::ibv_send_wr; MAX],
     sges: [sys::ibv_sge; MAX],
 }
@@ -61,14 +62,7 @@ impl Default for Chain {
     fn default() -> Self {
         // SAFETY: all-zero is a valid value: integers, null pointers, a union of such.
         let parts: Box<Parts> = Box::new(unsafe { std::mem::zeroed() });
-        let parts = NonNull::from(Box::leak(parts));
-        let p = parts.as_ptr();
-        for i in 0..MAX {
-            // SAFETY: `i` is below the length of both arrays, and no other reference to them
-            // exists.
-            unsafe { (*p).wrs[i].sg_list = (&raw mut (*p).sges).cast::<sys::ibv_sge>().add(i) };
-        }
-        Self { parts, len: 0 }
+        Self { parts: NonNull::from(Box::leak(parts)), len: 0 }
     }
 }
 
@@ -144,9 +138,13 @@ impl Chain {
         // SAFETY: exclusive while `self` is borrowed, and `i` is below the length of both arrays.
         unsafe {
             let wr = &raw mut (*parts).wrs[i];
-            if let Some(Local { addr, len, lkey }) = local {
-                (*parts).sges[i] = sys::ibv_sge { addr, length: len, lkey };
-            }
+            (*wr).sg_list = match local {
+                None => ptr::null_mut(),
+                Some(Local { addr, len, lkey }) => {
+                    (*parts).sges[i] = sys::ibv_sge { addr, length: len, lkey };
+                    &raw mut (*parts).sges[i]
+                }
+            };
             (*wr).num_sge = c_int::from(local.is_some());
             (*wr).opcode = opcode;
             (*wr).imm_data_invalidated_rkey_union.imm_data = imm.unwrap_or(0).to_be();

@@ -11,7 +11,8 @@ use rdma_sys as sys;
 
 use crate::error::{Error, Result};
 
-use super::{Context, log_failure, non_null, shim};
+use super::pages::Pages;
+use super::{Blanks, Context, Local, log_failure, non_null, shim};
 
 /// A protection domain.
 #[derive(Debug)]
@@ -20,6 +21,17 @@ pub struct Pd {
     context: Arc<Context>,
     /// See [`Mr::retire`].
     retired: Mutex<Vec<RawMr>>,
+    /// See [`srq_receives`](Self::srq_receives).
+    receives: OnceLock<SrqReceives>,
+}
+
+/// Receives for SRQs, and the memory that they name.
+#[derive(Debug)]
+struct SrqReceives {
+    blanks: Arc<Blanks>,
+    // Dropped before the memory that it covers.
+    _mr: RawMr,
+    _memory: Pages,
 }
 
 // SAFETY: libibverbs locks inside; objects may be made in one PD from any thread.
@@ -36,6 +48,7 @@ impl Pd {
             raw: non_null("ibv_alloc_pd", || context.name().to_owned(), raw)?,
             context: Arc::clone(context),
             retired: Mutex::default(),
+            receives: OnceLock::new(),
         })
     }
 
@@ -62,6 +75,28 @@ impl Pd {
         }
     }
 
+    /// Returns a chain of `n` receives with this `wr_id` for the SRQs in this PD. Each has one byte
+    /// of registered memory that nothing writes. The first call makes the chain, and registers the
+    /// memory until the PD is released.
+    pub fn srq_receives(&self, n: usize, wr_id: u64) -> Result<Arc<Blanks>> {
+        if let Some(made) = self.receives.get() {
+            return Ok(Arc::clone(&made.blanks));
+        }
+        let memory = Pages::new(1).map_err(|source| Error::io("memory for receives", source))?;
+        // Exposed: devices make pointers of it.
+        let addr = memory.start().as_ptr().expose_provenance();
+        // SAFETY: the PD is live while we hold it.
+        let (call, raw) = unsafe { shim::reg_mr(self.as_ptr(), addr, 8, MrOptions::local(), false) };
+        let raw = non_null(call, || format!("{} for the memory of receives", self.context.name()), raw)?;
+        // SAFETY: just made.
+        let lkey = unsafe { raw.as_ref().lkey };
+        let blanks = Blanks::new(n, wr_id, Some(Local { addr: addr as u64, len: 1, lkey }));
+        let mr = RawMr { raw, context: Arc::clone(&self.context) };
+        let made = SrqReceives { blanks: Arc::new(blanks), _mr: mr, _memory: memory };
+        // Another thread may have been first.
+        Ok(Arc::clone(&self.receives.get_or_init(|| made).blanks))
+    }
+
     pub(super) fn as_ptr(&self) -> *mut sys::ibv_pd {
         self.raw.as_ptr()
     }
@@ -70,20 +105,10 @@ impl Pd {
 impl Drop for Pd {
     fn drop(&mut self) {
         self.retired.get_mut().clear();
+        self.receives.take();
         // SAFETY: no other owner is left; MRs, SRQs and QPs hold an `Arc` to the PD.
         log_failure("ibv_dealloc_pd", self.context.name(), unsafe { sys::ibv_dealloc_pd(self.raw.as_ptr()) });
     }
-}
-
-/// Returns the page size of this system in bytes.
-pub fn page_size() -> usize {
-    static SIZE: OnceLock<usize> = OnceLock::new();
-    *SIZE.get_or_init(|| {
-        // SAFETY: the call takes an integer.
-        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        // The smallest page size there is. It divides every other.
-        usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
-    })
 }
 
 /// Duplicates the descriptor of a DMA-BUF that the caller keeps open meanwhile. `None` if it is not
@@ -148,11 +173,14 @@ pub struct MrOptions {
 }
 
 impl MrOptions {
+    /// Returns the access of local work requests alone.
+    fn local() -> c_uint {
+        sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+    }
+
     fn access(self) -> c_uint {
         let reads = if self.reads { sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0 } else { 0 };
-        sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
-            | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
-            | reads
+        Self::local() | sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | reads
     }
 }
 

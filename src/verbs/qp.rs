@@ -13,6 +13,9 @@ use crate::proto::Ece;
 use super::prepared::Prepared;
 use super::{Blanks, Chain, Cq, ImmWrite, Pd, Srq, WordsWrite, failed, log_failure, non_null, shim, zero};
 
+/// How often a post that the provider puts off is tried again: some microseconds in all.
+const TRIES: u32 = 1000;
+
 /// A queue pair that is not connected yet.
 #[derive(Debug)]
 pub struct Fresh;
@@ -354,20 +357,17 @@ impl Qp<Ready> {
         // call. The device checks registered memory.
         let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), first, &raw mut bad) };
         chain.clear();
-        if rc == 0 { Ok(()) } else { Err(self.refused(rc)) }
+        if rc == 0 { Ok(()) } else { self.post_rest(rc, bad) }
     }
 
     /// Posts `n` of the receives, or all if there are fewer, to the queue pair's own receive queue
-    /// with one call.
-    pub fn post_receives(&self, blanks: &Blanks, n: usize) -> Result<()> {
-        let first = blanks.last(n);
-        if first.is_null() {
-            return Ok(());
-        }
-        let mut bad = ptr::null_mut();
+    /// with one call. Returns how many are posted: fewer if the provider asks to try again soon.
+    pub fn post_receives(&self, blanks: &Blanks, n: usize) -> Result<usize> {
         // SAFETY: live QP past RESET, and a chain that the provider reads and does not write.
-        let rc = unsafe { sys::ibv_post_recv(self.raw.qp.as_ptr(), first, &raw mut bad) };
-        zero("ibv_post_recv", rc, || format!("{} QP {}", self.raw.cq.context().name(), self.number))
+        let posted =
+            blanks.post(n, |first, bad| unsafe { sys::ibv_post_recv(self.raw.qp.as_ptr(), first, bad) });
+        let on = || format!("{} QP {}", self.raw.cq.context().name(), self.number);
+        posted.map_err(|rc| failed("ibv_post_recv", rc, on))
     }
 
     /// Posts the write: one doorbell.
@@ -388,11 +388,29 @@ impl Qp<Ready> {
         // SAFETY: live QP in RTS, and one work request with its entry, which live during the call
         // with the bytes that they contain. The device checks registered memory.
         let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), write.as_ptr(), &raw mut bad) };
-        if rc == 0 { Ok(()) } else { Err(self.refused(rc)) }
+        if rc == 0 { Ok(()) } else { self.post_rest(rc, bad) }
     }
 
+    /// Posts the work requests from `bad` on again as long as the provider asks to try again soon
+    /// (EAGAIN), and no more than [`TRIES`] times. Work requests before it are posted.
+    ///
+    /// # Errors
+    /// The provider refuses for another reason, or still after that.
     #[cold]
-    fn refused(&self, rc: i32) -> Box<Error> {
-        failed("ibv_post_send", rc, || self.raw.cq.context().name().to_owned()).into()
+    fn post_rest(&self, mut rc: i32, mut bad: *mut sys::ibv_send_wr) -> Fast<()> {
+        for _ in 0..TRIES {
+            if rc.saturating_abs() != libc::EAGAIN || bad.is_null() {
+                break;
+            }
+            std::hint::spin_loop();
+            let rest = bad;
+            // SAFETY: live QP in RTS, and the rest of a chain whose entries and inline bytes live
+            // during the call of the caller.
+            rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), rest, &raw mut bad) };
+        }
+        match rc {
+            0 => Ok(()),
+            _ => Err(failed("ibv_post_send", rc, || self.raw.cq.context().name().to_owned()).into()),
+        }
     }
 }

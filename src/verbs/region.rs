@@ -1,13 +1,12 @@
 //! Control memory, which peers write.
 
-use std::io;
 use std::ops::Deref;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::log_failure;
-use super::memory::{Keys, Mr, MrOptions, Pd, page_size};
+use super::memory::{Keys, Mr, MrOptions, Pd};
+use super::pages::Pages;
 use crate::error::{Error, Result};
 
 /// Control memory, registered on several devices. Peers write it at any time, so it is only
@@ -21,7 +20,7 @@ pub struct Region {
     /// How they are made. Control memory is polled, so its writes must stay in order on the bus:
     /// never relaxed.
     options: MrOptions,
-    memory: Arc<Memory>,
+    memory: Arc<Pages>,
 }
 
 /// The words of a [`Region`], which they keep mapped.
@@ -30,7 +29,7 @@ pub struct Words {
     // Copied: the data path reads the words through one pointer.
     start: NonNull<AtomicU64>,
     words: usize,
-    _memory: Arc<Memory>,
+    _memory: Arc<Pages>,
 }
 
 // SAFETY: plain memory that is accessed as atomics only.
@@ -43,50 +42,8 @@ impl Deref for Words {
 
     #[inline]
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: as in `Memory::words`; the memory lives as long as `self`.
+        // SAFETY: as in `Pages::words`; the memory lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
-    }
-}
-
-/// Zeroed words in pages that hold nothing else: `ibv_fork_init` may withhold registered pages from
-/// forked children, with all that lies in them.
-#[derive(Debug)]
-struct Memory {
-    start: NonNull<AtomicU64>,
-    words: usize,
-    /// Whole pages.
-    bytes: usize,
-}
-
-// SAFETY: the only owner of plain memory that is accessed as atomics only.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    fn new(words: usize) -> io::Result<Self> {
-        let bytes = words.checked_mul(8).and_then(|bytes| bytes.checked_next_multiple_of(page_size()));
-        let bytes = bytes.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping, where the kernel has room.
-        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, access, kind, -1, 0) };
-        match NonNull::new(start.cast()) {
-            Some(found) if start != libc::MAP_FAILED => Ok(Self { start: found, words, bytes }),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `words` zeroed words at the start of a page, mapped as long as `self` lives.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: the mapping from `new`, which nothing borrows any more.
-        let rc = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
-        log_failure("munmap", "control memory", if rc == 0 { 0 } else { -1 });
     }
 }
 
@@ -95,7 +52,7 @@ impl Region {
     /// that occurs several times. `reads` permits the adapters to read it: they try by that whether
     /// they can flush.
     pub fn new(pds: &[Arc<Pd>], words: usize, reads: bool) -> Result<Self> {
-        let memory = Memory::new(words)
+        let memory = Pages::new(words)
             .map_err(|source| Error::io(format!("{words} words of control memory"), source))?;
         let options = MrOptions { reads, relaxed: false };
         let mut region = Self { mrs: Vec::new(), keys: Vec::new(), options, memory: Arc::new(memory) };
@@ -107,7 +64,7 @@ impl Region {
     fn add(&mut self, pd: &Arc<Pd>) -> Result<()> {
         let mr = match self.mrs.iter().find(|mr| mr.is_in(pd)) {
             Some(mr) => Arc::clone(mr),
-            None => Arc::new(Mr::new(pd, self.addr(0), self.memory.words * 8, self.options)?),
+            None => Arc::new(Mr::new(pd, self.addr(0), self.words().len() * 8, self.options)?),
         };
         self.keys.push(mr.keys());
         self.mrs.push(mr);
@@ -139,13 +96,13 @@ impl Region {
     /// Returns the memory as an object that does not borrow the region.
     pub fn share(&self) -> Words {
         let memory = &self.memory;
-        Words { start: memory.start, words: memory.words, _memory: Arc::clone(memory) }
+        Words { start: memory.start(), words: memory.words().len(), _memory: Arc::clone(memory) }
     }
 
     /// Returns the address of word `index`.
     pub fn addr(&self, index: usize) -> usize {
         // Exposed: devices make pointers of it.
-        self.memory.start.as_ptr().expose_provenance() + index * 8
+        self.memory.start().as_ptr().expose_provenance() + index * 8
     }
 
     /// Returns the keys of the registrations, in the order of the PDs.
@@ -158,54 +115,5 @@ impl Region {
         let wanted = |i: &usize| wanted(*i);
         self.keys = (0..self.keys.len()).filter(wanted).map(|i| self.keys[i]).collect();
         self.mrs = (0..self.mrs.len()).filter(wanted).map(|i| Arc::clone(&self.mrs[i])).collect();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::Ordering::Relaxed;
-
-    use super::*;
-
-    /// Returns whether the page at this address is mapped.
-    fn mapped(start: usize) -> bool {
-        // SAFETY: touches nothing; fails where nothing is mapped.
-        unsafe { libc::msync(ptr::without_provenance_mut(start), 1, libc::MS_ASYNC) == 0 }
-    }
-
-    /// Returns the number of the first check that fails.
-    fn wrong(words: usize, page: usize) -> i32 {
-        let Ok(memory) = Memory::new(words) else { return 1 };
-        let (start, pages) = (memory.start.as_ptr().addr(), (words * 8).div_ceil(page));
-        let last = start + (pages - 1) * page;
-        if start % page != 0 || !mapped(start) || !mapped(last) {
-            return 2;
-        }
-        if memory.words().len() != words || memory.words().iter().any(|word| word.load(Relaxed) != 0) {
-            return 3;
-        }
-        drop(memory);
-        // Another object in one of the pages would have kept it.
-        if mapped(start) || mapped(last) { 4 } else { 0 }
-    }
-
-    #[test]
-    fn control_memory_shares_its_pages_with_nothing_and_goes_with_them() {
-        let page = page_size();
-        for words in [1, page / 8, page / 8 + 1, 40_000] {
-            // The child has one thread, so nothing is mapped meanwhile.
-            // SAFETY: the child accesses memory and exits.
-            let child = unsafe { libc::fork() };
-            assert!(child >= 0);
-            if child == 0 {
-                // SAFETY: ends the child.
-                unsafe { libc::_exit(wrong(words, page)) };
-            }
-            let mut status = 0;
-            // SAFETY: a child of this process, which no one else waits for.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0), "{words} words");
-        }
-        assert!(Memory::new(usize::MAX).is_err());
     }
 }

@@ -1,5 +1,4 @@
-//! Shared receive queues. A receive has no buffer: data arrives by RDMA write, and the receive takes
-//! its immediate.
+//! Shared receive queues. Data arrives by RDMA write, and a receive takes its immediate.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use rdma_sys as sys;
 
 use crate::error::Result;
 
-use super::{Blanks, Pd, log_failure, non_null, zero};
+use super::{Blanks, Pd, failed, log_failure, non_null};
 
 /// A shared receive queue.
 #[derive(Debug)]
@@ -39,16 +38,13 @@ impl Srq {
         Ok(Self { raw, pd: Arc::clone(pd) })
     }
 
-    /// Posts `n` of the receives, or all if there are fewer, with one call.
-    pub fn post(&self, blanks: &Blanks, n: usize) -> Result<()> {
-        let first = blanks.last(n);
-        if first.is_null() {
-            return Ok(());
-        }
-        let mut bad = ptr::null_mut();
+    /// Posts `n` of the receives, or all if there are fewer, with one call. Returns how many are
+    /// posted: fewer if the provider asks to try again soon.
+    pub fn post(&self, blanks: &Blanks, n: usize) -> Result<usize> {
         // SAFETY: live SRQ, and a chain that the provider reads and does not write.
-        let rc = unsafe { sys::ibv_post_srq_recv(self.raw.as_ptr(), first, &raw mut bad) };
-        zero("ibv_post_srq_recv", rc, || self.pd.context().name().to_owned())
+        let posted =
+            blanks.post(n, |first, bad| unsafe { sys::ibv_post_srq_recv(self.raw.as_ptr(), first, bad) });
+        posted.map_err(|rc| failed("ibv_post_srq_recv", rc, || self.pd.context().name().to_owned()))
     }
 
     pub(super) fn as_ptr(&self) -> *mut sys::ibv_srq {

@@ -8,17 +8,23 @@ use nccl_net_mpib::control::{Channel, Control, Listener, Options};
 use nccl_net_mpib::device::{self, Device};
 use nccl_net_mpib::process::Process;
 use nccl_net_mpib::proto::{
-    Claim, FIFO_BYTES, Handle, Hello, Memory, Message, QpWiring, RailAddr, RailInfo, RouteWiring, Wiring,
-    memory_bytes, qp_of_slot, written_bytes,
+    Claim, FIFO_BYTES, Handle, Hello, Memory, Message, PROBE_IMM, QpWiring, RailAddr, RailInfo, Role,
+    RouteWiring, SCRATCH, Wiring, memory_bytes, qp_of_slot, written_bytes,
 };
 use nccl_net_mpib::verbs::{
-    Access, Batch, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote, Timing,
+    Access, Batch, Blanks, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote,
+    Timing,
 };
 
 use crate::code::{Code, Success};
 use crate::pair::until;
 use crate::peer::{accepted, connected};
 use crate::table::{Ptr, Table, newest};
+
+/// `wr_id` of all writes and reads.
+const SENT: u64 = 1;
+/// `wr_id` of all receives.
+const RECEIVE: u64 = 2;
 
 /// Changes to the messages of an honest end.
 #[derive(Default)]
@@ -134,7 +140,7 @@ impl Evil {
         let mut ours = hello();
         lies.hello.iter().for_each(|lie| lie(&mut ours));
         let channel = to_listener(&handle, &ours);
-        Self::join(channel, lies)
+        Self::join(Role::Connector, channel, lies)
     }
 
     /// Takes a connector of the plugin: the receiver's part.
@@ -143,7 +149,7 @@ impl Evil {
         let mut ours = hello();
         lies.hello.iter().for_each(|lie| lie(&mut ours));
         channel.send(&Message::Hello(ours)).unwrap();
-        Self::join(channel, lies)
+        Self::join(Role::Acceptor, channel, lies)
     }
 
     pub fn listen() -> Listener {
@@ -169,7 +175,7 @@ impl Evil {
         device().rails.iter().map(|nic| nic.port().speed).collect()
     }
 
-    fn join(channel: Channel, lies: &Lies) -> Result<Self, String> {
+    fn join(role: Role, channel: Channel, lies: &Lies) -> Result<Self, String> {
         let Message::Hello(hello) = next(&channel)? else { return Err("no HELLO".into()) };
         // As a call of connect does at its end: the proof is sent.
         channel.flush();
@@ -182,7 +188,8 @@ impl Evil {
             .zip(hello.terms.qps)
             .map(|(pd, n)| {
                 let cq = Arc::new(Cq::new(pd.context(), 512).unwrap());
-                let options = QpOptions { send_depth: 256, inline: 0, receives: 0 };
+                // A receive for the plugin's probe.
+                let options = QpOptions { send_depth: 256, inline: 0, receives: 1 };
                 ((0..n).map(|_| Qp::new(pd, &cq, None, options).unwrap()).collect(), cq)
             })
             .collect();
@@ -229,7 +236,9 @@ impl Evil {
             let timing = Timing { timeout: 14, retries: 7 };
             let join = |(mut qp, theirs): (Qp<Fresh>, &QpWiring)| {
                 qp.advance(&path(theirs), timing).unwrap();
-                qp.ready().unwrap()
+                let qp = qp.ready().unwrap();
+                assert_eq!(qp.post_receives(&Blanks::new(1, RECEIVE, None), 1).unwrap(), 1);
+                qp
             };
             rails.push((qps.into_iter().zip(&route.qps).map(join).collect(), cq));
         }
@@ -238,25 +247,35 @@ impl Evil {
             Message::Ready => {}
             other => return Err(format!("{other:?}")),
         }
+        let evil = Self { channel, rails, region, peer: theirs.memory };
+        if role == Role::Connector {
+            evil.probe();
+        }
+        let Self { channel, rails, .. } = &evil;
         let probed = Message::Probed { mask: 0b11, reasons: Vec::new(), accepts: false };
         let probed = lies.probed.as_ref().unwrap_or(&probed);
         let _ = channel.send(probed);
         let works = matches!(probed, Message::Probed { mask, .. } if *mask == (1 << rails.len()) - 1);
         // A connector whose routes all work accepts at once.
-        let accepted = match next(&channel)? {
+        let accepted = match next(channel)? {
             Message::Probed { accepts, .. } => accepts && works,
             other => return Err(format!("{other:?}")),
         };
         // A mask of none is not the end: what was held in reserve is wired next.
         if !matches!(lies.probed, Some(Message::Probed { mask: 0, .. })) {
             let _ = channel.send(lies.last.as_ref().unwrap_or(&Message::Ready));
-            match (!accepted).then(|| next(&channel)).transpose()? {
+            match (!accepted).then(|| next(channel)).transpose()? {
                 None | Some(Message::Ready) => {}
                 Some(other) => return Err(format!("{other:?}")),
             }
         }
         channel.expect_nothing();
-        Ok(Self { channel, rails, region, peer: theirs.memory })
+        Ok(evil)
+    }
+
+    /// Sends the immediate of an honest sender's probe over each rail.
+    fn probe(&self) {
+        (0..self.rails.len()).for_each(|rail| self.write((rail, 0), None, SCRATCH, Some(PROBE_IMM)));
     }
 
     /// Where the plugin's end lets its peer write.
@@ -269,7 +288,7 @@ impl Evil {
         let local = words.map(|(at, n)| Local { addr: self.region.addr(at) as u64, len: 8 * n as u32, lkey });
         let remote = Remote { addr: self.peer.addr + to as u64, rkey: self.peer.rkeys[rail] };
         let mut chain = Chain::default();
-        assert!(chain.write(local, remote, imm, Some(1)));
+        assert!(chain.write(local, remote, imm, Some(SENT)));
         self.rails[rail].0[qp].post(&mut chain).unwrap();
         self.completion("a completion at the evil peer", rail);
     }
@@ -278,7 +297,7 @@ impl Evil {
     pub fn read(&self, rail: usize) -> u32 {
         let local = Local { addr: self.region.addr(0) as u64, len: 8, lkey: self.region.mrs()[rail].lkey() };
         let mut chain = Chain::default();
-        assert!(chain.read(local, Remote { addr: self.peer.addr, rkey: self.peer.rkeys[rail] }, 1));
+        assert!(chain.read(local, Remote { addr: self.peer.addr, rkey: self.peer.rkeys[rail] }, SENT));
         self.rails[rail].0[0].post(&mut chain).unwrap();
         self.completion("the end of a read", rail)
     }
@@ -286,7 +305,10 @@ impl Evil {
     /// The status of the next completion.
     fn completion(&self, what: &str, rail: usize) -> u32 {
         let mut batch = Batch::new();
-        until(what, || self.rails[rail].1.poll(&mut batch).unwrap().first().map(Completion::status))
+        let sent = |completions: &[Completion]| {
+            completions.iter().find(|completion| completion.wr_id() == SENT).map(Completion::status)
+        };
+        until(what, || sent(self.rails[rail].1.poll(&mut batch).unwrap()))
     }
 
     /// A zero-byte write with an immediate, on the queue pair of its slot.

@@ -195,6 +195,10 @@ fn receive_queues_are_told_for_each_adapter() {
     let own = ["no shared receive queues on sup (max_srq of ibv_devinfo -v is 0)", "receives from its own"];
     found.says("receives", "note", &own);
     assert!(found.checks("ports", "warn").is_empty(), "sup can be used");
+    let found = doctor(TWO, &[("SOFTVERBS_FAULTS", "sup:recv_status=2,vendor=0x51")]);
+    found.says("receives", "ok", &["shared receive queues on sout: "]);
+    let failed = "no shared receive queues on sup (status=2 IBV_WC_LOC_QP_OP_ERR, vendor error 0x51)";
+    found.says("receives", "note", &[failed, "receives from its own"]);
     let found = doctor(TWO, &[]);
     found.says("receives", "ok", &["shared receive queues on sout, sup"]);
     assert_eq!(found.checks("receives", "note"), []);

@@ -42,6 +42,8 @@ pub(crate) struct Attempts {
     is_mesh: bool,
     /// Whether no other attempt follows: all its routes are tried.
     last: bool,
+    /// Routes that were tried again because shared receive queues had failed on them.
+    without_srq: Vec<Route>,
     /// Whether the HELLOs list all ports.
     complete: bool,
 }
@@ -53,6 +55,9 @@ pub(super) struct Failure {
     /// Whether the reason at one of the ends is that its kernel has no route to the peer's address:
     /// a property of the network, and no fault.
     pub(super) unrouted: bool,
+    /// Whether a receive in the acceptor's shared receive queue failed. The acceptor uses none from
+    /// then on.
+    pub(super) srq: bool,
 }
 
 /// What follows an attempt.
@@ -60,6 +65,8 @@ pub(super) struct Failure {
 pub(crate) enum Next {
     /// The connection uses these routes: indices into the attempt's.
     Keep(Vec<usize>),
+    /// The same routes are tried again: shared receive queues have failed on these.
+    Repeat(Vec<Route>),
     /// Some routes work. They are tried again, with other addresses in place of those that do not.
     Replace,
     /// No route works, and others can be tried.
@@ -103,6 +110,7 @@ impl Attempts {
             faulty: false,
             is_mesh: false,
             last: false,
+            without_srq: Vec::new(),
             complete,
         };
         attempts.start(peer)?;
@@ -215,10 +223,20 @@ impl Attempts {
     /// Ends the current attempt. `works` has for each of its routes whether the route works at both
     /// ends; `why` returns the reason of one that does not.
     pub(super) fn conclude(&mut self, works: &[bool], why: impl Fn(usize) -> Failure) -> Next {
+        let failures: Vec<Option<Failure>> =
+            works.iter().enumerate().map(|(i, works)| (!works).then(|| why(i))).collect();
+        let of_srq = self.current.iter().zip(&failures).filter(|(route, failure)| {
+            failure.as_ref().is_some_and(|failure| failure.srq) && !self.without_srq.contains(route)
+        });
+        let of_srq: Vec<Route> = of_srq.map(|(route, _)| *route).collect();
+        if !of_srq.is_empty() {
+            self.without_srq.extend(&of_srq);
+            return Next::Repeat(of_srq);
+        }
         let kept = self.choice.keep(&self.current, |i| works[i]);
         let mut is_mesh = !self.repeated;
-        for (i, route) in self.current.iter().enumerate().filter(|(i, _)| !works[*i]) {
-            let Failure { why, unrouted } = why(i);
+        for ((i, route), failure) in self.current.iter().enumerate().zip(failures) {
+            let Some(Failure { why, unrouted, .. }) = failure else { continue };
             is_mesh &= unrouted;
             match self.failed.iter_mut().find(|(failed, _)| failed == route) {
                 Some((_, before)) => *before += &format!("; tried nevertheless: {why}"),

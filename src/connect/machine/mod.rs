@@ -84,6 +84,10 @@ pub(crate) enum Action {
     Stop,
     /// End the probes of the stripes in this mask: the peer does not try them.
     Abandon(u8),
+    /// The peer's probes of the stripes in this mask have failed: no more of them arrives.
+    PeerFailed(u8),
+    /// Forget the failures of these routes in the last attempt: they are tried again in another way.
+    Forget(Vec<Route>),
     /// Form the connection of some stripes, destroy the others and register it with the agent:
     /// [`Outcome::Kept`].
     Keep(Keep),
@@ -271,10 +275,14 @@ impl Machine {
             }
             message => {
                 if let (Stage::Probe(..), Message::Probed { reasons, .. }) = (&self.stage, &message) {
-                    let untried = reasons.iter().filter(|(_, why)| is_untried(why));
-                    let mask =
-                        untried.fold(0, |mask, (i, _)| mask | 1u8.checked_shl((*i).into()).unwrap_or(0));
-                    self.actions.extend((mask != 0).then_some(Action::Abandon(mask)));
+                    let (untried, failed): (Vec<_>, Vec<_>) =
+                        reasons.iter().partition(|(_, why)| is_untried(why));
+                    let mask = |routes: Vec<&(u8, String)>| {
+                        routes.iter().fold(0, |mask, (i, _)| mask | 1u8.checked_shl((*i).into()).unwrap_or(0))
+                    };
+                    let (untried, failed) = (mask(untried), mask(failed));
+                    self.actions.extend((untried != 0).then_some(Action::Abandon(untried)));
+                    self.actions.extend((failed != 0).then_some(Action::PeerFailed(failed)));
                 }
                 self.early.push_back(message);
             }

@@ -8,7 +8,7 @@ use super::step::Step;
 use super::{Action, BringUp, Keep, Machine, Outcome, wiring};
 use crate::error::{Error, Result, wc_status};
 use crate::policy::{Plan, SplitMode};
-use crate::proto::{Ece, Hello, Message, Role, Wiring};
+use crate::proto::{Ece, Hello, Message, Role, SRQ_FAILED, Wiring};
 use crate::route::{Route, is_unrouted};
 
 /// `IBV_WC_RETRY_EXC_ERR`
@@ -282,10 +282,13 @@ impl Machine {
             let local = failed.and_then(|i| results[i].clone().err());
             let reason = |i| reasons.iter().find(|(r, _)| usize::from(*r) == i).map(|(_, why)| why.clone());
             let remote = failed.filter(|i| !remote(*i));
-            let remote = remote.map(|i| reason(i).unwrap_or_else(|| "no reason".to_owned()));
-            let unrouted = local.iter().chain(&remote).any(|why| is_unrouted(why));
-            let remote = remote.map(|reason| format!("reported by the peer: {reason}"));
-            Failure { why: [local, remote].into_iter().flatten().collect::<Vec<_>>().join("; "), unrouted }
+            let reported = remote.map(|i| reason(i).unwrap_or_else(|| "no reason".to_owned()));
+            let unrouted = local.iter().chain(&reported).any(|why| is_unrouted(why));
+            let of_acceptor = if self.role == Role::Acceptor { &local } else { &reported };
+            let srq = of_acceptor.as_ref().is_some_and(|why| why.starts_with(SRQ_FAILED));
+            let remote = reported.map(|reason| format!("reported by the peer: {reason}"));
+            let why = [local, remote].into_iter().flatten().collect::<Vec<_>>().join("; ");
+            Failure { why, unrouted, srq }
         };
         match attempts.conclude(&works, why) {
             Next::Keep(kept) => {
@@ -299,7 +302,11 @@ impl Machine {
                 let accepted = (accepts || self.accepts(results)) && (0..n).all(|i| good(&i));
                 self.stage = Stage::Keep { plan, accepted };
             }
-            // The peer has the same two masks and comes to the same attempt.
+            // The peer has the same two masks and reasons, and comes to the same attempt.
+            Next::Repeat(routes) => {
+                self.actions.push_back(Action::Forget(routes));
+                self.attempt(attempts);
+            }
             Next::Replace => self.attempt(attempts),
             Next::Retry if now < self.until => {
                 if attempts.plan != Plan::Plain {

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 
 use crate::config::Config;
-use crate::error::{Error, Fast};
 use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, SLOTS, Sequence};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
@@ -14,7 +13,7 @@ use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
 use crate::transport::recv::profiling;
 use crate::transport::recv::slot::Slot;
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{NotPosted, SendQueue};
 use crate::transport::work::Work;
 use crate::verbs::{Local, Remote, WordsWrite};
 
@@ -107,7 +106,11 @@ impl CtsWriter {
 
     /// Writes entries again as far as the send queue has room. `counts` returns the number of
     /// receives of a slot.
-    pub(crate) fn write_again(&mut self, comm: &mut Comm, counts: impl Fn(u8) -> usize) -> Fast<()> {
+    pub(crate) fn write_again(
+        &mut self,
+        comm: &mut Comm,
+        counts: impl Fn(u8) -> usize,
+    ) -> Result<(), NotPosted> {
         while let Some(seq) = self.again.filter(|seq| *seq < self.seq) {
             if !self.has_room(comm) {
                 return Ok(());
@@ -214,7 +217,7 @@ impl CtsWriter {
         tag: i32,
         rkeys: &[u32; MAX_RAILS],
         signal: Option<u64>,
-    ) -> Fast<()> {
+    ) -> Result<(), NotPosted> {
         let words = self.entry(buffer, tag, rkeys, (1, 0)).words().map(u64::to_le);
         let Remote { addr, rkey } = self.fifo;
         let to = Remote { addr: addr + self.seq.cts_offset(0) as u64, rkey };
@@ -233,7 +236,7 @@ impl CtsWriter {
         slot: &mut Slot,
         buffers: &[RecvBuffer<'_, P>],
         events: bool,
-    ) -> Fast<()> {
+    ) -> Result<(), NotPosted> {
         for (i, b) in buffers.iter().enumerate() {
             slot.set_buffer(i, b.buffer);
             if events && CommProfiler::should_report(&mut comm.profiler, b.profiler) {
@@ -258,7 +261,7 @@ impl CtsWriter {
         comm: &mut Comm,
         buffers: &[RecvBuffer<'_, P>],
         signal: Option<u64>,
-    ) -> Fast<()> {
+    ) -> Result<(), NotPosted> {
         let (offset, count) = (self.seq.cts_offset(0), buffers.len());
         let start = (RECORDS_BYTES + offset) / 8;
         let places = comm.region.words()[start..].as_chunks::<CTS_WORDS>().0;
@@ -272,7 +275,13 @@ impl CtsWriter {
     }
 
     /// Writes the staged entries of a group.
-    fn post_staged(&self, comm: &mut Comm, seq: Sequence, count: usize, signal: Option<u64>) -> Fast<()> {
+    fn post_staged(
+        &self,
+        comm: &mut Comm,
+        seq: Sequence,
+        count: usize,
+        signal: Option<u64>,
+    ) -> Result<(), NotPosted> {
         let offset = seq.cts_offset(0);
         let start = (RECORDS_BYTES + offset) / 8;
         let Comm { rails, region, chain, .. } = comm;
@@ -281,7 +290,7 @@ impl CtsWriter {
         let from = Local { addr: region.addr(start) as u64, len: (count * CTS_BYTES) as u32, lkey };
         chain.clear();
         if !chain.write(Some(from), to, None, signal) {
-            return Err(no_fit());
+            return Err(NotPosted::internal("a CTS write did not fit into its chain"));
         }
         self.queue(rails).post(chain, signal.is_some())
     }
@@ -309,9 +318,4 @@ fn staged(comm: &Comm, seq: Sequence, index: usize) -> &[AtomicU64] {
 /// Returns the remote keys of a receive. An empty one needs none.
 fn rkeys<'a, P: NetPlugin<Mr = Mr>>(recv: &RecvBuffer<'a, P>) -> &'a [u32; MAX_RAILS] {
     recv.mr.map_or(&[0; MAX_RAILS], Mr::rkeys)
-}
-
-#[cold]
-fn no_fit() -> Box<Error> {
-    Error::Internal("a CTS write did not fit into its chain".into()).into()
 }

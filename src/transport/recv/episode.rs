@@ -194,7 +194,7 @@ impl RecvState {
         self.credit = 0;
         for rail in 0..self.comm.rails.len() {
             if let Err(e) = self.comm.rails[rail].fill() {
-                self.comm.rail_failed(rail, e)?;
+                self.comm.not_posted(rail, e)?;
             }
         }
         Ok(())
@@ -217,7 +217,7 @@ impl RecvState {
         }
         let Self { cts, comm, slots, .. } = self;
         let written = cts.write_again(comm, |slot| slots[usize::from(slot) % SLOTS].count());
-        written.or_else(|e| comm.rail_failed(cts.rail(), e))
+        written.or_else(|e| comm.not_posted(cts.rail(), e))
     }
 
     /// Handles an immediate without a mask: a part that is sent again.

@@ -177,7 +177,8 @@ impl Flushes {
         false
     }
 
-    /// Posts the reads of a flush.
+    /// Posts the reads of a flush. One that is not posted is lost with its rail: the flush then
+    /// waits until the rail is given up, and what its adapter wrote is in place.
     pub(crate) fn post(&self, comm: &mut Comm, index: u8, (buffer, mr): (Buffer, &Mr)) -> Fast<()> {
         // Any byte does. The size may belong to another buffer.
         let (first, rkeys) = (buffer.addr as u64, mr.rkeys());
@@ -196,8 +197,10 @@ impl Flushes {
             ) {
                 return Err(Error::Internal("a read did not fit into its chain".into()).into());
             }
-            queue.post(chain, true)?;
-            stats.posted_bare(rail);
+            match queue.post(chain, true) {
+                Ok(()) => stats.posted_bare(rail),
+                Err(e) => comm.not_posted(rail, e)?,
+            }
         }
         Ok(())
     }

@@ -164,7 +164,7 @@ impl RecvState {
         // A receive that completes ahead of its data has no profiler events: NCCL's own event ends
         // first.
         if let Err(e) = self.cts.post(&mut self.comm, place, buffers, !ahead) {
-            self.comm.rail_failed(self.cts.rail(), e)?;
+            self.comm.not_posted(self.cts.rail(), e)?;
         }
         self.comm.stats.request(None);
         if ahead {
@@ -194,7 +194,7 @@ impl RecvState {
             self.credit = self.credit.min(credit);
         }
         if let Some((rail, e)) = failed {
-            self.comm.rail_failed(rail, e)?;
+            self.comm.not_posted(rail, e)?;
         }
         Ok(self.credit > 0 && self.cts.has_room(&self.comm))
     }

@@ -115,7 +115,7 @@ impl Receiver {
             Unusual::Marked => state.start_marked::<P, OPTIONAL>(buffers),
             Unusual::NotPosted(slot, e) => {
                 let rail = state.cts.rail();
-                let failed = state.comm.rail_failed(rail, e);
+                let failed = state.comm.not_posted(rail, e);
                 if OPTIONAL && failed.is_ok() {
                     state.complete_ahead(slot);
                 }

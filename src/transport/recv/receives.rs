@@ -1,8 +1,8 @@
-//! The receives of a rail. They have no buffers: each takes one immediate.
+//! The receives of a rail. Each takes one immediate.
 //!
-//! They are posted to a queue that all queue pairs of the rail share (SRQ), or, on an adapter that
-//! has none, to the receive queue of each queue pair. The peer need not know which: an immediate
-//! contains its slot, so any receive fits.
+//! They are posted to a queue that all queue pairs of the rail share (SRQ), or, on an adapter whose
+//! SRQs do not work, to the receive queue of each queue pair. The peer need not know which: an
+//! immediate contains its slot, so any receive fits.
 //!
 //! A CTS write is posted only if every queue has a receive for each immediate that may arrive on
 //! it. A slot consumes one receive at most. So `n` outstanding slots need `n` receives in each
@@ -10,11 +10,11 @@
 
 use std::sync::{Arc, LazyLock};
 
-use crate::error::{Fast, Result};
+use crate::error::Result;
 use crate::proto::{SLOTS, qp_of_slot};
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{NotPosted, SendQueue};
 use crate::transport::work::Work;
-use crate::verbs::{Blanks, Completion, Srq};
+use crate::verbs::{Blanks, Completion, Pd, Srq};
 
 /// The receives of a rail, and how many of them are posted.
 #[derive(Debug)]
@@ -30,15 +30,21 @@ pub(crate) struct Receives {
     /// The depth of a queue.
     depth: isize,
     queues: Queues,
-    /// The chain to fill a queue: the same for all connections.
-    blanks: &'static Blanks,
+    /// The chain to fill a queue: the same for all connections on the adapter.
+    blanks: Arc<Blanks>,
 }
 
 /// Entries of the deepest queue: a slot takes one. Twice as many are refilled in batches.
 pub(crate) const MAX_DEPTH: u32 = 2 * SLOTS as u32;
 
 /// Enough receives to fill the deepest queue. Posting only reads them.
-static BLANKS: LazyLock<Blanks> = LazyLock::new(|| Blanks::new(MAX_DEPTH as usize, Work::Receive.id(0)));
+const BLANKS: usize = MAX_DEPTH as usize;
+
+/// The `wr_id` of all receives.
+const RECEIVE: u64 = Work::Receive.id(0);
+
+/// Those for the queues of queue pairs.
+static OWN: LazyLock<Arc<Blanks>> = LazyLock::new(|| Arc::new(Blanks::new(BLANKS, RECEIVE, None)));
 
 /// Where the receives are posted.
 // With a `Vec`, one comparison finds the first case of an `Option<Receives>`.
@@ -61,24 +67,25 @@ pub(crate) fn is_flushed(completion: &Completion) -> bool {
 }
 
 impl Receives {
-    /// Makes receives for an SRQ of this depth, which is refilled when `low` are left.
-    pub(crate) fn shared(srq: Srq, depth: u32, low: u32) -> Self {
-        Self::new(Queues::Shared(Arc::new(srq)), depth, low, SLOTS as u32)
+    /// Makes an SRQ of this depth, which is refilled when `low` receives are left.
+    pub(crate) fn shared(pd: &Arc<Pd>, depth: u32, low: u32) -> Result<Self> {
+        let (srq, blanks) = (Srq::new(pd, depth)?, pd.srq_receives(BLANKS, RECEIVE)?);
+        Ok(Self::new(Queues::Shared(Arc::new(srq)), blanks, depth, low, SLOTS as u32))
     }
 
     /// Makes receives for the queues of `qps` queue pairs, each of this depth. They are refilled
     /// when one of them is nearly empty, or when the outstanding slots need more.
     pub(crate) fn own(qps: u32, depth: u32) -> Self {
         let posted = vec![0; qps as usize];
-        Self::new(Queues::Own(posted), depth, depth / 8, slots_per_queue(qps))
+        Self::new(Queues::Own(posted), Arc::clone(&OWN), depth, depth / 8, slots_per_queue(qps))
     }
 
-    fn new(queues: Queues, depth: u32, low: u32, slots: u32) -> Self {
-        // `BLANKS` fills no deeper queue.
+    fn new(queues: Queues, blanks: Arc<Blanks>, depth: u32, low: u32, slots: u32) -> Self {
+        // The chain fills no deeper queue.
         let [depth, low, slots] = [depth.min(MAX_DEPTH), low, slots].map(|n| n as isize);
         // Also with all slots outstanding, half of the other receives go in one batch.
         let low = low.min((depth - slots) / 2).max(0);
-        Self { posted: 0, low, slots, depth, queues, blanks: &BLANKS }
+        Self { posted: 0, low, slots, depth, queues, blanks }
     }
 
     /// Returns the SRQ, if there is one.
@@ -131,24 +138,26 @@ impl Receives {
 
     /// Fills the queues, each with one call, if few receives are left or the outstanding slots need
     /// more.
-    pub(crate) fn refill(&mut self, outstanding: usize, qps: &[SendQueue]) -> Fast<()> {
+    pub(crate) fn refill(&mut self, outstanding: usize, qps: &[SendQueue]) -> Result<(), NotPosted> {
         let enough = self.spare(outstanding) > self.low;
-        if enough { Ok(()) } else { Ok(self.fill(qps)?) }
+        if enough { Ok(()) } else { self.fill(qps) }
     }
 
-    /// Fills the queues of these connected queue pairs.
-    pub(crate) fn fill(&mut self, qps: &[SendQueue]) -> Result<()> {
+    /// Fills the queues of these connected queue pairs. What a provider puts off is missing until
+    /// the next call.
+    pub(crate) fn fill(&mut self, qps: &[SendQueue]) -> Result<(), NotPosted> {
         let missing = |posted: isize| (self.depth - posted) as usize;
         match &mut self.queues {
-            Queues::Shared(srq) => srq.post(self.blanks, missing(self.posted))?,
+            Queues::Shared(srq) => {
+                self.posted += srq.post(&self.blanks, missing(self.posted))? as isize;
+            }
             Queues::Own(posted) => {
                 for (posted, qp) in posted.iter_mut().zip(qps) {
-                    qp.post_receives(self.blanks, missing(*posted))?;
-                    *posted = self.depth;
+                    *posted += qp.post_receives(&self.blanks, missing(*posted))? as isize;
                 }
+                self.posted = posted.iter().copied().min().unwrap_or(0);
             }
         }
-        self.posted = self.depth;
         Ok(())
     }
 }

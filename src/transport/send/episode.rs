@@ -214,7 +214,7 @@ impl SendState {
                 stats.posted(carrier, written.writes + 1, written.writes, written.bytes);
                 self.episode.iter_mut().for_each(|episode| episode.bytes += written.bytes as u64);
             }
-            Err(e) => self.comm.rail_failed(carrier, e)?,
+            Err(e) => self.comm.not_posted(carrier, e)?,
         }
         Ok(true)
     }

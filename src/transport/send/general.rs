@@ -182,7 +182,7 @@ impl SendState {
                 Err(e) => failed = Some((part.rail, e)),
             }
         }
-        failed.map_or(Ok(true), |(rail, e)| self.comm.rail_failed(rail, e).map(|()| true))
+        failed.map_or(Ok(true), |(rail, e)| self.comm.not_posted(rail, e).map(|()| true))
     }
 
     /// Returns whether each rail of `mask` has room for one work request.

@@ -2,10 +2,9 @@
 
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
-use crate::error::{Error, Fast};
 use crate::proto::{ImmLayout, MAX_RAILS, MAX_RECVS, Part, SizeQ, Split};
 use crate::transport::send::cts_fifo::Target;
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{NotPosted, SendQueue};
 use crate::transport::work::Work;
 use crate::verbs::{Chain, Local, Remote};
 
@@ -129,7 +128,7 @@ impl SendOp {
         chain: &mut Chain,
         work: Work,
         imm: u32,
-    ) -> Fast<()> {
+    ) -> Result<(), NotPosted> {
         chain.clear();
         let (local, to) = self.ends(part.rail, part.offset, part.len);
         let signal = queue.signal(work, 1);
@@ -152,6 +151,6 @@ impl SendOp {
 
 /// A chain has room for the longest group, so this is a bug.
 #[cold]
-pub(crate) fn chain_full() -> Box<Error> {
-    Error::Internal("a group needs more work requests than a chain has".into()).into()
+pub(crate) fn chain_full() -> NotPosted {
+    NotPosted::internal("a group needs more work requests than a chain has")
 }

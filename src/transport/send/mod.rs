@@ -217,7 +217,7 @@ impl Sender {
             Unusual::Marked => state.start_marked(buffer, tag, mr, profiler),
             Unusual::NotPosted(index, e) => {
                 let rail = state.usual.rail;
-                state.comm.rail_failed(rail, e).map(|()| Some(index))
+                state.comm.not_posted(rail, e).map(|()| Some(index))
             }
         };
         self.next.store(state.seq.number(), Ordering::Relaxed);

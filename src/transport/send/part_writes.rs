@@ -1,10 +1,9 @@
 //! The work requests of one part of a group.
 
-use crate::error::Fast;
 use crate::proto::{FIFO_BYTES, RECORD_BYTES};
 use crate::transport::remote_memory::RemoteMemory;
 use crate::transport::send::group::{SendOp, chain_full};
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{NotPosted, SendQueue};
 use crate::transport::work::Work;
 use crate::verbs::{Chain, Local, Region, Remote};
 
@@ -51,7 +50,7 @@ impl PartWrites {
         queue: &mut SendQueue,
         chain: &mut Chain,
         (region, remote): (&Region, &RemoteMemory),
-    ) -> Fast<Prepared> {
+    ) -> Result<Prepared, NotPosted> {
         chain.clear();
         let (mut writes, mut bytes) = (0, 0);
         for send in ops.iter().filter(|send| send.buffer.len > 0) {

@@ -64,7 +64,7 @@ impl SendState {
                 Err(e) => failed = Some((rail, e)),
             }
         }
-        failed.map_or(Ok(true), |(rail, e)| self.comm.rail_failed(rail, e).map(|()| true))
+        failed.map_or(Ok(true), |(rail, e)| self.comm.not_posted(rail, e).map(|()| true))
     }
 
     /// Returns the rails that carry any data of a group. A group without data goes on the rails of

@@ -106,6 +106,39 @@ fn the_log_names_the_receive_queues_of_each_adapter_once() {
     });
 }
 
+/// Adapters that take receives in a shared queue, and fail when an immediate consumes one. The probe
+/// of the first connection shows that.
+//= receives.md: shared queues that fail are replaced by those of the queue pairs
+//= protocol.md: PROBED: a failed shared receive queue repeats the attempt
+#[test]
+fn shared_queues_that_fail_are_replaced_by_those_of_the_queue_pairs() {
+    let faults = ("SOFTVERBS_FAULTS", "soft0:recv_status=2,vendor=0x88;soft1:recv_status=2");
+    isolated(here!(), &mpib("512", &[faults, ("MPIB_STRICT", "1")]), || {
+        let (table, ctx) = (newest(), init(newest()));
+        let pair = connect(table, ctx, 0);
+        let warned = take_warnings();
+        for (adapter, vendor) in [("soft0", "0x88"), ("soft1", "0x0")] {
+            let why = format!("status=2 IBV_WC_LOC_QP_OP_ERR, vendor error {vendor}");
+            let text = format!("a receive in a shared receive queue of {adapter} failed ({why})");
+            assert!(warned.iter().any(|line| line.contains(&text)), "{warned:?}");
+        }
+        assert_eq!(warned.len(), 2, "{warned:?}");
+        (0..300).for_each(|n| pair.message(100_000, 100_000, n));
+        let sent = |device: &softverbs::DeviceCounters| device.total.bytes;
+        assert!(
+            softverbs::counters().iter().map(sent).all(|bytes| bytes > 10_000_000),
+            "both rails carry data"
+        );
+        pair.close();
+        // What a connection has seen, the next one knows.
+        let pair = connect(table, ctx, 0);
+        pair.message(100_000, 100_000, 1);
+        pair.close();
+        assert_no_rnr();
+        assert_eq!((table.finalize(ctx), take_warnings()), (Success, Vec::new()));
+    });
+}
+
 /// All slots are in use again and again, and queue pairs have few of them or many.
 //= receives.md: slots and receive queues hold with a late sender
 //= adapters.md: A2: adapters without shared receive queues work

@@ -9,6 +9,7 @@ mod replugged;
 mod second;
 mod shown;
 mod silence;
+mod statuses;
 mod traffic;
 mod verdict;
 

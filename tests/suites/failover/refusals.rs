@@ -13,7 +13,7 @@ use super::points::{Ends, env, two_hosts};
 
 /// Makes up to `n` transfers on a connection, until both ends fail. Returns the codes of the sender
 /// and of the receiver.
-fn transfer(pair: &Pair, n: usize) -> [Code; 2] {
+pub(super) fn transfer(pair: &Pair, n: usize) -> [Code; 2] {
     let data = pattern(5000, 9);
     let (from, mut to) = (pair.send_buffer(data.clone()), pair.recv_buffer(5000));
     let (mut requests, mut codes, mut left) = ([Ptr::default(); 2], [Success; 2], [n; 2]);

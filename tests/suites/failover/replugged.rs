@@ -383,6 +383,8 @@ fn an_adapter_that_cannot_register_all_memory_is_tried_again() {
 fn a_connection_that_is_closed_while_an_adapter_is_away_leaves_nothing() {
     on_rails(here!(), 2, &[], || {
         let (ctx, dev) = newest_device(2);
+        // Each context keeps what its first connection makes for all of them.
+        Rig::new(table(12), ctx, dev, 4 * MIB).close();
         let before = held();
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
         exchange_all(&mut rig);
@@ -391,6 +393,7 @@ fn a_connection_that_is_closed_while_an_adapter_is_away_leaves_nothing() {
         rig.close();
         plug_in("r1");
         await_lines("r1:1 is back after", 1);
+        Rig::new(table(12), ctx, dev, 4 * MIB).close();
         await_release(before);
         assert_eq!(table(12).finalize(ctx), Success);
     });

@@ -75,7 +75,7 @@ fn dead(from: &mut Bytes<'_>) -> Dead {
         rails: (from.below(4).into(), from.below(4).into()),
         alternate: from.sometimes(|from| from.below(2)),
         stripe: from.sometimes(|from| from.below(4).into()),
-        how: [How::Silent, How::Refused, How::Doubted][usize::from(from.below(3))],
+        how: [How::Silent, How::Refused, How::Doubted, How::Srq][usize::from(from.below(4))],
     }
 }
 

@@ -115,7 +115,7 @@ fn scenarios_reach_every_stage() {
     let mut runner = TestRunner::deterministic();
     let mut next = |strategy: &BoxedStrategy<Scenario>| strategy.new_tree(&mut runner).unwrap().current();
     let (honest, lying) = (honest(true).boxed(), lying().boxed());
-    let runs: Vec<Run> = (0..6000).map(|i| run(&next(if i % 2 == 0 { &honest } else { &lying }))).collect();
+    let runs: Vec<Run> = (0..12_000).map(|i| run(&next(if i % 2 == 0 { &honest } else { &lying }))).collect();
     let lines =
         |part: &str| runs.iter().filter(|run| run.trace.iter().any(|line| line.contains(part))).count();
     for part in [
@@ -135,6 +135,9 @@ fn scenarios_reach_every_stage() {
         "and not by the preferred addresses",
         "; tried nevertheless: ",
         "acceptor: Abandon(",
+        "acceptor: PeerFailed(",
+        "acceptor: Forget(",
+        "connector: Forget(",
         "rails that do not work",
         "settings that must be equal at both ends differ",
         "no rail reaches",
@@ -224,6 +227,23 @@ proptest! {
         for role in Role::ALL {
             let established = is_established(&run, role);
             prop_assert!(established || error(&run, role).contains("no rail reaches"), "{}", run.trace.join("\n"));
+        }
+    }
+
+    /// Shared receive queues that fail cost no route: all that would be used without the failure are
+    /// used, and with receives in the queue pairs' own queues.
+    #[test]
+    fn failed_shared_receive_queues_cost_no_route(
+        honest in honest(false),
+        dead in prop::collection::vec(any_dead(), 1..6),
+    ) {
+        let dead = dead.into_iter().map(|dead| Dead { how: How::Srq, ..dead }).collect();
+        let without = run(&honest);
+        let run = run(&Scenario { dead, ..honest });
+        for role in Role::ALL {
+            let routes = |run: &Run| run.nodes.local(role).routes();
+            prop_assert_eq!(routes(&run), routes(&without), "{}", run.trace.join("\n"));
+            prop_assert_eq!(&run.nodes.local(role).warnings, &without.nodes.local(role).warnings);
         }
     }
 

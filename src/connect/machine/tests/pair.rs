@@ -15,7 +15,7 @@ use super::wirings::{fits, wiring};
 use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, expected_stripes};
 use crate::error::Error;
 use crate::policy::SplitMode;
-use crate::proto::{Ends, Hello, Message, Role};
+use crate::proto::{Ends, Hello, Message, Role, SRQ_FAILED};
 use crate::route::Route;
 
 /// Polls of one end, at most.
@@ -48,6 +48,8 @@ pub(super) struct Node {
     pub(super) stripes: Vec<(Route, usize)>,
     /// Whether the attempt is the last one.
     last: bool,
+    /// Routes on which a receive in the acceptor's shared receive queue has failed.
+    without_srq: Vec<Route>,
     /// Results of the last probes.
     results: Vec<Result<(), String>>,
     pub(super) kept: Option<Keep>,
@@ -143,6 +145,7 @@ pub(super) fn run(scenario: &Scenario) -> Run {
             works_done: 0,
             stripes: stripes.unwrap_or_default(),
             last: false,
+            without_srq: Vec::new(),
             results: Vec::new(),
             kept: None,
             committed: false,
@@ -335,10 +338,19 @@ impl Sim<'_> {
                             Err("no route from here to there".to_owned())
                         }
                         Some(How::Silent | How::Refused) => Err("no answer".to_owned()),
-                        None | Some(How::Doubted) => Ok(()),
+                        Some(How::Srq) if !node.without_srq.contains(route) => Err(match node.role {
+                            Role::Acceptor => format!("{SRQ_FAILED}status=2"),
+                            Role::Connector => "status=11".to_owned(),
+                        }),
+                        None | Some(How::Doubted | How::Srq) => Ok(()),
                     }
                 };
                 node.results = (0..node.stripes.len()).map(result).collect();
+                let failed = |(i, (route, _)): (usize, &(Route, usize))| {
+                    let stripe = node.stripes[..i].iter().filter(|s| s.0 == *route).count();
+                    (self.scenario.failure(node.role, route, stripe) == Some(How::Srq)).then_some(*route)
+                };
+                node.without_srq.extend(node.stripes.iter().enumerate().filter_map(failed));
                 let delay = self.dice.delay();
                 node.work = Work::Probe((delay < 900).then_some(self.now + delay));
             }
@@ -355,6 +367,8 @@ impl Sim<'_> {
                 let all = (0..node.results.len()).all(excluded);
                 node.work = Work::Probe(if all { Some(self.now) } else { ends });
             }
+            // No more of the peer's immediates arrive, which the results have already.
+            (Action::PeerFailed(_) | Action::Forget(_), work) => node.work = work,
             (Action::Keep(keep), Work::Joined) => {
                 assert!(!keep.stripes.is_empty() && keep.stripes.is_sorted());
                 for i in &keep.stripes {

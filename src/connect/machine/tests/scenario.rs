@@ -67,6 +67,9 @@ pub(super) enum How {
     Refused,
     /// The end does not try the route until nothing else is left, and is wrong.
     Doubted,
+    /// The first time, a receive in the acceptor's shared receive queue fails, and so do the probes
+    /// of both ends. Then the acceptor uses none.
+    Srq,
 }
 
 /// Delays. After the last number all are short.
@@ -137,19 +140,20 @@ impl Scenario {
     pub(super) fn failure(&self, role: Role, route: &Route, stripe: usize) -> Option<How> {
         let rails = (route.rails.connector, route.rails.acceptor);
         let fails = |dead: &&Dead| {
-            dead.role == role
+            (dead.role == role || dead.how == How::Srq)
                 && dead.rails == rails
                 && dead.alternate.is_none_or(|n| n == route.alternate)
                 && dead.stripe.is_none_or(|n| n == stripe)
         };
         // The worst one counts.
         let mut found = self.dead.iter().filter(fails).map(|dead| dead.how);
-        found.clone().find(|how| *how != How::Doubted).or_else(|| found.next())
+        let worst = found.clone().find(|how| matches!(how, How::Silent | How::Refused));
+        worst.or_else(|| found.clone().find(|how| *how == How::Srq)).or_else(|| found.next())
     }
 
     /// Returns whether a stripe of a route does not work at an end.
     pub(super) fn is_dead(&self, role: Role, route: &Route, stripe: usize) -> bool {
-        self.failure(role, route, stripe).is_some_and(|how| how != How::Doubted)
+        self.failure(role, route, stripe).is_some_and(|how| !matches!(how, How::Doubted | How::Srq))
     }
 
     /// Nothing goes wrong, and nobody is slow.
@@ -171,7 +175,7 @@ fn any_role() -> impl Strategy<Value = Role> {
 
 pub(super) fn any_dead() -> impl Strategy<Value = Dead> {
     let stripe = prop::option::of(0usize..4);
-    let how = prop_oneof![Just(How::Silent), Just(How::Refused), Just(How::Doubted)];
+    let how = prop_oneof![Just(How::Silent), Just(How::Refused), Just(How::Doubted), Just(How::Srq)];
     let rails = (0usize..4, 0usize..4);
     (any_role(), rails, prop::option::of(0u8..2), stripe, how)
         .prop_map(|(role, rails, alternate, stripe, how)| Dead { role, rails, alternate, stripe, how })

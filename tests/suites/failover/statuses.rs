@@ -1,0 +1,96 @@
+//! What a failed completion or a failed post costs.
+
+use mpib_tests::code::Success;
+use mpib_tests::log::{assert_warned, take_warnings};
+use mpib_tests::{NO_PINGS, here, isolated};
+use nccl_net_mpib::error::wc_status;
+use softverbs::{CompletionStatus, Fault, Only, Post, fail_post, faults_struck, inject_at};
+
+use super::points::{Ends, env, two_hosts};
+use super::refusals::transfer;
+use super::traffic::{Link, Traffic};
+
+/// Statuses of the library, and numbers that no library knows. Without `IBV_WC_WR_FLUSH_ERR`: it
+/// follows another failure, which has a completion or an event.
+fn statuses() -> impl Iterator<Item = u32> {
+    (1..=23).filter(|status| *status != 5).chain([24, 77, 1 << 31])
+}
+
+/// Fails one work request of each adapter with each status.
+//= failover.md: four statuses end the connection, all others cost the rail
+//= adapters.md: A18: failures of the peer's adapter cost a rail
+#[test]
+fn every_status_but_four_costs_the_rail_alone() {
+    let devices = two_hosts(2);
+    isolated(here!(), &env(&devices, &[NO_PINGS]), || {
+        let ends = Ends::two_hosts(12, 2);
+        for (status, device) in statuses().flat_map(|status| [(status, "s0"), (status, "r0")]) {
+            let pair = ends.connect();
+            take_warnings();
+            let struck = faults_struck(device).unwrap();
+            inject_at(device, Fault::Status(CompletionStatus { status, vendor_err: 0x51 }), 1, Only::ALL)
+                .unwrap();
+            let codes = transfer(&pair, 30);
+            assert_eq!(faults_struck(device).unwrap(), struck + 1);
+            let text = format!("status={status} {}, vendor error 0x51", wc_status(status).name);
+            match [1, 4, 9, 10].contains(&status) {
+                true => {
+                    assert!(codes.iter().all(|code| !code.is_success()), "{text} on {device}: {codes:?}");
+                    assert_warned(&[&text]);
+                }
+                false => assert_eq!(codes, [Success; 2], "{text} on {device}: {:?}", take_warnings()),
+            }
+            pair.close();
+        }
+    });
+}
+
+/// Each post of each kind of queue pair fails once: data, CTS entries, flushes, receives.
+//= failover.md: a call for the queues of a rail that fails costs the rail
+#[test]
+fn a_failed_post_costs_the_rail_alone() {
+    let devices = two_hosts(2);
+    isolated(here!(), &env(&devices, &[NO_PINGS, ("MPIB_FLUSH", "1")]), || {
+        let ends = Ends::two_hosts(12, 2);
+        let traffic = Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 30, 8).flushed();
+        let posts = [
+            (Post::Send, "s0"),
+            (Post::Send, "s1"),
+            (Post::Send, "r0"),
+            (Post::Send, "r1"),
+            (Post::Recv, "r0"),
+        ];
+        for ((post, device), after) in posts.into_iter().flat_map(|post| [(post, 0), (post, 2), (post, 5)]) {
+            let mut link = Link::new(ends.connect(), &traffic);
+            link.run(|| {});
+            take_warnings();
+            fail_post(post, device, libc::EIO, after, 1);
+            link.run(|| {});
+            assert_warned(&["ibv_post_", "Input/output error"]);
+            link.close();
+        }
+    });
+}
+
+/// A provider that asks to try again soon is no fault: nothing is lost, and no rail.
+//= receives.md: receives that a provider puts off are posted later
+#[test]
+fn a_post_that_is_put_off_costs_nothing() {
+    let devices = two_hosts(2);
+    isolated(here!(), &env(&devices, &[NO_PINGS]), || {
+        let ends = Ends::two_hosts(12, 2);
+        let traffic = Traffic::of(&[&[3000], &[8], &[1000, 0, 77], &[2000; 8]], 40, 16);
+        for (post, device) in [(Post::Send, "s0"), (Post::Send, "r0"), (Post::Recv, "r0"), (Post::Recv, "r1")]
+        {
+            for after in [0, 1, 7] {
+                let mut link = Link::new(ends.connect(), &traffic);
+                take_warnings();
+                fail_post(post, device, libc::EAGAIN, after, 5);
+                link.run(|| {});
+                assert_eq!(take_warnings(), Vec::<String>::new(), "{post:?} on {device} after {after}");
+                link.close();
+            }
+        }
+        mpib_tests::pair::assert_no_rnr();
+    });
+}
