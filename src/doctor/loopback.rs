@@ -70,7 +70,7 @@ fn ended(completion: &Completion) -> Option<Option<String>> {
         (status, RECEIVE) if !completion.is_flushed() => {
             Some(Some(status_text(status, completion.vendor_err())))
         }
-        // The receive may have failed, too, and then has a completion of its own.
+        // If the receive has failed, too, it has another completion.
         _ => None,
     }
 }

@@ -44,7 +44,7 @@ pub struct Chain {
 
 struct Parts {
     /// Each with its entry of `sges`, or with none. Some providers read the first entry of a list
-    /// whatever `num_sge` is, such as `irdma_uk_rdma_write` (rdma-core, providers/irdma/uk.c).
+    /// although `num_sge` is 0, such as `irdma_uk_rdma_write` (rdma-core, providers/irdma/uk.c).
     wrs: [sys::ibv_send_wr; MAX],
     sges: [sys::ibv_sge; MAX],
 }
