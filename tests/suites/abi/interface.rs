@@ -100,6 +100,14 @@ fn misuse(test: &str, body: fn(&Rig)) {
     });
 }
 
+/// NCCL describes its traffic before it sends, unless the table has no `setNetAttr`.
+#[test]
+fn the_tables_have_no_set_net_attr() {
+    for table in TABLES {
+        assert_eq!(table.raw().set_net_attr(NIL, null_mut()), Code::NoFunction, "v{}", table.version());
+    }
+}
+
 #[test]
 fn before_any_init_every_call_is_an_error() {
     isolated(here!(), &[], || {
@@ -217,8 +225,6 @@ fn null_pointers_are_named() {
             null(["init", "ctx"], net.init(null_mut(), 1, null_mut(), c_logger(), None));
             out(["listen", "ctx"], &|o| net.listen(NIL, 0, place, o));
             out(["connect", "ctx"], &|o| net.connect(NIL, 0, null_mut(), place, o, null_mut()));
-            null(["setNetAttr", "ctx"], net.set_net_attr(NIL, null_mut()));
-            null(["setNetAttr", "netAttr"], net.set_net_attr(ctx, null_mut()));
         }
         // Without registrations a group is refused by the transport.
         let parts = ["irecv", "100 bytes", "without a registration"];
@@ -290,8 +296,6 @@ fn handles_of_another_kind_are_refused_by_every_call() {
                 rig.refuses_argument(net.finalize(h), &is_not("finalize", "ctx"));
                 no("listen", &["ctx"], &|o| net.listen(h, 0, place, o));
                 no("connect", &["ctx"], &|o| net.connect(h, 0, null_mut(), place, o, null_mut()));
-                let refused = net.set_net_attr(h, null_mut());
-                rig.refuses_argument(refused, &is_not("setNetAttr", "ctx"));
             }
         }
         // A tag alone makes no handle: off the data path the address must be a live one.
