@@ -7,6 +7,7 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
+use common::fake::lock;
 use common::net::STALE;
 use common::{Act, Fake, Net, Rig, record};
 use nccl_net_versions::abi::*;
@@ -249,6 +250,35 @@ fn what_others_write_to_a_context_of_v11_changes_nothing() {
 #[test]
 fn what_others_write_to_a_context_of_v12_changes_nothing() {
     a_shared_context::<33>(12);
+}
+
+#[test]
+fn a_wrong_handle_is_reported_once_for_each_argument_until_the_next_init() {
+    let rig = Rig::<34>::new(12);
+    let reported = || std::mem::take(&mut *lock(&rig.record.refusals));
+    let wrong = |call, what, expected| (call, Refusal::WrongHandle { what, expected });
+    for _ in 0..2 {
+        let ctx = rig.init();
+        let comm = rig.listen(ctx);
+        for _ in 0..3 {
+            assert_eq!(rig.net.finalize(comm), ncclInvalidArgument);
+            assert_eq!(rig.net.close_send(comm), ncclInvalidArgument);
+            assert_eq!(rig.net.close_send(ptr::null_mut()), ncclInvalidArgument);
+        }
+        let null = ("closeSend", Refusal::Null("sendComm"));
+        assert_eq!(
+            reported(),
+            [
+                wrong("finalize", "ctx", "context"),
+                wrong("closeSend", "sendComm", "sendComm"),
+                null,
+                null,
+                null
+            ]
+        );
+        assert_eq!(rig.net.close_listen(comm), ncclSuccess);
+        assert_eq!(rig.net.finalize(ctx), ncclSuccess);
+    }
 }
 
 /// Merges devices through the slot of one version, which has room for `max`.
