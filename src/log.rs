@@ -1,9 +1,8 @@
 //! Passes lines of `tracing` to NCCL's logger.
 //!
-//! WARN means that a call failed, once per failure: NCCL keeps it as its last error. As NCCL's own
-//! warnings, it is of every subsystem: the default of `NCCL_DEBUG_SUBSYS` lacks `NET`. INFO is for an
-//! operator who set `NCCL_DEBUG=INFO`. DEBUG and TRACE are both NCCL's TRACE. The target is the
-//! subsystem: `init`, `env` or `net`.
+//! WARN means that a call failed, once per failure: NCCL keeps it as its last error. INFO is for an
+//! operator who set `NCCL_DEBUG=INFO`. DEBUG and TRACE are both NCCL's TRACE. The target of both is
+//! the subsystem: `init`, `env` or `net`.
 
 mod output;
 
@@ -11,7 +10,7 @@ use std::ffi::{CString, c_int, c_ulong};
 use std::fmt::{self, Write};
 use std::sync::Once;
 
-use nccl_net_abi::{NCCL_ALL, NCCL_ENV, NCCL_INIT, NCCL_NET};
+use nccl_net_abi::{NCCL_ENV, NCCL_INIT, NCCL_NET};
 use nccl_net_versions::{Level, Logger};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber};
@@ -45,10 +44,9 @@ impl<S: Subscriber> Layer<S> for ToNccl {
         let meta = event.metadata();
         let mut message = Line(String::new());
         event.record(&mut message);
-        let level = level(*meta.level());
+        let level = level(*meta.level(), meta.target());
         let record = Record {
             level,
-            flags: flags(level, meta.target()),
             file: c_string(meta.file().unwrap_or("?")),
             number: c_int::try_from(meta.line().unwrap_or(0)).unwrap_or(0),
             lines: lines(&bounded(message.0), level),
@@ -109,19 +107,18 @@ fn cut(text: &str) -> (&str, &str) {
     }
 }
 
-fn level(level: tracing::Level) -> Level {
+fn level(level: tracing::Level, target: &str) -> Level {
     match level {
         tracing::Level::ERROR | tracing::Level::WARN => Level::Warn,
-        tracing::Level::INFO => Level::Info,
-        tracing::Level::DEBUG | tracing::Level::TRACE => Level::Trace,
+        tracing::Level::INFO => Level::Info(subsystems(target)),
+        tracing::Level::DEBUG | tracing::Level::TRACE => Level::Trace(subsystems(target)),
     }
 }
 
-fn flags(level: Level, target: &str) -> c_ulong {
-    match (level, target) {
-        (Level::Warn, _) => NCCL_ALL,
-        (_, "init") => NCCL_INIT | NCCL_NET,
-        (_, "env") => NCCL_ENV,
+fn subsystems(target: &str) -> c_ulong {
+    match target {
+        "init" => NCCL_INIT | NCCL_NET,
+        "env" => NCCL_ENV,
         _ => NCCL_NET,
     }
 }
@@ -151,14 +148,14 @@ mod tests {
 
     use super::*;
 
-    type Seen = (Level, c_ulong, String, String);
+    type Seen = (Level, String, String);
     static FIRST: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
     static SECOND: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
 
-    fn keep(list: &Mutex<Vec<Seen>>, level: Level, flags: c_ulong, file: &CStr, text: &CStr) {
-        let line = (level, flags, file.to_string_lossy().into_owned(), text.to_string_lossy().into_owned());
+    fn keep(list: &Mutex<Vec<Seen>>, level: Level, file: &CStr, text: &CStr) {
+        let line = (level, file.to_string_lossy().into_owned(), text.to_string_lossy().into_owned());
         // Other tests of this process log as well.
-        if line.3.contains("log test") {
+        if line.2.contains("log test") {
             list.lock().unwrap().push(line);
         }
     }
@@ -196,45 +193,45 @@ mod tests {
     #[test]
     fn lines_reach_the_logger_of_the_last_init() {
         tracing::warn!(target: "net", "log test: before init");
-        install(Logger::from_fn(|level, flags, file, _, text| keep(&FIRST, level, flags, file, text)));
+        install(Logger::from_fn(|level, file, _, text| keep(&FIRST, level, file, text)));
         tracing::warn!(target: "net", "log test: {} %s %n", 1);
         tracing::info!(target: "init", rail = 1, "log test: two\nlines\0");
         tracing::debug!("log test: three");
         tracing::info!(target: "env", "log test: four");
         tracing::error!(target: "mio", "log test: of a library");
-        install(Logger::from_fn(|level, flags, file, _, text| keep(&SECOND, level, flags, file, text)));
+        install(Logger::from_fn(|level, file, _, text| keep(&SECOND, level, file, text)));
         tracing::warn!(target: "net", "log test: five");
         let texts = |list: &Mutex<Vec<Seen>>| {
             let seen = list.lock().unwrap();
-            assert!(seen.iter().all(|s| s.2.ends_with("src/log.rs")));
-            seen.iter().map(|s| (s.0, s.1, s.3.clone())).collect::<Vec<_>>()
+            assert!(seen.iter().all(|s| s.1.ends_with("src/log.rs")));
+            seen.iter().map(|s| (s.0, s.2.clone())).collect::<Vec<_>>()
         };
         assert_eq!(
             texts(&FIRST),
             [
-                (Level::Warn, NCCL_ALL, "NET/MPIB : log test: 1 %s %n".into()),
-                (Level::Info, NCCL_INIT | NCCL_NET, "NET/MPIB : log test: two?lines? rail=1".into()),
-                (Level::Trace, NCCL_NET, "NET/MPIB : log test: three".into()),
-                (Level::Info, NCCL_ENV, "NET/MPIB : log test: four".into()),
+                (Level::Warn, "NET/MPIB : log test: 1 %s %n".into()),
+                (Level::Info(NCCL_INIT | NCCL_NET), "NET/MPIB : log test: two?lines? rail=1".into()),
+                (Level::Trace(NCCL_NET), "NET/MPIB : log test: three".into()),
+                (Level::Info(NCCL_ENV), "NET/MPIB : log test: four".into()),
             ]
         );
-        assert_eq!(texts(&SECOND), [(Level::Warn, NCCL_ALL, "NET/MPIB : log test: five".into())]);
+        assert_eq!(texts(&SECOND), [(Level::Warn, "NET/MPIB : log test: five".into())]);
         the_last_line_of_a_long_warning_is_its_beginning();
     }
 
     /// A part of the test above: there is one logger.
     fn the_last_line_of_a_long_warning_is_its_beginning() {
         static LONG: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
-        install(Logger::from_fn(|level, flags, file, _, text| keep(&LONG, level, flags, file, text)));
+        install(Logger::from_fn(|level, file, _, text| keep(&LONG, level, file, text)));
         let filler = "log test ".repeat(200);
         tracing::warn!(target: "net", "the cause, {filler}and the advice of a log test");
         tracing::info!(target: "net", "no warning, {filler}and more of a log test");
         let seen = LONG.lock().unwrap();
-        let texts = |of: Level| -> Vec<&str> { seen.iter().filter(|s| s.0 == of).map(|s| &*s.3).collect() };
+        let texts = |of: Level| -> Vec<&str> { seen.iter().filter(|s| s.0 == of).map(|s| &*s.2).collect() };
         let [first, _, end, last] = texts(Level::Warn)[..] else { panic!("{seen:?}") };
         assert!(first.starts_with("NET/MPIB : the cause, log test ") && first.ends_with(" …"), "{first}");
         assert!(end.starts_with("NET/MPIB : … ") && end.ends_with("the advice of a log test"), "{end}");
         assert_eq!(last, first.replace("NET/MPIB : ", "NET/MPIB : in short: "));
-        assert!(texts(Level::Info).last().unwrap().ends_with("and more of a log test"), "{seen:?}");
+        assert!(texts(Level::Info(NCCL_NET)).last().unwrap().ends_with("and more of a log test"), "{seen:?}");
     }
 }

@@ -15,6 +15,8 @@ pub(crate) enum Step {
     Open,
     /// Reads all devices through the communicator's table.
     Describe(usize),
+    /// Reads a device with a wrong number through the communicator's table.
+    Misuse(usize),
     /// Merges devices through the communicator's table.
     Fuse(usize, Vec<i32>),
     /// Moves data to or from the other process through the communicator's table, from listen to the
@@ -31,6 +33,7 @@ impl fmt::Display for Step {
         match self {
             Self::Open => f.write_str("open a communicator"),
             Self::Describe(comm) => write!(f, "read the devices of communicator {comm}"),
+            Self::Misuse(comm) => write!(f, "read device -1 of communicator {comm}"),
             Self::Fuse(comm, devices) => write!(f, "make one of devices {devices:?} of communicator {comm}"),
             Self::Exchange(comm, _) => write!(f, "move data on communicator {comm}"),
             Self::Collectives(_) => f.write_str("run collectives"),
@@ -111,6 +114,8 @@ pub(crate) enum Told {
         table: usize,
     },
     Described(Vec<Described>),
+    /// The plugin refused the call.
+    Refused,
     /// The index of the merged device.
     Fused(i32),
     Exchanged(Tally),

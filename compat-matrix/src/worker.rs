@@ -79,6 +79,10 @@ impl Worker<'_> {
                 let devices = (0..count).map(|dev| net.properties(dev).map(Described::from).map_err(foreign));
                 Ok(Told::Described(devices.collect::<Result<_>>()?))
             }
+            Step::Misuse(comm) => match self.net(*comm)?.properties(-1) {
+                Ok(_) => Err(Failure::wrong("device -1 has properties")),
+                Err(_) => Ok(Told::Refused),
+            },
             Step::Fuse(comm, devices) => {
                 self.net(*comm)?.make_vdevice(devices).map(Told::Fused).map_err(foreign)
             }

@@ -384,7 +384,7 @@ fn names_that_nobody_knows_are_told_with_the_nearest() {
 fn what_nccl_reads_and_we_do_not_is_told_unless_it_asks_for_what_is_so() {
     for Other { variable, as_is, missed, why } in unsupported::OTHERS {
         let found = vain(&[(variable, "7\n")]);
-        assert_eq!(found, [(*missed, format!("{variable}=\"7\\n\" has no effect: {why}"))]);
+        assert_eq!(found, [(*missed, format!("{variable}=\"7\\n\" has no effect on this plugin: {why}"))]);
         for value in *as_is {
             assert_eq!(vain(&[(variable, value), ("PATH", "x")]), [], "{variable}={value}");
         }

@@ -1,5 +1,7 @@
-//! Variables that are set but have no effect: those of NCCL's own InfiniBand transport and of the
-//! NCCL mesh plugin that this plugin does not read, and unknown names. They are logged.
+//! Variables that are set but have no effect on this plugin: those of NCCL's own InfiniBand transport
+//! and of the NCCL mesh plugin that it does not read, and unknown names. They are logged. Those of
+//! the transport have their effect on windows, `ncclPutSignal` and GIN, which it carries beside this
+//! plugin.
 
 use std::ffi::OsString;
 
@@ -102,7 +104,7 @@ macro_rules! others {
 // In brackets the values that request what this plugin does anyway. `missed`: a warning; `note`: an
 // informative line.
 others! {
-    "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand transport off; NCCL_NET chooses among all";
+    "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand code off, and with it windows, ncclPutSignal and GIN between hosts; NCCL_NET chooses the transport of all else";
     "NCCL_IB_EVENT_BASED_LB" ["1"] note: "the shares of plain rails always follow what the rails can carry: MPIB_SPLIT";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" ["0"] missed: "shares do not follow changes of the peer's ports";
     "NCCL_IB_OOO_RQ" ["0"] missed: "queue pairs are made without mlx5's out-of-order delivery";
@@ -177,7 +179,7 @@ fn of_one(name: &str, value: &str) -> Option<Finding> {
     }
     Some(Finding {
         degraded: other.missed,
-        text: format!("{name}={} has no effect: {}", shown(value), other.why),
+        text: format!("{name}={} has no effect on this plugin: {}", shown(value), other.why),
     })
 }
 
@@ -189,8 +191,9 @@ pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
 /// Makes the second table in `docs/guide/configuration.md`.
 #[cfg(test)]
 pub(super) fn manual() -> String {
-    let mut out =
-        String::from("| variable | level | silent values | why it has no effect |\n|---|---|---|---|\n");
+    let mut out = String::from(
+        "| variable | level | silent values | why it has no effect on this plugin |\n|---|---|---|---|\n",
+    );
     for Other { variable, as_is, missed, why } in OTHERS {
         let level = if *missed { "warning" } else { "info" };
         out += &format!("| `{variable}` | {level} | {} | {why} |\n", as_is.join(", "));

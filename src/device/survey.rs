@@ -21,6 +21,8 @@ pub struct PortView {
     pub number: u8,
     /// Why it cannot be used.
     pub trouble: Option<String>,
+    /// Whether `NCCL_IB_HCA` selects it.
+    pub selected: bool,
     /// The port's attributes; `None` if they cannot be queried.
     pub state: Option<Port>,
     /// sysfs path of the PCI device.
@@ -64,6 +66,7 @@ pub fn survey(config: &Config) -> Result<Survey> {
             hca: found.hca.clone(),
             number: found.port,
             trouble: found.trouble.as_ref().map(ToString::to_string),
+            selected: selection::selected(config, found),
             gids: context.zip(state.as_ref()).map_or_else(Vec::new, judged),
             state,
             pci_path: context.and_then(|context| context.pci_path()),

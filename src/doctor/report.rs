@@ -115,6 +115,7 @@ fn ports(survey: &Result<Survey>, networks: &[Interface]) -> Vec<Port> {
             port: view.number,
             usable: view.trouble.is_none(),
             trouble: view.trouble.clone(),
+            selected: view.selected,
             device: device.map(|d| d.name.to_string_lossy().into_owned()),
             state: view.state.as_ref().map(|port| state(port, view)),
             pci_path: view.pci_path.clone(),

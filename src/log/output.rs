@@ -8,10 +8,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::ffi::{CString, c_int, c_ulong};
+use std::ffi::{CString, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use nccl_net_abi::NCCL_NET;
 use nccl_net_versions::{Level, Logger};
 use parking_lot::{Mutex, RwLock};
 
@@ -53,7 +54,6 @@ struct Queue {
 /// One message, as the lines that the logger gets.
 pub(super) struct Record {
     pub(super) level: Level,
-    pub(super) flags: c_ulong,
     pub(super) file: CString,
     pub(super) number: c_int,
     pub(super) lines: Vec<CString>,
@@ -155,9 +155,7 @@ impl Record {
         };
         // Not under the lock: NCCL's logger takes its own.
         if let Some(logger) = logger {
-            self.lines
-                .iter()
-                .for_each(|line| logger.log(self.level, self.flags, &self.file, self.number, line));
+            self.lines.iter().for_each(|line| logger.log(self.level, &self.file, self.number, line));
         }
         CALLS.fetch_sub(1, Ordering::SeqCst);
     }
@@ -190,7 +188,7 @@ fn write_all() {
         record.write();
         if dropped > 0 {
             let line = c"NET/MPIB : NCCL's logger is too slow: lines were dropped here";
-            Record { level: Level::Info, lines: vec![line.to_owned()], ..record }.write();
+            Record { level: Level::Info(NCCL_NET), lines: vec![line.to_owned()], ..record }.write();
         }
     }
 }

@@ -8,8 +8,8 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use nccl_net_versions::{
-    Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MemKind, NetAttr, NetPlugin,
-    ProfilerHandle, Properties, RecvBuffer, Sizes, Tagged, VDevs,
+    Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MemKind, NetPlugin, ProfilerHandle,
+    Properties, RecvBuffer, Sizes, Tagged, VDevs,
 };
 use parking_lot::RwLock;
 
@@ -136,7 +136,6 @@ impl NetPlugin for Plugin {
     const NAME: &'static CStr = c"MPIB";
     const VDEVICES: bool = true;
     const DMABUF: bool = true;
-    const NET_ATTR: bool = true;
 
     type Context = Context;
     type Listen = Listening;
@@ -196,10 +195,6 @@ impl NetPlugin for Plugin {
         // communicator for that one. With any other code they continue with the physical devices.
         tracing::info!(target: "init", "devices {:?} are not joined: {why}", devs.as_slice());
         Err(Failure::InvalidArgument)
-    }
-
-    fn set_net_attr(_: &Context, _: &NetAttr) -> Result<(), Failure> {
-        Ok(())
     }
 
     fn listen(ctx: &Context, dev: usize, handle: &mut HandleBuf) -> Result<Listening, Failure> {

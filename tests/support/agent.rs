@@ -50,7 +50,7 @@ impl Place {
             // Host programs in C have it so, unlike Rust's: a signal for a lost agent would end
             // this process. SAFETY: no handler is involved.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-            nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, _, text| {
+            nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, text| {
                 let level = if level == Level::Warn { WARN } else { INFO };
                 LOG.lock().unwrap().push((level, text.to_string_lossy().into_owned()));
             }));

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nccl_net_abi::{ncclResult_t, ncclSuccess};
 
-use crate::{Failure, NetPlugin, Refusal};
+use crate::{Failure, NetPlugin, Refusal, state};
 
 /// Why a call failed.
 #[derive(Debug, Clone, Copy)]
@@ -65,8 +65,10 @@ fn failed<P: NetPlugin>(call: &'static str, fault: Fault) -> ncclResult_t {
     match fault {
         Fault::Plugin(failure) => failure.into(),
         Fault::Refused(refusal) => {
-            // A panic in the report does not change the result.
-            let _ = catch(|| P::on_refused(call, &refusal));
+            if state::is_new::<P>(call, &refusal) {
+                // A panic in the report does not change the result.
+                let _ = catch(|| P::on_refused(call, &refusal));
+            }
             refusal.failure().into()
         }
     }

@@ -1,13 +1,12 @@
 //! Conversions between Rust values and the `void*` that C holds.
 //!
 //! Calls off the data path look a handle up in the list of live handles before they read through
-//! it, so a foreign or closed handle is an error. Calls on the data path check only the tag in
-//! front of the value, which costs one load: it catches NULL, a handle of another kind and, very
-//! likely, a closed handle.
+//! it, so a foreign or closed handle is an error. Calls on the data path check only the tag of the
+//! handle, which costs one load: it catches NULL, a handle of another kind and, very likely, a
+//! closed handle.
 
 use core::any::TypeId;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -26,11 +25,19 @@ fn live() -> MutexGuard<'static, BTreeMap<usize, (TypeId, Kind)>> {
 pub(crate) trait HandleType: Sized {
     /// The kind.
     const KIND: Kind;
+    /// What others than the adapters may read and write at the handle's address: `()`, or
+    /// [`SharedConfig`](crate::tagged::SharedConfig) if NCCL passes the handle to them.
+    type Front;
 }
 
 /// Moves `value` into a handle for C.
-pub(crate) fn into_raw<P: NetPlugin, T: HandleType>(value: T) -> *mut c_void {
-    let handle = Box::into_raw(Box::new(Tagged::of(T::KIND, value)));
+pub(crate) fn into_raw<P: NetPlugin, T: HandleType<Front = ()>>(value: T) -> *mut c_void {
+    into_raw_behind::<P, T>((), value)
+}
+
+/// Moves `value` into a handle for C that begins with `front`.
+pub(crate) fn into_raw_behind<P: NetPlugin, T: HandleType>(front: T::Front, value: T) -> *mut c_void {
+    let handle = Box::into_raw(Box::new(Tagged::of(T::KIND, front, value)));
     live().insert(handle.addr(), (TypeId::of::<P>(), T::KIND));
     handle.cast()
 }
@@ -55,8 +62,8 @@ pub(crate) unsafe fn borrow<'a, P: NetPlugin, T: HandleType>(
         return Err(wrong::<T>(what));
     }
     // SAFETY: the list contains the handle with this kind, so `into_raw` made it from a
-    // `Tagged<T>`. No other thread closes it during `'a`, as the caller promises.
-    Ok(unsafe { &*handle.cast::<Tagged<T>>() })
+    // `Tagged` of this type. No other thread closes it during `'a`, as the caller promises.
+    Ok(unsafe { &*handle.cast::<Tagged<T, T::Front>>() })
 }
 
 /// Moves the value out of a live handle and invalidates the handle. Of several attempts one
@@ -80,7 +87,7 @@ pub(crate) unsafe fn from_raw<P: NetPlugin, T: HandleType>(
     }
     // SAFETY: the list contained the handle with this kind, so `into_raw` made this box, and only
     // one call removes it from the list. No other thread uses it, as the caller promises.
-    let owned = unsafe { Box::from_raw(handle.cast::<Tagged<T>>()) };
+    let owned = unsafe { Box::from_raw(handle.cast::<Tagged<T, T::Front>>()) };
     owned.retire();
     Ok(owned.into_value())
 }
@@ -88,18 +95,17 @@ pub(crate) unsafe fn from_raw<P: NetPlugin, T: HandleType>(
 /// Borrows the value of a handle after checking only its tag, for the data path.
 ///
 /// # Safety
-/// `handle` is NULL, unaligned, or readable at its start. If the tag there is that of `kind`, it is
-/// a live `Tagged<T>` that no other thread closes during `'a`.
+/// `handle` is NULL, unaligned, or readable up to the end of its tag. If the tag there is that of
+/// the kind, it is a live handle of `T` that no other thread closes during `'a`.
 #[inline(always)]
-pub(crate) unsafe fn borrow_tagged<'a, T>(
-    kind: Kind,
+pub(crate) unsafe fn borrow_tagged<'a, T: HandleType>(
     what: &'static str,
     handle: *mut c_void,
 ) -> Result<&'a T, Refusal> {
     // SAFETY: as the caller promises.
-    match unsafe { tagged(kind, handle) } {
+    match unsafe { tagged(handle) } {
         Some(value) => Ok(value),
-        None => Err(not_tagged(kind, what, handle)),
+        None => Err(not_tagged(T::KIND, what, handle)),
     }
 }
 
@@ -108,8 +114,8 @@ pub(crate) unsafe fn borrow_tagged<'a, T>(
 /// # Safety
 /// As for [`borrow_tagged`].
 #[inline(always)]
-pub(crate) unsafe fn tagged<'a, T>(kind: Kind, handle: *mut c_void) -> Option<&'a T> {
-    let value = handle.cast::<Tagged<T>>();
+pub(crate) unsafe fn tagged<'a, T: HandleType>(handle: *mut c_void) -> Option<&'a T> {
+    let value = handle.cast::<Tagged<T, T::Front>>();
     // Two branches that are never taken are cheaper than one on both conditions.
     if handle.is_null() {
         return wrong_handle();
@@ -117,13 +123,11 @@ pub(crate) unsafe fn tagged<'a, T>(kind: Kind, handle: *mut c_void) -> Option<&'
     if !value.is_aligned() {
         return wrong_handle();
     }
-    // SAFETY: the handle is not NULL, aligned, and readable as the caller promises. The tag is the
-    // first field of every `Tagged`.
-    let tag = unsafe { (*handle.cast::<AtomicU64>()).load(Ordering::Relaxed) };
-    if tag != kind.tag() {
+    // SAFETY: the handle is not NULL, aligned, and readable as the caller promises.
+    if !unsafe { Tagged::has_tag(value, T::KIND) } {
         return None;
     }
-    // SAFETY: the tag is right, so the handle is a live `Tagged<T>`, as the caller promises.
+    // SAFETY: the tag is right, so the handle is a live one of `T`, as the caller promises.
     Some(unsafe { &*value })
 }
 

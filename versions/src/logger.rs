@@ -4,19 +4,22 @@ use core::ffi::{CStr, c_int, c_ulong, c_void};
 
 use nccl_net_abi as abi;
 
-/// The log levels that every release accepts from a plugin.
+/// The log levels that every release accepts from a plugin, with the subsystems of the line:
+/// `NCCL_INIT`, `NCCL_NET`, …, or-ed. NCCL drops a line if `NCCL_DEBUG_SUBSYS`, whose default lacks
+/// `NET`, has none of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// `NCCL_LOG_WARN`: a call failed. NCCL keeps the line as its last error.
+    /// `NCCL_LOG_WARN`: a call failed. NCCL keeps the line as its last error. It is of every
+    /// subsystem (`NCCL_ALL`), as NCCL's own warnings.
     Warn,
-    /// `NCCL_LOG_INFO`: information, selected by subsystem.
-    Info,
+    /// `NCCL_LOG_INFO`: information.
+    Info(c_ulong),
     /// `NCCL_LOG_TRACE`: only in builds with tracing.
-    Trace,
+    Trace(c_ulong),
 }
 
-/// A logger in Rust. Arguments: level, flags, file, line, text.
-pub type LogFn = fn(Level, c_ulong, &CStr, c_int, &CStr);
+/// A logger in Rust. Arguments: level, file, line, text.
+pub type LogFn = fn(Level, &CStr, c_int, &CStr);
 
 /// A destination of log lines: NCCL's logger (`ncclDebugLogger_t`), or a function of a test or
 /// tool.
@@ -48,19 +51,18 @@ impl Logger {
         }
     }
 
-    /// Logs one line. `flags` are `NCCL_INIT`, `NCCL_NET`, …, or-ed. The text is never used as a
-    /// format.
+    /// Logs one line. The text is never used as a format.
     ///
     /// NCCL takes a lock and may write to a file, so the data path must not call it.
-    pub fn log(&self, level: Level, flags: c_ulong, file: &CStr, line: c_int, text: &CStr) {
+    pub fn log(&self, level: Level, file: &CStr, line: c_int, text: &CStr) {
         match self.0 {
-            Sink::Rust(log) => log(level, flags, file, line, text),
+            Sink::Rust(log) => log(level, file, line, text),
             Sink::C(None) => {}
             Sink::C(Some(log)) => {
-                let level = match level {
-                    Level::Warn => abi::NCCL_LOG_WARN,
-                    Level::Info => abi::NCCL_LOG_INFO,
-                    Level::Trace => abi::NCCL_LOG_TRACE,
+                let (level, flags) = match level {
+                    Level::Warn => (abi::NCCL_LOG_WARN, abi::NCCL_ALL),
+                    Level::Info(flags) => (abi::NCCL_LOG_INFO, flags),
+                    Level::Trace(flags) => (abi::NCCL_LOG_TRACE, flags),
                 };
                 // SAFETY: NCCL's logger is a printf that lives as long as the process and only
                 // reads. All strings end in NUL, and the fixed format takes exactly one string.

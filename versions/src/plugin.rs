@@ -57,7 +57,8 @@ pub trait NetPlugin: Sized + 'static {
         state::warn::<Self>(call, &"internal error: a panic was caught");
     }
     /// Reports that the adapters refused `call` before the implementation saw it. NCCL receives
-    /// [`Refusal::failure`]. Logs one WARN line by default.
+    /// [`Refusal::failure`]. A wrong handle is reported once for each argument of a call, until the
+    /// next `init`: NCCL goes on after the failure of some calls. Logs one WARN line by default.
     fn on_refused(call: &'static str, why: &Refusal) {
         state::warn::<Self>(call, why);
     }

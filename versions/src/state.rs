@@ -2,18 +2,18 @@
 
 use core::any::{Any, TypeId};
 use core::fmt::Display;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use nccl_net_abi::NCCL_NET;
-
-use crate::{Failure, Init, Level, Logger, NetPlugin};
+use crate::{Failure, Init, Level, Logger, NetPlugin, Refusal};
 
 /// The state of one plugin.
 #[derive(Debug)]
 struct State {
     logger: Mutex<Option<Logger>>,
+    /// The calls with a wrong handle since the latest `init`, and the argument.
+    wrong_handles: Mutex<BTreeSet<(&'static str, &'static str)>>,
     context: Mutex<Option<&'static (dyn Any + Send + Sync)>>,
 }
 
@@ -28,7 +28,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn state<P: NetPlugin>() -> &'static State {
     lock(&STATES).entry(TypeId::of::<P>()).or_insert_with(|| {
         // Leaked on purpose: there is one state per plugin type.
-        Box::leak(Box::new(State { logger: Mutex::new(None), context: Mutex::new(None) }))
+        Box::leak(Box::new(State {
+            logger: Mutex::default(),
+            wrong_handles: Mutex::default(),
+            context: Mutex::default(),
+        }))
     })
 }
 
@@ -56,7 +60,17 @@ pub(crate) fn init_once<P: NetPlugin>(args: &Init) -> Result<(), Failure> {
 
 /// Stores the logger of the latest `init`. An earlier logger may belong to an unloaded library.
 pub(crate) fn set_logger<P: NetPlugin>(logger: Logger) {
-    *lock(&state::<P>().logger) = Some(logger);
+    let state = state::<P>();
+    *lock(&state.logger) = Some(logger);
+    lock(&state.wrong_handles).clear();
+}
+
+/// Returns whether a refusal is to be reported: a wrong handle is reported once.
+pub(crate) fn is_new<P: NetPlugin>(call: &'static str, refusal: &Refusal) -> bool {
+    match refusal {
+        Refusal::WrongHandle { what, .. } => lock(&state::<P>().wrong_handles).insert((call, what)),
+        _ => true,
+    }
 }
 
 /// Logs one WARN line, `NET/NAME : call: why`, to the logger of the latest `init`.
@@ -67,7 +81,7 @@ pub fn warn<P: NetPlugin>(call: &str, why: &dyn Display) {
     let Some(logger) = logger else { return };
     let text = format!("NET/{} : {call}: {why}", P::NAME.to_string_lossy());
     let text = CString::new(text).unwrap_or_default();
-    logger.log(Level::Warn, NCCL_NET, FILE, 0, &text);
+    logger.log(Level::Warn, FILE, 0, &text);
 }
 
 /// The file name in a WARN line.

@@ -1,7 +1,13 @@
 //! Values that C holds by their address.
 
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use nccl_net_abi::{NCCL_NET_TRAFFIC_CLASS_UNDEF, v11};
+
+use crate::CommConfig;
 
 /// The kind of a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +21,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the number in front of a value. It is readable text in a memory dump.
+    /// Returns the tag of a value. It is readable text in a memory dump.
     pub(crate) const fn tag(self) -> u64 {
         u64::from_ne_bytes(match self {
             Self::Context => *b"net ctx ",
@@ -43,13 +49,39 @@ impl Kind {
 /// The tag of a value that was closed.
 const CLOSED: u64 = u64::from_ne_bytes(*b"net done");
 
+/// The front of a handle that NCCL also passes to others: its settings, in the layout of
+/// `ncclNetCommConfig`.
+///
+/// NCCL's host RMA, since 2.29.2, passes the net plugin's context to `connect` of another table
+/// (`connect(comm->netContext, …)`, src/rma/rma_proxy.cc). If that table is of NCCL's own
+/// InfiniBand code, it takes the first int of the context for the traffic class of its queue pairs,
+/// and from 2.30.3 on it also writes the communicator's class there. So the int holds that class,
+/// and is never read here.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct SharedConfig {
+    _config: UnsafeCell<v11::CommConfig>,
+    _spare: UnsafeCell<c_int>,
+}
+
+impl SharedConfig {
+    pub(crate) fn new(config: &CommConfig) -> Self {
+        let class = config.traffic_class.unwrap_or(NCCL_NET_TRAFFIC_CLASS_UNDEF);
+        Self { _config: UnsafeCell::new(v11::CommConfig { trafficClass: class }), _spare: UnsafeCell::new(0) }
+    }
+}
+
 /// A value behind a tag that identifies its kind, which C holds by its address.
 ///
 /// An implementation keeps its requests in this form, at stable addresses that live as long as the
 /// comm: see [`RequestPool`](crate::RequestPool). The adapters create all other handles.
+///
+/// `Front` is what others than the adapters may read and write at the address: nothing for a
+/// request.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Tagged<T> {
+pub struct Tagged<T, Front = ()> {
+    _front: Front,
     /// Atomic: a faulty caller may read it while another thread closes the handle.
     tag: AtomicU64,
     value: T,
@@ -58,11 +90,23 @@ pub struct Tagged<T> {
 impl<T> Tagged<T> {
     /// Wraps a request. It must not move while NCCL holds it.
     pub const fn new(value: T) -> Self {
-        Self::of(Kind::Request, value)
+        Self::of(Kind::Request, (), value)
+    }
+}
+
+impl<T, Front> Tagged<T, Front> {
+    pub(crate) const fn of(kind: Kind, front: Front, value: T) -> Self {
+        Self { _front: front, tag: AtomicU64::new(kind.tag()), value }
     }
 
-    pub(crate) const fn of(kind: Kind, value: T) -> Self {
-        Self { tag: AtomicU64::new(kind.tag()), value }
+    /// Returns whether a handle has the tag of this kind.
+    ///
+    /// # Safety
+    /// `handle` is aligned, and readable up to the end of its tag.
+    #[inline(always)]
+    pub(crate) unsafe fn has_tag(handle: *const Self, kind: Kind) -> bool {
+        // SAFETY: aligned and readable, as the caller promises.
+        unsafe { (*handle).tag.load(Ordering::Relaxed) == kind.tag() }
     }
 
     /// Marks the value as closed, to catch later uses of the handle. The compiler may drop this
@@ -76,7 +120,7 @@ impl<T> Tagged<T> {
     }
 }
 
-impl<T> Deref for Tagged<T> {
+impl<T, Front> Deref for Tagged<T, Front> {
     type Target = T;
 
     #[inline]

@@ -3,7 +3,7 @@
 #[macro_use]
 mod common;
 
-use std::ffi::{CStr, c_int, c_ulong, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
 
@@ -177,11 +177,11 @@ fn only_v10_and_later_have_a_profiler() {
 #[test]
 fn a_logger_in_rust_receives_every_argument() {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    fn log(level: Level, flags: c_ulong, file: &CStr, line: c_int, text: &CStr) {
-        lock(&LINES).push(format!("{level:?} {flags} {file:?} {line} {text:?}"));
+    fn log(level: Level, file: &CStr, line: c_int, text: &CStr) {
+        lock(&LINES).push(format!("{level:?} {file:?} {line} {text:?}"));
     }
-    Logger::from_fn(log).log(Level::Info, NCCL_INIT | NCCL_NET, c"f", 3, c"100% of %s");
-    assert_eq!(*lock(&LINES), [r#"Info 17 "f" 3 "100% of %s""#]);
+    Logger::from_fn(log).log(Level::Info(NCCL_INIT | NCCL_NET), c"f", 3, c"100% of %s");
+    assert_eq!(*lock(&LINES), [r#"Info(17) "f" 3 "100% of %s""#]);
 }
 
 mod symbols {

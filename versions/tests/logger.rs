@@ -17,15 +17,18 @@ use common::{Net, Rig};
 use nccl_net_versions::Level;
 use nccl_net_versions::abi::*;
 
-/// A logger that formats like NCCL's and passes the line on.
+/// A logger like NCCL's: it formats, and passes a line on unless `NCCL_DEBUG_SUBSYS` lacks all of its
+/// subsystems. The mask is NCCL's default.
 const C: &str = r#"
 #include <stdarg.h>
 #include <stdio.h>
 #include "nccl/types.h"
+static const unsigned long mask = NCCL_INIT | NCCL_BOOTSTRAP | NCCL_ENV;
 void (*sink)(int level, unsigned long flags, const char* file, int line, const char* fmt, const char* text);
 void logger(ncclDebugLogLevel level, unsigned long flags, const char* file, int line, const char* fmt, ...) {
   char text[1024];
   va_list args;
+  if (!(flags & mask)) return;
   va_start(args, fmt);
   vsnprintf(text, sizeof(text), fmt, args);
   va_end(args);
@@ -89,19 +92,20 @@ fn lines_reach_a_c_logger_and_are_never_a_format() {
     let rig = Rig::<1>::new(8);
     assert_eq!(rig.net.init(ptr::null_mut(), 0, None, nccl, None), ncclSuccess);
     let logger = lock(&rig.record.init).expect("init came through").logger;
-    logger.log(Level::Warn, NCCL_NET, c"a.rs", 1, c"%n%s%d 100%");
-    logger.log(Level::Info, NCCL_INIT | NCCL_NET, c"b.rs", 2, c"info");
-    logger.log(Level::Trace, NCCL_ALL, c"c.rs", 3, c"");
+    logger.log(Level::Warn, c"a.rs", 1, c"%n%s%d 100%");
+    logger.log(Level::Info(NCCL_INIT | NCCL_NET), c"b.rs", 2, c"info");
+    logger.log(Level::Info(NCCL_NET), c"b.rs", 2, c"dropped");
+    logger.log(Level::Trace(NCCL_ALL), c"c.rs", 3, c"");
     assert_eq!(
         lines(),
         [
-            line(2, 16, "a.rs", 1, "%n%s%d 100%"),
+            line(2, c_ulong::MAX, "a.rs", 1, "%n%s%d 100%"),
             line(3, 17, "b.rs", 2, "info"),
             line(5, c_ulong::MAX, "c.rs", 3, ""),
         ]
     );
 
-    // A refusal is by default one WARN that names the plugin, the call and the fault.
+    // A refusal is by default one WARN, which NCCL's default subsystems let through and that names the plugin, the call and the fault.
     let net = Net::of::<Least>(8);
     let nil = ptr::null_mut();
     let mut request = nil;
@@ -110,15 +114,18 @@ fn lines_reach_a_c_logger_and_are_never_a_format() {
     assert_eq!(lines(), []);
     assert_eq!(net.init(nil.cast(), 0, None, nccl, None), ncclSuccess);
     assert_eq!(net.isend(nil, nil, usize::MAX, 0, nil, nil, &raw mut request), ncclInvalidArgument);
-    assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, "NET/Least : isend: sendComm is NULL")]);
+    assert_eq!(
+        lines(),
+        [line(2, c_ulong::MAX, "nccl-net-versions", 0, "NET/Least : isend: sendComm is NULL")]
+    );
     // The plugin logs its own failures, through `warn` if it likes.
     let mut n = 0;
     assert_eq!(net.devices(&raw mut n), ncclInvalidUsage);
     assert_eq!(lines(), []);
     nccl_net_versions::warn::<Least>("devices", &"100% of none");
-    assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, "NET/Least : devices: 100% of none")]);
+    assert_eq!(lines(), [line(2, c_ulong::MAX, "nccl-net-versions", 0, "NET/Least : devices: 100% of none")]);
     // A panic is by default one WARN too.
     assert_eq!(net.properties(0).0, ncclInternalError);
     let text = "NET/Least : getProperties: internal error: a panic was caught";
-    assert_eq!(lines(), [line(2, 16, "nccl-net-versions", 0, text)]);
+    assert_eq!(lines(), [line(2, c_ulong::MAX, "nccl-net-versions", 0, text)]);
 }

@@ -7,6 +7,7 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
+use common::fake::lock;
 use common::net::STALE;
 use common::{Act, Fake, Net, Rig, record};
 use nccl_net_versions::abi::*;
@@ -183,16 +184,19 @@ fn v12_contexts() {
     of_communicators::<12>(12);
 }
 
-#[test]
-fn attributes_arrive_whole() {
+fn net_attr() -> v11::NetAttr {
     let side = |x| v11::CommAttr {
         maxConcurrentPeers: x,
         minConcurrentPeers: x + 1,
         maxFlowsPerPeer: x + 2,
         minFlowsPerPeer: -1,
     };
-    let mut attr =
-        v11::NetAttr { sendCommAttr: side(10), recvCommAttr: side(20), op: 0x7FFF, algo: u32::MAX, proto: 5 };
+    v11::NetAttr { sendCommAttr: side(10), recvCommAttr: side(20), op: 0x7FFF, algo: u32::MAX, proto: 5 }
+}
+
+#[test]
+fn attributes_arrive_whole() {
+    let mut attr = net_attr();
     let rig = Rig::<5>::new(12);
     let ctx = rig.init();
     for version in [11, 12] {
@@ -211,6 +215,70 @@ fn attributes_arrive_whole() {
         assert_eq!(net.set_net_attr(ptr::null_mut(), &raw mut attr), ncclInvalidArgument);
     }
     assert_eq!(rig.net.finalize(ctx), ncclSuccess);
+}
+
+/// NCCL's host RMA passes the context to its own InfiniBand code, which reads the traffic class at
+/// its beginning and writes another one there.
+fn a_shared_context<const ID: u32>(version: u32) {
+    let rig = Rig::<ID>::new(version);
+    for (class, seen) in [(Some(104), 104), (None, NCCL_NET_TRAFFIC_CLASS_UNDEF)] {
+        let mut ctx = STALE;
+        assert_eq!(rig.net.init(&raw mut ctx, 1, class, None, None), ncclSuccess);
+        let front = ctx.cast::<v11::CommConfig>();
+        // SAFETY: a context begins with these settings, which others may change.
+        assert_eq!(unsafe { (*front).trafficClass }, seen);
+        for other in [c_int::MIN, c_int::MAX, 0] {
+            // SAFETY: as above.
+            unsafe { (*front).trafficClass = other };
+            let mut attr = net_attr();
+            assert_eq!(rig.net.set_net_attr(ctx, &raw mut attr), ncclSuccess, "{other}");
+            let send = rig.send(ctx);
+            let connected = rig.record.calls_of("connect").pop().unwrap_or_default();
+            assert!(connected.contains(&format!("class={class:?}")), "{connected}");
+            assert_eq!(rig.net.close_send(send), ncclSuccess);
+        }
+        assert_eq!(rig.net.finalize(ctx), ncclSuccess);
+    }
+    assert_eq!(rig.record.refusal(), None);
+}
+
+#[test]
+fn what_others_write_to_a_context_of_v11_changes_nothing() {
+    a_shared_context::<32>(11);
+}
+
+#[test]
+fn what_others_write_to_a_context_of_v12_changes_nothing() {
+    a_shared_context::<33>(12);
+}
+
+#[test]
+fn a_wrong_handle_is_reported_once_for_each_argument_until_the_next_init() {
+    let rig = Rig::<34>::new(12);
+    let reported = || std::mem::take(&mut *lock(&rig.record.refusals));
+    let wrong = |call, what, expected| (call, Refusal::WrongHandle { what, expected });
+    for _ in 0..2 {
+        let ctx = rig.init();
+        let comm = rig.listen(ctx);
+        for _ in 0..3 {
+            assert_eq!(rig.net.finalize(comm), ncclInvalidArgument);
+            assert_eq!(rig.net.close_send(comm), ncclInvalidArgument);
+            assert_eq!(rig.net.close_send(ptr::null_mut()), ncclInvalidArgument);
+        }
+        let null = ("closeSend", Refusal::Null("sendComm"));
+        assert_eq!(
+            reported(),
+            [
+                wrong("finalize", "ctx", "context"),
+                wrong("closeSend", "sendComm", "sendComm"),
+                null,
+                null,
+                null
+            ]
+        );
+        assert_eq!(rig.net.close_listen(comm), ncclSuccess);
+        assert_eq!(rig.net.finalize(ctx), ncclSuccess);
+    }
 }
 
 /// Merges devices through the slot of one version, which has room for `max`.

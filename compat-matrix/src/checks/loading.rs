@@ -1,13 +1,13 @@
 //! Checks which table a release uses, and what it reads through it.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
 use nccl_net_abi::{NCCL_PTR_CUDA, NCCL_PTR_HOST};
 use nccl_net_versions::MAX_RECVS;
 
 use super::{Bench, OURS, all_given, all_ours, versions};
 use crate::{
-    failure::{Failure, Result},
+    failure::{Context, Failure, Result},
     matrix::Release,
     script::{Account, Described, Step, Told},
     stage::{Folder, RAILS},
@@ -22,6 +22,8 @@ const QUEUE_PAIRS: i32 = 32_768;
 /// The largest message that releases before `maxP2pBytes` send. A softverbs port has a larger limit,
 /// which the tables cut.
 const MESSAGE: usize = 1 << 30;
+/// How the plugin refuses device -1.
+const REFUSED: &str = "NET/MPIB : getProperties: dev is -1, expected 0 or more";
 /// One of these files exists while a kernel module gives GPU memory to adapters. The plugin looks
 /// for the same ones.
 const PEER_MEMORY: [&str; 6] = [
@@ -82,10 +84,18 @@ pub(crate) fn in_place_of(release: &Release, account: &Account, name: &str) -> R
     }
 }
 
-/// Checks the devices as the core reads them.
+/// Checks the devices as the core reads them, and that its log has the reason why another number is
+/// refused.
 pub(super) fn devices(bench: &Bench<'_>) -> Result<String> {
-    let account = bench.account(&Folder::Whole, &[], vec![Step::Open, Step::Describe(0), Step::Close(0)])?;
+    let log = bench.stage.home.file("warnings");
+    let (level, file) = (("NCCL_DEBUG", Some("WARN")), ("NCCL_DEBUG_FILE", log.to_str()));
+    let steps = vec![Step::Open, Step::Describe(0), Step::Misuse(0), Step::Close(0)];
+    let account = bench.account(&Folder::Whole, &[level, file], steps)?;
     all_ours(&account)?;
+    let warnings = fs::read_to_string(&log).cannot(format!("read {}", log.display()))?;
+    if !warnings.contains(REFUSED) {
+        return Err(Failure::wrong(format!("NCCL_DEBUG=WARN does not show {REFUSED:?}: {warnings:?}")));
+    }
     let Some(Told::Described(devices)) = account.told.get(1) else {
         return Err(Failure::tool(format!("the account has no devices: {:?}", account.told)));
     };

@@ -34,9 +34,9 @@ pub(crate) struct CollectivesArgs {
     #[arg(long, conflicts_with = "releases")]
     pub(super) short: bool,
     /// Instead of the communicators of the other options, a suite: default, fused and MPIB profile,
-    /// slow rails, two hosts of two GPUs, GPUDirect with flushes and registered buffers, a killed
-    /// rank, and links that go down
-    #[arg(long, conflicts_with_all = ["net", "ranks", "hosts", "register", "slow", "slow_rails", "killed", "fault"])]
+    /// slow rails, two hosts of two GPUs, GPUDirect with flushes and registered buffers, windows, a
+    /// killed rank, and links that go down
+    #[arg(long, conflicts_with_all = ["net", "ranks", "hosts", "register", "window", "crossed", "slow", "slow_rails", "killed", "fault"])]
     pub(super) suite: bool,
     /// How the plugin presents the two simulated adapters, or NCCL's sockets instead of the plugin
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Net::Mpib])]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::plan::{Net, Plan};
+use super::plan::{Net, Plan, Window};
 use crate::matrix::Release;
 
 /// The first table of releases that fuse devices (2.24).
@@ -17,6 +17,10 @@ pub(super) fn check_log(plan: &Plan, release: &Release, log: &str) -> Result<(),
     }
     if plan.uses_plugin() {
         check_table(release, log)?;
+        check_warnings(plan, log)?;
+    }
+    if plan.variant.window == Some(Window::Ib) && !log.contains("RMA/Plugin: Assigned plugin RMA_IB") {
+        return Err("NCCL has not chosen its own InfiniBand code for windows".into());
     }
     if plan.net == Net::Fused && release.table >= FUSES {
         // The device that NCCL has made of both adapters, which are 0 and 1.
@@ -30,6 +34,15 @@ pub(super) fn check_log(plan: &Plan, release: &Release, log: &str) -> Result<(),
         return Err("NCCL has registered no user buffer with its network".into());
     }
     Ok(())
+}
+
+/// Checks that the plugin has warned of nothing while no rail and no rank fails.
+fn check_warnings(plan: &Plan, log: &str) -> Result<(), String> {
+    let may_fail = plan.variant.fault.is_some() || plan.variant.killed.is_some();
+    match after(log, "NCCL WARN NET/MPIB : ").next() {
+        Some(warning) if !may_fail => Err(format!("the plugin warns: {warning}")),
+        _ => Ok(()),
+    }
 }
 
 /// Checks the table by which NCCL calls the plugin. The plugin logs it in its init; from 2.21 on,
@@ -123,6 +136,7 @@ device    qp  write  write_imm  read  bytes
 h:1:1 [0] NCCL INFO NET/Plugin: Loaded net plugin MPIB (v12)
 h:1:1 [0] NCCL INFO NET/MPIB : version 0.2.0, table v12, 2 device(s): sout:1
 h:1:1 [0] NCCL INFO Using network MPIB
+h:1:1 [0] NCCL INFO RMA/Plugin: Assigned plugin RMA_IB_PROXY to comm
 h:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/MPIB/2/GDRDMA
 h:1:1 [0] NCCL INFO Channel 00/0 : 2[0] -> 0[0] [receive] via P2P/CUMEM
 h:1:2 [0] NCCL INFO rank 0 - NET register userbuff 0x1 (handle 0x2), buffSize 3
@@ -142,6 +156,7 @@ h:1:2 [0] NCCL INFO rank 0 - NET register userbuff 0x1 (handle 0x2), buffSize 3
     fn each_option_must_show_in_the_log() {
         let all = |variant: &mut Variant| {
             (variant.vmm, variant.register, variant.gpudirect) = (true, true, true);
+            variant.window = Some(Window::Ib);
         };
         assert_eq!(check(Net::Fused, all, "h:", "host:"), Ok(()));
         for (from, to, expected) in [
@@ -151,6 +166,12 @@ h:1:2 [0] NCCL INFO rank 0 - NET register userbuff 0x1 (handle 0x2), buffSize 3
             ("NET/MPIB : version", "version", "the plugin has logged no table"),
             ("MPIB/2", "MPIB/1", "a connection uses NET/MPIB/1/GDRDMA, expected NET/MPIB/2"),
             ("CUMEM", "IPC", "a connection uses P2P/IPC, expected P2P/CUMEM"),
+            (
+                "NCCL INFO NET/MPIB : version",
+                "NCCL WARN NET/MPIB : x\nNET/MPIB : version",
+                "the plugin warns: x",
+            ),
+            ("RMA_IB", "RMA/Socket", "NCCL has not chosen its own InfiniBand code for windows"),
             ("NET register", "register", "NCCL has registered no user buffer with its network"),
         ] {
             assert_eq!(check(Net::Fused, all, from, to).unwrap_err(), expected);
@@ -159,7 +180,9 @@ h:1:2 [0] NCCL INFO rank 0 - NET register userbuff 0x1 (handle 0x2), buffSize 3
 
     #[test]
     fn only_options_of_the_communicator_are_checked() {
-        for (from, to) in [("MPIB/2", "MPIB/0"), ("CUMEM", "IPC"), ("NET register", "register")] {
+        for (from, to) in
+            [("MPIB/2", "MPIB/0"), ("RMA_IB", "x"), ("CUMEM", "IPC"), ("NET register", "register")]
+        {
             assert_eq!(check(Net::Mpib, |_| {}, from, to), Ok(()), "{to}");
         }
     }

@@ -176,6 +176,7 @@ fn outcomes(
             hub: PathBuf::new(),
             tests: plan.tests.clone(),
             register: variant.register,
+            window: variant.window.is_some(),
             killed: variant.killed,
             laps: variant.fault.is_some() || variant.ras,
             timed: plan.rates.is_some(),
@@ -245,6 +246,11 @@ fn wrong(plan: &Plan, rank: usize, outcome: &Outcome) -> Vec<String> {
                 ran.wrong, ran.compared, ran.first
             ));
         }
+    }
+    if let (Some(window), Some(handle)) = (plan.variant.window, outcome.window)
+        && handle != window.has_handle()
+    {
+        failures.push(format!("rank {rank}: ncclCommWindowRegister returned a handle: {handle}"));
     }
     match (&outcome.asynchronous_error, plan.variant.ends_in_error()) {
         (Some((code, text)), true) if *code != NETWORK_ERROR => {

@@ -13,7 +13,7 @@ use super::{
     args::Common,
     evidence,
     fault::Fault,
-    plan::{Net, Plan},
+    plan::{Net, Plan, Window},
     watch,
 };
 use crate::{
@@ -53,6 +53,8 @@ pub(super) struct Place {
     /// The host of each rank.
     hosts: Vec<String>,
     settings: Settings,
+    /// Whether every other host has its rails in each other's subnets.
+    crossed: bool,
     /// What follows the address of each rail in `SOFTVERBS_DEVICES`.
     devices: [String; 2],
     /// Whether the user has changed settings that decide NCCL's topology.
@@ -95,6 +97,9 @@ impl Place {
             // The last one is that of registrations; the others are the default.
             set("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,REG");
         }
+        for (name, value) in variant.window.map_or(&[][..], Window::settings) {
+            set(name, value);
+        }
         if variant.vmm {
             // Up to 2.23 it is off otherwise.
             set("NCCL_CUMEM_ENABLE", "1");
@@ -135,7 +140,8 @@ impl Place {
             ..Settings::default()
         };
         let (hosts, devices) = (variant.hosts(), devices(plan, common.tree.as_deref().unwrap_or(scratch))?);
-        Ok(Self { environment, hosts, settings, devices, changed, logs: scratch.to_owned() })
+        let crossed = variant.crossed;
+        Ok(Self { environment, hosts, settings, crossed, devices, changed, logs: scratch.to_owned() })
     }
 
     /// Returns the number of a rank's host.
@@ -153,7 +159,8 @@ impl Place {
     /// Returns the addresses of the rails of a rank's host.
     fn addresses(&self, rank: u32) -> [String; 2] {
         let n = self.host_number(rank) + 1;
-        [0, 1].map(|rail| format!("10.9.{rail}.{n}"))
+        let swap = self.crossed && n % 2 == 0;
+        [0, 1].map(|rail| format!("10.9.{}.{n}", if swap { 1 - rail } else { rail }))
     }
 
     /// Returns the names by which softverbs distinguishes the hosts' rails, for each rank.

@@ -7,6 +7,7 @@ use super::{fault::Fault, watch};
 use crate::{
     failure::{Failure, Result},
     matrix::{AfterDeath, Release},
+    report::Version,
 };
 
 /// The plugin's name in NCCL's log.
@@ -45,6 +46,13 @@ pub(super) struct Variant {
     /// Let NCCL's profiler count the plugin's events (from 2.26 on)
     #[arg(long, conflicts_with_all = ["killed", "fault"])]
     pub(super) profiler: bool,
+    /// Let each rank register a window before the tests (ncclCommWindowRegister, here from 2.30.7
+    /// on), which no test uses
+    #[arg(long, value_enum, value_name = "NETWORK", requires_all = ["vmm", "gpudirect", "dma_buf"])]
+    pub(super) window: Option<Window>,
+    /// Let the first rail of one host reach the second one of the other, as cables do
+    #[arg(long)]
+    pub(super) crossed: bool,
     /// Register the buffers with NCCL (ncclCommRegister, from 2.24 on)
     #[arg(long)]
     pub(super) register: bool,
@@ -68,6 +76,11 @@ pub(super) struct Variant {
     pub(super) capability: u32,
 }
 
+/// Returns whether a release has RMA beside GIN, and `NCCL_NUM_RMA_CTX` against it.
+fn has_rma(release: &Release) -> bool {
+    Version::parse(&release.version) >= Version::parse("2.30.7")
+}
+
 impl Variant {
     /// Two ranks on two hosts.
     pub(super) const PLAIN: Self = Self {
@@ -79,6 +92,8 @@ impl Variant {
         channels: None,
         ras: false,
         profiler: false,
+        window: None,
+        crossed: false,
         register: false,
         slow: false,
         slow_rails: false,
@@ -128,6 +143,8 @@ impl Variant {
             (self.capability < 90).then(|| "flush".into()),
             self.dma_buf.then(|| "DMA-BUF".into()),
             self.vmm.then(|| "VMM".into()),
+            self.window.map(|window| window.describe().into()),
+            self.crossed.then(|| "crossed cables".into()),
             self.register.then(|| "registered".into()),
             self.slow.then(|| "slow rail".into()),
             self.slow_rails.then(|| "slow rails".into()),
@@ -140,6 +157,47 @@ impl Variant {
         ];
         let all = [Some(format!("{} ranks", self.ranks))].into_iter().chain(switches);
         all.flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Which network NCCL has for what a program does in a window. This plugin is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Window {
+    /// NCCL's own InfiniBand code, the default.
+    Ib,
+    /// None: `NCCL_NUM_RMA_CTX=0` and `NCCL_SYM_GIN_KERNELS_ENABLE=0`. Windows work inside a host.
+    Host,
+    /// None, by `NCCL_IB_DISABLE=1`: there are no windows.
+    Off,
+}
+
+impl Window {
+    /// Returns the settings of NCCL.
+    pub(super) fn settings(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            // softverbs' GIDs have no types in sysfs.
+            Self::Ib => &[("NCCL_IB_DISABLE", "0"), ("NCCL_IB_GID_INDEX", "3")],
+            Self::Host => &[
+                ("NCCL_IB_DISABLE", "0"),
+                ("NCCL_IB_GID_INDEX", "3"),
+                ("NCCL_NUM_RMA_CTX", "0"),
+                ("NCCL_SYM_GIN_KERNELS_ENABLE", "0"),
+            ],
+            Self::Off => &[("NCCL_IB_DISABLE", "1")],
+        }
+    }
+
+    /// Returns whether `ncclCommWindowRegister` returns a handle.
+    pub(super) fn has_handle(self) -> bool {
+        self != Self::Off
+    }
+
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Ib => "window",
+            Self::Host => "window inside a host",
+            Self::Off => "no window",
+        }
     }
 }
 
@@ -216,6 +274,7 @@ impl Plan {
                 Some("the release does not register user buffers by DMA-BUF")
             }
             _ if self.variant.ras && !watch::has_ras(release) => Some("the release has no RAS"),
+            _ if self.variant.window.is_some() && !has_rma(release) => Some("its windows were not tried"),
             _ if !self.variant.ends_in_error() => None,
             AfterDeath::Error => None,
             AfterDeath::NoError => Some("the release drops errors of its network"),

@@ -6,7 +6,7 @@ use softcuda::{
 };
 
 use super::fault::Fault;
-use super::plan::{Net, Plan, Variant};
+use super::plan::{Net, Plan, Variant, Window};
 
 /// Elements of each rank in a check of the matrix: LL, and more than one chunk of LL128 or Simple.
 const COUNTS: [usize; 2] = [1, 300_007];
@@ -26,6 +26,9 @@ pub(crate) enum Entry {
     TwoHosts,
     GpuDirect,
     Registered,
+    Window,
+    CabledWindow,
+    NoWindow,
     Channels,
     Ras,
     Killed,
@@ -42,7 +45,7 @@ pub(super) fn counts<'a>(variant: &Variant, usual: &'a [usize]) -> &'a [usize] {
 
 impl Entry {
     /// The entries of `--suite`.
-    pub(super) const SUITE: [Self; 13] = [
+    pub(super) const SUITE: [Self; 16] = [
         Self::Default,
         Self::Fused,
         Self::Mpib,
@@ -51,6 +54,9 @@ impl Entry {
         Self::TwoHosts,
         Self::GpuDirect,
         Self::Registered,
+        Self::Window,
+        Self::CabledWindow,
+        Self::NoWindow,
         Self::Channels,
         Self::Ras,
         Self::Killed,
@@ -63,6 +69,13 @@ impl Entry {
         let plain = Variant::PLAIN;
         let two_hosts = || ["a", "a", "b", "b"].map(str::to_owned).to_vec();
         let direct = || Variant { gpudirect: true, dma_buf: true, capability: 80, ..Variant::PLAIN };
+        let window = |network| Variant {
+            window: Some(network),
+            gpudirect: true,
+            dma_buf: true,
+            vmm: true,
+            ..Variant::PLAIN
+        };
         match self {
             Self::Default => (Net::Default, plain),
             Self::Fused => (Net::Fused, plain),
@@ -72,6 +85,9 @@ impl Entry {
             Self::TwoHosts => (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), vmm: true, ..plain }),
             Self::GpuDirect => (Net::Mpib, direct()),
             Self::Registered => (Net::Mpib, Variant { register: true, ..direct() }),
+            Self::Window => (Net::Mpib, window(Window::Ib)),
+            Self::CabledWindow => (Net::Default, Variant { crossed: true, ..window(Window::Host) }),
+            Self::NoWindow => (Net::Mpib, window(Window::Off)),
             Self::Channels => (Net::Mpib, Variant { channels: Some(CHANNELS), ..plain }),
             Self::Ras => (Net::Mpib, Variant { ras: true, profiler: true, ..plain }),
             Self::Killed => (Net::Mpib, Variant { killed: Some(1), ..plain }),
@@ -113,7 +129,7 @@ mod tests {
     #[test]
     fn only_the_control_does_without_the_plugin() {
         let network = |entry: Entry| entry.plan(&[]).network();
-        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 13]);
+        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 16]);
         assert_eq!(network(Entry::Socket), "Socket");
     }
 }

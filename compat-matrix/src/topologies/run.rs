@@ -106,6 +106,7 @@ impl Bench<'_> {
                 hub: PathBuf::new(),
                 tests: if ranks > FEW { Vec::new() } else { vec![TEST] },
                 register: false,
+                window: false,
                 killed: None,
                 laps: false,
                 timed: false,

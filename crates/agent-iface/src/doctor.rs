@@ -184,6 +184,9 @@ pub struct Port {
     pub usable: bool,
     /// Why the port is not usable.
     pub trouble: Option<String>,
+    /// Whether `NCCL_IB_HCA` selects the port, or is not set.
+    #[serde(default = "selected")]
+    pub selected: bool,
     /// Name of the device that contains the port, or the reason why no device contains it although
     /// it is usable.
     pub device: Option<String>,
@@ -195,6 +198,11 @@ pub struct Port {
     pub numa: Option<u32>,
     /// The used entries of its GID table.
     pub gids: Vec<Gid>,
+}
+
+/// Value of [`Port::selected`] in reports of plugins before 0.3.
+fn selected() -> bool {
+    true
 }
 
 /// Attributes of a port.

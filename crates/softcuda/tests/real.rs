@@ -76,6 +76,7 @@ fn direct(
             hub: PathBuf::new(),
             tests: tests.clone(),
             register: false,
+            window: false,
             killed: None,
             laps: false,
             timed: false,

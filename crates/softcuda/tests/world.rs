@@ -26,6 +26,7 @@ fn start(rank: u32, ranks: u32) -> Start {
         hub: PathBuf::new(),
         tests: Vec::new(),
         register: false,
+        window: false,
         killed: None,
         laps: false,
         timed: false,

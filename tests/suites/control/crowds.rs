@@ -175,7 +175,7 @@ fn holders_of_the_id_keep_nobody_out() {
 fn holders_of_many_secrets_keep_nobody_out() {
     isolated(here!(), &[], || {
         static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-        nccl_net_mpib::log::install(Logger::from_fn(|_, _, _, _, text| {
+        nccl_net_mpib::log::install(Logger::from_fn(|_, _, _, text| {
             LINES.lock().unwrap().push(text.to_string_lossy().into_owned());
         }));
         // An eighth of these, 64, is the bound.

@@ -38,7 +38,7 @@ fn established() -> (Channel, Channel) {
 #[test]
 fn a_panic_fails_every_connection_and_the_next_ones_work() {
     isolated(here!(), &[], || {
-        nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, _, text| {
+        nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, text| {
             if level == Level::Warn {
                 LINES.lock().unwrap().push(text.to_string_lossy().into_owned());
             }

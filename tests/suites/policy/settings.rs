@@ -403,18 +403,22 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
         let told = [
             "MPIB_SUPSHARE=\"512\" has no effect: there is no such setting; the nearest name is MPIB_SUP_SHARE",
             "NCCL_IB_HAC=\"soft1\" has no effect: neither NCCL 2.32 nor this plugin knows it; the nearest name is NCCL_IB_HCA",
-            "NCCL_IB_OOO_RQ=\"1\" has no effect: queue pairs are made without mlx5's out-of-order delivery",
-            "NCCL_MESH_GID_INDEX=\"3\" has no effect: NCCL_IB_GID_INDEX is the setting, and without it each connection chooses its GIDs",
+            "NCCL_IB_OOO_RQ=\"1\" has no effect on this plugin: queue pairs are made without mlx5's out-of-order delivery",
+            "NCCL_MESH_GID_INDEX=\"3\" has no effect on this plugin: NCCL_IB_GID_INDEX is the setting, and without it each connection chooses its GIDs",
             "MPIB_BDP_THRESHOLD=65536 has no effect: it is for two rails, and MPIB_HCA_SOUT and MPIB_HCA_SUP are not set",
             "MPIB_SOUT_QP=4 has no effect: it is for two rails, and MPIB_HCA_SOUT and MPIB_HCA_SUP are not set",
         ];
         assert_eq!(lines, told.map(|t| format!("NET/MPIB : {t}")));
         let log = log.join("\n");
         assert!(
-            log.contains("NCCL_IB_DISABLE=\"1\" has no effect") && !log.contains("EVENT_BASED_LB"),
+            log.contains("NCCL_IB_DISABLE=\"1\" has no effect on this plugin: it turns NCCL's own")
+                && !log.contains("EVENT_BASED_LB"),
             "{log}"
         );
-        assert!(log.contains("NCCL_MESH_DEBUG=\"1\" has no effect: NCCL_DEBUG=INFO and "), "{log}");
+        assert!(
+            log.contains("NCCL_MESH_DEBUG=\"1\" has no effect on this plugin: NCCL_DEBUG=INFO and "),
+            "{log}"
+        );
         set("MPIB_STRICT", Some("1"));
         for name in [
             "MPIB_SUPSHARE",

@@ -21,12 +21,15 @@ pub(super) struct Receiver<P: NetPlugin>(pub(super) P::Recv);
 
 impl<P: NetPlugin> HandleType for Listener<P> {
     const KIND: Kind = Kind::Listen;
+    type Front = ();
 }
 impl<P: NetPlugin> HandleType for Sender<P> {
     const KIND: Kind = Kind::Send;
+    type Front = ();
 }
 impl<P: NetPlugin> HandleType for Receiver<P> {
     const KIND: Kind = Kind::Recv;
+    type Front = ();
 }
 
 /// # Safety

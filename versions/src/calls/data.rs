@@ -10,9 +10,18 @@ use super::connection::{Receiver, Sender};
 use super::memory::Registration;
 use super::{Length, Out, buffer};
 use crate::guard::{Fault, Outcome};
-use crate::handle;
+use crate::handle::{self, HandleType};
 use crate::tagged::{Kind, Tagged};
 use crate::{Buffer, MAX_RECVS, NetPlugin, ProfilerHandle, RecvBuffer, Refusal, Sizes};
+
+/// A request, as C holds it. It is in a [`Tagged`] of the implementation's.
+#[repr(transparent)]
+struct Pending<P: NetPlugin>(P::Request);
+
+impl<P: NetPlugin> HandleType for Pending<P> {
+    const KIND: Kind = Kind::Request;
+    type Front = ();
+}
 
 /// Checks the size of a message in bytes: `test` must be able to report it.
 #[inline]
@@ -41,7 +50,7 @@ unsafe fn registration<'a, P: NetPlugin>(mhandle: *mut c_void) -> Result<Option<
         return Ok(None);
     }
     // SAFETY: not closed meanwhile, as the caller promises.
-    let mr: &Registration<P> = unsafe { handle::borrow_tagged(Kind::Mr, "mhandle", mhandle) }?;
+    let mr: &Registration<P> = unsafe { handle::borrow_tagged("mhandle", mhandle) }?;
     Ok(Some(&mr.0))
 }
 
@@ -119,7 +128,7 @@ pub(crate) unsafe fn due<'a, P: NetPlugin>(
     request: *mut *mut c_void,
 ) -> Option<Option<DueSend<'a, P>>> {
     // SAFETY: the comm is not closed meanwhile.
-    let comm: &Sender<P> = unsafe { handle::tagged(Kind::Send, comm) }?;
+    let comm: &Sender<P> = unsafe { handle::tagged(comm) }?;
     // SAFETY: NULL or writable.
     let request = unsafe { Out::null("request", request) }.ok()?;
     Some(P::may_send(&comm.0).then_some(DueSend { comm, request }))
@@ -131,7 +140,7 @@ pub(crate) unsafe fn isend<P: NetPlugin>(comm: *mut c_void, request: *mut *mut c
     // SAFETY: NULL or writable.
     let _ = unsafe { Out::null("request", request) }?;
     // SAFETY: the comm is not closed meanwhile.
-    let _: &Sender<P> = unsafe { handle::borrow_tagged(Kind::Send, "sendComm", comm) }?;
+    let _: &Sender<P> = unsafe { handle::borrow_tagged("sendComm", comm) }?;
     Ok(())
 }
 
@@ -150,7 +159,7 @@ pub(crate) unsafe fn irecv<P: NetPlugin, S: Length>(
     // SAFETY: NULL or writable, and readable if the version defines `*request` on entry.
     let (request, hint) = unsafe { Out::null_with_hint("request", request, S::RECV_HINT) }?;
     // SAFETY: the comm is not closed meanwhile.
-    let comm: &Receiver<P> = unsafe { handle::borrow_tagged(Kind::Recv, "recvComm", comm) }?;
+    let comm: &Receiver<P> = unsafe { handle::borrow_tagged("recvComm", comm) }?;
     let n = group_size(n)?;
     // SAFETY: each is NULL or has `n` entries.
     let (data, sizes, tags) =
@@ -234,7 +243,7 @@ pub(crate) unsafe fn iflush<P: NetPlugin>(
     // SAFETY: NULL or writable.
     let request = unsafe { Out::null("request", request) }?;
     // SAFETY: the comm is not closed meanwhile.
-    let comm: &Receiver<P> = unsafe { handle::borrow_tagged(Kind::Recv, "recvComm", comm) }?;
+    let comm: &Receiver<P> = unsafe { handle::borrow_tagged("recvComm", comm) }?;
     let n = group_size(n)?;
     // SAFETY: each is NULL or has `n` entries.
     let (data, sizes) = unsafe { (Array::new("data", data)?, Array::new("sizes", sizes)?) };
@@ -281,7 +290,7 @@ pub(crate) unsafe fn collect<'a, P: NetPlugin>(
     sizes: *mut c_int,
 ) -> Option<Option<PendingTest<'a, P>>> {
     // SAFETY: a request lives as long as its comm, and the comm is not closed meanwhile.
-    let request: &P::Request = unsafe { handle::tagged(Kind::Request, request) }?;
+    let Pending::<P>(request) = unsafe { handle::tagged(request) }?;
     // SAFETY: NULL or writable.
     let done = unsafe { Out::new("done", done) }.ok()?;
     let Some(bytes) = P::collect(request) else {
@@ -307,7 +316,7 @@ pub(crate) unsafe fn test<P: NetPlugin>(
     // SAFETY: NULL or writable.
     let done = unsafe { Out::holding("done", done, 0) }?;
     // SAFETY: a request lives as long as its comm, and the comm is not closed meanwhile.
-    let request: &P::Request = unsafe { handle::borrow_tagged(Kind::Request, "request", request) }?;
+    let Pending::<P>(request) = unsafe { handle::borrow_tagged("request", request) }?;
     // SAFETY: NULL, or room for one size per receive of the group.
     PendingTest::<P> { request, done, sizes: unsafe { Sizes::new(sizes) } }.run()
 }

@@ -17,6 +17,7 @@ pub(super) struct Registration<P: NetPlugin>(pub(super) P::Mr);
 
 impl<P: NetPlugin> HandleType for Registration<P> {
     const KIND: Kind = Kind::Mr;
+    type Front = ();
 }
 
 pub(crate) unsafe fn reg_mr<P: NetPlugin, S: Length>(

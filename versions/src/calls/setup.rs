@@ -8,11 +8,12 @@ use super::{CommContext, Out, comm_config, device};
 use crate::guard::Outcome;
 use crate::handle::{self, HandleType};
 use crate::props::{FromProperties, VirtualDevice, in_range};
-use crate::tagged::Kind;
+use crate::tagged::{Kind, SharedConfig};
 use crate::{CommAttr, CommConfig, Failure, Init, Logger, NetAttr, NetPlugin, Profiler, Refusal, state};
 
 impl<P: NetPlugin> HandleType for CommContext<P> {
     const KIND: Kind = Kind::Context;
+    type Front = SharedConfig;
 }
 
 /// `init` of v6 to v10: the first successful call creates the context of the process.
@@ -48,7 +49,8 @@ pub(crate) unsafe fn init_comm<P: NetPlugin>(
     // SAFETY: NULL or readable.
     let config = unsafe { comm_config(config) };
     let context = P::init(&Init { version, comm_id, config, logger, profiler: Profiler::new(profiler) })?;
-    ctx.put(handle::into_raw::<P, _>(CommContext::<P> { context, config }));
+    let front = SharedConfig::new(&config);
+    ctx.put(handle::into_raw_behind::<P, _>(front, CommContext::<P> { context, config }));
     Ok(())
 }
 
@@ -92,7 +94,7 @@ pub(crate) unsafe fn make_vdevice<P: NetPlugin, V: VirtualDevice>(d: *mut c_int,
 /// Checks only the tag of the context: NCCL calls it from the progress thread too.
 pub(crate) unsafe fn set_net_attr<P: NetPlugin>(ctx: *mut c_void, attr: *const abi::v11::NetAttr) -> Outcome {
     // SAFETY: NULL, or a context that is not finalized meanwhile.
-    let held: &CommContext<P> = unsafe { handle::borrow_tagged(Kind::Context, "ctx", ctx) }?;
+    let held: &CommContext<P> = unsafe { handle::borrow_tagged("ctx", ctx) }?;
     // SAFETY: NULL or readable.
     let attr = unsafe { attr.as_ref() }.ok_or(Refusal::Null("netAttr"))?;
     let comm = |a: &abi::v11::CommAttr| CommAttr {

@@ -22,6 +22,13 @@ pub(super) struct Nccl {
     picked: Option<u32>,
 }
 
+impl Nccl {
+    /// Returns the release, if the file names it.
+    pub(super) fn release(&self) -> Option<&str> {
+        self.library.release.as_deref()
+    }
+}
+
 /// Checks that there is a plugin, that NCCL would find it, and which table NCCL would take.
 pub(super) fn checks(
     plugin: Option<&Path>,

@@ -2,7 +2,7 @@
 //!
 //! The plugin reports what it would do here: `worker` calls it in a separate process, which
 //! `inspect` supervises. What does not belong to the plugin is checked by `loader`, `conf` (NCCL's
-//! files), `system`, `provider`, `pcie`, `functions`, `memory` and `agent`. `peer` and `listen`
+//! files), `system`, `provider`, `pcie`, `functions`, `memory`, `windows` and `agent`. `peer` and `listen`
 //! check a pair of machines, which `judge` rates, and `hosts` every pair of many. `text`, `fold` and
 //! `matrix` print for people; [`Document`] is the output of `--json`, and `bundle` writes it with
 //! what a maintainer asks for.
@@ -26,6 +26,7 @@ mod provider;
 mod sysfs;
 mod system;
 mod text;
+mod windows;
 pub(crate) mod worker;
 
 use std::{
@@ -248,6 +249,8 @@ fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure
             checks.extend(pcie::checks(&told.ports));
             checks.extend(functions::checks(root, &told.ports));
             checks.extend(memory::checks(root, cfg!(target_arch = "aarch64")));
+            let release = nccl.as_ref().and_then(loader::Nccl::release);
+            checks.push(windows::check(release, &told.ports, |name| std::env::var(name).ok()));
             checks.extend(agent::checks(told));
         }
         if found.report.is_none() && found.checks.iter().any(|check| check.level == Level::Fail) {

@@ -46,6 +46,7 @@ pub(super) fn port(hca: &str, speed_mbps: u32, pci_path: Option<&Path>) -> Port 
         port: 1,
         usable: true,
         trouble: None,
+        selected: true,
         device: Some(hca.into()),
         state: Some(state),
         pci_path: pci_path.map(|path| path.to_str().unwrap().to_owned()),

@@ -38,6 +38,9 @@ pub struct Job {
     /// Whether the program's buffers are registered with NCCL. A second communicator then uses them
     /// too, and ends before the tests are repeated.
     pub register: bool,
+    /// Whether a window is registered (`ncclCommWindowRegister`) before the tests, which do not use
+    /// it. It ends after them.
+    pub window: bool,
     /// The rank that kills itself in the middle of the last test.
     pub killed: Option<u32>,
     /// Whether the tests are repeated until the program that started the ranks ends them.
@@ -143,6 +146,8 @@ pub struct Outcome {
     pub version: i32,
     /// Seconds from the start of `ncclCommInitRank` to its end.
     pub init_seconds: f64,
+    /// Whether NCCL returned a handle of the window, if there is one.
+    pub window: Option<bool>,
     /// The tests that ended, in their order; each with all of its laps.
     pub tests: Vec<Ran>,
     /// The asynchronous error that ended the last test (number and NCCL's text), if one did.

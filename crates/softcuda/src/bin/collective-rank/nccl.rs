@@ -21,6 +21,8 @@ type RawComm = *mut c_void;
 type Pointer = *mut c_void;
 
 const IN_PROGRESS: c_int = 7;
+/// `NCCL_WIN_COLL_SYMMETRIC`.
+const WINDOW_FLAGS: c_int = 1;
 
 /// The library of a release.
 #[derive(Debug)]
@@ -44,6 +46,11 @@ pub(crate) struct Nccl {
     /// From 2.19 on.
     register: Option<unsafe extern "C" fn(RawComm, Pointer, usize, *mut Pointer) -> c_int>,
     deregister: Option<unsafe extern "C" fn(RawComm, Pointer) -> c_int>,
+    /// From 2.27 on.
+    window_register: Option<unsafe extern "C" fn(RawComm, Pointer, usize, *mut Pointer, c_int) -> c_int>,
+    window_deregister: Option<unsafe extern "C" fn(RawComm, Pointer) -> c_int>,
+    mem_alloc: Option<unsafe extern "C" fn(*mut Pointer, usize) -> c_int>,
+    mem_free: Option<unsafe extern "C" fn(Pointer) -> c_int>,
 }
 
 impl Nccl {
@@ -80,6 +87,10 @@ impl Nccl {
             group_end: function!(c"ncclGroupEnd"),
             register: newer!(c"ncclCommRegister"),
             deregister: newer!(c"ncclCommDeregister"),
+            window_register: newer!(c"ncclCommWindowRegister"),
+            window_deregister: newer!(c"ncclCommWindowDeregister"),
+            mem_alloc: newer!(c"ncclMemAlloc"),
+            mem_free: newer!(c"ncclMemFree"),
         })
     }
 
@@ -122,6 +133,21 @@ impl Nccl {
         let code = unsafe { (self.init_rank)(&raw mut raw, ranks, id, rank) };
         self.check("ncclCommInitRank", code)?;
         Ok(Comm { nccl: self, raw, rank, ranks })
+    }
+}
+
+/// Memory of NCCL's, and its window.
+#[derive(Debug)]
+pub(crate) struct Window {
+    memory: Pointer,
+    /// NULL if the communicator has no windows. That is a success for NCCL.
+    handle: Pointer,
+}
+
+impl Window {
+    /// Returns whether NCCL returned a handle.
+    pub(crate) fn has_handle(&self) -> bool {
+        !self.handle.is_null()
     }
 }
 
@@ -235,6 +261,30 @@ impl Comm<'_> {
         let deregister = self.nccl.deregister.ok_or("this release has no ncclCommDeregister")?;
         // SAFETY: a handle of this communicator (caller).
         self.nccl.check("ncclCommDeregister", unsafe { deregister(self.raw, handle) })
+    }
+
+    /// Allocates memory and registers it as a window, together with the other ranks.
+    pub(crate) fn register_window(&self, len: usize) -> Result<Window> {
+        let lacks = "this release has no ncclCommWindowRegister";
+        let (allocate, register) = self.nccl.mem_alloc.zip(self.nccl.window_register).ok_or(lacks)?;
+        let (mut memory, mut handle) = (null_mut(), null_mut());
+        // SAFETY: a place for an address.
+        self.nccl.check("ncclMemAlloc", unsafe { allocate(&raw mut memory, len) })?;
+        // SAFETY: the memory stays until `deregister_window`, or until the process ends; a place for
+        // a handle.
+        let code = unsafe { register(self.raw, memory, len, &raw mut handle, WINDOW_FLAGS) };
+        self.nccl.check("ncclCommWindowRegister", code).map(|()| Window { memory, handle })
+    }
+
+    /// Ends a window of this communicator and frees its memory.
+    pub(crate) fn deregister_window(&self, window: Window) -> Result<()> {
+        let lacks = "this release has no ncclCommWindowDeregister";
+        let (free, deregister) = self.nccl.mem_free.zip(self.nccl.window_deregister).ok_or(lacks)?;
+        // SAFETY: a window of `register_window`, or NULL, which NCCL ignores.
+        let code = unsafe { deregister(self.raw, window.handle) };
+        self.nccl.check("ncclCommWindowDeregister", code)?;
+        // SAFETY: allocated by `register_window`, and no longer a window.
+        self.nccl.check("ncclMemFree", unsafe { free(window.memory) })
     }
 
     /// Ends the communicator after all work.

@@ -16,11 +16,14 @@ use crate::{
     Result,
     cuda::{Buffer, Cuda, Stream},
     library::Library,
-    nccl::{Call, Comm, Nccl, UniqueId},
+    nccl::{Call, Comm, Nccl, UniqueId, Window},
 };
 
 /// Pause between two looks at a stream that is not done.
 const PAUSE: Duration = Duration::from_micros(100);
+
+/// Bytes of a window.
+const WINDOW: usize = 1 << 20;
 
 /// Batches of a test that is measured, beside the first one.
 const MOST_BATCHES: u32 = 20;
@@ -37,10 +40,16 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
     let nccl = Nccl::of(&library)?;
     let cuda = Cuda::open(job.device)?;
     let (comm, init_seconds) = join(job, &nccl, hub)?;
-    let mut outcome =
-        Outcome { version: nccl.version()?, init_seconds, tests: Vec::new(), asynchronous_error: None };
     let buffers = Buffers::new(job, &cuda)?;
     let mut bench = Bench::new(job, &cuda, &comm, &buffers)?;
+    let window = if job.window { Some(register_window(&comm, hub)?) } else { None };
+    let mut outcome = Outcome {
+        version: nccl.version()?,
+        init_seconds,
+        window: window.as_ref().map(Window::has_handle),
+        tests: Vec::new(),
+        asynchronous_error: None,
+    };
     let mut lap = 0;
     loop {
         for (place, test) in (0..).zip(&job.tests) {
@@ -69,6 +78,10 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
         lap += 1;
     }
     bench.deregister()?;
+    if let Some(window) = window {
+        step(hub, "ncclCommWindowDeregister")?;
+        comm.deregister_window(window)?;
+    }
     end(comm, hub)?;
     Ok(outcome)
 }
@@ -83,6 +96,12 @@ fn join<'a>(job: &Job, nccl: &'a Nccl, hub: &mut Hub) -> Result<(Comm<'a>, f64)>
     let begun = Instant::now();
     let comm = nccl.join(UniqueId(id), job.rank, job.ranks)?;
     Ok((comm, begun.elapsed().as_secs_f64()))
+}
+
+/// Registers a window, which no test uses.
+fn register_window(comm: &Comm<'_>, hub: &mut Hub) -> Result<Window> {
+    step(hub, "ncclCommWindowRegister")?;
+    comm.register_window(WINDOW)
 }
 
 /// Destroys a communicator when all ranks have come here.

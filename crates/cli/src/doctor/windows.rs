@@ -1,0 +1,165 @@
+//! Checks which network NCCL would use for what programs do in windows: `ncclPutSignal`, GIN and
+//! collectives on them. This plugin is none. `docs/guide/windows.md` is the page for users.
+
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
+
+use super::sysfs;
+
+const ID: &str = "windows";
+
+type Release = [u32; 3];
+
+/// The first release with GIN, which belonged to the network plugin.
+const GIN: Release = [2, 28, 9];
+/// The first release that takes its own InfiniBand code beside any network plugin.
+const OWN: Release = [2, 29, 2];
+/// The first release in which `NCCL_NUM_RMA_CTX=0` turns `ncclPutSignal` off.
+const RMA: Release = [2, 30, 7];
+
+/// Returns which network it is. `release`: absent if it is not known, and then a new one. `variable`
+/// returns the value of a variable of the environment.
+pub(super) fn check(
+    release: Option<&str>,
+    ports: &[Port],
+    variable: impl Fn(&str) -> Option<String>,
+) -> Check {
+    let number = |name: &str| variable(name)?.trim().parse::<i64>().ok();
+    let is_before = |first: Release| release.and_then(numbers).is_some_and(|release| release < first);
+    if is_before(GIN) {
+        return Check::new(ID, Level::Ok, "this NCCL does nothing in windows of other hosts");
+    }
+    if is_before(OWN) {
+        let text = "no GIN: in this NCCL it belongs to the network plugin, and this one has none";
+        return Check::new(ID, Level::Ok, text);
+    }
+    if number("NCCL_IB_DISABLE").is_some_and(|value| value != 0) {
+        let text = "none between hosts, and no GIN: NCCL_IB_DISABLE turns NCCL's own InfiniBand code off, and this \
+                    plugin has none of it; ncclPutSignal fails";
+        return Check::new(ID, Level::Note, text);
+    }
+    let kernels = number("NCCL_SYM_GIN_KERNELS_ENABLE") != Some(0);
+    if number("NCCL_GIN_ENABLE") == Some(0) && kernels {
+        let text =
+            "NCCL_GIN_ENABLE=0: ncclCommWindowRegister fails in jobs of several hosts (\"GIN is disabled\")";
+        return Check::new(ID, Level::Warn, text)
+            .remedy("unset it; NCCL_NUM_RMA_CTX=0 and NCCL_SYM_GIN_KERNELS_ENABLE=0 turn both networks off");
+    }
+    let active = |port: &&Port| port.selected && port.state.as_ref().is_some_and(|state| state.active);
+    let ports: Vec<String> = ports.iter().filter(active).map(sysfs::name).collect();
+    if ports.is_empty() {
+        let text = "none between hosts, and no GIN: NCCL's own InfiniBand code finds no active port, and this plugin \
+                    has none of it";
+        return Check::new(ID, Level::Note, text);
+    }
+    let gin = match number("NCCL_GIN_TYPE") {
+        Some(2) => "by its proxy (NCCL_GIN_TYPE=2)".into(),
+        Some(3) => "from the GPU (NCCL_GIN_TYPE=3)".into(),
+        Some(kind) => format!("as NCCL_GIN_TYPE={kind}"),
+        None => "from the GPU on mlx5 adapters, by its proxy on others".into(),
+    };
+    let network = format!("NCCL's own InfiniBand code on {}, not this plugin", ports.join(", "));
+    let rma_is_off = number("NCCL_NUM_RMA_CTX") == Some(0) && !is_before(RMA);
+    match (rma_is_off, kernels) {
+        (true, false) => {
+            let text = format!(
+                "windows work inside a host (NCCL_NUM_RMA_CTX=0, NCCL_SYM_GIN_KERNELS_ENABLE=0); GIN that a program \
+                 requests would use {network}, {gin}"
+            );
+            Check::new(ID, Level::Ok, text)
+        }
+        (true, true) => {
+            let text =
+                format!("no ncclPutSignal (NCCL_NUM_RMA_CTX=0); windows and GIN would use {network}, {gin}");
+            Check::new(ID, Level::Note, text).remedy(CABLES)
+        }
+        (false, _) => {
+            let text = format!(
+                "ncclPutSignal, GIN and collectives in windows would use {network}: without its rails, shares and \
+                 failover; GIN {gin}"
+            );
+            Check::new(ID, Level::Note, text).remedy(if is_before(RMA) { CABLES_BEFORE } else { CABLES })
+        }
+    }
+}
+
+/// What to do for hosts whose ports do not all reach each other.
+const CABLES: &str = "if the hosts are joined by cables, set NCCL_NUM_RMA_CTX=0 and NCCL_SYM_GIN_KERNELS_ENABLE=0: \
+                      ncclCommWindowRegister fails otherwise, or crashes";
+/// The same before [`RMA`].
+const CABLES_BEFORE: &str =
+    "if the hosts are joined by cables, set NCCL_IB_DISABLE=1: ncclCommWindowRegister fails otherwise";
+
+/// Returns the numbers of a release.
+fn numbers(release: &str) -> Option<Release> {
+    let mut parts = release.split('.').map(|part| part.parse().ok());
+    Some([parts.next()??, parts.next()??, parts.next().flatten().unwrap_or(0)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(release: Option<&str>, ports: &[Port], set: &[(&str, &str)]) -> (Level, String) {
+        let value = |name: &str| set.iter().find(|(set, _)| *set == name).map(|(_, v)| (*v).to_owned());
+        let check = check(release, ports, value);
+        (check.level, check.text + " -> " + &check.remedy.unwrap_or_default())
+    }
+
+    //= doctor.md: which network NCCL would use for windows
+    #[test]
+    fn the_network_of_windows_follows_from_release_and_settings() {
+        let port = |hca| sysfs::port(hca, 100_000, None);
+        let mut two = [port("a"), port("b"), port("c"), port("d")];
+        two[2].selected = false;
+        two[3].state.as_mut().unwrap().active = false;
+        let cables = ("NCCL_NUM_RMA_CTX", "0");
+        let kernels = ("NCCL_SYM_GIN_KERNELS_ENABLE", "0");
+        type Case<'a> = (Option<&'a str>, &'a [(&'a str, &'a str)], Level, &'a [&'a str]);
+        let cases: [Case<'_>; 13] = [
+            (Some("2.27.7"), &[], Level::Ok, &["does nothing in windows of other hosts"]),
+            (Some("2.28.9"), &[], Level::Ok, &["no GIN"]),
+            (Some("2.29.7"), &[cables], Level::Note, &["ncclPutSignal, GIN", "set NCCL_IB_DISABLE=1"]),
+            (
+                Some("2.30.7"),
+                &[cables],
+                Level::Note,
+                &["no ncclPutSignal (NCCL_NUM_RMA_CTX=0)", "on a:1, b:1, not"],
+            ),
+            (
+                None,
+                &[],
+                Level::Note,
+                &["InfiniBand code on a:1, b:1, not this plugin", "set NCCL_NUM_RMA_CTX=0 and"],
+            ),
+            (None, &[], Level::Note, &["GIN from the GPU on mlx5 adapters, by its proxy on others"]),
+            (None, &[("NCCL_GIN_TYPE", "2")], Level::Note, &["GIN by its proxy (NCCL_GIN_TYPE=2)"]),
+            (None, &[("NCCL_GIN_TYPE", "4")], Level::Note, &["GIN as NCCL_GIN_TYPE=4"]),
+            (
+                None,
+                &[cables, kernels],
+                Level::Ok,
+                &["windows work inside a host", "GIN that a program requests"],
+            ),
+            (None, &[("NCCL_IB_DISABLE", "1")], Level::Note, &["none between hosts", "ncclPutSignal fails"]),
+            (None, &[("NCCL_IB_DISABLE", "0")], Level::Note, &["NCCL's own InfiniBand code on a:1"]),
+            (None, &[("NCCL_GIN_ENABLE", "0")], Level::Warn, &["\"GIN is disabled\"", "unset it"]),
+            (None, &[("NCCL_GIN_ENABLE", "0"), kernels, cables], Level::Ok, &["windows work inside a host"]),
+        ];
+        for (release, set, level, words) in cases {
+            let (is, text) = found(release, &two, set);
+            assert!(
+                is == level && words.iter().all(|word| text.contains(word)),
+                "{release:?} {set:?}: {is:?} {text}"
+            );
+        }
+        let (level, text) = found(None, &two[2..], &[]);
+        assert!(level == Level::Note && text.contains("finds no active port"), "{text}");
+    }
+
+    #[test]
+    fn a_release_is_three_numbers() {
+        assert_eq!(numbers("2.30.7"), Some([2, 30, 7]));
+        assert_eq!(numbers("2.30"), Some([2, 30, 0]));
+        assert_eq!(numbers("of an unknown release"), None);
+    }
+}
