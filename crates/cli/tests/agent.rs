@@ -1,5 +1,7 @@
 //! `mpib agent` as a process.
 
+extern crate mpib_test_env as _;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
