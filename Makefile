@@ -33,8 +33,8 @@ demo: build ## Build, then move checked data over two simulated rails through ev
 	@scripts/demo.sh
 
 .PHONY: test
-test: setup-test build ## Build, then run all tests
-	@$(cargo) test --locked --workspace
+test: setup-test build ## Build, then run all tests; prints the slowest suites and what failed
+	@scripts/test.sh --workspace
 
 .PHONY: test-providers
 test-providers: setup-test ## Run suites of the plugin's tests on adapters with the quirks of each provider; SUITES="data memory failover"
@@ -46,14 +46,14 @@ test-providers: setup-test ## Run suites of the plugin's tests on adapters with 
 
 .PHONY: faults
 faults: setup-test ## Let rails die at every work request of each kind of traffic, and count the faults
-	@export FAULT_POINTS=all; $(cargo) test --locked -p mpib-tests --test failover -- --nocapture 2>&1 | awk '/ fault points$$/ { sub(/.* \.\.\. /, ""); print; n += $$(NF - 2) } /^test result: |FAILED|panicked/ { print } END { print n " fault points in all" }'
+	@export FAULT_POINTS=all; $(cargo) test --locked --workspace --test failover -- --nocapture 2>&1 | awk '/ fault points$$/ { sub(/.* \.\.\. /, ""); print; n += $$(NF - 2) } /^test result: |FAILED|panicked/ { print } END { print n " fault points in all" }'
 
 # Of make soak, and of make fuzz.
 SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,600)
 
 .PHONY: soak
 soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks; FLAPS=1: while a rail goes down and up
-	@export SOAK_SECONDS=$(SECONDS) SOAK_FLAPS=$(FLAPS) TEST_SHOW=1; $(cargo) test --locked -p mpib-tests --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
+	@export SOAK_SECONDS=$(SECONDS) SOAK_FLAPS=$(FLAPS) TEST_SHOW=1; $(cargo) test --locked --workspace --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
 
 .PHONY: fuzz
 fuzz: setup ## Fuzz each target for SECONDS (default 60) under AddressSanitizer; TARGETS="messages link" runs these, JOBS=4 four at a time
@@ -88,7 +88,7 @@ book: ## Make the guide as a book in build/book/html (mdbook, which cargo instal
 
 .PHONY: picture
 picture: setup-browser build ## Take the picture of the agent's page for the manual (Chromium)
-	@export PAGE_PICTURE=$$PWD/docs/guide/agent.png; unshare --user --map-root-user --pid --fork --mount-proc --uts bash -c 'hostname node7; $(cargo) test --locked -p mpib --test page a_rail_that_dies'
+	@export PAGE_PICTURE=$$PWD/docs/guide/agent.png; unshare --user --map-root-user --pid --fork --mount-proc --uts bash -c 'hostname node7; $(cargo) test --locked --workspace --test page a_rail_that_dies'
 
 .PHONY: vm-test vm-test-short vm-shell
 vm-test: setup-vm build ## Run the checks of tests/vm between two virtual machines, on the kernel's own RDMA stack (Debian 12)

@@ -4,6 +4,8 @@
 //! them. [`process`] holds what outlives a communicator.
 
 #[cfg(test)]
+extern crate mpib_test_env as _;
+#[cfg(test)]
 extern crate softverbs as _;
 
 #[forbid(unsafe_code)]

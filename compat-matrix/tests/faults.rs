@@ -4,6 +4,8 @@
 #[path = "../../crates/cli/tests/loopback_example/mod.rs"]
 mod loopback_example;
 
+extern crate mpib_test_env as _;
+
 use std::{
     env, fs,
     path::Path,

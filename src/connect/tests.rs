@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use nccl_net_mpib_agent_iface::environment::NO_AGENT;
 use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Sizes, Tagged};
 
 use super::{Listening, PendingConnects};
@@ -30,6 +31,11 @@ pub(crate) fn until<T>(mut f: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// The defaults, without an agent of this host.
+fn config() -> Config {
+    Config { agent_socket: Some(NO_AGENT.into()), ..Config::default() }
+}
+
 /// The two ports of the first two devices, opened once.
 pub(crate) fn ports() -> Vec<&'static Device> {
     let mut devices = softverbs::default_devices();
@@ -37,13 +43,13 @@ pub(crate) fn ports() -> Vec<&'static Device> {
     softverbs::configure(devices).unwrap();
     let devices = &Process::global().devices;
     // For the lifetime of the process.
-    std::mem::forget(devices.open(&Config::default()).unwrap());
+    std::mem::forget(devices.open(&config()).unwrap());
     devices.all()
 }
 
 /// A connection with send queues of these depths at the sender and at the receiver.
 fn pair(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
-    join(sender, receiver, ports()[0], &Config::default())
+    join(sender, receiver, ports()[0], &config())
 }
 
 /// As [`pair`], over SOUT with two queue pairs and SUP with three.
@@ -54,7 +60,7 @@ fn two_rails(sender: u32, receiver: u32) -> (SendComm, RecvComm) {
         let rails = [&sout.rails[0], &sup.rails[0]].map(Arc::clone);
         Device { name: c"fused", rails: rails.into(), is_sout_sup: true, ..sout.clone() }
     });
-    let config = Config { sup_share: Some(512), sup_qp: 3, ..Config::default() };
+    let config = Config { sup_share: Some(512), sup_qp: 3, ..config() };
     join(sender, receiver, fused, &config)
 }
 
@@ -173,7 +179,7 @@ fn full_queues_of_several_queue_pairs_make_calls_wait_and_lose_nothing() {
 
 #[test]
 fn a_queue_too_shallow_for_a_group_is_refused() {
-    let config = Config::default();
+    let config = config();
     let mut handle = [0; 128];
     let (send, recv) = pair(u32::MAX, u32::MAX);
     let device = ports()[0];
@@ -203,7 +209,7 @@ fn a_queue_too_shallow_for_a_group_is_refused() {
 //= protocol.md: queue pairs: every rail of a receiver has room for all CTS writes
 #[test]
 fn the_first_queue_pair_of_every_rail_has_room_for_all_cts_writes() {
-    let settings = Settings::new(Arc::clone(Process::global()), Config::default(), None, None);
+    let settings = Settings::new(Arc::clone(Process::global()), config(), None, None);
     let needed = 2 * SLOTS as u32;
     for device in ports() {
         for (n, leads) in [(1, true), (1, false), (4, true), (16, false)] {
@@ -246,7 +252,7 @@ fn two_processes_in_one_connect_and_share_nothing() {
 #[test]
 fn other_ports_are_queried_for_the_second_hello_alone() {
     let names: Vec<_> = ports().iter().map(|d| d.name.to_string_lossy().into_owned() + ":1").collect();
-    let (process, config) = (Process::new(), Config::default());
+    let (process, config) = (Process::new(), config());
     let _hold = process.devices.open(&config).unwrap();
     let [device, other, ..] = process.devices.all()[..] else { panic!("two devices") };
     let settings = Settings::new(Arc::clone(&process), config, None, None);
@@ -263,7 +269,7 @@ fn other_ports_are_queried_for_the_second_hello_alone() {
     assert_eq!(rails.iter().map(|rail| rail.nic.name()).collect::<Vec<_>>(), names[..2]);
 
     // The ranking of this policy needs all ports.
-    let config = Config { route: RoutePolicy::PreferSubnet, ..Config::default() };
+    let config = Config { route: RoutePolicy::PreferSubnet, ..config() };
     let settings = Settings::new(process, config, None, None);
     let (rails, first) = prepare(&settings, device, 0).unwrap();
     assert_eq!((listed(&first), first.others, rails.len()), (names[..2].to_vec(), false, 2));

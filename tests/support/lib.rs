@@ -5,6 +5,8 @@
 
 #![allow(missing_docs, reason = "only the tests of this repository use it")]
 
+// No test sees its host.
+extern crate mpib_test_env as _;
 // The verbs library of every test.
 extern crate softverbs as _;
 

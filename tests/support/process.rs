@@ -20,12 +20,6 @@ const TEST: &str = "TEST_CHILD";
 /// Set in its second processes: the word of their role.
 const ROLE: &str = "TEST_ROLE";
 
-/// Variables that this project reads, which a test does not inherit.
-const OURS: [&str; 4] = ["MPIB_", "NCCL_", "SOFTVERBS_", "RUST_LOG"];
-
-/// The one that it inherits: whole suites run on adapters of a provider (`make test-providers`).
-const INHERITED: &str = softverbs::QUIRKS_VAR;
-
 /// Set in the processes of a test: NCCL's variable that requests certain merged devices.
 pub const MERGE: &str = "NCCL_NET_FORCE_MERGE";
 
@@ -210,12 +204,6 @@ fn command(launcher: &[&str], test: &str, env: &[(&str, &str)], fabric: &str) ->
     let mut words = launcher.iter().map(OsStr::new).chain([program.as_os_str()]);
     let mut command = Command::new(words.next().unwrap());
     command.args(words).args(HARNESS).arg(test).stdin(Stdio::null());
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if text != INHERITED && OURS.iter().any(|ours| text.starts_with(ours)) {
-            command.env_remove(name);
-        }
-    }
     // Adapters of softverbs have no PCI address: otherwise they would not be merged.
     command.env(MERGE, "by the test");
     command.env(TEST, test).env("SOFTVERBS_FABRIC", fabric).envs(env.iter().copied());

@@ -53,6 +53,7 @@
 
 pub mod agent;
 pub mod doctor;
+pub mod environment;
 pub mod hw_counters;
 mod memfd;
 pub mod shares;

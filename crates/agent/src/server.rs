@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -41,10 +41,41 @@ const LISTENER: u64 = u64::MAX;
 const SIGNALS: u64 = u64::MAX - 1;
 const WAKE: u64 = u64::MAX - 2;
 
+/// The socket's file, which is removed when this is dropped, unless it is another agent's by then.
+/// Where none is, plugins do without an agent; one without an owner makes each of them try.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl SocketFile {
+    fn new(path: PathBuf) -> io::Result<Self> {
+        let id = Self::id(&path)?;
+        Ok(Self { path, id })
+    }
+
+    fn id(path: &Path) -> io::Result<(u64, u64)> {
+        fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if Self::id(&self.path).is_ok_and(|id| id == self.id) {
+            // Somebody may have removed it since.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
 /// The server.
 #[derive(Debug)]
 pub struct Server {
     folder: PathBuf,
+    /// Before the listener: while somebody listens no other agent replaces the file.
+    _file: SocketFile,
     /// The configuration file, which is read again on SIGHUP.
     file: Option<PathBuf>,
     handle: Handle,
@@ -83,12 +114,13 @@ impl Server {
         };
         let mut agent = Agent::new(config, hints, kept);
         damaged.into_iter().for_each(|text| agent.log(text));
-        // The socket of an agent that has ended.
+        // The socket of an agent that was killed.
         match fs::remove_file(&socket) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(e)),
             _ => {}
         }
         let listener = UnixListener::bind(&socket).map_err(at)?;
+        let socket_file = SocketFile::new(socket.clone()).map_err(at)?;
         // Who may connect is decided by SO_PEERCRED. A user's own agent serves that user.
         let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
         fs::set_permissions(&socket, fs::Permissions::from_mode(mode)).map_err(at)?;
@@ -100,6 +132,7 @@ impl Server {
         epoll.add(handle.waker(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         Ok(Self {
             folder: folder.to_owned(),
+            _file: socket_file,
             file,
             handle,
             listener,
@@ -144,8 +177,8 @@ impl Server {
         }
     }
 
-    /// Serves until a signal or [`Handle::stop`] ends it. The socket file stays for the next agent
-    /// to replace; the hint file stays for the plugins.
+    /// Serves until a signal or [`Handle::stop`] ends it. The socket's file is then removed; the hint
+    /// file stays for the plugins.
     ///
     /// # Errors
     /// Waiting for events has failed.

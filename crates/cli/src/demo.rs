@@ -63,10 +63,7 @@ fn run(args: &DemoArgs) -> Result<ExitCode, Failure> {
 /// Runs `mpib perf` on softverbs, without the settings of this shell. Returns its exit code.
 fn perf(softverbs: &Path, options: &[&str]) -> Result<u8, Failure> {
     let mut command = Command::new(env::current_exe().tool("find the file of mpib")?);
-    on_softverbs(&mut command, softverbs, |name| {
-        let is_rails = ["SOFTVERBS_FABRIC", "SOFTVERBS_REPORT"].contains(&name);
-        is_rails || ["MPIB_", "NCCL_"].iter().any(|p| name.starts_with(p)) && name != "NCCL_DEBUG"
-    });
+    on_softverbs(&mut command, softverbs, &["NCCL_DEBUG", "SOFTVERBS_COPY", "SOFTVERBS_LOG"]);
     command.envs(SETTINGS).arg("perf").args(options);
     let status = command.status().tool("start mpib perf")?;
     // A process that a signal ended has no code.

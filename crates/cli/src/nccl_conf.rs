@@ -4,7 +4,8 @@
 //!
 //! NCCL reads the user's file first and the system's second: the file in `NCCL_CONF_FILE` (from
 //! NCCL 2.23 on), or `.nccl.conf` in the user's home without that variable, then `/etc/nccl.conf`.
-//! The first value counts, and a variable of the environment counts more than any file.
+//! The first value counts, and a variable of the environment counts more than any file. With
+//! `NO_HOST_NCCL_CONF` only the file in `NCCL_CONF_FILE` is read.
 
 use std::{
     env,
@@ -15,6 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nccl_net_mpib_agent_iface::environment::{NO_HOST_NCCL_CONF, is_setting};
 use nix::unistd::{Uid, User};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -60,8 +62,12 @@ impl ConfFile {
 /// Call it in `main`, before any thread is started.
 pub(crate) fn apply() -> Vec<ConfFile> {
     let user = env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let home = User::from_uid(Uid::current()).ok().flatten().map(|user| user.dir);
-    let (files, new) = read(&places(user, home), |name| env::var_os(name));
+    let home = || User::from_uid(Uid::current()).ok().flatten().map(|user| user.dir);
+    let places = match env::var_os(NO_HOST_NCCL_CONF) {
+        Some(_) => user.into_iter().collect(),
+        None => places(user, home()),
+    };
+    let (files, new) = read(&places, |name| env::var_os(name));
     for (name, value) in new {
         // SAFETY: the process has only this thread: the commands call this function first.
         unsafe { env::set_var(name, value) };
@@ -160,7 +166,7 @@ pub(crate) fn meant(setting: &ConfSetting) -> Option<String> {
 /// Whether the value of a variable is shown. Other programs' variables may hold secrets.
 pub(crate) fn is_shown(name: &str) -> bool {
     let name = name.trim_start_matches("export").trim_start();
-    ["MPIB_", "NCCL_", "RCCL_", "SOFTVERBS_"].iter().any(|prefix| name.starts_with(prefix))
+    is_setting(name)
 }
 
 /// Stands for the value of a variable that is not shown.

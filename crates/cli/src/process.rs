@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nccl_net_mpib_agent_iface::environment::{WITHOUT_HOST, is_setting};
+
 /// Makes the kernel kill the child when this process ends.
 pub(crate) fn ends_with_us(command: &mut Command) {
     let parent = std::process::id();
@@ -28,12 +30,14 @@ pub(crate) fn ends_with_us(command: &mut Command) {
     };
 }
 
-/// Makes the libibverbs of the child the one in this folder. Removes the variables of this shell
-/// whose names `is_removed` accepts.
-pub(crate) fn on_softverbs(command: &mut Command, folder: &Path, is_removed: impl Fn(&str) -> bool) {
+/// Makes the libibverbs of the child the one in this folder. The child has none of this shell's
+/// settings but those in `kept`, and uses nothing of this host.
+pub(crate) fn on_softverbs(command: &mut Command, folder: &Path, kept: &[&str]) {
+    let is_removed = |name: &str| is_setting(name) && !kept.contains(&name);
     for (name, _) in env::vars_os().filter(|(name, _)| is_removed(&name.to_string_lossy())) {
         command.env_remove(name);
     }
+    command.envs(WITHOUT_HOST);
     let mut path = folder.as_os_str().to_owned();
     if let Some(more) = env::var_os("LD_LIBRARY_PATH").filter(|more| !more.is_empty()) {
         path.push(":");

@@ -1,7 +1,10 @@
 //! `mpib agent` as a process.
 
+extern crate mpib_test_env as _;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -141,9 +144,37 @@ fn a_reload_takes_a_good_file_and_refuses_a_bad_one() {
     agent.signal(Signal::SIGTERM);
     agent.line("ends by signal 15");
     assert!(agent.child.wait().unwrap().success());
-    // A killed agent leaves its socket file; the next one replaces it.
-    let agent = Agent::start(&folder, &config);
+}
+
+//= agent.md: an agent that ends removes its socket; the next one replaces that of a killed agent
+#[test]
+fn a_socket_ends_with_its_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, socket) = (dir.path().join("agent.toml"), dir.path().join("agent.sock"));
+    fs::write(&config, "[http]\nlisten = \"off\"\n").unwrap();
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut agent = Agent::start(dir.path(), &config);
+        agent.line("listens on");
+        assert!(socket.exists());
+        agent.signal(signal);
+        assert!(agent.child.wait().unwrap().success());
+        assert!(!socket.exists(), "{signal}");
+    }
+    let mut agent = Agent::start(dir.path(), &config);
     agent.line("listens on");
+    agent.signal(Signal::SIGKILL);
+    agent.child.wait().unwrap();
+    assert!(socket.exists() && UnixStream::connect(&socket).is_err());
+    let mut first = Agent::start(dir.path(), &config);
+    first.line("listens on");
+    assert!(UnixStream::connect(&socket).is_ok());
+    // Somebody removes the socket of an agent that runs: it leaves the next one's alone.
+    fs::remove_file(&socket).unwrap();
+    let second = Agent::start(dir.path(), &config);
+    second.line("listens on");
+    first.signal(Signal::SIGTERM);
+    assert!(first.child.wait().unwrap().success());
+    assert!(UnixStream::connect(&socket).is_ok());
 }
 
 //= agent.md: --once prints what the agent sees, as JSON

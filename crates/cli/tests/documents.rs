@@ -1,6 +1,8 @@
 //! The documents of `--json`: their schemas in the guide, and what is printed on failure. With
 //! `WRITE_MANUAL=1` the test writes the schemas.
 
+extern crate mpib_test_env as _;
+
 use std::{fs, path::PathBuf, process::Command};
 
 use serde_json::Value;

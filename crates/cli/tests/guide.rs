@@ -4,6 +4,8 @@
 //! A page is one shell session on simulated adapters. Behind the language of a block of commands
 //! stands why it is not run, if it is not: `sh needs=hardware`. [`pages::Kind`] has the other forms.
 
+extern crate mpib_test_env as _;
+
 #[path = "guide/pages.rs"]
 mod pages;
 #[path = "guide/session.rs"]

@@ -3,6 +3,8 @@
 
 mod loopback_example;
 
+extern crate mpib_test_env as _;
+
 use std::{
     path::Path,
     process::{Command, Output, Stdio},

@@ -44,9 +44,6 @@ fn on_terminal(columns: u16, mut command: Command) -> String {
 
 fn doctor(env: &[(&str, &str)], args: &[&str]) -> Command {
     let mut command = mpib(&fabric(), TWO);
-    for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CI", "COLORTERM"] {
-        command.env_remove(name);
-    }
     command.args(["doctor", "--plugin"]).arg(artifact("libnccl-net-mpib.so")).args(args);
     command.env("TERM", "xterm").envs(env.iter().copied());
     command

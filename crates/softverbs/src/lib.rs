@@ -87,6 +87,9 @@
 //! - Work requests behind one that has not arrived wait. Those behind one whose answer is lost arrive.
 //! - Rate and latency shape the time of completions. Transfers of up to 128 KiB land earlier.
 
+#[cfg(test)]
+extern crate mpib_test_env as _;
+
 // The folders, from top to bottom; arrows point down, except inside the second line:
 //   control             faults, inspection and counters, for tests
 //   api, wire, process  objects and their calls; execution of work requests; the owner of all objects

@@ -1,6 +1,8 @@
 //! Linked into a program: the crate provides its `ibv_*` symbols, and the program chooses the
 //! devices.
 
+extern crate mpib_test_env as _;
+
 use std::ffi::CStr;
 use std::net::IpAddr;
 

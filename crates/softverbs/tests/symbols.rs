@@ -1,5 +1,7 @@
 //! The shared library exports the symbols and versions of rdma-core's, and nothing else.
 
+extern crate mpib_test_env as _;
+
 #[path = "support/elf.rs"]
 mod elf;
 #[path = "support/stand_in.rs"]

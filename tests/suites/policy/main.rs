@@ -3,6 +3,7 @@
 mod agent_client;
 mod agent_panic;
 mod hinted;
+mod host;
 mod measured;
 mod own_agent;
 mod settings;

@@ -10,6 +10,7 @@ use mpib_tests::pair::{connect, init};
 use mpib_tests::paths::workspace;
 use mpib_tests::table::{TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib, set};
+use nccl_net_mpib_agent_iface::environment::WITHOUT_HOST;
 
 /// Variable and form of each row of the manual's table: a new setting cannot be forgotten here.
 fn manual() -> Vec<(&'static str, &'static str)> {
@@ -439,7 +440,7 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
 
 #[test]
 fn scripts_that_show_or_measure_keep_settings_of_the_shell_out() {
-    let script = ". scripts/own-settings.sh; env | grep -E '^(MPIB|NCCL|SOFTVERBS)_' | sort";
+    let script = ". scripts/own-settings.sh; env | grep -E '^(MPIB|NCCL|RCCL|SOFTVERBS)_|CONF' | sort";
     let mut shell = std::process::Command::new("bash");
     shell
         .args(["-euc", script])
@@ -452,6 +453,8 @@ fn scripts_that_show_or_measure_keep_settings_of_the_shell_out() {
         "NCCL_IB_TC",
         "NCCL_NET",
         "NCCL_DEBUG",
+        "RCCL_NET",
+        "SOFTVERBS_DEVICES",
         "SOFTVERBS_FABRIC",
         "SOFTVERBS_REPORT",
         "SOFTVERBS_COPY",
@@ -459,7 +462,11 @@ fn scripts_that_show_or_measure_keep_settings_of_the_shell_out() {
         shell.env(name, "x");
     }
     let output = shell.output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "NCCL_DEBUG=x\nSOFTVERBS_COPY=x\n", "{output:?}");
+    let without_host = WITHOUT_HOST.map(|(name, value)| format!("{name}={value}"));
+    let mut left = [&without_host[..], &["NCCL_DEBUG=x".into(), "SOFTVERBS_COPY=x".into()]].concat();
+    left.sort();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text.lines().collect::<Vec<_>>(), left, "{output:?}");
     for script in ["demo", "bench", "bench-rails"] {
         let path = workspace().join(format!("scripts/{script}.sh"));
         assert!(std::fs::read_to_string(path).unwrap().contains(". scripts/own-settings.sh"), "{script}");

@@ -1,6 +1,8 @@
-//! The files of "make build", and `mpib` with them and no setting of the shell.
+//! The files of "make build", and `mpib` with them.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+extern crate mpib_test_env as _;
 
 use std::{
     path::{Path, PathBuf},
@@ -23,12 +25,6 @@ pub fn softverbs() -> PathBuf {
 /// Prepares `mpib` with these devices and no other settings. Its stdin is empty.
 pub fn mpib(fabric: &str, devices: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
-            command.env_remove(&name);
-        }
-    }
     command
         .env("LD_LIBRARY_PATH", softverbs())
         .env("SOFTVERBS_FABRIC", fabric)

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+extern crate mpib_test_env as _;
+
 use std::{
     env,
     io::{BufRead, BufReader},
@@ -59,7 +61,7 @@ pub fn fake() -> &'static Path {
 pub fn perf(args: &[&str]) -> Command {
     let mut command = Command::new(MPIB);
     command.arg("perf").arg("--plugin").arg(fake()).args(args);
-    command.env_remove("FAKE_FAULT").env_remove("FAKE_AT").stdin(Stdio::null());
+    command.stdin(Stdio::null());
     command
 }
 

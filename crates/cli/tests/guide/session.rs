@@ -23,7 +23,9 @@ const LIMIT_SECONDS: &str = "300";
 const ENTER: &str = r#"
 mount -t tmpfs none /dev/shm
 mount -t tmpfs none /opt
-mount -t tmpfs none /run
+# No agent of the host, and not the configuration of one.
+for place in /run /tmp/mpib /etc/mpib; do [ ! -d "$place" ] || mount -t tmpfs none "$place"; done
+unset MPIB_AGENT_SOCKET
 ip link set lo up
 # An interface at which other hosts would reach this one.
 ip link add eth0 type veth peer name eth0-peer
@@ -68,12 +70,6 @@ fn enter() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--net", "--mount", "--pid", "--fork"]);
     command.args(["--kill-child", "--mount-proc", "sh"]);
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if ["MPIB_", "NCCL_", "SOFTVERBS_"].iter().any(|prefix| text.starts_with(prefix)) {
-            command.env_remove(&name);
-        }
-    }
     command.stdin(Stdio::null());
     command
 }

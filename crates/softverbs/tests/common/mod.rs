@@ -2,6 +2,8 @@
 #![allow(dead_code, unused_imports, reason = "each test file uses a part")]
 #![allow(unreachable_pub, missing_docs, reason = "nobody else uses it")]
 
+extern crate mpib_test_env as _;
+
 mod shared;
 
 use std::ffi::c_int;

@@ -5,6 +5,8 @@ mod pair;
 #[path = "../support/stand_in.rs"]
 mod stand_in;
 
+extern crate mpib_test_env as _;
+
 mod devices;
 mod isolation;
 mod perftest;

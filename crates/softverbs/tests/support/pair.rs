@@ -31,13 +31,8 @@ pub(crate) fn program(name: &str) -> Command {
     on_stand_in(Command::new(found))
 }
 
-/// Sets the environment of a program: the shared library, and no variable of the caller.
+/// Sets the environment of a program: the shared library.
 pub(crate) fn on_stand_in(mut command: Command) -> Command {
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("SOFTVERBS_") {
-            command.env_remove(name);
-        }
-    }
     command.env("LD_LIBRARY_PATH", stand_in::folder()).stdin(Stdio::null());
     command
 }

@@ -1,0 +1,18 @@
+//! The variables by which users and hosts configure a job, and what stands in their place in a
+//! process that must depend on neither: a demonstration, a measurement, a test.
+
+/// Without effect unless it is set: `mpib` reads neither `/etc/nccl.conf` nor `.nccl.conf` in the
+/// user's home, only the file in `NCCL_CONF_FILE`.
+pub const NO_HOST_NCCL_CONF: &str = "NO_HOST_NCCL_CONF";
+
+/// The path of an agent's socket where no agent is.
+pub const NO_AGENT: &str = "/nonexistent/agent.sock";
+
+/// The variables of a process that uses nothing of its host: no agent, and none of the
+/// configuration files that NCCL looks for.
+pub const WITHOUT_HOST: [(&str, &str); 2] = [("MPIB_AGENT_SOCKET", NO_AGENT), (NO_HOST_NCCL_CONF, "1")];
+
+/// Whether a variable is a setting of NCCL, RCCL, the plugin, its tools or softverbs.
+pub fn is_setting(name: &str) -> bool {
+    ["MPIB_", "NCCL_", "RCCL_", "SOFTVERBS_"].iter().any(|prefix| name.starts_with(prefix))
+}
