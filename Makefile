@@ -140,7 +140,7 @@ bench-adaptive: setup ## Measure the split by measurement on simulated rails: wh
 bench-failover: setup-matrix setup-instructions build ## Measure stalls and throughput while one of two simulated rails fails and returns, beside the transport of RELEASE
 	@scripts/bench-failover.sh $(or $(RELEASE),2.32.3)
 
-.PHONY: matrix matrix-short matrix-example matrix-gpu
+.PHONY: matrix matrix-short matrix-example matrix-gpu gpu-bundle
 matrix: setup-matrix build ## Load the plugin into every NCCL release (10 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
 	@scripts/matrix.sh run $(RELEASES) $(if $(WRITE),--write) $(MATRIX)
 matrix-short: setup-matrix build ## The same with one release for each table version (3 GB of cache)
@@ -150,7 +150,9 @@ matrix-example: setup-matrix build ## Load the example plugin of crate versions 
 	@$(cargo) build --locked --release -p nccl-net-versions --example loopback
 	@scripts/matrix.sh load $${CARGO_TARGET_DIR:-target}/release/examples/libloopback.so $(RELEASE)
 matrix-gpu: setup-matrix build ## Collectives of two ranks on a GPU through the plugin and through sockets; does nothing without a GPU
-	@scripts/matrix.sh gpu $(RELEASE)
+	@scripts/matrix.sh collectives $(or $(RELEASE),2.32.3) --gpu --net mpib,socket --protocols simple,ll,ll128 || [ $$? = 77 ]
+gpu-bundle: build ## Make and test build/gpu-bundle: all checks for a machine with a GPU, without Rust and network (gpu-check.py)
+	@scripts/gpu-bundle.sh
 
 .PHONY: collectives
 collectives: setup-matrix build ## Run real collectives of whole communicators without a GPU, one release for each table version (3 GB of cache); RELEASES="2.32.3 …"

@@ -3,20 +3,21 @@
 use std::{
     ffi::{CString, c_void},
     os::unix::ffi::OsStrExt,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use softcuda::{
     ATTACH, Attach,
-    rank::{Case, Collective, Hub, Job, Message, Outcome, Ran, Test, UNTOUCHED},
+    rank::{Case, Collective, Hub, Job, Memory, Message, Outcome, Ran, Test, UNTOUCHED},
 };
 
 use crate::{
     Result,
     cuda::{Buffer, Cuda, Stream},
     library::Library,
-    nccl::{Call, Comm, Nccl, UniqueId},
+    nccl::{Call, Comm, Nccl, UniqueId, Window},
 };
 
 /// Pause between two looks at a stream that is not done.
@@ -33,13 +34,15 @@ const BATCHES_TIME: Duration = Duration::from_millis(400);
 pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
     step(hub, "load the library")?;
     let library = Library::open(&job.library)?;
-    attach(job)?;
+    if let Some(softcuda) = &job.softcuda {
+        attach(job, softcuda)?;
+    }
     let nccl = Nccl::of(&library)?;
     let cuda = Cuda::open(job.device)?;
     let (comm, init_seconds) = join(job, &nccl, hub)?;
     let mut outcome =
         Outcome { version: nccl.version()?, init_seconds, tests: Vec::new(), asynchronous_error: None };
-    let buffers = Buffers::new(job, &cuda)?;
+    let buffers = Buffers::new(job, &cuda, &nccl)?;
     let mut bench = Bench::new(job, &cuda, &comm, &buffers)?;
     let mut lap = 0;
     loop {
@@ -58,7 +61,7 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
                 }
             }
         }
-        let shares = job.register && !job.timed && lap == 0;
+        let shares = job.memory == Memory::Registered && !job.timed && lap == 0;
         if shares {
             share(job, &nccl, &cuda, &buffers, hub)?;
         }
@@ -120,8 +123,8 @@ fn step(hub: &mut Hub, name: &str) -> Result<()> {
 }
 
 /// Attaches softcuda to the loaded library.
-fn attach(job: &Job) -> Result<()> {
-    let softcuda = Library::open(&job.softcuda)?;
+fn attach(job: &Job, softcuda: &Path) -> Result<()> {
+    let softcuda = Library::open(softcuda)?;
     // SAFETY: the function that `ATTACH` names has this type.
     let attach: Attach = unsafe { softcuda.function(ATTACH)? };
     let path = CString::new(job.library.as_os_str().as_bytes())?;
@@ -147,10 +150,14 @@ struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    fn new(job: &Job, cuda: &'a Cuda) -> Result<Self> {
+    fn new(job: &Job, cuda: &'a Cuda, nccl: &Nccl) -> Result<Self> {
         let bytes = |test: &Test| test.count * test.element.size() * job.ranks as usize;
         let len = job.tests.iter().map(bytes).max().unwrap_or(0);
-        Ok(Self { send: cuda.buffer(len)?, receive: cuda.buffer(len)? })
+        let buffer = || match job.memory {
+            Memory::Windows => Ok(cuda.buffer_at(nccl.mem_alloc(len.max(1))?, len)),
+            Memory::Plain | Memory::Registered => cuda.buffer(len),
+        };
+        Ok(Self { send: buffer()?, receive: buffer()? })
     }
 }
 
@@ -163,19 +170,27 @@ struct Bench<'a> {
     send: &'a Buffer<'a>,
     receive: &'a Buffer<'a>,
     registered: Vec<*mut c_void>,
+    /// Of the buffers to send and to receive, where NCCL makes windows.
+    windows: [Option<Window>; 2],
 }
 
 impl<'a> Bench<'a> {
     fn new(job: &'a Job, cuda: &'a Cuda, comm: &'a Comm<'a>, buffers: &'a Buffers<'a>) -> Result<Self> {
         let (send, receive) = (&buffers.send, &buffers.receive);
         let mut registered = Vec::new();
-        if job.register {
-            for buffer in [send, receive] {
+        let mut windows = [None; 2];
+        for (buffer, window) in [send, receive].into_iter().zip(&mut windows) {
+            match job.memory {
+                Memory::Plain => {}
                 // SAFETY: the buffers are freed after `deregister`, or at the end of the process.
-                registered.extend(unsafe { comm.register(buffer.pointer(), buffer.len())? });
+                Memory::Registered => {
+                    registered.extend(unsafe { comm.register(buffer.pointer(), buffer.len())? })
+                }
+                // SAFETY: memory of NCCL (`Buffers::new`), by the same tests in all ranks.
+                Memory::Windows => *window = unsafe { comm.open_window(buffer.pointer(), buffer.len())? },
             }
         }
-        Ok(Self { job, cuda, comm, stream: cuda.stream()?, send, receive, registered })
+        Ok(Self { job, cuda, comm, stream: cuda.stream()?, send, receive, registered, windows })
     }
 
     /// Ends the registrations, which NCCL expects before the end of the communicator.
@@ -183,6 +198,10 @@ impl<'a> Bench<'a> {
         for handle in self.registered.drain(..) {
             // SAFETY: a handle of `register`, taken out of the list.
             unsafe { self.comm.deregister(handle)? };
+        }
+        for window in self.windows.iter_mut().filter_map(Option::take) {
+            // SAFETY: a window of `open_window`, taken out of its place.
+            unsafe { self.comm.close_window(window)? };
         }
         Ok(())
     }
@@ -199,6 +218,10 @@ impl<'a> Bench<'a> {
             )?;
             let case = Case { test, rank: self.job.rank, ranks: self.job.ranks, round, place };
             self.prepare(case)?;
+            if test.collective == Collective::PutSignal {
+                // The peer writes into the buffer without being asked.
+                hub.exchange(Vec::new())?;
+            }
             let begun = Instant::now();
             self.enqueue(case)?;
             if last && round == test.times / 2 && self.job.killed == Some(self.job.rank) {
@@ -266,6 +289,7 @@ impl<'a> Bench<'a> {
             count,
             send,
             receive,
+            window: self.windows[1],
             stream: self.stream,
         };
         // SAFETY: the buffers have room for the largest test, and `wait` comes before they are freed
