@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|paths|manifests|prose|deny|advisories|loom|miri
+# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|paths|manifests|names|prose|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -83,6 +83,7 @@ case ${1:-} in
     links) links ;;
     paths) paths ;;
     manifests) scripts/manifests.sh ;;
+    names) tracked '*.rs' | LC_ALL=C xargs awk -f scripts/names.awk ;;
     prose) tracked '*.md' '*.rs' '*.c' '*.h' '*.sh' '*.toml' '*.yml' Makefile .ci/run | LC_ALL=C xargs awk -f scripts/prose.awk ;;
     deny)
         cargo_deny check bans licenses sources
@@ -117,7 +118,7 @@ case ${1:-} in
             agent::message agent::hints shares:: stats::layout
         ;;
     *)
-        echo "usage: $0 fmt|build|clippy|abi|doc|links|paths|manifests|prose|deny|advisories|loom|miri" >&2
+        echo "usage: $0 fmt|build|clippy|abi|doc|links|paths|manifests|names|prose|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac
