@@ -64,12 +64,12 @@ sanitize: setup-test build ## Run the suites that move data with AddressSanitize
 	@export SUITES="$(SUITES)"; scripts/sanitize.sh $(KINDS)
 
 .PHONY: check
-check: check-fmt check-prose check-manifests check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, manifests, lints, documentation, dependencies, memory model, instruction counts
+check: check-fmt check-prose check-names check-manifests check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, manifests, lints, documentation, dependencies, memory model, instruction counts
 
-.PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-prose
+.PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-names check-prose
 check-build check-clippy check-abi check-doc check-deny check-loom: setup
 check-manifests: setup-manifests
-check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-prose:
+check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-names check-prose:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)
 
@@ -148,7 +148,7 @@ bench-adaptive: setup ## Measure the split by measurement on simulated rails: wh
 bench-failover: setup-matrix setup-instructions build ## Measure stalls and throughput while one of two simulated rails fails and returns, beside the transport of RELEASE
 	@scripts/bench-failover.sh $(or $(RELEASE),2.32.3)
 
-.PHONY: matrix matrix-short matrix-example matrix-gpu
+.PHONY: matrix matrix-short matrix-example matrix-gpu gpu-bundle
 matrix: setup-matrix build ## Load the plugin into every NCCL release (10 GB of cache); RELEASES="2.32.3 …", WRITE=1 renews RESULTS.md
 	@scripts/matrix.sh run $(RELEASES) $(if $(WRITE),--write) $(MATRIX)
 matrix-short: setup-matrix build ## The same with one release for each table version (3 GB of cache)
@@ -158,7 +158,9 @@ matrix-example: setup-matrix build ## Load the example plugin of crate versions 
 	@$(cargo) build --locked --release -p nccl-net-versions --example loopback
 	@scripts/matrix.sh load $${CARGO_TARGET_DIR:-target}/release/examples/libloopback.so $(RELEASE)
 matrix-gpu: setup-matrix build ## Collectives of two ranks on a GPU through the plugin and through sockets; does nothing without a GPU
-	@scripts/matrix.sh gpu $(RELEASE)
+	@scripts/matrix.sh collectives $(or $(RELEASE),2.32.3) --gpu --net mpib,socket --protocols simple,ll,ll128 || [ $$? = 77 ]
+gpu-bundle: build ## Make and test build/gpu-bundle: all checks for a machine with a GPU, without Rust and network (gpu-check.py)
+	@scripts/gpu-bundle.sh
 
 .PHONY: collectives
 collectives: setup-matrix build ## Run real collectives of whole communicators without a GPU, one release for each table version (3 GB of cache); RELEASES="2.32.3 …"

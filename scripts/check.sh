@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|manifests|prose|deny|advisories|loom|miri
+# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|paths|manifests|names|prose|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -42,6 +42,24 @@ links() {
     return "$broken"
 }
 
+# Each path in backticks in Markdown exists, from the root or from the file's folder, or is one that
+# git ignores. It may be a pattern or have parts in capitals, which stand for any name. A line number
+# or a command's arguments may follow it.
+paths() {
+    local missing=0 file line path folders
+    folders=$(git ls-files | sed -n 's|/.*||p' | sort -u | sed 's|\.|\\.|' | paste -sd '|')
+    while IFS=: read -r file line path; do
+        path=${path#\`} path=${path%%:*} path=${path%[,;]}
+        path=$(sed -E ':a; s|/[A-Z_]+(/.*)?$|/*\1|; ta' <<<"$path")
+        if ! compgen -G "$path" >/dev/null && ! compgen -G "$(dirname "$file")/$path" >/dev/null &&
+            ! git check-ignore -q "$path"; then
+            say "$file:$line: there is no $path"
+            missing=1
+        fi
+    done < <(tracked '*.md' | xargs grep -noE "\`($folders)/[^\` ]*" /dev/null)
+    return "$missing"
+}
+
 case ${1:-} in
     fmt) cargo fmt --all --check ;;
     # For other compilers than the one that the lints are for.
@@ -60,9 +78,12 @@ case ${1:-} in
         # The page of rules by test is what the tests cite.
         scripts/coverage.sh --check
         links
+        paths
         ;;
     links) links ;;
+    paths) paths ;;
     manifests) scripts/manifests.sh ;;
+    names) tracked '*.rs' | LC_ALL=C xargs awk -f scripts/names.awk ;;
     prose) tracked '*.md' '*.rs' '*.c' '*.h' '*.sh' '*.toml' '*.yml' Makefile .ci/run | LC_ALL=C xargs awk -f scripts/prose.awk ;;
     deny)
         cargo_deny check bans licenses sources
@@ -97,7 +118,7 @@ case ${1:-} in
             agent::message agent::hints shares:: stats::layout
         ;;
     *)
-        echo "usage: $0 fmt|build|clippy|abi|doc|links|manifests|prose|deny|advisories|loom|miri" >&2
+        echo "usage: $0 fmt|build|clippy|abi|doc|links|paths|manifests|names|prose|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the compatibility matrix on the files that "make build" made.
-# usage: matrix.sh run|gpu|load [options of "compat-matrix run", "… gpu", "… load"]
+# usage: matrix.sh run|load|collectives [options of this command of compat-matrix]
 set -euo pipefail
 
 cd "$(dirname "$0")/.."

@@ -23,7 +23,7 @@ pub struct RouteKey {
     pub port: String,
     /// The local GID.
     pub gid: [u8; 16],
-    /// Its type.
+    /// The type of the GID.
     pub kind: GidKind,
     /// The peer's host: other hosts may have the same address.
     pub host: String,

@@ -19,7 +19,6 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Core {
     base: usize,
-    handle: NonNull<c_void>,
     facts: Facts,
 }
 
@@ -30,9 +29,9 @@ impl Core {
             .map_err(|_| Failure::tool("a path with a NUL in it"))?;
         // SAFETY: a C string. The library's constructors run, as in every program that uses NCCL.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        let Some(opened) = NonNull::new(handle) else {
+        if handle.is_null() {
             return Err(Failure::tool(format!("dlopen: {}", last_error())));
-        };
+        }
         let mut map: *mut LinkMap = null_mut();
         // SAFETY: an open handle, and a place for one pointer, which is what this request writes.
         if unsafe { libc::dlinfo(handle, libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) } != 0 || map.is_null()
@@ -41,7 +40,7 @@ impl Core {
         }
         // SAFETY: the linker's own entry, there as long as the library is.
         let base = unsafe { (*map).l_addr };
-        let core = Self { base, handle: opened, facts };
+        let core = Self { base, facts };
         for (name, function) in seen::hooks() {
             for place in core.facts.places.imports.get(name).into_iter().flatten() {
                 // SAFETY: a slot of the loaded library that holds the address of `name`; the hook
@@ -79,21 +78,6 @@ impl Core {
         } else {
             Err(Failure::tool(format!("{symbol}: expected a function of one communicator, or of nothing")))
         }
-    }
-
-    /// Returns an exported function.
-    ///
-    /// # Safety
-    /// `F` is the type of a pointer to a function with the symbol's signature.
-    pub(crate) unsafe fn exported<F: Copy>(&self, symbol: &CStr) -> Result<F> {
-        const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "a pointer to a function") };
-        // SAFETY: the library's handle, which is never closed, and a C string.
-        let address = unsafe { libc::dlsym(self.handle.as_ptr(), symbol.as_ptr()) };
-        if address.is_null() {
-            return Err(Failure::tool(format!("dlsym: {}", last_error())));
-        }
-        // SAFETY: of the same size, and what the caller promises.
-        Ok(unsafe { std::mem::transmute_copy(&address) })
     }
 
     fn place(&self, symbol: &str) -> Result<*const c_void> {

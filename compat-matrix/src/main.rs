@@ -13,7 +13,6 @@ mod exchange;
 mod facts;
 mod failure;
 mod fetch;
-mod gpu;
 mod load;
 mod matrix;
 mod pci;
@@ -49,9 +48,7 @@ enum Command {
         /// Releases of matrix.toml; all if none is named.
         releases: Vec<String>,
     },
-    /// Run real collectives on a GPU, if there is one
-    Gpu(gpu::GpuArgs),
-    /// Run real collectives without a GPU: the release's own library on softcuda, through the plugin
+    /// Run real collectives: the release's own library on softcuda, or on GPUs, through the plugin
     /// on softverbs
     Collectives(Box<collectives::CollectivesArgs>),
     /// Compare what NCCL makes of the plugin's adapters and of those of NCCL's InfiniBand
@@ -85,6 +82,10 @@ enum Command {
     },
 }
 
+/// The exit code if this machine or the release lacks what is needed, that of
+/// `scripts/with-sysfs.sh` and of test runners for a test that is left out.
+const UNFIT: u8 = 77;
+
 fn fetch(releases: &[String]) -> Result<ExitCode> {
     let matrix = Matrix::read()?;
     let cache = Cache::of_user(&matrix.package)?;
@@ -104,7 +105,6 @@ fn remove(releases: &[String]) -> Result<ExitCode> {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run::main(&args),
-        Command::Gpu(args) => gpu::main(&args),
         Command::Collectives(args) => collectives::main(&args),
         Command::Topologies(args) => topologies::main(&args),
         Command::Load(args) => load::main(&args),
@@ -119,6 +119,7 @@ fn main() -> ExitCode {
         ExitCode::from(match failure.kind {
             failure::Kind::Usage => 2,
             failure::Kind::Missing => 3,
+            failure::Kind::Unfit => UNFIT,
             _ => 1,
         })
     })

@@ -4,7 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Failure, Result};
+use crate::{
+    failure::{Failure, Result},
+    report::Version,
+};
 
 const TEXT: &str = include_str!("../matrix.toml");
 
@@ -139,6 +142,11 @@ impl Release {
 }
 
 impl Release {
+    /// Returns whether the release is this version or newer.
+    pub(crate) fn is_at_least(&self, version: &str) -> bool {
+        Version::parse(&self.version) >= Version::parse(version)
+    }
+
     pub(crate) fn has(&self, quirk: Quirk) -> bool {
         self.quirks.contains(&quirk)
     }

@@ -22,8 +22,6 @@ pub(crate) enum Step {
     /// Moves data to or from the other process through the communicator's table, from listen to the
     /// last close.
     Exchange(usize, Plan),
-    /// Runs NCCL's own collectives with the other process on GPU memory, with this many bytes each.
-    Collectives(Vec<usize>),
     /// Removes the communicator's network, as the core does at its end.
     Close(usize),
 }
@@ -36,7 +34,6 @@ impl fmt::Display for Step {
             Self::Misuse(comm) => write!(f, "read device -1 of communicator {comm}"),
             Self::Fuse(comm, devices) => write!(f, "make one of devices {devices:?} of communicator {comm}"),
             Self::Exchange(comm, _) => write!(f, "move data on communicator {comm}"),
-            Self::Collectives(_) => f.write_str("run collectives"),
             Self::Close(comm) => write!(f, "close communicator {comm}"),
         }
     }
@@ -119,7 +116,6 @@ pub(crate) enum Told {
     /// The index of the merged device.
     Fused(i32),
     Exchanged(Tally),
-    Collected(Collected),
     Closed(Vec<Called>),
 }
 
@@ -147,23 +143,6 @@ pub(crate) struct Tally {
     pub(crate) bytes: u64,
     /// Bytes that each rail of this process sent meanwhile.
     pub(crate) rails: BTreeMap<String, u64>,
-}
-
-/// The measurements of a rank.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Collected {
-    pub(crate) times: Vec<Timing>,
-    /// Bytes that each rail of this process sent meanwhile.
-    pub(crate) rails: BTreeMap<String, u64>,
-}
-
-/// The duration of one call.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Timing {
-    pub(crate) operation: String,
-    /// Bytes that each rank sends.
-    pub(crate) bytes: usize,
-    pub(crate) seconds: f64,
 }
 
 /// Everything that a process reports.

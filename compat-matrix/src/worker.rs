@@ -12,7 +12,6 @@ use crate::{
     core::{Comm, Core},
     exchange::{self, Peer},
     failure::{Context, Failure, Result},
-    gpu,
     script::{Account, Called, Described, Job, Step, Told},
     seen::{self, Seen},
 };
@@ -91,11 +90,6 @@ impl Worker<'_> {
                 let (role, peer) =
                     self.peer.as_mut().ok_or_else(|| Failure::tool("an exchange without a peer"))?;
                 exchange::run(&net, peer, *role, plan).map(Told::Exchanged)
-            }
-            Step::Collectives(sizes) => {
-                let (role, peer) =
-                    self.peer.as_mut().ok_or_else(|| Failure::tool("collectives without a peer"))?;
-                gpu::run(&self.core, peer, *role, sizes).map(Told::Collected)
             }
             Step::Close(comm) => Ok(Told::Closed(self.call_all(&self.job.closes, self.comm(*comm)?)?)),
         }

@@ -13,7 +13,7 @@ pub(super) struct FaultLog<F> {
     logged: Option<(Option<Discriminant<F>>, Instant)>,
     /// Since when there have been faults without a break.
     since: Option<Instant>,
-    /// The same as of the last line.
+    /// `since` as of the last line that was logged.
     logged_since: Option<Instant>,
     /// When what was held back may be logged.
     due: Option<Instant>,

@@ -22,7 +22,7 @@ enum Stage {
     New,
     /// Its REGISTER has no answer yet.
     Registering,
-    /// Has a slot.
+    /// The agent has given it a slot.
     Registered,
     /// Was refused, and is registered again at this time.
     Refused(Status, Instant),

@@ -26,7 +26,7 @@ const NAMED: usize = 4;
 #[derive(Debug)]
 pub(super) struct EventState {
     comms: Mutex<Comms>,
-    /// Its own job.
+    /// The housekeeping job of this state.
     pub(super) job: JobId,
     /// The ports of the process.
     nics: RwLock<Vec<Arc<Nic>>>,

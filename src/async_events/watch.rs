@@ -76,7 +76,7 @@ struct WatchedRail {
     lost: u64,
 }
 
-/// The way of a rail.
+/// The local port and GID of a rail, and the remote GID.
 #[derive(Debug, Clone)]
 pub struct Route {
     /// The local port.

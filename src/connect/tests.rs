@@ -252,10 +252,10 @@ fn two_processes_in_one_connect_and_share_nothing() {
 #[test]
 fn other_ports_are_queried_for_the_second_hello_alone() {
     let names: Vec<_> = ports().iter().map(|d| d.name.to_string_lossy().into_owned() + ":1").collect();
-    let (process, config) = (Process::new(), config());
-    let _hold = process.devices.open(&config).unwrap();
+    let process = Process::new();
+    let _hold = process.devices.open(&config()).unwrap();
     let [device, other, ..] = process.devices.all()[..] else { panic!("two devices") };
-    let settings = Settings::new(Arc::clone(&process), config, None, None);
+    let settings = Settings::new(Arc::clone(&process), config(), None, None);
     let listed = |hello: &Hello| hello.rails.iter().map(|rail| rail.name.clone()).collect::<Vec<_>>();
 
     device.rails.iter().chain(&other.rails).for_each(|nic| nic.forget());

@@ -17,7 +17,7 @@ use super::socket::{self, Stream, canonical};
 use crate::error::{Error, Result};
 use crate::proto::{FrameKey, Keys, Message, Role, Secret, Session};
 
-/// How long PROOF waits for the next message, with which it shares a packet. Until it is sent, the
+/// How long PROOF is delayed, to be sent together with the next message. Until it is sent, the
 /// listener cannot distinguish the death of the connector from the end of a copy of its HELLO.
 pub(super) const PROOF_WAITS: Duration = Duration::from_millis(10);
 /// How long a connection counts as just resumed.

@@ -34,9 +34,9 @@ pub struct Device {
 /// sysfs paths of a PCI device.
 #[derive(Debug, Clone, Copy)]
 pub struct PciPaths {
-    /// Its own.
+    /// The function's own path.
     pub own: &'static CStr,
-    /// That of its card: of function 0.
+    /// The path of its card, which is function 0.
     pub card: &'static CStr,
 }
 

@@ -114,7 +114,7 @@ pub struct Policy {
 pub struct Whole {
     /// The first size that is not among them.
     pub below: usize,
-    /// Their rail.
+    /// The rail that carries all of them.
     pub rail: usize,
     /// What [`Policy::share`] returns for each of them.
     pub share: Option<u16>,
@@ -144,7 +144,7 @@ impl Policy {
         };
     }
 
-    /// Returns what the rails can carry, as far as that counts.
+    /// Returns the rails' capacities; `Capacities::None` if the share is fixed.
     fn capacities(&self) -> &Capacities {
         match &self.source {
             Source::Fixed(_) => &Capacities::None,

@@ -142,8 +142,8 @@ impl Comm {
         !is_over && (self.is_marked() || self.has_mail())
     }
 
-    /// Returns whether there is news that no call of NCCL has looked at since the last pass of
-    /// housekeeping. NCCL's calls come first: an error is theirs to return.
+    /// Returns whether an event was already pending at the last pass of housekeeping: NCCL has not
+    /// polled this comm since. An error is left for NCCL's next call.
     pub(crate) fn has_old_news(&mut self) -> bool {
         let news = self.has_news();
         std::mem::replace(&mut self.had_news, news) && news

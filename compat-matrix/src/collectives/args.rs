@@ -9,7 +9,7 @@ use softcuda::{
 };
 
 use super::{
-    plan::{Net, Plan, Variant},
+    plan::{Net, Plan, Protocol, Variant},
     suite::{Entry, counts},
 };
 use crate::failure::{Failure, Result};
@@ -41,6 +41,10 @@ pub(crate) struct CollectivesArgs {
     /// How the plugin presents the two simulated adapters, or NCCL's sockets instead of the plugin
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Net::Mpib])]
     net: Vec<Net>,
+    /// Protocols of NCCL's kernels, each with its own communicator; NCCL's choice if the option is
+    /// absent
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "suite")]
+    protocols: Vec<Protocol>,
     #[command(flatten)]
     variant: Variant,
     #[command(flatten)]
@@ -71,6 +75,13 @@ pub(crate) struct Common {
     /// The wheels of this major version of CUDA; 13 from 2.27 on, in a cache beside the other one
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(12..=13))]
     pub(super) cuda: u32,
+    /// The release's libnccl.so.2, instead of the one in the cache
+    #[arg(long, value_name = "FILE")]
+    pub(super) library: Option<PathBuf>,
+    /// Run on this machine's GPUs instead of softcuda. Ranks of different hosts share the first ones.
+    /// Exit code 77: the machine has too few
+    #[arg(long, conflicts_with_all = ["suite", "gpudirect", "dma_buf", "vmm"])]
+    pub(super) gpu: bool,
     /// The folder in which "make build" put the plugin and softverbs
     #[arg(long, value_name = "FOLDER", default_value = "build")]
     pub(super) build: PathBuf,
@@ -96,6 +107,8 @@ impl Common {
     pub(crate) fn with_silence(silence: u64) -> Self {
         Self {
             cuda: 12,
+            library: None,
+            gpu: false,
             build: "build".into(),
             tree: None,
             set: Vec::new(),
@@ -148,9 +161,16 @@ impl CollectivesArgs {
             return Err(Failure::usage("faults strike rails, which sockets do not use"));
         }
         let tests = self.wanted.tests(self.variant.ranks, &self.wanted.counts)?;
-        let plan =
-            |net: &Net| Plan { net: *net, variant: self.variant.clone(), tests: tests.clone(), rates: None };
-        Ok(self.net.iter().map(plan).collect())
+        let protocols: Vec<_> = match self.protocols.is_empty() {
+            true => vec![None],
+            false => self.protocols.iter().copied().map(Some).collect(),
+        };
+        let plan = |net, protocol| {
+            let variant = Variant { protocol, ..self.variant.clone() };
+            Plan { net, variant, tests: tests.clone(), rates: None }
+        };
+        let of_net = |net| protocols.iter().map(move |protocol| plan(net, *protocol));
+        Ok(self.net.iter().copied().flat_map(of_net).collect())
     }
 
     fn suite_plans(&self) -> Result<Vec<Plan>> {

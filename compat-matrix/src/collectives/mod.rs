@@ -1,10 +1,11 @@
-//! Runs real collectives without a GPU: whole communicators of a release's own library on softcuda,
+//! Runs real collectives: whole communicators of a release's own library on softcuda, or on GPUs,
 //! through the plugin on softverbs.
 
 mod args;
 mod bench;
 mod evidence;
 mod fault;
+mod gpu;
 mod observe;
 mod place;
 mod plan;
@@ -22,7 +23,7 @@ use std::{
 pub(crate) use args::{CollectivesArgs, Common};
 pub(crate) use plan::Plan;
 use softcuda::{
-    rank::{Job, Outcome},
+    rank::{Job, NO_WINDOW, Outcome},
     world::{End, Start, World},
 };
 pub(crate) use suite::Entry;
@@ -43,21 +44,25 @@ const NETWORK_ERROR: i32 = 6;
 /// Runs the command. The exit code is 0 if every element of every rank was right.
 pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     let plans = args.plans()?;
+    if args.common.gpu {
+        gpu::check(plans.iter().map(|plan| plan.variant.gpus()).max().unwrap_or(0))?;
+    }
     let matrix = Matrix::read()?;
     let mut releases = matrix.choose(&args.releases)?;
     releases.retain(|release| release.short || !args.short);
     let stage = Stage::set(&args.common.build)?;
     let package = format!("nvidia-nccl-cu{}", args.common.cuda);
     let cache = Cache::of_user(&matrix.package)?.of_package(&package);
-    if let Some(figures) = &args.figures {
-        let [release] = &releases[..] else {
-            return Err(Failure::usage("name one release for --figures"));
-        };
-        return bench::main(args, figures, &cache.fetch(release)?, release, &stage);
+    if releases.len() != 1 && (args.figures.is_some() || args.common.library.is_some()) {
+        return Err(Failure::usage("name one release for --figures and --library"));
     }
-    let (mut failed, mut ran, mut missing) = (0, 0, Vec::new());
+    let fetch = |release| args.common.library.clone().map_or_else(|| cache.fetch(release), Ok);
+    if let (Some(figures), Some(release)) = (&args.figures, releases.first()) {
+        return bench::main(args, figures, &fetch(release)?, release, &stage);
+    }
+    let (mut failed, mut ran, mut missing, mut unfit) = (0, 0, Vec::new(), None);
     for release in &releases {
-        let library = match cache.fetch(release) {
+        let library = match fetch(release) {
             Ok(library) => library,
             Err(failure) if failure.kind == Kind::Missing && args.allow_missing => {
                 println!("NCCL {release}: not run: {failure}");
@@ -67,14 +72,20 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
             Err(failure) => return Err(failure),
         };
         for plan in &plans {
-            if let Some(why) = plan.unfit(release).filter(|_| args.suite) {
-                println!("NCCL {release:13} {:52} not run: {why}", plan.name());
-                continue;
-            }
             let begun = Instant::now();
-            let done = communicator(&args.common, &library, release, plan, &stage);
-            let word = if done.is_ok() { "ok" } else { "FAILED" };
-            let seen = done.map_or_else(|failure| failure.message, |seen| seen.to_string());
+            let done = match plan.unfit(release) {
+                Some(why) => Err(Failure::unfit(why)),
+                None => communicator(&args.common, &library, release, plan, &stage),
+            };
+            let (word, seen) = match done {
+                Ok(seen) => ("ok", seen.to_string()),
+                Err(Failure { kind: Kind::Unfit, message }) => {
+                    println!("NCCL {release:13} {:52} not run: {message}", plan.name());
+                    unfit.get_or_insert(message);
+                    continue;
+                }
+                Err(failure) => ("FAILED", failure.message),
+            };
             let seconds = begun.elapsed().as_secs_f32();
             println!("NCCL {release:13} {:52} {word:6} {seconds:5.1} s  {seen}", plan.name());
             ran += 1;
@@ -86,6 +97,9 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     }
     if !missing.is_empty() {
         println!("\nnot run, since the library could not be had: NCCL {}", missing.join(", "));
+    }
+    if let (0, Some(why)) = (ran, unfit) {
+        return Err(Failure::unfit(why));
     }
     println!("\n{ran} communicators, {failed} failed");
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -154,7 +168,8 @@ fn outcomes(
     let program = env::current_exe().cannot("find this program's file")?;
     let beside = |name: &str| program.with_file_name(name);
     let silence = Duration::from_secs(common.silence);
-    let world = World::new(&beside("collective-rank"), &beside("libsoftcuda.so"), scratch.path(), silence)
+    let softcuda = (!common.gpu).then(|| beside("libsoftcuda.so"));
+    let world = World::new(&beside("collective-rank"), softcuda.as_deref(), scratch.path(), silence)
         .map_err(|e| Failure::tool(format!("{e}; build package softcuda first (make collectives does)")))?;
     let mut place = Place::new(common, plan, stage, scratch.path())?;
     let variant = &plan.variant;
@@ -168,14 +183,14 @@ fn outcomes(
     let starts = (0..variant.ranks).map(|rank| {
         let job = Job {
             library: library.to_owned(),
-            softcuda: PathBuf::new(),
+            softcuda: None,
             settings: place.settings(rank),
             rank,
             ranks: variant.ranks,
             device: place.device(rank),
             hub: PathBuf::new(),
             tests: plan.tests.clone(),
-            register: variant.register,
+            memory: variant.memory(),
             window: variant.window.is_some(),
             killed: variant.killed,
             laps: variant.fault.is_some() || variant.ras,
@@ -227,6 +242,9 @@ fn judge(plan: &Plan, ends: &[End]) -> Result<Seen> {
     }
     for (rank, outcome) in &outcomes {
         failures.extend(wrong(plan, *rank, outcome));
+    }
+    if failures.iter().any(|failure| failure.contains(NO_WINDOW)) {
+        return Err(Failure::unfit(NO_WINDOW));
     }
     let Some(first) = outcomes.values().next().filter(|_| failures.is_empty()) else {
         return Err(Failure::wrong(failures.join("; ")));

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    env, fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
@@ -84,6 +84,9 @@ impl Place {
                 set("NCCL_IB_DISABLE", "0");
                 // softverbs' GIDs have no types in sysfs.
                 set("NCCL_IB_GID_INDEX", "3");
+                // 2.28.9 calls a null table if it looks for adapters whose doorbells a GPU can ring,
+                // and finds none.
+                set("NCCL_GIN_TYPE", "2");
             }
             Net::Fused | Net::Default | Net::Socket => {}
         }
@@ -104,13 +107,20 @@ impl Place {
             // Up to 2.23 it is off otherwise.
             set("NCCL_CUMEM_ENABLE", "1");
         }
-        // Of all devices, only adapters of a tree are in sysfs.
-        let nodes = common.tree.as_ref().map_or_else(Vec::new, |_| Tree::card(RAILS).numa_nodes());
-        let (name, value) = EPYC.setting(nodes.into_iter().chain([NO_NODE]), scratch)?;
-        set(name, &value);
+        if common.gpu {
+            of_this_machine(&mut set);
+        } else {
+            // Of all devices, only adapters of a tree are in sysfs.
+            let nodes = common.tree.as_ref().map_or_else(Vec::new, |_| Tree::card(RAILS).numa_nodes());
+            let (name, value) = EPYC.setting(nodes.into_iter().chain([NO_NODE]), scratch)?;
+            set(name, &value);
+        }
         set("NCCL_TOPO_DUMP_FILE", &scratch.join(TOPOLOGY).display().to_string());
         if let (Net::Mpib, Some([sout, sup])) = (plan.net, plan.rates) {
             set("MPIB_SUP_SHARE", &(1024 * sup / (sout + sup)).to_string());
+        }
+        if let Some(protocol) = variant.protocol {
+            set("NCCL_PROTO", &format!("{protocol:?}"));
         }
         if let Some(channels) = variant.channels {
             for name in CHANNEL_SETTINGS {
@@ -283,6 +293,20 @@ impl Place {
             }
         }
         Ok(())
+    }
+}
+
+/// Sets what ranks on GPUs need of this machine.
+fn of_this_machine(set: &mut impl FnMut(&str, &str) -> Option<String>) {
+    // The rails are simulated: they access host memory only.
+    set("NCCL_NET_GDR_LEVEL", "LOC");
+    if let Ok(devices) = env::var("CUDA_VISIBLE_DEVICES") {
+        set("CUDA_VISIBLE_DEVICES", &devices);
+    }
+    // The driver's library may be on the user's path only.
+    if let Ok(path) = env::var("LD_LIBRARY_PATH") {
+        let ours = set("LD_LIBRARY_PATH", "").unwrap_or_default();
+        set("LD_LIBRARY_PATH", &format!("{ours}:{path}"));
     }
 }
 

@@ -1,13 +1,12 @@
 //! One communicator: its network, its ranks and its tests.
 
 use clap::{Args, ValueEnum};
-use softcuda::rank::Test;
+use softcuda::rank::{Collective, Memory, Test};
 
-use super::{fault::Fault, watch};
+use super::fault::Fault;
 use crate::{
     failure::{Failure, Result},
     matrix::{AfterDeath, Release},
-    report::Version,
 };
 
 /// The plugin's name in NCCL's log.
@@ -56,6 +55,10 @@ pub(super) struct Variant {
     /// Register the buffers with NCCL (ncclCommRegister, from 2.24 on)
     #[arg(long)]
     pub(super) register: bool,
+    /// Make windows of the buffers (ncclMemAlloc, ncclCommWindowRegister, from 2.27 on); the test
+    /// put-signal needs them
+    #[arg(long, conflicts_with = "register")]
+    pub(super) windows: bool,
     /// Let the second rail be slow: its data arrives later than that of the first
     #[arg(long)]
     pub(super) slow: bool,
@@ -74,11 +77,19 @@ pub(super) struct Variant {
     /// Compute capability times ten; below 90, NCCL flushes received data
     #[arg(long, default_value_t = 90)]
     pub(super) capability: u32,
+    /// The protocol of NCCL's kernels, if NCCL must not choose it.
+    #[arg(skip)]
+    pub(super) protocol: Option<Protocol>,
 }
 
-/// Returns whether a release has RMA beside GIN, and `NCCL_NUM_RMA_CTX` against it.
-fn has_rma(release: &Release) -> bool {
-    Version::parse(&release.version) >= Version::parse("2.30.7")
+/// A protocol of NCCL's kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Protocol {
+    Simple,
+    #[value(name = "ll")]
+    LL,
+    #[value(name = "ll128")]
+    LL128,
 }
 
 impl Variant {
@@ -95,12 +106,14 @@ impl Variant {
         window: None,
         crossed: false,
         register: false,
+        windows: false,
         slow: false,
         slow_rails: false,
         gpudirect: false,
         vmm: false,
         dma_buf: false,
         capability: 90,
+        protocol: None,
     };
 
     /// Returns whether NCCL flushes what its NICs write to GPUs.
@@ -113,6 +126,21 @@ impl Variant {
         match self.hosts.is_empty() {
             true => (0..self.ranks).map(|rank| format!("host{rank}")).collect(),
             false => self.hosts.clone(),
+        }
+    }
+
+    /// Returns how many GPUs a host must have.
+    pub(super) fn gpus(&self) -> u32 {
+        let hosts = self.hosts();
+        let of = |host| hosts.iter().filter(|other| *other == host).count() as u32;
+        hosts.iter().map(of).max().unwrap_or(0)
+    }
+
+    pub(super) const fn memory(&self) -> Memory {
+        match (self.register, self.windows) {
+            (true, _) => Memory::Registered,
+            (false, true) => Memory::Windows,
+            (false, false) => Memory::Plain,
         }
     }
 
@@ -146,6 +174,8 @@ impl Variant {
             self.window.map(|window| window.describe().into()),
             self.crossed.then(|| "crossed cables".into()),
             self.register.then(|| "registered".into()),
+            self.windows.then(|| "windows".into()),
+            self.protocol.map(|protocol| format!("{protocol:?}")),
             self.slow.then(|| "slow rail".into()),
             self.slow_rails.then(|| "slow rails".into()),
             self.channels.map(|channels| format!("{channels} channels")),
@@ -247,6 +277,10 @@ impl Plan {
         receives && self.uses_plugin() && !variant.ends_in_error() && self.tests.iter().any(large)
     }
 
+    fn puts(&self) -> bool {
+        self.tests.iter().any(|test| test.collective == Collective::PutSignal)
+    }
+
     /// Returns the same communicator over NCCL's sockets: what fails there too is the core's fault.
     /// `None` if sockets cannot run it.
     pub(crate) fn control(&self) -> Option<Self> {
@@ -273,12 +307,57 @@ impl Plan {
             _ if self.variant.register && release.table < REGISTERS => {
                 Some("the release does not register user buffers by DMA-BUF")
             }
-            _ if self.variant.ras && !watch::has_ras(release) => Some("the release has no RAS"),
-            _ if self.variant.window.is_some() && !has_rma(release) => Some("its windows were not tried"),
+            _ if self.variant.ras && !release.is_at_least("2.24") => Some("the release has no RAS"),
+            // From then on there is RMA beside GIN, and `NCCL_NUM_RMA_CTX` against it.
+            _ if self.variant.window.is_some() && !release.is_at_least("2.30.7") => {
+                Some("its windows were not tried")
+            }
+            _ if self.variant.windows && !release.is_at_least("2.27") => Some("the release has no windows"),
+            _ if self.puts() && !release.is_at_least("2.29") => Some("the release has no ncclPutSignal"),
+            _ if self.puts() && !self.variant.windows => Some("ncclPutSignal needs --windows"),
             _ if !self.variant.ends_in_error() => None,
             AfterDeath::Error => None,
             AfterDeath::NoError => Some("the release drops errors of its network"),
             AfterDeath::NoAbort => Some("ncclCommAbort does not return after an error"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use softcuda::{DataType, rank::Operator};
+
+    use super::*;
+    use crate::matrix::Matrix;
+
+    #[test]
+    fn a_host_needs_a_gpu_for_each_of_its_ranks() {
+        let on = |hosts: &str| {
+            let hosts: Vec<_> = hosts.split(' ').map(str::to_owned).collect();
+            Variant { ranks: hosts.len() as u32, hosts, ..Variant::PLAIN }.gpus()
+        };
+        assert_eq!(Variant::PLAIN.gpus(), 1);
+        assert_eq!(["a b", "a a b", "a b a b"].map(on), [1, 2, 2]);
+    }
+
+    #[test]
+    fn a_release_without_windows_or_put_signal_is_unfit() {
+        let test = |collective| Test {
+            collective,
+            element: DataType::F32,
+            operator: Operator::Sum,
+            count: 1,
+            times: 1,
+        };
+        let unfit = |version: &str, windows, collective| {
+            let release = Matrix::read().unwrap().one(Some(&version.to_owned())).unwrap();
+            let variant = Variant { windows, ..Variant::PLAIN };
+            Plan { net: Net::Mpib, variant, tests: vec![test(collective)], rates: None }.unfit(&release)
+        };
+        assert_eq!(unfit("2.26.5", true, Collective::AllReduce), Some("the release has no windows"));
+        assert_eq!(unfit("2.27.3", true, Collective::AllReduce), None);
+        assert_eq!(unfit("2.28.9", true, Collective::PutSignal), Some("the release has no ncclPutSignal"));
+        assert_eq!(unfit("2.29.2", false, Collective::PutSignal), Some("ncclPutSignal needs --windows"));
+        assert_eq!(unfit("2.29.2", true, Collective::PutSignal), None);
     }
 }

@@ -13,7 +13,6 @@ use super::plan::Plan;
 use crate::{
     failure::{Context, Failure, Result},
     matrix::Release,
-    report::Version,
 };
 
 /// How long RAS may take for an answer.
@@ -128,11 +127,6 @@ pub(super) fn check_profile(report: &str) -> std::result::Result<(), String> {
 /// Returns whether the profiler counts. A release passes it to its network plugin from table v10 on.
 pub(super) fn profiles(plan: &Plan, release: &Release) -> bool {
     plan.variant.profiler && release.table >= 10
-}
-
-/// Returns whether a release has RAS.
-pub(super) fn has_ras(release: &Release) -> bool {
-    Version::parse(&release.version) >= Version::parse("2.24")
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::{
 
 use softcuda::{
     DataType, Settings,
-    rank::{Collective, Job, Operator, Test},
+    rank::{Collective, Job, Memory, Operator, Test},
     world::{Start, World},
 };
 
@@ -76,7 +76,7 @@ impl Bench<'_> {
         let program = env::current_exe().cannot("find this program's file")?;
         let beside = |name: &str| program.with_file_name(name);
         let world =
-            World::new(&beside("collective-rank"), &beside("libsoftcuda.so"), scratch.path(), SILENCE)
+            World::new(&beside("collective-rank"), Some(&beside("libsoftcuda.so")), scratch.path(), SILENCE)
                 .map_err(|e| {
                     Failure::tool(format!("{e}; build package softcuda first (make topologies does)"))
                 })?;
@@ -98,14 +98,14 @@ impl Bench<'_> {
             };
             let job = Job {
                 library: self.library.to_owned(),
-                softcuda: PathBuf::new(),
+                softcuda: None,
                 settings,
                 rank,
                 ranks,
                 device,
                 hub: PathBuf::new(),
                 tests: if ranks > FEW { Vec::new() } else { vec![TEST] },
-                register: false,
+                memory: Memory::Plain,
                 window: false,
                 killed: None,
                 laps: false,

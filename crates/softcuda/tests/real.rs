@@ -10,7 +10,7 @@ use std::{
 
 use softcuda::{
     DataType, Settings,
-    rank::{Collective, Job, Operator, Outcome, Test},
+    rank::{Collective, Job, Memory, Operator, Outcome, Test},
     world::{Director, End, Start, World},
 };
 use tempfile::TempDir;
@@ -63,19 +63,19 @@ fn direct(
     // Cargo builds the library for this test into the folder of the test's own file.
     let softcuda = env::current_exe().unwrap().with_file_name("libsoftcuda.so");
     let scratch = tempfile::tempdir().unwrap();
-    let world = World::new(program, &softcuda, scratch.path(), Duration::from_secs(60)).unwrap();
+    let world = World::new(program, Some(&softcuda), scratch.path(), Duration::from_secs(60)).unwrap();
     let start = |rank: u32| {
         let host = format!("host{rank}");
         let mut job = Job {
             library: library.clone(),
-            softcuda: PathBuf::new(),
+            softcuda: None,
             settings: Settings { host: host.clone(), ..Settings::default() },
             rank,
             ranks,
             device: 0,
             hub: PathBuf::new(),
             tests: tests.clone(),
-            register: false,
+            memory: Memory::Plain,
             window: false,
             killed: None,
             laps: false,

@@ -10,7 +10,7 @@ use std::{
 
 use softcuda::{
     Settings,
-    rank::Job,
+    rank::{Job, Memory},
     world::{End, Start, World},
 };
 use tempfile::TempDir;
@@ -18,14 +18,14 @@ use tempfile::TempDir;
 fn start(rank: u32, ranks: u32) -> Start {
     let job = Job {
         library: PathBuf::new(),
-        softcuda: PathBuf::new(),
+        softcuda: None,
         settings: Settings::default(),
         rank,
         ranks,
         device: 0,
         hub: PathBuf::new(),
         tests: Vec::new(),
-        register: false,
+        memory: Memory::Plain,
         window: false,
         killed: None,
         laps: false,
@@ -35,17 +35,23 @@ fn start(rank: u32, ranks: u32) -> Start {
     Start { job, environment }
 }
 
-/// Returns a world whose rank program is this script.
-fn world(script: &str, silence: Duration) -> (TempDir, World) {
-    let folder = tempfile::tempdir().unwrap();
+/// Writes a rank program that is this script.
+fn program(folder: &TempDir, script: &str) -> PathBuf {
     let program = folder.path().join("collective-rank");
     fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+/// Returns a world whose rank program is this script.
+fn world(script: &str, silence: Duration) -> (TempDir, World) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = program(&folder, script);
     let softcuda = folder.path().join("libsoftcuda.so");
     fs::write(&softcuda, "").unwrap();
     let scratch = folder.path().join("scratch");
     fs::create_dir(&scratch).unwrap();
-    let world = World::new(&program, &softcuda, &scratch, silence).unwrap();
+    let world = World::new(&program, Some(&softcuda), &scratch, silence).unwrap();
     (folder, world)
 }
 
@@ -79,9 +85,23 @@ fn ranks_without_progress_are_killed() {
 }
 
 #[test]
+fn ranks_without_softcuda_load_the_driver_of_this_machine() {
+    let script =
+        "grep -q '\"softcuda\":null' \"$1\" || echo a job with softcuda >&2; echo \"[$LD_LIBRARY_PATH]\"";
+    let folder = tempfile::tempdir().unwrap();
+    let program = program(&folder, script);
+    let scratch = tempfile::tempdir_in(folder.path()).unwrap();
+    let world = World::new(&program, None, scratch.path(), Duration::from_secs(60)).unwrap();
+    let ends = world.run(vec![start(0, 1)]).unwrap();
+    let [End::Died { last_words, .. }] = &ends[..] else { panic!("{ends:?}") };
+    assert_eq!(last_words, "[]");
+    assert!(!scratch.path().join("libcuda.so.1").exists());
+}
+
+#[test]
 fn a_missing_program_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("collective-rank");
-    let error = World::new(&program, &program, folder.path(), Duration::from_secs(1)).unwrap_err();
+    let error = World::new(&program, None, folder.path(), Duration::from_secs(1)).unwrap_err();
     assert!(error.to_string().contains("collective-rank"), "{error}");
 }

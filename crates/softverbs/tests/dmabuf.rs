@@ -151,7 +151,8 @@ fn an_offset_counts_from_the_position_of_the_descriptor() {
     let mut found = vec![0; 4 * PAGE];
     copy.read_exact_at(&mut found, 0).unwrap();
     // SAFETY: memory of `a`, which nothing else uses now.
-    let sent = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(a.at(0) as usize), 16) };
+    let sent =
+        unsafe { std::slice::from_raw_parts::<u8>(std::ptr::with_exposed_provenance(a.at(0) as usize), 16) };
     assert_eq!(&found[3 * PAGE..][..16], sent);
     assert!(found[..3 * PAGE].iter().all(|byte| *byte == 0xee));
     assert_eq!(reg(&b, &file, PAGE as u64, 2 * PAGE, 0).unwrap_err(), libc::EINVAL);

@@ -110,7 +110,7 @@ pub(crate) struct BringUp {
     pub(crate) wiring: Wiring,
     /// The rails of the peer's HELLO.
     pub(crate) rails: Vec<RailInfo>,
-    /// The peer's host, by its HELLO.
+    /// The host name in the peer's HELLO.
     pub(crate) host: String,
     /// No change of a queue pair is retried later: the peer waits twice as long.
     pub(crate) retry_until: Instant,

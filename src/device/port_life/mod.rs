@@ -23,7 +23,7 @@ const MAX_ROUTES: usize = 4096;
 /// Why a port or a route is not healthy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cause {
-    /// In words.
+    /// The reason for people.
     pub why: String,
     /// Since when.
     pub since: Moment,

@@ -32,7 +32,7 @@ struct Moved {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Posted {
     pub(crate) seq: Sequence,
-    /// Its parts.
+    /// The rails that carry a part of it.
     pub(crate) mask: u8,
     /// The size of its only message, if the immediate has it.
     pub(crate) size: Option<u64>,

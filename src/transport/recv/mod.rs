@@ -85,9 +85,9 @@ pub(crate) struct RecvState {
 /// A request of a receiver.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Operation {
-    /// By slot.
+    /// The receive in a slot.
     Receive(u8),
-    /// By index.
+    /// The flush with an index.
     Flush(u8),
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Slot {
     buffers: [Buffer; MAX_RECVS],
 }
 
-/// Of no receive.
+/// The placeholder for unused entries.
 const NO_BUFFER: Buffer = Buffer { addr: 0, len: 0 };
 
 /// Why an immediate breaks the protocol.

@@ -9,7 +9,7 @@ use crate::transport::work::Work;
 use crate::verbs::{Completion, Kind};
 
 impl Progress for SendState {
-    /// Its index.
+    /// The index of the send.
     type Request = u8;
 
     #[inline]

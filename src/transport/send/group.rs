@@ -19,11 +19,11 @@ pub(crate) const SENDS: usize = 32 * MAX_RECVS;
 #[repr(align(32))]
 pub(crate) struct Matched {
     pub(crate) addr: usize,
-    /// Bytes.
+    /// The length in bytes.
     pub(crate) len: usize,
     /// The slot of its group.
     pub(crate) slot: u8,
-    /// Whether its split is kept. Without one all of it is on one rail.
+    /// Whether `splits` has an entry for this send. Otherwise it went whole on one rail.
     pub(crate) is_split: bool,
 }
 

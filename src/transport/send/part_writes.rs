@@ -30,7 +30,7 @@ pub(crate) struct PartWrites {
 pub(crate) struct Prepared {
     /// Writes with data.
     pub(crate) writes: usize,
-    /// Their bytes.
+    /// The sum of the writes' lengths, in bytes.
     pub(crate) bytes: usize,
     /// The `wr_id` of the write with the immediate, which is the last of the chain.
     pub(crate) signal: u64,

@@ -9,11 +9,11 @@ use crate::verbs::ImmWrite;
 /// What the usual sends of a comm have in common.
 #[derive(Debug)]
 pub(crate) struct UsualSends {
-    /// They have 1 to this many bytes.
+    /// The largest message on the fast path, in bytes.
     pub(crate) largest: usize,
-    /// Their rail.
+    /// The rail that carries all of them.
     pub(crate) rail: usize,
-    /// The mask of that rail.
+    /// The mask with that rail alone.
     pub(crate) mask: u8,
     /// Their share for SUP, for the statistics.
     pub(crate) share: Option<u16>,

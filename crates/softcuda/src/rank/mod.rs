@@ -21,8 +21,8 @@ use crate::{DataType, settings::Settings};
 pub struct Job {
     /// The release's `libnccl.so.2`.
     pub library: PathBuf,
-    /// `libsoftcuda.so`.
-    pub softcuda: PathBuf,
+    /// `libsoftcuda.so`. `None`: the rank runs on this machine's GPUs.
+    pub softcuda: Option<PathBuf>,
     /// The simulated GPUs.
     pub settings: Settings,
     /// This rank.
@@ -35,9 +35,8 @@ pub struct Job {
     pub hub: PathBuf,
     /// The tests, in their order. None: the communicator is created and destroyed.
     pub tests: Vec<Test>,
-    /// Whether the program's buffers are registered with NCCL. A second communicator then uses them
-    /// too, and ends before the tests are repeated.
-    pub register: bool,
+    /// How NCCL knows the program's buffers.
+    pub memory: Memory,
     /// Whether a window is registered (`ncclCommWindowRegister`) before the tests, which do not use
     /// it. It ends after them.
     pub window: bool,
@@ -48,6 +47,19 @@ pub struct Job {
     /// Whether the tests are timed: their repetitions are enqueued without a pause, and nothing is
     /// compared.
     pub timed: bool,
+}
+
+/// How NCCL knows the program's buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Memory {
+    /// By the arguments of each call.
+    Plain,
+    /// `ncclCommRegister`. A second communicator then uses the buffers too, and ends before the tests
+    /// are repeated.
+    Registered,
+    /// `ncclMemAlloc` and `ncclCommWindowRegister`, from 2.27 on.
+    Windows,
 }
 
 /// A collective, several times.
@@ -84,10 +96,13 @@ pub enum Collective {
     Reduce,
     /// `ncclSend` to the next rank and `ncclRecv` from the one before, as one group.
     SendRecv,
+    /// `ncclPutSignal` into the window of the next rank and `ncclWaitSignal` for the one before, from
+    /// 2.29 on. It needs [`Memory::Windows`].
+    PutSignal,
 }
 
 impl Collective {
-    /// All of them.
+    /// All that every release has.
     pub const ALL: [Self; 7] = [
         Self::AllReduce,
         Self::AllReduceInPlace,
@@ -113,6 +128,7 @@ impl Collective {
             Self::Broadcast => "broadcast",
             Self::Reduce => "reduce",
             Self::SendRecv => "send-recv",
+            Self::PutSignal => "put-signal",
         }
     }
 }
@@ -138,6 +154,9 @@ impl Operator {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
 }
+
+/// The failure of a rank that puts without a window.
+pub const NO_WINDOW: &str = "NCCL has made no window: it found no network for one-sided transfers";
 
 /// What a rank reports at its end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

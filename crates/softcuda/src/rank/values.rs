@@ -83,7 +83,7 @@ impl Case {
         match self.test.collective {
             Collective::AllGather => self.number((index / self.test.count) as u32, index % self.test.count),
             Collective::Broadcast => self.number(self.root(), index),
-            Collective::SendRecv => self.number(before, index),
+            Collective::SendRecv | Collective::PutSignal => self.number(before, index),
             Collective::ReduceScatter => self.reduced(self.rank as usize * self.test.count + index),
             Collective::AllReduce | Collective::AllReduceInPlace | Collective::Reduce => self.reduced(index),
         }

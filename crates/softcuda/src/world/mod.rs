@@ -53,7 +53,8 @@ impl Director for Once {
 #[derive(Debug)]
 pub struct World {
     program: PathBuf,
-    softcuda: PathBuf,
+    /// `None`: the ranks run on this machine's GPUs.
+    softcuda: Option<PathBuf>,
     scratch: PathBuf,
     silence: Duration,
 }
@@ -63,7 +64,7 @@ pub struct World {
 pub struct Start {
     /// What the rank does. [`World::run`] sets its socket and `libsoftcuda.so`.
     pub job: Job,
-    /// The complete environment. [`World::run`] puts softcuda first on `LD_LIBRARY_PATH`.
+    /// The complete environment. [`World::run`] puts softcuda, if used, first on `LD_LIBRARY_PATH`.
     pub environment: BTreeMap<String, String>,
 }
 
@@ -126,15 +127,21 @@ struct Member {
 
 impl World {
     /// Prepares for ranks. `program` and `softcuda` are the files `collective-rank` and
-    /// `libsoftcuda.so`; `scratch` is an empty folder that stays as long as ranks run. Ranks are
-    /// killed if none makes progress for `silence`.
-    pub fn new(program: &Path, softcuda: &Path, scratch: &Path, silence: Duration) -> io::Result<Self> {
+    /// `libsoftcuda.so`; without the latter, ranks run on this machine's GPUs. `scratch` is an empty
+    /// folder that stays as long as ranks run. Ranks are killed if none makes progress for
+    /// `silence`.
+    pub fn new(
+        program: &Path,
+        softcuda: Option<&Path>,
+        scratch: &Path,
+        silence: Duration,
+    ) -> io::Result<Self> {
         let built = |path: &Path| {
             fs::canonicalize(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
         };
-        let (program, softcuda) = (built(program)?, built(softcuda)?);
-        for name in NAMES {
-            symlink(&softcuda, scratch.join(name))?;
+        let (program, softcuda) = (built(program)?, softcuda.map(built).transpose()?);
+        if let Some(softcuda) = &softcuda {
+            NAMES.iter().try_for_each(|name| symlink(softcuda, scratch.join(name)))?;
         }
         Ok(Self { program, softcuda, scratch: scratch.to_owned(), silence })
     }
@@ -160,8 +167,10 @@ impl World {
             let Start { mut job, mut environment } = start;
             job.hub = listener.path().to_owned();
             job.softcuda.clone_from(&self.softcuda);
-            let path = environment.entry("LD_LIBRARY_PATH".into()).or_default();
-            *path = format!("{}:{path}", self.scratch.display());
+            if self.softcuda.is_some() {
+                let path = environment.entry("LD_LIBRARY_PATH".into()).or_default();
+                *path = format!("{}:{path}", self.scratch.display());
+            }
             let process = Process::start(&self.program, &job, &environment, &self.scratch)?;
             let step = "start".to_owned();
             members.push(Member {

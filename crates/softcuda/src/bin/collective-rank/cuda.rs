@@ -23,6 +23,7 @@ pub(crate) struct Cuda {
     to_host: unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int,
     stream_create: unsafe extern "C" fn(*mut Stream, c_uint) -> c_int,
     stream_query: unsafe extern "C" fn(Stream) -> c_int,
+    stream_synchronize: unsafe extern "C" fn(Stream) -> c_int,
 }
 
 fn check(call: &str, code: c_int) -> Result<()> {
@@ -57,6 +58,7 @@ impl Cuda {
             to_host: function!(c"cuMemcpyDtoH_v2"),
             stream_create: function!(c"cuStreamCreate"),
             stream_query: function!(c"cuStreamQuery"),
+            stream_synchronize: function!(c"cuStreamSynchronize"),
         })
     }
 
@@ -82,7 +84,12 @@ impl Cuda {
         let mut address = 0;
         // SAFETY: a place for an address.
         check("cuMemAlloc", unsafe { (self.alloc)(&raw mut address, len.max(1)) })?;
-        Ok(Buffer { cuda: self, address, len })
+        Ok(Buffer { cuda: self, address, len, own: true })
+    }
+
+    /// Returns memory that NCCL has allocated, and that stays, as a buffer.
+    pub(crate) fn buffer_at(&self, pointer: *mut c_void, len: usize) -> Buffer<'_> {
+        Buffer { cuda: self, address: pointer.expose_provenance() as u64, len, own: false }
     }
 }
 
@@ -92,6 +99,8 @@ pub(crate) struct Buffer<'a> {
     cuda: &'a Cuda,
     address: u64,
     len: usize,
+    /// Whether it is freed here.
+    own: bool,
 }
 
 impl Buffer<'_> {
@@ -108,7 +117,11 @@ impl Buffer<'_> {
         assert!(bytes.len() <= self.len, "more bytes than the buffer has");
         // SAFETY: both sides have this many bytes.
         let code = unsafe { (self.cuda.to_device)(self.address, bytes.as_ptr().cast(), bytes.len()) };
-        check("cuMemcpyHtoD", code)
+        check("cuMemcpyHtoD", code)?;
+        // The copy may return before the last bytes are on the GPU, and other streams do not wait for
+        // them.
+        // SAFETY: the default stream.
+        check("cuStreamSynchronize", unsafe { (self.cuda.stream_synchronize)(null_mut()) })
     }
 
     /// Reads the buffer's first bytes.
@@ -124,6 +137,9 @@ impl Buffer<'_> {
 
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
+        if !self.own {
+            return;
+        }
         // SAFETY: allocated by `buffer`, freed once, after the stream was done. The process ends
         // soon, so the result changes nothing.
         let _ = unsafe { (self.cuda.free)(self.address) };

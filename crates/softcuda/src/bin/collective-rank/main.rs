@@ -1,4 +1,4 @@
-//! `collective-rank`: one rank of real NCCL collectives on softcuda. Its only argument is a file
+//! `collective-rank`: one rank of real NCCL collectives, on softcuda or on a GPU. Its only argument is a file
 //! with a [`Job`]; the program that started it hears of every step through a Unix socket.
 
 mod cuda;

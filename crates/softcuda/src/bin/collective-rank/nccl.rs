@@ -1,13 +1,13 @@
 //! The functions of `nccl.h` that a rank uses.
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_void},
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
     ptr::null_mut,
 };
 
 use softcuda::{
     DataType,
-    rank::{Collective, Operator},
+    rank::{Collective, NO_WINDOW, Operator},
 };
 
 use crate::{Result, cuda::Stream, library::Library};
@@ -17,12 +17,24 @@ use crate::{Result, cuda::Stream, library::Library};
 #[repr(C)]
 pub(crate) struct UniqueId(pub(crate) [u8; 128]);
 
+/// `ncclWaitSignalDesc_t`
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct WaitSignal {
+    operations: c_int,
+    peer: c_int,
+    signal: c_int,
+    context: c_int,
+}
+
 type RawComm = *mut c_void;
+/// `ncclWindow_t`
+pub(crate) type Window = *mut c_void;
 type Pointer = *mut c_void;
 
 const IN_PROGRESS: c_int = 7;
-/// `NCCL_WIN_COLL_SYMMETRIC`.
-const WINDOW_FLAGS: c_int = 1;
+/// `NCCL_WIN_COLL_SYMMETRIC`
+const SYMMETRIC: c_int = 1;
 
 /// The library of a release.
 #[derive(Debug)]
@@ -46,12 +58,29 @@ pub(crate) struct Nccl {
     /// From 2.19 on.
     register: Option<unsafe extern "C" fn(RawComm, Pointer, usize, *mut Pointer) -> c_int>,
     deregister: Option<unsafe extern "C" fn(RawComm, Pointer) -> c_int>,
-    /// From 2.27 on.
-    window_register: Option<unsafe extern "C" fn(RawComm, Pointer, usize, *mut Pointer, c_int) -> c_int>,
-    window_deregister: Option<unsafe extern "C" fn(RawComm, Pointer) -> c_int>,
     mem_alloc: Option<unsafe extern "C" fn(*mut Pointer, usize) -> c_int>,
-    mem_free: Option<unsafe extern "C" fn(Pointer) -> c_int>,
+    /// From 2.27 on.
+    open_window: Option<unsafe extern "C" fn(RawComm, Pointer, usize, *mut Window, c_int) -> c_int>,
+    close_window: Option<unsafe extern "C" fn(RawComm, Window) -> c_int>,
+    /// From 2.29 on.
+    put_signal: Option<PutSignal>,
+    wait_signal: Option<unsafe extern "C" fn(c_int, *mut WaitSignal, RawComm, Stream) -> c_int>,
 }
+
+/// `ncclPutSignal`
+type PutSignal = unsafe extern "C" fn(
+    Pointer,
+    usize,
+    c_int,
+    c_int,
+    Window,
+    usize,
+    c_int,
+    c_int,
+    c_uint,
+    RawComm,
+    Stream,
+) -> c_int;
 
 impl Nccl {
     /// Looks the functions up.
@@ -87,10 +116,11 @@ impl Nccl {
             group_end: function!(c"ncclGroupEnd"),
             register: newer!(c"ncclCommRegister"),
             deregister: newer!(c"ncclCommDeregister"),
-            window_register: newer!(c"ncclCommWindowRegister"),
-            window_deregister: newer!(c"ncclCommWindowDeregister"),
             mem_alloc: newer!(c"ncclMemAlloc"),
-            mem_free: newer!(c"ncclMemFree"),
+            open_window: newer!(c"ncclCommWindowRegister"),
+            close_window: newer!(c"ncclCommWindowDeregister"),
+            put_signal: newer!(c"ncclPutSignal"),
+            wait_signal: newer!(c"ncclWaitSignal"),
         })
     }
 
@@ -125,6 +155,14 @@ impl Nccl {
         Ok(id)
     }
 
+    /// Allocates memory that can be a window. It stays until the process ends.
+    pub(crate) fn mem_alloc(&self, len: usize) -> Result<Pointer> {
+        let alloc = self.mem_alloc.ok_or("this release has no ncclMemAlloc")?;
+        let mut memory = null_mut();
+        // SAFETY: a place for an address.
+        self.check("ncclMemAlloc", unsafe { alloc(&raw mut memory, len) }).map(|()| memory)
+    }
+
     /// Joins the other ranks.
     pub(crate) fn join(&self, id: UniqueId, rank: u32, ranks: u32) -> Result<Comm<'_>> {
         let mut raw = null_mut();
@@ -133,21 +171,6 @@ impl Nccl {
         let code = unsafe { (self.init_rank)(&raw mut raw, ranks, id, rank) };
         self.check("ncclCommInitRank", code)?;
         Ok(Comm { nccl: self, raw, rank, ranks })
-    }
-}
-
-/// Memory of NCCL's, and its window.
-#[derive(Debug)]
-pub(crate) struct Window {
-    memory: Pointer,
-    /// NULL if the communicator has no windows. That is a success for NCCL.
-    handle: Pointer,
-}
-
-impl Window {
-    /// Returns whether NCCL returned a handle.
-    pub(crate) fn has_handle(&self) -> bool {
-        !self.handle.is_null()
     }
 }
 
@@ -170,6 +193,8 @@ pub(crate) struct Call {
     pub(crate) count: usize,
     pub(crate) send: Pointer,
     pub(crate) receive: Pointer,
+    /// The window of all ranks' receive buffers, if they are one.
+    pub(crate) window: Option<Window>,
     pub(crate) stream: Stream,
 }
 
@@ -201,6 +226,7 @@ impl Comm<'_> {
                     (nccl.reduce)(send, receive, count, element, operator, root, comm, stream)
                 }
                 Collective::SendRecv => return self.send_recv(call),
+                Collective::PutSignal => return self.put_signal(call),
             }
         };
         nccl.check(call.collective.name(), code)
@@ -226,6 +252,30 @@ impl Comm<'_> {
             ]
         };
         codes.into_iter().try_for_each(|code| nccl.check("send-recv", code))
+    }
+
+    /// Puts into the window of the next rank and waits for the signal of the one before.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::enqueue`].
+    unsafe fn put_signal(&self, call: Call) -> Result<()> {
+        let Call { send, count, stream, .. } = call;
+        let missing = "this release has no ncclPutSignal and ncclWaitSignal";
+        let put = self.nccl.put_signal.ok_or(missing)?;
+        let wait = self.nccl.wait_signal.ok_or(missing)?;
+        let window = call.window.ok_or(NO_WINDOW)?;
+        let next = (self.rank + 1) % self.ranks;
+        let peer = (self.rank + self.ranks - 1) % self.ranks;
+        // SAFETY: a buffer with the elements (caller), a window of all ranks in which the next rank's
+        // buffer has as many, and the only signal and context that NCCL accepts.
+        let code =
+            unsafe { put(send, count, call.element as c_int, next, window, 0, 0, 0, 0, self.raw, stream) };
+        self.nccl.check("ncclPutSignal", code)?;
+        let mut signal = WaitSignal { operations: 1, peer, signal: 0, context: 0 };
+        // SAFETY: one signal, which is read during the call.
+        let code = unsafe { wait(1, &raw mut signal, self.raw, stream) };
+        self.nccl.check("ncclWaitSignal", code)
     }
 
     /// Returns the asynchronous error, if there is one.
@@ -263,28 +313,29 @@ impl Comm<'_> {
         self.nccl.check("ncclCommDeregister", unsafe { deregister(self.raw, handle) })
     }
 
-    /// Allocates memory and registers it as a window, together with the other ranks.
-    pub(crate) fn register_window(&self, len: usize) -> Result<Window> {
-        let lacks = "this release has no ncclCommWindowRegister";
-        let (allocate, register) = self.nccl.mem_alloc.zip(self.nccl.window_register).ok_or(lacks)?;
-        let (mut memory, mut handle) = (null_mut(), null_mut());
-        // SAFETY: a place for an address.
-        self.nccl.check("ncclMemAlloc", unsafe { allocate(&raw mut memory, len) })?;
-        // SAFETY: the memory stays until `deregister_window`, or until the process ends; a place for
-        // a handle.
-        let code = unsafe { register(self.raw, memory, len, &raw mut handle, WINDOW_FLAGS) };
-        self.nccl.check("ncclCommWindowRegister", code).map(|()| Window { memory, handle })
+    /// Makes a window of a buffer, together with all ranks. NCCL makes none without a network for
+    /// one-sided transfers.
+    ///
+    /// # Safety
+    ///
+    /// The buffer must be memory of [`Nccl::mem_alloc`], of the same size in all ranks.
+    pub(crate) unsafe fn open_window(&self, buffer: Pointer, len: usize) -> Result<Option<Window>> {
+        let open = self.nccl.open_window.ok_or("this release has no ncclCommWindowRegister")?;
+        let mut window = null_mut();
+        // SAFETY: a buffer that stays (caller) and a place for a window.
+        let code = unsafe { open(self.raw, buffer, len, &raw mut window, SYMMETRIC) };
+        self.nccl.check("ncclCommWindowRegister", code).map(|()| (!window.is_null()).then_some(window))
     }
 
-    /// Ends a window of this communicator and frees its memory.
-    pub(crate) fn deregister_window(&self, window: Window) -> Result<()> {
-        let lacks = "this release has no ncclCommWindowDeregister";
-        let (free, deregister) = self.nccl.mem_free.zip(self.nccl.window_deregister).ok_or(lacks)?;
-        // SAFETY: a window of `register_window`, or NULL, which NCCL ignores.
-        let code = unsafe { deregister(self.raw, window.handle) };
-        self.nccl.check("ncclCommWindowDeregister", code)?;
-        // SAFETY: allocated by `register_window`, and no longer a window.
-        self.nccl.check("ncclMemFree", unsafe { free(window.memory) })
+    /// Ends a window.
+    ///
+    /// # Safety
+    ///
+    /// The window must be one of [`Self::open_window`] that was not used here before.
+    pub(crate) unsafe fn close_window(&self, window: Window) -> Result<()> {
+        let close = self.nccl.close_window.ok_or("this release has no ncclCommWindowDeregister")?;
+        // SAFETY: a window of this communicator (caller).
+        self.nccl.check("ncclCommWindowDeregister", unsafe { close(self.raw, window) })
     }
 
     /// Ends the communicator after all work.

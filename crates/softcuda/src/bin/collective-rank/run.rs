@@ -3,13 +3,14 @@
 use std::{
     ffi::{CString, c_void},
     os::unix::ffi::OsStrExt,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use softcuda::{
     ATTACH, Attach,
-    rank::{Case, Collective, Hub, Job, Message, Outcome, Ran, Test, UNTOUCHED},
+    rank::{Case, Collective, Hub, Job, Memory, Message, Outcome, Ran, Test, UNTOUCHED},
 };
 
 use crate::{
@@ -36,17 +37,19 @@ const BATCHES_TIME: Duration = Duration::from_millis(400);
 pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
     step(hub, "load the library")?;
     let library = Library::open(&job.library)?;
-    attach(job)?;
+    if let Some(softcuda) = &job.softcuda {
+        attach(job, softcuda)?;
+    }
     let nccl = Nccl::of(&library)?;
     let cuda = Cuda::open(job.device)?;
     let (comm, init_seconds) = join(job, &nccl, hub)?;
-    let buffers = Buffers::new(job, &cuda)?;
+    let buffers = Buffers::new(job, &cuda, &nccl)?;
     let mut bench = Bench::new(job, &cuda, &comm, &buffers)?;
-    let window = if job.window { Some(register_window(&comm, hub)?) } else { None };
+    let window = if job.window { Some(open_window(&nccl, &comm, hub)?) } else { None };
     let mut outcome = Outcome {
         version: nccl.version()?,
         init_seconds,
-        window: window.as_ref().map(Window::has_handle),
+        window: window.map(|window| window.is_some()),
         tests: Vec::new(),
         asynchronous_error: None,
     };
@@ -67,7 +70,7 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
                 }
             }
         }
-        let shares = job.register && !job.timed && lap == 0;
+        let shares = job.memory == Memory::Registered && !job.timed && lap == 0;
         if shares {
             share(job, &nccl, &cuda, &buffers, hub)?;
         }
@@ -78,9 +81,10 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
         lap += 1;
     }
     bench.deregister()?;
-    if let Some(window) = window {
+    if let Some(window) = window.flatten() {
         step(hub, "ncclCommWindowDeregister")?;
-        comm.deregister_window(window)?;
+        // SAFETY: a window of `open_window`, which is used once.
+        unsafe { comm.close_window(window)? };
     }
     end(comm, hub)?;
     Ok(outcome)
@@ -98,10 +102,12 @@ fn join<'a>(job: &Job, nccl: &'a Nccl, hub: &mut Hub) -> Result<(Comm<'a>, f64)>
     Ok((comm, begun.elapsed().as_secs_f64()))
 }
 
-/// Registers a window, which no test uses.
-fn register_window(comm: &Comm<'_>, hub: &mut Hub) -> Result<Window> {
+/// Makes a window, which no test uses. NCCL makes none without a network for one-sided transfers.
+fn open_window(nccl: &Nccl, comm: &Comm<'_>, hub: &mut Hub) -> Result<Option<Window>> {
+    let memory = nccl.mem_alloc(WINDOW)?;
     step(hub, "ncclCommWindowRegister")?;
-    comm.register_window(WINDOW)
+    // SAFETY: memory of NCCL's, of the same size in all ranks.
+    unsafe { comm.open_window(memory, WINDOW) }
 }
 
 /// Destroys a communicator when all ranks have come here.
@@ -139,8 +145,8 @@ fn step(hub: &mut Hub, name: &str) -> Result<()> {
 }
 
 /// Attaches softcuda to the loaded library.
-fn attach(job: &Job) -> Result<()> {
-    let softcuda = Library::open(&job.softcuda)?;
+fn attach(job: &Job, softcuda: &Path) -> Result<()> {
+    let softcuda = Library::open(softcuda)?;
     // SAFETY: the function that `ATTACH` names has this type.
     let attach: Attach = unsafe { softcuda.function(ATTACH)? };
     let path = CString::new(job.library.as_os_str().as_bytes())?;
@@ -166,10 +172,14 @@ struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    fn new(job: &Job, cuda: &'a Cuda) -> Result<Self> {
+    fn new(job: &Job, cuda: &'a Cuda, nccl: &Nccl) -> Result<Self> {
         let bytes = |test: &Test| test.count * test.element.size() * job.ranks as usize;
         let len = job.tests.iter().map(bytes).max().unwrap_or(0);
-        Ok(Self { send: cuda.buffer(len)?, receive: cuda.buffer(len)? })
+        let buffer = || match job.memory {
+            Memory::Windows => Ok(cuda.buffer_at(nccl.mem_alloc(len.max(1))?, len)),
+            Memory::Plain | Memory::Registered => cuda.buffer(len),
+        };
+        Ok(Self { send: buffer()?, receive: buffer()? })
     }
 }
 
@@ -182,19 +192,27 @@ struct Bench<'a> {
     send: &'a Buffer<'a>,
     receive: &'a Buffer<'a>,
     registered: Vec<*mut c_void>,
+    /// Of the buffers to send and to receive, where NCCL makes windows.
+    windows: [Option<Window>; 2],
 }
 
 impl<'a> Bench<'a> {
     fn new(job: &'a Job, cuda: &'a Cuda, comm: &'a Comm<'a>, buffers: &'a Buffers<'a>) -> Result<Self> {
         let (send, receive) = (&buffers.send, &buffers.receive);
         let mut registered = Vec::new();
-        if job.register {
-            for buffer in [send, receive] {
+        let mut windows = [None; 2];
+        for (buffer, window) in [send, receive].into_iter().zip(&mut windows) {
+            match job.memory {
+                Memory::Plain => {}
                 // SAFETY: the buffers are freed after `deregister`, or at the end of the process.
-                registered.extend(unsafe { comm.register(buffer.pointer(), buffer.len())? });
+                Memory::Registered => {
+                    registered.extend(unsafe { comm.register(buffer.pointer(), buffer.len())? })
+                }
+                // SAFETY: memory of NCCL (`Buffers::new`), by the same tests in all ranks.
+                Memory::Windows => *window = unsafe { comm.open_window(buffer.pointer(), buffer.len())? },
             }
         }
-        Ok(Self { job, cuda, comm, stream: cuda.stream()?, send, receive, registered })
+        Ok(Self { job, cuda, comm, stream: cuda.stream()?, send, receive, registered, windows })
     }
 
     /// Ends the registrations, which NCCL expects before the end of the communicator.
@@ -202,6 +220,10 @@ impl<'a> Bench<'a> {
         for handle in self.registered.drain(..) {
             // SAFETY: a handle of `register`, taken out of the list.
             unsafe { self.comm.deregister(handle)? };
+        }
+        for window in self.windows.iter_mut().filter_map(Option::take) {
+            // SAFETY: a window of `open_window`, taken out of its place.
+            unsafe { self.comm.close_window(window)? };
         }
         Ok(())
     }
@@ -218,6 +240,10 @@ impl<'a> Bench<'a> {
             )?;
             let case = Case { test, rank: self.job.rank, ranks: self.job.ranks, round, place };
             self.prepare(case)?;
+            if test.collective == Collective::PutSignal {
+                // The peer writes into the buffer without being asked.
+                hub.exchange(Vec::new())?;
+            }
             let begun = Instant::now();
             self.enqueue(case)?;
             if last && round == test.times / 2 && self.job.killed == Some(self.job.rank) {
@@ -285,6 +311,7 @@ impl<'a> Bench<'a> {
             count,
             send,
             receive,
+            window: self.windows[1],
             stream: self.stream,
         };
         // SAFETY: the buffers have room for the largest test, and `wait` comes before they are freed

@@ -86,7 +86,7 @@ fn what_is_not_yet_due_is_not_polled() {
         let now = crate::clock::now();
         let late = now + 3_600_000_000_000;
         ring.push(&entry(1, late, 0), || now);
-        assert_eq!(drain(&ring), []);
+        assert_eq!(drain(&ring), Vec::<u64>::new());
         ring.push(&entry(2, 0, 1), || now);
         assert_eq!(drain(&ring), [2]);
         // A later entry of the same QP waits for the first.
