@@ -180,6 +180,8 @@ impl Evil {
         // As a call of connect does at its end: the proof is sent.
         channel.flush();
         let device = device();
+        // Those of its HELLO: the table may be another one at the bring-up.
+        let gids: Vec<_> = device.rails.iter().map(|nic| nic.now().unwrap().1[0]).collect();
         let pds: Vec<_> = device.rails.iter().map(|n| n.pd()).collect();
         let has_mailbox = pds.len() > 1;
         let region = Region::new(&pds, memory_bytes(has_mailbox) / 8, false).unwrap();
@@ -215,12 +217,12 @@ impl Evil {
         };
         let mut rails = Vec::new();
         for (i, ((qps, cq), nic)) in fresh.into_iter().zip(&device.rails).enumerate() {
-            let (port, gids) = nic.now().unwrap();
-            let gid = gids[0];
+            let port = nic.now().unwrap().0;
+            let gid_index = nic.place_of(&gids[i]).unwrap_or(gids[i].index);
             let Some(route) = theirs.routes.get(i) else { break };
             let path = |theirs: &QpWiring| Path {
                 port: port.number,
-                gid_index: gid.index,
+                gid_index,
                 pkey_index: 0,
                 mtu: 5,
                 lid: 0,
