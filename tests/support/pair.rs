@@ -13,22 +13,45 @@ pub const HOST: i32 = 1;
 /// How long a wait polls before it sleeps between polls.
 const BUSY: Duration = Duration::from_millis(5);
 
-/// Calls `f` until it returns something. Most waits are short, so it polls at first; in a longer
-/// one the processor belongs to the other processes of the tests.
-#[track_caller]
-pub fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(value) = f() {
-            return value;
-        }
-        let waited = start.elapsed();
-        assert!(waited < LIMIT, "{what}: nothing within {LIMIT:?}");
+/// A loop that polls. Most waits are short, so it polls at first; in a longer one the processor
+/// belongs to the other threads and processes of the tests.
+#[derive(Debug)]
+pub struct Polling {
+    since: Instant,
+}
+
+impl Polling {
+    pub fn new() -> Self {
+        Self { since: Instant::now() }
+    }
+
+    /// Something has happened: the next wait begins.
+    pub fn progress(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// Nothing has happened. Returns how long that has lasted.
+    pub fn pause(&self) -> Duration {
+        let waited = self.since.elapsed();
         if waited < BUSY {
             std::thread::yield_now();
         } else {
             std::thread::sleep(Duration::from_micros(100));
         }
+        waited
+    }
+}
+
+/// Calls `f` until it returns something: for one event. `f` does no work in steps, since [`until`] soon
+/// sleeps between calls.
+#[track_caller]
+pub fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+    let polling = Polling::new();
+    loop {
+        if let Some(value) = f() {
+            return value;
+        }
+        assert!(polling.pause() < LIMIT, "{what}: nothing within {LIMIT:?}");
     }
 }
 
@@ -142,13 +165,15 @@ impl Buffer {
 /// Bytes that differ by place and message.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = |_| {
+    let mut bytes = vec![0; len];
+    // Eight at a time: tests are built without optimisation, and this makes most of their bytes.
+    for chunk in bytes.chunks_mut(8) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        (state >> 24) as u8
-    };
-    (0..len).map(next).collect()
+        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
+    }
+    bytes
 }
 
 impl Pair {

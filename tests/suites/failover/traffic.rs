@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use mpib_tests::code::Success;
 use mpib_tests::memory::Pages;
-use mpib_tests::pair::{HOST, LIMIT, Pair, pattern};
+use mpib_tests::pair::{HOST, LIMIT, Pair, Polling, pattern};
 use mpib_tests::table::Ptr;
 use nccl_net_mpib_agent_iface::stats::{Connection, Direction, pages_of};
 
@@ -156,6 +156,13 @@ struct Run {
     sends: Vec<Sent>,
 }
 
+impl Run {
+    /// Returns what each step of a run changes.
+    fn steps(&self) -> [usize; 5] {
+        [self.offered, self.sent, self.begun, self.receives.len(), self.sends.len()]
+    }
+}
+
 impl Link {
     pub(crate) fn new(pair: Pair, traffic: &Traffic) -> Self {
         let (len, n) = (traffic.area(), traffic.in_flight);
@@ -190,13 +197,20 @@ impl Link {
     /// Ends a run.
     fn finish(&mut self, mut run: Run, mut each: impl FnMut()) {
         let (groups, begin) = (self.traffic.groups.len(), Instant::now());
+        let mut polling = Polling::new();
         while run.offered < groups || run.sent < groups || !run.receives.is_empty() || !run.sends.is_empty() {
             each();
+            let before = run.steps();
             self.offer(&mut run);
             self.begin_send(&mut run);
             self.test_receives(&mut run);
             self.test_sends(&mut run);
             assert!(begin.elapsed() < LIMIT / 2, "no progress: {run:?} of {:?}", self.traffic.groups);
+            if run.steps() == before {
+                polling.pause();
+            } else {
+                polling.progress();
+            }
         }
         self.earlier += groups;
         self.messages += self.traffic.groups.iter().map(|lens| lens.len() as u64).sum::<u64>();

@@ -19,7 +19,7 @@ use softverbs::Flap;
 use super::side::{CONNECTIONS, Side};
 
 /// Duration unless the environment sets another.
-const SECONDS: u64 = 60;
+const SECONDS: u64 = 20;
 /// Time before the first comparison: pools, caches and the allocator's arenas grow to their size.
 const WARM_UP: u64 = 3;
 /// Bound of the growth of mappings: the allocator adds and removes some.
