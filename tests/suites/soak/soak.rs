@@ -64,6 +64,14 @@ impl Held {
         }
     }
 
+    /// Before any connection, with what the first one makes on each of the two adapters for all: a
+    /// registration of the memory that receives in shared queues name.
+    fn idle() -> Self {
+        let mut held = Self::now();
+        held.objects[3] += 2;
+        held
+    }
+
     /// Once what the last connections had is given back: closed channels and the agent's client
     /// linger for a moment.
     fn settled(idle: &Self) -> Self {
@@ -126,7 +134,7 @@ fn answer(side: &Side, idle: &Held) -> Answer {
 /// The second process.
 fn other_process() {
     let mut side = Side::new(1, flaps());
-    let idle = Held::now();
+    let idle = Held::idle();
     for line in commands() {
         let words: Vec<&str> = line.split(' ').collect();
         let [seed, round, dir] = words[..] else { panic!("{line:?}") };
@@ -254,7 +262,7 @@ fn soak(seconds: u64) {
     let agent = place.agent();
     let peer = Peer::start_as(Role::Second, &[THERE]);
     let side = Side::new(0, flaps());
-    let idle = Held::now();
+    let idle = Held::idle();
     let flapping = flaps().then(|| Flapping::new(seed, seconds));
     let mut soak = Soak { flapping, seed, rng, place, agent, side, idle, peer, hints: 0 };
     let (start, mut told) = (Instant::now(), 0);
