@@ -21,7 +21,7 @@ pub struct Polling {
 }
 
 impl Polling {
-    pub fn new() -> Self {
+    pub fn start() -> Self {
         Self { since: Instant::now() }
     }
 
@@ -46,7 +46,7 @@ impl Polling {
 /// sleeps between calls.
 #[track_caller]
 pub fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
-    let polling = Polling::new();
+    let polling = Polling::start();
     loop {
         if let Some(value) = f() {
             return value;

@@ -1,6 +1,6 @@
 //! Keeps the host out of test programs: its settings, agents, configuration files and limits.
 //!
-//! A program that names this crate (`extern crate mpib_test_env as _;`) runs [`enter`] before
+//! A program that names this crate (`extern crate mpib_test_env as _;`) runs `enter` before
 //! `main`, while it has one thread. Tests in the process and the processes that they start then have
 //! the same environment on every host. What a test sets itself stays: a process that a test program
 //! has started finds [`ENTERED`] and changes nothing.

@@ -197,7 +197,7 @@ impl Link {
     /// Ends a run.
     fn finish(&mut self, mut run: Run, mut each: impl FnMut()) {
         let (groups, begin) = (self.traffic.groups.len(), Instant::now());
-        let mut polling = Polling::new();
+        let mut polling = Polling::start();
         while run.offered < groups || run.sent < groups || !run.receives.is_empty() || !run.sends.is_empty() {
             each();
             let before = run.steps();
