@@ -169,7 +169,7 @@ impl Place {
     /// Returns the addresses of the rails of a rank's host.
     fn addresses(&self, rank: u32) -> [String; 2] {
         let n = self.host_number(rank) + 1;
-        let swap = self.crossed && n % 2 == 0;
+        let swap = self.crossed && n.is_multiple_of(2);
         [0, 1].map(|rail| format!("10.9.{}.{n}", if swap { 1 - rail } else { rail }))
     }
 

@@ -204,9 +204,9 @@ impl<'a> Bench<'a> {
         for (buffer, window) in [send, receive].into_iter().zip(&mut windows) {
             match job.memory {
                 Memory::Plain => {}
-                // SAFETY: the buffers are freed after `deregister`, or at the end of the process.
                 Memory::Registered => {
-                    registered.extend(unsafe { comm.register(buffer.pointer(), buffer.len())? })
+                    // SAFETY: the buffers are freed after `deregister`, or at the end of the process.
+                    registered.extend(unsafe { comm.register(buffer.pointer(), buffer.len())? });
                 }
                 // SAFETY: memory of NCCL (`Buffers::new`), by the same tests in all ranks.
                 Memory::Windows => *window = unsafe { comm.open_window(buffer.pointer(), buffer.len())? },
