@@ -2,17 +2,18 @@
 //!
 //! Calls off the data path look a handle up in the list of live handles before they read through
 //! it, so a foreign or closed handle is an error. Calls on the data path check only the tag in
-//! front of the value, which costs one load: it catches NULL, a handle of another kind and, very
-//! likely, a closed handle.
+//! front of the value, which costs one load: it catches NULL, a handle of another kind, and a closed
+//! handle whose memory has no new value of its kind.
 
 use core::any::TypeId;
 use core::ffi::c_void;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::tagged::{Kind, Tagged};
-use crate::{NetPlugin, Refusal};
+use crate::{NetPlugin, Refusal, slab};
 
 /// The address of every handle that C holds, except requests, with its plugin and kind.
 static LIVE: Mutex<BTreeMap<usize, (TypeId, Kind)>> = Mutex::new(BTreeMap::new());
@@ -30,7 +31,7 @@ pub(crate) trait HandleType: Sized {
 
 /// Moves `value` into a handle for C.
 pub(crate) fn into_raw<P: NetPlugin, T: HandleType>(value: T) -> *mut c_void {
-    let handle = Box::into_raw(Box::new(Tagged::of(T::KIND, value)));
+    let handle = slab::keep(T::KIND, value).as_ptr();
     live().insert(handle.addr(), (TypeId::of::<P>(), T::KIND));
     handle.cast()
 }
@@ -68,9 +69,7 @@ pub(crate) unsafe fn from_raw<P: NetPlugin, T: HandleType>(
     what: &'static str,
     handle: *mut c_void,
 ) -> Result<T, Refusal> {
-    if handle.is_null() {
-        return Err(Refusal::Null(what));
-    }
+    let Some(place) = NonNull::new(handle.cast::<Tagged<T>>()) else { return Err(Refusal::Null(what)) };
     {
         let mut live = live();
         if live.get(&handle.addr()) != Some(&(TypeId::of::<P>(), T::KIND)) {
@@ -78,18 +77,16 @@ pub(crate) unsafe fn from_raw<P: NetPlugin, T: HandleType>(
         }
         live.remove(&handle.addr());
     }
-    // SAFETY: the list contained the handle with this kind, so `into_raw` made this box, and only
-    // one call removes it from the list. No other thread uses it, as the caller promises.
-    let owned = unsafe { Box::from_raw(handle.cast::<Tagged<T>>()) };
-    owned.retire();
-    Ok(owned.into_value())
+    // SAFETY: the list contained the handle with this kind, so `into_raw` made it, and only one call
+    // removes it from the list. No other thread uses it, as the caller promises.
+    Ok(unsafe { slab::end(place) })
 }
 
 /// Borrows the value of a handle after checking only its tag, for the data path.
 ///
 /// # Safety
-/// `handle` is NULL, unaligned, or readable at its start. If the tag there is that of `kind`, it is
-/// a live `Tagged<T>` that no other thread closes during `'a`.
+/// `handle` is NULL, unaligned, or readable at its start, as that of a closed handle is. If the tag
+/// there is that of `kind`, it is a live `Tagged<T>` that no other thread closes during `'a`.
 #[inline(always)]
 pub(crate) unsafe fn borrow_tagged<'a, T>(
     kind: Kind,
