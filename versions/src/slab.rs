@@ -48,8 +48,8 @@ fn block<T>(len: usize) -> NonNull<Tagged<T>> {
         return block.0.cast();
     }
     // Of more than there are addresses not even the first one is there.
-    let layout = Layout::array::<Tagged<T>>(len)
-        .unwrap_or_else(|_| handle_alloc_error(Layout::new::<Tagged<T>>()));
+    let layout =
+        Layout::array::<Tagged<T>>(len).unwrap_or_else(|_| handle_alloc_error(Layout::new::<Tagged<T>>()));
     // SAFETY: the layout is not empty: there is a value, and a tag in front of it.
     let Some(first) = NonNull::new(unsafe { alloc(layout) }.cast::<Tagged<T>>()) else {
         handle_alloc_error(layout)
