@@ -231,11 +231,14 @@ settings! {
     /// Retransmissions of an unacknowledged packet.
     retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", WholeOrLargest::<u8>::new(0, 7),
         differs: "7, with a warning, for more than 7";
-    /// Index into each port's P_Key table, if `NCCL_IB_PKEY_VALUE` is -1.
-    pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535);
-    /// Partition by number: the first entry of each port's P_Key table with these low 15 bits. -1:
-    /// `NCCL_IB_PKEY`.
-    pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", WholeOrAuto::<u16>::new(0, 65535);
+    /// Index into each port's P_Key table, if `NCCL_IB_PKEY_VALUE` is -1. A port without a P_Key
+    /// there is not used.
+    pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535),
+        differs: "a port without it is left out";
+    /// Partition by number: the first entry of each port's P_Key table with these low 15 bits. A
+    /// port without it is not used. -1: `NCCL_IB_PKEY`.
+    pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", WholeOrAuto::<u16>::new(0, 65535),
+        differs: "a port without it is left out";
     /// InfiniBand service level. -1: the communicator's traffic class; without one, 0 at a sender
     /// and the sender's level at a receiver.
     sl: Option<u8> = None, "NCCL_IB_SL", WholeOrAuto::<u8>::new(0, 15),
