@@ -43,6 +43,8 @@ macro_rules! settings {
             $($(#[doc = $doc])+ pub $field: $ty,)*
             /// Settings that are out of bounds, each with the value that is used in its place.
             pub substituted: Vec<(BadSetting, String)>,
+            /// Lists with empty items, which are skipped.
+            pub with_empty_items: Vec<&'static str>,
             /// The user's folder for sockets, `XDG_RUNTIME_DIR`, as the desktop or login service
             /// has set it.
             pub runtime_dir: Option<OsString>,
@@ -50,7 +52,7 @@ macro_rules! settings {
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($field: $default,)* substituted: Vec::new(), runtime_dir: None }
+                Self { $($field: $default,)* substituted: Vec::new(), with_empty_items: Vec::new(), runtime_dir: None }
             }
         }
 
@@ -69,7 +71,12 @@ macro_rules! settings {
                 let mut bad = Vec::new();
                 $(if let Some(text) = var($var).filter(|text| !is_unset($var, text)) {
                     match form::parse(&$form, $var, &text) {
-                        Ok(value) => config.$field = value,
+                        Ok(value) => {
+                            config.$field = value;
+                            if form::has_empty_items(&$form, &text) {
+                                config.with_empty_items.push($var);
+                            }
+                        }
                         Err(e) => match form::substitute(&$form, &text) {
                             Some((value, used)) => {
                                 config.$field = value;
