@@ -42,6 +42,15 @@ links() {
     return "$broken"
 }
 
+# No example puts a token on a command line: every user of the host can read it there.
+tokens() {
+    local found
+    found=$(tracked '*.md' '*.sh' '*.yaml' | xargs grep -nEi -- '(\$\((cat|<)|`cat)[^)`]*token|-H[^|]*bearer' | grep -v '^scripts/check.sh:') || return 0
+    say "a token on a command line; pass it by a pipe (curl --config -):"
+    echo "$found" >&2
+    return 1
+}
+
 case ${1:-} in
     fmt) cargo fmt --all --check ;;
     # For other compilers than the one that the lints are for.
@@ -60,8 +69,9 @@ case ${1:-} in
         # The page of rules by test is what the tests cite.
         scripts/coverage.sh --check
         links
+        tokens
         ;;
-    links) links ;;
+    links) links && tokens ;;
     manifests) scripts/manifests.sh ;;
     prose) tracked '*.md' '*.rs' '*.c' '*.h' '*.sh' '*.toml' '*.yml' Makefile .ci/run | LC_ALL=C xargs awk -f scripts/prose.awk ;;
     deny)
