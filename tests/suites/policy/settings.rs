@@ -349,7 +349,7 @@ fn a_port_without_the_partition_is_left_out_at_init() {
         }
         set("NCCL_IB_PKEY_VALUE", Some("0x8001"));
         let ctx = init(newest());
-        take_warning(&["init: ports that cannot be used: soft1:1 (NCCL_IB_PKEY_VALUE=0x8001"]);
+        take_warning(&["ports that cannot be used: soft1:1 (NCCL_IB_PKEY_VALUE=0x8001"]);
         assert_eq!(newest().devices(), (Success, 1));
         // A later init has other settings, for the same devices.
         for (variable, value) in [("NCCL_IB_PKEY_VALUE", "5"), ("NCCL_IB_PKEY", "2")] {
