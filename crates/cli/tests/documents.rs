@@ -165,13 +165,44 @@ fn every_call_prints_one_document() {
 fn the_version_names_what_must_be_equal_at_both_ends() {
     let (code, text) = mpib(&["--version"]);
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!((code, lines.len()), (0, 5), "{text}");
+    assert_eq!((code, lines.len()), (0, 6), "{text}");
     assert_eq!(lines[0], concat!("mpib ", env!("CARGO_PKG_VERSION")));
     let commit = lines[1].strip_prefix("commit ").unwrap();
     assert!(commit == "unknown" || commit.chars().all(|c| c.is_ascii_hexdigit()), "{text}");
-    assert_eq!(lines[2], "tables v6 to v12");
+    assert_eq!((lines[2], lines[3]), ("wire protocol 10", "tables v6 to v12"));
     assert!(
-        lines[3].starts_with("between two machines: perf ") && lines[4].starts_with("statistics page "),
+        lines[4].starts_with("between two machines: perf ") && lines[5].starts_with("statistics page "),
         "{text}"
     );
+}
+
+/// Between two releases the version is not that of the last one: the two refuse each other.
+//= upgrade.md: the version of a tree ends in -dev if the changelog has entries for a release to come
+#[test]
+fn the_version_fits_the_changelog_and_is_one_everywhere() {
+    let version = env!("CARGO_PKG_VERSION");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let read = |path: &str| fs::read_to_string(format!("{root}/{path}")).unwrap();
+    let changelog = read("CHANGELOG.md");
+    let mut sections = changelog.split("\n## [").skip(1);
+    let unreleased = sections.next().and_then(|section| section.strip_prefix("Unreleased]")).unwrap();
+    let (last, _) = sections.next().and_then(|section| section.split_once(']')).unwrap();
+    let numbers = |version: &str| -> Vec<u64> { version.split('.').map(|n| n.parse().unwrap()).collect() };
+    match version.strip_suffix("-dev") {
+        Some(next) => assert!(numbers(next) > numbers(last), "{version} comes before {last}"),
+        None => {
+            assert!(!unreleased.contains("\n- "), "Unreleased has entries, and the version is {version}");
+            assert_eq!(version, last);
+        }
+    }
+    for (path, text) in [
+        ("README.md", format!("**State: {version}.")),
+        ("Cargo.toml", format!("nccl-net-abi = {{ version = \"{version}\"")),
+        ("packaging/container/Dockerfile.installer", format!("ARG VERSION={version}\n")),
+        ("packaging/container/Dockerfile.diagnostic", format!("ARG VERSION={version}\n")),
+        ("packaging/kubernetes/daemonset.yaml", format!("mpib-installer:{version} ")),
+        ("packaging/kubernetes/job-init-container.yaml", format!("mpib-installer:{version} ")),
+    ] {
+        assert!(read(path).contains(&text), "{path} has no {text:?}");
+    }
 }
