@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|paths|manifests|names|prose|deny|advisories|loom|miri
+# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|paths|tokens|manifests|names|prose|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -60,6 +60,15 @@ paths() {
     return "$missing"
 }
 
+# No example puts a token on a command line: every user of the host can read it there.
+tokens() {
+    local found
+    found=$(tracked '*.md' '*.sh' '*.yaml' | xargs grep -nEi -- '(\$\((cat|<)|`cat)[^)`]*token|-H[^|]*bearer' | grep -v '^scripts/check.sh:') || return 0
+    say "a token on a command line; pass it by a pipe (curl --config -):"
+    echo "$found" >&2
+    return 1
+}
+
 case ${1:-} in
     fmt) cargo fmt --all --check ;;
     # For other compilers than the one that the lints are for.
@@ -79,9 +88,11 @@ case ${1:-} in
         scripts/coverage.sh --check
         links
         paths
+        tokens
         ;;
     links) links ;;
     paths) paths ;;
+    tokens) tokens ;;
     manifests) scripts/manifests.sh ;;
     names) tracked '*.rs' | LC_ALL=C xargs awk -f scripts/names.awk ;;
     prose) tracked '*.md' '*.rs' '*.c' '*.h' '*.sh' '*.toml' '*.yml' Makefile .ci/run | LC_ALL=C xargs awk -f scripts/prose.awk ;;
@@ -118,7 +129,7 @@ case ${1:-} in
             agent::message agent::hints shares:: stats::layout
         ;;
     *)
-        echo "usage: $0 fmt|build|clippy|abi|doc|links|paths|manifests|names|prose|deny|advisories|loom|miri" >&2
+        echo "usage: $0 fmt|build|clippy|abi|doc|links|paths|tokens|manifests|names|prose|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac

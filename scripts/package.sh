@@ -10,6 +10,9 @@ cd "$(dirname "$0")/.."
 . scripts/words.sh
 out=$PWD/build/package
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+# Each kind of package has its own form of a version between two releases, one that comes before
+# the release that follows.
+system_version=$(sed 's/-dev$/~dev/' <<<"$version") wheel_version=$(sed 's/-dev$/.dev0/' <<<"$version")
 glibc=2.17
 name=nccl-net-mpib
 SOURCE_DATE_EPOCH=${EPOCH:-$(git log -1 --format=%ct)}
@@ -135,11 +138,11 @@ deb() {
     mv "$tree/usr/share/zsh/site-functions" "$tree/usr/share/zsh/vendor-completions"
     mkdir "$tree/DEBIAN"
     cp packaging/deb/{postinst,prerm,triggers} "$tree/DEBIAN"
-    sed "s/@VERSION@/$version/; s/@ARCH@/$arch/; s/@SIZE@/$(du -sk --apparent-size "$work/root" | cut -f 1)/" \
+    sed "s/@VERSION@/$system_version/; s/@ARCH@/$arch/; s/@SIZE@/$(du -sk --apparent-size "$work/root" | cut -f 1)/" \
         packaging/deb/control >"$tree/DEBIAN/control"
     (cd "$tree" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
     # Older dpkg does not unpack zstd, which is the default of some.
-    dpkg-deb --root-owner-group -Zxz --build "$tree" "$out/${name}_${version}_$arch.deb" >/dev/null
+    dpkg-deb --root-owner-group -Zxz --build "$tree" "$out/${name}_${system_version}_$arch.deb" >/dev/null
 }
 
 rpm() {
@@ -148,13 +151,13 @@ rpm() {
         find . \( -type f -o -type l \) -printf '/%P\n' -o -path './opt/mpib*' -printf '%%dir /%P\n' \
             -o \( -path "./usr/share/doc/$name" -o -path './usr/share/fish*' -o -path './usr/share/zsh*' \) \
             -printf '%%dir /%P\n') >"$work/rpm-files"
-    rpmbuild -bb --quiet --target "$1-linux" --define "_topdir $work/rpm" --define "version $version" \
+    rpmbuild -bb --quiet --target "$1-linux" --define "_topdir $work/rpm" --define "version $system_version" \
         --define "tree $work/root" --define "listed $work/rpm-files" "packaging/rpm/$name.spec"
-    cp "$work/rpm/RPMS/$1/$name-$version-1.$1.rpm" "$out"
+    cp "$work/rpm/RPMS/$1/$name-$system_version-1.$1.rpm" "$out"
 }
 
 wheel() {
-    local tree=$work/wheel info=$work/wheel/nccl_net_mpib-$version.dist-info
+    local tree=$work/wheel info=$work/wheel/nccl_net_mpib-$wheel_version.dist-info
     mkdir -p "$tree/nccl_net_mpib" "$info/licenses"
     cp packaging/python/__*.py "$tree/nccl_net_mpib"
     cp -a "$work/stage/opt/mpib/bin" "$tree/nccl_net_mpib/bin"
@@ -165,7 +168,7 @@ wheel() {
     cp -a "$work/stage/opt/mpib/share/doc/mpib/." "$tree/nccl_net_mpib/share/doc"
     cp LICENSE LICENSE-MIT LICENSE-APACHE "$info/licenses"
     cp packaging/python/entry_points.txt "$info"
-    sed "s/@VERSION@/$version/" packaging/python/METADATA >"$info/METADATA"
+    sed "s/@VERSION@/$wheel_version/" packaging/python/METADATA >"$info/METADATA"
     sed "s/@ARCH@/$1/" packaging/python/WHEEL >"$info/WHEEL"
     chmod -R u=rwX,go=rX "$tree"
     python3 -m wheel pack "$tree" --dest-dir "$out" >/dev/null

@@ -3,14 +3,46 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::form::{Described, number};
+use super::form::{Described, number, shown};
 
 /// Planes are below it: NCCL marks the planes of fused devices with this bit.
 pub const PLANE_END: i16 = 1 << 14;
 
 /// The text is not of the form. The caller describes the form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NotOfThisForm;
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NotOfThisForm {
+    /// What is wrong with which item of a list.
+    pub item: Option<String>,
+}
+
+impl From<()> for NotOfThisForm {
+    fn from((): ()) -> Self {
+        Self::default()
+    }
+}
+
+impl NotOfThisForm {
+    /// Names the item of a list that does not fit.
+    fn of(item: &str) -> Self {
+        Self { item: Some(format!("its item {} does not fit", shown(item))) }
+    }
+}
+
+/// Returns the items of a list. Empty ones are skipped, as NCCL does it: scripts that join names
+/// leave commas at the ends.
+///
+/// # Errors
+/// The list has no item.
+fn items(list: &str) -> Result<Vec<&str>, NotOfThisForm> {
+    let items: Vec<&str> = list.split(',').map(str::trim).filter(|item| !item.is_empty()).collect();
+    if items.is_empty() { Err(NotOfThisForm { item: Some("it has no item".into()) }) } else { Ok(items) }
+}
+
+/// Whether a list has empty items, which are skipped.
+pub(super) fn has_empty_items(list: &str) -> bool {
+    let list = list.trim_start_matches(['^', '=']);
+    list.split(',').any(|item| item.trim().is_empty())
+}
 
 /// An HCA, or one port of an HCA.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,11 +73,15 @@ impl FromStr for HcaName {
             None => (text, None),
             Some((name, port)) => {
                 let digits = port.bytes().all(|b| b.is_ascii_digit());
-                let port = port.parse().ok().filter(|p| *p >= 1u8 && digits).ok_or(NotOfThisForm)?;
+                let port =
+                    port.parse().ok().filter(|p| *p >= 1u8 && digits).ok_or_else(NotOfThisForm::default)?;
                 (name, Some(port))
             }
         };
-        Ok(Self { name: plain_name(name).filter(|n| !n.contains(':')).ok_or(NotOfThisForm)?.into(), port })
+        Ok(Self {
+            name: plain_name(name).filter(|n| !n.contains(':')).ok_or_else(NotOfThisForm::default)?.into(),
+            port,
+        })
     }
 }
 
@@ -62,13 +98,14 @@ pub(super) fn per_port<T>(
     value: impl Fn(&str) -> Option<T>,
 ) -> Result<Vec<(HcaName, T)>, NotOfThisForm> {
     let mut list: Vec<(HcaName, T)> = Vec::new();
-    for item in text.split(',') {
-        let (name, place) = item.trim().rsplit_once(':').ok_or(NotOfThisForm)?;
-        let name: HcaName = name.parse()?;
-        if list.iter().any(|(earlier, _)| earlier.same_port(&name)) {
-            return Err(NotOfThisForm);
+    for item in items(text)? {
+        let parsed = item.rsplit_once(':').and_then(|(name, of)| Some((name.parse().ok()?, value(of)?)));
+        let (name, value): (HcaName, T) = parsed.ok_or_else(|| NotOfThisForm::of(item))?;
+        if let Some((earlier, _)) = list.iter().find(|(earlier, _)| earlier.same_port(&name)) {
+            let why = format!("its item {} names {earlier} a second time", shown(item));
+            return Err(NotOfThisForm { item: Some(why) });
         }
-        list.push((name, value(place).ok_or(NotOfThisForm)?));
+        list.push((name, value));
     }
     Ok(list)
 }
@@ -103,7 +140,8 @@ impl<T> Filter<T> {
     fn parse(text: &str, item: impl Fn(&str) -> Option<T>) -> Result<Self, NotOfThisForm> {
         let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
-        let items = text.split(',').map(|t| item(t.trim())).collect::<Option<_>>().ok_or(NotOfThisForm)?;
+        let parsed = |text: &str| item(text).ok_or_else(|| NotOfThisForm::of(text));
+        let items = items(text)?.into_iter().map(parsed).collect::<Result<_, _>>()?;
         Ok(Self { exclude, exact, items })
     }
 
@@ -144,12 +182,15 @@ impl FromStr for HcaItem {
         let Some(ids) = fields.next() else {
             return Ok(Self { hca: text.parse()?, rail: None, plane: None });
         };
-        let id = |text: &str| number(text).and_then(|n| i16::try_from(n).ok()).map(Some).ok_or(NotOfThisForm);
+        let id = |text: &str| {
+            number(text).and_then(|n| i16::try_from(n).ok()).map(Some).ok_or_else(NotOfThisForm::default)
+        };
         let (rail, plane) = match ids.split_once(':') {
             None => (id(ids)?, None),
-            Some((rail, plane)) => {
-                (id(rail)?, Some(id(plane)?.filter(|plane| *plane < PLANE_END).ok_or(NotOfThisForm)?))
-            }
+            Some((rail, plane)) => (
+                id(rail)?,
+                Some(id(plane)?.filter(|plane| *plane < PLANE_END).ok_or_else(NotOfThisForm::default)?),
+            ),
         };
         Ok(Self { hca: text[..=ends].parse()?, rail, plane })
     }
@@ -196,6 +237,7 @@ impl HcaFilter {
 }
 
 impl Described for HcaFilter {
+    const LIST: bool = true;
     const EXPECTED: &'static str = "`[^][=]name[:port[:rail[:plane]]],…` (^: all but these, =: whole names, else beginnings of names; planes are below 16384)";
 }
 
@@ -224,6 +266,7 @@ impl NameFilter {
 }
 
 impl Described for NameFilter {
+    const LIST: bool = true;
     const EXPECTED: &'static str =
         "`[^][=]interface,…` (^: all but these, =: whole names, else beginnings of names)";
 }
@@ -260,7 +303,7 @@ impl FromStr for Family {
         match text {
             "AF_INET" => Ok(Self::V4),
             "AF_INET6" => Ok(Self::V6),
-            _ => Err(NotOfThisForm),
+            _ => Err(NotOfThisForm::default()),
         }
     }
 }
@@ -291,6 +334,7 @@ impl RailSpeeds {
 }
 
 impl Described for RailSpeeds {
+    const LIST: bool = true;
     const EXPECTED: &'static str =
         "`name[:port]:number,…` with each port named once and numbers from 1 to 100000000 (Mb/s)";
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::filter::{self, NotOfThisForm};
 use crate::error::BadSetting;
 use crate::proto::{Mode, RoutePolicy};
 
@@ -32,6 +33,14 @@ pub(super) trait Form {
     fn expected(&self) -> String;
     /// Writes the value as a user would.
     fn show(&self, value: &Self::Value) -> String;
+    /// Names the item of a list that does not fit. `None` if the value is no list of several items.
+    fn misfit(&self, _text: &str) -> Option<String> {
+        None
+    }
+    /// Whether a value is a list, in which empty items are skipped.
+    fn is_list(&self) -> bool {
+        false
+    }
     /// Returns the value that is used, with a warning, for a text that does not parse. `None`: the
     /// text is an error.
     fn substitute(&self, _text: &str) -> Option<Self::Value> {
@@ -41,11 +50,17 @@ pub(super) trait Form {
 
 /// Parses the text of one variable.
 pub(super) fn parse<F: Form>(form: &F, variable: &'static str, text: &OsStr) -> Result<F::Value, BadSetting> {
-    let value = text.to_str().map(str::trim).and_then(|t| form.parse(t));
-    value.ok_or_else(|| {
+    let trimmed = text.to_str().map(str::trim);
+    trimmed.and_then(|t| form.parse(t)).ok_or_else(|| {
         let found = shown(&text.to_string_lossy());
-        BadSetting { variable, found, expected: form.expected() + ", or unset" }
+        let misfit = trimmed.and_then(|t| form.misfit(t)).map(|why| format!("; {why}"));
+        BadSetting { variable, found, expected: form.expected() + ", or unset" + &misfit.unwrap_or_default() }
     })
+}
+
+/// Whether the value is a list with empty items, which are skipped.
+pub(super) fn has_empty_items<F: Form>(form: &F, text: &OsStr) -> bool {
+    form.is_list() && text.to_str().is_some_and(filter::has_empty_items)
 }
 
 /// Returns the value that is used for a text that does not parse, and how a warning names it.
@@ -319,9 +334,17 @@ impl Form for Time {
 }
 
 /// A type that parses itself.
-pub(super) trait Described: FromStr + Display {
+pub(super) trait Described: FromStr<Err: Into<NotOfThisForm>> + Display {
     /// Describes valid values.
     const EXPECTED: &'static str;
+    /// Whether its values are lists.
+    const LIST: bool = false;
+}
+
+/// Returns what is wrong with which of several items.
+fn misfit<T: Described>(text: &str) -> Option<String> {
+    let several = T::LIST && text.contains(',');
+    text.parse::<T>().err().filter(|_| several).and_then(|e| e.into().item)
 }
 
 impl Described for RoutePolicy {
@@ -344,6 +367,12 @@ impl<T: Described> Form for Parsed<T> {
     fn expected(&self) -> String {
         T::EXPECTED.into()
     }
+    fn misfit(&self, text: &str) -> Option<String> {
+        misfit::<T>(text)
+    }
+    fn is_list(&self) -> bool {
+        T::LIST
+    }
     fn show(&self, value: &Option<T>) -> String {
         value.as_ref().map_or("unset".into(), ToString::to_string)
     }
@@ -364,6 +393,12 @@ impl<T: Described> Form for Text<T> {
     }
     fn expected(&self) -> String {
         T::EXPECTED.into()
+    }
+    fn misfit(&self, text: &str) -> Option<String> {
+        misfit::<T>(text)
+    }
+    fn is_list(&self) -> bool {
+        T::LIST
     }
     fn show(&self, value: &T) -> String {
         value.to_string()

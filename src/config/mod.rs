@@ -43,6 +43,8 @@ macro_rules! settings {
             $($(#[doc = $doc])+ pub $field: $ty,)*
             /// Settings that are out of bounds, each with the value that is used in its place.
             pub substituted: Vec<(BadSetting, String)>,
+            /// Lists with empty items, which are skipped.
+            pub with_empty_items: Vec<&'static str>,
             /// The user's folder for sockets, `XDG_RUNTIME_DIR`, as the desktop or login service
             /// has set it.
             pub runtime_dir: Option<OsString>,
@@ -50,7 +52,7 @@ macro_rules! settings {
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($field: $default,)* substituted: Vec::new(), runtime_dir: None }
+                Self { $($field: $default,)* substituted: Vec::new(), with_empty_items: Vec::new(), runtime_dir: None }
             }
         }
 
@@ -69,7 +71,12 @@ macro_rules! settings {
                 let mut bad = Vec::new();
                 $(if let Some(text) = var($var).filter(|text| !is_unset($var, text)) {
                     match form::parse(&$form, $var, &text) {
-                        Ok(value) => config.$field = value,
+                        Ok(value) => {
+                            config.$field = value;
+                            if form::has_empty_items(&$form, &text) {
+                                config.with_empty_items.push($var);
+                            }
+                        }
                         Err(e) => match form::substitute(&$form, &text) {
                             Some((value, used)) => {
                                 config.$field = value;
@@ -231,11 +238,14 @@ settings! {
     /// Retransmissions of an unacknowledged packet.
     retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", WholeOrLargest::<u8>::new(0, 7),
         differs: "7, with a warning, for more than 7";
-    /// Index into each port's P_Key table, if `NCCL_IB_PKEY_VALUE` is -1.
-    pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535);
-    /// Partition by number: the first entry of each port's P_Key table with these low 15 bits. -1:
-    /// `NCCL_IB_PKEY`.
-    pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", WholeOrAuto::<u16>::new(0, 65535);
+    /// Index into each port's P_Key table, if `NCCL_IB_PKEY_VALUE` is -1. A port without a P_Key
+    /// there is not used.
+    pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535),
+        differs: "a port without it is left out";
+    /// Partition by number: the first entry of each port's P_Key table with these low 15 bits. A
+    /// port without it is not used. -1: `NCCL_IB_PKEY`.
+    pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", WholeOrAuto::<u16>::new(0, 65535),
+        differs: "a port without it is left out";
     /// InfiniBand service level. -1: the communicator's traffic class; without one, 0 at a sender
     /// and the sender's level at a receiver.
     sl: Option<u8> = None, "NCCL_IB_SL", WholeOrAuto::<u8>::new(0, 15),

@@ -121,7 +121,7 @@ fn a_bad_value_of_any_variable_is_an_error_that_names_it() {
                 (1, variable, format!("{text:?}").as_str())
             );
             assert!(
-                bad[0].expected.ends_with(", or unset") && !bad[0].to_string().contains('\n'),
+                bad[0].expected.contains(", or unset") && !bad[0].to_string().contains('\n'),
                 "{}",
                 bad[0]
             );
@@ -344,6 +344,31 @@ fn each_variable_of_nccls_transport_is_either_read_or_explained() {
     assert_eq!(all, unsupported::NCCL_IB, "a setting is none of OTHERS");
 }
 
+//= from-net-ib.md: empty items of lists are skipped
+#[test]
+fn lists_with_empty_items_are_read_and_reported() {
+    let lists = [
+        ("MPIB_OOB_IF", ",eth0"),
+        ("NCCL_SOCKET_IFNAME", "eth0,"),
+        ("NCCL_IB_HCA", "mlx5_0,,mlx5_1"),
+        ("MPIB_RAIL_SPEED", "mlx5_0:5,"),
+        ("NCCL_IB_GID_INDEX", ",mlx5_0:3"),
+    ];
+    let config = read(&lists).unwrap();
+    let found: Vec<_> =
+        config.findings(std::iter::empty()).into_iter().map(|f| (f.degraded, f.text)).collect();
+    let line = |(name, _): (&str, &str)| (false, format!("{name} has empty items, which are skipped"));
+    assert_eq!(found, lists.map(line));
+    assert_eq!(config.differing()[2], "NCCL_IB_HCA=mlx5_0,mlx5_1");
+    // What does not fit is named among the others.
+    let wrong =
+        [("NCCL_IB_HCA", "mlx5_0,,mlx5_1:x"), ("MPIB_RAIL_SPEED", "a:5,a:1:6"), ("NCCL_IB_GID_INDEX", "a")];
+    let ends =
+        ["its item \"a:1:6\" names a a second time", "its item \"mlx5_1:x\" does not fit", ", or unset"];
+    let bad = bad(&wrong).iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert!(bad.iter().all(|text| ends.iter().any(|end| text.ends_with(end))), "{bad:?}");
+}
+
 fn vain(pairs: &[(&str, &str)]) -> Vec<(bool, String)> {
     let env = pairs.iter().map(|(name, value)| (name.into(), value.into()));
     without_effect(env).into_iter().map(|f| (f.degraded, f.text)).collect()
@@ -355,7 +380,7 @@ fn names_that_nobody_knows_are_told_with_the_nearest() {
         ("MPIB_SUPSHARE", "MPIB_SUP_SHARE"),
         ("MPIB_HCA_SOTU", "MPIB_HCA_SOUT"),
         ("MPIB_STRICTLY", "MPIB_STRICT"),
-        ("MPIB_", "MPIB_MODE"),
+        ("MPIB_GID_INDEX", "NCCL_IB_GID_INDEX"),
         ("NCCL_IB_HCAS", "NCCL_IB_HCA"),
         ("NCCL_IB_GID_IDX", "NCCL_IB_GID_INDEX"),
         ("NCCL_IB_TIME_OUT", "NCCL_IB_TIMEOUT"),
@@ -367,6 +392,11 @@ fn names_that_nobody_knows_are_told_with_the_nearest() {
                 && found[0].1.ends_with(&format!("the nearest name is {nearest}")),
             "{found:?}"
         );
+    }
+    for (name, far) in
+        [("MPIB_", true), ("MPIB_FOO", true), ("NCCL_IB_CUDA_SUPPORTED", true), ("MPIB_MODES", false)]
+    {
+        assert_eq!(!vain(&[(name, "1")])[0].1.contains("nearest"), far, "{name}");
     }
     // As for every setting, an empty one of NCCL's is none, and one of ours is.
     assert_eq!(vain(&[("NCCL_IB_FOO", "")]), []);
@@ -382,7 +412,7 @@ fn names_that_nobody_knows_are_told_with_the_nearest() {
 
 #[test]
 fn what_nccl_reads_and_we_do_not_is_told_unless_it_asks_for_what_is_so() {
-    for Other { variable, as_is, missed, why } in unsupported::OTHERS {
+    for Other { variable, as_is, missed, why } in unsupported::OTHERS.iter().chain(unsupported::OBSOLETE) {
         let found = vain(&[(variable, "7\n")]);
         assert_eq!(found, [(*missed, format!("{variable}=\"7\\n\" has no effect on this plugin: {why}"))]);
         for value in *as_is {

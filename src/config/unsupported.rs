@@ -88,9 +88,10 @@ pub(super) struct Other {
 }
 
 macro_rules! others {
-    ($($variable:literal $([$($as_is:literal)|+])? $word:ident: $why:literal;)*) => {
-        /// The variables that NCCL's own InfiniBand transport reads and this plugin does not.
-        pub(super) const OTHERS: &[Other] = &[$(Other {
+    ($(#[doc = $doc:literal])+ $list:ident;
+     $($variable:literal $([$($as_is:literal)|+])? $word:ident: $why:literal;)*) => {
+        $(#[doc = $doc])+
+        pub(super) const $list: &[Other] = &[$(Other {
             variable: $variable,
             as_is: &[$($($as_is),+)?],
             missed: others!($word),
@@ -104,6 +105,8 @@ macro_rules! others {
 // In brackets the values that request what this plugin does anyway. `missed`: a warning; `note`: an
 // informative line.
 others! {
+    /// The variables that NCCL's own InfiniBand transport reads and this plugin does not.
+    OTHERS;
     "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand code off, and with it windows, ncclPutSignal and GIN between hosts; NCCL_NET chooses the transport of all else";
     "NCCL_IB_EVENT_BASED_LB" ["1"] note: "the shares of plain rails always follow what the rails can carry: MPIB_SPLIT";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" ["0"] missed: "shares do not follow changes of the peer's ports";
@@ -132,16 +135,30 @@ others! {
     "NCCL_MESH_GID_INDEX" missed: "NCCL_IB_GID_INDEX is the setting, and without it each connection chooses its GIDs";
 }
 
+others! {
+    /// Variables of launch scripts that no NCCL of today reads, and what has taken their place.
+    OBSOLETE;
+    "NCCL_IB_CUDA_SUPPORT" note: "NCCL 2.4 has removed it; NCCL_NET_GDR_LEVEL decides on GPUDirect, which is on where it is possible";
+    "NCCL_IB_DISABLE_ECE" ["0"] missed: "NCCL has never read it; NCCL_IB_ECE_ENABLE=0 turns ECE off";
+    "NCCL_IB_GDR_LEVEL" note: "NCCL 2.4 has renamed it NCCL_NET_GDR_LEVEL";
+}
+
 impl Config {
     /// Describes the settings in `env` that do not have the effect that a user expects: those out
-    /// of bounds, for which another value is used, and those without effect.
+    /// of bounds, for which another value is used, those without effect, and lists with empty items.
     pub fn findings(&self, env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
         let substituted = |(bad, used): &(BadSetting, String)| Finding {
             degraded: true,
             text: format!("{bad}; {used} is used"),
         };
         let substituted = self.substituted.iter().map(substituted);
-        substituted.chain(without_effect(env)).chain(self.idle()).chain(self.short_silence()).collect()
+        let skipped = |variable: &&str| Finding {
+            degraded: false,
+            text: format!("{variable} has empty items, which are skipped"),
+        };
+        let skipped = self.with_empty_items.iter().map(skipped);
+        let others = without_effect(env).into_iter().chain(self.idle()).chain(self.short_silence());
+        substituted.chain(skipped).chain(others).collect()
     }
 }
 
@@ -160,18 +177,15 @@ pub(super) fn without_effect(env: impl Iterator<Item = (OsString, OsString)>) ->
 }
 
 fn of_one(name: &str, value: &str) -> Option<Finding> {
-    let Some(other) = OTHERS.iter().find(|o| o.variable == name) else {
+    let Some(other) = OTHERS.iter().chain(OBSOLETE).find(|o| o.variable == name) else {
         let whose = if name.starts_with("MPIB_") {
             "there is no such setting"
         } else {
             "neither NCCL 2.32 nor this plugin knows it"
         };
+        let nearest = nearest_variable(name).map_or(String::new(), |n| format!("; the nearest name is {n}"));
         let name_shown = name.chars().take(60).collect::<String>();
-        let text = format!(
-            "{name_shown}={} has no effect: {whose}; the nearest name is {}",
-            shown(value),
-            nearest(name, Config::VARIABLES).unwrap_or_default()
-        );
+        let text = format!("{name_shown}={} has no effect: {whose}{nearest}", shown(value));
         return Some(Finding { degraded: true, text });
     };
     if other.as_is.contains(&value.trim()) {
@@ -183,9 +197,24 @@ fn of_one(name: &str, value: &str) -> Option<Finding> {
     })
 }
 
-/// Returns the one of `known` that an unknown name most likely means.
+/// Returns the variable that an unknown name most likely means. The beginnings that all names share
+/// say nothing of it.
+fn nearest_variable(name: &str) -> Option<&'static str> {
+    fn own(name: &str) -> &str {
+        let beginnings = ["NCCL_IB_", "NCCL_", "MPIB_"].into_iter();
+        beginnings.filter_map(|beginning| name.strip_prefix(beginning)).next().unwrap_or(name)
+    }
+    let all: Vec<&str> = Config::VARIABLES.iter().map(|known| own(known)).collect();
+    let nearest = nearest(own(name), &all)?;
+    Config::VARIABLES.iter().copied().find(|known| own(known) == nearest)
+}
+
+/// Returns the one of `known` that an unknown name most likely means. `None` if more than a third of
+/// the name would have to change.
 pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
-    known.iter().min_by_key(|known| strsim::damerau_levenshtein(known, name)).copied()
+    let changes = known.iter().map(|known| (strsim::damerau_levenshtein(known, name), *known));
+    let (changes, nearest) = changes.min_by_key(|(changes, _)| *changes)?;
+    (changes <= name.chars().count() / 3).then_some(nearest)
 }
 
 /// Makes the second table in `docs/guide/configuration.md`.
@@ -194,7 +223,7 @@ pub(super) fn manual() -> String {
     let mut out = String::from(
         "| variable | level | silent values | why it has no effect on this plugin |\n|---|---|---|---|\n",
     );
-    for Other { variable, as_is, missed, why } in OTHERS {
+    for Other { variable, as_is, missed, why } in OTHERS.iter().chain(OBSOLETE) {
         let level = if *missed { "warning" } else { "info" };
         out += &format!("| `{variable}` | {level} | {} | {why} |\n", as_is.join(", "));
     }

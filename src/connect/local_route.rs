@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::config::Config;
 use crate::connect::completion_queues::RouteCq;
 use crate::connect::local_rails::LocalRail;
 use crate::connect::loopback::{keep_without_flush, known_failure};
@@ -19,7 +20,7 @@ use crate::verbs::{Access, Fresh, Gid, Path, Qp, QpOptions};
 use crate::warned::Subject;
 
 /// Bytes that a CTS write of one entry carries in itself.
-const INLINE: u32 = CTS_BYTES as u32;
+pub(crate) const INLINE: u32 = CTS_BYTES as u32;
 
 /// The parameters that all routes of a handshake share.
 #[derive(Debug)]
@@ -81,17 +82,15 @@ pub(crate) fn path_mtu(local: &LocalRail, remote: &RailInfo) -> u8 {
     local.port.mtu.min(remote.mtu.raw() as u8)
 }
 
-/// Reports that an adapter cannot carry a CTS entry inline although the user requests it.
-fn not_inline(settings: &Settings, nic: &Nic, has: u32) -> Result<()> {
+/// Describes an adapter that cannot carry a CTS entry inline although the user requests it.
+pub(crate) fn not_inline(config: &Config, nic: &Nic, has: u32) -> Option<String> {
+    let misses = config.use_inline == Some(true) && has < INLINE;
     let name = nic.name();
-    let what = format!(
-        "{name}: max_inline_data is {has}, expected {INLINE}; CTS writes are not inline although NCCL_IB_USE_INLINE=1"
-    );
-    let what = settings.config.degraded(what)?;
-    if settings.process.warned.once(Subject::NotInline) {
-        tracing::warn!(target: "net", "{what}");
-    }
-    Ok(())
+    misses.then(|| {
+        format!(
+            "{name}: max_inline_data is {has}, expected {INLINE}; CTS writes are not inline although NCCL_IB_USE_INLINE=1"
+        )
+    })
 }
 
 /// Makes the receives of `n` queue pairs: in an SRQ if the adapter has them, else in the queue of
@@ -148,8 +147,11 @@ impl LocalRoute {
             let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
             let srq = receives.as_ref().and_then(Receives::srq);
             let qp = other_than(former, || Qp::new(pd, &cq.cq, srq, options))?;
-            if cts && settings.config.use_inline == Some(true) && qp.inline() < INLINE {
-                not_inline(settings, nic, qp.inline())?;
+            if cts && let Some(what) = not_inline(&settings.config, nic, qp.inline()) {
+                let what = settings.config.degraded(what)?;
+                if settings.process.warned.once(Subject::NotInline) {
+                    tracing::warn!(target: "net", "{what}");
+                }
             }
             let mut psn = [0; 4];
             getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;

@@ -7,7 +7,7 @@ mod formed;
 mod handshake;
 mod known_failures;
 mod local_rails;
-mod local_route;
+pub(crate) mod local_route;
 mod local_work;
 mod loopback;
 mod machine;

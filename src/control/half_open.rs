@@ -223,7 +223,8 @@ impl HalfOpen {
             self.claimed = true;
         }
         if prefix.version != PROTOCOL_VERSION {
-            return Verdict::OtherVersion(proto::DecodeError::Version { found: prefix.version }.to_string());
+            let (found, release) = (prefix.version, prefix.claim.release);
+            return Verdict::OtherVersion(proto::DecodeError::Version { found, release }.to_string());
         }
         let len = match Peeked::at(&self.read) {
             Ok(Peeked::Whole { len }) => HEADER_BYTES + len,

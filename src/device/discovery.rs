@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::gid::Wanted;
 use super::nic::usable;
-use super::pci;
 use super::selection::{Found, Trouble};
+use super::{partition, pci};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::verbs::{self, Context, DeviceLimits, Port};
@@ -45,10 +45,14 @@ pub(super) fn discover(config: &Config) -> Result<Seen> {
         match context.and_then(|context| Ok((context.limits()?, context))) {
             Ok((limits, context)) => {
                 for number in 1..=limits.ports {
-                    let port = usable(&context, &limits, number, &Wanted::new(config, &hca, number));
+                    let wanted = Wanted::new(config, &hca, number);
+                    let port = usable(&context, &limits, number, &wanted).and_then(|(port, _)| {
+                        partition::index(&context, &port, config).map_err(Trouble::Fault)?;
+                        Ok(port)
+                    });
                     let trouble = port.as_ref().err().cloned();
                     seen.found.push(Found { hca: hca.clone(), port: number, trouble });
-                    let port = port.ok().map(|(port, _)| port);
+                    let port = port.ok();
                     seen.adapters.push(Some(Adapter { context: Arc::clone(&context), limits, port }));
                 }
             }

@@ -105,7 +105,6 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 life: PortLife::default(),
                 meter: PortMeter::default(),
             });
-            nic.check_pkey_index(config)?;
             rails.push(nic);
         }
         let shown = if rails.len() > 1 { data_rail(config) } else { 0 };

@@ -57,8 +57,11 @@ fn unknown(filter: &HcaFilter, found: &[Found]) -> Vec<String> {
     let describe = |missing: &HcaName| match names.contains(&missing.name.as_str()) {
         true => format!("{missing} (the adapter has no such port)"),
         false => {
-            let nearest = nearest(&missing.name, &names).unwrap_or_default();
-            format!("{missing} (the nearest name is {nearest})")
+            let nearest = nearest(&missing.name, &names);
+            nearest.map_or_else(
+                || format!("{missing} (no adapter has a name like it)"),
+                |name| format!("{missing} (the nearest name is {name})"),
+            )
         }
     };
     filter.unmatched(&ports).into_iter().map(describe).collect()
@@ -97,6 +100,7 @@ mod tests {
             ("=mlx5_0,rocep1s", &["rocep1s (the nearest name is rocep1s0)"]),
             ("mlx_50,mlx5_0", &["mlx_50 (the nearest name is mlx5_0)"]),
             ("^mlx5_0,rocep2s0:1", &["rocep2s0:1 (the nearest name is rocep1s0)"]),
+            ("mlx5_0,ibp59s0", &["ibp59s0 (no adapter has a name like it)"]),
             (
                 "mlx5_0:1,mlx5_1:2,rocep1s0:1:4",
                 &["mlx5_1:2 (the adapter has no such port)", "rocep1s0:1 (the adapter has no such port)"],
@@ -105,7 +109,7 @@ mod tests {
             assert_eq!(left_out(&config(&[("NCCL_IB_HCA", filter)]), &found).unknown, unknown, "{filter}");
         }
         let text = left_out(&config(&[("NCCL_IB_HCA", "=mlx5_0,x")]), &found).unknown_text();
-        assert!(text.unwrap().starts_with("NCCL_IB_HCA names what this host does not have: x (the nearest"));
+        assert!(text.unwrap().starts_with("NCCL_IB_HCA names what this host does not have: x (no adapter"));
         let set = config(&[("NCCL_IB_HCA", "x"), ("MPIB_HCA_SOUT", "a"), ("MPIB_HCA_SUP", "b")]);
         assert_eq!(left_out(&set, &found), LeftOut::default());
     }

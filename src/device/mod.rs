@@ -15,6 +15,7 @@ mod merge;
 mod mr_cache;
 mod net_device;
 mod nic;
+mod partition;
 mod pci;
 mod planes;
 mod port_busy;

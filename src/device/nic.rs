@@ -9,6 +9,7 @@ use super::gid::{self, Wanted};
 use super::gpu::Gpu;
 use super::hw_counters::HwCounters;
 use super::mr_cache::Registrations;
+use super::partition;
 use super::pci::Place;
 use super::port_life::PortLife;
 use super::port_meter::PortMeter;
@@ -16,7 +17,7 @@ use super::selection::Trouble;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::proto::{GidKind, Mtu};
-use crate::verbs::{Context, DeviceLimits, Gid, Pd, Port};
+use crate::verbs::{Context, Cq, DeviceLimits, Gid, Pd, Port, Qp, QpOptions};
 
 /// One port of one HCA.
 #[derive(Debug)]
@@ -180,6 +181,15 @@ impl Nic {
         Gpu::here().is_direct() || self.takes_dmabuf().is_ok()
     }
 
+    /// Returns how many of `bytes` a queue pair carries inline: all, or none if the adapter has no
+    /// room for them. Makes a queue pair.
+    pub fn inline_room(&self, bytes: u32) -> Result<u32> {
+        let pd = self.pd();
+        let cq = Arc::new(Cq::new(pd.context(), 1)?);
+        let options = QpOptions { send_depth: 1, inline: bytes, receives: 1 };
+        Ok(Qp::new(&pd, &cq, None, options)?.inline())
+    }
+
     /// Returns its place in the PCI tree; `None` for software devices.
     pub(crate) fn place(&self) -> Option<Place> {
         self.context().pci_path().map(Place::of)
@@ -208,56 +218,26 @@ impl Nic {
     pub fn pkey_index(&self, config: &Config) -> Result<u16> {
         let Some(value) = config.pkey_value else { return Ok(config.pkey_index) };
         let context = self.context();
-        // The top bit is not part of the partition's number: it marks full members.
-        let fits = |key: &u16| key & 0x7fff == value & 0x7fff;
         let last = self.known.lock().as_ref().and_then(|known| known.pkey_index);
         if let Some(index) = last
-            && fits(&context.pkey(self.port.number, index)?)
+            && partition::is_of(context.pkey(self.port.number, index)?, value)
         {
             return Ok(index);
         }
-        let port = context.port(self.port.number)?;
-        let keys: Vec<u16> = (0..port.pkeys).map(|i| context.pkey(port.number, i)).collect::<Result<_>>()?;
-        let found = keys.iter().position(fits).and_then(|i| u16::try_from(i).ok());
-        self.known.lock().iter_mut().for_each(|known| known.pkey_index = found);
-        found.ok_or_else(|| {
-            let keys: Vec<_> = keys.iter().map(|key| format!("{key:#06x}")).collect();
-            Error::config(
-                "NCCL_IB_PKEY_VALUE",
-                format!("{value:#06x}"),
-                format!("a partition of {}, whose P_Keys are {}", self.name, keys.join(", ")),
-            )
-        })
+        let found = self.partition(config, &context)?;
+        self.known.lock().iter_mut().for_each(|known| known.pkey_index = Some(found));
+        Ok(found)
     }
 
-    /// Checks that `NCCL_IB_PKEY` is the index of a P_Key of the port, if it is set.
-    ///
-    /// # Errors
-    /// The port has no P_Key there. The error lists what it has.
-    pub(super) fn check_pkey_index(&self, config: &Config) -> Result<()> {
-        let index = config.pkey_index;
-        if index == 0 || config.pkey_value.is_some() {
-            return Ok(());
-        }
-        let (context, port) = (self.context(), self.port.number);
-        let entries = context.port(port)?.pkeys;
-        let keys: Vec<(u16, u16)> = (0..entries)
-            .map(|i| Ok((i, context.pkey(port, i)?)))
-            .filter(|entry| entry.as_ref().ok().is_none_or(|(_, key)| key & 0x7fff != 0))
-            .collect::<Result<_>>()?;
-        if keys.iter().any(|(i, _)| *i == index) {
-            return Ok(());
-        }
-        let keys: Vec<_> = keys.iter().map(|(i, key)| format!("{i} ({key:#06x})")).collect();
-        Err(Error::config(
-            "NCCL_IB_PKEY",
-            index.to_string(),
-            format!(
-                "the index of a P_Key of every port that is used; the table of {} has {entries} entries, with P_Keys at {}",
-                self.name,
-                keys.join(", ")
-            ),
-        ))
+    /// Checks that the port has the partition of a later communicator's settings.
+    pub(super) fn check_partition(&self, config: &Config) -> Result<()> {
+        self.partition(config, &self.context()).map(drop)
+    }
+
+    fn partition(&self, config: &Config, context: &Context) -> Result<u16> {
+        let port = context.port(self.port.number)?;
+        let name = &self.name;
+        partition::index(context, &port, config).map_err(|why| Error::Usage(format!("{name}: {why}")))
     }
 
     /// Returns the present index of a GID in the port's table. The error is the reason why it

@@ -66,7 +66,7 @@ impl Devices {
         let _later = log::later();
         let mut list = self.list.write();
         if let Some(list) = &mut *list {
-            list.physical().iter().flat_map(|d| &d.rails).try_for_each(|nic| nic.check_pkey_index(config))?;
+            list.physical().iter().flat_map(|d| &d.rails).try_for_each(|nic| nic.check_partition(config))?;
             let changed = selection::changed(&list.first, config);
             if !changed.is_empty() {
                 let what = format!(

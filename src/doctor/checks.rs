@@ -9,6 +9,7 @@ use Level::{Fail, Note, Ok as Good, Warn};
 
 use super::loopback::try_shared_queues;
 use crate::config::{Config, Finding};
+use crate::connect::local_route::{INLINE, not_inline};
 use crate::device::{Answer, Device, Gpu, Nic, Survey, data_direct, dmabuf, findings, receive_queues};
 use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
 use crate::plugin;
@@ -33,6 +34,7 @@ pub(super) fn all(
     checks.extend(partitions(config, &devices));
     try_shared_queues(config, &devices);
     checks.extend(answers("receives", &receive_queues(&devices)));
+    checks.extend(inline(config, &devices));
     checks.push(Check::new("retries", Good, config.retry_text()));
     checks.push(Check::new("failover", if config.failover { Good } else { Note }, config.failover_text()));
     checks.push(Check::new("failover", Good, config.detection_text()));
@@ -97,12 +99,16 @@ fn devices(config: &Config, bad: &[BadSetting], survey: &Result<Survey>) -> Vec<
 
 /// Adds what to do about ports that cannot be used, by the cause that the text names.
 fn with_remedy(check: Check) -> Check {
-    const CAUSES: [(&str, &str); 6] = [
+    const CAUSES: [(&str, &str); 7] = [
         ("NCCL_IB_GID_INDEX names", "unset NCCL_IB_GID_INDEX: the entry is chosen by the peer's addresses"),
         ("names what this host does not have", "correct NCCL_IB_HCA: ibv_devices lists the names"),
         (
             "of its GID table fits",
             "unset these settings, or give the port's network interface an address that fits",
+        ),
+        (
+            "its P_Key table",
+            "choose a partition of the port (NCCL_IB_PKEY_VALUE), or make the port its member at the subnet manager",
         ),
         ("GID table is empty", "give the port's network interface an address (ip addr add), and bring it up"),
         (
@@ -123,15 +129,13 @@ fn with_remedy(check: Check) -> Check {
 
 /// Names the ports whose partition has them as limited members.
 fn partitions(config: &Config, devices: &[&Device]) -> Vec<Check> {
-    let mut nics: Vec<_> = devices.iter().flat_map(|d| &d.rails).collect();
-    nics.dedup_by_key(|nic| nic.name());
     let limited = |nic: &Arc<Nic>| {
         let index = nic.pkey_index(config).ok()?;
         let key = nic.context().pkey(nic.port().number, index).ok()?;
         let is_limited = key & FULL_MEMBER == 0;
         is_limited.then(|| format!("{} (P_Key {key:#06x}, entry {index})", nic.name()))
     };
-    let limited: Vec<String> = nics.into_iter().filter_map(limited).collect();
+    let limited: Vec<String> = each_port(devices).into_iter().filter_map(limited).collect();
     if limited.is_empty() {
         return Vec::new();
     }
@@ -251,6 +255,37 @@ fn answers(id: &str, answers: &[Answer]) -> Vec<Check> {
         Check::new(id, level, answer.text())
     };
     answers.iter().map(check).collect()
+}
+
+/// Names the ports whose adapters have no room for the inline data that the settings request: each
+/// connection would find it so.
+fn inline(config: &Config, devices: &[&Device]) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for nic in each_port(devices) {
+        let mut note = |requested: u32, describe: &dyn Fn(u32) -> Option<Check>| {
+            checks.extend(match nic.inline_room(requested) {
+                Ok(room) => describe(room),
+                Err(e) => Some(Check::new("inline", Warn, format!("{}: {e}", nic.name()))),
+            });
+        };
+        if config.use_inline == Some(true) {
+            let lacks = |room| not_inline(config, nic, room).map(|text| degraded(config, "inline", &text));
+            note(INLINE, &lacks);
+        }
+        let (bytes, name) = (config.inline, nic.name());
+        if bytes > 0 {
+            let text = || format!("{name}: no room for MPIB_INLINE={bytes}: no message goes inline");
+            note(bytes, &|room| (room < bytes).then(|| Check::new("inline", Note, text())));
+        }
+    }
+    checks
+}
+
+/// Returns the ports of the devices, each once.
+fn each_port<'a>(devices: &[&'a Device]) -> Vec<&'a Arc<Nic>> {
+    let mut nics: Vec<_> = devices.iter().flat_map(|d| &d.rails).collect();
+    nics.dedup_by_key(|nic| nic.name());
+    nics
 }
 
 fn memory(config: &Config, devices: &[&Device]) -> Vec<Check> {

@@ -19,7 +19,7 @@ use crate::connect::{Listening, PendingConnects};
 use crate::device::{self, Hold};
 use crate::error::{Error, Result};
 use crate::process::Process;
-use crate::proto::PROTOCOL_VERSION;
+use crate::proto::{PROTOCOL_VERSION, Release};
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
 use crate::{fork_guard, log, nccl};
 pub(crate) use devices::describe;
@@ -102,8 +102,8 @@ fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
         let set = if set.is_empty() { String::new() } else { format!("; settings: {}", set.join(" ")) };
         tracing::info!(
             target: "init",
-            "version {}, protocol {PROTOCOL_VERSION}, table v{}, {} device(s): {}{set}",
-            env!("CARGO_PKG_VERSION"), args.version, all.len(), all.join(", ")
+            "{}, protocol {PROTOCOL_VERSION}, table v{}, {} device(s): {}{set}",
+            Release::ours(), args.version, all.len(), all.join(", ")
         );
         for found in findings {
             match found.degraded {

@@ -12,7 +12,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::{Ends, HEADER_BYTES, Nonce, PROTOCOL_VERSION, Role, kind};
+use super::{Ends, HEADER_BYTES, Nonce, PROTOCOL_VERSION, Release, Role, kind};
 
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
@@ -96,6 +96,8 @@ impl std::fmt::Debug for Secret {
 /// What a connector claims in its HELLO: that it knows the secret of the listener with this id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Claim {
+    /// The connector's release. The tag does not cover it.
+    pub release: Release,
     /// The listener.
     pub id: ListenerId,
     /// A random number per connection, by which the listener recognizes several tries of one
@@ -113,7 +115,7 @@ impl Claim {
 
     /// As [`new`](Self::new), in a HELLO of this version.
     pub fn of_version(secret: &Secret, token: Nonce, version: u16) -> Self {
-        Self { id: secret.id, token, tag: Self::tag(secret, version, &token) }
+        Self { release: Release::ours(), id: secret.id, token, tag: Self::tag(secret, version, &token) }
     }
 
     /// Returns whether a HELLO of `version` is for the listener with this secret, and its sender

@@ -1,8 +1,9 @@
 //! The frames of the control connection: a little-endian u32 length of the body, then the body,
 //! which is a type byte, a payload, and on an authenticated connection a tag.
 
+use super::release::RELEASE_BYTES;
 use super::wire::{DecodeError, Writer, number};
-use super::{Claim, HEADER_BYTES, ListenerId, MAGIC, Message, Nonce, Redial, TAG_BYTES, kind};
+use super::{Claim, HEADER_BYTES, ListenerId, MAGIC, Message, Nonce, Redial, Release, TAG_BYTES, kind};
 
 /// The maximum length of a body.
 pub const MAX_FRAME_BYTES: usize = 64 << 10;
@@ -10,7 +11,8 @@ pub const MAX_FRAME_BYTES: usize = 64 << 10;
 const CLAIM_OFFSET: usize = HEADER_BYTES + 1 + MAGIC.len() + 2;
 /// Bytes of length, type, magic, version and claim: the part of a HELLO that is the same in every
 /// version of the protocol from 10 on.
-pub const HELLO_PREFIX_BYTES: usize = CLAIM_OFFSET + size_of::<ListenerId>() + size_of::<Nonce>() + TAG_BYTES;
+pub const HELLO_PREFIX_BYTES: usize =
+    CLAIM_OFFSET + RELEASE_BYTES + size_of::<ListenerId>() + size_of::<Nonce>() + TAG_BYTES;
 
 /// Bytes of a whole frame with a REDIAL.
 pub const REDIAL_BYTES: usize = HEADER_BYTES + 1 + Redial::BYTES;
@@ -87,7 +89,9 @@ impl HelloPrefix {
             return Ok(None);
         }
         let mut claim = Claim::default();
-        let (id, rest) = start[CLAIM_OFFSET..].split_at(claim.id.len());
+        let (release, rest) = start[CLAIM_OFFSET..].split_at(RELEASE_BYTES);
+        let (id, rest) = rest.split_at(claim.id.len());
+        claim.release = release.first_chunk().map(Release::decode).unwrap_or_default();
         let (token, tag) = rest.split_at(claim.token.len());
         claim.id.copy_from_slice(id);
         claim.token.copy_from_slice(token);
@@ -101,7 +105,8 @@ impl HelloPrefix {
 pub fn hello_of_version(claim: &Claim) -> Vec<u8> {
     let mut out = Writer::default();
     out.u32((HELLO_PREFIX_BYTES - HEADER_BYTES) as u32).u8(kind::HELLO);
-    out.bytes(&MAGIC).u16(super::PROTOCOL_VERSION).bytes(&claim.id).bytes(&claim.token).bytes(&claim.tag);
+    out.bytes(&MAGIC).u16(super::PROTOCOL_VERSION);
+    claim.write(&mut out);
     out.0
 }
 

@@ -9,10 +9,14 @@ use super::*;
 use crate::proto::*;
 use message_parts::*;
 
+fn release() -> impl Strategy<Value = Release> {
+    any::<([u8; 3], u8, [u8; 6])>().prop_map(|(version, stage, commit)| Release { version, stage, commit })
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         (
-            (any::<[u8; 8]>(), any::<Nonce>(), any::<Tag>()),
+            (release(), any::<[u8; 8]>(), any::<Nonce>(), any::<Tag>()),
             any::<u32>(),
             text(255),
             terms(),
@@ -27,20 +31,22 @@ fn message() -> impl Strategy<Value = Message> {
             ],
             (any::<bool>(), any::<bool>()),
         )
-            .prop_map(|((id, token, tag), pid, host, terms, rotation, rails, unusable, flags)| {
-                let (others, wiring_follows) = flags;
-                Message::Hello(Hello {
-                    claim: Claim { id, token, tag },
-                    pid,
-                    host,
-                    terms,
-                    rotation,
-                    others,
-                    wiring_follows,
-                    rails,
-                    unusable,
-                })
-            }),
+            .prop_map(
+                |((release, id, token, tag), pid, host, terms, rotation, rails, unusable, flags)| {
+                    let (others, wiring_follows) = flags;
+                    Message::Hello(Hello {
+                        claim: Claim { release, id, token, tag },
+                        pid,
+                        host,
+                        terms,
+                        rotation,
+                        others,
+                        wiring_follows,
+                        rails,
+                        unusable,
+                    })
+                }
+            ),
         any::<(Nonce, Tag)>().prop_map(|(challenge, proof)| Message::Welcome { challenge, proof }),
         any::<Tag>().prop_map(|proof| Message::Ended { proof }),
         Just(Message::Proof),
@@ -108,7 +114,8 @@ pub(in crate::proto) fn hello() -> Hello {
         requested: true,
         why: "down".into(),
     }];
-    let (claim, host) = (Claim { id: [1; 8], token: [2; 16], tag: [3; 16] }, "node7".into());
+    let release = Release { version: [1, 2, 3], stage: 4, commit: [5; 6] };
+    let (claim, host) = (Claim { release, id: [1; 8], token: [2; 16], tag: [3; 16] }, "node7".into());
     Hello {
         claim,
         pid: 42,
@@ -136,14 +143,17 @@ fn a_hello_begins_with_what_never_changes() {
     assert_eq!(frame[11..19], [1; 8]);
     assert_eq!(frame[19..35], [2; 16]);
     assert_eq!(frame[35..51], [3; 16]);
-    assert_eq!(HELLO_PREFIX_BYTES, 51);
+    assert_eq!(HELLO_PREFIX_BYTES, 61);
 }
 
 #[test]
 fn refusals_name_the_field() {
     let hello = Message::Hello(hello());
     assert_eq!(with(&hello, 1, b'X'), Err(DecodeError::Magic(*b"XPIB")));
-    assert_eq!(with(&hello, 5, 1), Err(DecodeError::Version { found: 1 }));
+    assert_eq!(
+        with(&hello, 5, 1),
+        Err(DecodeError::Version { found: 1, release: self::hello().claim.release })
+    );
     assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 10"));
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
     // Behind type and prefix: pid, "node7", the terms, the rotation, two flags, one rail, its name of
@@ -293,8 +303,8 @@ fn strangers_are_known_by_their_first_bytes() {
     assert_eq!(HelloPrefix::at(&frame), Ok(Some(prefix)));
     assert_eq!(HelloPrefix::at(b"GET / HTTP/1.1"), Err(FrameError::TooLong(0x2054_4547)));
     assert_eq!(HelloPrefix::at(&[0; 4]), Err(FrameError::Empty));
-    assert_eq!(HelloPrefix::at(&[46, 0, 0, 0]), Err(FrameError::NotHello), "too short for a prefix");
-    assert_eq!(HelloPrefix::at(&[47, 0, 0, 0]), Ok(None));
+    assert_eq!(HelloPrefix::at(&[56, 0, 0, 0]), Err(FrameError::NotHello), "too short for a prefix");
+    assert_eq!(HelloPrefix::at(&[57, 0, 0, 0]), Ok(None));
     for at in HEADER_BYTES..HEADER_BYTES + 5 {
         let mut bad = frame.clone();
         bad[at] ^= 1;

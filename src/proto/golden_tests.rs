@@ -63,7 +63,8 @@ fn each_message_has_these_bytes() {
     let golden: &[(&str, &str)] = include!("golden.in");
     let addrs = [Addr::new("10.1.2.3".parse().unwrap(), 24).unwrap()];
     let host = HostId { boot: 5, network: 6 };
-    let handle = Handle::new([7; 16], 0x1234, &addrs).unwrap().on(host).encode();
+    let handle = Handle::new([7; 16], 0x1234, &addrs).unwrap().on(host);
+    let handle = handle.by(hello().claim.release).encode();
     let mut found = vec![("handle", hex(&handle[..STATE_OFFSET]))];
     found.extend(messages().iter().map(|m| (m.name(), hex(&m.encode().unwrap()))));
     for (i, (name, bytes)) in found.iter().enumerate() {

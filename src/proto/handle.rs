@@ -1,21 +1,23 @@
 //! The handle: 128 bytes that NCCL transports from a listener to its connectors.
 //!
 //! Layout, little-endian: magic @0, version u16 @4, port u16 @6, secret @8, host id (two u32) @24,
-//! number of addresses u8 @32, addresses from 33, each {family 4 or 6, prefix length, 4 or 16
-//! bytes}, zeroes up to 120. The last eight bytes belong to the connector. Magic, version, port,
-//! secret and addresses keep their places in every version from 10 on.
+//! number of addresses u8 @32, release @33, addresses from 43, each {family 4 or 6, prefix length,
+//! 4 or 16 bytes}, zeroes up to 120. The last eight bytes belong to the connector. Magic, version,
+//! port, secret, release and addresses keep their places in every version from 10 on.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::release::RELEASE_BYTES;
 use super::wire::number;
-use super::{HostId, ListenerId, MAGIC, Nonce, PROTOCOL_VERSION, Secret};
+use super::{HostId, ListenerId, MAGIC, Nonce, PROTOCOL_VERSION, Release, Secret};
 
 /// `NCCL_NET_HANDLE_MAXSIZE`
 pub const HANDLE_BYTES: usize = 128;
 /// Offset of the connector's eight bytes, which nothing here reads or checks.
 pub const STATE_OFFSET: usize = HANDLE_BYTES - 8;
-const ENTRIES_OFFSET: usize = 33;
+const RELEASE_OFFSET: usize = 33;
+const ENTRIES_OFFSET: usize = RELEASE_OFFSET + RELEASE_BYTES;
 /// From this version on, the fields keep their places.
 const FIRST_STABLE_VERSION: u16 = 10;
 
@@ -76,15 +78,17 @@ pub struct Handle {
     secret: Secret,
     host: HostId,
     port: u16,
+    release: Release,
     addrs: Vec<Addr>,
 }
 
 /// The secret is not shown.
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { secret: _, host, port, addrs } = self;
+        let Self { secret: _, host, port, release, addrs } = self;
         let handle = &mut f.debug_struct("Handle");
-        handle.field("host", host).field("port", port).field("addrs", addrs).finish_non_exhaustive()
+        handle.field("host", host).field("port", port).field("release", release);
+        handle.field("addrs", addrs).finish_non_exhaustive()
     }
 }
 
@@ -98,10 +102,12 @@ pub enum HandleError {
     #[error("not an MPIB handle: it begins with {0:02x?}; do all ranks use this plugin?")]
     Magic([u8; 4]),
     /// It belongs to another version of this plugin.
-    #[error("the handle is of protocol version {found}, this plugin speaks {ours}: use one version of the plugin on all hosts", ours = PROTOCOL_VERSION)]
+    #[error("{}", super::release::mismatch("the plugin that made the handle", *found, *release))]
     Version {
         /// The listener's version.
         found: u16,
+        /// The listener's release. Unknown before version 10.
+        release: Release,
     },
     /// The port is 0.
     #[error("the handle names port 0")]
@@ -141,13 +147,20 @@ impl Handle {
         if addrs.is_empty() {
             Err(HandleError::NoAddress)
         } else {
-            Ok(Self { secret: secret.into(), host: HostId::default(), port, addrs })
+            let release = Release::ours();
+            Ok(Self { secret: secret.into(), host: HostId::default(), port, release, addrs })
         }
     }
 
     /// Sets the listener's host.
     pub fn on(self, host: HostId) -> Self {
         Self { host, ..self }
+    }
+
+    /// Sets the listener's release.
+    #[cfg(test)]
+    pub(crate) fn by(self, release: Release) -> Self {
+        Self { release, ..self }
     }
 
     /// Returns whether a handle has room for all of these addresses.
@@ -191,6 +204,7 @@ impl Handle {
         out[24..28].copy_from_slice(&self.host.boot.to_le_bytes());
         out[28..32].copy_from_slice(&self.host.network.to_le_bytes());
         out[32] = self.addrs.len() as u8;
+        out[RELEASE_OFFSET..ENTRIES_OFFSET].copy_from_slice(&self.release.encode());
         let mut at = ENTRIES_OFFSET;
         let mut put = |bytes: &[u8]| {
             out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -223,7 +237,9 @@ impl Handle {
         }
         let found = u16::from_le_bytes([body[4], body[5]]);
         if found != PROTOCOL_VERSION {
-            return Err(HandleError::Version { found });
+            let known = found >= FIRST_STABLE_VERSION;
+            let release = if known { release(body) } else { Release::default() };
+            return Err(HandleError::Version { found, release });
         }
         Self::decode_fields(body)
     }
@@ -257,9 +273,14 @@ impl Handle {
         } else if rest.iter().any(|b| *b != 0) {
             Err(HandleError::Trailing(count))
         } else {
-            Ok(Self { secret: secret.into(), host, port, addrs })
+            Ok(Self { secret: secret.into(), host, port, release: release(body), addrs })
         }
     }
+}
+
+/// Reads the listener's release.
+fn release(body: &[u8]) -> Release {
+    body[RELEASE_OFFSET..].first_chunk().map(Release::decode).unwrap_or_default()
 }
 
 /// Reads one address; returns the bytes behind it, too.
@@ -298,25 +319,27 @@ mod tests {
     #[test]
     fn fields_stand_at_their_offsets() {
         let host = HostId { boot: 0x0a0b_0c0d, network: 0x0102_0304 };
-        let handle = Handle::new([7; 16], 0x1234, &[v4("10.1.2.3", 24)]).unwrap().on(host);
+        let release = Release { version: [1, 2, 3], stage: 4, commit: [5; 6] };
+        let handle = Handle::new([7; 16], 0x1234, &[v4("10.1.2.3", 24)]).unwrap().on(host).by(release);
         let bytes = handle.encode();
         assert_eq!(bytes[..8], [b'M', b'P', b'I', b'B', 10, 0, 0x34, 0x12]);
         assert_eq!(bytes[8..24], [7; 16]);
         assert_eq!(bytes[24..32], [0x0d, 0x0c, 0x0b, 0x0a, 4, 3, 2, 1]);
-        assert_eq!(bytes[32..40], [1, 4, 24, 10, 1, 2, 3, 0]);
-        assert_eq!(bytes[40..], [0; 88]);
+        assert_eq!(bytes[32..43], [1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 5]);
+        assert_eq!(bytes[43..50], [4, 24, 10, 1, 2, 3, 0]);
+        assert_eq!(bytes[50..], [0; 78]);
         assert!(!format!("{handle:?}").contains("7, 7"), "the secret is shown");
     }
 
     #[test]
     fn what_does_not_fit_is_left_out_from_the_end() {
         let many: Vec<Addr> = (1..=20).map(|i| v4(&format!("10.0.0.{i}"), 8)).collect();
-        assert_eq!(Handle::new([0; 16], 1, &many).unwrap().addrs(), &many[..14]);
+        assert_eq!(Handle::new([0; 16], 1, &many).unwrap().addrs(), &many[..12]);
         let six = Addr::new("fd00::1".parse().unwrap(), 64).unwrap();
         let mixed = [&[six; 6][..], &many[..2]].concat();
-        // Four of 18 bytes leave 15, which hold no fifth, but two of six bytes.
-        assert_eq!(Handle::new([0; 16], 1, &mixed).unwrap().addrs(), &[&[six; 4][..], &many[..2]].concat());
-        let holds = [&many[..14], &many[..15], &[six; 4], &mixed].map(Handle::holds);
+        // Three of 18 bytes leave 23, and after a fourth one 5, which hold none of six bytes.
+        assert_eq!(Handle::new([0; 16], 1, &mixed).unwrap().addrs(), [six; 4]);
+        let holds = [&many[..12], &many[..13], &[six; 4], &mixed].map(Handle::holds);
         assert_eq!(holds, [true, false, true, false]);
         assert_eq!(Handle::new([0; 16], 1, &[]), Err(HandleError::NoAddress));
         assert_eq!(Handle::new([0; 16], 0, &many), Err(HandleError::Port));
@@ -335,14 +358,18 @@ mod tests {
         only_state[STATE_OFFSET..].fill(9);
         assert_eq!(Handle::decode(&only_state), Err(HandleError::Zero));
         assert_eq!(with(0, b'X'), HandleError::Magic(*b"XPIB"));
-        assert_eq!(with(4, 9), HandleError::Version { found: 9 });
-        assert!(with(4, 9).to_string().contains("version 9, this plugin speaks 10"));
+        assert_eq!(with(4, 9), HandleError::Version { found: 9, release: Release::default() });
+        assert_eq!(with(4, 11), HandleError::Version { found: 11, release: Release::ours() });
+        let text = with(4, 9).to_string();
+        assert!(text.starts_with(
+            "the plugin that made the handle is of an unknown version with protocol 9, this one version "
+        ));
         assert_eq!(with(6, 0), HandleError::Port);
         assert_eq!(with(32, 0), HandleError::NoAddress);
         assert_eq!(with(32, 1), HandleError::Trailing(1));
         assert!(matches!(with(32, 3), HandleError::Entry { index: 2, count: 3, .. }));
-        assert!(matches!(with(33, 5), HandleError::Entry { index: 0, .. }));
-        assert!(matches!(with(40, 33), HandleError::Entry { index: 1, .. }));
+        assert!(matches!(with(43, 5), HandleError::Entry { index: 0, .. }));
+        assert!(matches!(with(50, 33), HandleError::Entry { index: 1, .. }));
         assert!(matches!(with(32, 255), HandleError::Entry { .. }));
         assert_eq!(with(119, 1), HandleError::Trailing(2));
     }
@@ -376,7 +403,7 @@ mod tests {
         #[test]
         fn decode_accepts_exactly_what_encode_makes(
             secret: Nonce, port in 1u16.., addrs in prop::collection::vec(addr(), 1..6),
-            changes in prop::collection::vec((prop_oneof![0usize..53, 0usize..128], prop_oneof![0u8..8, any::<u8>()]), 0..3),
+            changes in prop::collection::vec((prop_oneof![0usize..63, 0usize..128], prop_oneof![0u8..8, any::<u8>()]), 0..3),
         ) {
             let mut bytes = Handle::new(secret, port, &addrs).unwrap().encode();
             for (at, byte) in changes {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::RailRole;
 use super::wire::{DecodeError, Reader, Writer};
-use super::{Claim, MAGIC, PROTOCOL_VERSION, Terms};
+use super::{Claim, MAGIC, PROTOCOL_VERSION, Release, Terms};
 
 const NAME_BYTES: usize = 64;
 const HOST_BYTES: usize = 255;
@@ -176,10 +176,25 @@ impl Mtu {
     }
 }
 
+impl Claim {
+    pub(super) fn write(&self, out: &mut Writer) {
+        out.bytes(&self.release.encode()).bytes(&self.id).bytes(&self.token).bytes(&self.tag);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            release: Release::decode(&from.array("release")?),
+            id: from.array("listener id")?,
+            token: from.array("token")?,
+            tag: from.array("tag")?,
+        })
+    }
+}
+
 impl Hello {
     pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
         out.bytes(&MAGIC).u16(PROTOCOL_VERSION);
-        out.bytes(&self.claim.id).bytes(&self.claim.token).bytes(&self.claim.tag);
+        self.claim.write(out);
         out.u32(self.pid).text(&self.host, HOST_BYTES);
         self.terms.write(out);
         out.u32(self.rotation).u8(self.others.into()).u8(self.wiring_follows.into());
@@ -196,15 +211,13 @@ impl Hello {
             return Err(DecodeError::Magic(magic));
         }
         let found = from.u16("version")?;
+        let claim = Claim::read(from);
         if found != PROTOCOL_VERSION {
-            return Err(DecodeError::Version { found });
+            let release = claim.map(|claim| claim.release).unwrap_or_default();
+            return Err(DecodeError::Version { found, release });
         }
         Ok(Self {
-            claim: Claim {
-                id: from.array("listener id")?,
-                token: from.array("token")?,
-                tag: from.array("tag")?,
-            },
+            claim: claim?,
             pid: from.u32("process id")?,
             host: from.text(HOST_BYTES, "host name")?,
             terms: Terms::read(from)?,

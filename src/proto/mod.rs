@@ -24,6 +24,7 @@ mod mask;
 mod message;
 mod record;
 mod redial;
+mod release;
 mod role;
 #[cfg(test)]
 mod rules_tests;
@@ -59,6 +60,7 @@ pub use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Message, NO_ROUTE, NOT_TRIED, SRQ_FAILED};
 pub use record::{RECORD_BYTES, Record, RecordError};
 pub use redial::{Callback, Redial};
+pub use release::Release;
 pub use role::RailRole;
 pub use slot::{CACHE_LINE, FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, qp_of_slot};
 pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
@@ -73,7 +75,7 @@ pub const MAX_RAILS: usize = 8;
 /// The maximum number of receives in a group: the size of CTS groups and completion records.
 pub const MAX_RECVS: usize = 8;
 /// The version of the protocol. Ends with different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 10;
+pub const PROTOCOL_VERSION: u16 = nccl_net_mpib_agent_iface::WIRE_PROTOCOL;
 /// The first bytes of a handle and of a HELLO.
 pub const MAGIC: [u8; 4] = *b"MPIB";
 /// Random bytes: a secret, a token or a challenge.

@@ -1,5 +1,6 @@
 //! Reading and writing of little-endian fields, with limits for all lengths.
 
+use super::Release;
 use super::text::{head, printable};
 
 /// Bytes of the length field of a frame.
@@ -43,10 +44,12 @@ pub enum DecodeError {
     #[error("not an MPIB message: it begins with {0:02x?}")]
     Magic([u8; 4]),
     /// The message belongs to another version of the protocol.
-    #[error("the peer speaks protocol version {found}, this plugin {ours}: use one version of the plugin on all hosts", ours = super::PROTOCOL_VERSION)]
+    #[error("{}", super::release::mismatch("the peer's plugin", *found, *release))]
     Version {
         /// The peer's version.
         found: u16,
+        /// The peer's release.
+        release: Release,
     },
 }
 

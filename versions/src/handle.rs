@@ -2,16 +2,17 @@
 //!
 //! Calls off the data path look a handle up in the list of live handles before they read through
 //! it, so a foreign or closed handle is an error. Calls on the data path check only the tag of the
-//! handle, which costs one load: it catches NULL, a handle of another kind and, very likely, a
-//! closed handle.
+//! handle, which costs one load: it catches NULL, a handle of another kind, and a closed handle
+//! whose memory has no new value of its kind.
 
 use core::any::TypeId;
 use core::ffi::c_void;
+use core::ptr::NonNull;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::tagged::{Kind, Tagged};
-use crate::{NetPlugin, Refusal};
+use crate::{NetPlugin, Refusal, slab};
 
 /// The address of every handle that C holds, except requests, with its plugin and kind.
 static LIVE: Mutex<BTreeMap<usize, (TypeId, Kind)>> = Mutex::new(BTreeMap::new());
@@ -37,7 +38,7 @@ pub(crate) fn into_raw<P: NetPlugin, T: HandleType<Front = ()>>(value: T) -> *mu
 
 /// Moves `value` into a handle for C that begins with `front`.
 pub(crate) fn into_raw_behind<P: NetPlugin, T: HandleType>(front: T::Front, value: T) -> *mut c_void {
-    let handle = Box::into_raw(Box::new(Tagged::of(T::KIND, front, value)));
+    let handle = slab::keep(T::KIND, front, value).as_ptr();
     live().insert(handle.addr(), (TypeId::of::<P>(), T::KIND));
     handle.cast()
 }
@@ -75,9 +76,9 @@ pub(crate) unsafe fn from_raw<P: NetPlugin, T: HandleType>(
     what: &'static str,
     handle: *mut c_void,
 ) -> Result<T, Refusal> {
-    if handle.is_null() {
+    let Some(place) = NonNull::new(handle.cast::<Tagged<T, T::Front>>()) else {
         return Err(Refusal::Null(what));
-    }
+    };
     {
         let mut live = live();
         if live.get(&handle.addr()) != Some(&(TypeId::of::<P>(), T::KIND)) {
@@ -85,18 +86,16 @@ pub(crate) unsafe fn from_raw<P: NetPlugin, T: HandleType>(
         }
         live.remove(&handle.addr());
     }
-    // SAFETY: the list contained the handle with this kind, so `into_raw` made this box, and only
-    // one call removes it from the list. No other thread uses it, as the caller promises.
-    let owned = unsafe { Box::from_raw(handle.cast::<Tagged<T, T::Front>>()) };
-    owned.retire();
-    Ok(owned.into_value())
+    // SAFETY: the list contained the handle with this kind, so `into_raw` made it, and only one call
+    // removes it from the list. No other thread uses it, as the caller promises.
+    Ok(unsafe { slab::end(place) })
 }
 
 /// Borrows the value of a handle after checking only its tag, for the data path.
 ///
 /// # Safety
-/// `handle` is NULL, unaligned, or readable up to the end of its tag. If the tag there is that of
-/// the kind, it is a live handle of `T` that no other thread closes during `'a`.
+/// `handle` is NULL, unaligned, or readable up to the end of its tag, as a closed handle is. If the
+/// tag there is that of the kind, it is a live handle of `T` that no other thread closes during `'a`.
 #[inline(always)]
 pub(crate) unsafe fn borrow_tagged<'a, T: HandleType>(
     what: &'static str,

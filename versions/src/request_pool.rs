@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::Tagged;
+use crate::{Slab, Tagged};
 
 /// A fixed pool of requests, for a comm to own.
 ///
@@ -47,7 +47,7 @@ use crate::Tagged;
 /// ```
 #[derive(Debug)]
 pub struct RequestPool<T> {
-    requests: Box<[Tagged<Pooled<T>>]>,
+    requests: Slab<Pooled<T>>,
     /// Where the next search starts. Requests mostly complete in order, so the first one tried is
     /// free.
     next: AtomicUsize,
@@ -63,8 +63,8 @@ pub struct Pooled<T> {
 impl<T> RequestPool<T> {
     /// Allocates `len` requests. `value` creates the content of each one from its index.
     pub fn new(len: usize, mut value: impl FnMut(usize) -> T) -> Self {
-        let request = |index| Tagged::new(Pooled { in_use: AtomicBool::new(false), value: value(index) });
-        Self { requests: (0..len).map(request).collect(), next: AtomicUsize::new(0) }
+        let request = |index| Pooled { in_use: AtomicBool::new(false), value: value(index) };
+        Self { requests: Slab::new(len, request), next: AtomicUsize::new(0) }
     }
 
     /// Returns a free request and marks it as in use, or `None` if all are.

@@ -47,7 +47,7 @@ impl Kind {
 }
 
 /// The tag of a value that was closed.
-const CLOSED: u64 = u64::from_ne_bytes(*b"net done");
+pub(crate) const CLOSED: u64 = u64::from_ne_bytes(*b"net done");
 
 /// The front of a handle that NCCL also passes to others: its settings, in the layout of
 /// `ncclNetCommConfig`.
@@ -73,32 +73,22 @@ impl SharedConfig {
 
 /// A value behind a tag that identifies its kind, which C holds by its address.
 ///
-/// An implementation keeps its requests in this form, at stable addresses that live as long as the
-/// comm: see [`RequestPool`](crate::RequestPool). The adapters create all other handles.
+/// An implementation keeps its requests in this form, at addresses that stay valid as long as the
+/// comm: in a [`Slab`](crate::Slab) or a [`RequestPool`](crate::RequestPool), by which a request is
+/// recognised after the end of its comm, too. The adapters make all other handles.
 ///
 /// `Front` is what others than the adapters may read and write at the address: nothing for a
 /// request.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Tagged<T, Front = ()> {
-    _front: Front,
+    pub(crate) front: Front,
     /// Atomic: a faulty caller may read it while another thread closes the handle.
-    tag: AtomicU64,
-    value: T,
-}
-
-impl<T> Tagged<T> {
-    /// Wraps a request. It must not move while NCCL holds it.
-    pub const fn new(value: T) -> Self {
-        Self::of(Kind::Request, (), value)
-    }
+    pub(crate) tag: AtomicU64,
+    pub(crate) value: T,
 }
 
 impl<T, Front> Tagged<T, Front> {
-    pub(crate) const fn of(kind: Kind, front: Front, value: T) -> Self {
-        Self { _front: front, tag: AtomicU64::new(kind.tag()), value }
-    }
-
     /// Returns whether a handle has the tag of this kind.
     ///
     /// # Safety
@@ -109,14 +99,9 @@ impl<T, Front> Tagged<T, Front> {
         unsafe { (*handle).tag.load(Ordering::Relaxed) == kind.tag() }
     }
 
-    /// Marks the value as closed, to catch later uses of the handle. The compiler may drop this
-    /// store before the memory is freed; the allocator usually overwrites the tag then.
-    pub(crate) fn retire(&self) {
-        self.tag.store(CLOSED, Ordering::Release);
-    }
-
-    pub(crate) fn into_value(self) -> T {
-        self.value
+    /// Changes the tag.
+    pub(crate) fn mark(&self, tag: u64) {
+        self.tag.store(tag, Ordering::Release);
     }
 }
 

@@ -51,6 +51,17 @@
 //! }
 //! ```
 
+/// The version of the protocol between two processes with the plugin. Ends with different versions
+/// refuse each other.
+pub const WIRE_PROTOCOL: u16 = 10;
+
+/// The commit of this build: `MPIB_COMMIT` in the environment of the compiler, which `make build`
+/// sets; else `unknown`.
+pub const COMMIT: &str = match option_env!("MPIB_COMMIT") {
+    Some(commit) if !commit.is_empty() => commit,
+    _ => "unknown",
+};
+
 pub mod agent;
 pub mod doctor;
 pub mod environment;

@@ -63,8 +63,24 @@ enum Command {
     Solo(perf::solo::SoloArgs),
 }
 
+/// Prints help, the version, or what is wrong with the options: with `--json` as a document, too.
+fn without_command(e: &clap::Error) -> ExitCode {
+    if e.print().is_err() || !e.use_stderr() {
+        return ExitCode::SUCCESS;
+    }
+    let json = std::env::args_os().any(|arg| arg == "--json");
+    let text = e.render().to_string();
+    let why = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+    let failure = failure::Failure::new(failure::Kind::Usage, why);
+    let exit_code = failure::Kind::Usage.exit_code();
+    if json { output::document::failure(failure, exit_code) } else { ExitCode::from(exit_code) }
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return without_command(&e),
+    };
     cli.color.write_global();
     match cli.command {
         Command::Perf(args) => perf::main(*args),

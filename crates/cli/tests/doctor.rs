@@ -501,6 +501,38 @@ fn a_limited_member_of_a_partition_is_a_warning() {
     doctor("a:link=ib,lid=3,pkey=0x7fff+0x8001", &[("NCCL_IB_PKEY_VALUE", "1")]).usable_with(&[]);
 }
 
+//= doctor.md: a partition that no port has is a failure
+#[test]
+fn a_partition_of_no_port_is_a_failure_with_a_remedy() {
+    for devices in ["a:link=ib,lid=3,pkey=0xffff", "a:addr=10.1.0.1/24,pkey=0xffff"] {
+        for variable in ["NCCL_IB_PKEY_VALUE", "NCCL_IB_PKEY"] {
+            let found = doctor(devices, &[(variable, "0x8005")]);
+            found.unusable();
+            found.says(
+                "devices",
+                "fail",
+                &[variable, "P_Key table, which has 0xffff at 0", "subnet manager"],
+            );
+        }
+    }
+    let found =
+        doctor("a:link=ib,lid=3,pkey=0xffff+5;b:link=ib,lid=4,pkey=0xffff", &[("NCCL_IB_PKEY_VALUE", "5")]);
+    found.usable_with(&["ports"]);
+    found.says("ports", "warn", &["b:1 (NCCL_IB_PKEY_VALUE=0x0005", "subnet manager"]);
+}
+
+//= doctor.md: inline data that an adapter has no room for
+#[test]
+fn inline_data_without_room_is_in_the_report() {
+    let set = [("NCCL_IB_USE_INLINE", "1"), ("MPIB_INLINE", "64")];
+    let found = doctor("a:addr=10.1.0.1/24,inline=0", &set);
+    found.usable_with(&["inline"]);
+    found.says("inline", "warn", &["a:1: max_inline_data is 0", "NCCL_IB_USE_INLINE=1"]);
+    found.says("inline", "note", &["a:1: no room for MPIB_INLINE=64"]);
+    let found = doctor("a:addr=10.1.0.1/24", &set);
+    found.usable_with(&[]);
+}
+
 //= doctor.md: a GID index for all connections is a note
 #[test]
 fn a_fixed_gid_index_is_a_note_with_a_remedy() {

@@ -111,12 +111,12 @@ impl World<'_> {
         match call {
             Call::Pair { device } => self.pair(device),
             Call::Listen { context, device } => {
-                let (at, is_right) = self.handle(context, Kind::Context, true);
+                let (at, is_right) = self.handle(context, Kind::Context);
                 let (code, comm) = table.listen(at, device.into(), &mut self.listener);
                 self.made(Kind::Listen, comm, null_mut(), code, is_right);
             }
             Call::Connect { context, device, at, byte } => {
-                let (context, is_right) = self.handle(context, Kind::Context, true);
+                let (context, is_right) = self.handle(context, Kind::Context);
                 let mut handle = self.listener;
                 let at = usize::from(at) % (HANDLE_HEAD + 8);
                 // The last eight bytes are the connector's.
@@ -128,7 +128,7 @@ impl World<'_> {
                 self.made(Kind::Send, comm, comm, code, is_right);
             }
             Call::Accept(listen) => {
-                let (listen, is_right) = self.handle(listen, Kind::Listen, true);
+                let (listen, is_right) = self.handle(listen, Kind::Listen);
                 let (code, comm) = table.accept(listen);
                 self.made(Kind::Recv, comm, comm, code, is_right);
             }
@@ -140,8 +140,7 @@ impl World<'_> {
                 self.made(Kind::Mr, mr, comm, code, is_right);
             }
             Call::Deregister { comm, mr } => {
-                let ((comm, comm_is_right), (mr, mr_is_right)) =
-                    (self.comm(comm), self.handle(mr, Kind::Mr, true));
+                let ((comm, comm_is_right), (mr, mr_is_right)) = (self.comm(comm), self.handle(mr, Kind::Mr));
                 let code = table.dereg_mr(comm, mr);
                 // NULL is no registration, which ends without an error.
                 self.ended(mr, code, comm_is_right && (mr_is_right || mr.is_null()));
@@ -149,7 +148,7 @@ impl World<'_> {
             Call::Properties(device) => drop(table.properties(device.into())),
             Call::Finalize(which) => {
                 // The right one is for the end. NULL is the context of an init that has made none.
-                let (at, is_right) = self.handle(which, Kind::Context, true);
+                let (at, is_right) = self.handle(which, Kind::Context);
                 if !is_right {
                     assert_eq!(table.finalize(at) == Success, at.is_null());
                 }
@@ -166,26 +165,26 @@ impl World<'_> {
         let table = newest();
         match call {
             Call::Send { comm, mr, offset, len, tag } => {
-                let (comm, is_right) = self.handle(comm, Kind::Send, false);
-                let ((mr, _), (addr, len)) = (self.handle(mr, Kind::Mr, false), self.part(offset, len));
+                let (comm, is_right) = self.handle(comm, Kind::Send);
+                let ((mr, _), (addr, len)) = (self.handle(mr, Kind::Mr), self.part(offset, len));
                 let (code, request) = table.isend(comm, addr, len, tag.into(), mr);
                 self.made(Kind::Request, request, comm, code, is_right);
             }
             Call::Receive { comm, mr, count, offset, len, tag } => {
-                let (comm, is_right) = self.handle(comm, Kind::Recv, false);
-                let ((mr, _), (addr, len)) = (self.handle(mr, Kind::Mr, false), self.part(offset, len));
+                let (comm, is_right) = self.handle(comm, Kind::Recv);
+                let ((mr, _), (addr, len)) = (self.handle(mr, Kind::Mr), self.part(offset, len));
                 let count = usize::from(count.unsigned_abs()) % 10;
                 let (code, request) = table.irecv(comm, &vec![(addr, len, tag.into(), mr); count]);
                 self.made(Kind::Request, request, comm, code, is_right);
             }
             Call::Flush { comm, mr, offset, len } => {
-                let (comm, is_right) = self.handle(comm, Kind::Recv, false);
-                let ((mr, _), (addr, len)) = (self.handle(mr, Kind::Mr, false), self.part(offset, len));
+                let (comm, is_right) = self.handle(comm, Kind::Recv);
+                let ((mr, _), (addr, len)) = (self.handle(mr, Kind::Mr), self.part(offset, len));
                 let (code, request) = table.iflush(comm, &[(addr, len, mr)]);
                 self.made(Kind::Request, request, comm, code, is_right);
             }
             Call::Test(request) => {
-                let (request, is_right) = self.handle(request, Kind::Request, false);
+                let (request, is_right) = self.handle(request, Kind::Request);
                 let (code, done, sizes) = table.test(request);
                 assert!(code != Success || is_right, "a request of nobody is known");
                 assert!(!done || sizes.iter().all(|size| (0..=LEN as i32).contains(size)), "{sizes:?}");
@@ -210,7 +209,7 @@ impl World<'_> {
     }
 
     /// Returns a handle, and whether it is a live one of this kind.
-    fn handle(&self, which: Which, kind: Kind, may_be_closed: bool) -> (Ptr, bool) {
+    fn handle(&self, which: Which, kind: Kind) -> (Ptr, bool) {
         let nth = |kind: Kind, n: u8| {
             let mut all = self.live.iter().filter(move |handle| handle.kind == kind);
             let count = all.clone().count();
@@ -219,12 +218,11 @@ impl World<'_> {
         let at = match which {
             Which::Right(n) => nth(kind, n),
             Which::Any(kind, n) => nth(kind, n),
-            // The data path reads through the handle.
-            Which::Closed(n) if may_be_closed => {
+            Which::Closed(n) => {
                 let closed = self.closed.get(usize::from(n) % self.closed.len().max(1));
                 closed.copied().unwrap_or_default()
             }
-            Which::Closed(_) | Which::Null => null_mut(),
+            Which::Null => null_mut(),
             Which::Unaligned => without_provenance_mut(self.memory.foreign.as_ptr().addr() + 3),
             Which::Foreign => self.memory.foreign.as_ptr().cast_mut().cast(),
         };
@@ -237,7 +235,7 @@ impl World<'_> {
             Which::Right(n) if n % 2 == 0 => Kind::Send,
             _ => Kind::Recv,
         };
-        let (at, is_right) = self.handle(which, kind, true);
+        let (at, is_right) = self.handle(which, kind);
         (at, is_right || self.live.iter().any(|handle| handle.at == at && handle.kind == Kind::Send))
     }
 
@@ -275,7 +273,7 @@ impl World<'_> {
 
     /// Closes a comm with what belongs to it.
     fn close_comm(&mut self, which: Which, kind: Kind, close: impl FnOnce(Ptr) -> Code) {
-        let (at, is_right) = self.handle(which, kind, true);
+        let (at, is_right) = self.handle(which, kind);
         if is_right {
             let mine = |handle: &&Handle| handle.comm == at && handle.at != at;
             let mine: Vec<Handle> = self.live.iter().filter(mine).copied().collect();

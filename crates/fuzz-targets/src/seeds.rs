@@ -259,7 +259,16 @@ pub(crate) fn calls() -> Seeds {
         list.item(5, CALLS, &[&handle[..], &handle].concat()).end()
     });
     let swapped = connected().item(11, CALLS, &[&variant(1, 6)[..], &variant(2, 6), &[0]].concat()).end();
-    named([moved.end(), lied.end(), swapped].into_iter().chain(wrong).chain(random(12, 400)))
+    // What ended with its comm, and the comm itself: each is in the list of closed handles.
+    let closed = |n: u8| [&variant(2, 6)[..], &[n]].concat();
+    let receiver = connected().item(7, CALLS, &receive).item(11, CALLS, &right(0));
+    let ended = (0..3).fold(receiver, |list, n| {
+        list.item(9, CALLS, &closed(n))
+            .item(8, CALLS, &[&closed(n)[..], &right(0), &[0, 0, 0, 1]].concat())
+            .item(6, CALLS, &[&right(0)[..], &closed(n), &[0, 0, 0, 1, 3]].concat())
+    });
+    let inputs = [moved.end(), lied.end(), swapped].into_iter().chain(wrong).chain(random(12, 400));
+    named(inputs.chain([ended.end()]))
 }
 
 /// Environments: defaults, values that are close to valid ones, and what is not text.

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use nccl_net_mpib_agent_iface::{COMMIT, WIRE_PROTOCOL};
 use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
@@ -43,7 +44,7 @@ macro_rules! metrics {
 }
 
 metrics! {
-    BuildInfo = GAUGE "mpib_build_info" ["version"] "Version of the program that has read the statistics; always 1";
+    BuildInfo = GAUGE "mpib_build_info" ["version", "commit", "protocol"] "Version, commit and wire protocol of the program that has read the statistics; always 1";
     Processes = GAUGE "mpib_processes" [] "Processes whose statistics are read";
     NotPermitted = GAUGE "mpib_processes_not_permitted" [] "Processes that this user may not inspect";
     NotInspected = GAUGE "mpib_processes_not_inspected" [] "Processes that were not inspected, since their user or the host has too many pages";
@@ -115,7 +116,7 @@ fn hw_help(file: &str, help: &str) -> String {
 
 fn of_host(to: &mut Families, host: &Host) {
     let connections = || host.processes.iter().flat_map(|process| &process.connections);
-    to.add(Id::BuildInfo, &[&host.mpib], 1.0);
+    to.add(Id::BuildInfo, &[&host.mpib, COMMIT, &WIRE_PROTOCOL.to_string()], 1.0);
     to.add(Id::Processes, &[], host.processes.len() as f64);
     to.add(Id::NotPermitted, &[], host.not_permitted as f64);
     to.add(Id::NotInspected, &[], host.not_inspected as f64);

@@ -37,6 +37,11 @@ impl Span {
         self.bytes.clone()
     }
 
+    /// Returns the logarithm of its size.
+    fn class(&self) -> u32 {
+        self.pages.len().max(1).ilog2()
+    }
+
     /// Whether a registration that was made for `self` may serve `requested`.
     pub(crate) fn serves(&self, requested: &Self) -> bool {
         let inside = self.bytes.start <= requested.bytes.start && requested.bytes.end <= self.bytes.end;
@@ -54,12 +59,17 @@ struct CacheState<K, R> {
     settled: Condvar,
 }
 
-/// First page, and a unique number.
-type Place = (usize, u64);
+/// Size class, first page, and a unique number.
+///
+/// A class has the spans of 2^n to 2^(n+1) - 1 bytes. In order of their first pages alone, one large
+/// span would make every search look at all small ones below the address.
+type Place = (u32, usize, u64);
 
 struct List<K, R> {
     entries: BTreeMap<Place, Entry<K, R>>,
     next: u64,
+    /// A bit for each size class that has ever had an entry.
+    classes: usize,
     /// All registrations are being made anew.
     renewing: bool,
 }
@@ -82,7 +92,7 @@ pub(crate) struct Held<K, R> {
 impl<K: PartialEq, R> Cache<K, R> {
     /// Empty.
     pub(crate) fn new() -> Self {
-        let list = List { entries: BTreeMap::new(), next: 0, renewing: false };
+        let list = List { entries: BTreeMap::new(), next: 0, classes: 0, renewing: false };
         Self(Arc::new(CacheState { list: Mutex::new(list), settled: Condvar::new() }))
     }
 
@@ -114,8 +124,9 @@ impl<K: PartialEq, R> Cache<K, R> {
                 }
             }
         }
-        let place = (span.pages.start, list.next);
+        let place = (span.class(), span.pages.start, list.next);
         list.next += 1;
+        list.classes |= 1 << span.class();
         list.entries.insert(place, Entry { key, span, made: None, users: 1 });
         drop(list);
         let making = Making { state: &self.0, place };
@@ -129,8 +140,8 @@ impl<K: PartialEq, R> Cache<K, R> {
     pub(crate) fn covering<V>(&self, bytes: &Range<usize>, read: impl FnOnce(&R) -> V) -> Option<V> {
         let list = self.0.lock_settled();
         let covers = |pages: &Range<usize>| pages.start <= bytes.start && bytes.end <= pages.end;
-        let mut below = list.entries.range(..=(bytes.start, u64::MAX)).rev();
-        below.find_map(|(_, entry)| entry.made.as_ref().filter(|_| covers(&entry.span.pages))).map(read)
+        let mut near = list.near(bytes.start);
+        near.find_map(|(_, entry)| entry.made.as_ref().filter(|_| covers(&entry.span.pages))).map(read)
     }
 
     /// Replaces each registration by the one that `again` makes of it. When all are made, calls
@@ -175,16 +186,39 @@ impl<K: PartialEq, R> Cache<K, R> {
     pub(crate) fn len(&self) -> usize {
         self.0.lock().entries.len()
     }
+
+    /// Returns the number of registrations that a search looks at if none serves.
+    #[cfg(test)]
+    pub(crate) fn looked_at(&self, addr: usize) -> usize {
+        self.0.lock().near(addr).count()
+    }
+}
+
+impl<K, R> List<K, R> {
+    /// Returns the registrations that may cover this address, the smallest class first: in each class
+    /// those that begin at most its size below the address.
+    fn near(&self, addr: usize) -> impl Iterator<Item = (&Place, &Entry<K, R>)> {
+        let classes = (0..usize::BITS).filter(|class| self.classes >> class & 1 == 1);
+        classes.flat_map(move |class| {
+            let largest = usize::MAX >> (usize::BITS - 1 - class);
+            let first = addr.saturating_sub(largest);
+            self.entries.range((class, first, 0)..=(class, addr, u64::MAX)).rev()
+        })
+    }
 }
 
 impl<K: PartialEq, R> List<K, R> {
-    /// Finds the nearest registration that serves; one that is being made if there is no other.
+    /// Finds a registration that serves; one that is being made if there is no other.
     fn find(&mut self, key: &K, span: &Span) -> Option<(Place, &mut Entry<K, R>)> {
-        let below = self.entries.range(..=(span.pages.start, u64::MAX)).rev();
-        let mut serving = below.filter(|(_, entry)| entry.key == *key && entry.span.serves(span));
-        let ready = serving.clone().find(|(_, entry)| entry.made.is_some());
-        let (place, _) = ready.or_else(|| serving.next())?;
-        let place = *place;
+        let serves = |entry: &Entry<K, R>| entry.key == *key && entry.span.serves(span);
+        let mut found = None;
+        for (place, entry) in self.near(span.pages.start).filter(|(_, entry)| serves(entry)) {
+            found = Some(*place);
+            if entry.made.is_some() {
+                break;
+            }
+        }
+        let place = found?;
         self.entries.get_mut(&place).map(|entry| (place, entry))
     }
 }
@@ -282,6 +316,6 @@ impl<K, R> fmt::Debug for Cache<K, R> {
 
 impl<K, R> fmt::Debug for Held<K, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Held({:#x})", self.place.0)
+        write!(f, "Held({:#x})", self.place.1)
     }
 }

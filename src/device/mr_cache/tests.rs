@@ -118,6 +118,28 @@ fn a_neighbour_in_the_last_page_keeps_nothing_of_a_buffer_alive() {
     assert_eq!((count.load(SeqCst), pages), (2, 0x10_0000..0x10_3000));
 }
 
+/// However many registrations there are, and however large one of them is.
+#[test]
+fn a_search_looks_at_few_registrations() {
+    const REGIONS: usize = 4000;
+    let (count, cache) = (AtomicUsize::new(0), Cache::new());
+    let at = |region: usize| 0x1000_0000 + region * 2 * PAGE;
+    let small: Vec<_> = (0..REGIONS)
+        .map(|region| get(&cache, &count, 1, &span(at(region), PAGE + region % 2 * 100)))
+        .collect();
+    let large = get(&cache, &count, 2, &span(at(0), 2 * PAGE * REGIONS));
+    for addr in [at(0), at(1), at(REGIONS / 2) + 5, at(REGIONS - 1) + PAGE, at(2 * REGIONS)] {
+        assert!(cache.looked_at(addr) <= 5, "{} at {addr:#x}", cache.looked_at(addr));
+    }
+    let covering = |bytes: Range<usize>| cache.covering(&bytes, |made| made.1.clone());
+    let middle = at(REGIONS / 2);
+    assert_eq!(covering(middle..middle + 1), Some(middle..middle + PAGE));
+    assert_eq!(covering(middle..middle + 3 * PAGE), Some(large.1.clone()));
+    assert_eq!(count.load(SeqCst), REGIONS + 1);
+    drop((small, large));
+    assert_eq!(cache.looked_at(middle), 0);
+}
+
 #[test]
 fn a_failure_and_a_panic_leave_nothing_behind() {
     let (count, cache) = (AtomicUsize::new(0), Cache::new());

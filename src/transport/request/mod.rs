@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::mem;
 use std::sync::Arc;
 
-use nccl_net_versions::{Sizes, Tagged};
+use nccl_net_versions::{Sizes, Slab, Tagged};
 
 use crate::element::Element;
 use crate::error::{Error, Fast};
@@ -33,15 +33,15 @@ pub(crate) enum Owner {
     Flush(u8, Arc<Receiver>),
 }
 
-/// The requests of one kind of a comm, made once.
+/// The requests of one kind of a comm, made once. After their end they are known as closed.
 #[derive(Debug)]
-pub(crate) struct Requests<const N: usize>(Box<[Tagged<Request>; N]>);
+pub(crate) struct Requests<const N: usize>(Slab<Request, [Tagged<Request>; N]>);
 
 impl<const N: usize> Requests<N> {
     /// Makes the requests. `owner` returns the owner of the request with an index.
     pub(crate) fn new(cells: &Cells<N>, owner: impl Fn(u8) -> Owner) -> Self {
         let one = |index| Request { cell: cells.share(index), owner: owner(index) };
-        Self(Box::new(std::array::from_fn(|index| Tagged::new(one(index as u8)))))
+        Self(Slab::array(|index| one(index as u8)))
     }
 
     /// Returns a request, whose index is below `N`.

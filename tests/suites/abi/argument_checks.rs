@@ -116,3 +116,28 @@ fn memory_is_checked() {
         pair.close();
     });
 }
+
+#[test]
+fn a_request_ends_with_its_comm() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let pair = Pair::new(table);
+        let to = pair.recv_buffer(1000);
+        let from = pair.send_buffer(vec![7; 1000]);
+        // One in flight, one that is done and not collected, one that is collected.
+        let collected = pair.irecv(&[(to.addr(), 1000, 1, to.mr)]);
+        let sent = pair.isend(from.addr(), 1000, 1, from.mr);
+        assert_eq!((pair.wait(collected)[0], pair.wait(sent)[0]), (1000, 1000));
+        let done = pair.irecv(&[(to.addr(), 1000, 2, to.mr)]);
+        let sent = pair.isend(from.addr(), 1000, 2, from.mr);
+        let in_flight = pair.irecv(&[(to.addr(), 1000, 3, to.mr)]);
+        assert_eq!(table.test(in_flight).1, false);
+        to.dereg();
+        from.dereg();
+        pair.close();
+        for request in [collected, done, sent, in_flight] {
+            assert_eq!(table.test(request).0, InvalidArgument);
+            assert_warned(&["test", "request"]);
+        }
+    });
+}

@@ -175,16 +175,6 @@ fn refused() -> (Code, Vec<String>) {
     (code, take_warnings())
 }
 
-#[test]
-fn a_partition_that_a_port_lacks_is_named_with_what_there_is() {
-    isolated(here!(), &rails(&[PARTITIONS, ("NCCL_IB_PKEY_VALUE", "0x8001"), ("MPIB_STRICT", "1")]), || {
-        let (_, lines) = refused();
-        let said =
-            "NCCL_IB_PKEY_VALUE=0x8001: expected a partition of soft1:1, whose P_Keys are 0x7fff, 0x8007";
-        assert!(lines.iter().any(|l| l.contains(said)), "{lines:?}");
-    });
-}
-
 /// Lines of the log about a retry.
 fn tries() -> Vec<String> {
     LOG.lock()

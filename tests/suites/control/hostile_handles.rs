@@ -9,7 +9,7 @@ use mpib_tests::pair::{connect, init, pattern, until};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib::proto::{
-    Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, PROTOCOL_VERSION, STATE_OFFSET, Secret,
+    Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, PROTOCOL_VERSION, Release, STATE_OFFSET, Secret,
 };
 
 /// An address of a network that does not exist (RFC 5737).
@@ -71,8 +71,8 @@ fn bytes_that_are_no_handle_are_refused_at_once() {
         let cases: Vec<([u8; 128], &str)> = vec![
             ([0; 128], "all zeroes"),
             (with(0, b'X'), "not an MPIB handle"),
-            (with(4, 9), "protocol version 9, this plugin speaks 10"),
-            (with(5, 1), "protocol version 266"),
+            (with(4, 9), "of an unknown version with protocol 9, this one version "),
+            (with(5, 1), "with protocol 266"),
             (
                 {
                     let mut h = with(6, 0);
@@ -84,8 +84,8 @@ fn bytes_that_are_no_handle_are_refused_at_once() {
             (with(32, 0), "no address"),
             (with(32, good[32] + 1), "address"),
             (with(32, 255), "address"),
-            (with(33, 5), "family is neither 4 nor 6"),
-            (with(34, 200), "prefix is too long"),
+            (with(43, 5), "family is neither 4 nor 6"),
+            (with(44, 200), "prefix is too long"),
             (with(119, 1), "data behind its"),
         ];
         for (handle, said) in cases {
@@ -94,7 +94,7 @@ fn bytes_that_are_no_handle_are_refused_at_once() {
         // Each length of a handle that was cut off; the last one that differs lacks one byte of its
         // last address.
         let end = (0..STATE_OFFSET).rev().find(|i| good[*i] != 0).unwrap() + 1;
-        for len in (0..end).filter(|len| !(6..33).contains(len)) {
+        for len in (0..end).filter(|len| !(6..43).contains(len)) {
             let mut handle = good;
             handle[len..].fill(0);
             // The last byte of an address may be any: a handle without it leads to another host.
@@ -306,13 +306,18 @@ fn a_listener_of_another_version_learns_that() {
         let mut handle = to(&["127.0.0.1"], server.local_addr().unwrap().port());
         let secret = Handle::decode(&handle).unwrap().secret().clone();
         handle[4] = 11;
-        let both = "the handle is of protocol version 11, this plugin speaks 10";
-        refused(table, ctx, handle, InvalidArgument, &[both]);
+        handle[33..43].copy_from_slice(&[0, 4, 1, 1, 0x94, 0xb8, 0x89, 0xc4, 0xd0, 0xeb]);
+        let ours = Release::ours();
+        let both = [
+            "the plugin that made the handle is version 0.4.1-dev (commit 94b889c4d0eb) with protocol 11, this one",
+            &format!("this one {ours} with protocol 10: use one version"),
+        ];
+        refused(table, ctx, handle, InvalidArgument, &both);
         let (mut stream, _) = server.accept().unwrap();
         let mut start = [0; HELLO_PREFIX_BYTES];
         stream.read_exact(&mut start).unwrap();
         let prefix = HelloPrefix::at(&start).unwrap().unwrap();
-        assert_eq!(prefix.version, 10);
+        assert_eq!((prefix.version, prefix.claim.release), (10, ours));
         assert!(prefix.claim.is_for(&secret, 10));
         // One report is enough.
         stream.write_all(&Message::Refuse { reason: "no".into() }.encode().unwrap()).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::raw::{Raw, hello_frame, read_plain};
 use nccl_net_mpib::control::{ChannelState, Listener, Options};
-use nccl_net_mpib::proto::{Claim, HELLO_PREFIX_BYTES, Message, TAG_BYTES, Transcript};
+use nccl_net_mpib::proto::{Claim, HELLO_PREFIX_BYTES, Message, Release, TAG_BYTES, Transcript};
 
 use super::util::{
     TOKEN, a_real_peer_gets_in, accept, connect, control, hello, hello_bytes, is_dropped, listen, options,
@@ -219,6 +219,7 @@ fn another_version_gets_a_refusal_with_both_versions() {
     let with = |version: u16, bytes: &mut Vec<u8>| bytes[9..11].copy_from_slice(&version.to_le_bytes());
     // A version that the tag does not cover is a stranger's.
     with(11, &mut bytes);
+    bytes[11..21].copy_from_slice(&[0, 4, 1, 0, 0x94, 0xb8, 0x89, 0xc4, 0xd0, 0xeb]);
     let mut liar = stranger(&listener);
     liar.write_all(&bytes).unwrap();
     is_dropped(liar);
@@ -230,12 +231,15 @@ fn another_version_gets_a_refusal_with_both_versions() {
         stream.write_all(bytes).unwrap();
         match read_plain(&mut stream) {
             Message::Refuse { reason } => {
-                assert!(reason.starts_with("the peer speaks protocol version 11, this plugin 10"), "{reason}")
+                let theirs =
+                    "the peer's plugin is version 0.4.1 (commit 94b889c4d0eb) with protocol 11, this one ";
+                let ours = format!("{} with protocol 10", Release::ours());
+                assert!(reason.starts_with(theirs) && reason[theirs.len()..].starts_with(&ours), "{reason}")
             }
             other => panic!("{other:?}"),
         }
         let text = until("the report", || listener.refused()).to_string();
-        assert!(text.contains("version 11, this plugin 10"), "{text}");
+        assert!(text.contains("with protocol 11, this one version "), "{text}");
     }
     a_real_peer_gets_in(&listener);
 }

@@ -320,29 +320,45 @@ fn interfaces_that_do_not_exist_are_an_error_of_listen_that_lists_those_that_do(
     }
 }
 
-/// Good in form, and no P_Key of this port.
+/// Good in form, and no P_Key of any port, of one, of one that is not used, and of a later init.
 //= configuration.md: NCCL_IB_PKEY
+//= configuration.md: NCCL_IB_PKEY_VALUE
 #[test]
-fn a_pkey_index_that_a_port_lacks_is_an_error_of_init() {
+fn a_port_without_the_partition_is_left_out_at_init() {
     const DEVICES: &str = "soft0:addr=10.0.0.1/24,pkey=0xffff+0x8001;soft1:addr=10.0.1.1/24";
     isolated(here!(), &[("SOFTVERBS_DEVICES", DEVICES)], || {
-        for (index, port) in [
-            ("77", "soft0:1 has 2 entries, with P_Keys at 0 (0xffff), 1 (0x8001)"),
-            ("1", "soft1:1 has 1 entries"),
-        ] {
-            set("NCCL_IB_PKEY", Some(index));
+        for (variable, nowhere, of_one) in
+            [("NCCL_IB_PKEY", "77", "1"), ("NCCL_IB_PKEY_VALUE", "0x8005", "0x8001")]
+        {
+            let table = newest();
+            set(variable, Some(nowhere));
             for table in TABLES {
-                assert_eq!(table.init().0, InvalidUsage);
-                take_warning(&["init: NCCL_IB_PKEY=", index, "expected the index of a P_Key", port]);
+                assert_ne!(table.init().0, Success);
+                take_warning(&[
+                    "init: no usable RDMA port",
+                    &format!("soft0:1 ({variable}={nowhere} is not "),
+                    "P_Key table, which has 0xffff at 0, 0x8001 at 1)",
+                    &format!("soft1:1 ({variable}={nowhere}"),
+                ]);
             }
+            set(variable, Some(of_one));
+            set("MPIB_STRICT", Some("1"));
+            assert_eq!(table.init().0, InvalidUsage);
+            take_warning(&["init: ports that cannot be used: soft1:1", of_one, "(MPIB_STRICT=1)"]);
+            set("MPIB_STRICT", None::<&str>);
+            set(variable, None::<&str>);
         }
-        // Only the ports that are used count.
-        set("NCCL_IB_HCA", Some("soft0"));
+        set("NCCL_IB_PKEY_VALUE", Some("0x8001"));
         let ctx = init(newest());
+        take_warning(&["ports that cannot be used: soft1:1 (NCCL_IB_PKEY_VALUE=0x8001"]);
+        assert_eq!(newest().devices(), (Success, 1));
         // A later init has other settings, for the same devices.
-        set("NCCL_IB_PKEY", Some("2"));
-        assert_eq!(newest().init().0, InvalidUsage);
-        take_warning(&["NCCL_IB_PKEY=2", "soft0:1 has 2 entries"]);
+        for (variable, value) in [("NCCL_IB_PKEY_VALUE", "5"), ("NCCL_IB_PKEY", "2")] {
+            set("NCCL_IB_PKEY_VALUE", None::<&str>);
+            set(variable, Some(value));
+            assert_eq!(newest().init().0, InvalidUsage);
+            take_warning(&[&format!("{variable}="), "soft0:1", "P_Key table"]);
+        }
         assert_eq!(newest().finalize(ctx), Success);
     });
 }

@@ -12,11 +12,11 @@ pub struct Least;
 
 /// A comm with one request, which all its calls return.
 #[derive(Debug)]
-pub struct Comm(pub Box<Tagged<AtomicUsize>>);
+pub struct Comm(pub Slab<AtomicUsize, [Tagged<AtomicUsize>; 1]>);
 
 /// Creates a comm.
 pub fn comm() -> Comm {
-    Comm(Box::new(Tagged::new(AtomicUsize::new(0))))
+    Comm(Slab::array(|_| AtomicUsize::new(0)))
 }
 
 impl NetPlugin for Least {
@@ -60,21 +60,21 @@ impl NetPlugin for Least {
         _: Option<&()>,
         _: ProfilerHandle,
     ) -> Result<Option<&'a Tagged<AtomicUsize>>, Failure> {
-        comm.0.store(buffer.len, Ordering::Relaxed);
-        Ok(Some(&comm.0))
+        comm.0[0].store(buffer.len, Ordering::Relaxed);
+        Ok(Some(&comm.0[0]))
     }
     fn irecv<'a>(
         comm: &'a Comm,
         _: &[RecvBuffer<'_, Self>],
         _: bool,
     ) -> Result<Option<&'a Tagged<AtomicUsize>>, Failure> {
-        Ok(Some(&comm.0))
+        Ok(Some(&comm.0[0]))
     }
     fn iflush<'a>(
         comm: &'a Comm,
         _: &[(Buffer, Option<&()>)],
     ) -> Result<Option<&'a Tagged<AtomicUsize>>, Failure> {
-        Ok(Some(&comm.0))
+        Ok(Some(&comm.0[0]))
     }
     #[inline(never)] // Like that of a real plugin, which is larger.
     fn test(request: &AtomicUsize, sizes: &mut Sizes) -> Result<bool, Failure> {

@@ -165,18 +165,19 @@ fn show(
     svg: Option<String>,
 ) -> Result<(), Failure> {
     let json = document::text(document)?;
-    match args.json {
-        true => output::print(&json)?,
-        false => output::print(&format!("{}\n", text.trim_end()))?,
-    }
     let svg = svg.unwrap_or_default();
-    for (file, content) in [(&args.json_file, json), (&args.svg, svg), (&args.markdown, markdown.to_owned())]
+    // First: the failure of a file that cannot be written is the only document.
+    for (file, content) in
+        [(&args.json_file, &json), (&args.svg, &svg), (&args.markdown, &markdown.to_owned())]
     {
         if let Some(file) = file {
             fs::write(file, content).tool(format!("write {}", file.display()))?;
         }
     }
-    Ok(())
+    match args.json {
+        true => output::print(&json),
+        false => output::print(&format!("{}\n", text.trim_end())),
+    }
 }
 
 fn default_softverbs() -> Result<PathBuf, Failure> {

@@ -95,7 +95,7 @@ fn judge(ports: &[&Port], now: Link, most: Option<Link>) -> Option<Check> {
         );
         return Some(Check::new("pcie", Level::Warn, text).remedy(
             "check the slot (lspci -vv: LnkCap, LnkSta), reseat the card or the riser, and update the firmware; \
-             a port behind a narrow slot gets a share by MPIB_RAIL_SPEED",
+             a device of several ports gives one behind a narrow slot what it carries (MPIB_SPLIT=measured, the default)",
         ));
     }
     most?;

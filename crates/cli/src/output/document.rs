@@ -52,12 +52,17 @@ pub(crate) fn failed(json: bool, failure: Failure, exit_code: u8) -> ExitCode {
     if failure.kind == Kind::Closed {
         return failure.exit_code();
     }
-    if json {
-        let error = ErrorReport { failure, exit_code };
-        let document = Failed { mpib: env!("CARGO_PKG_VERSION"), ok: false, error };
-        if let Err(second) = print(&document) {
-            second.print();
-        }
+    if json { self::failure(failure, exit_code) } else { ExitCode::from(exit_code) }
+}
+
+/// Prints the document of a failure, in one line: it may follow others that have one each. Returns
+/// the exit code.
+pub(crate) fn failure(failure: Failure, exit_code: u8) -> ExitCode {
+    let error = ErrorReport { failure, exit_code };
+    let document = Failed { mpib: env!("CARGO_PKG_VERSION"), ok: false, error };
+    let text = serde_json::to_string(&document).tool("encode the document");
+    if let Err(second) = text.and_then(|text| super::print(&(text + "\n"))) {
+        second.print();
     }
     ExitCode::from(exit_code)
 }

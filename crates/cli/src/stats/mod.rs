@@ -17,7 +17,7 @@ use crate::quantity::{interval, pid};
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  statistics were shown
+  0  statistics were shown, or no process has any and none was named
   1  the tool itself failed, or the system returned something unexpected
   2  invalid options
   3  no such process
@@ -90,11 +90,6 @@ impl Failed {
         Self::new(code(why), format!("{process}{why}"))
     }
 
-    /// Makes the failure of a host without pages.
-    pub(crate) fn no_page(more: &str) -> Self {
-        Self::new(5, format!("no process has a statistics page{more}"))
-    }
-
     /// Prints the failure; returns the exit code.
     pub(crate) fn print(&self) -> ExitCode {
         self.failure.print();
@@ -140,20 +135,25 @@ fn show(args: &StatsArgs) -> Result<(), Failed> {
         report_left_out(&now);
         output::print(&text(args, &now)?)?;
         if now.processes.is_empty() {
-            let others = match now.not_permitted {
-                0 => String::new(),
-                n => format!("; {n} of other users cannot be inspected"),
-            };
-            return match last {
-                // All watched processes have ended.
-                Some(_) => Ok(()),
-                None => Err(Failed::no_page(&others)),
-            };
+            // An idle host, or all watched processes have ended.
+            if last.is_none() {
+                eprintln!("mpib: {}", nobody(&now));
+            }
+            return Ok(());
         }
         let Some(pause) = args.watch else { return Ok(()) };
         last = Some(now);
         sleep(pause);
     }
+}
+
+/// Describes a host without pages.
+pub(crate) fn nobody(host: &Host) -> String {
+    let others = match host.not_permitted {
+        0 => String::new(),
+        n => format!("; {n} of other users cannot be inspected"),
+    };
+    format!("no process has a statistics page{others}")
 }
 
 /// Prints which processes are not in the document, but for those of other users.

@@ -4,20 +4,29 @@ use std::convert::Infallible;
 
 use mpib_host_view::{Connection, Host, Port, Process};
 use ratatui::backend::TestBackend;
-use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Text};
-use ratatui::widgets::{Cell, Paragraph, Row, Table};
+use ratatui::widgets::Paragraph;
 use ratatui::{Frame, Terminal};
 
+use super::columns::{Column, Kind, cut_words, fit, fit_parts};
 use super::text::{clock, episodes, peer, percent, rate, shares, short, time};
 use super::view::View;
 
 /// Columns of a frame that is printed as text.
 const COLUMNS: u16 = 80;
+/// Columns that a frame needs: for the columns of its tables that are never left out.
+const LEAST: u16 = 40;
 
 /// Draws one frame.
 pub(super) fn draw(frame: &mut Frame<'_>, host: &Host, view: &mut View) {
+    let width = frame.area().width;
+    if width < LEAST {
+        let lines = ["mpib top".to_owned(), format!("needs {LEAST}"), "columns".to_owned()];
+        frame.render_widget(Paragraph::new(lines.map(Line::from).to_vec()), frame.area());
+        return;
+    }
     let ports: Vec<&Port> = host.ports.iter().filter(|port| port.state != "unused").collect();
     let rows = port_rows(&ports);
     // Ports get at most half of the screen.
@@ -26,10 +35,10 @@ pub(super) fn draw(frame: &mut Frame<'_>, host: &Host, view: &mut View) {
     let [first, second, gap, last] = [2, of_ports, 1, 1].map(Constraint::Length);
     let areas = [first, second, gap, Constraint::Min(0), last];
     let [head, top, _, middle, bottom] = Layout::vertical(areas).areas(frame.area());
-    frame.render_widget(head_lines(host, view), head);
-    frame.render_widget(port_table(rows), top);
+    frame.render_widget(head_lines(host, view, width.into()), head);
+    frame.render_widget(port_table(rows, width.into()), top);
     connections(frame, middle, host, view);
-    frame.render_widget(Paragraph::new(keys(view)), bottom);
+    frame.render_widget(Paragraph::new(keys(view, width.into())), bottom);
 }
 
 /// Returns a frame of 80 columns with all ports and connections, as text.
@@ -67,21 +76,30 @@ fn bold() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
 
-fn head_lines(host: &Host, view: &View) -> Paragraph<'static> {
+fn head_lines(host: &Host, view: &View, width: usize) -> Paragraph<'static> {
     let open: u64 = host.processes.iter().map(|process| u64::from(process.open)).sum();
     let hidden = match host.not_permitted + host.not_inspected + host.unreadable.len() {
         0 => String::new(),
-        n => format!(", {n} processes not read"),
+        n => format!("{n} processes not read"),
     };
-    let paused = if view.is_paused() { "  PAUSED" } else { "" };
-    let (name, clock, processes) = (&host.hostname, clock(host.at_ms), host.processes.len());
-    let first =
-        format!("mpib top  {name}  {clock} UTC  processes {processes}, connections {open}{hidden}{paused}");
+    let paused = if view.is_paused() { "PAUSED" } else { "" };
+    let first = [
+        (4, "mpib top".to_owned()),
+        (2, host.hostname.clone()),
+        (3, format!("{} UTC", clock(host.at_ms))),
+        (1, format!("processes {}, connections {open}", host.processes.len())),
+        (5, hidden),
+        (0, paused.to_owned()),
+    ];
     let (totals, f) = (&host.totals, &host.failover);
-    let [send, recv] = [&totals.send, &totals.recv].map(|way| rate(way.bytes_per_second));
-    let (episodes, stalls, again) = (f.episodes.0, time(f.stalled_ms), short(f.bytes_sent_again.0 as f64));
-    let second =
-        format!("send {send}  recv {recv}  episodes {episodes}  stalls {stalls}  sent again {again}B");
+    let second = [
+        (0, format!("send {}", rate(totals.send.bytes_per_second))),
+        (0, format!("recv {}", rate(totals.recv.bytes_per_second))),
+        (1, format!("episodes {}", f.episodes.0)),
+        (2, format!("stalls {}", time(f.stalled_ms))),
+        (3, format!("sent again {}B", short(f.bytes_sent_again.0 as f64))),
+    ];
+    let [first, second] = [&first[..], &second].map(|parts| fit_parts(parts, width));
     Paragraph::new(Text::from(vec![Line::styled(first, bold()), Line::from(second)]))
 }
 
@@ -89,6 +107,12 @@ fn head_lines(host: &Host, view: &View) -> Paragraph<'static> {
 enum PortRow {
     Figures([String; 9], Style),
     Cause(String, Style),
+}
+
+impl PortRow {
+    fn figures(&self) -> Option<&[String; 9]> {
+        if let Self::Figures(cells, _) = self { Some(cells) } else { None }
+    }
 }
 
 fn port_rows(ports: &[&Port]) -> Vec<PortRow> {
@@ -120,71 +144,66 @@ fn port_rows(ports: &[&Port]) -> Vec<PortRow> {
     rows
 }
 
+const PORT_COLUMNS: [Column; 9] = [
+    Column { head: "PORT", rank: 0, kind: Kind::Name(12, 14) },
+    Column { head: "STATE", rank: 0, kind: Kind::Word(8) },
+    Column { head: "CONNS", rank: 6, kind: Kind::Number(5) },
+    Column { head: "SENT", rank: 0, kind: Kind::Number(10) },
+    Column { head: "SHARE", rank: 3, kind: Kind::Number(5) },
+    Column { head: "GOODPUT", rank: 1, kind: Kind::Number(10) },
+    Column { head: "SCALE", rank: 2, kind: Kind::Number(5) },
+    Column { head: "EPISODES", rank: 4, kind: Kind::Number(8) },
+    Column { head: "STALL", rank: 5, kind: Kind::Number(6) },
+];
+
 /// A table, and lines across it.
-fn port_table(rows: Vec<PortRow>) -> Paragraph<'static> {
-    const HEAD: [&str; 9] =
-        ["PORT", "STATE", "CONNS", "SENT", "SHARE", "GOODPUT", "SCALE", "EPISODES", "STALL"];
-    const WIDTHS: [usize; 9] = [14, 8, 5, 10, 5, 10, 5, 8, 6];
-    let line = |cells: &[String; 9]| {
-        let cell = |(i, (text, width)): (usize, (&String, usize))| match i {
-            0 | 1 => format!("{text:<width$}"),
-            _ => format!("{text:>width$}"),
-        };
-        cells.iter().zip(WIDTHS).enumerate().map(cell).collect::<Vec<_>>().join(" ")
-    };
-    let mut lines = vec![Line::styled(line(&HEAD.map(str::to_owned)), bold())];
-    lines.extend(rows.into_iter().map(|row| match row {
-        PortRow::Figures(cells, style) => Line::styled(line(&cells), style),
-        PortRow::Cause(text, style) => Line::styled(text, style),
+fn port_table(rows: Vec<PortRow>, width: usize) -> Paragraph<'static> {
+    let figures: Vec<_> = rows.iter().filter_map(PortRow::figures).collect();
+    let fitted = fit(&PORT_COLUMNS, &figures, width);
+    let mut lines = vec![Line::styled(fitted.head(), bold())];
+    lines.extend(rows.iter().map(|row| match row {
+        PortRow::Figures(cells, style) => Line::styled(fitted.row(cells), *style),
+        PortRow::Cause(text, style) => Line::styled(cut_words(text, width), *style),
     }));
     Paragraph::new(lines)
 }
+
+const CONNECTION_COLUMNS: [Column; 9] = [
+    Column { head: "PID", rank: 3, kind: Kind::Number(7) },
+    Column { head: "COMMAND", rank: 7, kind: Kind::Name(7, 10) },
+    Column { head: "WAY", rank: 1, kind: Kind::Word(4) },
+    Column { head: "PEER", rank: 0, kind: Kind::Rest(12) },
+    Column { head: "RATE", rank: 0, kind: Kind::Number(9) },
+    Column { head: "FLIGHT", rank: 2, kind: Kind::Number(6) },
+    Column { head: "SHARES", rank: 4, kind: Kind::Word(6) },
+    Column { head: "WAITS", rank: 6, kind: Kind::Number(6) },
+    Column { head: "ERR", rank: 5, kind: Kind::Number(4) },
+];
 
 fn connections(frame: &mut Frame<'_>, area: Rect, host: &Host, view: &mut View) {
     let all = view.connections(host);
     let room = usize::from(area.height.saturating_sub(1));
     view.scrolled = view.scrolled.min(all.len().saturating_sub(room));
-    let head = ["PID", "COMMAND", "WAY", "PEER", "RATE", "FLIGHT", "SHARES", "WAITS", "ERR"];
-    let cell = |(i, text): (usize, &str)| Cell::new(Line::from(text.to_owned()).alignment(side(i)));
-    let head = Row::new(head.into_iter().enumerate().map(cell)).style(bold());
-    let shown = all.iter().skip(view.scrolled).take(room).map(|(p, c)| connection(p, c));
-    let widths = [
-        Constraint::Length(7),
-        Constraint::Length(10),
-        Constraint::Length(4),
-        Constraint::Fill(1),
-        Constraint::Length(9),
-        Constraint::Length(6),
-        Constraint::Length(shares_width(&all)),
-        Constraint::Length(6),
-        Constraint::Length(4),
-    ];
-    frame.render_widget(Table::new(shown, widths).header(head), area);
-    if all.is_empty() && area.height > 1 {
-        let why = match (host.processes.is_empty(), view.filter.is_empty()) {
+    let rows: Vec<_> = all.iter().map(|(p, c)| (cells(p, c), style(c))).collect();
+    // Of all rows, and not of those that are shown: columns keep their places while a user scrolls.
+    let texts: Vec<_> = rows.iter().map(|(cells, _)| cells).collect();
+    let fitted = fit(&CONNECTION_COLUMNS, &texts, area.width.into());
+    let mut lines = vec![Line::styled(fitted.head(), bold())];
+    let shown = rows.iter().skip(view.scrolled).take(room);
+    lines.extend(shown.map(|(cells, style)| Line::styled(fitted.row(cells), *style)));
+    if all.is_empty() {
+        lines.push(Line::from(match (host.processes.is_empty(), view.filter.is_empty()) {
             (true, _) => "no process has a statistics page",
             (_, true) => "no connection is open",
             (_, false) => "no connection fits the filter",
-        };
-        let below = Rect { y: area.y + 1, height: 1, ..area };
-        frame.render_widget(Paragraph::new(why), below);
+        }));
     }
+    frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// Columns for the shares: as many as the longest has, within limits.
-fn shares_width(all: &[(&Process, &Connection)]) -> u16 {
-    let longest = all.iter().map(|(_, c)| shares(c).len()).max().unwrap_or(0);
-    u16::try_from(longest.clamp(6, 24)).unwrap_or(6)
-}
-
-/// Texts stand left, numbers right.
-fn side(column: usize) -> Alignment {
-    if matches!(column, 1..=3 | 6) { Alignment::Left } else { Alignment::Right }
-}
-
-fn connection(p: &Process, c: &Connection) -> Row<'static> {
+fn cells(p: &Process, c: &Connection) -> [String; 9] {
     let errors = c.errors + c.rails.iter().map(|rail| rail.errors).sum();
-    let cells = [
+    [
         p.pid.to_string(),
         p.command.clone(),
         c.direction.clone(),
@@ -194,23 +213,32 @@ fn connection(p: &Process, c: &Connection) -> Row<'static> {
         shares(c),
         short((c.waits_for_peer + c.waits_for_queue).0 as f64),
         short(errors.0 as f64),
-    ];
+    ]
+}
+
+fn style(c: &Connection) -> Style {
     let lost = c.rails.iter().any(|rail| rail.given_up_at_ms.is_some());
-    let style = match (c.state.as_str(), lost) {
+    match (c.state.as_str(), lost) {
         ("failed", _) => styled(Style::new().fg(Color::Red)),
         (_, true) => styled(Style::new().fg(Color::Yellow)),
         _ => Style::new(),
-    };
-    let cell = |(i, text): (usize, String)| Cell::new(Line::from(text).alignment(side(i)));
-    Row::new(cells.into_iter().enumerate().map(cell)).style(style)
+    }
 }
 
-fn keys(view: &View) -> Line<'static> {
+fn keys(view: &View, width: usize) -> Line<'static> {
     let (order, filter) = (if view.is_reversed { ", reversed" } else { "" }, &view.filter);
     if view.is_typing {
-        return Line::styled(format!("filter: {filter}_   Enter: keep, Esc: remove"), bold());
+        let parts = [(0, format!("filter: {filter}_ ")), (1, "Enter: keep, Esc: remove".to_owned())];
+        return Line::styled(fit_parts(&parts, width), bold());
     }
     let filter = if filter.is_empty() { "none".into() } else { format!("{filter:?}") };
     let sort = view.sort.word();
-    Line::from(format!("q quit  s sort: {sort}{order}  r reverse  / filter: {filter}  p pause"))
+    let parts = [
+        (0, "q quit".to_owned()),
+        (1, format!("s sort: {sort}{order}")),
+        (3, "r reverse".to_owned()),
+        (2, format!("/ filter: {filter}")),
+        (4, "p pause".to_owned()),
+    ];
+    Line::from(fit_parts(&parts, width))
 }

@@ -1,5 +1,6 @@
 //! `mpib top`: rails and connections of this host, on a screen that follows the traffic.
 
+mod columns;
 mod draw;
 mod screen;
 mod text;
@@ -108,10 +109,7 @@ fn trouble(e: io::Error) -> Failed {
 /// Prints one frame, with the rates over one interval.
 fn once(readings: &mut Readings, view: &View, interval: Duration) -> Result<(), Failed> {
     let read = |readings: &mut Readings| readings.next().map_err(|e| Failed::page(readings.pid, &e));
-    let first = read(readings)?;
-    if first.processes.is_empty() {
-        return Err(Failed::no_page(""));
-    }
+    read(readings)?;
     sleep(interval);
     let host = read(readings)?;
     Ok(output::print(&frame_as_text(&host, view))?)

@@ -172,6 +172,71 @@ fn connections_are_sorted_and_filtered() {
     }
 }
 
+/// Connections of eight rails with long names, large numbers, and a rail that is given up.
+fn crowded() -> Host {
+    let mut host = host();
+    for n in 0..6 {
+        host.ports.push(port(&format!("rocep{n}7s0f0np0:1"), 123.4e9 + f64::from(n)));
+    }
+    host.ports[2].cause =
+        Some("rocep07s0f0np0:1: the link went down (IBV_EVENT_PORT_ERR) 12345 times".into());
+    let rail = |n: u64| Rail {
+        name: format!("rocep{n}7s0f0np0:1"),
+        bytes: Some(Count(n)),
+        bytes_per_second: Some(1e9 + n as f64 * 1e7),
+        ..Rail::default()
+    };
+    for index in 10..14 {
+        let mut many = connection(index, &format!("gpu-node-{index}.cluster.example.com"), 8.45e9);
+        many.peer =
+            format!("192.0.2.9:4000 (gpu-node-{index}.cluster.example.com, pid 419430{})", index % 10);
+        (many.waits_for_peer, many.in_flight) = (Count(987_654_321), Count(12_345));
+        many.errors = Count(4_321);
+        many.rails = (0..8).map(rail).collect();
+        many.rails[1].given_up_at_ms = (index % 2 == 0).then_some(1);
+        host.processes[0].connections.push(many);
+    }
+    (host.not_permitted, host.failover.stalled_ms) = (17, 123_456.0);
+    host
+}
+
+//= top.md: a number is whole or absent
+#[test]
+fn every_number_is_whole_at_any_width() {
+    use std::collections::BTreeSet;
+    let host = crowded();
+    let frame = |width: u16| lines(&host, &mut View::new(Sort::Rate, ""), (width, 40));
+    let words = |lines: &[String]| -> BTreeSet<String> {
+        lines.iter().flat_map(|line| line.split_whitespace()).map(str::to_owned).collect()
+    };
+    let all = words(&frame(300));
+    assert!(all.contains("12-13/1x") && all.contains("12-13"), "{all:?}");
+    for width in 40..=200 {
+        let frame = frame(width);
+        for word in words(&frame) {
+            let Some((before, after)) = word.split_once('…') else {
+                assert!(all.contains(&word), "{word:?} in {width} columns: {frame:#?}");
+                continue;
+            };
+            assert!(!before.ends_with(|c: char| c.is_ascii_digit()), "{word:?} in {width} columns");
+            let ends_whole = all.iter().any(|whole| whole.ends_with(after));
+            assert!(ends_whole && (after.is_empty() || after.starts_with([':', '/'])), "{word:?}");
+        }
+        let has = |word: &str| frame.iter().any(|line| line.contains(word));
+        for word in
+            ["PORT", "STATE", "SENT", "PEER", "RATE", "/4194302", "8.45GB/s", "connections 4", "q quit"]
+        {
+            assert!(has(word), "{word:?} in {width} columns: {frame:#?}");
+        }
+    }
+    for width in [8, 20, 39] {
+        assert_eq!(
+            words(&frame(width)).into_iter().collect::<Vec<_>>(),
+            ["40", "columns", "mpib", "needs", "top"]
+        );
+    }
+}
+
 //= top.md: keys, and what is left of the terminal
 #[test]
 fn keys_change_the_view() {

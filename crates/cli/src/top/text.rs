@@ -36,20 +36,42 @@ pub(super) fn peer(name: &str) -> String {
     parts.map_or_else(|| name.to_owned(), |(host, pid)| format!("{host}/{pid}"))
 }
 
-/// Formats the rails' shares of a sender's bytes in percent: `67/33`. `x` is a rail that is given up.
-/// A receiver does not know the bytes of its rails: `-`.
+/// Most rails whose shares are listed one by one.
+const LISTED: usize = 4;
+
+/// Formats the rails' shares of a sender's bytes in percent: `67/33`; of many rails the least and
+/// the greatest: `11-14`. `x` is a rail that is given up, `2x` are two of many. A receiver does not
+/// know the bytes of its rails: `-`.
 pub(super) fn shares(c: &Connection) -> String {
     let weight = |rail: &Rail| match (rail.bytes_per_second, rail.bytes) {
         (Some(rate), _) if c.bytes_per_second.is_some_and(|all| all > 0.0) => rate,
         (_, bytes) => bytes.map_or(0.0, |Count(bytes)| bytes as f64),
     };
     let whole: f64 = c.rails.iter().map(weight).sum();
-    let share = |rail: &Rail| match rail.given_up_at_ms {
-        Some(_) => "x".to_owned(),
-        None if whole > 0.0 => format!("{:.0}", weight(rail) / whole * 100.0),
-        None => "-".into(),
+    let percent = |weight: f64| match whole > 0.0 {
+        true => format!("{:.0}", weight / whole * 100.0),
+        false => "-".to_owned(),
     };
-    c.rails.iter().map(share).collect::<Vec<_>>().join("/")
+    if c.rails.len() <= LISTED {
+        let share = |rail: &Rail| match rail.given_up_at_ms {
+            Some(_) => "x".to_owned(),
+            None => percent(weight(rail)),
+        };
+        return c.rails.iter().map(share).collect::<Vec<_>>().join("/");
+    }
+    let mut living: Vec<f64> =
+        c.rails.iter().filter(|rail| rail.given_up_at_ms.is_none()).map(weight).collect();
+    living.sort_by(f64::total_cmp);
+    let range = match (living.first(), living.last()) {
+        (Some(least), Some(greatest)) if whole > 0.0 => {
+            Some(format!("{}-{}", percent(*least), percent(*greatest)))
+        }
+        (Some(_), _) => Some("-".to_owned()),
+        _ => None,
+    };
+    let dead = c.rails.len() - living.len();
+    let dead = (dead > 0).then(|| format!("{dead}x"));
+    range.into_iter().chain(dead).collect::<Vec<_>>().join("/")
 }
 
 /// Returns the episodes of a port, and the mean of their stalls.
