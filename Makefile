@@ -159,7 +159,7 @@ matrix-example: setup-matrix build ## Load the example plugin of crate versions 
 	@scripts/matrix.sh load $${CARGO_TARGET_DIR:-target}/release/examples/libloopback.so $(RELEASE)
 matrix-gpu: setup-matrix build ## Collectives of two ranks on a GPU through the plugin and through sockets; does nothing without a GPU
 	@scripts/matrix.sh collectives $(or $(RELEASE),2.32.3) --gpu --net mpib,socket --protocols simple,ll,ll128 || [ $$? = 77 ]
-gpu-bundle: build ## Make and test build/gpu-bundle: all checks for a machine with a GPU, without Rust and network (gpu-check.py)
+gpu-bundle: build ## Make and test build/gpu-bundle: all checks for a machine with a GPU, without Rust and network (gpu-check.sh)
 	@scripts/gpu-bundle.sh
 
 .PHONY: collectives

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes build/gpu-bundle from what "make build" made: all that scripts/gpu-check.py needs on a
+# Makes build/gpu-bundle from what "make build" made: all that scripts/gpu-check.sh needs on a
 # machine with a GPU, without Rust and without a network. Then checks that the folder is complete.
 # usage: gpu-bundle.sh
 set -euo pipefail
@@ -22,7 +22,7 @@ for file in build/{libnccl-net-mpib.so,mpib,softverbs/libibverbs.so.1,softverbs/
 done
 # NCCL opens this name first.
 ln -s libibverbs.so.1 "$bundle/softverbs/libibverbs.so"
-cp scripts/{gpu-check.py,gpu-train.py,with-sysfs.sh} "$bundle"
+cp scripts/{gpu-check.sh,gpu-check.py,gpu-train.py,with-sysfs.sh} "$bundle"
 changed=$(git status --porcelain --untracked-files=no)
 echo "$(git log -1 --format='%h of %cs')${changed:+, with changes that are not committed}" >"$bundle/COMMIT"
 
@@ -49,4 +49,4 @@ for script in gpu-check.py gpu-train.py; do
 done
 size=$(du -sm --apparent-size "$bundle" | cut -f 1)
 [ "$size" -le "$most" ] || fail "$bundle has $size MiB, expected $most at most"
-echo "$bundle: $size MiB; on the machine: python3 $bundle/gpu-check.py $bundle OUT"
+echo "$bundle: $size MiB; on the machine: $bundle/gpu-check.sh $bundle OUT"
