@@ -21,6 +21,9 @@ pub use backlog::Posted;
 const BLIND: Duration = Duration::from_millis(500);
 /// Completions of other rails that show, without such counters, that the connection is busy.
 const BUSY: u64 = 16;
+/// A rail without such counters gets so many times as long while other connections show that the
+/// route works: it shares with them what is slow, or one flow of several is lost on the way.
+const SHARED: u32 = 10;
 /// A rail has stalled if it takes so many times as long as usual.
 const UNUSUAL: u32 = 8;
 /// Pings are due after this part of the time until a stall. They have completed by then.
@@ -128,8 +131,19 @@ pub struct Facts {
     pub others: u64,
     /// How the other rails are.
     pub company: Company,
+    /// Other connections of the process complete work requests over the same route.
+    pub route_works: bool,
     /// What the port's counters or events show.
     pub evidence: Evidence,
+}
+
+/// What the rails of other connections show.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Shared {
+    /// The longest [backlog](RailProgress::backlog) on the port.
+    pub backlog: Duration,
+    /// When a rail over the same route last completed something.
+    pub completed: Option<Instant>,
 }
 
 /// The state of a connection's other rails.
@@ -231,6 +245,11 @@ impl RailProgress {
         self.waited(now) >= patience(limit, self.usual, Duration::ZERO)
     }
 
+    /// Returns the completions at the last sample.
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
     /// Returns how long the outstanding bytes take. `speed`: bytes per second as long as the goodput
     /// of the rail is not known.
     pub fn backlog(&self, speed: u64) -> Duration {
@@ -238,20 +257,25 @@ impl RailProgress {
     }
 
     /// Returns what is known of a rail that is late. `hardware`: the port's present counters.
-    /// `backlog`: the longest one on the port.
+    /// `shared`: what other rails show of its port and its route.
     pub fn facts(
         &self,
         now: Moment,
         limit: Duration,
         company: Company,
         hardware: Option<HwCounters>,
-        backlog: Duration,
+        shared: Shared,
     ) -> Facts {
         let before = self.waiting.map_or((0, None), |waiting| (waiting.others, waiting.hardware));
+        let since = |then| now.instant.saturating_duration_since(then);
+        let waited = self.waiting.map_or(Duration::ZERO, |waiting| since(waiting.since.instant));
+        // In half of the time, and not just when the wait began.
+        let lately = (waited / 2).max(limit.max(BLIND).min(waited));
         Facts {
             waited: self.waited(now),
             usual: self.usual,
-            backlog,
+            backlog: shared.backlog,
+            route_works: shared.completed.is_some_and(|at| since(at) < lately),
             limit,
             others: self.others.saturating_sub(before.0),
             company,
@@ -290,7 +314,8 @@ impl Facts {
                 Evidence::NoLoss | Evidence::NotReady => false,
                 Evidence::Unknown => {
                     let enough = self.others >= BUSY || self.company == Company::Drained;
-                    busy && enough && exceeds(self.limit.max(BLIND), self.backlog)
+                    let limit = self.limit.max(BLIND) * if self.route_works { SHARED } else { 1 };
+                    busy && enough && exceeds(limit, self.backlog)
                 }
             }
     }
@@ -344,7 +369,8 @@ mod tests {
             (99, 1, 0, Stuck, LinkDown, false),
         ] {
             let (waited, usual, backlog) = (ms(waited), ms(usual), Duration::ZERO);
-            let facts = Facts { waited, usual, backlog, limit: ms(100), others, company, evidence };
+            let (route_works, limit) = (false, ms(100));
+            let facts = Facts { waited, usual, backlog, limit, others, company, route_works, evidence };
             assert_eq!(facts.is_stall(), stall, "{facts:?}");
             let off = Facts { limit: ms(0), ..facts };
             assert!(!off.is_stall(), "MPIB_STALL_MS=0");
@@ -372,10 +398,28 @@ mod tests {
             (10_500, 100_000, Unknown, true),
         ] {
             let (waited, backlog, usual, limit) = (ms(waited), ms(backlog), ms(1), ms(100));
-            let (others, company) = (BUSY, Company::Moving);
-            let facts = Facts { waited, usual, backlog, limit, others, company, evidence };
+            let (others, company, route_works) = (BUSY, Company::Moving, false);
+            let facts = Facts { waited, usual, backlog, limit, others, company, route_works, evidence };
             assert_eq!(facts.is_stall(), stall, "{facts:?}");
         }
+    }
+
+    //= rail-life.md: when a rail has stalled
+    #[test]
+    fn a_rail_whose_route_works_for_others_gets_more_time() {
+        let (mut rail, at) = (RailProgress::default(), clock());
+        rail.add(at(0), sample(0, 1, 0));
+        rail.add(at(10), sample(0, 1, 100));
+        let is_stall = |now, completed: u64| {
+            let completed = Some(at(completed).instant);
+            let shared = Shared { completed, ..Shared::default() };
+            rail.facts(at(now), ms(50), Company::Moving, None, shared).is_stall()
+        };
+        assert!(!is_stall(500, 490) && !is_stall(4999, 4990) && is_stall(5000, 4990));
+        // They have completed nothing for as long as this one.
+        assert!(is_stall(500, 0) && !is_stall(505, 10) && is_stall(510, 10));
+        // Another one has, some time ago, and the process has had little time since.
+        assert!(!is_stall(3000, 2000) && is_stall(3000, 1000));
     }
 
     //= rail-life.md: watched time
@@ -460,14 +504,14 @@ mod tests {
         // for this rail.
         rail.add(at(20), sample(15, 3, 18));
         rail.add(at(40), sample(15, 3, 18));
-        let facts = rail.facts(at(520), ms(100), Company::Drained, None, Duration::ZERO);
+        let facts = rail.facts(at(520), ms(100), Company::Drained, None, Shared::default());
         assert_eq!((facts.others, facts.waited), (8, ms(500)));
         assert!(facts.is_stall());
         // In later samples nothing has moved.
         let mut idle = RailProgress::default();
         idle.add(at(0), sample(15, 0, 18));
         idle.add(at(20), sample(15, 3, 18));
-        assert_eq!(idle.facts(at(520), ms(100), Company::Drained, None, Duration::ZERO).others, 0);
+        assert_eq!(idle.facts(at(520), ms(100), Company::Drained, None, Shared::default()).others, 0);
     }
 
     //= rail-life.md: when a rail has stalled

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::housekeeping::{Job, TICK};
 use crate::proto;
 use crate::stats::Reason;
-use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, Moment, RailProgress, Sample};
+use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, Moment, RailProgress, Sample, Shared};
 
 /// How often counters are read while connections are active.
 const OFTEN: Duration = Duration::from_millis(10);
@@ -49,6 +49,8 @@ struct Memory {
     /// By port: the longest backlog of its rails, at the last pass and at this one. A port may serve
     /// one connection after the other.
     backlogs: [HashMap<PortKey, Duration>; 2],
+    /// By route: the last pass that found something completed.
+    routes: HashMap<(PortKey, [u8; 16]), Instant>,
 }
 
 /// Context and number of a port.
@@ -96,17 +98,20 @@ impl Memory {
             let RailCounts { done, outstanding, posted, .. } = *rail;
             let hardware = if outstanding > 0 { self.recent(&rail.nic, instant) } else { None };
             let sample = Sample { done, outstanding, posted, others: total - done, hardware };
+            if done != progress[rail.index].done() {
+                self.routes.insert((key(&rail.nic), rail.peer), instant);
+            }
             if progress[rail.index].add(now, sample) {
                 self.active = Some(instant);
             }
             self.note_backlog(&rail.nic, progress[rail.index].backlog(speed(&rail.nic)));
         }
-        let is_silent = rails.iter().any(|rail| progress[rail.index].is_silent(now));
-        let (mut stalled, mut late) = (Vec::new(), 0);
+        let (mut stalled, mut late, mut is_silent) = (Vec::new(), 0, false);
         // Most work requests of a receiver are not signalled: they complete with its ping.
         let signalled = comm.is_signalled();
         for rail in &rails {
             let of_rail = &progress[rail.index];
+            is_silent |= of_rail.is_judged(signalled) && of_rail.is_silent(now);
             // What has completed may lie in a queue that nobody has polled.
             if polled && of_rail.is_judged(signalled) && of_rail.is_late(now, limit) {
                 let facts = self.facts(rail, &rails, progress, now, limit);
@@ -142,9 +147,13 @@ impl Memory {
     ) -> Facts {
         let company = company(rail, rails, progress, now, limit);
         let hardware = self.fresh(&rail.nic, now.instant);
-        let backlog = self.backlogs.iter().filter_map(|of| of.get(&key(&rail.nic))).max();
-        let backlog = backlog.copied().unwrap_or_default();
-        let mut facts = progress[rail.index].facts(now, limit, company, hardware, backlog);
+        let port = key(&rail.nic);
+        let backlog = self.backlogs.iter().filter_map(|of| of.get(&port)).max();
+        let shared = Shared {
+            backlog: backlog.copied().unwrap_or_default(),
+            completed: self.routes.get(&(port, rail.peer)).copied(),
+        };
+        let mut facts = progress[rail.index].facts(now, limit, company, hardware, shared);
         if rail.nic.life().state() == PortState::Suspect {
             facts.evidence = Evidence::LinkDown;
         }
@@ -198,8 +207,8 @@ fn key(nic: &Nic) -> PortKey {
     (nic.context().id(), nic.port().number)
 }
 
-/// Returns the speed of a rail on a port in bytes per second, as far as it is known without a
-/// measurement on that rail: what other connections have measured, or what the port reports.
+/// Returns the speed of a rail on a port in bytes per second, if it was not measured on that rail:
+/// what other connections have measured, or what the port reports.
 fn speed(nic: &Nic) -> u64 {
     match nic.meter().goodput() {
         0 => u64::from(nic.port().speed) * 1_000_000 / 8,

@@ -116,6 +116,8 @@ pub struct Queues {
 pub(super) struct RailCounts {
     pub(super) index: usize,
     pub(super) nic: Arc<Nic>,
+    /// The peer's GID.
+    pub(super) peer: [u8; 16],
     /// Work requests known to be complete, in all lives of the rail.
     pub(super) done: u64,
     /// Work requests outstanding.
@@ -397,7 +399,8 @@ impl CommWatch {
             let (work_requests, done) = counters.progress(index);
             let outstanding = work_requests.saturating_sub(done).saturating_sub(rail.lost);
             let posted = Posted { work_requests, bytes: counters.bytes(index) };
-            RailCounts { index, nic: Arc::clone(&rail.route.nic), done, outstanding, posted }
+            let (nic, peer) = (Arc::clone(&rail.route.nic), rail.route.peer);
+            RailCounts { index, nic, peer, done, outstanding, posted }
         });
         counts.collect()
     }

@@ -28,7 +28,7 @@ pub(super) struct Backlog {
     last: Option<Instant>,
     /// Bytes posted after `complete`: those that are outstanding, and some more.
     bytes: u64,
-    /// In bytes per second, as far as it is known.
+    /// In bytes per second; none if nothing has shown it.
     goodput: Option<u64>,
 }
 

@@ -144,6 +144,27 @@ fn the_watchdog_waits_for_what_a_slow_rail_has_to_carry() {
     assert!((130..=180).contains(&silent), "{silent}: about twice 0.4 to 0.6 s after 0.5 s");
 }
 
+/// Of several flows over one route one may be lost.
+//= rail-life.md: when a rail has stalled
+#[test]
+fn the_watchdog_waits_longer_while_other_connections_show_that_the_route_works() {
+    let sender = End::sender();
+    let open = |rails| Counters::open(&Config::default(), Direction::Send, Plan::Plain, "peer", rails, false);
+    let counters = open(&[(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")]);
+    let other = sender.world.comm(20, &[(0, 1), (1, 1)], Some(&counters));
+    let at = |ms| {
+        counters.posted(0, 1, 1, 0);
+        counters.completed(0, 1);
+        sender.at(ms, [0, 1], [0, 1])
+    };
+    sender.at(0, [8, 8], [0, 0]);
+    for i in 1..500 {
+        assert_eq!(at(10 * i), 0, "{i}");
+    }
+    assert_eq!(at(5000), 0b01);
+    drop(other);
+}
+
 /// A port that serves one connection after the other lets a ping wait for the bytes of others.
 //= rail-life.md: when a rail has stalled
 #[test]

@@ -26,7 +26,7 @@ use crate::MIB;
 const STOPPED: Duration = Duration::from_millis(300);
 /// How often it does.
 const STOPS: u64 = 20;
-/// Messages in flight, of which r1 always has a part.
+/// Messages in flight: r1 always has a part of one.
 const DEPTH: usize = 4;
 const MESSAGE: usize = 128 << 10;
 
