@@ -132,6 +132,11 @@ impl RailCounters {
         self.entry.rail(rail).progress()
     }
 
+    /// Returns the bytes of all work requests that were posted on a rail.
+    pub fn bytes(&self, rail: usize) -> u64 {
+        self.entry.rail(rail).bytes()
+    }
+
     /// Returns whether the connection sends data.
     pub fn are_of_a_sender(&self) -> bool {
         self.direction == Direction::Send

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::async_events::state::EventState;
-use crate::async_events::watch::{CommWatch, RailCounts};
+use crate::async_events::watch::{CommWatch, Progress, RailCounts};
 use crate::device::{HwCounters, Nic, PortState};
 use crate::error::Result;
 use crate::housekeeping::{Job, TICK};
 use crate::proto;
 use crate::stats::Reason;
-use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, RailProgress, Sample};
+use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, Moment, RailProgress, Sample, Shared};
 
 /// How often counters are read while connections are active.
 const OFTEN: Duration = Duration::from_millis(10);
@@ -24,8 +24,9 @@ const PART: u32 = 20;
 /// How long counters are read often after the last activity. An activity that begins later is first
 /// seen up to [`TICK`] late, and so is a fault of that time.
 const LINGER: Duration = Duration::from_secs(10);
-/// Waits begin anew after a pause of this length: the process was stopped, or starved.
-const PAUSE: Duration = TICK.saturating_mul(2);
+/// A pass that comes late counts for no more than so many times the interval: the process was
+/// stopped, or starved.
+const LATE: u32 = 2;
 
 /// The watchdog of a process.
 #[derive(Debug)]
@@ -42,10 +43,18 @@ struct Memory {
     took: Duration,
     /// The last pass that found a rail active.
     active: Option<Instant>,
-    /// By context and number of a port: its counters, and when they were read. Ports without
-    /// counters stay in the map, and are not read again.
-    hardware: HashMap<(usize, u8), (Instant, Option<HwCounters>)>,
+    /// By port: its counters, and when they were read. Ports without counters stay in the map, and
+    /// are not read again.
+    hardware: HashMap<PortKey, (Instant, Option<HwCounters>)>,
+    /// By port: the longest backlog of its rails, at the last pass and at this one. A port may serve
+    /// one connection after the other.
+    backlogs: [HashMap<PortKey, Duration>; 2],
+    /// By route: the last pass that found something completed.
+    routes: HashMap<(PortKey, [u8; 16]), Instant>,
 }
+
+/// Context and number of a port.
+type PortKey = (usize, u8);
 
 impl Watchdog {
     pub(super) fn new(state: Arc<EventState>) -> Self {
@@ -55,11 +64,13 @@ impl Watchdog {
     /// Samples all comms.
     pub(super) fn pass(&self, now: Instant, limit: Duration) {
         let mut memory = self.memory.lock();
-        let paused = memory.last.is_some_and(|last| now.saturating_duration_since(last) > PAUSE);
+        let passed = memory.passed(now);
         memory.last = Some(now);
+        memory.backlogs.swap(0, 1);
+        memory.backlogs[1].clear();
         for comm in self.state.comms_with_rails() {
             if comm.has_failover() {
-                memory.watch(&comm, now, limit, paused);
+                memory.watch(&comm, now, passed, limit);
             }
         }
         memory.took = now.elapsed();
@@ -67,29 +78,43 @@ impl Watchdog {
 }
 
 impl Memory {
+    /// Returns the time since the last pass as far as this one is on time.
+    fn passed(&self, now: Instant) -> Duration {
+        let passed = self.last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        passed.min(self.interval() * LATE)
+    }
+
     /// Samples one comm, and reports those of its rails that have stalled.
-    fn watch(&mut self, comm: &CommWatch, now: Instant, limit: Duration, paused: bool) {
+    fn watch(&mut self, comm: &CommWatch, instant: Instant, passed: Duration, limit: Duration) {
+        // Before the counters, which show what these polls have found.
+        let polls = comm.polls();
         let rails = comm.counts();
         let total: u64 = rails.iter().map(|rail| rail.done).sum();
-        let mut progress = comm.progress.lock();
+        let mut guard = comm.progress.lock();
+        let Progress { watch, rails: progress } = &mut *guard;
+        let polled = watch.advance(passed, polls);
+        let now = watch.at(instant);
         for rail in &rails {
-            let (done, outstanding) = (rail.done, rail.outstanding);
-            let hardware = if outstanding > 0 { self.recent(&rail.nic, now) } else { None };
-            let progress = &mut progress[rail.index];
-            if progress.add(now, Sample { done, outstanding, others: total - done, hardware }) {
-                self.active = Some(now);
+            let RailCounts { done, outstanding, posted, .. } = *rail;
+            let hardware = if outstanding > 0 { self.recent(&rail.nic, instant) } else { None };
+            let sample = Sample { done, outstanding, posted, others: total - done, hardware };
+            if done != progress[rail.index].done() {
+                self.routes.insert((key(&rail.nic), rail.peer), instant);
             }
-            if paused {
-                progress.restart(now);
+            if progress[rail.index].add(now, sample) {
+                self.active = Some(instant);
             }
+            self.note_backlog(&rail.nic, progress[rail.index].backlog(speed(&rail.nic)));
         }
-        let (mut stalled, mut late) = (Vec::new(), 0);
+        let (mut stalled, mut late, mut is_silent) = (Vec::new(), 0, false);
         // Most work requests of a receiver are not signalled: they complete with its ping.
         let signalled = comm.is_signalled();
         for rail in &rails {
             let of_rail = &progress[rail.index];
-            if of_rail.is_judged(signalled) && of_rail.is_late(now, limit) {
-                let facts = self.facts(rail, &rails, &progress, now, limit);
+            is_silent |= of_rail.is_judged(signalled) && of_rail.is_silent(now);
+            // What has completed may lie in a queue that nobody has polled.
+            if polled && of_rail.is_judged(signalled) && of_rail.is_late(now, limit) {
+                let facts = self.facts(rail, &rails, progress, now, limit);
                 if facts.is_stall() {
                     stalled.push((rail.index, describe(rail, &facts)));
                     continue;
@@ -101,9 +126,12 @@ impl Memory {
         }
         proto::rails(late).for_each(|rail| progress[rail].ping(now, signalled));
         // A report takes other locks.
-        drop(progress);
+        drop(guard);
         if late != 0 {
             comm.request_ping(late);
+        } else if is_silent {
+            // The next call polls all queues, and time counts.
+            comm.mark();
         }
         stalled.iter().for_each(|(rail, why)| comm.rail_failed(*rail, Reason::Stall, why));
     }
@@ -114,15 +142,34 @@ impl Memory {
         rail: &RailCounts,
         rails: &[RailCounts],
         progress: &[RailProgress],
-        now: Instant,
+        now: Moment,
         limit: Duration,
     ) -> Facts {
         let company = company(rail, rails, progress, now, limit);
-        let mut facts = progress[rail.index].facts(now, limit, company, self.fresh(&rail.nic, now));
+        let hardware = self.fresh(&rail.nic, now.instant);
+        let port = key(&rail.nic);
+        let backlog = self.backlogs.iter().filter_map(|of| of.get(&port)).max();
+        let shared = Shared {
+            backlog: backlog.copied().unwrap_or_default(),
+            completed: self.routes.get(&(port, rail.peer)).copied(),
+        };
+        let mut facts = progress[rail.index].facts(now, limit, company, hardware, shared);
         if rail.nic.life().state() == PortState::Suspect {
             facts.evidence = Evidence::LinkDown;
         }
         facts
+    }
+
+    fn note_backlog(&mut self, nic: &Nic, backlog: Duration) {
+        if !backlog.is_zero() {
+            let longest = self.backlogs[1].entry(key(nic)).or_default();
+            *longest = backlog.max(*longest);
+        }
+    }
+
+    /// Returns the time from one pass to the next. It is long while no connection is active.
+    fn interval(&self) -> Duration {
+        if self.is_active() { OFTEN.max(self.took * PART) } else { TICK }
     }
 
     /// Returns whether a rail was active lately, as of the last pass.
@@ -156,8 +203,17 @@ impl Memory {
     }
 }
 
-fn key(nic: &Nic) -> (usize, u8) {
+fn key(nic: &Nic) -> PortKey {
     (nic.context().id(), nic.port().number)
+}
+
+/// Returns the speed of a rail on a port in bytes per second, if it was not measured on that rail:
+/// what other connections have measured, or what the port reports.
+fn speed(nic: &Nic) -> u64 {
+    match nic.meter().goodput() {
+        0 => u64::from(nic.port().speed) * 1_000_000 / 8,
+        goodput => goodput,
+    }
 }
 
 /// Returns how the other rails of a comm are.
@@ -165,7 +221,7 @@ fn company(
     rail: &RailCounts,
     rails: &[RailCounts],
     progress: &[RailProgress],
-    now: Instant,
+    now: Moment,
     limit: Duration,
 ) -> Company {
     let others = || rails.iter().filter(|other| other.index != rail.index);
@@ -204,9 +260,7 @@ impl Job for Watchdog {
         Ok(())
     }
 
-    /// Rarely while no connection is active.
     fn interval(&self) -> Duration {
-        let memory = self.memory.lock();
-        if memory.is_active() { OFTEN.max(memory.took * PART) } else { TICK }
+        self.memory.lock().interval()
     }
 }

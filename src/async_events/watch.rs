@@ -1,7 +1,7 @@
 //! What the threads that notice faults know of a comm, and what they report to it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::housekeeping::JobId;
 use crate::proto::{GidKind, rails};
 use crate::stats::{RailCounters, Reason};
 use crate::verbs::About;
-use crate::watchdog::RailProgress;
+use crate::watchdog::{Posted, RailProgress, Watch};
 
 /// How long an event waits for the completion that a failed queue may still deliver: the completion
 /// names the request that failed, and the cause.
@@ -39,9 +39,18 @@ pub struct CommWatch {
     rails: Mutex<Vec<WatchedRail>>,
     /// Present if it has several rails.
     pub(super) counters: Option<RailCounters>,
-    /// By rail. The watchdog alone uses it.
-    pub(super) progress: Mutex<Vec<RailProgress>>,
+    /// Complete polls of all completion queues.
+    polls: AtomicU32,
+    /// What the watchdog knows.
+    pub(super) progress: Mutex<Progress>,
     owner: Weak<dyn Owner>,
+}
+
+/// What the watchdog knows of a comm.
+#[derive(Debug)]
+pub(super) struct Progress {
+    pub(super) watch: Watch,
+    pub(super) rails: Vec<RailProgress>,
 }
 
 /// What a comm requires of the one who made its watch.
@@ -107,10 +116,14 @@ pub struct Queues {
 pub(super) struct RailCounts {
     pub(super) index: usize,
     pub(super) nic: Arc<Nic>,
+    /// The peer's GID.
+    pub(super) peer: [u8; 16],
     /// Work requests known to be complete, in all lives of the rail.
     pub(super) done: u64,
     /// Work requests outstanding.
     pub(super) outstanding: u64,
+    /// In all lives of the rail.
+    pub(super) posted: Posted,
 }
 
 impl CommWatch {
@@ -122,6 +135,7 @@ impl CommWatch {
         owner: Weak<dyn Owner>,
     ) -> Self {
         let progress = queues.iter().map(|_| RailProgress::default()).collect();
+        let progress = Progress { watch: Watch::default(), rails: progress };
         let rail = |queues: Queues| WatchedRail {
             route: queues.route.clone(),
             queues: Some(queues),
@@ -137,6 +151,7 @@ impl CommWatch {
             ended: OnceLock::new(),
             rails: Mutex::new(queues.into_iter().map(rail).collect()),
             counters,
+            polls: AtomicU32::new(0),
             progress: Mutex::new(progress),
             owner,
         }
@@ -215,6 +230,18 @@ impl CommWatch {
         self.attention.take_condemned()
     }
 
+    /// Counts a poll of all completion queues, whose completions the counters show. One thread at a
+    /// time calls this.
+    #[inline]
+    pub(crate) fn polled(&self) {
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+
+    /// Returns how often [`polled`](Self::polled) was called.
+    pub(super) fn polls(&self) -> u32 {
+        self.polls.load(Ordering::Acquire)
+    }
+
     /// Returns whether all its work requests that matter are signalled: a sender's are.
     pub(super) fn is_signalled(&self) -> bool {
         self.counters.is_none_or(|counters| counters.are_of_a_sender())
@@ -246,8 +273,12 @@ impl CommWatch {
         if let Some(queues) = &queues {
             watched.route = queues.route.clone();
             watched.cause = None;
-            let (posted, done) = self.counters.map_or((0, 0), |counters| counters.progress(rail));
-            watched.lost = posted.saturating_sub(done);
+            if let Some(counters) = self.counters {
+                let (work_requests, done) = counters.progress(rail);
+                watched.lost = work_requests.saturating_sub(done);
+                let posted = Posted { work_requests, bytes: counters.bytes(rail) };
+                self.progress.lock().rails[rail].restart(posted);
+            }
             self.attention.acquit(1 << rail);
         }
         watched.queues = queues;
@@ -365,9 +396,11 @@ impl CommWatch {
         let all = self.rails.lock();
         let in_use = all.iter().enumerate().filter(|(_, rail)| rail.cause.is_none() && rail.queues.is_some());
         let counts = in_use.map(|(index, rail)| {
-            let (posted, done) = counters.progress(index);
-            let outstanding = posted.saturating_sub(done).saturating_sub(rail.lost);
-            RailCounts { index, nic: Arc::clone(&rail.route.nic), done, outstanding }
+            let (work_requests, done) = counters.progress(index);
+            let outstanding = work_requests.saturating_sub(done).saturating_sub(rail.lost);
+            let posted = Posted { work_requests, bytes: counters.bytes(index) };
+            let (nic, peer) = (Arc::clone(&rail.route.nic), rail.route.peer);
+            RailCounts { index, nic, peer, done, outstanding, posted }
         });
         counts.collect()
     }

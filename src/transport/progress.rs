@@ -49,6 +49,14 @@ pub(crate) trait Progress {
         self.comm().fail_on_error(refused)
     }
 
+    /// Polls every CQ, for a comm that is marked.
+    #[cold]
+    fn poll_marked(&mut self) -> Fast<()> {
+        self.comm().not_failed()?;
+        let polled = self.poll();
+        self.comm().fail_on_error(polled)
+    }
+
     /// Like [`look_closer`](Self::look_closer), for housekeeping, while NCCL makes no call. The end of
     /// the connection is left to NCCL's next call.
     #[cold]
@@ -75,6 +83,7 @@ pub(crate) trait Progress {
                 }
             }
         }
+        self.comm().watch.polled();
         Ok(())
     }
 
@@ -177,9 +186,7 @@ fn progress_several<S: Progress>(state: &mut S, request: S::Request, batch: &mut
 #[cold]
 #[inline(never)]
 fn progress_marked<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> {
-    state.comm().not_failed()?;
-    let polled = state.poll();
-    state.comm().fail_on_error(polled)?;
+    state.poll_marked()?;
     if !state.pending(request) {
         return Ok(());
     }

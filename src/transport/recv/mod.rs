@@ -134,6 +134,7 @@ impl RecvState {
         &mut self,
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<Option<u8>> {
+        self.poll_marked()?;
         self.look_closer()?;
         if self.blocks_offers() {
             self.comm.check_peer("receives")?;

@@ -23,6 +23,7 @@ impl SendState {
         mr: Option<&Mr>,
         profiler: ProfilerHandle,
     ) -> Fast<Option<u8>> {
+        self.poll_marked()?;
         self.look_closer()?;
         if self.blocks_sends() {
             self.comm.check_peer("sends")?;

@@ -60,6 +60,24 @@ fn each_address_of_a_handle_leads_to_the_listener() {
     }
 }
 
+/// A channel to the addresses of this handle ends when its time is over, and the error has all of
+/// `parts`. On a busy machine the time may be over before they were seen: then another one is made.
+fn ends_without_an_answer(handle: &Handle, parts: &[&str]) {
+    until("an error that says what was found", || {
+        let timeout = Duration::from_millis(300);
+        let from = hello("connector");
+        let channel = Channel::connect(control(), handle, (&from, None), timeout, SILENCE).unwrap();
+        let error = until("the end", || channel.try_recv().err()).to_string();
+        assert!(error.contains("no answer within 300 ms (MPIB_CONNECT_TIMEOUT_MS)"), "{error}");
+        assert_eq!(channel.state(), ChannelState::Lost);
+        let has_all = parts.iter().all(|part| error.contains(part));
+        if !has_all {
+            eprintln!("not {parts:?}: {error}");
+        }
+        has_all.then_some(())
+    });
+}
+
 /// Somebody who has not proved to be the listener cannot end the connection with a REFUSE.
 //= protocol.md: authentication: a REFUSE without a proof is kept for the error
 //= faults.md: 76: a stranger listens at an address of a handle: connect goes on to the right listener, and the secret stays unknown
@@ -81,18 +99,10 @@ fn a_refusal_without_a_proof_is_kept_for_the_error() {
             let _ = stream.read_to_end(&mut Vec::new());
         }
     });
-    let handle = handle_with(port, &["127.0.0.1"]);
-    let timeout = Duration::from_millis(300);
-    let channel =
-        Channel::connect(control(), &handle, (&hello("connector"), None), timeout, SILENCE).unwrap();
-    let error = until("the end", || channel.try_recv().err()).to_string();
-    for part in [
-        "no answer within 300 ms (MPIB_CONNECT_TIMEOUT_MS)",
-        &format!("127.0.0.1:{port}: it refuses the connection and has not proved who it is: not today?"),
-    ] {
-        assert!(error.contains(part), "{part} in {error}");
-    }
-    assert_eq!(channel.state(), ChannelState::Lost);
+    ends_without_an_answer(
+        &handle_with(port, &["127.0.0.1"]),
+        &[&format!("127.0.0.1:{port}: it refuses the connection and has not proved who it is: not today?")],
+    );
     drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap());
     answers.join().unwrap();
     // The listener is at another address, beside such a stranger.
@@ -154,7 +164,8 @@ fn a_silent_address_does_not_hold_up_the_next() {
     assert_eq!(channel.peer(), Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))));
 }
 
-/// In less time than the last one has before those of other networks are tried beside it.
+/// None waits for the end of an attempt before it, which has the time of the handshake. The unit
+/// test of `targets.rs` has the times between them.
 //= reach.md: addresses of local networks are tried one soon after the other, and silence delays none
 #[test]
 fn all_addresses_of_own_networks_are_tried_soon() {
@@ -164,13 +175,11 @@ fn all_addresses_of_own_networks_are_tried_soon() {
     let others = [ips[1], ips[2]].map(|ip| TcpListener::bind((ip, port)).unwrap());
     let handle = handle_with(port, &ips);
     let channel =
-        Channel::connect(control(), &handle, (&hello("connector"), None), Duration::from_millis(50), SILENCE)
-            .unwrap();
-    let text = until("the failure", || channel.try_recv().err()).to_string();
-    for ip in ips {
-        assert!(text.contains(&format!("{ip}:{port}: connected, no answer")), "{ip} in {text}");
-    }
-    drop((first, others));
+        Channel::connect(control(), &handle, (&hello("connector"), None), 60 * LIMIT, SILENCE).unwrap();
+    // All are open at the end.
+    let attempts: Vec<_> = std::iter::once(&first).chain(&others).map(accept_tcp).collect();
+    assert!(channel.try_recv().unwrap().is_none());
+    drop(attempts);
 }
 
 /// Somebody who has the HELLO and not the secret: it can copy the WELCOME of another connection, or
@@ -236,13 +245,7 @@ fn a_missing_listener_is_reported_soon_with_every_address() {
 fn a_port_that_accepts_and_says_nothing_ends_in_time() {
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let handle = handle_with(silent.local_addr().unwrap().port(), &["127.0.0.1"]);
-    let channel =
-        Channel::connect(control(), &handle, (&hello("c"), None), Duration::from_millis(150), SILENCE)
-            .unwrap();
-    let text = until("the failure", || channel.try_recv().err()).to_string();
-    for part in ["no answer within 150 ms (MPIB_CONNECT_TIMEOUT_MS)", "connected, no answer"] {
-        assert!(text.contains(part), "{part} in {text}");
-    }
+    ends_without_an_answer(&handle, &["connected, no answer"]);
 }
 
 #[test]

@@ -95,6 +95,12 @@ pub(crate) fn is_dropped(mut stream: TcpStream) {
     }
 }
 
+/// The stranger's connection goes on.
+pub(crate) fn is_open(stream: &TcpStream) {
+    stream.set_nonblocking(true).unwrap();
+    assert_eq!(stream.peek(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
 pub(crate) fn a_real_peer_gets_in(listener: &Listener) {
     let connector = connect(listener);
     let acceptor = accept(listener);

@@ -2,6 +2,7 @@
 
 mpib_test_env::tests_mostly_wait!();
 
+mod busy;
 mod failback;
 mod kinds;
 mod links;

@@ -223,6 +223,12 @@ impl RailEntry {
         (self.posted.load(Ordering::Relaxed), done)
     }
 
+    /// Returns the bytes of the work requests that were posted.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
     /// Counts posted work requests. `parts` of them carry message data, `bytes` bytes in total.
     #[inline]
     pub fn posted(&self, work_requests: usize, parts: usize, bytes: usize) {
