@@ -118,7 +118,8 @@ class Check:
 
     def train(self):
         cpu = ["--cpu"] if self.softcuda else []
-        return [sys.executable, self.program("gpu-train.py"), self.bundle, os.path.join(self.logs, "train"), *cpu]
+        copy = ["env", self.copy[1]] if self.copy else []
+        return [*copy, sys.executable, self.program("gpu-train.py"), self.bundle, os.path.join(self.logs, "train"), *cpu]
 
     def lanes(self):
         """Returns the steps that use the GPU, and those that measure on the CPU. The lanes run at the
