@@ -21,7 +21,7 @@ use crate::{
     failure::{Context, Failure, Result},
     fetch::Cache,
     matrix::{Matrix, Release},
-    script::{Job, Plan, Role, Told},
+    script::{Job, Plan, Role, StepResult},
     stage::Scratch,
 };
 
@@ -85,8 +85,8 @@ pub(crate) fn main(args: &EndArgs) -> Result<ExitCode> {
     let environment = env::vars_os().filter_map(text).collect();
     let account = Runner { scratch: &scratch, environment, deadline }.end(&job, args.role, peer.into())?;
     let table = loading::in_place(&release, &account)?;
-    let tally = account.told.iter().find_map(|told| match told {
-        Told::Exchanged(tally) => Some(tally),
+    let tally = account.results.iter().find_map(|result| match result {
+        StepResult::Exchanged(tally) => Some(tally),
         _ => None,
     });
     let tally = tally.ok_or_else(|| Failure::tool("the account has no exchange"))?;

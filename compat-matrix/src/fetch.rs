@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_before_anything_is_downloaded() {
+    fn a_full_disk_is_reported_before_a_download() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache { root: root.path().into(), package: "not a package".into(), downloads: true };
         let failure = cache.fetch(&Release { wheel_mb: u64::MAX / 2, ..release() }).unwrap_err();

@@ -18,7 +18,7 @@ use crate::{
     failure::{Context, Failure, Result},
     fetch::Cache,
     matrix::Matrix,
-    script::{Job, Plan, Told},
+    script::{Job, Plan, StepResult},
     stage::Scratch,
 };
 
@@ -62,8 +62,8 @@ pub(crate) fn main(args: &LoadArgs) -> Result<ExitCode> {
     let name = sender.opened().first().and_then(|(_, net)| *net).unwrap_or_default();
     let table = loading::in_place_of(&release, &sender, name)?;
     loading::in_place_of(&release, &receiver, name)?;
-    let tally = sender.told.iter().find_map(|told| match told {
-        Told::Exchanged(tally) => Some(tally),
+    let tally = sender.results.iter().find_map(|result| match result {
+        StepResult::Exchanged(tally) => Some(tally),
         _ => None,
     });
     let tally = tally.ok_or_else(|| Failure::tool("the sender reported no exchange"))?;

@@ -124,9 +124,8 @@ impl Report {
     /// Reads the committed file; an empty report if there is none.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         match fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text).map_err(|what| {
-                Failure::tool(format!("{}: {what}; write it anew with WRITE=1", path.display()))
-            }),
+            Ok(text) => Self::parse(&text)
+                .map_err(|what| Failure::tool(format!("{}: {what}; renew it with WRITE=1", path.display()))),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(e) => Err(e).cannot(format!("read {}", path.display())),
         }

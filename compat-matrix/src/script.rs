@@ -102,7 +102,7 @@ pub(crate) type Called = (String, i32);
 
 /// The result of a step.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) enum Told {
+pub(crate) enum StepResult {
     Opened {
         called: Vec<Called>,
         /// The name of the communicator's network, if it has one.
@@ -151,7 +151,7 @@ pub(crate) struct Account {
     /// `ncclGetVersion`
     pub(crate) version: i32,
     /// One entry for each completed step.
-    pub(crate) told: Vec<Told>,
+    pub(crate) results: Vec<StepResult>,
     pub(crate) seen: Vec<Seen>,
     /// Why the process stopped.
     pub(crate) failure: Option<Failure>,
@@ -160,10 +160,10 @@ pub(crate) struct Account {
 impl Account {
     /// Returns for each `Open` the functions' results and the network's name.
     pub(crate) fn opened(&self) -> Vec<(&[Called], Option<&str>)> {
-        let opened = |told: &'_ Told| matches!(told, Told::Opened { .. });
-        let all = self.told.iter().filter(|told| opened(told));
-        all.map(|told| match told {
-            Told::Opened { called, net, .. } => (&called[..], net.as_deref()),
+        let opened = |result: &'_ StepResult| matches!(result, StepResult::Opened { .. });
+        let all = self.results.iter().filter(|result| opened(result));
+        all.map(|result| match result {
+            StepResult::Opened { called, net, .. } => (&called[..], net.as_deref()),
             _ => (&[][..], None),
         })
         .collect()

@@ -93,11 +93,11 @@ impl Stage {
             return Ok(path);
         }
         fs::create_dir(&path).cannot(format!("make {}", path.display()))?;
-        let gone: Vec<u32> = match folder {
+        let removed: Vec<u32> = match folder {
             Folder::Only(versions) => VERSIONS.filter(|v| !versions.contains(v)).collect(),
             _ => Vec::new(),
         };
-        elf::copy_without(&self.plugin, &path.join(OURS), &gone)?;
+        elf::copy_without(&self.plugin, &path.join(OURS), &removed)?;
         if *folder != Folder::OneName {
             symlink(OURS, path.join(PLAIN)).cannot(format!("make {PLAIN}"))?;
         }

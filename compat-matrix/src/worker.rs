@@ -12,7 +12,7 @@ use crate::{
     core::{Comm, Core},
     exchange::{self, Peer},
     failure::{Context, Failure, Result},
-    script::{Account, Called, Described, Job, Step, Told},
+    script::{Account, Called, Described, Job, Step, StepResult},
     seen::{self, Seen},
 };
 
@@ -21,19 +21,19 @@ use crate::{
 pub(crate) fn main(job: &Path, account: &Path) -> Result<()> {
     let text = fs::read(job).cannot(format!("read {}", job.display()))?;
     let job: Job = serde_json::from_slice(&text).cannot("understand the job")?;
-    let mut told = Account::default();
-    if let Err(failure) = run(&job, &mut told) {
-        told.failure = Some(failure);
+    let mut outcome = Account::default();
+    if let Err(failure) = run(&job, &mut outcome) {
+        outcome.failure = Some(failure);
     }
-    told.seen = seen::all();
-    let text = serde_json::to_vec(&told).cannot("write the account")?;
+    outcome.seen = seen::all();
+    let text = serde_json::to_vec(&outcome).cannot("write the account")?;
     // A rename, since a partial file must not be read as an account.
     let new = account.with_extension("new");
     fs::write(&new, text).cannot(format!("write {}", new.display()))?;
     fs::rename(&new, account).cannot(format!("write {}", account.display()))
 }
 
-fn run(job: &Job, told: &mut Account) -> Result<()> {
+fn run(job: &Job, outcome: &mut Account) -> Result<()> {
     let mut worker = Worker {
         core: Core::load(&job.library, job.facts.clone())?,
         job,
@@ -43,12 +43,12 @@ fn run(job: &Job, told: &mut Account) -> Result<()> {
             (role, Peer::new(unsafe { OwnedFd::from_raw_fd(fd) }))
         }),
     };
-    told.version = worker.core.version()?;
+    outcome.version = worker.core.version()?;
     for (index, step) in job.steps.iter().enumerate() {
         eprintln!("step {index}: {step}");
         seen::note(Seen::Step(index));
         let came = worker.step(step)?;
-        told.told.push(came);
+        outcome.results.push(came);
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    fn step(&mut self, step: &Step) -> Result<Told> {
+    fn step(&mut self, step: &Step) -> Result<StepResult> {
         match step {
             Step::Open => {
                 let comm = self.core.comm()?;
@@ -70,28 +70,28 @@ impl Worker<'_> {
                 let net = if ok { comm.name() } else { None };
                 let table = comm.net().map_or(0, |table| table.as_ptr() as usize);
                 self.comms.push(comm);
-                Ok(Told::Opened { called, net, table })
+                Ok(StepResult::Opened { called, net, table })
             }
             Step::Describe(comm) => {
                 let net = self.net(*comm)?;
                 let count = net.devices().map_err(foreign)?;
                 let devices = (0..count).map(|dev| net.properties(dev).map(Described::from).map_err(foreign));
-                Ok(Told::Described(devices.collect::<Result<_>>()?))
+                Ok(StepResult::Described(devices.collect::<Result<_>>()?))
             }
             Step::Misuse(comm) => match self.net(*comm)?.properties(-1) {
                 Ok(_) => Err(Failure::wrong("device -1 has properties")),
-                Err(_) => Ok(Told::Refused),
+                Err(_) => Ok(StepResult::Refused),
             },
             Step::Fuse(comm, devices) => {
-                self.net(*comm)?.make_vdevice(devices).map(Told::Fused).map_err(foreign)
+                self.net(*comm)?.make_vdevice(devices).map(StepResult::Fused).map_err(foreign)
             }
             Step::Exchange(comm, plan) => {
                 let net = self.net(*comm)?;
                 let (role, peer) =
                     self.peer.as_mut().ok_or_else(|| Failure::tool("an exchange without a peer"))?;
-                exchange::run(&net, peer, *role, plan).map(Told::Exchanged)
+                exchange::run(&net, peer, *role, plan).map(StepResult::Exchanged)
             }
-            Step::Close(comm) => Ok(Told::Closed(self.call_all(&self.job.closes, self.comm(*comm)?)?)),
+            Step::Close(comm) => Ok(StepResult::Closed(self.call_all(&self.job.closes, self.comm(*comm)?)?)),
         }
     }
 

@@ -118,7 +118,7 @@ fn a_core_that_is_right_passes_and_its_results_are_compared() {
 }
 
 #[test]
-fn a_crash_is_told_with_the_step() {
+fn a_crash_is_reported_with_its_step() {
     finds("CRASH", "table", &["died of signal 6 at step 0: open a communicator"]);
 }
 
@@ -158,7 +158,7 @@ fn another_layout_is_found() {
 }
 
 #[test]
-fn a_release_that_cannot_be_fetched_fails_the_run_unless_told() {
+fn a_release_that_cannot_be_fetched_fails_the_run_unless_allowed() {
     let place = Place::new("NONE");
     fs::remove_dir_all(place.dir.path().join("cache/mpib/nccl").join(RELEASE)).unwrap();
     // Without an index pip fails at once, with or without a network.
@@ -273,7 +273,7 @@ fn an_end_finds_a_wrong_byte_and_the_other_one_ends_too() {
 }
 
 #[test]
-fn facts_of_a_library_that_cannot_be_had_are_told_by_the_exit_code() {
+fn facts_of_a_missing_library_have_an_exit_code() {
     let place = Place::new("NONE");
     fs::remove_dir_all(place.dir.path().join("cache/mpib/nccl").join(RELEASE)).unwrap();
     let Output { status, stderr, .. } = place.facts();

@@ -92,7 +92,7 @@ mod tests {
     const S: fn(u64) -> Duration = Duration::from_secs;
 
     #[test]
-    fn each_change_is_told_once_with_its_time() {
+    fn each_change_is_logged_once_with_its_time() {
         let (start, mut log) = (Instant::now(), FaultLog::new(Duration::ZERO));
         let mut look = |at, fault: Option<(Fault, u64)>| {
             log.update(start + S(at), fault.as_ref().map(|(f, since)| (f, start + S(*since))))

@@ -92,7 +92,7 @@ mod tests {
 
     //= configuration.md: settings without effect beside others are logged, and fail a strict init
     #[test]
-    fn what_a_profile_does_not_use_is_told() {
+    fn settings_that_a_profile_ignores_are_reported() {
         let two = |more: &[(&'static str, &'static str)]| idle(&[&RAILS[..], more].concat());
         assert_eq!(idle(&[]), []);
         assert_eq!(two(&[]), []);

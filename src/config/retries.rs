@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_race_are_told_with_both() {
+    fn conflicting_limits_are_reported_with_both_values() {
         for (timeout, retry_cnt, seconds, short) in [
             (20, 7, 137, true),
             (20, 7, 138, false),

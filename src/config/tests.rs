@@ -375,7 +375,7 @@ fn vain(pairs: &[(&str, &str)]) -> Vec<(bool, String)> {
 }
 
 #[test]
-fn names_that_nobody_knows_are_told_with_the_nearest() {
+fn unknown_variables_are_reported_with_the_nearest_name() {
     for (name, nearest) in [
         ("MPIB_SUPSHARE", "MPIB_SUP_SHARE"),
         ("MPIB_HCA_SOTU", "MPIB_HCA_SOUT"),
@@ -411,7 +411,7 @@ fn names_that_nobody_knows_are_told_with_the_nearest() {
 }
 
 #[test]
-fn what_nccl_reads_and_we_do_not_is_told_unless_it_asks_for_what_is_so() {
+fn ignored_nccl_variables_are_reported_unless_redundant() {
     for Other { variable, as_is, missed, why } in unsupported::OTHERS.iter().chain(unsupported::OBSOLETE) {
         let found = vain(&[(variable, "7\n")]);
         assert_eq!(found, [(*missed, format!("{variable}=\"7\\n\" has no effect on this plugin: {why}"))]);

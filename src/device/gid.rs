@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_left_is_told_with_the_settings_and_every_entry() {
+    fn an_empty_choice_of_gids_names_the_settings_and_every_entry() {
         let vars = [("NCCL_IB_ADDR_FAMILY", "AF_INET"), ("NCCL_IB_ADDR_RANGE", "10.2.0.0/16")];
         let error = order(&ALL[1..5], &vars).unwrap_err();
         assert_eq!(
@@ -297,7 +297,7 @@ mod tests {
 
     //= configuration.md: NCCL_IB_GID_INDEX as one number is for RoCE only
     #[test]
-    fn infiniband_uses_entry_0_whatever_is_said_of_roce() {
+    fn infiniband_uses_gid_0_despite_roce_settings() {
         let gids = table(&[("fe80::2:c903:1", Ib), ("fe80::2:c903:2", Ib)]);
         let wanted = set(&[("NCCL_IB_ADDR_FAMILY", "AF_INET"), ("NCCL_IB_ROCE_VERSION_NUM", "1")]);
         assert_eq!(candidates(&gids, LinkLayer::InfiniBand, &wanted).unwrap()[0].index, 0);

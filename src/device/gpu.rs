@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_module_the_driver_tells_whether_one_is_missed() {
+    fn missing_peermem_is_detected_from_the_driver() {
         assert_eq!(with(&[]), Gpu::NoDriver);
         assert_eq!(with(&["module/nvidia/version"]), Gpu::NoModule(&NVIDIA));
         assert_eq!(with(&["module/amdgpu/version"]), Gpu::NoModule(&AMD));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_with_what_to_do() {
+    fn a_missing_module_is_named_with_the_remedy() {
         for gpu in [Gpu::NoModule(&NVIDIA), Gpu::NoDriver] {
             let text = gpu.to_string();
             assert!(NVIDIA.files.iter().all(|file| text.contains(file)), "{text}");

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missed_is_told_apart_from_what_is_idle() {
+    fn ports_that_a_filter_asks_for_are_lost_others_are_idle() {
         let mut found = host(&[("a", 1, true), ("a", 2, false), ("b", 1, false), ("c", 1, false)]);
         found[3].trouble = Some(Trouble::Fault("no GID".into()));
         let left = |vars: &[(&str, &str)]| {
@@ -91,7 +91,7 @@ mod tests {
 
     //= configuration.md: NCCL_IB_HCA
     #[test]
-    fn a_name_that_no_adapter_has_is_told_with_the_nearest() {
+    fn an_unknown_adapter_is_reported_with_the_nearest_name() {
         let found = host(&[("mlx5_0", 1, true), ("mlx5_1", 1, false), ("rocep1s0", 2, true)]);
         for (filter, unknown) in [
             ("mlx5_0,mlx5_1", &[][..]),

@@ -213,7 +213,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_name_that_does_not_fit_is_told_with_what_exists() {
+    fn a_rail_name_without_a_port_is_refused_with_the_ports_that_exist() {
         let found = host(&[("a", 1, true), ("b", 1, false)]);
         for (sout, sup, expected) in [
             ("a", "x", "MPIB_HCA_SUP=\"x\": expected an HCA of this host"),
@@ -284,7 +284,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn settings_that_chose_other_devices_are_told_with_both_values() {
+    fn changed_device_settings_are_reported_with_both_values() {
         let then = config(&[("NCCL_IB_HCA", "a"), ("NCCL_IB_GID_INDEX", "3"), ("MPIB_SUP_SHARE", "1")]);
         assert_eq!(changed(&then, &then), Vec::<String>::new());
         assert_eq!(

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_is_cut_where_there_is_no_room_and_its_size_told() {
+    fn a_document_without_room_is_cut_and_its_size_returned() {
         for (cap, expected) in [(0, &b"####"[..]), (1, b"\0###"), (3, b"ab\0#"), (4, b"abc\0")] {
             let mut room = *b"####";
             // SAFETY: at least `cap` bytes.

@@ -39,7 +39,7 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
             "The kernel has no RDMA support loaded: is ib_uverbs there (lsmod)?"
         }
         (_, Errno::ENODEV | Errno::ENXIO) => {
-            "The device is gone: was its driver reloaded or the card reset (dmesg)?"
+            "The device was removed: was its driver reloaded or the card reset (dmesg)?"
         }
         (_, Errno::EIO) => "The adapter is in a fatal state: look at dmesg",
         (_, Errno::EMFILE) => "This process has too many files open: raise ulimit -n",
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn enomem_tells_the_limit_and_what_to_do() {
+    fn enomem_names_the_limit_and_the_remedy() {
         assert!(
             memlock_text(Some(8 << 20)).contains("ulimit -l), which is 8192 KiB here: set it to unlimited")
         );

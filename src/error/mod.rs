@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn all_bad_settings_are_told_at_once() {
+    fn all_bad_settings_are_in_one_error() {
         let bad = |variable| BadSetting { variable, found: "\"x\"".into(), expected: "0 or 1".into() };
         let text = Error::Config(vec![bad("MPIB_A"), bad("MPIB_B")]).to_string();
         assert_eq!(text, "MPIB_A=\"x\": expected 0 or 1; MPIB_B=\"x\": expected 0 or 1");

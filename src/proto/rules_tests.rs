@@ -40,11 +40,11 @@ fn post(seq: Sequence, sends: &[(usize, u16)], slack: usize) -> Posted {
 /// Decodes the arrivals for one slot: returns the sizes once it is complete, and whether there was
 /// a fault.
 fn receive(posted: &Posted, words: &[(u8, u32)]) -> (Option<Vec<usize>>, bool) {
-    let (mut arrivals, mut told, mut whole) = (Arrivals::default(), None, None);
+    let (mut arrivals, mut announced, mut whole) = (Arrivals::default(), None, None);
     for (rail, word) in words {
         let Some(imm) = LAYOUT.decode(*word) else { return (whole, true) };
         // Neither another slot nor a complete one has a pending receive.
-        if imm.slot != posted.slot || whole.is_some() || *told.get_or_insert(imm.size) != imm.size {
+        if imm.slot != posted.slot || whole.is_some() || *announced.get_or_insert(imm.size) != imm.size {
             return (whole, true);
         }
         if posted.sizes.len() > 1 && imm.size != SizeQ::RECORD {

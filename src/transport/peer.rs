@@ -131,7 +131,7 @@ impl Peer {
         }
         let (name, wait) = (&self.name, wait.as_secs());
         Err(Error::Peer(format!(
-            "{name} is gone with {what} outstanding: {why}; no address of its host has answered for {wait} s \
+            "{name} was lost with {what} outstanding: {why}; no address of its host has answered for {wait} s \
              (MPIB_FAILOVER_WAIT)"
         )))
     }
@@ -153,7 +153,7 @@ impl Peer {
         if self.lost_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
             return Ok(());
         }
-        let how = if channel.state() == ChannelState::ByePeer { "closed the connection" } else { "is gone" };
+        let how = if channel.state() == ChannelState::ByePeer { "closed the connection" } else { "was lost" };
         let detail = if last.is_empty() { last } else { format!(": {last}") };
         Err(Error::Peer(format!("{} {how} with {what} outstanding{detail}", self.name)))
     }

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn each_request_polls_all_its_cqs_whatever_others_poll() {
+    fn each_request_polls_all_of_its_cqs() {
         let pairs = || Pairs::new(vec!['a', 'b', 'c', 'd', 'e']);
         let (all, first) = ("abcde", "a");
         let choose = |pairs: &mut Pairs<char>, wanted: &str| {

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_told_by_its_number() {
+    fn a_work_id_decodes_to_its_work_and_number() {
         let numbered = [0, 255]
             .map(|n| [Work::Data { slot: n }, Work::Measured { slot: n }, Work::Flush { index: n }])
             .concat();

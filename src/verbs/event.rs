@@ -61,7 +61,7 @@ const KINDS: &[(i32, &str, Element, &str)] = &[
     (14, "SRQ_ERR", Element::Srq, "a shared receive queue failed"),
     (15, "SRQ_LIMIT_REACHED", Element::Srq, "a shared receive queue is at its limit"),
     (16, "QP_LAST_WQE_REACHED", Element::Qp, "a queue pair consumes no more receives"),
-    (17, "CLIENT_REREGISTER", Element::Port, "the subnet manager asks for registrations anew"),
+    (17, "CLIENT_REREGISTER", Element::Port, "the subnet manager asks for new registrations"),
     (18, "GID_CHANGE", Element::Port, "the GID table changed"),
     (19, "WQ_FATAL", Element::None, "a work queue failed"),
     (DEVICE_SPEED_CHANGE, "DEVICE_SPEED_CHANGE", Element::None, "a port's speed changed"),

@@ -231,13 +231,14 @@ pub(super) unsafe fn query_gid(
     }
     // SAFETY: both views of the union are plain bytes.
     let raw = unsafe { gid.raw };
-    let told = |what| std::fs::read_to_string(format!("{ibdev_path}/ports/{port}/gid_attrs/{what}/{index}"));
-    let kind = match told("types") {
+    let attribute =
+        |what| std::fs::read_to_string(format!("{ibdev_path}/ports/{port}/gid_attrs/{what}/{index}"));
+    let kind = match attribute("types") {
         Ok(text) if text.trim() == "RoCE v2" => GidType::RoceV2,
         Ok(text) if text.trim() == "IB/RoCE v1" => GidType::RoceV1,
         _ => GidType::Plain,
     };
-    let interface = told("ndevs").ok().and_then(|name| if_nametoindex(name.trim()).ok()).unwrap_or(0);
+    let interface = attribute("ndevs").ok().and_then(|name| if_nametoindex(name.trim()).ok()).unwrap_or(0);
     Some(GidEntry { port: port.into(), index: index.into(), raw, kind, interface })
 }
 

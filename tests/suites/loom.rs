@@ -155,7 +155,7 @@ fn who_asks_at_the_same_time_gets_one_registration() {
 /// The last share goes in one thread while another asks: it gets that registration, or one of its
 /// own.
 #[test]
-fn what_is_let_go_is_there_or_made_anew() {
+fn a_released_registration_is_reused_or_registered_again() {
     fn twice(world: &World) {
         world.get(0x5000, 0x3000, true).unwrap().end();
         world.get(0x5000, 0x3000, true).unwrap().end();

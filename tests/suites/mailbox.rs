@@ -142,7 +142,7 @@ impl Reader {
 
 /// Each order of the writes: the checksum decides.
 #[test]
-fn a_chunk_is_read_once_whatever_arrives_first() {
+fn a_chunk_is_read_once_in_any_order_of_arrival() {
     for reversed in [false, true] {
         let schedules = explore(move || {
             let chunk = Chunk::list(1).remove(0);

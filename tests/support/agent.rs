@@ -284,7 +284,7 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) {
             let _ = passing::send(&stream, &answer, file.as_ref().map(|file| file.as_fd()));
         }
     }
-    println!("@gone");
+    println!("@closed");
 }
 
 impl State {

@@ -204,8 +204,8 @@ impl Rig {
             }
         }
         for (i, (len, (at, source))) in lens.iter().zip(&places).enumerate() {
-            let told = sizes[i] as usize;
-            assert!(told == *len || optional && told == 0, "receive {i} of {lens:?}: {told}");
+            let size = sizes[i] as usize;
+            assert!(size == *len || optional && size == 0, "receive {i} of {lens:?}: {size}");
             let (data, rest) = self.to.bytes[*at..at + len + SLACK].split_at(*len);
             assert!(*data == self.from.bytes[*source..source + len], "receive {i} of {lens:?} differs");
             assert!(rest.iter().all(|b| *b == 0xEE), "written behind receive {i} of {lens:?}");

@@ -9,7 +9,7 @@ use super::{Bench, OURS, all_given, all_ours, versions};
 use crate::{
     failure::{Context, Failure, Result},
     matrix::Release,
-    script::{Account, Described, Step, Told},
+    script::{Account, Described, Step, StepResult},
     stage::{Folder, RAILS},
 };
 
@@ -78,8 +78,10 @@ pub(crate) fn in_place_of(release: &Release, account: &Account, name: &str) -> R
     if *version != release.table {
         return Err(Failure::wrong(format!("used v{version}; matrix.toml expects v{}", release.table)));
     }
-    match account.told.first() {
-        Some(Told::Opened { table, .. }) if table == address => Ok(format!("v{version}, called in place")),
+    match account.results.first() {
+        Some(StepResult::Opened { table, .. }) if table == address => {
+            Ok(format!("v{version}, called in place"))
+        }
         _ => Err(Failure::wrong(format!("found v{version}, but calls another table instead"))),
     }
 }
@@ -96,8 +98,8 @@ pub(super) fn devices(bench: &Bench<'_>) -> Result<String> {
     if !warnings.contains(REFUSED) {
         return Err(Failure::wrong(format!("NCCL_DEBUG=WARN does not show {REFUSED:?}: {warnings:?}")));
     }
-    let Some(Told::Described(devices)) = account.told.get(1) else {
-        return Err(Failure::tool(format!("the account has no devices: {:?}", account.told)));
+    let Some(StepResult::Described(devices)) = account.results.get(1) else {
+        return Err(Failure::tool(format!("the account has no devices: {:?}", account.results)));
     };
     let [described] = &devices[..] else {
         return Err(Failure::wrong(format!(

@@ -3,14 +3,14 @@
 use super::{Bench, versions, with_exchange};
 use crate::{
     failure::{Failure, Result},
-    script::{Account, Plan, Tally, Told},
+    script::{Account, Plan, StepResult, Tally},
     stage::{Folder, RAILS, VERSIONS},
 };
 
 /// Returns what the sender moved, if it used both rails.
 pub(super) fn on_both_rails(sender: &Account) -> Result<&Tally> {
-    let tally = sender.told.iter().find_map(|told| match told {
-        Told::Exchanged(tally) => Some(tally),
+    let tally = sender.results.iter().find_map(|result| match result {
+        StepResult::Exchanged(tally) => Some(tally),
         _ => None,
     });
     let tally = tally.ok_or_else(|| Failure::tool("the sender's account has no exchange"))?;

@@ -4,7 +4,7 @@
 use super::{Bench, OURS, all_ours, versions};
 use crate::{
     failure::{Failure, Result},
-    script::{Account, Plan, Step, Told},
+    script::{Account, Plan, Step, StepResult},
     stage::{Folder, VERSIONS},
 };
 
@@ -59,8 +59,8 @@ fn one(bench: &Bench<'_>, version: u32) -> Result<()> {
         all_ours(account)?;
         described(account, made)?;
     }
-    let tally = accounts[0].told.iter().find_map(|told| match told {
-        Told::Exchanged(tally) => Some(tally),
+    let tally = accounts[0].results.iter().find_map(|result| match result {
+        StepResult::Exchanged(tally) => Some(tally),
         _ => None,
     });
     let tally = tally.ok_or_else(|| Failure::tool("the sender's account has no exchange"))?;
@@ -73,22 +73,22 @@ fn one(bench: &Bench<'_>, version: u32) -> Result<()> {
 /// Checks what the core got: the indices, the same one for the same request, and the devices after
 /// the physical ones.
 fn described(account: &Account, made: i32) -> Result<()> {
-    let indices = account.told.iter().filter_map(|told| match told {
-        Told::Fused(index) => Some(*index),
+    let indices = account.results.iter().filter_map(|result| match result {
+        StepResult::Fused(index) => Some(*index),
         _ => None,
     });
     let indices: Vec<i32> = indices.collect();
     if indices != [made, made + 1, made] {
         return Err(Failure::wrong(format!("makeVDevice gave devices {indices:?}")));
     }
-    let devices = account.told.iter().find_map(|told| match told {
-        Told::Described(devices) => {
+    let devices = account.results.iter().find_map(|result| match result {
+        StepResult::Described(devices) => {
             Some(devices.iter().map(|described| &described.device).collect::<Vec<_>>())
         }
         _ => None,
     });
     let Some([physical @ .., all, single]) = devices.as_deref() else {
-        return Err(Failure::tool(format!("the account has no devices: {:?}", account.told)));
+        return Err(Failure::tool(format!("the account has no devices: {:?}", account.results)));
     };
     let speed: i32 = physical.iter().map(|d| d.speed).sum();
     let as_expected = physical.len() == NAMES.len()

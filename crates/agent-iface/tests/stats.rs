@@ -125,7 +125,7 @@ fn an_entry_is_used_again_from_zero_with_another_generation() {
         entry.done(1, 10);
         entry.share(7);
         entry.rail(0).posted(1, 1, 10);
-        entry.failure("gone");
+        entry.failure("ended");
     };
     let taken = writer.add(&opening("the first"));
     count(&taken);
@@ -383,7 +383,7 @@ fn garbage_in_a_page_does_no_harm() {
 }
 
 #[test]
-fn a_process_that_is_not_there_is_told_from_one_without_a_page() {
+fn a_missing_process_differs_from_one_without_a_page() {
     let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let without = pages_of(child.id());
     child.kill().unwrap();

@@ -47,7 +47,7 @@ fn a_new_file_takes_the_place_of_the_old_one_in_one_step() {
     let old = File::open(&path).unwrap();
     let second = HintsWriter::create(&path).unwrap();
     first.set(3, 5);
-    assert_eq!(Hint::decode(&entry(&old, 3)).sup_bw, 5, "whoever has the old file keeps it");
+    assert_eq!(Hint::decode(&entry(&old, 3)).sup_bw, 5, "a reader of the old file keeps it");
     assert_eq!(Hint::decode(&entry(&File::open(&path).unwrap(), 3)).sup_bw, 0);
     assert_ne!(old.metadata().unwrap().ino(), fs::metadata(&path).unwrap().ino());
     first.remove().unwrap();

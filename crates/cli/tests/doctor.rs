@@ -19,7 +19,7 @@ const BOTH: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "su
 
 //= doctor.md: a good host is usable, with every field in the document and in the text
 #[test]
-fn a_good_host_is_usable_and_told_in_full() {
+fn a_good_host_is_usable_and_fully_described() {
     let found = doctor(TWO, &BOTH);
     found.usable_with(&[]);
     let document = &found.document;
@@ -173,7 +173,7 @@ fn a_host_without_an_adapter_is_unusable() {
 /// Groups ports by the adapter's answer: equal ones share a line.
 //= doctor.md: DMA-BUF support is reported for each port
 #[test]
-fn dmabuf_is_told_for_each_port() {
+fn dmabuf_is_reported_for_each_port() {
     let found = doctor("sout:addr=10.9.0.1/24,dmabuf=on;sup:addr=10.9.1.1/24", &[]);
     found.says("dmabuf", "ok", &["DMA-BUFs are registered on sout:1 if the GPU"]);
     found.says("dmabuf", "note", &["not registered on sup:1", "EOPNOTSUPP"]);
@@ -185,7 +185,7 @@ fn dmabuf_is_told_for_each_port() {
 /// Groups adapters by their receive queues: equal ones share a line.
 //= doctor.md: the receive queues of each adapter are reported
 #[test]
-fn receive_queues_are_told_for_each_adapter() {
+fn receive_queues_are_reported_for_each_adapter() {
     let found = doctor("sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24,without=srq", &[]);
     found.says(
         "receives",

@@ -173,7 +173,7 @@ fn infiniband_subnets_need_flids() {
 
 //= doctor.md: settings that differ are reported with both values
 #[test]
-fn settings_that_differ_are_told_with_both_values() {
+fn settings_that_differ_are_reported_with_both_values() {
     let fabric = fabric();
     let listener = Listener::start(&fabric, &ports(2, 1), &BOTH);
     let env = [BOTH[0], BOTH[1], ("MPIB_SOUT_QP", "3")];
@@ -354,7 +354,7 @@ fn strangers_are_turned_away_with_a_reason_and_hold_nobody_up() {
 
 //= doctor.md: strangers and other versions are refused and delay nobody
 #[test]
-fn whoever_is_no_doctor_is_no_verdict() {
+fn an_answer_that_is_no_doctors_gives_no_verdict() {
     let run = |address: &str| {
         let output = command(&fabric(), &ports(1, 1), &["--json", address], &BOTH).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())

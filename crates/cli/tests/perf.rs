@@ -337,7 +337,7 @@ fn a_stranger_at_the_port_costs_nothing() {
 }
 
 #[test]
-fn a_failure_at_one_machine_is_told_at_the_other() {
+fn a_failure_on_one_machine_is_reported_on_the_other() {
     let (mut there, mut said, address) = listener(&["--listen", "127.0.0.1:0"], "corrupt");
     let here = perf(&["--connect", &address]).args(QUICK).output().unwrap();
     let mut rest = String::new();

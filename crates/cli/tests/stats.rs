@@ -286,7 +286,7 @@ fn page(size: usize, seals: i32, words: &[u32]) -> OwnedFd {
 }
 
 #[test]
-fn pages_that_cannot_be_read_are_told() {
+fn unreadable_pages_are_reported_with_the_reason() {
     let pid = std::process::id().to_string();
     let size = 512 + 64 * 768 + 1024 * 1536;
     for (size, seals, version, why) in [

@@ -82,7 +82,7 @@ impl World {
 }
 
 #[test]
-fn a_condemned_rail_marks_the_comm_once_until_it_is_made_anew() {
+fn a_condemned_rail_marks_the_comm_once_until_it_is_rebuilt() {
     let world = World::new();
     let comm = world.comm(10, &[(0, 1), (1, 1)], None);
     assert!(!comm.is_marked());
@@ -138,7 +138,7 @@ fn a_comm_without_failover_stays_on_a_dead_context_until_an_event_ends_it() {
     let world = World::new();
     let comm = world.comm(10, &[(0, 1)], None);
     let [here, other] = [0, 1].map(|nic: usize| world.nics[nic].context().id());
-    assert!(!comm.stays_on(here), "its rail is given up and made anew");
+    assert!(!comm.stays_on(here), "its rail is given up and rebuilt");
     comm.set_failover(false);
     assert_eq!((comm.stays_on(here), comm.stays_on(other)), (true, here == other));
     comm.end("an event");
@@ -257,7 +257,7 @@ fn the_word_of_a_peer_confirms_that_a_link_is_down() {
 //= faults.md: 21: a GID is removed under load: the rails that use it are given up at once
 //= rail-life.md: what a sign of a fault costs
 #[test]
-fn an_address_that_is_gone_costs_the_rails_that_use_it() {
+fn a_removed_address_costs_the_rails_that_use_it() {
     let world = World::new();
     let comm = world.comm(10, &[(0, 1), (1, 1)], None);
     let mut queues = world.queues(0, 1, 20);

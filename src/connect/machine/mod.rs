@@ -295,10 +295,7 @@ impl Machine {
             return;
         }
         let why = match self.is_peer_ready() {
-            true => Error::Peer(format!(
-                "{} is gone with the rest of the handshake outstanding: {why}",
-                self.peer
-            )),
+            true => Error::Peer(format!("lost the connection to {} during the handshake: {why}", self.peer)),
             false => why,
         };
         self.fail(why);

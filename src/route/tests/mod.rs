@@ -315,7 +315,7 @@ fn a_single_rail_meets_the_one_in_its_subnet() {
 }
 
 #[test]
-fn a_lone_sup_meets_sup_where_no_subnet_tells() {
+fn without_a_common_subnet_sup_pairs_with_sup() {
     let ours = [roce("b", "10.0.1.1", 0, 1)];
     let theirs = [roce("c", "10.0.0.2", 0, 0), roce("d", "10.0.1.2", 0, 1)];
     assert_eq!(first(PreferSubnet, &ours, &theirs), ["b d"]);

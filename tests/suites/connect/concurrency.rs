@@ -101,7 +101,7 @@ fn two_threads_drive_their_comms_while_a_third_registers_on_them() {
             for (i, pair) in pairs.iter().enumerate() {
                 let (over, registered, failed) = (&over, &registered, &failed);
                 scope.spawn(move || {
-                    let _told = Told(failed);
+                    let _on_panic = FailureOnPanic(failed);
                     let (from, to) = (pair.send_buffer(pattern(30_000, i as u64)), pair.recv_buffer(30_000));
                     let mut rounds = 0;
                     while rounds < 2000 || registered.load(Ordering::Relaxed) < 1000 {
@@ -118,7 +118,7 @@ fn two_threads_drive_their_comms_while_a_third_registers_on_them() {
                     over.fetch_add(1, Ordering::Relaxed);
                 });
             }
-            let _told = Told(&failed);
+            let _on_panic = FailureOnPanic(&failed);
             let memory = vec![0u8; 1 << 20];
             while over.load(Ordering::Relaxed) < pairs.len() && !failed.load(Ordering::Relaxed) {
                 for comm in pairs.iter().flat_map(Pair::comms) {
@@ -135,9 +135,9 @@ fn two_threads_drive_their_comms_while_a_third_registers_on_them() {
 }
 
 /// Signals a panic to the other threads, which would otherwise wait for this thread.
-struct Told<'a>(&'a AtomicBool);
+struct FailureOnPanic<'a>(&'a AtomicBool);
 
-impl Drop for Told<'_> {
+impl Drop for FailureOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.store(true, Ordering::Relaxed);
@@ -176,9 +176,9 @@ fn thirty_two_groups_of_eight_are_under_way() {
             }
             for (g, request) in receives.into_iter().enumerate() {
                 let sizes = pair.wait(request);
-                for (i, told) in sizes.iter().enumerate().take(n) {
+                for (i, received) in sizes.iter().enumerate().take(n) {
                     let (start, len) = (at(g, i), size(g, i));
-                    assert_eq!(*told as usize, len, "group {g}, receive {i}");
+                    assert_eq!(*received as usize, len, "group {g}, receive {i}");
                     assert!(to.bytes[start..start + len] == from.bytes[start..start + len]);
                 }
             }

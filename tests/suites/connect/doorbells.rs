@@ -99,7 +99,7 @@ fn data_and_a_separate_immediate_take_one_doorbell() {
 const NO_ROOM: &str = "soft0:addr=192.168.200.1/24,inline=0;soft1:addr=192.168.201.1/24,inline=63";
 
 /// Moves messages with these settings. Checks the number of inline CTS writes and of warnings.
-fn with(test: &str, env: &[(&str, &str)], inline: u64, told: usize) {
+fn with(test: &str, env: &[(&str, &str)], inline: u64, expected_lines: usize) {
     with_and_without_srq(test, &mpib("512", env), || {
         let table = newest();
         let ctx = init(table);
@@ -110,7 +110,7 @@ fn with(test: &str, env: &[(&str, &str)], inline: u64, told: usize) {
             pair.close();
         }
         let lines = take_warnings();
-        assert_eq!(lines.len(), told, "{lines:?}");
+        assert_eq!(lines.len(), expected_lines, "{lines:?}");
         let says = |line: &String| {
             line.contains(
                 "max_inline_data is 0, expected 64; CTS writes are not inline although NCCL_IB_USE_INLINE=1",

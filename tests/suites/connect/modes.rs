@@ -284,8 +284,8 @@ fn strict_refuses_to_do_without_the_rail_of_the_class() {
         assert_eq!(code, InvalidUsage);
         let said = warnings().pop().unwrap();
         assert!(said.contains("belongs on SUP (MPIB_MODE=0) (MPIB_STRICT=1)"), "{said}");
-        let told = evil.join().unwrap().err().expect("the peer was told");
-        assert!(told.contains("MPIB_STRICT=1"), "{told}");
+        let refusal = evil.join().unwrap().err().expect("the peer has the reason");
+        assert!(refusal.contains("MPIB_STRICT=1"), "{refusal}");
     });
 }
 
@@ -383,15 +383,15 @@ fn ends_that_differ_refuse_each_other_and_name_both_values() {
             });
             assert_eq!(code, InvalidUsage, "{variable}");
             let said = warnings().split_off(before);
-            let told = |call: &str, a: &str, b: &str| {
+            let refusal = |call: &str, a: &str, b: &str| {
                 let difference = format!("{variable} is {a} here and {b} there");
                 assert!(
                     said.iter().any(|l| l.contains(call) && l.contains(&difference)),
                     "{difference}: {said:?}"
                 );
             };
-            told("connect", there, here);
-            told("accept", here, there);
+            refusal("connect", there, here);
+            refusal("accept", here, there);
             set(variable, None::<&str>);
             assert_eq!(
                 (table.close_listen(listen), table.finalize(ctx), table.finalize(other)),

@@ -271,9 +271,9 @@ fn options_that_both_ends_have_hold_on_every_queue_pair() {
                 pair.close();
             }
             let lines: Vec<String> = LOG.lock().unwrap().iter().map(|(_, text)| text.clone()).collect();
-            let told = lines.iter().filter(|l| l.contains("without ECE")).count();
+            let reported = lines.iter().filter(|l| l.contains("without ECE")).count();
             let missing = std::env::var("SOFTVERBS_DEVICES").unwrap().matches("ece=").count() < 2;
-            assert_eq!(told, usize::from(missing), "once: {lines:?}");
+            assert_eq!(reported, usize::from(missing), "once: {lines:?}");
             assert_eq!(take_warnings(), Vec::<String>::new());
         });
         if mpib_tests::is_child(here!()) {

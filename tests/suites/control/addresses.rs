@@ -61,8 +61,8 @@ impl Two {
         {
             let said = log(peer);
             let part = format!("rails soft0:1 from {from} to {to} (RoCE v2)");
-            let told = |line: &&(i32, String)| line.0 == INFO && line.1.contains(verb);
-            assert!(said.iter().any(|l| told(&l) && l.1.ends_with(&part)), "{part}: {said:?}");
+            let logged = |line: &&(i32, String)| line.0 == INFO && line.1.contains(verb);
+            assert!(said.iter().any(|l| logged(&l) && l.1.ends_with(&part)), "{part}: {said:?}");
         }
         self.b.say("recv 100000 7");
         self.a.say("send 100000 7");
@@ -417,7 +417,7 @@ fn wired_after(test: &str, meanwhile: fn(), check: impl FnOnce(Vec<String>)) {
 //= faults.md: 19: GIDs move in the handshake: they are found at their new index
 //= reach.md: a GID table that changes during the handshake costs at most its rail
 #[test]
-fn a_table_that_is_numbered_anew_during_the_handshake_does_no_harm() {
+fn a_renumbered_gid_table_during_the_handshake_is_harmless() {
     let moved = || places(&[Some([10, 9, 9, 9]), Some([192, 168, 200, 1])]);
     wired_after(here!(), moved, |said| assert_eq!(said, [""; 0]));
 }
@@ -426,8 +426,8 @@ fn a_table_that_is_numbered_anew_during_the_handshake_does_no_harm() {
 //= reach.md: a GID table that changes during the handshake costs at most its rail
 #[test]
 fn an_address_removed_during_the_handshake_drops_its_rail_with_the_reason() {
-    let gone = || places(&[Some([10, 9, 9, 9])]);
-    wired_after(here!(), gone, |said| {
+    let removed = || places(&[Some([10, 9, 9, 9])]);
+    wired_after(here!(), removed, |said| {
         let [line] = &said[..] else { panic!("{said:?}") };
         for part in [
             "the address of the route has been removed: 192.168.200.1 (RoceV2), which was advertised to the peer, is no longer in the \

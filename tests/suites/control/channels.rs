@@ -34,7 +34,7 @@ fn hello_is_the_first_message_on_both_ends() {
 }
 
 #[test]
-fn addresses_and_names_are_told() {
+fn a_channel_has_the_addresses_and_names_of_both_ends() {
     let (connector, acceptor) = pair();
     acceptor.send(&Message::Hello(hello("acceptor"))).unwrap();
     recv(&connector);

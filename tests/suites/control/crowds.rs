@@ -206,9 +206,9 @@ fn holders_of_many_secrets_keep_nobody_out() {
             peer_gets_in(listener);
         }
         let lines = LINES.lock().unwrap();
-        let told =
+        let reported =
             lines.iter().filter(|line| line.contains("2 peers of its listener wait for accept already"));
-        assert!(told.count() > 0, "{lines:?}");
+        assert!(reported.count() > 0, "{lines:?}");
         drop((held, accepted));
     });
 }

@@ -273,11 +273,11 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         let ctx = init(table);
         let addr = server.local_addr().unwrap();
         let mut handle = to(&["127.0.0.1"], addr.port());
-        let told = format!("its addresses are retried: {addr}: Connection refused");
+        let reported = format!("its addresses are retried: {addr}: Connection refused");
         let mut go_on = || assert_eq!(table.connect(ctx, 0, &mut handle), (Success, Ptr::default()));
         until("the first try to fail", || {
             go_on();
-            LOG.lock().unwrap().iter().any(|(_, text)| text.contains(&told)).then_some(())
+            LOG.lock().unwrap().iter().any(|(_, text)| text.contains(&reported)).then_some(())
         });
         // SAFETY: a socket of ours that is bound.
         assert_eq!(unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&server), 8) }, 0);

@@ -75,7 +75,7 @@ impl Known {
 //= reach.md: nobody else can replace a control connection
 //= protocol.md: dialling again: an unknown token is answered with ENDED
 #[test]
-fn whoever_does_not_know_all_secrets_is_dropped() {
+fn a_redial_without_all_secrets_is_dropped() {
     let listener = listen();
     let known = known(&listener, 1);
     let (key, port) = (known.key(), known.callback.port);
@@ -176,12 +176,12 @@ fn a_handshake_that_runs_has_no_proof_of_its_end() {
 /// Anyone who has read a CALLBACK can send REDIALs with unknown tokens, and not close.
 //= faults.md: 38
 #[test]
-fn those_who_are_told_of_an_end_and_stay_are_bounded() {
+fn strangers_that_stay_after_an_ended_reply_are_bounded() {
     isolated(here!(), &[], || {
         let listener = listen();
         let known = known(&listener, 1);
         let before = descriptors();
-        let mut told = Vec::new();
+        let mut ended = Vec::new();
         for n in 0..300_u16 {
             let mut token = [1; 16];
             token[..2].copy_from_slice(&n.to_le_bytes());
@@ -189,15 +189,15 @@ fn those_who_are_told_of_an_end_and_stay_are_bounded() {
             let mut one = dial(known.callback.port);
             one.write_all(&Message::Redial(redial).encode().unwrap()).unwrap();
             assert!(matches!(read_plain(&mut one), Message::Ended { .. }), "{n}");
-            told.push(one);
+            ended.push(one);
         }
         // Those of this end, and of the listener's at most as many as may be half open.
-        let held = descriptors() - before - told.len();
+        let held = descriptors() - before - ended.len();
         assert!((1..=HALF_OPEN).contains(&held), "{held}");
         // The others have room as before.
         let known = self::known(&listener, 1);
         drop(known.dial(Role::Connector));
-        drop(told);
+        drop(ended);
     });
 }
 

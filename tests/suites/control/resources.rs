@@ -49,7 +49,7 @@ fn strangers_cost_nothing_and_the_thread_ends_with_its_last_user() {
                 strangers.clear();
             }
         }
-        until("the last strangers to be gone", || (descriptors() <= before + 8).then_some(()));
+        until("the last strangers to be closed", || (descriptors() <= before + 8).then_some(()));
 
         // More listeners and channels share the one thread.
         let others: Vec<Listener> = (0..8).map(|_| listen()).collect();

@@ -62,7 +62,7 @@ fn a_host_that_is_silent_beyond_the_limit_is_lost() {
         let (hosts, mut a, b) = two_hosts(&["eth0"]);
         silence(&hosts, "add", "10.0.1.1");
         assert_eq!(a.code("fail 1000"), RemoteError);
-        warned(&mut a, &["is gone with sends outstanding", "is its host up, and the network between?"]);
+        warned(&mut a, &["was lost with sends outstanding", "is its host up, and the network between?"]);
         drop((a, b));
     });
 }
@@ -77,7 +77,7 @@ fn a_host_that_no_address_reaches_is_lost_after_the_wait() {
         silence(&hosts, "add", "10.0.1.1");
         assert_eq!(a.code("fail 1000"), RemoteError);
         let parts = [
-            "is gone with sends outstanding",
+            "was lost with sends outstanding",
             "is its host up, and the network between?",
             "no address of its host has answered for 1 s (MPIB_FAILOVER_WAIT)",
         ];
@@ -138,7 +138,7 @@ fn a_host_that_has_rebooted_is_lost() {
         until_logged(&mut a, "is dialled again");
         silence(&hosts, "del", "10.0.1.1");
         assert_eq!(a.code("fail 1000"), RemoteError);
-        warned(&mut a, &["is gone with sends outstanding", "refuses connections", "did its process end?"]);
+        warned(&mut a, &["was lost with sends outstanding", "refuses connections", "did its process end?"]);
         drop((a, b));
     });
 }

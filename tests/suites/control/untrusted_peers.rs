@@ -73,9 +73,9 @@ fn silence_and_half_a_hello_delay_nobody_and_end_in_time() {
     is_dropped(silent);
     is_dropped(half);
     // Half a HELLO, then the end.
-    let mut gone = stranger(&listener);
-    gone.write_all(&bytes[..30]).unwrap();
-    drop(gone);
+    let mut early_leaver = stranger(&listener);
+    early_leaver.write_all(&bytes[..30]).unwrap();
+    drop(early_leaver);
     a_real_peer_gets_in(&listener);
 }
 

@@ -145,7 +145,7 @@ fn groups_and_empty_buffers() {
         }
         for group in [&[some][..], &[some, empty], &[blank, some, empty], &[some; 8], &[empty, some]] {
             let (counts, _) = during(|| pair.wait(iflush(table, pair.recv, group)));
-            assert_eq!(counts, [1, 1], "one read on a rail, whatever the group");
+            assert_eq!(counts, [1, 1], "one read on a rail for any group");
         }
         // One byte is enough.
         pair.wait(iflush(table, pair.recv, &[(to.addr(), 1, to.mr)]));
@@ -336,10 +336,10 @@ fn a_flush_read_that_fails_is_reported() {
         });
         assert_eq!(code, SystemError);
         // The test ignores the adapter's asynchronous reports, whose time is not defined.
-        let told = || -> Vec<String> {
+        let reported = || -> Vec<String> {
             take_warnings().into_iter().filter(|line| !line.contains("IBV_EVENT_")).collect()
         };
-        let said = told();
+        let said = reported();
         for part in [
             "test: flush read to this adapter (loopback) failed on rail ",
             "(soft",
@@ -352,7 +352,7 @@ fn a_flush_read_that_fails_is_reported() {
         assert_eq!(table.test(request).0, SystemError);
         assert_eq!(table.iflush(pair.recv, &group).0, SystemError);
         assert_eq!(table.irecv(pair.recv, &[(to.addr(), 10, 1, to.mr)]).0, SystemError);
-        assert_eq!(told(), Vec::<String>::new());
+        assert_eq!(reported(), Vec::<String>::new());
         until("the sender to learn of it", || {
             let (rc, request) = table.isend(pair.send, from.addr(), 10, 1, from.mr);
             assert!(request.is_null());

@@ -274,7 +274,7 @@ fn a_close_ends_without_the_data() {
     with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
-        for gone in [false, true] {
+        for is_closed in [false, true] {
             let pair = connect(table, ctx, 0);
             let to = pair.recv_buffer(100);
             taken(table, optional(table, pair.recv, &to, 0, 100));
@@ -282,11 +282,11 @@ fn a_close_ends_without_the_data() {
             assert!(!untaken.is_null());
             to.dereg();
             let Pair { send, recv, .. } = pair;
-            if gone {
+            if is_closed {
                 assert_eq!(table.close_send(send), Success);
             }
             assert_eq!(table.close_recv(recv), Success);
-            if !gone {
+            if !is_closed {
                 assert_eq!(table.close_send(send), Success);
             }
         }

@@ -36,7 +36,7 @@ fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {
         let group = [(to.addr(), 1000, 1, to.mr)];
         assert_eq!(table.irecv_as(comm, &group, OPTIONAL), (RemoteError, Ptr::default()));
         assert_eq!(table.irecv(comm, &group).0, RemoteError);
-        assert!(take_warnings().is_empty(), "it was told twice");
+        assert!(take_warnings().is_empty(), "it was reported twice");
         to.dereg();
         assert_eq!(table.close_recv(comm), Success);
     });
@@ -46,7 +46,7 @@ fn lost(test: &str, go: impl FnOnce(&mut Peer), said: &[&str]) {
 //= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_killed_peer_is_reported_without_a_call() {
-    lost(here!(), Peer::kill, &["is gone"]);
+    lost(here!(), Peer::kill, &["was lost"]);
 }
 
 //= receives.md: failures are logged without a call of NCCL

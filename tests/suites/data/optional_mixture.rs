@@ -108,8 +108,9 @@ fn mixture(pair: &Pair, rng: &mut Rng, groups: usize) {
                     let (rc, done, sizes) = table.test(request);
                     assert_eq!(rc, Success);
                     if done {
-                        let told = |(i, p): (usize, &(usize, usize, Vec<u8>))| sizes[i] as usize == p.2.len();
-                        let exact = receive.parts.iter().enumerate().all(told);
+                        let has_size =
+                            |(i, p): (usize, &(usize, usize, Vec<u8>))| sizes[i] as usize == p.2.len();
+                        let exact = receive.parts.iter().enumerate().all(has_size);
                         assert!(exact || receive.hinted && sizes[0] == 0, "sizes {sizes:?}");
                         assert!(was_sent || receive.hinted, "done before it was sent");
                         receive.request = None;

@@ -60,7 +60,7 @@ fn a_killed_sender_is_lost_though_its_child_lives() {
         let _child = Grandchild(peer.ask("fork").parse().unwrap());
         peer.kill();
         assert_eq!(failure(table, requests[1]), RemoteError);
-        assert_last_warning(&["is gone with receives outstanding", "did its process end?", &peer.name()]);
+        assert_last_warning(&["was lost with receives outstanding", "did its process end?", &peer.name()]);
         to.dereg();
         assert_eq!(table.close_recv(comm), Success);
     });

@@ -37,8 +37,8 @@ fn log(events: u64) -> Vec<String> {
     until("the events", || (counted().iter().sum::<u64>() >= events).then_some(()));
     until("their lines", || {
         let lines: Vec<String> = LOG.lock().unwrap().iter().map(|(_, text)| text.clone()).collect();
-        let told = lines.iter().filter(|l| l.contains("IBV_EVENT_") && !l.contains("is over")).count();
-        (told as u64 >= events).then_some(lines)
+        let reported = lines.iter().filter(|l| l.contains("IBV_EVENT_") && !l.contains("is over")).count();
+        (reported as u64 >= events).then_some(lines)
     })
 }
 
@@ -84,8 +84,8 @@ fn ends_one(kind: u32, words: &'static str) {
     // A sender's queue pairs have no SRQ, and raise none of its events.
     assert!(queues.into_iter().any(|qpn| raise_event(kind, EventTarget::Qp(qpn)).is_ok()));
     let lines = log(1);
-    let told: Vec<_> = lines.iter().filter(|l| l.contains(words)).collect();
-    assert!(told.len() == 1 && told[0].contains("; it ends the connection with "), "{lines:?}");
+    let reported: Vec<_> = lines.iter().filter(|l| l.contains(words)).collect();
+    assert!(reported.len() == 1 && reported[0].contains("; it ends the connection with "), "{lines:?}");
     ended(&first);
     let said: Vec<_> = take_warnings()
         .into_iter()
@@ -138,12 +138,12 @@ fn a_failed_adapter_ends_every_connection_on_it_and_none_on_others() {
         LOG.lock().unwrap().clear();
         raise_event(DEVICE_FATAL, EventTarget::Device("soft0")).unwrap();
         let lines = log(1);
-        let told: Vec<_> = lines.iter().filter(|l| l.contains("IBV_EVENT_DEVICE_FATAL")).collect();
+        let reported: Vec<_> = lines.iter().filter(|l| l.contains("IBV_EVENT_DEVICE_FATAL")).collect();
         // Three connections have six ends.
         assert!(
-            told.len() == 1
-                && told[0].contains("soft0: the adapter failed, or was removed")
-                && told[0].ends_with(" and 2 more"),
+            reported.len() == 1
+                && reported[0].contains("soft0: the adapter failed, or was removed")
+                && reported[0].ends_with(" and 2 more"),
             "{lines:?}"
         );
         lost.iter().for_each(ended);
@@ -198,7 +198,7 @@ fn events_of_ports_are_logged_once_and_counted_by_kind() {
             "soft1:1: the link is up (IBV_EVENT_PORT_ACTIVE)",
             "soft0:1: the GID table changed (IBV_EVENT_GID_CHANGE); it concerns ",
             "soft0:1: the P_Key table changed (IBV_EVENT_PKEY_CHANGE); it concerns ",
-            "soft0:1: the subnet manager asks for registrations anew (IBV_EVENT_CLIENT_REREGISTER); it concerns ",
+            "soft0:1: the subnet manager asks for new registrations (IBV_EVENT_CLIENT_REREGISTER); it concerns ",
             "soft0:1: the link is up (IBV_EVENT_PORT_ACTIVE); it concerns ",
         ];
         assert!(lines.len() == 6 && lines.iter().zip(words).all(|(l, w)| l.contains(w)), "{lines:?}");

@@ -129,7 +129,7 @@ fn receives_fail_when_the_sender_disappears() {
         assert_eq!(rc, Success);
         drop(evil.join().unwrap());
         assert_eq!(failure(newest(), request), RemoteError);
-        assert_warned(&["evil", "is gone with receives outstanding"]);
+        assert_warned(&["evil", "was lost with receives outstanding"]);
         to.dereg();
         assert_eq!(table.close_recv(comm), Success);
         assert_eq!(table.close_listen(listen), Success);

@@ -25,10 +25,10 @@ pub(crate) fn warned(peer: &Peer, parts: &[&str]) {
 /// The last warning names the peer, and says that it exited or which rail failed and how.
 fn warned_of_death(peer: &Peer) {
     let last = warnings().pop().expect("nothing was logged");
-    let gone = ["is gone with", "did its process end?"];
+    let lost = ["was lost with", "did its process end?"];
     let failed = ["on rail ", "soft", "IBV_WC_RETRY_EXC_ERR"];
     let has = |parts: &[&str]| parts.iter().all(|part| last.contains(part));
-    assert!(has(&gone) || has(&failed), "neither {gone:?} nor {failed:?} is in {last:?}");
+    assert!(has(&lost) || has(&failed), "neither {lost:?} nor {failed:?} is in {last:?}");
     warned(peer, &[]);
 }
 
@@ -242,7 +242,7 @@ fn a_peer_killed_while_nothing_moves() {
             Some(rc).filter(|rc| *rc != Success)
         });
         assert_eq!(code, RemoteError);
-        warned(&peer, &["isend", "is gone with sends outstanding"]);
+        warned(&peer, &["isend", "was lost with sends outstanding"]);
         to.dereg();
         from.dereg();
         assert_eq!((table.close_send(there), table.close_recv(here)), (Success, Success));

@@ -93,7 +93,7 @@ fn a_registration_outlives_its_comm() {
         assert_eq!(mrs(), base + 2);
         let control = mrs();
         first.close();
-        assert!(mrs() < control, "its own memory is gone");
+        assert!(mrs() < control, "its own memory is released");
         let base = mrs() - 2;
         dereg(table, second.send, b);
         assert_eq!(mrs(), base);
@@ -284,7 +284,7 @@ fn operations_on(pairs: &[Pair], memory: &Pages, table: &'static Table) {
                 let from_mr = reg(table, pair.send, memory.addr() + from, len);
                 (from_mr, reg(table, pair.recv, memory.addr() + to, len))
             });
-            assert_eq!(made, 0, "an operation registers nothing anew");
+            assert_eq!(made, 0, "an operation registers nothing again");
             message(pair, memory, len, (from, from_mr), (to, to_mr));
             dereg(table, pair.send, from_mr);
             dereg(table, pair.recv, to_mr);
@@ -451,7 +451,7 @@ fn threads_of_several_comms_share_one_registration() {
 /// memory.
 //= memory.md: memory that was freed and mapped again is registered again
 #[test]
-fn memory_that_was_given_back_is_registered_anew() {
+fn released_memory_is_registered_again() {
     isolated(here!(), &[ONE_RAIL], || {
         let (table, pair) = (newest(), Pair::new(newest()));
         let fixed = Pages::new(8 * PAGE);

@@ -54,7 +54,7 @@ fn a_connection_is_registered_hinted_and_deregistered() {
         drop(flow);
         agent.event(&format!("deregistered {id}"));
         // The last one has ended, and the thread with it.
-        agent.event("gone");
+        agent.event("closed");
         let log = place.log();
         assert!(log.iter().all(|line| !line.0), "{log:?}");
         place.wait_line(0, false, "the agent answers");
@@ -85,7 +85,7 @@ fn connections_of_a_process_share_one_agent_connection_and_a_pair_one_slot() {
         for _ in 0..40 {
             agent.event("deregistered");
         }
-        agent.event("gone");
+        agent.event("closed");
         // A new first connection starts anew.
         let flow = place.flow(3);
         agent.event("registered");
@@ -121,12 +121,12 @@ fn a_killed_agent_leaves_its_hints_and_a_new_one_may_give_other_slots() {
     isolated(here!(), &[], || {
         let place = Place::create();
         let (agent, flow) = hinted(&place);
-        let gone = place.flow(3);
+        let closed = place.flow(3);
         agent.kill();
         place.wait_line(0, true, "agent.sock");
         // Dropped while there is no agent: no agent hears of it later.
-        let gone_id = gone.conn_id();
-        drop(gone);
+        let closed_id = closed.conn_id();
+        drop(closed);
         assert_eq!(flow.share(), 256);
         let mut agent = place.idle_agent();
         agent.tell("hints");
@@ -140,8 +140,8 @@ fn a_killed_agent_leaves_its_hints_and_a_new_one_may_give_other_slots() {
         let id = flow.conn_id();
         drop(flow);
         agent.event(&format!("deregistered {id}"));
-        agent.event("gone");
-        assert!(agent.so_far(&format!("registered {gone_id}")).is_empty());
+        agent.event("closed");
+        assert!(agent.so_far(&format!("registered {closed_id}")).is_empty());
     });
 }
 
@@ -151,19 +151,19 @@ fn a_connection_whose_end_a_killed_agent_never_confirmed_is_not_registered_again
     isolated(here!(), &[], || {
         let place = Place::create();
         let (mut agent, flow) = hinted(&place);
-        let gone = place.flow(3);
+        let closed = place.flow(3);
         agent.event("registered");
         agent.tell("mode silent");
-        let gone_id = gone.conn_id();
-        drop(gone);
-        agent.event(&format!("deregistered {gone_id}"));
+        let closed_id = closed.conn_id();
+        drop(closed);
+        agent.event(&format!("deregistered {closed_id}"));
         agent.kill();
         let mut agent = place.agent();
         assert_eq!(agent.event("registered"), format!("registered {} 10.1.0.2 0", flow.conn_id()));
         let id = flow.conn_id();
         drop(flow);
         agent.event(&format!("deregistered {id}"));
-        agent.event("gone");
+        agent.event("closed");
         assert!(agent.so_far("registered").is_empty());
     });
 }
@@ -171,7 +171,7 @@ fn a_connection_whose_end_a_killed_agent_never_confirmed_is_not_registered_again
 //= faults.md: 32: the hint file is cut, damaged, replaced or removed: the last hint stays
 //= agent.md: a damaged, missing or replaced hint file keeps the last hint
 #[test]
-fn whatever_happens_to_the_file_the_last_hint_stays_and_the_next_good_file_is_found() {
+fn a_damaged_hint_file_keeps_the_last_hint_until_a_good_file_appears() {
     isolated(here!(), &[], || {
         type Vandal = fn(&Path);
         let vandals: [(&str, Vandal); 9] = [
@@ -440,7 +440,7 @@ fn connections_that_end_while_the_agent_is_silent_end() {
         agent.tell("mode silent");
         drop(flows);
         agent.event("deregistered");
-        agent.event("gone");
+        agent.event("closed");
     });
 }
 

@@ -82,16 +82,16 @@ fn refused(path: &std::path::Path, why: &str) {
     let (table, ctx) = (newest(), init(newest()));
     let mut handle = [0; 128];
     let (_, listen) = table.listen(ctx, 0, &mut handle);
-    let told = |said: &[String]| said.iter().filter(|l| l.contains("(MPIB_STRICT=1)")).count();
+    let reported = |said: &[String]| said.iter().filter(|l| l.contains("(MPIB_STRICT=1)")).count();
     let [code, _] = both_fail(table, ctx, &mut handle, listen);
-    assert_eq!(told(&warnings()), 2, "{:?}", warnings());
+    assert_eq!(reported(&warnings()), 2, "{:?}", warnings());
     // Both ends wait for the same time from nearly the same moment. The connector either reaches
     // its limit first, or receives the refusal of the other end.
     let refused = |line: &String| line.contains("connect: ") && line.contains(" refuses: no hint");
-    let told = warnings().iter().any(refused);
+    let reported = warnings().iter().any(refused);
     assert_eq!(
         code,
-        if told { RemoteError } else { InvalidUsage },
+        if reported { RemoteError } else { InvalidUsage },
         "ncclRemoteError where the other end was first, else ncclInvalidUsage"
     );
     let said = take_warnings();

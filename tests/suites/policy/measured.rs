@@ -204,7 +204,7 @@ fn connections_use_drained_ports_if_there_is_no_other() {
 /// A rail that fails carries nothing. When it returns it is another one.
 //= measured-split.md: a rail that returns is measured anew
 #[test]
-fn a_rail_that_returns_is_measured_anew() {
+fn a_rail_that_returns_is_measured_again() {
     on_rails(here!(), &[40, 10], &[], |rig| {
         until_parts(rig, &[80.0, 20.0]);
         softverbs::set_link("r1", false).unwrap();

@@ -187,11 +187,11 @@ fn timeouts_and_retries_out_of_bounds_are_cut_or_refused() {
     isolated(here!(), &env, || {
         let ctx = init(newest());
         let lines = take_warnings();
-        let told = [
+        let reported = [
             "NCCL_IB_TIMEOUT=\"0\": expected a whole number from 1 to 31, or unset; 31 is used",
             "NCCL_IB_RETRY_CNT=\"13\": expected a whole number from 0 to 7, or unset; 7 is used",
         ];
-        assert_eq!(lines, told.map(|t| format!("NET/MPIB : {t}")));
+        assert_eq!(lines, reported.map(|t| format!("NET/MPIB : {t}")));
         let pair = connect(newest(), ctx, 0);
         let used: Vec<_> = softverbs::qp_attributes().iter().map(|qp| (qp.timeout, qp.retry_cnt)).collect();
         assert!(!used.is_empty() && used.iter().all(|qp| *qp == (31, 7)), "{used:?}");
@@ -417,7 +417,7 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
         TABLES.iter().for_each(|table| assert_eq!(table.init().0, Success));
         let log: Vec<String> = LOG.lock().unwrap().iter().map(|(_, text)| text.clone()).collect();
         let lines = take_warnings();
-        let told = [
+        let reported = [
             "MPIB_SUPSHARE=\"512\" has no effect: there is no such setting; the nearest name is MPIB_SUP_SHARE",
             "NCCL_IB_HAC=\"soft1\" has no effect: neither NCCL 2.32 nor this plugin knows it; the nearest name is NCCL_IB_HCA",
             "NCCL_IB_OOO_RQ=\"1\" has no effect on this plugin: queue pairs are made without mlx5's out-of-order delivery",
@@ -425,7 +425,7 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
             "MPIB_BDP_THRESHOLD=65536 has no effect: it is for two rails, and MPIB_HCA_SOUT and MPIB_HCA_SUP are not set",
             "MPIB_SOUT_QP=4 has no effect: it is for two rails, and MPIB_HCA_SOUT and MPIB_HCA_SUP are not set",
         ];
-        assert_eq!(lines, told.map(|t| format!("NET/MPIB : {t}")));
+        assert_eq!(lines, reported.map(|t| format!("NET/MPIB : {t}")));
         let log = log.join("\n");
         assert!(
             log.contains("NCCL_IB_DISABLE=\"1\" has no effect on this plugin: it turns NCCL's own")

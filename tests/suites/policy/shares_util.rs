@@ -41,9 +41,9 @@ pub(crate) fn by_the_rule(sends: &[(usize, u16)], cts: bool) -> [Carried; 2] {
     let len: usize = sends.iter().map(|s| s.0).sum();
     let sup: usize = sends.iter().map(|(len, share)| sup_part(*len, *share)).sum();
     let active = [sup < len || len == 0, sup > 0];
-    let told = sends.len() == 1 && (len < 2 << 20 || len.is_multiple_of(128));
+    let exact = sends.len() == 1 && (len < 2 << 20 || len.is_multiple_of(128));
     let mut bytes = [len - sup, sup];
-    if !told {
+    if !exact {
         bytes[usize::from(!active[0])] += 64;
     }
     if cts {

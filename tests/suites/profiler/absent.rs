@@ -29,22 +29,22 @@ fn operations_are_reported_seldom_until_a_profiler_takes_events_and_always_from_
         FIRST.set(Mood::Leaves);
         let ctx = init(newest());
         let pair = connect(newest(), ctx, 0);
-        let told: Vec<_> = (0..320).map(|i| message(&pair, i)).collect();
+        let events: Vec<_> = (0..320).map(|i| message(&pair, i)).collect();
         for end in 0..2 {
-            let of = |range: std::ops::Range<usize>| told[range].iter().filter(|t| t[end] > 0).count();
-            assert_eq!((of(0..64), of(64..320)), (64, 256 / 32), "end {end}: {told:?}");
+            let of = |range: std::ops::Range<usize>| events[range].iter().filter(|t| t[end] > 0).count();
+            assert_eq!((of(0..64), of(64..320)), (64, 256 / 32), "end {end}: {events:?}");
         }
         FIRST.set(Mood::Takes);
-        let told: Vec<_> = (0..100).map(|i| message(&pair, i)).collect();
-        let noticed = told.iter().position(|t| t.iter().any(|n| *n > 0)).unwrap();
-        assert!(noticed < 32, "{told:?}");
-        assert!(told[noticed + 1..].iter().all(|t| t.iter().all(|n| *n > 0)), "{told:?}");
+        let events: Vec<_> = (0..100).map(|i| message(&pair, i)).collect();
+        let noticed = events.iter().position(|t| t.iter().any(|n| *n > 0)).unwrap();
+        assert!(noticed < 32, "{events:?}");
+        assert!(events[noticed + 1..].iter().all(|t| t.iter().all(|n| *n > 0)), "{events:?}");
         // Another connection's too, and its first.
         let other = connect(newest(), ctx, 0);
         assert!(message(&other, 1).iter().all(|n| *n > 0));
         FIRST.set(Mood::Leaves);
-        let told: Vec<_> = (0..100).map(|i| message(&other, i)).collect();
-        assert!(told.iter().all(|t| t.iter().all(|n| *n > 0)), "a profiler that pauses is still there");
+        let events: Vec<_> = (0..100).map(|i| message(&other, i)).collect();
+        assert!(events.iter().all(|t| t.iter().all(|n| *n > 0)), "a profiler that pauses is still there");
         FIRST.set(Mood::Takes);
         other.close();
         pair.close();

@@ -237,7 +237,7 @@ fn a_profiler_that_fails_stops_no_data() {
 }
 
 /// One message; which profilers got events.
-fn told_to(pair: &Pair) -> [usize; 2] {
+fn calls_during(pair: &Pair) -> [usize; 2] {
     let before = [FIRST.calls(), SECOND.calls()];
     FIRST.handles();
     pair.message(5000, 5000, 1);
@@ -258,10 +258,10 @@ fn each_communicator_has_its_own_profiler() {
             let a = made(table(version), Some(first));
             let b = made(table(version), Some(second));
             let c = made(table(version), None);
-            assert_eq!([&a, &b, &c].map(|(_, pair)| told_to(pair)), [[8, 0], [0, 8], [0, 0]]);
+            assert_eq!([&a, &b, &c].map(|(_, pair)| calls_during(pair)), [[8, 0], [0, 8], [0, 0]]);
             // Events of a later connection of the context go to the same callback.
             let again = connect(table(version), a.0, 0);
-            assert_eq!(told_to(&again), [8, 0]);
+            assert_eq!(calls_during(&again), [8, 0]);
             again.close();
             for (ctx, pair) in [a, b, c] {
                 pair.close();
@@ -272,9 +272,9 @@ fn each_communicator_has_its_own_profiler() {
         // latest one, because an earlier one may belong to a library that was unloaded.
         let a = made(table(10), Some(first));
         let b = made(table(10), Some(second));
-        assert_eq!([told_to(&a.1), told_to(&b.1)], [[8, 0], [0, 8]]);
+        assert_eq!([calls_during(&a.1), calls_during(&b.1)], [[8, 0], [0, 8]]);
         let c = made(table(10), None);
-        assert_eq!(told_to(&c.1), [0, 0]);
+        assert_eq!(calls_during(&c.1), [0, 0]);
         [a, b, c].into_iter().for_each(|(_, pair)| pair.close());
     });
 }

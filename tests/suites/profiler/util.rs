@@ -46,7 +46,7 @@ pub(crate) struct Rig {
 }
 
 /// Of each send or receive of a group.
-pub(crate) type Told = Vec<Vec<Event>>;
+pub(crate) type EventsByHandle = Vec<Vec<Event>>;
 
 impl Rig {
     pub(crate) fn new(pair: Pair) -> Self {
@@ -56,7 +56,7 @@ impl Rig {
 
     /// One group of messages, sent last first. The events of the sends and the receives, which
     /// is over when NCCL learns that they are done.
-    pub(crate) fn exchange(&mut self, lens: &[usize]) -> (Told, Told) {
+    pub(crate) fn exchange(&mut self, lens: &[usize]) -> (EventsByHandle, EventsByHandle) {
         let place = |i: usize| lens[..i].iter().sum::<usize>();
         self.to.bytes.fill(0xEE);
         let (pair, to, from) = (&self.pair, &self.to, &self.from);
@@ -138,8 +138,8 @@ pub(crate) fn judge(rig: &mut Rig, rails: &Rails, lens: &[usize]) {
     }
     // Those that wrote an immediate, no others.
     let signalled = |device: usize| {
-        let told = after[device].iter().zip(&before[device]).filter(|(a, b)| a.1 > b.1);
-        told.map(move |(a, _)| (device as c_int, a.0))
+        let called = after[device].iter().zip(&before[device]).filter(|(a, b)| a.1 > b.1);
+        called.map(move |(a, _)| (device as c_int, a.0))
     };
     assert_eq!(using, (0..rails.names.len()).flat_map(signalled).collect(), "{what}");
 

@@ -71,17 +71,17 @@ fn one_rail_of_four_queue_pairs_is_striped() {
             (8 * MIB, vec![1; 4]),
         ] {
             let mut bytes = 0;
-            let told = during(1, || {
+            let events = during(1, || {
                 let before = carried(1)[0].bytes;
                 rig.exchange(&[len]);
                 bytes = carried(1)[0].bytes - before;
             });
-            assert_eq!(told, [expected], "{len} bytes");
+            assert_eq!(events, [expected], "{len} bytes");
             let record = if len == MIB + 1 { 64 } else { 0 };
             assert_eq!(bytes, len as u64 + 64 + record, "{len} bytes: payload, CTS entry, record");
         }
-        let told = during(1, || rig.exchange(&[4096, 100, 0, 65_537, 1, 512, 127, 128]));
-        assert_eq!(told, [[1; 4]], "one for the whole group on each");
+        let events = during(1, || rig.exchange(&[4096, 100, 0, 65_537, 1, 512, 127, 128]));
+        assert_eq!(events, [[1; 4]], "one for the whole group on each");
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
         assert_eq!(take_warnings(), Vec::<String>::new());
@@ -95,11 +95,11 @@ fn messages_alternate_between_plain_queue_pairs() {
     on_rails(here!(), 2, "3", "0", || {
         let (ctx, dev) = newest_device(2);
         let mut rig = Rig::new(table(12), ctx, dev, MIB);
-        let told = during(2, || (0..30).for_each(|_| rig.exchange(&[100_000])));
-        assert_eq!(told, [[10; 3], [10; 3]]);
+        let events = during(2, || (0..30).for_each(|_| rig.exchange(&[100_000])));
+        assert_eq!(events, [[10; 3], [10; 3]]);
         // Each message once on each rail.
-        let told = during(2, || rig.exchange(&[100_000]));
-        assert_eq!(told, [[1], [1]]);
+        let events = during(2, || rig.exchange(&[100_000]));
+        assert_eq!(events, [[1], [1]]);
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });
@@ -114,7 +114,7 @@ fn several_rails_are_striped_by_their_speeds() {
         let mut rig = Rig::new(table(12), ctx, dev, 8 * MIB);
         for len in [0, 1, 4096, 100_000, MIB, 8 * MIB] {
             let mut bytes = Vec::new();
-            let told = during(4, || {
+            let events = during(4, || {
                 let before = carried(4);
                 rig.exchange(&[len]);
                 bytes = carried(4).iter().zip(before).map(|(a, b)| a.bytes - b.bytes).collect();
@@ -128,7 +128,7 @@ fn several_rails_are_striped_by_their_speeds() {
             if len == 0 {
                 active[0] = vec![1];
             }
-            assert_eq!(told, active, "{len} bytes");
+            assert_eq!(events, active, "{len} bytes");
         }
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
@@ -295,8 +295,8 @@ fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
         let lines = take_warnings();
         let lost = lines.iter().filter(|l| l.contains("r0:1") && l.contains("goes on with r1:1 alone"));
         assert_eq!(lost.count(), 2, "{lines:?}");
-        let told = during(2, || rig.exchange(&[MIB]));
-        assert!(told[0].is_empty() && told[1].len() >= 2, "{told:?}");
+        let events = during(2, || rig.exchange(&[MIB]));
+        assert!(events[0].is_empty() && events[1].len() >= 2, "{events:?}");
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });

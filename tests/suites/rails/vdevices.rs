@@ -74,12 +74,12 @@ fn the_same_request_gives_the_same_device() {
         assert_eq!(count(), 9);
         // One line for each that was made, and none for one that was there.
         let log = LOG.lock().unwrap();
-        let told: Vec<_> =
+        let reported: Vec<_> =
             log.iter().filter(|(_, l)| l.contains("made of [")).map(|(_, l)| l.clone()).collect();
-        assert_eq!(told.len(), 5, "{told:?}");
+        assert_eq!(reported.len(), 5, "{reported:?}");
         assert!(
-            told[0].contains("device 4 made of [0, 1]: r0+r1 (r0:1 Ethernet 100000 Mb/s + r1:1"),
-            "{told:?}"
+            reported[0].contains("device 4 made of [0, 1]: r0+r1 (r0:1 Ethernet 100000 Mb/s + r1:1"),
+            "{reported:?}"
         );
         drop(log);
         assert_eq!(table(12).finalize(ctx), Success);

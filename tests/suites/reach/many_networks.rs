@@ -89,16 +89,16 @@ fn twenty_adapters_meet_each_its_own() {
         let left_out = |said: &[(i32, String)]| {
             said.iter().filter(|l| l.1.contains("more addresses than a handle holds")).count()
         };
-        let mut told = 0;
+        let mut reported = 0;
         for i in 0..20 {
             let (name, by, at) = (format!("mlx5_{i}"), format!("10.0.{i}.1"), format!("10.0.{i}.2"));
             let said = net.connect(("a", i), ("b", i));
             net.said_route(&said, ("a", &name, &by), ("b", &name, &at));
-            told += left_out(&said[1]);
+            reported += left_out(&said[1]);
             let [sent, received] = net.message("a", "b", 70_000);
             assert_eq!([sent, received].map(|c| c.into_keys().collect::<Vec<_>>()), [[name.clone()], [name]]);
         }
-        assert_eq!(told, 1, "once");
+        assert_eq!(reported, 1, "once");
         net.exchange(10_000);
         net.finish();
     });
@@ -203,7 +203,7 @@ fn an_address_that_is_removed_between_listen_and_connect_is_not_used() {
 /// As after a flap of the link: the same addresses, at other places of both tables.
 //= reach.md: each connection reads the GID tables anew
 #[test]
-fn a_table_that_is_numbered_anew_between_two_connections_does_no_harm() {
+fn a_renumbered_gid_table_between_two_connections_is_harmless() {
     on_hosts(here!(), &[], || {
         let mut net = Reach::up(Setup { topology: two(), env: SHORT.to_vec(), ..Setup::default() });
         let ends = (("a", "mlx5_0", "10.0.0.1"), ("b", "mlx5_0", "10.0.0.2"));

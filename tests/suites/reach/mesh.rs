@@ -51,13 +51,13 @@ fn a_substituted_adapter_is_reported_once_and_refused_with_strict() {
     on_hosts(here!(), &[], || {
         let env_of = vec![("c", "MPIB_ROUTE", "strict")];
         let mut net = Reach::up(Setup { topology: triangle(), env_of, ..Setup::default() });
-        let told = |said: &[(i32, String)]| {
+        let reported = |said: &[(i32, String)]| {
             said.iter().filter(|l| l.1.contains("and not as NCCL requested")).count()
         };
         let said = net.connect(("a", 0), ("b", 1));
-        assert_eq!([told(&said[0]), told(&said[1])], [1, 1], "{said:?}");
+        assert_eq!([reported(&said[0]), reported(&said[1])], [1, 1], "{said:?}");
         let again = net.connect(("a", 0), ("b", 1));
-        assert_eq!([told(&again[0]), told(&again[1])], [0, 0], "{again:?}");
+        assert_eq!([reported(&again[0]), reported(&again[1])], [0, 0], "{again:?}");
         // Both ends must have it alike.
         let parts = ["settings that must be equal at both ends differ", "MPIB_ROUTE"];
         net.refused(("a", 0), ("c", 0), InvalidUsage, &parts);

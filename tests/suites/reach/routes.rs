@@ -86,7 +86,7 @@ fn a_triangle_uses_its_cables_with_no_variable_set() {
         let hosts = Hosts::up(triangle());
         let mut peers = TRIANGLE.map(|(host, devices)| start(&hosts, host, devices, &[]));
         let mut elsewhere = [0; 3];
-        let mut told = [[[false; 2]; 3]; 3];
+        let mut reported = [[[false; 2]; 3]; 3];
         for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)] {
             for devs in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                 let [x, y] = peers.get_disjoint_mut([from, to]).unwrap();
@@ -99,7 +99,7 @@ fn a_triangle_uses_its_cables_with_no_variable_set() {
                     assert!(lines.iter().all(|line| line.0 != WARN), "{lines:?}");
                     elsewhere[at] += u32::from(dev != nic);
                     // Once for each device and host.
-                    let first = dev != nic && !std::mem::replace(&mut told[at][other][dev], true);
+                    let first = dev != nic && !std::mem::replace(&mut reported[at][other][dev], true);
                     let lines = instead(lines);
                     assert_eq!(lines.len(), usize::from(first), "{at} to {other}, device {dev}: {lines:?}");
                     for line in lines {

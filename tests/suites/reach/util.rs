@@ -243,8 +243,8 @@ impl Reach {
         let ends = [("sending to", ours, by, at), ("receiving from", theirs, at, by)];
         for (said, (verb, rail, here, there)) in said.iter().zip(ends) {
             let part = format!("rails {rail}:1 from {here} to {there} (RoCE v2)");
-            let told = |l: &&(i32, String)| l.0 == INFO && l.1.contains(verb) && l.1.ends_with(&part);
-            assert!(said.iter().any(|l| told(&l)), "{from} to {to}: {part}: {said:?}");
+            let reported = |l: &&(i32, String)| l.0 == INFO && l.1.contains(verb) && l.1.ends_with(&part);
+            assert!(said.iter().any(|l| reported(&l)), "{from} to {to}: {part}: {said:?}");
         }
         quiet(said);
     }

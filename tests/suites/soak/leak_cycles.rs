@@ -86,7 +86,7 @@ fn thousands_of_connections_leave_nothing() {
         // Closed channels linger until each end has read the other's BYE; no descriptor of the
         // warm-up is kept.
         let before =
-            until("the closed channels to be gone", || Some(held()).filter(|h| h.descriptors == idle));
+            until("the closed channels to be freed", || Some(held()).filter(|h| h.descriptors == idle));
         let memory = kept();
         cycles(CYCLES);
         let after = until("what the connections took to be given back", || {

@@ -265,7 +265,7 @@ fn soak(seconds: u64) {
     let idle = Held::idle();
     let flapping = flaps().then(|| Flapping::new(seed, seconds));
     let mut soak = Soak { flapping, seed, rng, place, agent, side, idle, peer, hints: 0 };
-    let (start, mut told) = (Instant::now(), 0);
+    let (start, mut printed) = (Instant::now(), 0);
     let (mut before, mut after, mut round) = (None, None, 0);
     while start.elapsed().as_secs() < seconds || round <= WARM_UP {
         round += 1;
@@ -274,8 +274,8 @@ fn soak(seconds: u64) {
             before = Some(answers);
         }
         let now = start.elapsed().as_secs();
-        if now >= told + 10 {
-            told = now;
+        if now >= printed + 10 {
+            printed = now;
             eprintln!("soak: {}", report(now, seconds, round, &soak, &answers));
         }
         after = Some(answers);

@@ -272,7 +272,7 @@ fn a_connection_whose_peer_died_shows_failed_and_why_until_it_is_closed() {
         let failed = reader.one("recv");
         assert_eq!((failed.text("state"), failed.number("errors")), ("failed", 1));
         let reason = failed.text("reason");
-        assert!(reason.contains("is gone") && said.contains(reason), "{reason:?}, {said:?}");
+        assert!(reason.contains("was lost") && said.contains(reason), "{reason:?}, {said:?}");
         assert_eq!((failed.number("requests"), failed.number("done")), (1, 0));
         assert_eq!(reader.one("send").text("state"), "open", "the other one was not used since");
         room.dereg();

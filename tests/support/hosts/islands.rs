@@ -123,10 +123,10 @@ impl Islands {
             let said = log(peer);
             // The control connection keeps to SOUT.
             let (addr, _) = self.hosts.addr(NAMES[other], "sout");
-            let told = |line: &(i32, String)| {
+            let reported = |line: &(i32, String)| {
                 line.0 == INFO && line.1.contains(&format!("{verb} {addr}:")) && line.1.contains(class.name)
             };
-            assert!(said.iter().any(told), "{what} as {class:?}: {said:?}");
+            assert!(said.iter().any(reported), "{what} as {class:?}: {said:?}");
             assert!(said.iter().all(|line| line.0 != WARN), "{what}: {said:?}");
         }
     }

@@ -328,8 +328,8 @@ mod tests {
         let texts: Vec<String> =
             handle.read(Agent::snapshot).events.into_iter().map(|event| event.text).collect();
         assert_eq!(texts.iter().filter(|text| text.contains("is down")).count(), NOTES);
-        let told = texts.iter().filter(|text| text.contains("the others are not logged"));
-        assert_eq!(told.count(), 1, "{texts:?}");
+        let reported = texts.iter().filter(|text| text.contains("the others are not logged"));
+        assert_eq!(reported.count(), 1, "{texts:?}");
     }
 
     /// An hour is never waited for: the reading comes for the change of the rail alone.

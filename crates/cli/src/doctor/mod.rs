@@ -244,14 +244,14 @@ fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure
         let root = Path::new("/");
         softverbs = found.softverbs;
         checks.extend(system::checks(root, found.softverbs, found.report.as_ref()));
-        if let Some(told) = &found.report {
-            checks.extend(told.checks.iter().cloned());
-            checks.extend(pcie::checks(&told.ports));
-            checks.extend(functions::checks(root, &told.ports));
+        if let Some(report) = &found.report {
+            checks.extend(report.checks.iter().cloned());
+            checks.extend(pcie::checks(&report.ports));
+            checks.extend(functions::checks(root, &report.ports));
             checks.extend(memory::checks(root, cfg!(target_arch = "aarch64")));
             let release = nccl.as_ref().and_then(loader::Nccl::release);
-            checks.push(windows::check(release, &told.ports, |name| std::env::var(name).ok()));
-            checks.extend(agent::checks(told));
+            checks.push(windows::check(release, &report.ports, |name| std::env::var(name).ok()));
+            checks.extend(agent::checks(report));
         }
         if found.report.is_none() && found.checks.iter().any(|check| check.level == Level::Fail) {
             // The tables of a file that does not load are of no use.

@@ -140,7 +140,7 @@ mod tests {
 
     //= doctor.md: missing modules and device files are reported cause first
     #[test]
-    fn what_is_missing_is_told_in_the_order_of_its_cause() {
+    fn missing_parts_of_the_system_are_reported_by_first_cause() {
         let none = checks_below(&[], false);
         assert_eq!((none.len(), none[0].1), (1, Level::Fail));
         assert!(none[0].2.contains("no RDMA adapter"), "{none:?}");

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_in_order_and_a_closed_end_is_told() {
+    fn messages_arrive_in_order_and_a_closed_end_is_an_error() {
         let (mut a, mut b) = pair();
         assert!(!b.readable());
         a.send(&"one").unwrap();

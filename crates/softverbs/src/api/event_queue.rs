@@ -89,7 +89,7 @@ mod tests {
     /// Otherwise an object could be destroyed between the removal of its event and the count of
     /// events that its destruction waits for.
     #[test]
-    fn an_item_is_counted_before_others_see_that_it_is_gone() {
+    fn an_item_is_counted_before_others_see_its_removal() {
         let queue = EventQueue::new().unwrap();
         queue.push(7);
         let counted = std::cell::Cell::new(false);

@@ -151,8 +151,8 @@ fn the_wait_for_the_first_call_of_accept_has_no_end() {
         let found = connector.actions();
         assert!(matches!(&found[..], [Action::Warn(text)] if *text == expected), "{found:?}");
     }
-    connector.machine.on_lost(Error::Peer("gone".into()));
-    assert_eq!(connector.failure(), "gone");
+    connector.machine.on_lost(Error::Peer("ended".into()));
+    assert_eq!(connector.failure(), "ended");
 }
 
 /// Connecting has its own limit. The time of the first step begins behind it.
@@ -233,18 +233,18 @@ fn a_peer_that_is_lost_before_the_first_hint_is_named() {
     };
     let refuse = || Message::Refuse { reason: "no wish to".into() };
     for (peer_ready, refused, lost) in [
-        (false, "node7 refuses: no wish to", "gone"),
+        (false, "node7 refuses: no wish to", "ended"),
         (
             true,
             "node7 gave the connection up: no wish to",
-            "node7 is gone with the rest of the handshake outstanding: gone",
+            "lost the connection to node7 during the handshake: ended",
         ),
     ] {
         let mut connector = waiting(peer_ready);
         connector.receive(refuse());
         assert_eq!(connector.failure(), refused);
         let mut connector = waiting(peer_ready);
-        connector.machine.on_lost(Error::Peer("gone".into()));
+        connector.machine.on_lost(Error::Peer("ended".into()));
         assert_eq!(connector.failure(), lost);
     }
     // The agent's time is up, and the driver gives the reason.
@@ -327,7 +327,7 @@ fn refuse_ends_every_stage() {
         assert_eq!(connector.failure(), "node7 refuses: no wish to", "after {n} steps");
         connector.receive(Message::Ready);
         connector.done(Outcome::Hinted);
-        connector.machine.on_lost(Error::Peer("gone".into()));
+        connector.machine.on_lost(Error::Peer("ended".into()));
         connector.pass(SECOND);
         assert!(connector.actions().is_empty());
     }

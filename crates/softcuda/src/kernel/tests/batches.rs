@@ -297,7 +297,7 @@ fn arguments(launch: &mut Launch) -> &mut [u8] {
 }
 
 #[test]
-fn whatever_is_unknown_has_its_name() {
+fn unknown_kernels_and_functions_are_named() {
     let unknown_kernel = error(|_, launch| launch.kernel = "_Z22ncclSymkDevKernel_Other".into());
     assert_eq!(unknown_kernel, "kernel _Z22ncclSymkDevKernel_Other is unknown");
     let unknown_function = error(|fields, launch| {

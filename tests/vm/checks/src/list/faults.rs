@@ -182,7 +182,7 @@ pub(crate) fn dead_at_connect(world: &World) -> Outcome {
 /// Without failover, the link of one host goes down during a transfer: first the sender's, which sees this on its
 /// port, then the receiver's.
 pub(crate) fn down_in_transfer(world: &World) -> Outcome {
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for host in [0, 1] {
         let mut pair = Pair::connected(world, 12, &[HALF, SOON, SOME, FIXED])?;
         pair.stream()?;
@@ -190,11 +190,11 @@ pub(crate) fn down_in_transfer(world: &World) -> Outcome {
         if host == 0 && !said.contains("sup:1 now: the port is not active") {
             return Err(format!("the sender was to name its own port, but: {said}"));
         }
-        told.push(format!("link of host{} down: {said}", host + 1));
+        reported.push(format!("link of host{} down: {said}", host + 1));
         pair.close()?;
     }
     again(world)?;
-    Ok(told.join("; "))
+    Ok(reported.join("; "))
 }
 
 /// Without failover, SUP's wire drops all packets during a transfer.
