@@ -44,6 +44,10 @@ test-providers: setup-test ## Run suites of the plugin's tests on adapters with 
 		$(cargo) test --locked --workspace $(addprefix --test ,$(or $(SUITES),data memory failover)); \
 	done
 
+.PHONY: test-quick
+test-quick: setup ## While you write: unit tests of all libraries, and the suites data, connect and layers
+	@scripts/test.sh --workspace --lib --test data --test connect --test layers
+
 .PHONY: faults
 faults: setup-test ## Let rails die at every work request of each kind of traffic, and count the faults
 	@export FAULT_POINTS=all; $(cargo) test --locked --workspace --test failover -- --nocapture 2>&1 | awk '/ fault points$$/ { sub(/.* \.\.\. /, ""); print; n += $$(NF - 2) } /^test result: |FAILED|panicked/ { print } END { print n " fault points in all" }'

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 /// Without the watchdog's pings, which would be among the work requests that tests count: on a loaded
-/// machine a process may wait for longer than a stall lasts.
+/// machine rails are late.
 pub const NO_PINGS: (&str, &str) = ("MPIB_STALL_MS", "0");
 
 /// The MPIB profile: two rails behind one device.
