@@ -55,27 +55,6 @@ extern "C" fn enter() {
     limit_descriptors();
 }
 
-/// For the top of a test program whose tests wait more than they compute: twice as many of them run
-/// at a time as there are processors, unless the caller chooses.
-#[macro_export]
-macro_rules! tests_mostly_wait {
-    () => {
-        #[used]
-        #[unsafe(link_section = ".init_array")]
-        static MORE_TESTS_AT_A_TIME: extern "C" fn() = $crate::run_more_tests_at_a_time;
-    };
-}
-
-/// See [`tests_mostly_wait`]. Runs before `main`.
-#[doc(hidden)]
-pub extern "C" fn run_more_tests_at_a_time() {
-    let (name, processors) = ("RUST_TEST_THREADS", std::thread::available_parallelism());
-    if let (None, Ok(n)) = (env::var_os(name), processors) {
-        // SAFETY: this runs before `main`, so the process has one thread.
-        unsafe { env::set_var(name, (2 * n.get()).to_string()) };
-    }
-}
-
 /// Sets the soft limit, where the hard one allows it.
 fn limit_descriptors() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

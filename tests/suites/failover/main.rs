@@ -1,7 +1,5 @@
 //! Rails that die under a connection: it goes on over the others, and every byte arrives once.
 
-mpib_test_env::tests_mostly_wait!();
-
 mod busy;
 mod failback;
 mod kinds;
