@@ -4,8 +4,9 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use super::filter::{Family, HcaName, NotOfThisForm, of_port, per_port, write_list};
+use super::filter::{Family, HcaName, of_port, per_port, write_list};
 use super::form::{Described, number};
+use super::items::NotOfThisForm;
 
 /// `NCCL_IB_GID_INDEX`
 #[derive(Debug, Clone, PartialEq, Eq)]

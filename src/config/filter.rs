@@ -3,46 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::form::{Described, number, shown};
+use super::form::{Described, number};
+use super::items::{NotOfThisForm, items, shown};
 
 /// Planes are below it: NCCL marks the planes of fused devices with this bit.
 pub const PLANE_END: i16 = 1 << 14;
-
-/// The text is not of the form. The caller describes the form.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NotOfThisForm {
-    /// What is wrong with which item of a list.
-    pub item: Option<String>,
-}
-
-impl From<()> for NotOfThisForm {
-    fn from((): ()) -> Self {
-        Self::default()
-    }
-}
-
-impl NotOfThisForm {
-    /// Names the item of a list that does not fit.
-    fn of(item: &str) -> Self {
-        Self { item: Some(format!("its item {} does not fit", shown(item))) }
-    }
-}
-
-/// Returns the items of a list. Empty ones are skipped, as NCCL does it: scripts that join names
-/// leave commas at the ends.
-///
-/// # Errors
-/// The list has no item.
-fn items(list: &str) -> Result<Vec<&str>, NotOfThisForm> {
-    let items: Vec<&str> = list.split(',').map(str::trim).filter(|item| !item.is_empty()).collect();
-    if items.is_empty() { Err(NotOfThisForm { item: Some("it has no item".into()) }) } else { Ok(items) }
-}
-
-/// Whether a list has empty items, which are skipped.
-pub(super) fn has_empty_items(list: &str) -> bool {
-    let list = list.trim_start_matches(['^', '=']);
-    list.split(',').any(|item| item.trim().is_empty())
-}
 
 /// An HCA, or one port of an HCA.
 #[derive(Debug, Clone, PartialEq, Eq)]

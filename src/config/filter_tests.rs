@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::items::has_empty_items;
 
 //= configuration.md: NCCL_IB_HCA
 #[test]

@@ -7,21 +7,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::filter::{self, NotOfThisForm};
+use super::items::{self, NotOfThisForm, shown};
 use crate::error::BadSetting;
 use crate::proto::{Mode, RoutePolicy};
-
-/// Most characters of a value that an error repeats.
-const SHOWN: usize = 120;
-
-/// Quotes a value, and cuts a long one.
-pub(super) fn shown(text: &str) -> String {
-    let mut found: String = text.chars().take(SHOWN).collect();
-    if found.len() < text.len() {
-        found.push('…');
-    }
-    format!("{found:?}")
-}
 
 /// The form of one setting.
 pub(super) trait Form {
@@ -60,7 +48,7 @@ pub(super) fn parse<F: Form>(form: &F, variable: &'static str, text: &OsStr) -> 
 
 /// Whether the value is a list with empty items, which are skipped.
 pub(super) fn has_empty_items<F: Form>(form: &F, text: &OsStr) -> bool {
-    form.is_list() && text.to_str().is_some_and(filter::has_empty_items)
+    form.is_list() && text.to_str().is_some_and(items::has_empty_items)
 }
 
 /// Returns the value that is used for a text that does not parse, and how a warning names it.

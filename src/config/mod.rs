@@ -10,6 +10,7 @@ mod contradictions;
 mod failover;
 mod filter;
 mod form;
+mod items;
 mod profile;
 mod retries;
 mod split_by;

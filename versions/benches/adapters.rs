@@ -90,7 +90,7 @@ fn main() {
     });
     let mut sizes = Sizes::IGNORED;
     let direct_test = time(|| {
-        match Least::test(black_box(&comm.0), &mut sizes) {
+        match Least::test(black_box(&*comm.0[0]), &mut sizes) {
             Ok(true) => done = 1,
             other => panic!("{other:?}"),
         }

@@ -515,8 +515,10 @@ fn a_partition_of_no_port_is_a_failure_with_a_remedy() {
             );
         }
     }
-    let found =
-        doctor("a:link=ib,lid=3,pkey=0xffff+0x5;b:link=ib,lid=4,pkey=0xffff", &[("NCCL_IB_PKEY_VALUE", "5")]);
+    let found = doctor(
+        "a:link=ib,lid=3,pkey=0xffff+0x8005;b:link=ib,lid=4,pkey=0xffff",
+        &[("NCCL_IB_PKEY_VALUE", "5")],
+    );
     found.usable_with(&["ports"]);
     found.says("ports", "warn", &["b:1 (NCCL_IB_PKEY_VALUE=0x0005", "subnet manager"]);
 }

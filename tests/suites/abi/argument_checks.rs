@@ -131,7 +131,7 @@ fn a_request_ends_with_its_comm() {
         let done = pair.irecv(&[(to.addr(), 1000, 2, to.mr)]);
         let sent = pair.isend(from.addr(), 1000, 2, from.mr);
         let in_flight = pair.irecv(&[(to.addr(), 1000, 3, to.mr)]);
-        assert_eq!(table.test(in_flight).1, false);
+        assert!(!table.test(in_flight).1);
         to.dereg();
         from.dereg();
         pair.close();

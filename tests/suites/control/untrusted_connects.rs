@@ -93,7 +93,7 @@ fn strangers_keep_nobody_out() {
     with_listener(here!(), &[], |table, listen, handle| {
         let whole = right_hello(&handle, 1, |_| ());
         let [mut wrong_id, mut wrong_tag] = [whole.clone(), whole.clone()];
-        wrong_id[12] ^= 1;
+        wrong_id[HELLO_PREFIX_BYTES - TAG_BYTES - 20] ^= 1;
         wrong_tag[HELLO_PREFIX_BYTES - 1] ^= 1;
         let all = |sayings: &[&[u8]]| -> Vec<TcpStream> {
             sayings.iter().map(|bytes| stranger(&handle, bytes)).collect()
@@ -216,7 +216,7 @@ fn misled_connectors_fail_alone() {
         until("the count", || (forged() == 1).then_some(()));
         let before = warnings().len();
         all.push(stranger(&handle, &other_version));
-        expect("version 77", before);
+        expect("protocol 77", before);
         // One that has but one of the rails is no failure. Beside it, as it stays silent, others'
         // failures are lines alone.
         all.push(peer(&handle, 13, &right_hello(&handle, 13, |h| h.rails.truncate(1))).stream);

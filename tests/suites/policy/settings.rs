@@ -72,8 +72,6 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
             "=",
             "^=",
             ",",
-            "a,",
-            "a,,b",
             "a b",
             "a:",
             "a:0",
@@ -95,7 +93,6 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
             "a:x",
             "a:-1",
             "a:1.5",
-            "a:1,",
             "a:1,a:2",
             "a:100000001",
             "a:1:2:3",
@@ -103,7 +100,7 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
             HUGE,
         ]),
         _ if form.starts_with("`[^][=]interface,…`") => {
-            own(&["^", "=", ",", "a,", "a,,b", "a b", "=^a", "a/b", &"n".repeat(64)])
+            own(&["^", "=", ",", "a b", "=^a", "a/b", &"n".repeat(64)])
         }
         _ if form.starts_with("an absolute path of a file, at most ") => {
             let limit: usize = form.split(' ').rev().nth(1).unwrap().parse().unwrap();
@@ -146,7 +143,10 @@ fn refused(table: &Table, variable: &str, value: &OsStr, form: &str) {
     // The log shows no sign that could end or change a line.
     let printable = |text: String| nccl_net_mpib::proto::printable(&text).to_string();
     let expected = printable(format!("NET/MPIB : init: {variable}={found:?}: expected {form}, or unset"));
-    assert_eq!(*line, expected, "v{version}");
+    // A list's error names the item.
+    let rest =
+        line.strip_prefix(&expected).unwrap_or_else(|| panic!("v{version} {variable}={value:?}: {line}"));
+    assert!(rest.is_empty() || rest.starts_with("; it"), "v{version}: {rest}");
 }
 
 //= configuration.md: every variable refuses values that do not fit its form
