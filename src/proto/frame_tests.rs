@@ -140,9 +140,10 @@ fn with(message: &Message, at: usize, byte: u8) -> Result<Message, DecodeError> 
 fn a_hello_begins_with_what_never_changes() {
     let frame = Message::Hello(hello()).encode().unwrap();
     assert_eq!(frame[4..11], [1, b'M', b'P', b'I', b'B', 10, 0]);
-    assert_eq!(frame[11..19], [1; 8]);
-    assert_eq!(frame[19..35], [2; 16]);
-    assert_eq!(frame[35..51], [3; 16]);
+    assert_eq!(frame[11..21], [1, 2, 3, 4, 5, 5, 5, 5, 5, 5]);
+    assert_eq!(frame[21..29], [1; 8]);
+    assert_eq!(frame[29..45], [2; 16]);
+    assert_eq!(frame[45..61], [3; 16]);
     assert_eq!(HELLO_PREFIX_BYTES, 61);
 }
 
@@ -154,11 +155,12 @@ fn refusals_name_the_field() {
         with(&hello, 5, 1),
         Err(DecodeError::Version { found: 1, release: self::hello().claim.release })
     );
-    assert!(with(&hello, 5, 1).unwrap_err().to_string().contains("version 1, this plugin 10"));
+    let text = with(&hello, 5, 1).unwrap_err().to_string();
+    assert!(text.contains("with protocol 1, this one version"), "{text}");
     assert_eq!(with(&Message::Ready, 0, 99), Err(DecodeError::Type(99)));
     // Behind type and prefix: pid, "node7", the terms, the rotation, two flags, one rail, its name of
     // six bytes, its port.
-    let route = 1 + 46 + 4 + 2 + 5;
+    let route = 1 + 56 + 4 + 2 + 5;
     let terms = route + 1;
     let port = terms + 9 + 4 + 1 + 1 + 1 + 2 + 6;
     // Behind the rail: a count of one, and a name of eight bytes.
