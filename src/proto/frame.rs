@@ -2,8 +2,8 @@
 //! which is a type byte, a payload, and on an authenticated connection a tag.
 
 use super::release::RELEASE_BYTES;
-use super::wire::{DecodeError, Writer, number};
-use super::{Claim, HEADER_BYTES, ListenerId, MAGIC, Message, Nonce, Redial, Release, TAG_BYTES, kind};
+use super::wire::{DecodeError, Reader, Writer, number};
+use super::{Claim, HEADER_BYTES, ListenerId, MAGIC, Message, Nonce, Redial, TAG_BYTES, kind};
 
 /// The maximum length of a body.
 pub const MAX_FRAME_BYTES: usize = 64 << 10;
@@ -88,14 +88,8 @@ impl HelloPrefix {
         if known < HELLO_PREFIX_BYTES {
             return Ok(None);
         }
-        let mut claim = Claim::default();
-        let (release, rest) = start[CLAIM_OFFSET..].split_at(RELEASE_BYTES);
-        let (id, rest) = rest.split_at(claim.id.len());
-        claim.release = release.first_chunk().map(Release::decode).unwrap_or_default();
-        let (token, tag) = rest.split_at(claim.token.len());
-        claim.id.copy_from_slice(id);
-        claim.token.copy_from_slice(token);
-        claim.tag.copy_from_slice(tag);
+        let claim = Claim::read(&mut Reader::new(&start[CLAIM_OFFSET..]));
+        let claim = claim.map_err(|_| FrameError::NotHello)?;
         Ok(Some(Self { version: number(&start[CLAIM_OFFSET - 2..CLAIM_OFFSET]) as u16, claim }))
     }
 }

@@ -181,7 +181,7 @@ impl Claim {
         out.bytes(&self.release.encode()).bytes(&self.id).bytes(&self.token).bytes(&self.tag);
     }
 
-    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(Self {
             release: Release::decode(&from.array("release")?),
             id: from.array("listener id")?,

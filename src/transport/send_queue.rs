@@ -161,8 +161,7 @@ impl SendQueue {
         self.qp.inline() as usize
     }
 
-    /// Posts `n` receives to the queue pair's own receive queue.
-    /// Returns how many are posted.
+    /// Posts `n` receives to the queue pair's own receive queue. Returns how many are posted.
     pub(crate) fn post_receives(&self, blanks: &Blanks, n: usize) -> Result<usize> {
         self.qp.post_receives(blanks, n)
     }
