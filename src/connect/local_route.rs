@@ -195,6 +195,8 @@ impl LocalRoute {
             Role::Connector => (0, 0),
             Role::Acceptor => (remote.service_level, remote.traffic_class),
         };
+        let service_level = settings.service_level().unwrap_or(requested.0);
+        let traffic_class = settings.traffic_class().unwrap_or(requested.1);
         // The acceptor sets the connector's options and reports which of them its own device
         // supports; the connector sets those.
         let ece = if self.ece(settings)?.is_some() { remote.ece } else { None };
@@ -205,8 +207,8 @@ impl LocalRoute {
             mtu: path_mtu(local, peer),
             lid: if roce { 0 } else { dlid(peer, peer_gid, self.route.one_subnet) },
             gid: grh.then_some(peer_gid),
-            service_level: settings.service_level().unwrap_or(requested.0),
-            traffic_class: settings.traffic_class().unwrap_or(requested.1),
+            service_level,
+            traffic_class,
             qpn: remote.qpn,
             peer_psn: remote.psn,
             psn,
@@ -225,13 +227,11 @@ impl LocalRoute {
             qp.advance(&path, timing)?;
         }
         let Some(qp) = &mut self.flush else { return Ok(()) };
-        let own = QpWiring { qpn: qp.number(), psn: 0 };
         let path = Path {
-            mtu: local.port.mtu,
-            lid: if roce { 0 } else { local.port.lid },
-            gid: (roce || local.port.grh_required).then_some(gid.raw),
-            access: Access::Read,
-            ..path(own.psn, &own)
+            gid_index,
+            service_level,
+            traffic_class,
+            ..Path::to_itself(&local.port, &gid, pkey_index, qp.number(), Access::Read)
         };
         qp.advance(&path, timing)
     }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use crate::config::Config;
 use crate::device::{Device, Nic};
 use crate::error::{Result, status_text};
-use crate::proto::LinkLayer;
 use crate::verbs::{
-    Access, Batch, Chain, Completion, Cq, Kind, Local, Path, Qp, QpOptions, Region, Remote, Srq, Timing,
+    Access, Batch, Blanks, Chain, Completion, Cq, Kind, Local, Path, Qp, QpOptions, Region, Remote, Srq,
+    Timing,
 };
 
 /// `wr_id` of the receive.
@@ -39,14 +39,16 @@ fn receive_failure(config: &Config, nic: &Nic) -> Result<Option<String>> {
     let region = Region::new(&[Arc::clone(&pd)], 2, false)?;
     let options = QpOptions { send_depth: 1, inline: 0, receives: 0 };
     let mut qp = Qp::new(&pd, &cq, Some(&srq), options)?;
-    let Some(path) = path_to_itself(config, nic, qp.number()) else { return Ok(None) };
+    let (Ok((port, gids)), Ok(pkey_index)) = (nic.now(), nic.pkey_index(config)) else { return Ok(None) };
+    let Some(gid) = gids.first() else { return Ok(None) };
+    let path = Path::to_itself(&port, gid, pkey_index, qp.number(), Access::Write);
     qp.advance(&path, Timing { timeout: 14, retries: 3 })?;
     let qp = qp.ready()?;
-    srq.post(&*pd.srq_receives(1, RECEIVE)?, 1)?;
     let (from, to) = (region.addr(0) as u64, region.addr(1) as u64);
     let keys = region.mrs()[0];
-    let mut chain = Chain::default();
     let local = Local { addr: from, len: 8, lkey: keys.lkey() };
+    srq.post(&Blanks::new(1, RECEIVE, Some(Local { len: 1, ..local })), 1)?;
+    let mut chain = Chain::default();
     if !chain.write(Some(local), Remote { addr: to, rkey: keys.rkey() }, Some(0), Some(WRITE)) {
         return Ok(None);
     }
@@ -73,26 +75,4 @@ fn ended(completion: &Completion) -> Option<Option<String>> {
         // If the receive has failed, too, it has another completion.
         _ => None,
     }
-}
-
-/// Returns the path of a port to itself. `None` if the port cannot be used.
-fn path_to_itself(config: &Config, nic: &Nic, qpn: u32) -> Option<Path> {
-    let (port, gids) = nic.now().ok()?;
-    let gid = gids.first()?;
-    let roce = port.link == LinkLayer::Ethernet;
-    Some(Path {
-        port: port.number,
-        gid_index: gid.index,
-        pkey_index: nic.pkey_index(config).ok()?,
-        mtu: port.mtu,
-        lid: if roce { 0 } else { port.lid },
-        gid: (roce || port.grh_required).then_some(gid.raw),
-        service_level: 0,
-        traffic_class: 0,
-        qpn,
-        peer_psn: 0,
-        psn: 0,
-        access: Access::Write,
-        ece: None,
-    })
 }

@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 
 use rdma_sys as sys;
 
-use super::Local;
+use super::{Local, is_put_off};
 
 /// A chain of receives. Any number of them is posted with one call, to any queue of its kind.
 pub struct Blanks {
@@ -70,8 +70,7 @@ impl Blanks {
         let mut bad = ptr::null_mut();
         match post(first, &raw mut bad) {
             0 => Ok(n),
-            // Some providers return a negative errno.
-            rc if rc.saturating_abs() == libc::EAGAIN => Ok(self.before(first, bad).unwrap_or(0)),
+            rc if is_put_off(rc) => Ok(self.before(first, bad).unwrap_or(0)),
             rc => Err(rc),
         }
     }

@@ -76,8 +76,8 @@ impl Pd {
     }
 
     /// Returns a chain of `n` receives with this `wr_id` for the SRQs in this PD. Each has one byte
-    /// of registered memory that nothing writes. The first call makes the chain, and registers the
-    /// memory until the PD is released.
+    /// of registered memory that nothing writes. The first call makes the chain, which all later ones
+    /// share, and registers the memory until the PD is released.
     pub fn srq_receives(&self, n: usize, wr_id: u64) -> Result<Arc<Blanks>> {
         if let Some(made) = self.receives.get() {
             return Ok(Arc::clone(&made.blanks));

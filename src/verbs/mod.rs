@@ -63,6 +63,12 @@ fn failed(call: &'static str, rc: c_int, on: impl FnOnce() -> String) -> Error {
     Error::verbs(call, source, on())
 }
 
+/// Returns whether a post with this result is to be tried again soon (EAGAIN). Some providers return
+/// a negative errno.
+fn is_put_off(rc: c_int) -> bool {
+    rc.saturating_abs() == libc::EAGAIN
+}
+
 /// Returns whether the error is that of every call after a device was removed.
 fn is_removal(source: &io::Error) -> bool {
     matches!(source.raw_os_error(), Some(libc::EIO | libc::ENODEV))

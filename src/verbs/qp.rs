@@ -8,10 +8,13 @@ use rdma_sys as sys;
 use sys::ibv_qp_attr_mask as bits;
 
 use crate::error::{Error, Fast, Result};
-use crate::proto::Ece;
+use crate::proto::{Ece, LinkLayer};
 
 use super::prepared::Prepared;
-use super::{Blanks, Chain, Cq, ImmWrite, Pd, Srq, WordsWrite, failed, log_failure, non_null, shim, zero};
+use super::{
+    Blanks, Chain, Cq, Gid, ImmWrite, Pd, Port, Srq, WordsWrite, failed, is_put_off, log_failure, non_null,
+    shim, zero,
+};
 
 /// How often a post that the provider puts off is tried again: some microseconds in all.
 const TRIES: u32 = 1000;
@@ -73,6 +76,28 @@ pub struct Path {
     pub access: Access,
     /// The peer's options of enhanced connection establishment, if both ends use it.
     pub ece: Option<Ece>,
+}
+
+impl Path {
+    /// Returns the path of a queue pair to itself, which the port loops back.
+    pub fn to_itself(port: &Port, gid: &Gid, pkey_index: u16, qpn: u32, access: Access) -> Self {
+        let roce = port.link == LinkLayer::Ethernet;
+        Self {
+            port: port.number,
+            gid_index: gid.index,
+            pkey_index,
+            mtu: port.mtu,
+            lid: if roce { 0 } else { port.lid },
+            gid: (roce || port.grh_required).then_some(gid.raw),
+            service_level: 0,
+            traffic_class: 0,
+            qpn,
+            peer_psn: 0,
+            psn: 0,
+            access,
+            ece: None,
+        }
+    }
 }
 
 /// How long a queue pair waits for acknowledgements.
@@ -399,7 +424,7 @@ impl Qp<Ready> {
     #[cold]
     fn post_rest(&self, mut rc: i32, mut bad: *mut sys::ibv_send_wr) -> Fast<()> {
         for _ in 0..TRIES {
-            if rc.saturating_abs() != libc::EAGAIN || bad.is_null() {
+            if !is_put_off(rc) || bad.is_null() {
                 break;
             }
             std::hint::spin_loop();
