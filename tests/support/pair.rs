@@ -76,20 +76,38 @@ pub fn init(table: &Table) -> Ptr {
 
 /// Calls connect with `handle` and accept of `listen` until both are done; the two comms.
 pub fn connect_both(table: &Table, ctx: Ptr, dev: i32, handle: &mut [u8; 128], listen: Ptr) -> (Ptr, Ptr) {
+    try_connect_both(table, ctx, dev, handle, listen).expect("connect and accept")
+}
+
+/// As [`connect_both`]; the codes of both if an end fails, as it may if the handshake's time is short.
+pub fn try_connect_both(
+    table: &Table,
+    ctx: Ptr,
+    dev: i32,
+    handle: &mut [u8; 128],
+    listen: Ptr,
+) -> Result<(Ptr, Ptr), [Code; 2]> {
     let (mut send, mut recv) = (Ptr::default(), Ptr::default());
-    until("connect and accept", || {
+    let codes = until("connect and accept, or an error", || {
+        let mut codes = [Success; 2];
         if send.is_null() {
-            let (rc, comm) = table.connect(ctx, dev, handle);
-            assert_eq!(rc, Success, "connect");
-            send = comm;
+            (codes[0], send) = table.connect(ctx, dev, handle);
         }
         if recv.is_null() {
-            let (rc, comm) = table.accept(listen);
-            assert_eq!(rc, Success, "accept");
-            recv = comm;
+            (codes[1], recv) = table.accept(listen);
         }
-        (!send.is_null() && !recv.is_null()).then_some((send, recv))
-    })
+        (codes != [Success; 2] || !send.is_null() && !recv.is_null()).then_some(codes)
+    });
+    if codes == [Success; 2] {
+        return Ok((send, recv));
+    }
+    if !send.is_null() {
+        assert_eq!(table.close_send(send), Success, "closeSend");
+    }
+    if !recv.is_null() {
+        assert_eq!(table.close_recv(recv), Success, "closeRecv");
+    }
+    Err(codes)
 }
 
 /// Asserts that no write of this process found its peer's receive queue empty.
@@ -101,42 +119,18 @@ pub fn assert_no_rnr() {
 
 /// Connects `dev` to itself.
 pub fn connect(table: &'static Table, ctx: Ptr, dev: i32) -> Pair {
-    let mut handle = [0; 128];
-    let (rc, listen) = table.listen(ctx, dev, &mut handle);
-    assert_eq!(rc, Success, "listen");
-    let (send, recv) = connect_both(table, ctx, dev, &mut handle, listen);
-    assert_eq!(table.close_listen(listen), Success);
-    Pair { table, send, recv }
+    try_connect(table, ctx, dev).expect("connect and accept")
 }
 
-/// Connects `dev` to itself; nothing if an end fails, as it may if the handshake's time is short.
-pub fn try_connect(table: &'static Table, ctx: Ptr, dev: i32) -> Option<Pair> {
+/// As [`connect`]; the codes of connect and accept if one fails, as it may if the handshake's time is
+/// short.
+pub fn try_connect(table: &'static Table, ctx: Ptr, dev: i32) -> Result<Pair, [Code; 2]> {
     let mut handle = [0; 128];
     let (rc, listen) = table.listen(ctx, dev, &mut handle);
     assert_eq!(rc, Success, "listen");
-    let (mut send, mut recv) = (Ptr::default(), Ptr::default());
-    let failed = until("connect and accept, or an error", || {
-        let [mut sent, mut received] = [Success; 2];
-        if send.is_null() {
-            (sent, send) = table.connect(ctx, dev, &mut handle);
-        }
-        if recv.is_null() {
-            (received, recv) = table.accept(listen);
-        }
-        let failed = !(sent.is_success() && received.is_success());
-        (failed || !send.is_null() && !recv.is_null()).then_some(failed)
-    });
+    let comms = try_connect_both(table, ctx, dev, &mut handle, listen);
     assert_eq!(table.close_listen(listen), Success);
-    if !failed {
-        return Some(Pair { table, send, recv });
-    }
-    if !send.is_null() {
-        assert_eq!(table.close_send(send), Success, "closeSend");
-    }
-    if !recv.is_null() {
-        assert_eq!(table.close_recv(recv), Success, "closeRecv");
-    }
-    None
+    comms.map(|(send, recv)| Pair { table, send, recv })
 }
 
 /// Calls connect and accept until both have failed; their codes.

@@ -11,8 +11,8 @@ use nccl_net_mpib::control::{ChannelState, Listener, Options};
 use nccl_net_mpib::proto::{Claim, HELLO_PREFIX_BYTES, Message, Release, TAG_BYTES, Transcript};
 
 use super::util::{
-    TOKEN, a_real_peer_gets_in, accept, connect, control, hello, hello_bytes, is_dropped, is_open, listen,
-    options, raw_peer, recv, stranger,
+    TOKEN, a_real_peer_gets_in, a_real_peer_gets_in_again, accept, connect, control, hello, hello_bytes,
+    is_dropped, is_open, listen, options, raw_peer, recv, stranger,
 };
 
 //= faults.md: 75: strangers send garbage, lie, drip or stay silent: they are dropped in time
@@ -69,14 +69,14 @@ fn silence_and_half_a_hello_delay_nobody_and_end_in_time() {
     let mut half = stranger(&listener);
     let bytes = hello_bytes(&listener);
     half.write_all(&bytes[..bytes.len() - 1]).unwrap();
-    a_real_peer_gets_in(&listener);
+    a_real_peer_gets_in_again(&listener);
     is_dropped(silent);
     is_dropped(half);
     // Half a HELLO, then the end.
     let mut early_leaver = stranger(&listener);
     early_leaver.write_all(&bytes[..30]).unwrap();
     drop(early_leaver);
-    a_real_peer_gets_in(&listener);
+    a_real_peer_gets_in_again(&listener);
 }
 
 //= faults.md: 75
@@ -98,7 +98,7 @@ fn a_hello_that_drips_ends_in_time() {
         assert!(Instant::now() < until, "it may drip for ever");
         thread::sleep(Duration::from_millis(10));
     }
-    a_real_peer_gets_in(&listener);
+    a_real_peer_gets_in_again(&listener);
 }
 
 /// A copy of a HELLO: even if the copy comes first, the connector alone can go on.

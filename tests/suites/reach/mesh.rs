@@ -133,29 +133,42 @@ fn in_a_ring_of_five_neighbours_use_their_link_and_others_get_an_error() {
     });
 }
 
-/// Where nothing leads from one end to the other, not even for control connections; and where
-/// something does for these alone.
+/// Four hosts in a line; two of them have a network of their own for control connections.
+fn line() -> Topology {
+    Topology {
+        networks: vec![
+            vec![("a", "mlx5_0", "10.1.0.1/31"), ("b", "mlx5_0", "10.1.0.0/31")],
+            vec![("b", "mlx5_1", "10.2.0.0/31"), ("c", "mlx5_0", "10.2.0.1/31")],
+            vec![("c", "mlx5_1", "10.3.0.0/31"), ("d", "mlx5_0", "10.3.0.1/31")],
+            vec![("b", "oob", "192.168.9.2/24"), ("d", "oob", "192.168.9.4/24")],
+        ],
+        ..Topology::default()
+    }
+}
+
+/// Nothing leads from one end to the other, not even for control connections.
 //= reach.md: fabric: a line whose ends have no common link
 #[test]
 fn the_ends_of_a_line_get_an_error_that_names_the_missing_link() {
     on_hosts(here!(), &[], || {
-        let topology = Topology {
-            networks: vec![
-                vec![("a", "mlx5_0", "10.1.0.1/31"), ("b", "mlx5_0", "10.1.0.0/31")],
-                vec![("b", "mlx5_1", "10.2.0.0/31"), ("c", "mlx5_0", "10.2.0.1/31")],
-                vec![("c", "mlx5_1", "10.3.0.0/31"), ("d", "mlx5_0", "10.3.0.1/31")],
-                vec![("b", "oob", "192.168.9.2/24"), ("d", "oob", "192.168.9.4/24")],
-            ],
-            ..Topology::default()
-        };
-        let env_of = vec![("b", "MPIB_ROUTE", "subnet"), ("d", "MPIB_ROUTE", "subnet")];
         let env = [&SHORT[..], &[("MPIB_CONNECT_TIMEOUT_MS", "2000")]].concat();
-        let mut net = Reach::up(Setup { topology, env, env_of, ..Setup::default() });
+        let mut net = Reach::up(Setup { topology: line(), env, ..Setup::default() });
         net.unreachable(
             "a",
             "c",
             &["cannot connect to the peer's listener", "10.2.0.1:", "10.3.0.0:", "Network is unreachable"],
         );
+        net.finish();
+    });
+}
+
+/// Something leads there for control connections alone.
+//= reach.md: fabric: a line whose ends have no common link
+#[test]
+fn hosts_that_share_a_management_network_alone_get_an_error_that_says_so() {
+    on_hosts(here!(), &[], || {
+        let env_of = vec![("b", "MPIB_ROUTE", "subnet"), ("d", "MPIB_ROUTE", "subnet")];
+        let mut net = Reach::up(Setup { topology: line(), env: SHORT.to_vec(), env_of, ..Setup::default() });
         let wanted =
             "no common subnet, which MPIB_ROUTE=subnet requires; if routers join the two, set MPIB_ROUTE=any";
         net.refused(

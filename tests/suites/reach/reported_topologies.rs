@@ -56,7 +56,7 @@ fn an_unanswered_probe_mentions_a_firewall() {
     on_hosts(here!(), &[], || {
         let mut net = with(
             cable("10.0.0.1/24", "10.0.0.2/24"),
-            vec![("MPIB_CONNECT_TIMEOUT_MS", "500")],
+            vec![("MPIB_CONNECT_TIMEOUT_MS", "3000")],
             vec![],
             vec![],
         );
@@ -68,7 +68,7 @@ fn an_unanswered_probe_mentions_a_firewall() {
             ip(&net, &["route", "add", "blackhole", addr]);
         }
         let parts = [
-            "cannot connect to the peer's listener: no answer within 500 ms (MPIB_CONNECT_TIMEOUT_MS)",
+            "cannot connect to the peer's listener: no answer within 3000 ms (MPIB_CONNECT_TIMEOUT_MS)",
             "10.0.0.2:",
             "192.168.9.2:",
             ": no connection yet",
