@@ -36,6 +36,10 @@ demo: build ## Build, then move checked data over two simulated rails through ev
 test: setup-test build ## Build, then run all tests; prints the slowest suites and what failed
 	@scripts/test.sh --workspace
 
+.PHONY: explore
+explore: setup ## Explore the failover machines of both ends whole, in larger worlds than make test does; prints states and depth
+	@$(cargo) test --locked --release -p nccl-net-mpib --lib failover::tests::explorer -- --ignored --nocapture --test-threads=1
+
 .PHONY: test-providers
 test-providers: setup-test ## Run suites of the plugin's tests on adapters with the quirks of each provider; SUITES="data memory failover"
 	@for quirks in bnxt_re irdma; do \

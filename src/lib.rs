@@ -27,6 +27,8 @@ pub mod doctor;
 mod element;
 pub mod error;
 pub mod failed_routes;
+#[forbid(unsafe_code)]
+mod failover;
 mod fork_guard;
 #[forbid(unsafe_code)]
 pub mod housekeeping;
@@ -62,7 +64,8 @@ pub mod simulation {
     pub use crate::agent::simulated as agent;
     pub use crate::connect::simulated as handshake;
     pub use crate::control::simulated as link;
-    pub use crate::transport::{simulated_episodes as episodes, simulated_receiver as receiver};
+    pub use crate::failover::simulated as episodes;
+    pub use crate::transport::simulated_receiver as receiver;
 }
 
 pub use plugin::Plugin;

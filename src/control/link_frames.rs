@@ -60,10 +60,7 @@ impl Link {
                 let text = format!("{} within a connection", message.name());
                 return self.finish(inner, End::Violation(text));
             }
-            Message::Wiring(_)
-            | Message::Ready
-            | Message::Probed { .. }
-            | Message::Down { .. }
+            Message::Down { .. }
             | Message::State(_)
             | Message::Verdict(_)
             | Message::Rebuild(_)
@@ -71,7 +68,14 @@ impl Link {
             | Message::RebuildFailed(_)
             | Message::Proved(_)
             | Message::Up(_)
-            | Message::Return { .. }
+            | Message::Return { .. } => {
+                let text = format!("{} without a number", message.name());
+                return self.finish(inner, End::Violation(text));
+            }
+            Message::Wiring(_)
+            | Message::Ready
+            | Message::Probed { .. }
+            | Message::Numbered(_)
             | Message::Refuse { .. } => {}
         }
         if inner.inbox.len() == INBOX_MAX {

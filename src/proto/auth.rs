@@ -94,7 +94,7 @@ impl std::fmt::Debug for Secret {
 }
 
 /// What a connector claims in its HELLO: that it knows the secret of the listener with this id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Claim {
     /// The connector's release. The tag does not cover it.
     pub release: Release,

@@ -7,7 +7,7 @@ use super::wire::{DecodeError, Reader, Writer};
 use super::{MAX_RAILS, SLOTS, Sequence};
 
 /// STATE: the sender has given up rails. None of its queue pairs on them exists any more.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SenderState {
     /// Counts the STATE messages of a connection, from 1.
     pub epoch: u32,
@@ -20,7 +20,7 @@ pub struct SenderState {
 }
 
 /// A group of sends that is posted and not completed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OpenGroup {
     /// Its sequence number.
     pub seq: Sequence,
@@ -33,7 +33,7 @@ pub struct OpenGroup {
 }
 
 /// VERDICT: the receiver has given up the same rails, and knows what has arrived over them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
     /// The epoch of the STATE that it answers.
     pub epoch: u32,

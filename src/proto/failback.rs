@@ -9,7 +9,7 @@ use super::wire::{DecodeError, REASON_BYTES, Reader, Writer};
 use super::{MAX_RAILS, RailInfo, RouteWiring};
 
 /// Names an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Attempt {
     /// Counts the attempts of a connection, from 1.
     pub number: u32,
@@ -18,7 +18,7 @@ pub struct Attempt {
 }
 
 /// REBUILD and REBUILT: the port, the new queue pairs and the keys of one end.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NewRails {
     /// The attempt.
     pub attempt: Attempt,
@@ -34,7 +34,7 @@ pub struct NewRails {
 }
 
 /// REBUILD_FAILED: the receiver gives the attempt up.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RebuildFailed {
     /// The attempt.
     pub attempt: Attempt,

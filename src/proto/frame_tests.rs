@@ -56,9 +56,6 @@ fn message() -> impl Strategy<Value = Message> {
             .prop_map(|(mask, reasons, accepts)| Message::Probed { mask, reasons, accepts }),
         text(1024).prop_map(|reason| Message::Refuse { reason }),
         Just(Message::Bye),
-        (any::<u32>(), 1u8..).prop_map(|(epoch, rails)| Message::Down { epoch, rails }),
-        sender_state().prop_map(Message::State),
-        verdict().prop_map(Message::Verdict),
         (any::<([u8; 8], Tag)>(), 1u16.., prop::collection::vec(callback_addr(), 0..=16))
             .prop_map(|((id, ended), port, addrs)| Message::Callback(Callback { id, port, addrs, ended })),
         (any::<([u8; 8], [Nonce; 2], Tag)>(), prop::sample::select(&Role::ALL)).prop_map(
@@ -67,6 +64,19 @@ fn message() -> impl Strategy<Value = Message> {
             }
         ),
         Just(Message::Resume),
+        (1u64.., any::<u64>(), of_rails()).prop_map(|(number, received, message)| {
+            Message::Numbered(Numbered { number, received, message: Box::new(message) })
+        }),
+        of_rails(),
+    ]
+}
+
+/// Messages of an established connection.
+fn of_rails() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        (any::<u32>(), 1u8..).prop_map(|(epoch, rails)| Message::Down { epoch, rails }),
+        sender_state().prop_map(Message::State),
+        verdict().prop_map(Message::Verdict),
         new_rails().prop_map(Message::Rebuild),
         new_rails().prop_map(Message::Rebuilt),
         (attempt(), text(1024))
@@ -277,7 +287,12 @@ fn the_largest_message_fits_a_frame() {
     let attempt = Attempt { number: 1, epoch: 1 };
     let new_rails =
         NewRails { attempt, rails: u8::MAX, port: hello.rails[0].clone(), routes, rkeys: vec![0; 8] };
-    for message in [wiring, probed, Message::Rebuild(new_rails), Message::Hello(hello)] {
+    let rebuild = Message::Numbered(Numbered {
+        number: u64::MAX,
+        received: u64::MAX,
+        message: Box::new(Message::Rebuild(new_rails)),
+    });
+    for message in [wiring, probed, rebuild, Message::Hello(hello)] {
         assert!(message.encode().is_ok());
     }
 }
@@ -354,8 +369,12 @@ proptest! {
             prop_assert_eq!(Message::decode(&again[HEADER_BYTES..]), Ok(read.clone()));
             let shown = |b: &[u8]| String::from_utf8_lossy(b).chars().all(|c| !c.is_control() && c != char::REPLACEMENT_CHARACTER);
             // Decoding changes nothing but texts.
+            let inner = match &read {
+                Message::Numbered(numbered) => &numbered.message,
+                other => other,
+            };
             let has_text = matches!(
-                read,
+                inner,
                 Message::Hello(_)
                     | Message::Probed { .. }
                     | Message::Refuse { .. }

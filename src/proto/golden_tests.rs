@@ -53,6 +53,11 @@ fn messages() -> Vec<Message> {
         Message::Proved(attempt),
         Message::Up(attempt),
         Message::Return { rails: 3 },
+        Message::Numbered(Numbered {
+            number: 5,
+            received: 4,
+            message: Box::new(Message::Return { rails: 3 }),
+        }),
     ]
 }
 

@@ -17,7 +17,7 @@ pub const MAX_RAIL_ADDRS: usize = 16;
 
 /// The first message of an end. Magic, version and claim come first in every version of the
 /// protocol from 10 on: ends of different versions can refuse each other by name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Hello {
     /// What the connector claims. `control` sets it. Zeros in an acceptor's HELLO.
     pub claim: Claim,
@@ -42,7 +42,7 @@ pub struct Hello {
 }
 
 /// A rail that cannot be used at present.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct UnusableRail {
     /// HCA and port, at most 64 bytes.
     pub name: String,
@@ -55,7 +55,7 @@ pub struct UnusableRail {
 }
 
 /// A rail, as its owner describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RailInfo {
     /// Name of the HCA, at most 64 bytes.
     pub name: String,
@@ -82,7 +82,7 @@ pub struct RailInfo {
 }
 
 /// An address of a rail: an entry of its port's GID table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RailAddr {
     /// The GID, in network byte order.
     pub gid: [u8; 16],

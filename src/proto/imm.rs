@@ -7,7 +7,7 @@ const UNIT: usize = 128;
 
 /// The layout of a connection's immediates. Up to two rails: slot `[7:0]`, mask `[9:8]`, `size_q`
 /// `[31:10]`. With n > 2 rails the mask has n bits and `size_q` the remaining ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ImmLayout {
     // Both are used for every message.
     /// The mask of all rails.
@@ -20,7 +20,7 @@ pub struct ImmLayout {
 }
 
 /// A message size in an immediate: exact, or a reference to the completion record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SizeQ(Option<usize>);
 
 impl SizeQ {
@@ -35,7 +35,7 @@ impl SizeQ {
 }
 
 /// A decoded immediate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Imm {
     /// The receive slot.
     pub slot: u8,
@@ -46,7 +46,7 @@ pub struct Imm {
 }
 
 /// The immediate of a part that is sent again: its mask is empty.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Replay {
     /// The receive slot.
     pub slot: u8,

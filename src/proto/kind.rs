@@ -21,3 +21,4 @@ pub(super) const REBUILD_FAILED: u8 = 21;
 pub(super) const PROVED: u8 = 22;
 pub(super) const UP: u8 = 23;
 pub(super) const RETURN: u8 = 24;
+pub(super) const NUMBERED: u8 = 25;

@@ -125,12 +125,17 @@ impl MailState {
             Peeked::Whole { len } if HEADER_BYTES + len == frame.len() => {}
             _ => return Err(MailboxError::NotOneFrame(frame.len())),
         }
-        let queued = self.outgoing.queued.len();
-        if queued + frame.len() > MAX_QUEUED {
+        if !self.has_room(frame) {
+            let queued = self.outgoing.queued.len();
             return Err(MailboxError::Full { frame: frame.len(), queued });
         }
         self.outgoing.queued.extend(frame);
         Ok(())
+    }
+
+    /// Returns whether [`send`](Self::send) has room for a frame.
+    pub fn has_room(&self, frame: &[u8]) -> bool {
+        self.outgoing.queued.len() + frame.len() <= MAX_QUEUED
     }
 
     /// Reads this end's ring. Returns the next frame of the peer; the caller repeats the call until

@@ -12,7 +12,7 @@ pub fn rails(mask: u8) -> impl Iterator<Item = usize> + Clone {
 }
 
 /// The arrivals of one receive slot. The first one defines the mask.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Arrivals {
     want: u8,
     got: u8,

@@ -16,8 +16,20 @@ pub const NOT_TRIED: &str = "not tried, since ";
 /// queue failed. Both ends try it once more, with receives in the queues of its queue pairs.
 pub const SRQ_FAILED: &str = "a receive in the shared receive queue failed: ";
 
+/// A message of an established connection about its rails. Each end numbers its own, and repeats
+/// those that the peer has not acknowledged.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Numbered {
+    /// Counts the messages of the end, from 1.
+    pub number: u64,
+    /// The number of the last message of the peer that the end has received; 0 before the first.
+    pub received: u64,
+    /// The message: DOWN, STATE, VERDICT, REBUILD, REBUILT, REBUILD_FAILED, PROVED, UP or RETURN.
+    pub message: Box<Message>,
+}
+
 /// A message of the control connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
     /// The identity, settings and rails of the sender of this message.
     Hello(Hello),
@@ -74,6 +86,8 @@ pub enum Message {
         /// The rails; never zero.
         rails: u8,
     },
+    /// One of the messages from DOWN to RETURN. They travel in no other way.
+    Numbered(Numbered),
     /// The sender gives the connection up.
     Refuse {
         /// The reason, for the operator.
@@ -113,6 +127,7 @@ impl Message {
             Self::Proved(_) => "PROVED",
             Self::Up(_) => "UP",
             Self::Return { .. } => "RETURN",
+            Self::Numbered(_) => "NUMBERED",
             Self::Refuse { .. } => "REFUSE",
             Self::Bye => "BYE",
             Self::Callback(_) => "CALLBACK",
@@ -162,6 +177,10 @@ impl Message {
             Self::Return { rails } => {
                 out.u8(kind::RETURN).u8(*rails);
             }
+            Self::Numbered(Numbered { number, received, message }) => {
+                out.u8(kind::NUMBERED).u64(*number).u64(*received);
+                message.write(out)?;
+            }
             Self::Refuse { reason } => {
                 out.u8(kind::REFUSE).text(reason, REASON_BYTES);
             }
@@ -188,11 +207,21 @@ impl Message {
     pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
         let mut from = Reader::new(body);
         let message = match from.u8("type")? {
-            kind::HELLO => Self::Hello(Hello::read(&mut from)?),
+            kind::NUMBERED => Self::Numbered(Numbered::read(&mut from)?),
+            kind => Self::read(kind, &mut from)?,
+        };
+        from.end()?;
+        Ok(message)
+    }
+
+    /// Reads the payload of a message other than NUMBERED.
+    fn read(kind: u8, from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(match kind {
+            kind::HELLO => Self::Hello(Hello::read(from)?),
             kind::WELCOME => {
                 Self::Welcome { challenge: from.array("challenge")?, proof: from.array("proof")? }
             }
-            kind::WIRING => Self::Wiring(Wiring::read(&mut from)?),
+            kind::WIRING => Self::Wiring(Wiring::read(from)?),
             kind::READY => Self::Ready,
             kind::PROBED => Self::Probed {
                 mask: from.u8("mask")?,
@@ -201,25 +230,39 @@ impl Message {
                 })?,
                 accepts: from.flag("accepts")?,
             },
-            kind::DOWN => Self::Down { epoch: from.u32("epoch")?, rails: some_rails(&mut from, "rails")? },
-            kind::STATE => Self::State(SenderState::read(&mut from)?),
-            kind::VERDICT => Self::Verdict(Verdict::read(&mut from)?),
-            kind::REBUILD => Self::Rebuild(NewRails::read(&mut from)?),
-            kind::REBUILT => Self::Rebuilt(NewRails::read(&mut from)?),
-            kind::REBUILD_FAILED => Self::RebuildFailed(RebuildFailed::read(&mut from)?),
-            kind::PROVED => Self::Proved(Attempt::read(&mut from)?),
-            kind::UP => Self::Up(Attempt::read(&mut from)?),
-            kind::RETURN => Self::Return { rails: some_rails(&mut from, "rails")? },
+            kind::DOWN => Self::Down { epoch: from.u32("epoch")?, rails: some_rails(from, "rails")? },
+            kind::STATE => Self::State(SenderState::read(from)?),
+            kind::VERDICT => Self::Verdict(Verdict::read(from)?),
+            kind::REBUILD => Self::Rebuild(NewRails::read(from)?),
+            kind::REBUILT => Self::Rebuilt(NewRails::read(from)?),
+            kind::REBUILD_FAILED => Self::RebuildFailed(RebuildFailed::read(from)?),
+            kind::PROVED => Self::Proved(Attempt::read(from)?),
+            kind::UP => Self::Up(Attempt::read(from)?),
+            kind::RETURN => Self::Return { rails: some_rails(from, "rails")? },
             kind::REFUSE => Self::Refuse { reason: from.text(REASON_BYTES, "reason")? },
             kind::BYE => Self::Bye,
-            kind::CALLBACK => Self::Callback(Callback::read(&mut from)?),
-            kind::REDIAL => Self::Redial(Redial::read(&mut from)?),
+            kind::CALLBACK => Self::Callback(Callback::read(from)?),
+            kind::REDIAL => Self::Redial(Redial::read(from)?),
             kind::RESUME => Self::Resume,
             kind::PROOF => Self::Proof,
             kind::ENDED => Self::Ended { proof: from.array("proof")? },
             other => return Err(DecodeError::Type(other)),
-        };
-        from.end()?;
-        Ok(message)
+        })
+    }
+}
+
+impl Numbered {
+    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let number = from.u64("number")?;
+        if number == 0 {
+            return Err(DecodeError::Range { what: "number", found: 0, expected: "at least 1" });
+        }
+        let received = from.u64("last number received")?;
+        match from.u8("type")? {
+            kind @ kind::DOWN..=kind::RETURN => {
+                Ok(Self { number, received, message: Box::new(Message::read(kind, from)?) })
+            }
+            other => Err(DecodeError::Type(other)),
+        }
     }
 }

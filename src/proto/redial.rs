@@ -11,7 +11,7 @@ use super::{Addr, ListenerId, Nonce, Role, Secret, TAG_BYTES, Tag, same_tag};
 const MAX_ADDRS: usize = 16;
 
 /// Where the process of an end accepts connections that replace a broken one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Callback {
     /// The public name of the process's listener for re-dials.
     pub id: ListenerId,
@@ -24,7 +24,7 @@ pub struct Callback {
 }
 
 /// The first message of a connection to a listener for re-dials.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Redial {
     /// The listener's public name.
     pub id: ListenerId,

@@ -10,7 +10,7 @@ use super::PROTOCOL_VERSION;
 pub(super) const RELEASE_BYTES: usize = 10;
 
 /// A release: for people, who see it in the log. Nothing is decided by it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Release {
     /// Major, minor, patch. All zeros: unknown.
     pub version: [u8; 3],

@@ -18,7 +18,7 @@ const _: () = assert!(CTS_BYTES == CACHE_LINE && RECORD_BYTES == CACHE_LINE);
 const _: () = assert!(RECORDS_BYTES.is_multiple_of(CACHE_LINE) && FIFO_BYTES.is_multiple_of(CACHE_LINE));
 
 /// The sequence number of a receive, from 1: zeroed memory is never a valid CTS entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sequence(u64);
 
 impl Sequence {

@@ -12,7 +12,7 @@ pub const MAX_RAIL_QPS: u8 = 32;
 pub const MAX_PLAIN_QPS: u8 = 128;
 
 /// The split between SOUT and SUP: `MPIB_MODE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {
     /// By island: one rail carries all data.
@@ -22,7 +22,7 @@ pub enum Mode {
 }
 
 /// The pairs of rails that a connection may use, and their order: `MPIB_ROUTE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RoutePolicy {
     /// Pairs on a common subnet first.
@@ -62,7 +62,7 @@ impl FromStr for RoutePolicy {
 
 /// The settings of one end that must equal the other's: `route` always; those of SOUT and SUP if
 /// both devices are SOUT and SUP; the last two otherwise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Terms {
     /// `MPIB_ROUTE`
     pub route: RoutePolicy,

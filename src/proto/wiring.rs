@@ -7,7 +7,7 @@ use super::{MAX_OFFERS, MAX_RAILS};
 const MAX_QPS: usize = 128;
 
 /// The description of an end that its peer needs to connect queue pairs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Wiring {
     /// The routes, at most [`MAX_RAILS`].
     pub routes: Vec<RouteWiring>,
@@ -17,7 +17,7 @@ pub struct Wiring {
 }
 
 /// The queue pairs that join two rails.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RouteWiring {
     /// Index of the rail in the HELLO of the sender of this message.
     pub local_rail: u8,
@@ -36,7 +36,7 @@ pub struct RouteWiring {
 
 /// `struct ibv_ece`: vendor options of enhanced connection establishment.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ece {
     /// The vendor.
     pub vendor_id: u32,
@@ -47,7 +47,7 @@ pub struct Ece {
 }
 
 /// One end of a queue pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QpWiring {
     /// Number of the queue pair, 24 bits.
     pub qpn: u32,
@@ -56,7 +56,7 @@ pub struct QpWiring {
 }
 
 /// Memory that the peer writes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Memory {
     /// Virtual address of the memory.
     pub addr: u64,

@@ -7,6 +7,7 @@ use crate::async_events::CommWatch;
 use crate::config::Config;
 use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
+use crate::failover::Stream;
 use crate::policy::Plan;
 use crate::process::Process;
 use crate::proto::{ImmLayout, LinkLayer, RailRole};
@@ -44,6 +45,10 @@ pub(crate) struct Comm {
     pub(crate) notifier: Arc<Notifier>,
     /// Present in a connection over several pairs of ports.
     pub(crate) mailbox: Option<Mailbox>,
+    /// What both ends say of the connection's rails.
+    pub(crate) stream: Stream,
+    /// The number of the last message that the mailbox has got.
+    pub(crate) mailed: u64,
     pub(crate) plan: Plan,
     pub(crate) stats: Counters,
     /// Present if init brought a profiler callback.
@@ -83,6 +88,8 @@ impl Comm {
         }
         Self {
             mailbox: Mailbox::of(&region).filter(|_| failover.is_enabled),
+            stream: Stream::default(),
+            mailed: 0,
             notifier,
             queues: CompletionQueues::new(&rails),
             rails,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast, wc_status};
-use crate::proto::{Message, rails};
+use crate::proto::{Message, RailSet, rails};
 use crate::stats::Reason;
 use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;
@@ -96,13 +96,13 @@ impl Comm {
     }
 
     /// Returns the rails that join the same two ports as this one.
-    pub(crate) fn stripes_of(&self, rail: usize) -> u8 {
-        self.rails_that(|other| other.joins_the_ports_of(&self.rails[rail]))
+    pub(crate) fn stripes_of(&self, rail: usize) -> RailSet {
+        RailSet::from_bits(self.rails_that(|other| other.joins_the_ports_of(&self.rails[rail])))
     }
 
     /// Returns these rails and all that join the same two ports as one of them.
     fn with_stripes(&self, which: u8) -> u8 {
-        rails(which).fold(0, |all, rail| all | self.stripes_of(rail))
+        rails(which).fold(0, |all, rail| all | self.stripes_of(rail).bits())
     }
 
     /// Reports the failure of rails to the process: its other connections over the same port or
@@ -112,7 +112,7 @@ impl Comm {
         while rest != 0 {
             let rail = rest.trailing_zeros() as usize;
             self.watch.rail_failed(rail, Reason::Completion, why);
-            rest &= !(1 << rail | self.stripes_of(rail));
+            rest &= !(1 << rail | self.stripes_of(rail).bits());
         }
     }
 

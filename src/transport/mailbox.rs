@@ -43,6 +43,11 @@ impl Mailbox {
         (region.words().len() * 8 >= memory_bytes(true)).then(Self::default)
     }
 
+    /// Returns whether a frame can be queued.
+    pub(crate) fn has_room(&self, frame: &[u8]) -> bool {
+        self.state.has_room(frame)
+    }
+
     /// Queues one whole frame, which [`drive`](Self::drive) then writes.
     pub(crate) fn send(&mut self, frame: &[u8]) -> Fast<()> {
         let queued = self.state.send(frame);

@@ -2,7 +2,6 @@
 
 pub(crate) mod comm;
 mod comms;
-mod episode;
 pub(crate) mod failback;
 mod failover;
 mod failures;
@@ -21,6 +20,7 @@ pub(crate) mod rail_maker;
 pub(crate) mod recv;
 pub(crate) mod remote_memory;
 mod request;
+mod running;
 pub(crate) mod send;
 pub(crate) mod send_queue;
 mod settings;
@@ -28,8 +28,6 @@ mod unusual;
 pub(crate) mod work;
 
 pub use comms::{RecvComm, SendComm};
-#[cfg(any(test, feature = "simulation"))]
-pub use episode::simulated as simulated_episodes;
 pub use memory::Mr;
 #[cfg(any(test, feature = "simulation"))]
 pub use recv::simulated as simulated_receiver;

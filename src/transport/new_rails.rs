@@ -2,46 +2,31 @@
 //! messages.
 
 use crate::error::{Error, Fast, Result};
-use crate::proto::{Message, rails};
+use crate::proto::RailSet;
 use crate::transport::comm::Comm;
 use crate::transport::failback::Work;
 use crate::transport::rail_maker::{DeadRail, Goal, NewRail, Offer, RailAttempt, Ticket};
 use crate::verbs::Remote;
 
 impl Comm {
-    /// Sends a message about an attempt.
-    pub(crate) fn send_about_attempt(&mut self, message: Message) -> Fast<()> {
-        let sent = self.send_message(&message);
-        self.failback.last = Some(message);
-        sent
-    }
-
-    /// Repeats the last message about an attempt. The peer ignores what it has handled, or what is
-    /// about an earlier attempt.
-    pub(crate) fn repeat_about_attempt(&mut self) -> Fast<()> {
-        let last = self.failback.last.clone();
-        last.map_or(Ok(()), |last| self.send_message(&last))
-    }
-
-    /// Returns a rail of this mask that may be tried now.
-    pub(crate) fn due_rail(&self, dead: u8) -> Option<usize> {
-        rails(dead).find(|rail| self.failback.hurried >> rail & 1 == 1 || self.watch.may_return(*rail))
-    }
-
     /// Reports that these rails, which join the same two ports, could not be made anew.
-    pub(crate) fn attempt_failed(&mut self, which: u8, why: &Error) {
-        tracing::debug!(target: "net", "rails {which:#04b} of {} stay dead: {why}", self.peer.name());
+    pub(crate) fn attempt_failed(&mut self, which: RailSet, why: &Error) {
+        tracing::debug!(target: "net", "rails {which} of {} stay dead: {why}", self.peer.name());
         self.failback.drop_attempt();
-        rails(which).take(1).for_each(|rail| self.watch.attempt_failed(rail));
+        which.iter().take(1).for_each(|rail| self.watch.attempt_failed(rail));
     }
 
     /// Begins an attempt for rails that join the same two ports, on the thread.
-    pub(crate) fn begin_attempt(&mut self, which: u8, goals: impl IntoIterator<Item = Goal>) -> Result<()> {
+    pub(crate) fn begin_attempt(
+        &mut self,
+        which: RailSet,
+        goals: impl IntoIterator<Item = Goal>,
+    ) -> Result<()> {
         // The queue pairs of an attempt before are destroyed first.
         self.failback.drop_attempt();
-        self.failback.hurried &= !which;
         let Self { rails: all, region, remote, .. } = self;
-        let dead: Vec<_> = rails(which)
+        let dead: Vec<_> = which
+            .iter()
             .map(|index| DeadRail {
                 index,
                 rail: &all[index],
@@ -83,7 +68,7 @@ impl Comm {
     }
 
     /// Uses the rails of the attempt that has reached all goals.
-    pub(crate) fn use_new_rails(&mut self, which: u8) -> Fast<()> {
+    pub(crate) fn use_new_rails(&mut self, which: RailSet) -> Fast<()> {
         let Work::Waiting(attempt) = std::mem::replace(&mut self.failback.work, Work::None) else {
             return Err(Error::Internal("there are no new rails".into()).into());
         };
@@ -94,13 +79,13 @@ impl Comm {
             self.region.adopt(index, &region, place);
             self.remote.rkeys[index] = rkey;
         }
-        self.failures.revive(which);
+        self.failures.revive(which.bits());
         self.queues_changed();
         let carriers = self.plan.carriers(&self.roles());
         if let Some(profiler) = &mut self.profiler {
-            profiler.add(which & carriers);
+            profiler.add(which.bits() & carriers);
         }
-        rails(which).take(1).for_each(|rail| self.watch.rail_returned(rail));
+        which.iter().take(1).for_each(|rail| self.watch.rail_returned(rail));
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use mpib_tests::rng::Rng;
 use nccl_net_mpib::config::Config;
 use nccl_net_mpib::proto::{
-    Addr, Attempt, Callback, Handle, ImmLayout, Memory, Message, NewRails, OpenGroup, QpWiring,
+    Addr, Attempt, Callback, Handle, ImmLayout, Memory, Message, NewRails, Numbered, OpenGroup, QpWiring,
     RebuildFailed, Redial, Role, RouteWiring, SenderState, Sequence, Verdict, Wiring,
 };
 use nccl_net_mpib_agent_iface::agent::{Response, Status};
@@ -94,8 +94,31 @@ fn sample() -> Vec<Message> {
         let rails = NewRails { attempt, rails: 2, port: port.clone(), routes: vec![route], rkeys: vec![3] };
         messages.extend([Message::Rebuild(rails.clone()), Message::Rebuilt(rails)]);
     }
+    let numbered = |(number, message): (u64, &Message)| {
+        let received = number - 1;
+        Message::Numbered(Numbered { number, received, message: Box::new(message.clone()) })
+    };
+    let of_rails = messages.iter().filter(|message| is_of_rails(message));
+    messages.extend((1..).zip(of_rails).map(numbered).collect::<Vec<_>>());
     messages.extend([Message::Hello(hellos.connector), Message::Hello(hellos.acceptor)]);
     messages
+}
+
+/// Returns whether an end of an established connection numbers such a message.
+fn is_of_rails(message: &Message) -> bool {
+    use Message::*;
+    matches!(
+        message,
+        Down { .. }
+            | State(_)
+            | Verdict(_)
+            | Rebuild(_)
+            | Rebuilt(_)
+            | RebuildFailed(_)
+            | Proved(_)
+            | Up(_)
+            | Return { .. }
+    )
 }
 
 fn frames() -> Vec<Vec<u8>> {

@@ -42,8 +42,8 @@ impl Progress for RecvState {
     fn is_busy(&mut self) -> bool {
         self.settles_flushes()
             || self.blocks_offers()
-            || self.episodes.is_going_on()
-            || self.renewal.is_pending()
+            || self.recovery.is_going_on()
+            || self.recovery.owes_up()
     }
 
     /// Also for optional receives: NCCL does not call test until their data has arrived.

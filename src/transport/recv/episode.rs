@@ -4,12 +4,14 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast};
-use crate::proto::{Message, OpenGroup, SLOTS, SenderState, Sequence, SizeQ, rails};
-use crate::transport::episode::{Answer, Held, Running};
+use crate::failover::{Held, Receiver, ReceiverAction};
+use crate::proto::{Message, OpenGroup, RailSet, SLOTS, SenderState, Sequence, SizeQ, rails};
 use crate::transport::ping::Pinged;
 use crate::transport::progress::Progress;
+use crate::transport::rail_maker::Goal;
 use crate::transport::recv::RecvState;
 use crate::transport::recv::slot::ArrivalError;
+use crate::transport::running::Running;
 
 /// How long data may take to show up after its sender's adapter got the acknowledgement: an adapter
 /// may acknowledge before its completion is visible.
@@ -18,32 +20,21 @@ const ACKNOWLEDGED: Duration = Duration::from_secs(1);
 impl RecvState {
     /// See [`Progress::handle_news`].
     pub(super) fn handle_news(&mut self) -> Fast<()> {
-        let failed = self.comm.take_failed();
-        if self.episodes.notice(failed) {
+        let failed = RailSet::from_bits(self.comm.take_failed());
+        if let Some(down) = self.recovery.failed(failed) {
             self.comm.answer_due = Some(Instant::now());
             self.episode.get_or_insert_with(|| Running::new(failed));
-            self.report()?;
+            self.comm.send_message(down)?;
         }
-        if self.comm.notifier.take_resumed() {
-            self.report()?;
-            if let Some(verdict) = self.episodes.verdict() {
-                let verdict = Message::Verdict(verdict.clone());
-                self.comm.send_message(&verdict)?;
-            }
-            self.comm.repeat_about_attempt()?;
-        }
+        self.comm.repeat_after_a_break();
         while let Some(message) = self.comm.next_message()? {
-            match message {
-                Message::State(state) => self.on_state(state)?,
-                Message::Rebuild(request) => self.on_rebuild(request)?,
-                Message::Proved(attempt) => self.on_proved(attempt)?,
-                other => return Err(self.comm.unexpected(&other)),
-            }
+            let action = self.recovery.on_message(message, self.cts.next())?;
+            self.act(action)?;
         }
         self.comm.ping_if_late(Pinged::All)?;
-        if self.episodes.state().is_some() {
+        if self.recovery.state().is_some() {
             self.try_to_judge()?;
-        } else if self.blocks_offers() || self.comm.awaits_pings() || self.renewal.is_pending() {
+        } else if self.blocks_offers() || self.comm.awaits_pings() || self.recovery.owes_up() {
             // NCCL may have no request to test: what offers wait for is polled here.
             self.poll()?;
             self.write_cts_again()?;
@@ -53,38 +44,33 @@ impl RecvState {
         self.comm.check_answer()
     }
 
-    /// Sends DOWN for the rails that the sender has not given up.
-    fn report(&mut self) -> Fast<()> {
-        self.episodes.down().map_or(Ok(()), |down| self.comm.send_message(&down))
+    fn act(&mut self, action: ReceiverAction) -> Fast<()> {
+        match action {
+            ReceiverAction::Nothing => Ok(()),
+            ReceiverAction::GiveUp(new) => {
+                self.comm.given_up_by_the_peer(new.bits());
+                let dead = self.recovery.state().map_or(new, |state| RailSet::from_bits(state.dead));
+                self.episode.get_or_insert_with(|| Running::new(if new.is_empty() { dead } else { new }));
+                self.comm.stop_rails(new.bits());
+                self.patience = Some(Instant::now() + ACKNOWLEDGED);
+                Ok(())
+            }
+            ReceiverAction::Make(request) => self.make(request),
+            ReceiverAction::Probe => {
+                self.comm.continue_attempt([Goal::Proved]).or_else(|e| self.attempt_failed(&e))
+            }
+        }
     }
 
     /// Returns whether no buffer may be offered: an episode is going on, or no rail is left.
     pub(super) fn blocks_offers(&self) -> bool {
-        self.episodes.blocks_offers() || self.cts.is_behind() || self.comm.living() == 0
-    }
-
-    fn on_state(&mut self, state: SenderState) -> Fast<()> {
-        self.comm.needs_failover("STATE")?;
-        let dead = state.dead;
-        match self.episodes.on_state(state, self.cts.next(), self.comm.layout.all_rails())? {
-            Answer::Nothing => {}
-            Answer::Repeat(verdict) => self.comm.send_message(&Message::Verdict(verdict))?,
-            Answer::GiveUp(rails) => {
-                self.comm.given_up_by_the_peer(rails);
-                self.episode.get_or_insert_with(|| Running::new(if rails == 0 { dead } else { rails }));
-                self.attempts.abort();
-                self.renewal.abort();
-                self.comm.stop_rails(rails);
-                self.patience = Some(Instant::now() + ACKNOWLEDGED);
-            }
-        }
-        Ok(())
+        self.recovery.blocks_offers() || self.cts.is_behind() || self.comm.living() == 0
     }
 
     /// Judges the lost parts once everything has arrived that the sender has completed.
     fn try_to_judge(&mut self) -> Fast<()> {
         self.poll()?;
-        let Some(state) = self.episodes.state() else { return Ok(()) };
+        let Some(state) = self.recovery.state() else { return Ok(()) };
         let missing = self.completed_at_the_sender(state).find(|seq| self.is_outstanding(*seq));
         if let Some(seq) = missing {
             return match self.patience.is_some_and(|until| Instant::now() < until) {
@@ -113,13 +99,13 @@ impl RecvState {
 
     /// Destroys what is left of the dead rails, and judges the lost parts.
     fn judge(&mut self) -> Fast<()> {
-        let Some(state) = self.episodes.state() else { return Ok(()) };
-        let new = state.dead & !self.episodes.dead();
+        let Some(state) = self.recovery.state() else { return Ok(()) };
+        let new = RailSet::from_bits(state.dead).without(self.recovery.dead()).bits();
         self.comm.give_up(new)?;
         self.settle_flushes(new);
-        let mut episodes = std::mem::take(&mut self.episodes);
-        let judged = episodes.judge(|seq| self.held(seq));
-        self.episodes = episodes;
+        let mut recovery = std::mem::replace(&mut self.recovery, Receiver::new(RailSet::EMPTY));
+        let judged = recovery.judge(|seq| self.held(seq));
+        self.recovery = recovery;
         let Some((verdict, partial, next)) = judged else { return Ok(()) };
         for group in partial {
             let again =
@@ -131,16 +117,17 @@ impl RecvState {
             self.move_cts(next)?;
         }
         (self.patience, self.comm.answer_due) = (None, None);
-        self.comm.send_message(&Message::Verdict(verdict))?;
+        self.comm.send_message(Message::Verdict(verdict))?;
         self.end_episode();
-        self.report()
+        self.recovery.down().map_or(Ok(()), |down| self.comm.send_message(down))
     }
 
-    /// Reports the episode once everything that was lost has arrived.
+    /// Reports the episode once everything that was lost has arrived, and a rail lives.
     #[cold]
     #[inline(never)]
-    fn end_episode(&mut self) {
-        if !self.episodes.is_unfinished()
+    pub(super) fn end_episode(&mut self) {
+        if !self.recovery.is_unfinished()
+            && self.comm.living() != 0
             && let Some(Running { rail, begun, bytes }) = self.episode.take()
         {
             self.comm.watch.report_episode(rail, bytes, begun.elapsed());
@@ -226,7 +213,7 @@ impl RecvState {
         // A part that an immediate with a mask has brought does not come again, and its slot may have
         // another group.
         let place = &self.slots[usize::from(replay.slot) % SLOTS];
-        if !self.episodes.arrived(replay) || !place.awaits(replay.part) {
+        if !self.recovery.arrived(replay) || !place.awaits(replay.part) {
             return Err(ArrivalError::Unrequested(replay.slot, replay.part));
         }
         if let Some(flushes) = &mut self.flushes {

@@ -1,34 +1,23 @@
 //! The receiver's work to bring dead rails back: it answers the sender's attempts.
 
 use crate::error::{Error, Fast};
-use crate::proto::{Attempt, Message, NewRails, RebuildFailed};
+use crate::failover::ReceiverWorked;
+use crate::proto::{Message, NewRails, RailSet};
 use crate::transport::rail_maker::{Goal, Offer};
 use crate::transport::recv::RecvState;
 
 impl RecvState {
-    /// Returns whether rails that this end could not make anew can be tried again.
+    /// Returns whether rails that this end could not make can be tried again.
     pub(super) fn is_return_due(&self) -> bool {
-        self.unusable != 0 && !self.comm.has_failed() && self.comm.due_rail(self.unusable).is_some()
+        !self.comm.has_failed() && self.recovery.is_return_due(|rail| self.comm.watch.may_return(rail))
     }
 
-    /// Handles REBUILD: makes queue pairs, and connects them to the sender's.
-    pub(super) fn on_rebuild(&mut self, request: NewRails) -> Fast<()> {
-        self.comm.needs_failover("REBUILD")?;
-        if self.attempts.on_rebuild(&request, self.episodes.epoch(), self.episodes.dead())? {
-            self.unusable = 0;
-            let peer = Offer { port: request.port, routes: request.routes, rkeys: request.rkeys };
-            let begun = self.comm.begin_attempt(request.rails, [Goal::Made, Goal::Joined(peer)]);
-            return begun.or_else(|e| self.attempt_failed(&e));
-        }
-        Ok(())
-    }
-
-    /// Handles PROVED: probes the way to the sender.
-    pub(super) fn on_proved(&mut self, attempt: Attempt) -> Fast<()> {
-        match self.attempts.on_proved(attempt) {
-            true => self.comm.continue_attempt([Goal::Proved]).or_else(|e| self.attempt_failed(&e)),
-            false => Ok(()),
-        }
+    /// Makes queue pairs, and connects them to the sender's.
+    pub(super) fn make(&mut self, request: NewRails) -> Fast<()> {
+        let which = RailSet::from_bits(request.rails);
+        let peer = Offer { port: request.port, routes: request.routes, rkeys: request.rkeys };
+        let begun = self.comm.begin_attempt(which, [Goal::Made, Goal::Joined(peer)]);
+        begun.or_else(|e| self.attempt_failed(&e))
     }
 
     /// Sends what the thread has brought about.
@@ -38,44 +27,47 @@ impl RecvState {
             Some(Ok(Some(offer))) => self.attempt_worked(offer)?,
             Some(Err(e)) => self.attempt_failed(&e)?,
         }
-        if self.is_return_due() {
-            let rails = std::mem::take(&mut self.unusable);
-            self.comm.send_about_attempt(Message::Return { rails })?;
+        let Self { recovery, comm, .. } = self;
+        if let Some(message) = recovery.returned(|rail| comm.watch.may_return(rail)) {
+            comm.send_message(message)?;
         }
         self.try_cts_home();
         self.try_up()
     }
 
-    /// Sends REBUILT once the queue pairs are connected. Uses the rails and sends UP once the probes
-    /// have arrived.
+    /// Sends REBUILT once the queue pairs are connected. Uses the rails once the probes have arrived.
     fn attempt_worked(&mut self, Offer { port, routes, rkeys }: Offer) -> Fast<()> {
-        let Some((attempt, rails, is_up)) = self.attempts.worked() else { return Ok(()) };
-        if !is_up {
-            let answer = NewRails { attempt, rails, port, routes, rkeys };
-            return self.comm.send_about_attempt(Message::Rebuilt(answer));
+        match self.recovery.worked() {
+            ReceiverWorked::Nothing => Ok(()),
+            ReceiverWorked::Made(attempt, which) => {
+                let answer = NewRails { attempt, rails: which.bits(), port, routes, rkeys };
+                self.comm.send_message(Message::Rebuilt(answer))
+            }
+            ReceiverWorked::Use(which) => self.use_rails(which),
         }
-        self.episodes.revive(rails);
-        self.comm.use_new_rails(rails)?;
-        self.memory.renew(rails);
+    }
+
+    fn use_rails(&mut self, which: RailSet) -> Fast<()> {
+        self.comm.use_new_rails(which)?;
+        self.memory.renew(which.bits());
         if let Some(flushes) = &mut self.flushes {
-            flushes.revive(rails, &self.comm.rails);
+            flushes.revive(which.bits(), &self.comm.rails);
         }
         self.restore_room()?;
         if let Some(next) = self.unwritten.take() {
             self.move_cts(next)?;
         }
-        self.renew_cts(rails)?;
+        self.renew_cts(which.bits())?;
         self.cts.want_home(&self.comm);
-        self.up_when_renewed(attempt)
+        self.end_episode();
+        self.try_up()
     }
 
     /// Ends the present attempt, and sends the reason.
-    fn attempt_failed(&mut self, why: &Error) -> Fast<()> {
-        let Some((attempt, rails)) = self.attempts.abort() else { return Ok(()) };
-        self.comm.attempt_failed(rails, why);
-        self.unusable = rails;
-        let failed = RebuildFailed { attempt, reason: why.to_string() };
-        self.comm.send_about_attempt(Message::RebuildFailed(failed))
+    pub(super) fn attempt_failed(&mut self, why: &Error) -> Fast<()> {
+        let Some((which, failed)) = self.recovery.abort(why.to_string()) else { return Ok(()) };
+        self.comm.attempt_failed(which, why);
+        self.comm.send_message(failed)
     }
 
     /// Moves the CTS writes back to their own rail if it lives, and all writes over the other one

@@ -25,13 +25,14 @@ use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 
 use crate::config::Config;
 use crate::error::{Error, Fast, Result};
+use crate::failover;
 use crate::housekeeping::Idleness;
-use crate::proto::{FIFO_BYTES, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
+use crate::proto::{FIFO_BYTES, RECORDS_BYTES, RailSet, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
 use crate::transport::comm::Comm;
-use crate::transport::episode::{ReceiverAttempts, ReceiverEpisodes, Running};
 use crate::transport::memory::{LivingMrs, Mr};
 use crate::transport::progress::Progress;
 use crate::transport::request::cells::Cells;
+use crate::transport::running::Running;
 use cts_writer::CtsWriter;
 use flush::{Flushes, SINK_BYTES};
 use incomplete::Promises;
@@ -64,14 +65,11 @@ pub(crate) struct RecvState {
     credit: usize,
     /// By next sequence number and outstanding slots: see [`optional`].
     pub(crate) idleness: Idleness<(Sequence, usize)>,
-    episodes: ReceiverEpisodes,
+    recovery: failover::Receiver,
     /// The episode in progress.
     episode: Option<Running>,
-    attempts: ReceiverAttempts,
     renewal: KeyRenewal,
     memory: Arc<LivingMrs>,
-    /// Dead rails that this end could not make anew.
-    unusable: u8,
     /// No rail carries CTS writes. The entries from this group on are written when one does.
     unwritten: Option<Sequence>,
     /// When a sender's completed data that has not arrived counts as lost, in an episode.
@@ -101,6 +99,7 @@ impl RecvState {
     ) -> Self {
         Self {
             cts: CtsWriter::new(&comm, config),
+            recovery: failover::Receiver::new(RailSet::from_bits(comm.layout.all_rails())),
             comm,
             cells,
             slots: Box::new([Slot::EMPTY; SLOTS]),
@@ -108,12 +107,9 @@ impl RecvState {
             ahead: 0,
             credit: 0,
             idleness: Idleness::UNKNOWN,
-            episodes: ReceiverEpisodes::default(),
             episode: None,
-            attempts: ReceiverAttempts::default(),
             renewal: KeyRenewal::default(),
             memory,
-            unusable: 0,
             unwritten: None,
             patience: None,
             promises: Promises::new(config),

@@ -3,7 +3,7 @@
 //! and sends UP when they are in place: only then does the sender use the rail.
 
 use crate::error::Fast;
-use crate::proto::{Attempt, Message, SLOTS, Sequence, rails};
+use crate::proto::{SLOTS, Sequence, rails};
 use crate::transport::recv::RecvState;
 
 impl RecvState {
@@ -43,21 +43,14 @@ impl RecvState {
         changed
     }
 
-    /// Sends UP when the sender has the new keys.
-    pub(super) fn up_when_renewed(&mut self, attempt: Attempt) -> Fast<()> {
-        self.renewal.up = Some(attempt);
-        self.try_up()
-    }
-
     /// Sends UP if it waits and the sender has the new keys.
     pub(super) fn try_up(&mut self) -> Fast<()> {
         if self.renewal.first.is_some() && self.unwritten.is_none() && self.cts.is_rewritten(&self.comm) {
             self.renewal.first = None;
         }
-        if self.renewal.first.is_some() || self.episodes.blocks_offers() {
+        if self.renewal.first.is_some() {
             return Ok(());
         }
-        let up = self.renewal.up.take();
-        up.map_or(Ok(()), |attempt| self.comm.send_about_attempt(Message::Up(attempt)))
+        self.recovery.up().map_or(Ok(()), |up| self.comm.send_message(up))
     }
 }

@@ -5,11 +5,12 @@ use std::time::Instant;
 use nccl_net_versions::Buffer;
 
 use crate::error::{Error, Fast};
-use crate::proto::{MAX_RECVS, Message, Sequence, SizeQ, Split, Verdict, rails};
+use crate::failover::{Posted, Sender, SenderAction};
+use crate::proto::{MAX_RECVS, Message, RailSet, Sequence, SizeQ, Split, rails};
 use crate::transport::comm::Comm;
-use crate::transport::episode::{Posted, Running};
 use crate::transport::ping::Pinged;
 use crate::transport::progress::Progress;
+use crate::transport::running::Running;
 use crate::transport::send::SendState;
 use crate::transport::send::cts_fifo;
 use crate::transport::send::group::{Group, NO_SEND, SendOp, keep};
@@ -22,34 +23,20 @@ use crate::verbs::Keys;
 impl SendState {
     /// Returns whether no send may begin: an episode is going on, or no rail is left.
     pub(crate) fn blocks_sends(&self) -> bool {
-        self.episodes.is_awaiting() || self.comm.living() == 0
+        self.recovery.is_awaiting() || self.comm.living() == 0
     }
 
     /// See [`Progress::handle_news`].
     pub(super) fn handle_news(&mut self) -> Fast<()> {
-        let mut failed = self.comm.take_failed();
-        if self.comm.notifier.take_resumed() {
-            if let Some(state) = self.episodes.awaited() {
-                let state = Message::State(state.clone());
-                self.comm.send_message(&state)?;
-            }
-            self.comm.repeat_about_attempt()?;
-        }
+        self.recovery.failed(RailSet::from_bits(self.comm.take_failed()));
+        self.comm.repeat_after_a_break();
         while let Some(message) = self.comm.next_message()? {
-            match message {
-                Message::Down { epoch, rails } if self.episodes.is_current(epoch) => {
-                    failed |= self.known_rails(rails)?;
-                }
-                Message::Down { .. } => {}
-                Message::Verdict(verdict) => self.obey(&verdict)?,
-                Message::Rebuilt(answer) => self.on_rebuilt(answer),
-                Message::RebuildFailed(failed) => self.on_rebuild_failed(&failed),
-                Message::Up(attempt) => self.on_up(attempt)?,
-                Message::Return { rails } => self.on_return(rails),
-                other => return Err(self.comm.unexpected(&other)),
-            }
+            let mut recovery = std::mem::replace(&mut self.recovery, Sender::new(RailSet::EMPTY));
+            let action = recovery.on_message(message, || self.open_groups());
+            self.recovery = recovery;
+            self.act(action?)?;
         }
-        self.give_up(failed)?;
+        self.give_up()?;
         self.comm.ping_if_late(Pinged::Others)?;
         if self.comm.awaits_pings() {
             self.poll()?;
@@ -57,7 +44,7 @@ impl SendState {
         if self.comm.drained() != self.drained {
             self.rails_changed()?;
         }
-        if self.episodes.is_awaiting() {
+        if self.recovery.is_awaiting() {
             return self.comm.check_answer();
         }
         self.advance_failback()?;
@@ -65,46 +52,41 @@ impl SendState {
         if self.comm.living() == 0 { Ok(()) } else { self.post_unposted() }
     }
 
-    fn known_rails(&mut self, rails: u8) -> Fast<u8> {
-        if rails & !self.comm.layout.all_rails() != 0 {
-            let what = format!(
-                "DOWN of rails {rails:#04b}, and the connection has {:#04b}",
-                self.comm.layout.all_rails()
-            );
-            return Err(Error::Protocol(what).into());
+    fn act(&mut self, action: SenderAction) -> Fast<()> {
+        match action {
+            SenderAction::Nothing => {}
+            SenderAction::GivenUpByPeer(which) => self.comm.given_up_by_the_peer(which.bits()),
+            SenderAction::Judged(groups) => self.obey(groups),
+            SenderAction::Join(answer) => self.join(answer),
+            SenderAction::Failed(which, why) => {
+                self.comm.attempt_failed(which, &Error::Peer(format!("at the receiver: {why}")));
+            }
+            SenderAction::Use(which) => {
+                self.comm.use_new_rails(which)?;
+                self.memory.renew(which.bits());
+                self.rails_changed()?;
+            }
         }
-        self.comm.needs_failover("DOWN")?;
-        self.comm.given_up_by_the_peer(rails);
-        Ok(rails)
+        Ok(())
     }
 
-    /// Gives up rails, and sends STATE.
-    fn give_up(&mut self, failed: u8) -> Fast<()> {
-        let new = self.episodes.give_up(failed);
-        if new == 0 {
-            // The receiver may use rails of the present attempt, and has given them up again.
-            if failed & self.attempts.rails() == 0 {
-                return Ok(());
-            }
-            self.episodes.renew();
-        }
-        // New queue pairs of a rail that the receiver may use are destroyed before the receiver
-        // learns of the episode: no CTS entry comes over them any more.
-        self.attempts.abort();
-        self.episode.get_or_insert_with(|| Running::new(new | failed));
-        self.comm.stop_rails(new);
+    /// Gives up the rails that have failed, and sends STATE.
+    fn give_up(&mut self) -> Fast<()> {
+        let Some(new) = self.recovery.episode() else { return Ok(()) };
+        self.episode.get_or_insert_with(|| Running::new(new));
+        self.comm.stop_rails(new.bits());
         // What the adapter has acknowledged so far need not be judged.
         self.poll()?;
-        self.comm.give_up(new)?;
-        timing::forget(self.timing.as_deref_mut(), &mut self.policy, new);
+        self.comm.give_up(new.bits())?;
+        timing::forget(self.timing.as_deref_mut(), &mut self.policy, new.bits());
         self.rails_changed()?;
         let open = self.open_groups();
-        let state = self.episodes.state(self.seq, &open);
+        let state = self.recovery.state(self.seq, &open);
         self.comm.answer_due = Some(Instant::now());
         for group in &state.open {
             self.groups[usize::from(group.seq.slot())].pending |= group.lost;
         }
-        self.comm.send_message(&Message::State(state))
+        self.comm.send_message(Message::State(state))
     }
 
     /// Splits the sends of the group that is being matched among the living rails.
@@ -152,9 +134,7 @@ impl SendState {
     }
 
     /// Completes the parts that the receiver has, and prepares the others to be sent again.
-    fn obey(&mut self, verdict: &Verdict) -> Fast<()> {
-        let open = self.open_groups();
-        let Some(judged) = self.episodes.verdict(verdict, &open)? else { return Ok(()) };
+    fn obey(&mut self, judged: Vec<(Sequence, u8, u8)>) {
         self.comm.answer_due = None;
         for (seq, lost, again) in judged {
             let group = &mut self.groups[usize::from(seq.slot())];
@@ -164,12 +144,11 @@ impl SendState {
                 self.complete_group(seq.slot());
             }
         }
-        Ok(())
     }
 
     /// Sends lost parts again as far as there is room.
     fn post_unposted(&mut self) -> Fast<()> {
-        while let Some((seq, replay)) = self.episodes.next_unposted() {
+        while let Some((seq, replay)) = self.recovery.next_unposted() {
             let carrier = self.policy.least_busy(|rail| self.comm.rails[rail].in_flight());
             if !self.post_again(
                 seq,
@@ -179,9 +158,9 @@ impl SendState {
             )? {
                 break;
             }
-            self.episodes.posted(carrier);
+            self.recovery.posted(carrier);
         }
-        if !self.episodes.has_unposted()
+        if !self.recovery.has_unposted()
             && let Some(Running { rail, begun, bytes }) = self.episode.take()
         {
             self.comm.watch.report_episode(rail, bytes, begun.elapsed());

@@ -21,16 +21,17 @@ use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
+use crate::failover;
 use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job, log_failure};
 use crate::policy::Policy;
-use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, SCRATCH, SLOTS, Sequence, Split};
+use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, RailSet, SCRATCH, SLOTS, Sequence, Split};
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
-use crate::transport::episode::{Running, SenderAttempts, SenderEpisodes};
 use crate::transport::memory::{LivingMrs, Mr, Registrar};
 use crate::transport::progress::{Progress, progress};
 use crate::transport::request::cells::Cells;
+use crate::transport::running::Running;
 use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use crate::verbs::Words;
@@ -82,10 +83,9 @@ pub(crate) struct SendState {
     pub(crate) sends: Box<[Matched; SENDS]>,
     /// By request: how those that say so are split. Empty on a single rail, which splits nothing.
     splits: Box<[Split]>,
-    episodes: SenderEpisodes,
+    recovery: failover::Sender,
     /// The episode in progress.
     episode: Option<Running>,
-    attempts: SenderAttempts,
     memory: Arc<LivingMrs>,
     /// The sends of the group that is being matched, by receive.
     pub(crate) ops: Box<[SendOp; MAX_RECVS]>,
@@ -112,7 +112,7 @@ impl Sender {
         let drained = comm.drained();
         policy.keep(comm.undrained(drained));
         let memory = Registrar::new(comm.nics(), config);
-        let living = memory.living();
+        let (living, all) = (memory.living(), RailSet::from_bits(comm.layout.all_rails()));
         let sender = Arc::new(Self {
             housekeeping: Arc::clone(&settings.process.housekeeping),
             urgency: Urgency::default(),
@@ -135,9 +135,8 @@ impl Sender {
                 seq: Sequence::FIRST,
                 cells,
                 sends: Box::new([Matched::default(); SENDS]),
-                episodes: SenderEpisodes::default(),
+                recovery: failover::Sender::new(all),
                 episode: None,
-                attempts: SenderAttempts::default(),
                 memory: living,
                 ops: Box::new([NO_SEND; MAX_RECVS]),
                 next: 0,

@@ -6,7 +6,8 @@ use mpib_tests::log::{assert_last_warning, assert_warned, assert_warned_one_of, 
 use mpib_tests::pair::{Buffer, Pair, failure, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{NO_PINGS, SHORT, here, isolated, mpib};
-use nccl_net_mpib::proto::{ImmLayout, Message, OpenGroup, Replay, SenderState, Sequence, Verdict};
+use nccl_net_mpib::control::Channel;
+use nccl_net_mpib::proto::{ImmLayout, Message, Numbered, OpenGroup, Replay, SenderState, Sequence, Verdict};
 use softverbs::{CqOf, Direction, Fault, Only, heal, inject_at, qp_attributes};
 
 use super::points::{Ends, env, two_hosts};
@@ -145,6 +146,25 @@ fn adapters_that_are_removed() {
     }
 }
 
+/// Numbers the messages of an evil peer.
+struct Numbers<'a>(&'a Channel, u64);
+
+impl Numbers<'_> {
+    fn say(&mut self, message: &Message) {
+        self.1 += 1;
+        let numbered = Numbered { number: self.1, received: 0, message: Box::new(message.clone()) };
+        self.0.send(&Message::Numbered(numbered)).unwrap();
+    }
+}
+
+/// The next message of the end that is tested.
+fn answer(channel: &Channel) -> Option<Message> {
+    match channel.try_recv() {
+        Ok(Some(Message::Numbered(numbered))) => Some(*numbered.message),
+        _ => None,
+    }
+}
+
 fn state(dead: u8, next: u64, open: Vec<OpenGroup>) -> Message {
     Message::State(SenderState { epoch: 1, dead, next: Sequence::from_number(next), open })
 }
@@ -194,12 +214,13 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
             let offer = || table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]).1;
             let (first, _second) = (offer(), offer());
             let answered = messages.len() == 1 && !words.is_empty();
-            messages.iter().for_each(|message| evil.channel.send(message).unwrap());
+            let mut numbers = Numbers(&evil.channel, 0);
+            messages.iter().for_each(|message| numbers.say(message));
             let mut words = words.into_iter();
             let code = until(said, || {
                 let (rc, done, _) = table.test(first);
                 assert!(!done, "{said}");
-                let verdict = || matches!(evil.channel.try_recv(), Ok(Some(Message::Verdict(_))));
+                let verdict = || matches!(answer(&evil.channel), Some(Message::Verdict(_)));
                 if !answered || verdict() {
                     words.by_ref().for_each(|word| evil.signal(1, word));
                 }
@@ -233,11 +254,12 @@ fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
             let (comm, evil) = sender(ctx);
             let from = Buffer::new(table, comm, vec![0; 4096]);
             let (first, rest) = messages.split_first().unwrap();
-            evil.channel.send(first).unwrap();
+            let mut numbers = Numbers(&evil.channel, 0);
+            numbers.say(first);
             let mut rest = rest.iter();
             let code = until(said, || {
-                if matches!(evil.channel.try_recv(), Ok(Some(Message::State(_)))) {
-                    rest.by_ref().for_each(|message| evil.channel.send(message).unwrap());
+                if matches!(answer(&evil.channel), Some(Message::State(_))) {
+                    rest.by_ref().for_each(|message| numbers.say(message));
                 }
                 let (rc, request) = table.isend(comm, from.addr(), 1000, 1, from.mr);
                 assert!(request.is_null(), "{said}");
@@ -251,7 +273,7 @@ fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
         // A VERDICT that answers no STATE, and one of another epoch, change nothing.
         let (comm, evil) = sender(ctx);
         take_warnings();
-        evil.channel.send(&verdict(vec![(seq, 1)])).unwrap();
+        Numbers(&evil.channel, 0).say(&verdict(vec![(seq, 1)]));
         let from = Buffer::new(table, comm, vec![0; 4096]);
         (0..1000).for_each(|_| {
             assert_eq!(table.isend(comm, from.addr(), 10, 1, from.mr), (Success, Ptr::default()))
@@ -293,9 +315,12 @@ fn a_verdict_waits_for_data_that_the_sender_has_completed() {
         let to = Buffer::new(table, comm, vec![0; 4096]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
         assert_eq!(rc, Success);
-        evil.channel.send(&state(1, 2, vec![])).unwrap();
+        Numbers(&evil.channel, 0).say(&state(1, 2, vec![]));
         let answer = || match evil.channel.try_recv() {
-            Ok(Some(Message::Verdict(verdict))) => Some(verdict),
+            Ok(Some(Message::Numbered(numbered))) => match *numbered.message {
+                Message::Verdict(verdict) => Some(verdict),
+                other => panic!("{other:?}"),
+            },
             Ok(_) => None,
             Err(e) => panic!("the receiver has given up: {e}"),
         };
@@ -334,10 +359,10 @@ fn a_rail_that_one_peer_gives_up_stays_in_use_for_others() {
         let peers = [sender(ctx), sender(ctx)];
         for ((comm, evil), rails) in peers.iter().zip([0b01, 0b10]) {
             let from = Buffer::new(table, *comm, vec![0; 4096]);
-            evil.channel.send(&Message::Down { epoch: 0, rails }).unwrap();
+            Numbers(&evil.channel, 0).say(&Message::Down { epoch: 0, rails });
             let state = until("STATE", || {
                 assert_eq!(table.isend(*comm, from.addr(), 1000, 1, from.mr), (Success, Ptr::default()));
-                evil.channel.try_recv().unwrap()
+                answer(&evil.channel)
             });
             assert!(matches!(&state, Message::State(state) if state.dead == rails), "{state:?}");
             from.dereg();

@@ -133,7 +133,7 @@ fn in_a_ring_of_five_neighbours_use_their_link_and_others_get_an_error() {
     });
 }
 
-/// Four hosts in a line; two of them have a network of their own for control connections.
+/// Four hosts in a line. Another network joins two of them, for control connections.
 fn line() -> Topology {
     Topology {
         networks: vec![

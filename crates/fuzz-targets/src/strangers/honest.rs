@@ -7,7 +7,7 @@ use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::raw::{Raw, dial, hello, hello_frame};
 use nccl_net_mpib::control::{Channel, ChannelState, Listener};
 use nccl_net_mpib::process::Process;
-use nccl_net_mpib::proto::{Callback, Message, Nonce, Verdict};
+use nccl_net_mpib::proto::{Callback, Message, Nonce, Numbered, Verdict};
 
 use super::tolerance;
 
@@ -46,7 +46,9 @@ impl Honest {
         let epoch = self.messages.get() + 1;
         self.messages.set(epoch);
         for (from, to) in [(&self.connector, &self.acceptor), (&self.acceptor, &self.connector)] {
-            let message = Message::Verdict(Verdict { epoch, again: Vec::new() });
+            let verdict = Message::Verdict(Verdict { epoch, again: Vec::new() });
+            let (number, received) = (epoch.into(), u64::from(epoch) - 1);
+            let message = Message::Numbered(Numbered { number, received, message: Box::new(verdict) });
             from.send(&message).expect("the honest connection");
             assert_eq!(recv(to), message);
             assert_eq!(to.state(), ChannelState::Open);

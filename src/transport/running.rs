@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use crate::proto::RailSet;
+
 /// An episode, for the log and the statistics.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -14,7 +16,7 @@ pub(crate) struct Running {
 
 impl Running {
     /// Begins an episode with the failure of these rails.
-    pub(crate) fn new(failed: u8) -> Self {
-        Self { rail: failed.trailing_zeros() as usize, begun: Instant::now(), bytes: 0 }
+    pub(crate) fn new(failed: RailSet) -> Self {
+        Self { rail: failed.lowest().unwrap_or(0), begun: Instant::now(), bytes: 0 }
     }
 }

@@ -1,0 +1,390 @@
+//! The sender: it gives dead rails up, says what is outstanding, and makes the rails again.
+
+use crate::error::{Error, Fast};
+use crate::proto::{
+    Attempt, Message, NewRails, OpenGroup, RailSet, RebuildFailed, Replay, SenderState, Sequence, Verdict,
+    rails,
+};
+
+/// What a sender knows of its dead rails, of the parts that other rails carry for them, and of the
+/// attempt that is to bring rails back.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Sender {
+    all: RailSet,
+    /// The number of the last STATE; 0 before the first.
+    epoch: u32,
+    /// The rails that are given up.
+    dead: RailSet,
+    /// Failed rails that the next episode is about.
+    failing: RailSet,
+    /// Whether the VERDICT of the last episode is outstanding.
+    awaiting: bool,
+    /// The parts that are sent again, in the order of their verdicts. Those of completed groups
+    /// stay until the next episode.
+    moved: Vec<Moved>,
+    /// The number of the last attempt; 0 before the first.
+    attempts: u32,
+    attempt: Option<(Attempt, RailSet, Step)>,
+    /// Rails whose peer's port works again: they are tried without a hold-down until that fails.
+    hurried: RailSet,
+}
+
+/// Where the present attempt is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Step {
+    /// This end makes its queue pairs.
+    Making,
+    /// REBUILD is sent.
+    Requested,
+    /// This end probes.
+    Proving,
+    /// PROVED is sent.
+    Proved,
+}
+
+/// A part that is sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Moved {
+    seq: Sequence,
+    part: u8,
+    /// The rail that carries it; `None` until it is posted.
+    carrier: Option<u8>,
+}
+
+/// A group that is posted and not completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Posted {
+    pub(crate) seq: Sequence,
+    /// The rails that carry a part of it.
+    pub(crate) mask: u8,
+    /// The size of its only message, if the immediate has it.
+    pub(crate) size: Option<u64>,
+}
+
+/// What a message of the receiver leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum SenderAction {
+    Nothing,
+    /// The receiver has given these rails up: [`Sender::episode`] begins one.
+    GivenUpByPeer(RailSet),
+    /// Of each open group these lost parts are known: all but the last ones are done, and those are
+    /// to be sent again.
+    Judged(Vec<(Sequence, u8, u8)>),
+    /// Connect the new queue pairs to the receiver's, and probe. Then [`Sender::worked`].
+    Join(NewRails),
+    /// The attempt has failed at the receiver: drop it.
+    Failed(RailSet, String),
+    /// Use these rails.
+    Use(RailSet),
+}
+
+impl Sender {
+    pub(crate) fn new(all: RailSet) -> Self {
+        Self {
+            all,
+            epoch: 0,
+            dead: RailSet::EMPTY,
+            failing: RailSet::EMPTY,
+            awaiting: false,
+            moved: Vec::new(),
+            attempts: 0,
+            attempt: None,
+            hurried: RailSet::EMPTY,
+        }
+    }
+
+    /// Returns the rails that are given up.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(super) fn dead(&self) -> RailSet {
+        self.dead
+    }
+
+    /// Returns whether this end probes.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(super) fn is_proving(&self) -> bool {
+        matches!(self.attempt, Some((.., Step::Proving)))
+    }
+
+    /// Returns whether sends must wait: which buffers the peer still wants is not known.
+    pub(crate) fn is_awaiting(&self) -> bool {
+        self.awaiting
+    }
+
+    /// Returns whether a part waits to be sent again.
+    pub(crate) fn has_unposted(&self) -> bool {
+        self.moved.iter().any(|moved| moved.carrier.is_none())
+    }
+
+    /// Notes that rails do not work. [`episode`](Self::episode) begins one.
+    pub(crate) fn failed(&mut self, which: RailSet) {
+        self.failing |= which;
+    }
+
+    /// Begins an episode if rails have failed. The caller drops the attempt, destroys its queue pairs
+    /// on the rails that this returns, and sends what [`state`](Self::state) returns.
+    pub(crate) fn episode(&mut self) -> Option<RailSet> {
+        let failed = std::mem::take(&mut self.failing);
+        let new = failed.without(self.dead);
+        // The receiver may use rails of the present attempt, and has given them up again.
+        if new.is_empty() && (failed & self.attempt_rails()).is_empty() {
+            return None;
+        }
+        self.dead |= new;
+        self.epoch = self.epoch.wrapping_add(1).max(1);
+        self.awaiting = true;
+        // New queue pairs of a rail that the receiver may use are destroyed before the receiver
+        // learns of the episode: no CTS entry comes over them any more.
+        self.attempt = None;
+        Some(new)
+    }
+
+    /// Returns STATE for the groups that are open. `next` is the group that this end posts next.
+    /// The lost parts count as outstanding until the VERDICT, also those that are acknowledged: a
+    /// group whose buffer may be needed does not complete.
+    pub(crate) fn state(&mut self, next: Sequence, open: &[Posted]) -> SenderState {
+        self.moved.retain(|moved| open.iter().any(|group| group.seq == moved.seq));
+        let group = |Posted { seq, mask, size }: &Posted| OpenGroup {
+            seq: *seq,
+            mask: *mask,
+            lost: self.lost(*seq, *mask),
+            size: *size,
+        };
+        let open = open.iter().map(group).collect();
+        SenderState { epoch: self.epoch, dead: self.dead.bits(), next, open }
+    }
+
+    /// Handles a message of the receiver; `open` returns the groups that are open.
+    ///
+    /// # Errors
+    /// It contradicts what this end knows, or a sender gets no such message.
+    pub(crate) fn on_message(
+        &mut self,
+        message: Message,
+        open: impl Fn() -> Vec<Posted>,
+    ) -> Fast<SenderAction> {
+        match message {
+            Message::Down { epoch, rails } => self.on_down(epoch, RailSet::from_bits(rails)),
+            Message::Verdict(verdict) => self.on_verdict(&verdict, &open()),
+            Message::Rebuilt(answer) => Ok(self.on_rebuilt(answer)),
+            Message::RebuildFailed(failed) => Ok(self.on_rebuild_failed(failed)),
+            Message::Up(attempt) => Ok(self.on_up(attempt)),
+            Message::Return { rails } => {
+                self.hurried |= RailSet::from_bits(rails) & self.dead;
+                Ok(SenderAction::Nothing)
+            }
+            other => {
+                let name = other.name();
+                Err(Error::Protocol(format!("the peer sent {name} on an established connection")).into())
+            }
+        }
+    }
+
+    /// A DOWN from before the last STATE has no effect: the receiver sends it again.
+    fn on_down(&mut self, epoch: u32, which: RailSet) -> Fast<SenderAction> {
+        if epoch != self.epoch {
+            return Ok(SenderAction::Nothing);
+        }
+        if !self.all.includes(which) {
+            let what = format!("DOWN of rails {which}, and the connection has {}", self.all);
+            return Err(Error::Protocol(what).into());
+        }
+        self.failed(which);
+        Ok(SenderAction::GivenUpByPeer(which))
+    }
+
+    /// A VERDICT that answers an earlier STATE has no effect.
+    fn on_verdict(&mut self, verdict: &Verdict, open: &[Posted]) -> Fast<SenderAction> {
+        if verdict.epoch != self.epoch || !self.awaiting {
+            return Ok(SenderAction::Nothing);
+        }
+        let again = |seq: Sequence| {
+            let of_group = verdict.again.iter().filter(|(of, _)| *of == seq);
+            of_group.fold(0, |all, (_, parts)| all | parts)
+        };
+        let judged = |group: &Posted| (group.seq, self.lost(group.seq, group.mask), again(group.seq));
+        let judged: Vec<_> = open.iter().map(judged).collect();
+        for (seq, parts) in &verdict.again {
+            let lost = judged.iter().find(|(of, ..)| of == seq).map_or(0, |(_, lost, _)| *lost);
+            if parts & !lost != 0 {
+                return Err(not_lost(*seq, *parts, lost));
+            }
+        }
+        for (seq, _, again) in &judged {
+            for part in rails(*again) {
+                let part = part as u8;
+                self.moved.retain(|moved| (moved.seq, moved.part) != (*seq, part));
+                self.moved.push(Moved { seq: *seq, part, carrier: None });
+            }
+        }
+        self.awaiting = false;
+        Ok(SenderAction::Judged(judged))
+    }
+
+    /// Returns the parts of a group whose last carrier is given up.
+    fn lost(&self, seq: Sequence, mask: u8) -> u8 {
+        let is_lost = |part: &usize| {
+            let moved = self.moved.iter().find(|moved| (moved.seq, usize::from(moved.part)) == (seq, *part));
+            match moved.map(|moved| moved.carrier) {
+                None => self.dead.contains(*part),
+                Some(None) => true,
+                Some(Some(carrier)) => self.dead.contains(carrier.into()),
+            }
+        };
+        rails(mask).filter(is_lost).fold(0, |lost, part| lost | 1 << part)
+    }
+
+    /// Returns the first part that waits to be sent again.
+    pub(crate) fn next_unposted(&self) -> Option<(Sequence, Replay)> {
+        let moved = self.moved.iter().find(|moved| moved.carrier.is_none())?;
+        Some((moved.seq, Replay::new(moved.seq.slot(), moved.part, self.epoch)))
+    }
+
+    /// Notes which rail carries the part that [`next_unposted`](Self::next_unposted) returns.
+    pub(crate) fn posted(&mut self, carrier: usize) {
+        if let Some(moved) = self.moved.iter_mut().find(|moved| moved.carrier.is_none()) {
+            moved.carrier = Some(carrier as u8);
+        }
+    }
+
+    /// Returns the dead rails that an attempt may be about now. `may_return` returns whether the
+    /// port and the route of a rail may be tried.
+    pub(crate) fn due(&self, may_return: impl Fn(usize) -> bool) -> Option<usize> {
+        if self.awaiting || self.attempt.is_some() {
+            return None;
+        }
+        self.dead.iter().find(|rail| self.hurried.contains(*rail) || may_return(*rail))
+    }
+
+    /// Begins an attempt for dead rails, which the caller makes. Then [`worked`](Self::worked).
+    pub(crate) fn begin(&mut self, which: RailSet) {
+        self.attempts = self.attempts.wrapping_add(1).max(1);
+        let attempt = Attempt { number: self.attempts, epoch: self.epoch };
+        self.attempt = Some((attempt, which, Step::Making));
+    }
+
+    /// Returns the rails of the present attempt.
+    pub(crate) fn attempt_rails(&self) -> RailSet {
+        self.attempt.map_or(RailSet::EMPTY, |(_, which, _)| which)
+    }
+
+    /// Handles the end of this end's own work. `made` describes its port and queue pairs. Returns
+    /// the message to send.
+    pub(crate) fn worked(&mut self, made: impl FnOnce(Attempt, RailSet) -> NewRails) -> Option<Message> {
+        let (attempt, which, step) = self.attempt.as_mut()?;
+        match step {
+            Step::Making => {
+                *step = Step::Requested;
+                Some(Message::Rebuild(made(*attempt, *which)))
+            }
+            Step::Proving => {
+                *step = Step::Proved;
+                Some(Message::Proved(*attempt))
+            }
+            Step::Requested | Step::Proved => None,
+        }
+    }
+
+    fn on_rebuilt(&mut self, answer: NewRails) -> SenderAction {
+        let Some((attempt, which, step)) = &mut self.attempt else { return SenderAction::Nothing };
+        if (*attempt, which.bits(), *step) != (answer.attempt, answer.rails, Step::Requested) {
+            return SenderAction::Nothing;
+        }
+        *step = Step::Proving;
+        SenderAction::Join(answer)
+    }
+
+    fn on_rebuild_failed(&mut self, failed: RebuildFailed) -> SenderAction {
+        match self.attempt {
+            Some((current, ..)) if current == failed.attempt => {
+                SenderAction::Failed(self.abort(), failed.reason)
+            }
+            _ => SenderAction::Nothing,
+        }
+    }
+
+    fn on_up(&mut self, attempt: Attempt) -> SenderAction {
+        let current = self.attempt.take_if(|(current, _, step)| (*current, *step) == (attempt, Step::Proved));
+        let Some((_, which, _)) = current else { return SenderAction::Nothing };
+        self.dead = self.dead.without(which);
+        self.hurried = self.hurried.without(which);
+        SenderAction::Use(which)
+    }
+
+    /// Ends the present attempt, which has failed. Later messages about it are ignored. Returns its
+    /// rails, which wait for their hold-down from now on. An attempt that an episode ends has not
+    /// failed: its rails are hurried as before.
+    pub(crate) fn abort(&mut self) -> RailSet {
+        let which = self.attempt_rails();
+        self.attempt = None;
+        self.hurried = self.hurried.without(which);
+        which
+    }
+}
+
+#[cold]
+fn not_lost(seq: Sequence, parts: u8, lost: u8) -> Box<Error> {
+    let seq = seq.number();
+    Error::Protocol(format!(
+        "VERDICT requests parts {parts:#04b} of group {seq}, of which {lost:#04b} are lost"
+    ))
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failover::tests::new_rails;
+
+    fn hears(sender: &mut Sender, message: Message) -> SenderAction {
+        sender.on_message(message, Vec::new).unwrap()
+    }
+
+    //= protocol.md: failback: a message of another attempt or epoch has no effect
+    #[test]
+    fn a_sender_goes_through_the_steps_in_order_and_ignores_other_messages() {
+        let (mut sender, which) = (Sender::new(RailSet::first(2)), RailSet::of(1));
+        sender.failed(which);
+        assert_eq!((sender.episode(), sender.episode()), (Some(which), None));
+        let verdict = |epoch| Message::Verdict(Verdict { epoch, again: Vec::new() });
+        assert_eq!(hears(&mut sender, verdict(2)), SenderAction::Nothing);
+        assert_eq!(sender.due(|_| true), None, "the VERDICT is outstanding");
+        assert_eq!(hears(&mut sender, verdict(1)), SenderAction::Judged(Vec::new()));
+        assert_eq!((sender.due(|_| false), sender.due(|_| true)), (None, Some(1)));
+        sender.begin(which);
+        let first = Attempt { number: 1, epoch: 1 };
+        let rebuilt = |attempt| Message::Rebuilt(new_rails(attempt, which));
+        assert_eq!(hears(&mut sender, rebuilt(first)), SenderAction::Nothing, "nothing is made yet");
+        assert_eq!(sender.worked(new_rails), Some(Message::Rebuild(new_rails(first, which))));
+        for other in [Attempt { number: 2, ..first }, Attempt { epoch: 2, ..first }] {
+            assert_eq!(hears(&mut sender, rebuilt(other)), SenderAction::Nothing);
+        }
+        assert_eq!(hears(&mut sender, rebuilt(first)), SenderAction::Join(new_rails(first, which)));
+        assert_eq!(hears(&mut sender, Message::Up(first)), SenderAction::Nothing, "not proved yet");
+        assert_eq!(sender.worked(new_rails), Some(Message::Proved(first)));
+        assert_eq!(hears(&mut sender, Message::Up(Attempt { epoch: 2, ..first })), SenderAction::Nothing);
+        assert_eq!(hears(&mut sender, Message::Up(first)), SenderAction::Use(which));
+        assert!(sender.dead().is_empty() && sender.attempt_rails().is_empty());
+    }
+
+    //= protocol.md: failback: RETURN ends the hold-down until an attempt has failed
+    #[test]
+    fn a_hurried_rail_is_tried_until_that_fails() {
+        let (mut sender, which) = (Sender::new(RailSet::first(2)), RailSet::of(1));
+        sender.failed(which);
+        sender.episode();
+        hears(&mut sender, Message::Verdict(Verdict { epoch: 1, again: Vec::new() }));
+        hears(&mut sender, Message::Return { rails: 0b11 });
+        assert_eq!(sender.due(|_| false), Some(1), "and not the living one");
+        sender.begin(which);
+        // An episode is no failure of the attempt.
+        sender.failed(RailSet::of(0));
+        sender.episode();
+        hears(&mut sender, Message::Verdict(Verdict { epoch: 2, again: Vec::new() }));
+        assert_eq!(sender.due(|_| false), Some(1));
+        sender.begin(which);
+        let attempt = Attempt { number: 2, epoch: 2 };
+        let failed = Message::RebuildFailed(RebuildFailed { attempt, reason: "down".into() });
+        assert_eq!(hears(&mut sender, failed), SenderAction::Failed(which, "down".into()));
+        assert_eq!(sender.due(|_| false), None);
+    }
+}
