@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -31,7 +31,9 @@ pub struct Proxy {
 struct Shared {
     /// Both sides of each connection: connector's, acceptor's.
     pairs: Mutex<Vec<[TcpStream; 2]>>,
-    swallows: AtomicBool,
+    /// By side: whether what it sends is swallowed, and how many bytes of it were.
+    swallows: [AtomicBool; 2],
+    swallowed: [AtomicUsize; 2],
     /// The sides whose bytes were passed on, in order; repetitions are left out.
     sent: Mutex<Vec<Side>>,
 }
@@ -88,7 +90,17 @@ impl Proxy {
 
     /// From now on no byte is passed on, and no connection ends.
     pub fn swallow(&self) {
-        self.shared.swallows.store(true, Ordering::SeqCst);
+        [Side::Connector, Side::Acceptor].iter().for_each(|side| self.swallow_of(*side));
+    }
+
+    /// From now on no byte that this side sends is passed on.
+    pub fn swallow_of(&self, side: Side) {
+        self.shared.swallows[side as usize].store(true, Ordering::SeqCst);
+    }
+
+    /// Returns how many bytes of this side were swallowed.
+    pub fn swallowed(&self, side: Side) -> usize {
+        self.shared.swallowed[side as usize].load(Ordering::SeqCst)
     }
 }
 
@@ -117,9 +129,12 @@ fn pass_on(side: Side, mut from: TcpStream, mut to: TcpStream, shared: &Shared) 
     let mut chunk = [0; 4096];
     loop {
         let read = from.read(&mut chunk);
-        if shared.swallows.load(Ordering::SeqCst) {
+        if shared.swallows[side as usize].load(Ordering::SeqCst) {
             match read {
-                Ok(1..) => continue,
+                Ok(n @ 1..) => {
+                    shared.swallowed[side as usize].fetch_add(n, Ordering::SeqCst);
+                    continue;
+                }
                 _ => return,
             }
         }

@@ -5,6 +5,7 @@ mod failback;
 mod kinds;
 mod links;
 mod points;
+mod recovery;
 mod refusals;
 mod replugged;
 mod second;
