@@ -21,7 +21,6 @@ use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::Housekeeping;
 use crate::stats::Stats;
 use crate::warned::Warned;
-use crate::worker::Worker;
 
 /// The state that all communicators of a process share.
 ///
@@ -38,8 +37,6 @@ pub struct Process {
     pub events: AsyncEvents,
     /// The jobs that run when no call of NCCL's does their work.
     pub housekeeping: Arc<Housekeeping>,
-    /// The thread that makes queue pairs of dead rails anew.
-    pub(crate) worker: Arc<Worker>,
     /// Whether events are counted in the statistics page.
     pub stats: Arc<Stats>,
     /// What was logged once.
@@ -78,7 +75,6 @@ impl Process {
             agent: Clients::new(events.scaler()),
             events,
             housekeeping,
-            worker: Arc::new(Worker::new("mpib-failback")),
             stats,
             warned,
             failed_routes,

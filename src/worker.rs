@@ -1,5 +1,7 @@
-//! A thread for work that a call of NCCL must not wait for. The work is done in steps.
+//! Threads for work that a call of NCCL must not wait for: each adapter has some. The work is done in
+//! steps, and what a connection waits for comes first.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,16 +13,26 @@ use parking_lot::Mutex;
 use crate::background;
 use crate::error::{Error, Result};
 
-/// The pause after each job has had a step: jobs wait for the network and for the kernel.
+/// The pause after a step that has not ended the work: it waits for the network or for the kernel.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Most threads of a worker. A step may wait in the kernel for a second, for a peer that is away.
+const THREADS: usize = 4;
 
 /// Work in steps.
 pub(crate) trait Steps: Send + Sync {
-    /// Does what can be done without waiting. Returns whether the work has ended.
+    /// Does what can be done without waiting for the peer. Returns whether the work has ended.
     fn step(&self) -> bool;
 }
 
-/// A thread, which exists while there is work.
+/// Which work comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// Data waits for it.
+    High,
+    Low,
+}
+
+/// Threads, which exist while there is work.
 pub(crate) struct Worker {
     name: &'static str,
     state: Arc<Mutex<State>>,
@@ -28,12 +40,15 @@ pub(crate) struct Worker {
 
 #[derive(Default)]
 struct State {
-    jobs: Vec<Arc<dyn Steps>>,
-    is_running: bool,
+    urgent: VecDeque<Arc<dyn Steps>>,
+    other: VecDeque<Arc<dyn Steps>>,
+    threads: usize,
+    /// Of these, the threads that are in a step.
+    busy: usize,
 }
 
 impl Worker {
-    /// `name`: of the thread.
+    /// `name`: of the threads.
     pub(crate) fn new(name: &'static str) -> Self {
         Self { name, state: Arc::default() }
     }
@@ -42,37 +57,52 @@ impl Worker {
     ///
     /// # Errors
     /// The system has no thread left.
-    pub(crate) fn add(&self, job: Arc<dyn Steps>) -> Result<()> {
+    pub(crate) fn add(&self, job: Arc<dyn Steps>, urgency: Urgency) -> Result<()> {
         let mut state = self.state.lock();
-        if !state.is_running {
+        if state.threads == state.busy && state.threads < THREADS {
             let shared = Arc::clone(&self.state);
-            background::spawn(self.name, || {}, move || run(&shared))
-                .map_err(|e| Error::io(format!("starting the thread {}", self.name), e))?;
-            state.is_running = true;
+            let spawned = background::spawn(self.name, || {}, move || run(&shared));
+            match spawned {
+                Ok(_) => state.threads += 1,
+                Err(e) if state.threads == 0 => {
+                    return Err(Error::io(format!("starting the thread {}", self.name), e));
+                }
+                // The other threads do the work.
+                Err(_) => {}
+            }
         }
-        state.jobs.push(job);
+        match urgency {
+            Urgency::High => state.urgent.push_back(job),
+            Urgency::Low => state.other.push_back(job),
+        }
         Ok(())
     }
 }
 
-fn run(state: &Mutex<State>) {
+fn run(shared: &Mutex<State>) {
     loop {
-        let jobs = {
-            let mut state = state.lock();
-            if state.jobs.is_empty() {
-                state.is_running = false;
+        let (job, urgency) = {
+            let mut state = shared.lock();
+            let next = state.urgent.pop_front().map(|job| (job, Urgency::High));
+            let next = next.or_else(|| state.other.pop_front().map(|job| (job, Urgency::Low)));
+            let Some(next) = next.filter(|_| !background::is_exiting()) else {
+                state.threads -= 1;
                 return;
-            }
-            state.jobs.clone()
+            };
+            state.busy += 1;
+            next
         };
-        if background::is_exiting() {
-            return;
+        let has_ended = step(&*job);
+        let mut state = shared.lock();
+        state.busy -= 1;
+        if has_ended {
+            continue;
         }
-        for job in jobs {
-            if step(&*job) {
-                state.lock().jobs.retain(|other| !Arc::ptr_eq(other, &job));
-            }
+        match urgency {
+            Urgency::High => state.urgent.push_back(job),
+            Urgency::Low => state.other.push_back(job),
         }
+        drop(state);
         thread::sleep(PAUSE);
     }
 }
@@ -112,14 +142,39 @@ mod tests {
     #[test]
     fn each_job_has_steps_until_it_ends_also_after_a_time_without_any() {
         let worker = Worker::new("worker");
-        for _ in 0..2 {
+        for urgency in [Urgency::High, Urgency::Low] {
             let (steps, done) = mpsc::channel();
-            worker.add(Arc::new(Count(AtomicU32::new(0), steps.clone()))).unwrap();
-            worker.add(Arc::new(Count(AtomicU32::new(0), steps))).unwrap();
-            // The channel ends when the thread has dropped both.
+            worker.add(Arc::new(Count(AtomicU32::new(0), steps.clone())), urgency).unwrap();
+            worker.add(Arc::new(Count(AtomicU32::new(0), steps)), Urgency::Low).unwrap();
+            // The channel ends when the threads have dropped both.
             let mut all: Vec<_> = done.iter().collect();
             all.sort_unstable();
             assert_eq!(all, [1, 1, 2, 2, 3, 3]);
         }
+    }
+
+    /// Waits in its step until the other end is dropped.
+    struct Stuck(Mutex<mpsc::Receiver<()>>);
+
+    impl Steps for Stuck {
+        fn step(&self) -> bool {
+            self.0.lock().recv().is_err()
+        }
+    }
+
+    //= rail-life.md: an adapter that hangs holds up no other work of its thread
+    #[test]
+    fn a_step_that_does_not_return_holds_up_no_other_job() {
+        let worker = Worker::new("worker");
+        let (go_on, waits) = mpsc::channel();
+        worker.add(Arc::new(Stuck(Mutex::new(waits))), Urgency::Low).unwrap();
+        let (steps, done) = mpsc::channel();
+        // The first thread may not be in its step yet.
+        while worker.state.lock().busy == 0 {
+            thread::yield_now();
+        }
+        worker.add(Arc::new(Count(AtomicU32::new(0), steps)), Urgency::High).unwrap();
+        assert_eq!(done.iter().collect::<Vec<_>>(), [1, 2, 3]);
+        drop(go_on);
     }
 }

@@ -7,7 +7,7 @@ use crate::async_events::state::EventState;
 use crate::device::{Happening, Moment, Nic};
 use crate::error::Result;
 use crate::verbs::Context;
-use crate::worker::Steps;
+use crate::worker::{Steps, Urgency};
 
 /// Tries to open the adapter of a port again. Registers all memory of NCCL on it, which may take
 /// seconds.
@@ -30,7 +30,7 @@ impl EventState {
             return;
         }
         let steps = Reopening { nic: Arc::clone(nic), state: self.this.clone() };
-        match self.reopening.worker.add(Arc::new(steps)) {
+        match self.reopening.worker.add(Arc::new(steps), Urgency::Low) {
             Ok(()) => tried.push(former),
             Err(e) => tracing::debug!(target: "net", "{}: {e}", nic.name()),
         }

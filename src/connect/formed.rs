@@ -74,7 +74,6 @@ impl Formed {
             is_enabled: keep.failover,
             wait: settings.config.failover_wait,
             maker: Arc::new(Rebuilder::new(role, settings, &rails)),
-            worker: Arc::clone(&settings.process.worker),
         };
         Ok(Self { rails, region, remote, layout, plan, failover, stats, flow })
     }

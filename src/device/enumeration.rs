@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::proto::{Mode, SHARE_ONE};
 use crate::verbs::Pd;
 use crate::warned::{Subject, Warned};
+use crate::worker::Worker;
 
 /// Logs what the user requested and does not get; an error with `MPIB_STRICT=1`.
 pub(super) fn degraded(config: &Config, what: String) -> Result<()> {
@@ -104,6 +105,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 no_loopback: Mutex::default(),
                 life: PortLife::default(),
                 meter: PortMeter::default(),
+                worker: Worker::new("mpib-verbs"),
             });
             rails.push(nic);
         }

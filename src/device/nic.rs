@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::proto::{GidKind, Mtu};
 use crate::verbs::{Context, Cq, DeviceLimits, Gid, Pd, Port, Qp, QpOptions};
+use crate::worker::Worker;
 
 /// One port of one HCA.
 #[derive(Debug)]
@@ -42,6 +43,8 @@ pub struct Nic {
     pub(super) no_loopback: Mutex<Option<NoLoopback>>,
     pub(super) life: PortLife,
     pub(super) meter: PortMeter,
+    /// For verbs that block.
+    pub(super) worker: Worker,
 }
 
 /// How long [`Nic::known`] is used without an event: a change of the MTU raises none.
@@ -104,6 +107,11 @@ impl Nic {
     /// Returns the life of the port, which all its connections share.
     pub fn life(&self) -> &PortLife {
         &self.life
+    }
+
+    /// Returns the threads for verbs of the port that block.
+    pub(crate) fn worker(&self) -> &Worker {
+        &self.worker
     }
 
     /// Returns what the port's connections have measured, and the operator's scale.

@@ -54,8 +54,9 @@ struct Expected {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReceiverAction {
     Nothing,
-    /// Drop the attempt and stop these rails. Once everything has arrived that the sender has
-    /// completed, destroy this end's queue pairs on them and [`judge`](Receiver::judge).
+    /// Drop the attempt, and offer nothing more over these rails. Once everything has arrived that
+    /// the sender has completed, destroy this end's queue pairs on them and then
+    /// [`judge`](Receiver::judge).
     GiveUp(RailSet),
     /// Make queue pairs of these rails, and connect them to the sender's. Then
     /// [`Receiver::worked`].
@@ -123,10 +124,11 @@ impl Receiver {
         matches!(self.attempt, Some((.., Step::Proving)))
     }
 
-    /// Returns whether no buffer may be offered. What the buffers hold is being judged, or a part is
-    /// sent again into a buffer that NCCL may offer again.
+    /// Returns whether no buffer may be offered. What the buffers of lost parts hold is being judged,
+    /// or a part is sent again into a buffer that NCCL may offer again.
     pub(crate) fn blocks_offers(&self) -> bool {
-        self.state.is_some() || self.expected.iter().any(|expected| expected.given_back)
+        let is_lost = |state: &SenderState| state.open.iter().any(|group| group.lost != 0);
+        self.state.as_ref().is_some_and(is_lost) || self.expected.iter().any(|expected| expected.given_back)
     }
 
     /// Returns whether an episode has begun at this end, and no VERDICT is made yet.
@@ -191,10 +193,7 @@ impl Receiver {
     /// Judges every lost part of the STATE that is being handled, once this end has destroyed its
     /// queue pairs on the dead rails. `held` returns what this end has of a group. Returns the
     /// VERDICT, and the open groups that are not whole.
-    pub(crate) fn judge(
-        &mut self,
-        held: impl Fn(Sequence) -> Held,
-    ) -> Option<(Verdict, Vec<OpenGroup>, Sequence)> {
+    pub(crate) fn judge(&mut self, held: impl Fn(Sequence) -> Held) -> Option<(Verdict, Vec<OpenGroup>)> {
         let state = self.state.take()?;
         let (mut again, mut partial) = (Vec::new(), Vec::new());
         for group in state.open {
@@ -211,7 +210,7 @@ impl Receiver {
         }
         (self.epoch, self.dead) = (state.epoch, RailSet::from_bits(state.dead));
         self.reported = self.reported.without(self.dead);
-        Some((Verdict { epoch: state.epoch, again }, partial, state.next))
+        Some((Verdict { epoch: state.epoch, again }, partial))
     }
 
     /// Handles the arrival of a part that is sent again. Returns whether it is expected.

@@ -17,6 +17,8 @@ pub(crate) struct Sender {
     dead: RailSet,
     /// Failed rails that the next episode is about.
     failing: RailSet,
+    /// Whether queue pairs on dead rails are being destroyed: STATE follows.
+    fencing: bool,
     /// Whether the VERDICT of the last episode is outstanding.
     awaiting: bool,
     /// The parts that are sent again, in the order of their verdicts. Those of completed groups
@@ -85,6 +87,7 @@ impl Sender {
             epoch: 0,
             dead: RailSet::EMPTY,
             failing: RailSet::EMPTY,
+            fencing: false,
             awaiting: false,
             moved: Vec::new(),
             attempts: 0,
@@ -99,15 +102,16 @@ impl Sender {
         self.dead
     }
 
+    /// Returns whether a VERDICT is outstanding.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(super) fn is_awaiting(&self) -> bool {
+        self.awaiting
+    }
+
     /// Returns whether this end probes.
     #[cfg(any(test, feature = "simulation"))]
     pub(super) fn is_proving(&self) -> bool {
         matches!(self.attempt, Some((.., Step::Proving)))
-    }
-
-    /// Returns whether sends must wait: which buffers the peer still wants is not known.
-    pub(crate) fn is_awaiting(&self) -> bool {
-        self.awaiting
     }
 
     /// Returns whether a part waits to be sent again.
@@ -120,8 +124,9 @@ impl Sender {
         self.failing |= which;
     }
 
-    /// Begins an episode if rails have failed. The caller drops the attempt, destroys its queue pairs
-    /// on the rails that this returns, and sends what [`state`](Self::state) returns.
+    /// Begins an episode if rails have failed. The caller drops the attempt and sends nothing more over
+    /// the rails that this returns, destroys its queue pairs on them, and then sends what
+    /// [`state`](Self::state) returns. Groups go out over the other rails meanwhile.
     pub(crate) fn episode(&mut self) -> Option<RailSet> {
         let failed = std::mem::take(&mut self.failing);
         let new = failed.without(self.dead);
@@ -130,18 +135,24 @@ impl Sender {
             return None;
         }
         self.dead |= new;
-        self.epoch = self.epoch.wrapping_add(1).max(1);
-        self.awaiting = true;
+        self.fencing = true;
         // New queue pairs of a rail that the receiver may use are destroyed before the receiver
         // learns of the episode: no CTS entry comes over them any more.
         self.attempt = None;
         Some(new)
     }
 
+    /// Returns whether [`state`](Self::state) is due once all queue pairs on dead rails are destroyed.
+    pub(crate) fn is_fencing(&self) -> bool {
+        self.fencing
+    }
+
     /// Returns STATE for the groups that are open. `next` is the group that this end posts next.
     /// The lost parts count as outstanding until the VERDICT, also those that are acknowledged: a
     /// group whose buffer may be needed does not complete.
     pub(crate) fn state(&mut self, next: Sequence, open: &[Posted]) -> SenderState {
+        self.epoch = self.epoch.wrapping_add(1).max(1);
+        (self.fencing, self.awaiting) = (false, true);
         self.moved.retain(|moved| open.iter().any(|group| group.seq == moved.seq));
         let group = |Posted { seq, mask, size }: &Posted| OpenGroup {
             seq: *seq,
@@ -194,7 +205,7 @@ impl Sender {
 
     /// A VERDICT that answers an earlier STATE has no effect.
     fn on_verdict(&mut self, verdict: &Verdict, open: &[Posted]) -> Fast<SenderAction> {
-        if verdict.epoch != self.epoch || !self.awaiting {
+        if verdict.epoch != self.epoch || !self.awaiting || self.fencing {
             return Ok(SenderAction::Nothing);
         }
         let again = |seq: Sequence| {
@@ -233,8 +244,11 @@ impl Sender {
         rails(mask).filter(is_lost).fold(0, |lost, part| lost | 1 << part)
     }
 
-    /// Returns the first part that waits to be sent again.
+    /// Returns the first part that waits to be sent again; none before the VERDICT.
     pub(crate) fn next_unposted(&self) -> Option<(Sequence, Replay)> {
+        if self.fencing || self.awaiting {
+            return None;
+        }
         let moved = self.moved.iter().find(|moved| moved.carrier.is_none())?;
         Some((moved.seq, Replay::new(moved.seq.slot(), moved.part, self.epoch)))
     }
@@ -249,7 +263,7 @@ impl Sender {
     /// Returns the dead rails that an attempt may be about now. `may_return` returns whether the
     /// port and the route of a rail may be tried.
     pub(crate) fn due(&self, may_return: impl Fn(usize) -> bool) -> Option<usize> {
-        if self.awaiting || self.attempt.is_some() {
+        if self.fencing || self.awaiting || self.attempt.is_some() {
             return None;
         }
         self.dead.iter().find(|rail| self.hurried.contains(*rail) || may_return(*rail))
@@ -345,6 +359,7 @@ mod tests {
         let (mut sender, which) = (Sender::new(RailSet::first(2)), RailSet::of(1));
         sender.failed(which);
         assert_eq!((sender.episode(), sender.episode()), (Some(which), None));
+        assert_eq!(sender.state(Sequence::FIRST, &[]).epoch, 1);
         let verdict = |epoch| Message::Verdict(Verdict { epoch, again: Vec::new() });
         assert_eq!(hears(&mut sender, verdict(2)), SenderAction::Nothing);
         assert_eq!(sender.due(|_| true), None, "the VERDICT is outstanding");
@@ -372,6 +387,7 @@ mod tests {
         let (mut sender, which) = (Sender::new(RailSet::first(2)), RailSet::of(1));
         sender.failed(which);
         sender.episode();
+        sender.state(Sequence::FIRST, &[]);
         hears(&mut sender, Message::Verdict(Verdict { epoch: 1, again: Vec::new() }));
         hears(&mut sender, Message::Return { rails: 0b11 });
         assert_eq!(sender.due(|_| false), Some(1), "and not the living one");
@@ -379,6 +395,7 @@ mod tests {
         // An episode is no failure of the attempt.
         sender.failed(RailSet::of(0));
         sender.episode();
+        sender.state(Sequence::FIRST, &[]);
         hears(&mut sender, Message::Verdict(Verdict { epoch: 2, again: Vec::new() }));
         assert_eq!(sender.due(|_| false), Some(1));
         sender.begin(which);

@@ -15,6 +15,7 @@ use crate::stats::Counters;
 use crate::transport::Settings;
 use crate::transport::failback::{Failback, Failover};
 use crate::transport::failures::RailFailures;
+use crate::transport::fence::Fence;
 use crate::transport::mailbox::Mailbox;
 use crate::transport::notifier::Notifier;
 use crate::transport::peer::Peer;
@@ -56,6 +57,8 @@ pub(crate) struct Comm {
     pub(super) watch: Arc<CommWatch>,
     pub(crate) failures: RailFailures,
     pub(crate) failback: Failback,
+    /// What is being destroyed.
+    pub(super) fences: Vec<Fence>,
     /// Mask of the rails on which a ping is outstanding.
     pub(crate) pings: u8,
     /// Whether the last pass of housekeeping found news.
@@ -104,6 +107,7 @@ impl Comm {
             watch,
             failures: RailFailures::new(failover.is_enabled, failover.wait),
             failback: Failback::new(&failover),
+            fences: Vec::new(),
             pings: 0,
             had_news: false,
             answer_due: None,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::device::Nic;
 use crate::error::Result;
 use crate::transport::rail_maker::{RailAttempt, RailMaker, Ticket};
-use crate::worker::Worker;
 
 /// The failover settings of a comm, and what makes its rails anew.
 #[derive(Debug)]
@@ -15,15 +15,15 @@ pub(crate) struct Failover {
     /// `MPIB_FAILOVER_WAIT`
     pub(crate) wait: Duration,
     pub(crate) maker: Arc<dyn RailMaker>,
-    pub(crate) worker: Arc<Worker>,
 }
 
 /// The attempts of a comm to make dead rails anew: the part that senders and receivers share.
 #[derive(Debug)]
 pub(crate) struct Failback {
     pub(super) maker: Arc<dyn RailMaker>,
-    pub(super) worker: Arc<Worker>,
     pub(super) work: Work,
+    /// The adapter port whose threads work on the present attempt.
+    pub(super) worker: Option<Arc<Nic>>,
 }
 
 /// Where the present attempt is.
@@ -38,12 +38,7 @@ pub(super) enum Work {
 
 impl Failback {
     pub(crate) fn new(failover: &Failover) -> Self {
-        Self { maker: Arc::clone(&failover.maker), worker: Arc::clone(&failover.worker), work: Work::None }
-    }
-
-    /// Destroys what there is of the present attempt.
-    pub(crate) fn drop_attempt(&mut self) {
-        self.work = Work::None;
+        Self { maker: Arc::clone(&failover.maker), work: Work::None, worker: None }
     }
 
     /// Returns whether the result of the thread's work can be taken.

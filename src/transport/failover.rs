@@ -1,13 +1,16 @@
 //! Which failures cost a connection a rail, and which cost the connection. How it gives a rail up.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast, wc_status};
 use crate::proto::{Message, RailSet, rails};
 use crate::stats::Reason;
 use crate::transport::comm::Comm;
+use crate::transport::fence::Fence;
 use crate::transport::rail::Rail;
 use crate::transport::send_queue::NotPosted;
+use crate::worker::Urgency;
 
 /// How long the peer may take to answer in an episode. Its process may be stopped meanwhile.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -129,23 +132,25 @@ impl Comm {
         }
     }
 
-    /// Moves the queue pairs of rails to ERR, before they are polled for the last time and
-    /// [given up](Self::give_up).
-    pub(crate) fn stop_rails(&mut self, which: u8) {
-        self.failures.dead |= which;
-        self.failback.drop_attempt();
-        rails(which).for_each(|rail| self.rails[rail].fail());
+    /// Posts nothing more on these rails, and drops the attempt.
+    pub(crate) fn stop_rails(&mut self, which: RailSet) {
+        self.failures.dead |= which.bits();
+        self.drop_attempt();
     }
 
-    /// Destroys everything that the comm has on these rails: no packet of theirs reads or writes
-    /// memory any more.
+    /// Destroys everything that the comm has on these rails, on the threads of their adapters. Once
+    /// it [is fenced](Self::is_fenced), no packet of theirs reads or writes memory any more. What data
+    /// waits for is destroyed first.
     ///
     /// # Errors
     /// No rail is left, and the comm does not wait for one. The error is that of the first failure.
-    pub(crate) fn give_up(&mut self, which: u8) -> Fast<()> {
+    pub(crate) fn give_up(&mut self, which: RailSet, urgency: Urgency) -> Fast<()> {
+        let which = which.bits();
         self.pings &= !which;
         for rail in rails(which) {
-            let in_flight = self.rails[rail].give_up();
+            let (queues, in_flight) = self.rails[rail].take_queues();
+            let worker = self.rails[rail].nic.worker();
+            self.fences.push(Fence::begin(worker, urgency, Arc::clone(&self.watch), queues));
             self.stats.completed(rail, in_flight);
             self.stats.rail_in_use(rail, false);
             self.watch.set_rail(rail, None);
@@ -165,6 +170,19 @@ impl Comm {
             );
         }
         self.check_rails()
+    }
+
+    /// Returns whether everything that was given up is destroyed, or belongs to an adapter that hangs.
+    pub(crate) fn is_fenced(&mut self) -> bool {
+        if self.fences.iter().any(Fence::hangs) {
+            tracing::warn!(
+                target: "net",
+                "an adapter of the connection with {} does not destroy queue pairs: it is left alone",
+                self.peer.name()
+            );
+        }
+        self.fences.retain(|fence| !fence.is_over());
+        self.fences.is_empty()
     }
 
     /// Returns an error if the comm has been without a rail for too long: that of the first failure.

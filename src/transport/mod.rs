@@ -5,6 +5,7 @@ mod comms;
 pub(crate) mod failback;
 mod failover;
 mod failures;
+mod fence;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod messages;

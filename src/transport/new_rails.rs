@@ -1,18 +1,25 @@
 //! Failback: dead rails of a comm are made anew and used again. `send` and `recv` exchange the
 //! messages.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Fast, Result};
 use crate::proto::RailSet;
 use crate::transport::comm::Comm;
 use crate::transport::failback::Work;
+use crate::transport::fence::Fence;
 use crate::transport::rail_maker::{DeadRail, Goal, NewRail, Offer, RailAttempt, Ticket};
 use crate::verbs::Remote;
+use crate::worker::Urgency;
+
+/// An attempt to be destroyed.
+struct Discarded(#[expect(dead_code, reason = "dropped")] Box<dyn RailAttempt>);
 
 impl Comm {
     /// Reports that these rails, which join the same two ports, could not be made anew.
     pub(crate) fn attempt_failed(&mut self, which: RailSet, why: &Error) {
         tracing::debug!(target: "net", "rails {which} of {} stay dead: {why}", self.peer.name());
-        self.failback.drop_attempt();
+        self.drop_attempt();
         which.iter().take(1).for_each(|rail| self.watch.attempt_failed(rail));
     }
 
@@ -22,8 +29,7 @@ impl Comm {
         which: RailSet,
         goals: impl IntoIterator<Item = Goal>,
     ) -> Result<()> {
-        // The queue pairs of an attempt before are destroyed first.
-        self.failback.drop_attempt();
+        self.drop_attempt();
         let Self { rails: all, region, remote, .. } = self;
         let dead: Vec<_> = which
             .iter()
@@ -35,7 +41,24 @@ impl Comm {
             })
             .collect();
         let attempt = self.failback.maker.begin(&dead)?;
+        self.failback.worker = which.lowest().map(|rail| Arc::clone(&self.rails[rail].nic));
         self.work_on(attempt, goals)
+    }
+
+    /// Destroys what there is of the present attempt, on the adapter's thread: the comm
+    /// [is fenced](Self::is_fenced) once that is done.
+    pub(crate) fn drop_attempt(&mut self) {
+        let Some(nic) = self.failback.worker.take() else { return };
+        let watch = Arc::clone(&self.watch);
+        match std::mem::replace(&mut self.failback.work, Work::None) {
+            Work::None => {}
+            Work::OnThread(ticket) => {
+                self.fences.push(Fence::begin(nic.worker(), Urgency::High, watch, ticket));
+            }
+            Work::Waiting(attempt) => {
+                self.fences.push(Fence::begin(nic.worker(), Urgency::High, watch, Discarded(attempt)));
+            }
+        }
     }
 
     /// Continues the attempt that waits for the peer.
@@ -51,7 +74,8 @@ impl Comm {
         attempt: Box<dyn RailAttempt>,
         goals: impl IntoIterator<Item = Goal>,
     ) -> Result<()> {
-        let ticket = Ticket::new(&self.failback.worker, self.watch(), attempt, goals)?;
+        let Some(nic) = &self.failback.worker else { return Err(Error::Internal("no attempt".into())) };
+        let ticket = Ticket::new(nic.worker(), self.watch(), attempt, goals)?;
         self.failback.work = Work::OnThread(ticket);
         Ok(())
     }

@@ -36,6 +36,15 @@ pub(crate) struct Rail {
     pub(crate) former: Vec<u32>,
 }
 
+/// The queue pairs of a rail that is given up, and their queues. The queue pairs are dropped first.
+#[derive(Debug)]
+pub(crate) struct RailQueues {
+    _send_queues: SendQueues,
+    _flush: Option<SendQueue>,
+    _receives: Option<Receives>,
+    _cq: Option<Arc<Cq>>,
+}
+
 /// What an error message names of a rail.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
@@ -63,23 +72,20 @@ impl Rail {
         self.cq.is_some()
     }
 
-    /// Moves all queue pairs to ERR. An adapter that does not answer needs no drain.
-    pub(crate) fn fail(&self) {
-        for queue in self.queue_pairs() {
-            if let Err(e) = queue.fail() {
-                tracing::debug!(target: "net", "{}: {e}", self.nic.name());
-            }
-        }
-    }
-
-    /// Destroys all queue pairs and their queues. No packet of the rail reads or writes memory any
-    /// more, and no account of its requests is left. Returns the work requests that were in flight.
-    pub(crate) fn give_up(&mut self) -> u32 {
+    /// Takes all queue pairs and their queues, to be destroyed. Once they are, no packet of the rail
+    /// reads or writes memory any more. No account of its requests is left. Returns the work requests
+    /// that were in flight.
+    pub(crate) fn take_queues(&mut self) -> (RailQueues, u32) {
         let in_flight = self.queue_pairs().map(SendQueue::in_flight).sum();
         self.former = self.queue_pairs().map(SendQueue::number).collect();
-        self.send_queues = SendQueues::none();
-        (self.flush, self.receives, self.cq) = (None, None, None);
-        in_flight
+        let send_queues = std::mem::replace(&mut self.send_queues, SendQueues::none());
+        let queues = RailQueues {
+            _send_queues: send_queues,
+            _flush: self.flush.take(),
+            _receives: self.receives.take(),
+            _cq: self.cq.take(),
+        };
+        (queues, in_flight)
     }
 
     /// Returns whether the other rail is a stripe of this one: it joins the same two ports.

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::proto::{RailInfo, RouteWiring};
 use crate::transport::rail::Rail;
 use crate::verbs::{Region, Remote};
-use crate::worker::{Steps, Worker};
+use crate::worker::{Steps, Urgency, Worker};
 
 /// Makes rails of one connection anew.
 pub(crate) trait RailMaker: fmt::Debug + Send + Sync {
@@ -109,7 +109,7 @@ impl Ticket {
     ) -> Result<Self> {
         let state = WorkState { attempt, goals: goals.into_iter().collect(), failed: None };
         let work = Arc::new(Work { state: Mutex::new(Some(state)), watch });
-        worker.add(Arc::<Work>::clone(&work))?;
+        worker.add(Arc::<Work>::clone(&work), Urgency::Low)?;
         Ok(Self(work))
     }
 

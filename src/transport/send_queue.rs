@@ -118,11 +118,6 @@ impl SendQueue {
         Self { qp, remote_qpn, posted: 0, signalled: 0, done: 0 }
     }
 
-    /// Moves the queue pair to ERR.
-    pub(crate) fn fail(&self) -> Result<()> {
-        self.qp.fail()
-    }
-
     /// Returns the queue pair's number.
     pub(crate) fn number(&self) -> u32 {
         self.qp.number()

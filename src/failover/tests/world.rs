@@ -34,6 +34,9 @@ pub(super) enum Event {
     Heal(usize),
     SenderNotices(usize),
     ReceiverNotices(usize),
+    /// The queue pairs of an end on dead rails are destroyed.
+    SenderFenced,
+    ReceiverFenced,
     ToSender,
     ToReceiver,
     MailToSender,
@@ -231,6 +234,8 @@ impl World {
             Event::ToReceiver,
             Event::MailToSender,
             Event::MailToReceiver,
+            Event::SenderFenced,
+            Event::ReceiverFenced,
             Event::SenderWorks,
             Event::ReceiverWorks,
         ];
@@ -279,7 +284,7 @@ impl World {
             Event::Send(which) => {
                 let slot_is_free = self.next <= WINDOW
                     || self.sent.get(&(self.next - WINDOW)).is_none_or(|(_, pending)| *pending == 0);
-                self.next <= self.entries && !self.sender.is_awaiting() && slot_is_free && !which.is_empty()
+                self.next <= self.entries && slot_is_free && !which.is_empty()
             }
             Event::Deliver(rail) | Event::Place(rail) => {
                 let r = &self.rails[rail];
@@ -293,7 +298,8 @@ impl World {
             }
             Event::Acknowledge(rail) => {
                 let r = &self.rails[rail];
-                r.cut.is_none() && !r.no_sender && !r.unacknowledged.is_empty()
+                let is_polled = !r.no_sender && !self.sender.dead().contains(rail);
+                r.cut.is_none() && is_polled && !r.unacknowledged.is_empty()
             }
             Event::Cut(rail, _) => self.left.deaths > 0 && self.rails[rail].cut.is_none(),
             Event::Heal(rail) => self.rails[rail].cut.is_some(),
@@ -307,6 +313,8 @@ impl World {
                 let notices = r.cut.is_some() || r.no_sender && !r.entries.is_empty();
                 notices && !r.no_receiver && self.receiver.clone().failed(RailSet::of(rail)).is_some()
             }
+            Event::SenderFenced => self.sender.is_fencing(),
+            Event::ReceiverFenced => self.receiver.state().is_some(),
             Event::ToSender => !self.to_sender.is_empty(),
             Event::ToReceiver => !self.to_receiver.is_empty(),
             Event::MailToSender => !self.mail_to_sender.is_empty() && self.carries_mail(),
@@ -326,13 +334,11 @@ impl World {
                 self.receiver.owes_up() && written && !waits
             }
             Event::PostAgain(rail) => {
-                !self.sender.is_awaiting()
-                    && self.sender.has_unposted()
-                    && self.living_at_the_sender().contains(rail)
+                self.sender.next_unposted().is_some() && self.living_at_the_sender().contains(rail)
             }
             Event::MoveEntries(rail) => {
                 let is_free = self.rails[self.cts_rail].entries.is_empty() && self.unwritten.is_none();
-                is_free && !self.rails[rail].no_receiver && self.cts_rail != rail
+                is_free && self.living_at_the_receiver().contains(rail) && self.cts_rail != rail
             }
         }
     }
@@ -356,6 +362,8 @@ impl World {
                 self.sender_gives_up();
             }
             Event::ReceiverNotices(rail) => self.receiver_notices(rail),
+            Event::SenderFenced => self.sender_fenced(),
+            Event::ReceiverFenced => self.judge(),
             Event::ToSender => {
                 let message = self.to_sender.pop_front();
                 self.sender_receives(message);
@@ -456,7 +464,9 @@ impl World {
     }
 
     fn living_at_the_receiver(&self) -> RailSet {
-        (0..self.rails.len()).filter(|rail| !self.rails[*rail].no_receiver).collect()
+        let coming = self.receiver.state().map_or(0, |state| state.dead);
+        let living: RailSet = (0..self.rails.len()).filter(|rail| !self.rails[*rail].no_receiver).collect();
+        living.without(RailSet::from_bits(coming))
     }
 
     fn carries_mail(&self) -> bool {
@@ -611,9 +621,14 @@ impl World {
     }
 
     fn sender_gives_up(&mut self) {
-        let Some(new) = self.sender.episode() else { return };
-        self.drop_the_senders_attempt();
-        new.iter().for_each(|rail| self.rails[rail].destroy_at_the_sender());
+        if self.sender.episode().is_some() {
+            self.drop_the_senders_attempt();
+        }
+    }
+
+    fn sender_fenced(&mut self) {
+        let dead = self.sender.dead();
+        dead.iter().for_each(|rail| self.rails[rail].destroy_at_the_sender());
         let open = self.open();
         let state = self.sender.state(Sequence::from_number(self.next), &open);
         for group in &state.open {
@@ -689,19 +704,26 @@ impl World {
         let next = Sequence::from_number(self.offer_next);
         match self.receiver.on_message(message, next).expect("an honest sender") {
             ReceiverAction::Nothing => {}
-            ReceiverAction::GiveUp(new) => {
+            ReceiverAction::GiveUp(_) => {
                 self.receiver_works = false;
-                self.judge(new);
+                let next = self.receiver.state().map_or(self.offer_next, |state| state.next.number());
+                if !self.living_at_the_receiver().contains(self.cts_rail) {
+                    match self.living_at_the_receiver().lowest() {
+                        Some(rail) => self.write_entries(rail, next),
+                        None => self.unwritten = Some(self.unwritten.map_or(next, |n| n.min(next))),
+                    }
+                }
             }
             ReceiverAction::Make(_) | ReceiverAction::Probe => self.receiver_works = true,
         }
     }
 
-    fn judge(&mut self, new: RailSet) {
+    fn judge(&mut self) {
         let state = self.receiver.state().cloned().expect("a STATE");
         let listed = |seq: u64| state.open.iter().any(|group| group.seq.number() == seq);
         let missing = (1..state.next.number()).find(|seq| !listed(*seq) && self.is_outstanding(*seq));
         assert_eq!(missing, None, "completed at the sender, and not here");
+        let new = RailSet::from_bits(state.dead).without(self.receiver.dead());
         new.iter().for_each(|rail| self.rails[rail].destroy_at_the_receiver());
         let held = |world: &Self, seq: u64| {
             if !world.is_outstanding(seq) {
@@ -718,19 +740,13 @@ impl World {
         let mut receiver = self.receiver.clone();
         let judged = receiver.judge(|seq| held(self, seq.number()));
         self.receiver = receiver;
-        let (verdict, partial, next) = judged.expect("a STATE");
+        let (verdict, partial) = judged.expect("a STATE");
         for group in partial {
             let again =
                 verdict.again.iter().find(|(seq, _)| *seq == group.seq).map_or(0, |(_, parts)| *parts);
             let held = self.offered.get_mut(&group.seq.number()).expect("an offered group");
             assert!(held.arrivals.learn(group.mask));
             held.whole = held.arrivals.add(group.lost & !again);
-        }
-        if self.rails[self.cts_rail].no_receiver {
-            match self.living_at_the_receiver().lowest() {
-                Some(rail) => self.write_entries(rail, next.number()),
-                None => self.unwritten = Some(self.unwritten.map_or(next.number(), |n| n.min(next.number()))),
-            }
         }
         self.say_to_sender(Message::Verdict(verdict));
         let down = self.receiver.down();

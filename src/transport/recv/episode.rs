@@ -12,6 +12,7 @@ use crate::transport::rail_maker::Goal;
 use crate::transport::recv::RecvState;
 use crate::transport::recv::slot::ArrivalError;
 use crate::transport::running::Running;
+use crate::worker::Urgency;
 
 /// How long data may take to show up after its sender's adapter got the acknowledgement: an adapter
 /// may acknowledge before its completion is visible.
@@ -51,9 +52,16 @@ impl RecvState {
                 self.comm.given_up_by_the_peer(new.bits());
                 let dead = self.recovery.state().map_or(new, |state| RailSet::from_bits(state.dead));
                 self.episode.get_or_insert_with(|| Running::new(if new.is_empty() { dead } else { new }));
-                self.comm.stop_rails(new.bits());
+                self.comm.stop_rails(new);
                 self.patience = Some(Instant::now() + ACKNOWLEDGED);
-                Ok(())
+                self.restore_room()?;
+                // No CTS entry of a dead rail can arrive any more: the sender has destroyed its
+                // queue pairs.
+                let next = self.recovery.state().map_or(self.cts.next(), |state| state.next);
+                match self.comm.living() >> self.cts.rail() & 1 {
+                    0 => self.move_cts(next),
+                    _ => Ok(()),
+                }
             }
             ReceiverAction::Make(request) => self.make(request),
             ReceiverAction::Probe => {
@@ -67,10 +75,12 @@ impl RecvState {
         self.recovery.blocks_offers() || self.cts.is_behind() || self.comm.living() == 0
     }
 
-    /// Judges the lost parts once everything has arrived that the sender has completed.
+    /// Judges the lost parts once everything has arrived that the sender has completed, and nothing
+    /// is left of the dead rails.
     fn try_to_judge(&mut self) -> Fast<()> {
         self.poll()?;
         let Some(state) = self.recovery.state() else { return Ok(()) };
+        let new = RailSet::from_bits(state.dead).without(self.recovery.dead());
         let missing = self.completed_at_the_sender(state).find(|seq| self.is_outstanding(*seq));
         if let Some(seq) = missing {
             return match self.patience.is_some_and(|until| Instant::now() < until) {
@@ -78,7 +88,11 @@ impl RecvState {
                 false => Err(lost_for_good(self.comm.peer.name(), seq)),
             };
         }
-        self.judge()
+        let waits = state.open.iter().any(|group| group.lost != 0);
+        let left: RailSet = new.iter().filter(|rail| self.comm.rails[*rail].is_alive()).collect();
+        self.flushes.iter_mut().for_each(|flushes| flushes.give_up(left.bits()));
+        self.comm.give_up(left, if waits { Urgency::High } else { Urgency::Low })?;
+        if self.comm.is_fenced() { self.judge() } else { Ok(()) }
     }
 
     /// Yields the groups that the sender has completed, of those whose slots are not in use again.
@@ -97,24 +111,17 @@ impl RecvState {
         is_in_its_slot && (request.is_in_flight() || request.awaits_data())
     }
 
-    /// Destroys what is left of the dead rails, and judges the lost parts.
+    /// Judges the lost parts.
     fn judge(&mut self) -> Fast<()> {
-        let Some(state) = self.recovery.state() else { return Ok(()) };
-        let new = RailSet::from_bits(state.dead).without(self.recovery.dead()).bits();
-        self.comm.give_up(new)?;
-        self.settle_flushes(new);
+        self.flushes.iter_mut().for_each(|flushes| flushes.fenced(Instant::now()));
         let mut recovery = std::mem::replace(&mut self.recovery, Receiver::new(RailSet::EMPTY));
         let judged = recovery.judge(|seq| self.held(seq));
         self.recovery = recovery;
-        let Some((verdict, partial, next)) = judged else { return Ok(()) };
+        let Some((verdict, partial)) = judged else { return Ok(()) };
         for group in partial {
             let again =
                 verdict.again.iter().find(|(seq, _)| *seq == group.seq).map_or(0, |(_, parts)| *parts);
             self.learn(&group, group.lost & !again).map_err(|e| self.state_error(&e))?;
-        }
-        self.restore_room()?;
-        if self.comm.living() >> self.cts.rail() & 1 == 0 {
-            self.move_cts(next)?;
         }
         (self.patience, self.comm.answer_due) = (None, None);
         self.comm.send_message(Message::Verdict(verdict))?;
@@ -131,13 +138,6 @@ impl RecvState {
             && let Some(Running { rail, begun, bytes }) = self.episode.take()
         {
             self.comm.watch.report_episode(rail, bytes, begun.elapsed());
-        }
-    }
-
-    /// Makes flushes wait until what dead rails have written is in place.
-    fn settle_flushes(&mut self, new: u8) {
-        if let Some(flushes) = &mut self.flushes {
-            flushes.give_up(new, Instant::now());
         }
     }
 

@@ -45,8 +45,8 @@ pub(crate) struct Flushes {
     /// Stripes that would read in a flush and cannot: their adapter does not reach itself.
     lacking: u8,
     /// Stripes that are given up, and whose last writes may still be on their way to the GPU. A
-    /// flush waits for them until a time.
-    settling: Option<(u8, Instant)>,
+    /// flush waits for them until a time, once their queue pairs are destroyed.
+    settling: Option<(u8, Option<Instant>)>,
     /// Index of the first word that flushes read into.
     sink: usize,
 }
@@ -136,12 +136,19 @@ impl Flushes {
         self.cells.get(index).begin();
     }
 
-    /// Gives up stripes. What their adapter wrote before is in place after [`SETTLED`].
-    pub(crate) fn give_up(&mut self, stripes: u8, now: Instant) {
+    /// Gives up stripes: their queue pairs are being destroyed.
+    pub(crate) fn give_up(&mut self, stripes: u8) {
         let leaders = rails(stripes).fold(0, |leaders, stripe| leaders | 1 << self.flusher[stripe]);
         if leaders & self.carried != 0 {
-            let before = self.settling.map_or(0, |(before, _)| before);
-            self.settling = Some((before | leaders & self.carried, now + SETTLED));
+            self.settling = Some((self.settling() | leaders & self.carried, None));
+        }
+    }
+
+    /// Notes that the queue pairs of all given-up stripes are destroyed. What their adapters wrote
+    /// before is in place after [`SETTLED`].
+    pub(crate) fn fenced(&mut self, now: Instant) {
+        if let Some((_, until)) = &mut self.settling {
+            until.get_or_insert(now + SETTLED);
         }
     }
 
@@ -162,7 +169,7 @@ impl Flushes {
     /// flush that this completes. Returns whether the waiting goes on.
     pub(crate) fn settle(&mut self, now: Instant, mut done: impl FnMut()) -> bool {
         let Some((stripes, until)) = self.settling else { return false };
-        if now < until {
+        if until.is_none_or(|until| now < until) {
             return true;
         }
         self.settling = None;

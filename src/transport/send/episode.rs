@@ -19,11 +19,12 @@ use crate::transport::send::timing;
 use crate::transport::send::usual::UsualSends;
 use crate::transport::work::Work;
 use crate::verbs::Keys;
+use crate::worker::Urgency;
 
 impl SendState {
-    /// Returns whether no send may begin: an episode is going on, or no rail is left.
+    /// Returns whether no send may begin: no rail is left.
     pub(crate) fn blocks_sends(&self) -> bool {
-        self.recovery.is_awaiting() || self.comm.living() == 0
+        self.comm.living() == 0
     }
 
     /// See [`Progress::handle_news`].
@@ -44,10 +45,8 @@ impl SendState {
         if self.comm.drained() != self.drained {
             self.rails_changed()?;
         }
-        if self.recovery.is_awaiting() {
-            return self.comm.check_answer();
-        }
         self.advance_failback()?;
+        self.comm.check_answer()?;
         self.comm.check_rails()?;
         if self.comm.living() == 0 { Ok(()) } else { self.post_unposted() }
     }
@@ -70,16 +69,21 @@ impl SendState {
         Ok(())
     }
 
-    /// Gives up the rails that have failed, and sends STATE.
+    /// Gives up the rails that have failed. Sends STATE once nothing is left of them.
     fn give_up(&mut self) -> Fast<()> {
-        let Some(new) = self.recovery.episode() else { return Ok(()) };
-        self.episode.get_or_insert_with(|| Running::new(new));
-        self.comm.stop_rails(new.bits());
-        // What the adapter has acknowledged so far need not be judged.
-        self.poll()?;
-        self.comm.give_up(new.bits())?;
-        timing::forget(self.timing.as_deref_mut(), &mut self.policy, new.bits());
-        self.rails_changed()?;
+        if let Some(new) = self.recovery.episode() {
+            self.episode.get_or_insert_with(|| Running::new(new));
+            self.comm.stop_rails(new);
+            // What the adapter has acknowledged so far need not be judged.
+            self.poll()?;
+            let waits = self.open_groups().iter().any(|group| group.mask & new.bits() != 0);
+            self.comm.give_up(new, if waits { Urgency::High } else { Urgency::Low })?;
+            timing::forget(self.timing.as_deref_mut(), &mut self.policy, new.bits());
+            self.rails_changed()?;
+        }
+        if !self.recovery.is_fencing() || !self.comm.is_fenced() {
+            return Ok(());
+        }
         let open = self.open_groups();
         let state = self.recovery.state(self.seq, &open);
         self.comm.answer_due = Some(Instant::now());
