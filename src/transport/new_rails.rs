@@ -32,6 +32,7 @@ impl Comm {
     pub(crate) fn attempt_failed(&mut self, which: u8, why: &Error) {
         tracing::debug!(target: "net", "rails {which:#04b} of {} stay dead: {why}", self.peer.name());
         self.failback.drop_attempt();
+        self.failures.attempt_failed(which, why);
         rails(which).take(1).for_each(|rail| self.watch.attempt_failed(rail));
     }
 
@@ -40,6 +41,7 @@ impl Comm {
         // The queue pairs of an attempt before are destroyed first.
         self.failback.drop_attempt();
         self.failback.hurried &= !which;
+        self.failures.attempt_begins(which);
         let Self { rails: all, region, remote, .. } = self;
         let dead: Vec<_> = rails(which)
             .map(|index| DeadRail {

@@ -7,8 +7,8 @@ use crate::control::{Channel, ChannelState, News};
 use crate::error::{Error, Result};
 use crate::proto::Message;
 
-/// How long data of a dead peer may still arrive: its last completions and its BYE travel on
-/// different networks.
+/// How long data of a peer that has ended may still arrive: its last completions and its BYE travel on
+/// different networks. The connection is over in any case.
 const GRACE: Duration = Duration::from_millis(200);
 
 /// The peer of a comm.
@@ -18,6 +18,8 @@ pub(crate) struct Peer {
     channel: Option<Channel>,
     name: String,
     lost_since: Option<Instant>,
+    /// A check after [`GRACE`] has asked for one more poll.
+    polls_last: bool,
     /// Why the peer has given the connection up.
     refused: Option<String>,
     /// When a rail last showed that the peer is alive while the control connection was broken.
@@ -29,7 +31,14 @@ impl Peer {
         // Fails only if the thread has ended, and then the channel has failed, too.
         let _ = channel.end_handshake();
         let name = channel.describe();
-        Self { channel: Some(channel), name, lost_since: None, refused: None, answered: None }
+        Self {
+            channel: Some(channel),
+            name,
+            lost_since: None,
+            polls_last: false,
+            refused: None,
+            answered: None,
+        }
     }
 
     /// Returns the peer's name, for messages.
@@ -53,6 +62,11 @@ impl Peer {
     /// `MPIB_FAILOVER_WAIT` from now on. Called only while [`is_broken`](Self::is_broken).
     pub(crate) fn answered(&mut self) {
         self.answered = Some(Instant::now());
+    }
+
+    /// Returns whether the peer has closed the connection in order.
+    pub(crate) fn has_closed(&self) -> bool {
+        self.channel.as_ref().is_some_and(|channel| channel.state() == ChannelState::ByePeer)
     }
 
     /// Calls `hook` on each event of the control connection. What happened before is not reported.
@@ -151,6 +165,10 @@ impl Peer {
             }
         };
         if self.lost_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
+            return Ok(());
+        }
+        // This process may have paused since the poll before this check.
+        if !std::mem::replace(&mut self.polls_last, true) {
             return Ok(());
         }
         let how = if channel.state() == ChannelState::ByePeer { "closed the connection" } else { "was lost" };
