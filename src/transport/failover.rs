@@ -10,9 +10,6 @@ use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;
 use crate::transport::send_queue::NotPosted;
 
-/// How long the peer may take to answer in an episode. Its process may be stopped meanwhile.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-
 /// Returns whether another rail may carry what failed so. The other failures are mistakes: they
 /// would happen on any rail.
 fn is_fault_of_a_rail(error: &Error) -> bool {
@@ -107,8 +104,12 @@ impl Comm {
     }
 
     /// Reports the failure of rails to the process: its other connections over the same port or
-    /// route give theirs up, too, and one line is logged.
+    /// route give theirs up, too, and one line is logged. While the control connection is broken, a
+    /// failure shows nothing of the route: the peer's process may have ended.
     fn report_failure(&self, failed: u8, why: &str) {
+        if self.peer.is_broken() {
+            return self.watch.rails_failed_alone(failed, Reason::Completion, why);
+        }
         let mut rest = failed;
         while rest != 0 {
             let rail = rest.trailing_zeros() as usize;
@@ -249,17 +250,5 @@ impl Comm {
     pub(crate) fn unexpected(&self, message: &Message) -> Box<Error> {
         Error::Protocol(format!("{} sent {} on an established connection", self.peer.name(), message.name()))
             .into()
-    }
-
-    /// Returns an error if the peer has not answered in an episode for too long.
-    pub(crate) fn check_answer(&mut self) -> Fast<()> {
-        match self.answer_due {
-            Some(since) if since.elapsed() >= ANSWER_LIMIT => {
-                let (peer, s) = (self.peer.name(), ANSWER_LIMIT.as_secs());
-                let what = format!("{peer} did not answer within {s} s after a rail failed");
-                Err(self.after_failures(Error::Peer(what)).into())
-            }
-            _ => Ok(()),
-        }
     }
 }

@@ -16,7 +16,7 @@ impl Comm {
         let Some(mailbox) = &mut self.mailbox else { return Ok(()) };
         let frame = message.encode();
         let frame = frame.map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))?;
-        // A mailbox that is full belongs to a peer that reads nothing. Its silence has a limit.
+        // A mailbox that is full belongs to a peer that reads nothing: its process may be stopped.
         if let Err(e) = mailbox.send(&frame) {
             tracing::debug!(target: "net", "{}: {e}", self.peer.name());
         }
@@ -36,9 +36,7 @@ impl Comm {
         let Some(frame) = mailbox.poll(region).map_err(|e| wrong(e.to_string()))? else { return Ok(None) };
         let message = Message::decode(frame.get(HEADER_BYTES..).unwrap_or_default());
         let message = message.map_err(|e| wrong(e.to_string()))?;
-        if self.peer.is_broken() {
-            self.peer.answered();
-        }
+        self.peer.heard();
         Ok(Some(message))
     }
 

@@ -6,6 +6,7 @@ mod episode;
 pub(crate) mod failback;
 mod failover;
 mod failures;
+mod life;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod messages;

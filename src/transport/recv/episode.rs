@@ -12,7 +12,8 @@ use crate::transport::recv::RecvState;
 use crate::transport::recv::slot::ArrivalError;
 
 /// How long data may take to show up after its sender's adapter got the acknowledgement: an adapter
-/// may acknowledge before its completion is visible.
+/// may acknowledge before its completion is visible. What has not come by then never comes: the
+/// sender has given the data back to NCCL. So a longer time would save no connection.
 const ACKNOWLEDGED: Duration = Duration::from_secs(1);
 
 impl RecvState {
@@ -20,7 +21,6 @@ impl RecvState {
     pub(super) fn handle_news(&mut self) -> Fast<()> {
         let failed = self.comm.take_failed();
         if self.episodes.notice(failed) {
-            self.comm.answer_due = Some(Instant::now());
             self.episode.get_or_insert_with(|| Running::new(failed));
             self.report()?;
         }
@@ -49,8 +49,7 @@ impl RecvState {
             self.write_cts_again()?;
         }
         self.advance_failback()?;
-        self.comm.check_rails()?;
-        self.comm.check_answer()
+        self.comm.check_rails()
     }
 
     /// Sends DOWN for the rails that the sender has not given up.
@@ -83,13 +82,15 @@ impl RecvState {
 
     /// Judges the lost parts once everything has arrived that the sender has completed.
     fn try_to_judge(&mut self) -> Fast<()> {
+        // Before the poll: this process may pause after it.
+        let is_over = self.patience.is_none_or(|until| Instant::now() >= until);
         self.poll()?;
         let Some(state) = self.episodes.state() else { return Ok(()) };
         let missing = self.completed_at_the_sender(state).find(|seq| self.is_outstanding(*seq));
         if let Some(seq) = missing {
-            return match self.patience.is_some_and(|until| Instant::now() < until) {
-                true => Ok(()),
-                false => Err(lost_for_good(self.comm.peer.name(), seq)),
+            return match is_over {
+                true => Err(lost_for_good(self.comm.peer.name(), seq)),
+                false => Ok(()),
             };
         }
         self.judge()
@@ -130,7 +131,7 @@ impl RecvState {
         if self.comm.living() >> self.cts.rail() & 1 == 0 {
             self.move_cts(next)?;
         }
-        (self.patience, self.comm.answer_due) = (None, None);
+        self.patience = None;
         self.comm.send_message(&Message::Verdict(verdict))?;
         self.end_episode();
         self.report()

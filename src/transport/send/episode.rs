@@ -1,7 +1,5 @@
 //! The sender's work in an episode: it gives up dead rails, sends STATE, and sends lost parts again.
 
-use std::time::Instant;
-
 use nccl_net_versions::Buffer;
 
 use crate::error::{Error, Fast};
@@ -58,7 +56,7 @@ impl SendState {
             self.rails_changed()?;
         }
         if self.episodes.is_awaiting() {
-            return self.comm.check_answer();
+            return self.comm.check_rails();
         }
         self.advance_failback()?;
         self.comm.check_rails()?;
@@ -100,7 +98,6 @@ impl SendState {
         self.rails_changed()?;
         let open = self.open_groups();
         let state = self.episodes.state(self.seq, &open);
-        self.comm.answer_due = Some(Instant::now());
         for group in &state.open {
             self.groups[usize::from(group.seq.slot())].pending |= group.lost;
         }
@@ -155,7 +152,6 @@ impl SendState {
     fn obey(&mut self, verdict: &Verdict) -> Fast<()> {
         let open = self.open_groups();
         let Some(judged) = self.episodes.verdict(verdict, &open)? else { return Ok(()) };
-        self.comm.answer_due = None;
         for (seq, lost, again) in judged {
             let group = &mut self.groups[usize::from(seq.slot())];
             group.pending = group.pending & !lost | again;
