@@ -17,6 +17,8 @@ use crate::verbs::{About, AsyncEvent, Context};
 
 /// How long the episodes of a port are collected for one line.
 const REPORT: Duration = Duration::from_secs(1);
+/// Connections that lose their last rails within this time of each other have one warning.
+const BURST: Duration = Duration::from_secs(1);
 /// How often a port is queried that is suspect.
 const SUSPECT: Duration = Duration::from_millis(10);
 
@@ -245,7 +247,7 @@ impl Owner for EventState {
         self.housekeeping.wake(self.job);
     }
 
-    fn rails_reported(&self, comm: &CommWatch, mask: u8, why: &str) {
+    fn rails_failed_alone(&self, comm: &CommWatch, mask: u8, reason: Reason, why: &str) {
         let now = Moment::now();
         let mut routes: Vec<Route> = rails(mask).filter_map(|rail| comm.route(rail)).collect();
         routes.retain(|route| {
@@ -254,13 +256,27 @@ impl Owner for EventState {
             !is_down
         });
         let mut toll = Toll::default();
-        toll.condemn(comm, mask, Reason::Peer, why);
+        toll.condemn(comm, mask, reason, why);
         for route in routes {
             if route.nic.life().route_reported(now, route.peer, why) && !toll.is_empty() {
                 log_route(now, &route, why, &toll);
             }
         }
         self.housekeeping.wake(self.job);
+    }
+
+    fn has_no_rail(&self, comm: &CommWatch, wait: Duration) {
+        let now = Instant::now();
+        let last = self.last_without_rails.lock().replace(now);
+        let text = format!(
+            "{} has no rail left; it waits up to {} s for one to come back (MPIB_FAILOVER_WAIT)",
+            comm.name(),
+            wait.as_secs()
+        );
+        match last.is_some_and(|last| now.saturating_duration_since(last) < BURST) {
+            true => tracing::info!(target: "net", "{text}"),
+            false => tracing::warn!(target: "net", "{text}"),
+        }
     }
 
     fn episode(&self, route: &Route, reason: Reason, replayed: u64, stall: Duration) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -43,6 +43,8 @@ pub(super) struct EventState {
     pub(super) reopening: Reopenings,
     pub(super) this: Weak<Self>,
     failed_routes: Arc<FailedRoutes>,
+    /// When a comm last lost its last rail.
+    pub(super) last_without_rails: Mutex<Option<Instant>>,
 }
 
 /// The comms of the process, in the order of their beginning.
@@ -104,6 +106,7 @@ impl EventState {
             stats,
             housekeeping,
             failed_routes,
+            last_without_rails: Mutex::default(),
         })
     }
 

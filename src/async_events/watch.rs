@@ -62,9 +62,11 @@ pub(super) trait Owner: fmt::Debug + Send + Sync {
     /// A rail failed: decides whether its port or its route is the cause, and condemns all rails
     /// that the cause concerns.
     fn rail_failed(&self, route: &Route, reason: Reason, why: &str);
-    /// The peer of a comm has given up rails. If their port works, no other comm gives a rail up: the
-    /// peer may lie.
-    fn rails_reported(&self, comm: &CommWatch, mask: u8, why: &str);
+    /// Rails of a comm have failed, for a reason that may concern this comm alone. If their port
+    /// works, no other comm gives a rail up.
+    fn rails_failed_alone(&self, comm: &CommWatch, mask: u8, reason: Reason, why: &str);
+    /// A comm has no rail left, and waits so long for one.
+    fn has_no_rail(&self, comm: &CommWatch, wait: Duration);
     /// An episode has ended that began with the failure of a rail over a route.
     fn episode(&self, route: &Route, reason: Reason, replayed: u64, stall: Duration);
     /// A rail over a route works, after a failure or for the first time.
@@ -296,25 +298,47 @@ impl CommWatch {
         self.condemn(1 << rail, reason, why);
     }
 
-    /// Reports that the peer has given rails up. If a port of theirs cannot be used, all rails of the
-    /// process on it are condemned; the comm's own rails are in any case.
+    /// Reports that rails have failed for a reason that may concern this comm alone: the peer has
+    /// given them up, and may lie, or it may have ended. If a port of theirs cannot be used, all rails
+    /// of the process on it are condemned; the comm's own rails are in any case.
     #[cold]
-    pub fn given_up_by_the_peer(&self, mask: u8, why: &str) {
+    pub fn rails_failed_alone(&self, mask: u8, reason: Reason, why: &str) {
         if let Some(owner) = self.owner.upgrade() {
-            owner.rails_reported(self, mask, why);
+            owner.rails_failed_alone(self, mask, reason, why);
         }
-        self.condemn(mask, Reason::Peer, why);
+        self.condemn(mask, reason, why);
+    }
+
+    /// Reports that the comm has no rail left, and waits so long for one.
+    #[cold]
+    pub fn has_no_rail(&self, wait: Duration) {
+        if let Some(owner) = self.owner.upgrade().filter(|_| !wait.is_zero()) {
+            owner.has_no_rail(self, wait);
+        }
     }
 
     /// Returns whether a rail that was given up may be made anew now: its port can be reached, and
     /// the hold-down of port and route is over.
     pub fn may_return(&self, rail: usize) -> bool {
+        self.may_return_at(rail, Instant::now())
+    }
+
+    fn may_return_at(&self, rail: usize, then: Instant) -> bool {
         let since = self.rails.lock().get(rail).and_then(|rail| Some(rail.cause.as_ref()?.1));
-        if since.is_some_and(|since| since.elapsed() < REST) {
+        if since.is_some_and(|since| then.saturating_duration_since(since) < REST) {
             return false;
         }
         let route = self.route(rail);
-        route.is_some_and(|route| route.nic.life().may_return(Instant::now(), &route.peer))
+        route.is_some_and(|route| route.nic.life().may_return(then, &route.peer))
+    }
+
+    /// Returns in what time a rail [may return](Self::may_return), to a tenth of a second; `None` if
+    /// its port cannot be reached.
+    pub fn may_return_in(&self, rail: usize) -> Option<Duration> {
+        let now = Instant::now();
+        // The longest hold-down is 30 s.
+        let mut times = (0..=310).map(|tenths| Duration::from_millis(100 * tenths));
+        times.find(|time| self.may_return_at(rail, now + *time))
     }
 
     /// Reports that a rail could not be made anew: the hold-down doubles.

@@ -287,7 +287,7 @@ settings! {
     port_failover: Option<bool> = None, "NCCL_IB_RESILIENCY_PORT_FAILOVER", Optional(Flag),
         differs: "unset is 1, with `MPIB_STRICT=1` 0; also for devices that NCCL has not fused, and for any number of failed rails";
     /// How long a connection waits for a usable rail if it has none, in seconds, and how long a
-    /// control connection may be broken while no rail shows that the peer is alive. Then the
+    /// control connection may be broken while no rail shows that the peer's host lives. Then the
     /// connection fails. 0: it fails at once.
     failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Time::seconds(0, 3600);
     /// How long a rail may complete nothing while other rails of its connection do, in ms, or eight

@@ -58,6 +58,10 @@ fn logged<T, E: Borrow<Error>>(call: &'static str, result: Result<T, E>) -> Resu
 
 #[cold]
 fn reported(call: &'static str, e: &Error) -> Failure {
+    if matches!(e, Error::Closed { .. }) {
+        // Another thread may have found why, and NCCL prints the last line that it has.
+        log::flush();
+    }
     e.report(call)
 }
 

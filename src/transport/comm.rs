@@ -1,7 +1,6 @@
 //! The part of a connection that both ends have: rails, control memory, peer, failure state.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::async_events::CommWatch;
 use crate::config::Config;
@@ -63,8 +62,6 @@ pub(crate) struct Comm {
     pub(crate) pings: u8,
     /// Whether the last pass of housekeeping found news.
     had_news: bool,
-    /// Since when the peer owes an answer in an episode.
-    pub(crate) answer_due: Option<Instant>,
     failed: Option<Error>,
     /// Polls that find nothing before the next check of the peer; at least 1.
     idle_polls: u32,
@@ -110,7 +107,6 @@ impl Comm {
             fences: Vec::new(),
             pings: 0,
             had_news: false,
-            answer_due: None,
             failed: None,
             idle_polls: 1,
         }
@@ -218,6 +214,8 @@ impl Comm {
         if self.has_mail() {
             self.mark();
         }
+        let looked = self.look_for_life();
+        self.fail_on_error(looked)?;
         let here = self.peer.check(outstanding);
         let here = here.map_err(|e| self.after_failures(e));
         self.fail_on_error(here)

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::device::PortState;
 use crate::error::{Error, Fast, wc_status};
 use crate::proto::{Message, RailSet, rails};
 use crate::stats::Reason;
@@ -11,9 +12,6 @@ use crate::transport::fence::Fence;
 use crate::transport::rail::Rail;
 use crate::transport::send_queue::NotPosted;
 use crate::worker::Urgency;
-
-/// How long the peer may take to answer in an episode. Its process may be stopped meanwhile.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns whether another rail may carry what failed so. The other failures are mistakes: they
 /// would happen on any rail.
@@ -109,8 +107,12 @@ impl Comm {
     }
 
     /// Reports the failure of rails to the process: its other connections over the same port or
-    /// route give theirs up, too, and one line is logged.
+    /// route give theirs up, too, and one line is logged. While the control connection is broken, a
+    /// failure shows nothing of the route: the peer's process may have ended.
     fn report_failure(&self, failed: u8, why: &str) {
+        if self.peer.is_broken() {
+            return self.watch.rails_failed_alone(failed, Reason::Completion, why);
+        }
         let mut rest = failed;
         while rest != 0 {
             let rail = rest.trailing_zeros() as usize;
@@ -128,7 +130,7 @@ impl Comm {
     pub(crate) fn given_up_by_the_peer(&mut self, which: u8) {
         let new = which & !self.failures.noticed();
         if new != 0 {
-            self.watch.given_up_by_the_peer(self.with_stripes(new), "the peer has given it up");
+            self.watch.rails_failed_alone(self.with_stripes(new), Reason::Peer, "the peer has given it up");
         }
     }
 
@@ -143,7 +145,7 @@ impl Comm {
     /// waits for is destroyed first.
     ///
     /// # Errors
-    /// No rail is left, and the comm does not wait for one. The error is that of the first failure.
+    /// No rail is left, and the comm does not wait for one.
     pub(crate) fn give_up(&mut self, which: RailSet, urgency: Urgency) -> Fast<()> {
         let which = which.bits();
         self.pings &= !which;
@@ -163,11 +165,7 @@ impl Comm {
         }
         if self.living() == 0 && self.failures.none_since.is_none() {
             self.failures.none_since = Some(Instant::now());
-            let (peer, s) = (self.peer.name(), self.failures.wait.as_secs());
-            tracing::info!(
-                target: "net",
-                "the connection with {peer} has no rail left; it waits up to {s} s for one to come back (MPIB_FAILOVER_WAIT)"
-            );
+            self.watch.has_no_rail(self.failures.wait);
         }
         self.check_rails()
     }
@@ -185,25 +183,72 @@ impl Comm {
         self.fences.is_empty()
     }
 
-    /// Returns an error if the comm has been without a rail for too long: that of the first failure.
+    /// Returns an error if the comm has been without a rail for too long.
     pub(crate) fn check_rails(&mut self) -> Fast<()> {
-        let wait = self.failures.wait;
-        if self.failures.none_since.is_none_or(|since| since.elapsed() < wait) {
-            return Ok(());
+        match self.failures.none_since.map(|since| since.elapsed()) {
+            Some(outage) if outage >= self.failures.wait => Err(self.no_rail(outage)),
+            _ => Ok(()),
         }
-        let none = || {
-            let cause = (0..self.rails.len()).find_map(|rail| self.watch.cause(rail)).unwrap_or_default();
-            Error::Peer(format!("no rail of the connection with {} works: {cause}", self.peer.name()))
-        };
-        Err(self.failures.first.take().unwrap_or_else(none).into())
     }
 
-    /// Adds the first failure of a rail to an error: a peer that has ended fails its rails, too.
-    pub(crate) fn after_failures(&self, e: Error) -> Error {
-        match &self.failures.first {
-            Some(first) => Error::Peer(format!("{e}; the first failure: {first}")),
-            None => e,
+    /// Returns the error of a comm without a rail, with the present state of each port.
+    #[cold]
+    fn no_rail(&self, outage: Duration) -> Box<Error> {
+        let (peer, wait) = (self.peer.name(), self.failures.wait.as_secs());
+        let mut what = format!(
+            "no rail of the connection with {peer} has worked for {:.1} s (MPIB_FAILOVER_WAIT={wait})",
+            outage.as_secs_f64()
+        );
+        let mut rest = RailSet::from_bits(self.layout.all_rails());
+        while let Some(rail) = rest.lowest() {
+            what += &format!("; {}", self.describe_dead(rail));
+            rest = rest.without(self.stripes_of(rail));
         }
+        Error::Peer(self.with_first_failure(what)).into()
+    }
+
+    /// Describes a dead rail: its port now, and the attempts to bring it back.
+    fn describe_dead(&self, rail: usize) -> String {
+        let nic = &self.rails[rail].nic;
+        let (state, cause) = nic.life().state_and_cause();
+        let why = cause.map_or(String::new(), |cause| format!(": {}", cause.why));
+        let port = match state {
+            PortState::Healthy => "is active".into(),
+            PortState::Probing => "is active again".into(),
+            PortState::Suspect => format!("may be down{why}"),
+            PortState::Down => format!("cannot be used{why}"),
+        };
+        let next = match self.watch.may_return_in(rail) {
+            Some(Duration::ZERO) => "the next one is due".into(),
+            Some(next) => format!("the next one was due in {:.1} s", next.as_secs_f64()),
+            None => "the next one waits for the port".into(),
+        };
+        format!("{}: the port {port}; {}; {next}", nic.name(), self.failures.attempts(rail))
+    }
+
+    /// Adds the first failure of a rail, or the cause of a rail that was given up.
+    fn with_first_failure(&self, what: String) -> String {
+        let cause = || (0..self.rails.len()).find_map(|rail| self.watch.cause(rail));
+        match self.failures.first.as_ref().map(Error::to_string).or_else(cause) {
+            Some(first) => format!("{what}; the first failure: {first}"),
+            None => what,
+        }
+    }
+
+    /// Adds the failures of rails to the error of a peer that has ended: they may be the reason, or the
+    /// consequence. A sender that closes, and does not know yet that a rail has failed here, has
+    /// completed data that this end may never have got.
+    pub(crate) fn after_failures(&self, e: Error) -> Error {
+        let unsettled = rails(self.living()).find(|rail| self.watch.cause(*rail).is_some());
+        let what = match unsettled.filter(|_| self.peer.has_closed()) {
+            Some(rail) => format!(
+                "{e}; the ends had not agreed yet on what {} has lost, and data of it may be missing",
+                self.rails[rail].nic.name()
+            ),
+            None if self.failures.noticed() == 0 => return e,
+            None => e.to_string(),
+        };
+        Error::Peer(self.with_first_failure(what))
     }
 
     /// Returns an error unless the comm goes on without a failed rail, as the peer expects.
@@ -223,17 +268,5 @@ impl Comm {
     pub(crate) fn unexpected(&self, message: &Message) -> Box<Error> {
         Error::Protocol(format!("{} sent {} on an established connection", self.peer.name(), message.name()))
             .into()
-    }
-
-    /// Returns an error if the peer has not answered in an episode for too long.
-    pub(crate) fn check_answer(&mut self) -> Fast<()> {
-        match self.answer_due {
-            Some(since) if since.elapsed() >= ANSWER_LIMIT => {
-                let (peer, s) = (self.peer.name(), ANSWER_LIMIT.as_secs());
-                let what = format!("{peer} did not answer within {s} s after a rail failed");
-                Err(self.after_failures(Error::Peer(what)).into())
-            }
-            _ => Ok(()),
-        }
     }
 }

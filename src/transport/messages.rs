@@ -49,9 +49,7 @@ impl Comm {
         let Some(frame) = mailbox.poll(region).map_err(|e| wrong(e.to_string()))? else { return Ok(None) };
         let message = Message::decode(frame.get(HEADER_BYTES..).unwrap_or_default());
         let message = message.map_err(|e| wrong(e.to_string()))?;
-        if self.peer.is_broken() {
-            self.peer.answered();
-        }
+        self.peer.heard();
         Ok(Some(message))
     }
 

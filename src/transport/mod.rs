@@ -6,6 +6,7 @@ pub(crate) mod failback;
 mod failover;
 mod failures;
 mod fence;
+mod life;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod messages;

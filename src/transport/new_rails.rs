@@ -20,6 +20,7 @@ impl Comm {
     pub(crate) fn attempt_failed(&mut self, which: RailSet, why: &Error) {
         tracing::debug!(target: "net", "rails {which} of {} stay dead: {why}", self.peer.name());
         self.drop_attempt();
+        self.failures.attempt_failed(which, why);
         which.iter().take(1).for_each(|rail| self.watch.attempt_failed(rail));
     }
 
@@ -30,6 +31,7 @@ impl Comm {
         goals: impl IntoIterator<Item = Goal>,
     ) -> Result<()> {
         self.drop_attempt();
+        self.failures.attempt_begins(which);
         let Self { rails: all, region, remote, .. } = self;
         let dead: Vec<_> = which
             .iter()

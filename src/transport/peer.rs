@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use crate::control::{Channel, ChannelState, News};
 use crate::error::{Error, Result};
 use crate::proto::Message;
+use crate::transport::life::{Life, Signs};
 
-/// How long data of a dead peer may still arrive: its last completions and its BYE travel on
-/// different networks.
+/// How long data of a peer that has ended may still arrive: its last completions and its BYE travel on
+/// different networks. The connection is over in any case.
 const GRACE: Duration = Duration::from_millis(200);
 
 /// The peer of a comm.
@@ -18,18 +19,19 @@ pub(crate) struct Peer {
     channel: Option<Channel>,
     name: String,
     lost_since: Option<Instant>,
+    /// A check after [`GRACE`] has asked for one more poll.
+    polls_last: bool,
     /// Why the peer has given the connection up.
     refused: Option<String>,
-    /// When a rail last showed that the peer is alive while the control connection was broken.
-    answered: Option<Instant>,
+    life: Life,
 }
 
 impl Peer {
     pub(crate) fn new(channel: Channel) -> Self {
         // Fails only if the thread has ended, and then the channel has failed, too.
         let _ = channel.end_handshake();
-        let name = channel.describe();
-        Self { channel: Some(channel), name, lost_since: None, refused: None, answered: None }
+        let (name, life) = (channel.describe(), Life::new(channel.wait().unwrap_or_default()));
+        Self { channel: Some(channel), name, lost_since: None, polls_last: false, refused: None, life }
     }
 
     /// Returns the peer's name, for messages.
@@ -49,10 +51,22 @@ impl Peer {
         self.channel.as_ref().is_some_and(|channel| channel.state() == ChannelState::Broken)
     }
 
-    /// Records that a rail has shown that the peer is alive: a broken control connection may last
-    /// `MPIB_FAILOVER_WAIT` from now on. Called only while [`is_broken`](Self::is_broken).
-    pub(crate) fn answered(&mut self) {
-        self.answered = Some(Instant::now());
+    /// Looks for signs of life in what the rails show, while [`is_broken`](Self::is_broken). Returns
+    /// whether a ping is to ask for one.
+    pub(crate) fn look_for_life(&mut self, signs: Signs) -> bool {
+        let broken = self.channel.as_ref().and_then(Channel::broken);
+        // It may have been resumed meanwhile.
+        broken.is_some_and(|(since, _)| self.life.look(Instant::now(), since, signs))
+    }
+
+    /// Records that a frame of the peer has come over a rail.
+    pub(crate) fn heard(&mut self) {
+        self.life.seen();
+    }
+
+    /// Returns whether the peer has closed the connection in order.
+    pub(crate) fn has_closed(&self) -> bool {
+        self.channel.as_ref().is_some_and(|channel| channel.state() == ChannelState::ByePeer)
     }
 
     /// Calls `hook` on each event of the control connection. What happened before is not reported.
@@ -115,24 +129,23 @@ impl Peer {
         }
     }
 
-    /// Returns an error if the control connection has been broken for `MPIB_FAILOVER_WAIT`, and no
-    /// rail has shown since that the peer is alive. `MPIB_PEER_TIMEOUT_MS` of silence come before: a
-    /// connection breaks after them.
+    /// Returns an error if the control connection is broken, and there has been no sign of life for
+    /// `MPIB_FAILOVER_WAIT`. `MPIB_PEER_TIMEOUT_MS` of silence come before: a connection breaks after
+    /// them.
     #[cold]
     fn broken(&self, what: &str) -> Result<()> {
         let Some((channel, wait)) = self.channel.as_ref().and_then(|c| Some((c, c.wait()?))) else {
             return Ok(());
         };
-        // It may have been resumed meanwhile.
-        let Some((since, why)) = channel.broken() else { return Ok(()) };
-        let since = self.answered.map_or(since, |answered| answered.max(since));
-        if since.elapsed() < wait {
+        if self.life.silence() < wait {
             return Ok(());
         }
+        // It may have been resumed meanwhile.
+        let Some((_, why)) = channel.broken() else { return Ok(()) };
         let (name, wait) = (&self.name, wait.as_secs());
         Err(Error::Peer(format!(
-            "{name} was lost with {what} outstanding: {why}; no address of its host has answered for {wait} s \
-             (MPIB_FAILOVER_WAIT)"
+            "{name} was lost with {what} outstanding: {why}; neither an address of its host nor a rail has \
+             answered for {wait} s (MPIB_FAILOVER_WAIT)"
         )))
     }
 
@@ -151,6 +164,10 @@ impl Peer {
             }
         };
         if self.lost_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
+            return Ok(());
+        }
+        // This process may have paused since the poll before this check.
+        if !std::mem::replace(&mut self.polls_last, true) {
             return Ok(());
         }
         let how = if channel.state() == ChannelState::ByePeer { "closed the connection" } else { "was lost" };

@@ -1,12 +1,14 @@
-//! Pings: empty writes that show whether the rails of a connection work while nothing else moves.
+//! Pings: empty writes that show whether the rails of a connection work while nothing else moves, and
+//! whether the peer's host lives.
 //!
 //! The watchdog compares the progress of rails. A sender that waits for one rail alone has none to
 //! compare with, and most CTS writes of a receiver are not signalled. A ping is a signalled write of
 //! no bytes, which the peer's adapter acknowledges by itself.
 
 use crate::error::{Error, Fast};
-use crate::proto::rails;
+use crate::proto::{RailSet, rails};
 use crate::transport::comm::Comm;
+use crate::transport::life::Signs;
 use crate::transport::work::Work;
 
 /// Index of the queue pair of a rail that carries pings. It carries CTS writes, too, and the
@@ -31,6 +33,27 @@ impl Comm {
             (_, Pinged::All) => self.ping(u8::MAX),
             (late, Pinged::Others) => self.ping(!late),
         }
+    }
+
+    /// Looks for signs of life of a peer whose control connection is broken. If nothing has moved for
+    /// a while, pings one rail. One atomic load while the control connection works.
+    pub(crate) fn look_for_life(&mut self) -> Fast<()> {
+        if !self.peer.is_broken() || self.has_failed() {
+            return Ok(());
+        }
+        let rails = RailSet::from_bits(self.living() & !self.failures.noticed());
+        let count = |sum: u32, rail: usize| sum.wrapping_add(self.rails[rail].signs_of_life());
+        let signs = Signs { rails, count: rails.iter().fold(0, count) };
+        if !self.peer.look_for_life(signs) {
+            return Ok(());
+        }
+        // One rail may be silent: the next ping takes another one.
+        if let Some(rail) = rails.without(RailSet::from_bits(self.pings)).lowest() {
+            self.ping(RailSet::of(rail).bits())?;
+            // All queues are polled until it is acknowledged.
+            self.mark();
+        }
+        Ok(())
     }
 
     /// Returns whether a ping is outstanding.

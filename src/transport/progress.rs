@@ -33,6 +33,12 @@ pub(crate) trait Progress {
     /// Handles failed rails and messages of the peer.
     fn handle_news(&mut self) -> Fast<()>;
 
+    /// Returns whether it is about to be known whether data is lost for good. The end of the peer is
+    /// no news until then.
+    fn may_have_lost(&self) -> bool {
+        false
+    }
+
     /// Returns whether this end waits for an episode, a rail or flushes: the comm then stays marked.
     fn is_busy(&mut self) -> bool;
 
@@ -194,7 +200,7 @@ fn progress_marked<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> 
     // is checked first.
     state.look_closer()?;
     match S::outstanding(request) {
-        Some(outstanding) => state.comm().check_peer(outstanding),
-        None => Ok(()),
+        Some(outstanding) if !state.may_have_lost() => state.comm().check_peer(outstanding),
+        _ => Ok(()),
     }
 }

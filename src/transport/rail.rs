@@ -98,6 +98,13 @@ impl Rail {
         self.send_queues.iter().chain(&self.flush)
     }
 
+    /// Returns how many work requests the peer's adapter has acknowledged and how many immediates have
+    /// come from it, in all, modulo 2^32.
+    pub(crate) fn signs_of_life(&self) -> u32 {
+        let arrived = self.receives.as_ref().map_or(0, Receives::consumed);
+        self.send_queues.iter().map(SendQueue::completed).fold(arrived, u32::wrapping_add)
+    }
+
     /// Returns the work requests in flight on all queue pairs for data.
     pub(crate) fn in_flight(&self) -> u32 {
         self.send_queues.iter().map(SendQueue::in_flight).sum()

@@ -123,6 +123,11 @@ impl SendQueue {
         self.qp.number()
     }
 
+    /// Returns how many work requests are known to be completed, modulo 2^32.
+    pub(crate) fn completed(&self) -> u32 {
+        self.done
+    }
+
     /// Returns how many more work requests fit into the send queue.
     #[inline]
     pub(crate) fn room(&self) -> usize {

@@ -7,7 +7,7 @@ use nccl_net_mpib_agent_iface::stats::pages_of;
 use crate::code::{Code, Success};
 use crate::evil;
 use crate::log::{LOG, warnings};
-use crate::pair::{Buffer, HOST, assert_no_rnr, connect_both, init, pattern, until};
+use crate::pair::{Buffer, HOST, assert_no_rnr, connect_both, failure, init, pattern, until};
 use crate::peer::{
     accepted, answer, commands, connected_by, fork_idle_child, handle_of, recv, send, wait, word,
 };
@@ -205,6 +205,13 @@ impl Ends {
                 let request = self.isend(self.send[0], &from);
                 let code = until("a failure", || Some(table.test(request).0).filter(|rc| *rc != Success));
                 from.dereg();
+                return answer_code(code);
+            }
+            // A receive over the first comm that must fail; its code.
+            "recv-fails" => {
+                let to = self.buffer(self.recv[0], vec![0; numbers[0]]);
+                let code = failure(table, self.irecv(self.recv[0], &to));
+                to.dereg();
                 return answer_code(code);
             }
             "echo" => self.echo(numbers[0], numbers[1]),

@@ -228,7 +228,7 @@ fn a_peer_that_gives_rails_up_costs_its_own_connection_alone() {
     let world = World::new();
     let rails = [(0, 1), (1, 1)];
     let [reported, other, late] = [10, 20, 30].map(|first| world.comm(first, &rails, None));
-    reported.given_up_by_the_peer(0b01, "the peer has given it up");
+    reported.rails_failed_alone(0b01, Reason::Peer, "the peer has given it up");
     assert_eq!([&reported, &other].map(|comm| comm.take_condemned()), [0b01, 0]);
     assert_eq!(reported.cause(0).as_deref(), Some("the peer has given it up"));
     // The hold-down of the route does not begin: the others return when they would.
@@ -249,7 +249,7 @@ fn the_word_of_a_peer_confirms_that_a_link_is_down() {
     let [reported, other] = [10, 20].map(|first| world.comm(first, &[(0, 1), (1, 1)], None));
     world.port_event(0, PORT_ERR);
     assert_eq!(world.nics[0].life().state(), PortState::Suspect);
-    reported.given_up_by_the_peer(0b01, "the peer has given it up");
+    reported.rails_failed_alone(0b01, Reason::Peer, "the peer has given it up");
     assert_eq!(world.nics[0].life().state(), PortState::Down);
     assert_eq!([&reported, &other].map(|comm| comm.take_condemned()), [0b01, 0b01]);
 }

@@ -39,6 +39,10 @@ impl Progress for RecvState {
         Self::handle_news(self)
     }
 
+    fn may_have_lost(&self) -> bool {
+        self.patience.is_some()
+    }
+
     fn is_busy(&mut self) -> bool {
         self.settles_flushes()
             || self.blocks_offers()

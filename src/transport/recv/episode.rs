@@ -15,7 +15,8 @@ use crate::transport::running::Running;
 use crate::worker::Urgency;
 
 /// How long data may take to show up after its sender's adapter got the acknowledgement: an adapter
-/// may acknowledge before its completion is visible.
+/// may acknowledge before its completion is visible. What has not come by then never comes: the
+/// sender has given the data back to NCCL. So a longer time would save no connection.
 const ACKNOWLEDGED: Duration = Duration::from_secs(1);
 
 impl RecvState {
@@ -23,7 +24,6 @@ impl RecvState {
     pub(super) fn handle_news(&mut self) -> Fast<()> {
         let failed = RailSet::from_bits(self.comm.take_failed());
         if let Some(down) = self.recovery.failed(failed) {
-            self.comm.answer_due = Some(Instant::now());
             self.episode.get_or_insert_with(|| Running::new(failed));
             self.comm.send_message(down)?;
         }
@@ -41,8 +41,7 @@ impl RecvState {
             self.write_cts_again()?;
         }
         self.advance_failback()?;
-        self.comm.check_rails()?;
-        self.comm.check_answer()
+        self.comm.check_rails()
     }
 
     fn act(&mut self, action: ReceiverAction) -> Fast<()> {
@@ -78,14 +77,16 @@ impl RecvState {
     /// Judges the lost parts once everything has arrived that the sender has completed, and nothing
     /// is left of the dead rails.
     fn try_to_judge(&mut self) -> Fast<()> {
+        // Before the poll: this process may pause after it.
+        let is_over = self.patience.is_none_or(|until| Instant::now() >= until);
         self.poll()?;
         let Some(state) = self.recovery.state() else { return Ok(()) };
         let new = RailSet::from_bits(state.dead).without(self.recovery.dead());
         let missing = self.completed_at_the_sender(state).find(|seq| self.is_outstanding(*seq));
         if let Some(seq) = missing {
-            return match self.patience.is_some_and(|until| Instant::now() < until) {
-                true => Ok(()),
-                false => Err(lost_for_good(self.comm.peer.name(), seq)),
+            return match is_over {
+                true => Err(lost_for_good(self.comm.peer.name(), seq)),
+                false => Ok(()),
             };
         }
         let waits = state.open.iter().any(|group| group.lost != 0);
@@ -123,7 +124,7 @@ impl RecvState {
                 verdict.again.iter().find(|(seq, _)| *seq == group.seq).map_or(0, |(_, parts)| *parts);
             self.learn(&group, group.lost & !again).map_err(|e| self.state_error(&e))?;
         }
-        (self.patience, self.comm.answer_due) = (None, None);
+        self.patience = None;
         self.comm.send_message(Message::Verdict(verdict))?;
         self.end_episode();
         self.recovery.down().map_or(Ok(()), |down| self.comm.send_message(down))

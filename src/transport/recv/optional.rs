@@ -54,7 +54,7 @@ impl RecvState {
     /// Handles news, or polls if nothing has changed for a while.
     pub(crate) fn poll_idle(&mut self) -> Fast<()> {
         if !self.comm.has_failed() {
-            let kept = self.check_promises();
+            let kept = self.check_promises().and_then(|()| self.comm.look_for_life());
             self.comm.fail_on_error(kept)?;
         }
         if self.comm.has_old_news() || self.is_return_due() {

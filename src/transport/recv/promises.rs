@@ -33,7 +33,13 @@ impl RecvState {
         }
         let incomplete = |seq: Sequence| {
             let (got, missing) = self.slots[usize::from(seq.slot()) % SLOTS].parts();
-            (self.is_outstanding(seq) && got != 0 && missing != 0).then_some(Incomplete { seq, got, missing })
+            if got == 0 || !self.is_outstanding(seq) {
+                return None;
+            }
+            // What failed rails were to bring is agreed upon first. A stopped peer takes long for that.
+            let missing = rails(missing).filter(|rail| self.comm.watch.cause(*rail).is_none());
+            let missing = missing.fold(0, |mask, rail| mask | 1 << rail);
+            (missing != 0).then_some(Incomplete { seq, got, missing })
         };
         self.cts.next().predecessors().filter_map(incomplete).last()
     }

@@ -22,6 +22,8 @@ pub(crate) struct Receives {
     // Counts are signed: one that a faulty device takes below zero does not wrap.
     /// Receives in the SRQ, or in that queue pair's queue that has the fewest.
     posted: isize,
+    /// Receives that were ever posted to any of the queues, modulo 2^32.
+    filled: u32,
     /// The queues are refilled when at most so many receives are left beyond those for outstanding
     /// slots.
     low: isize,
@@ -85,7 +87,7 @@ impl Receives {
         let [depth, low, slots] = [depth.min(MAX_DEPTH), low, slots].map(|n| n as isize);
         // Also with all slots outstanding, half of the other receives go in one batch.
         let low = low.min((depth - slots) / 2).max(0);
-        Self { posted: 0, low, slots, depth, queues, blanks }
+        Self { posted: 0, filled: 0, low, slots, depth, queues, blanks }
     }
 
     /// Returns the SRQ, if there is one.
@@ -136,6 +138,15 @@ impl Receives {
         }
     }
 
+    /// Returns how many receives immediates have consumed, modulo 2^32.
+    pub(crate) fn consumed(&self) -> u32 {
+        let left = match &self.queues {
+            Queues::Shared(_) => self.posted,
+            Queues::Own(posted) => posted.iter().sum(),
+        };
+        self.filled.wrapping_sub(left as u32)
+    }
+
     /// Fills the queues, each with one call, if few receives are left or the outstanding slots need
     /// more.
     pub(crate) fn refill(&mut self, outstanding: usize, qps: &[SendQueue]) -> Result<(), NotPosted> {
@@ -149,11 +160,15 @@ impl Receives {
         let missing = |posted: isize| (self.depth - posted) as usize;
         match &mut self.queues {
             Queues::Shared(srq) => {
-                self.posted += srq.post(&self.blanks, missing(self.posted))? as isize;
+                let new = srq.post(&self.blanks, missing(self.posted))?;
+                self.posted += new as isize;
+                self.filled = self.filled.wrapping_add(new as u32);
             }
             Queues::Own(posted) => {
                 for (posted, qp) in posted.iter_mut().zip(qps) {
-                    *posted += qp.post_receives(&self.blanks, missing(*posted))? as isize;
+                    let new = qp.post_receives(&self.blanks, missing(*posted))?;
+                    *posted += new as isize;
+                    self.filled = self.filled.wrapping_add(new as u32);
                 }
                 self.posted = posted.iter().copied().min().unwrap_or(0);
             }

@@ -1,7 +1,5 @@
 //! The sender's work in an episode: it gives up dead rails, sends STATE, and sends lost parts again.
 
-use std::time::Instant;
-
 use nccl_net_versions::Buffer;
 
 use crate::error::{Error, Fast};
@@ -46,7 +44,6 @@ impl SendState {
             self.rails_changed()?;
         }
         self.advance_failback()?;
-        self.comm.check_answer()?;
         self.comm.check_rails()?;
         if self.comm.living() == 0 { Ok(()) } else { self.post_unposted() }
     }
@@ -86,7 +83,6 @@ impl SendState {
         }
         let open = self.open_groups();
         let state = self.recovery.state(self.seq, &open);
-        self.comm.answer_due = Some(Instant::now());
         for group in &state.open {
             self.groups[usize::from(group.seq.slot())].pending |= group.lost;
         }
@@ -139,7 +135,6 @@ impl SendState {
 
     /// Completes the parts that the receiver has, and prepares the others to be sent again.
     fn obey(&mut self, judged: Vec<(Sequence, u8, u8)>) {
-        self.comm.answer_due = None;
         for (seq, lost, again) in judged {
             let group = &mut self.groups[usize::from(seq.slot())];
             group.pending = group.pending & !lost | again;

@@ -233,6 +233,8 @@ impl Sender {
 
     /// Handles news while NCCL makes no call.
     fn poll_idle(&self, state: &mut SendState) -> Fast<()> {
+        let looked = state.comm.look_for_life();
+        state.comm.fail_on_error(looked)?;
         let idle = state.idleness.lasts((state.seq, state.in_flight));
         let waits = state.in_flight > 0 && state.comm.failures.is_enabled();
         if idle && waits && !state.comm.has_failed() {

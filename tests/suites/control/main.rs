@@ -8,6 +8,7 @@ mod exhausted_ports;
 mod flood;
 mod forked_child;
 mod hostile_handles;
+mod life;
 mod panicking_thread;
 mod redial;
 mod redialled_strangers;

@@ -73,13 +73,14 @@ fn a_host_that_is_silent_beyond_the_limit_is_lost() {
 #[test]
 fn a_host_that_no_address_reaches_is_lost_after_the_wait() {
     on_hosts(here!(), &[("MPIB_PEER_TIMEOUT_MS", "1000"), ("MPIB_FAILOVER_WAIT", "1")], || {
-        let (hosts, mut a, b) = two_hosts(&["eth0"]);
+        let (hosts, mut a, mut b) = two_hosts(&["eth0"]);
         silence(&hosts, "add", "10.0.1.1");
+        b.kill();
         assert_eq!(a.code("fail 1000"), RemoteError);
         let parts = [
             "was lost with sends outstanding",
             "is its host up, and the network between?",
-            "no address of its host has answered for 1 s (MPIB_FAILOVER_WAIT)",
+            "neither an address of its host nor a rail has answered for 1 s (MPIB_FAILOVER_WAIT)",
         ];
         warned(&mut a, &parts);
         drop((a, b));
@@ -163,15 +164,22 @@ fn a_host_that_was_suspended_goes_on() {
     });
 }
 
-/// Host a, which sends to host b, on networks with an interface of these names each.
+/// Host a, which sends to host b over one rail, on networks with an interface of these names each.
 fn two_hosts(interfaces: &'static [&'static str]) -> (Hosts, Peer, Peer) {
+    hosts_with(interfaces, ["soft0:addr=10.0.1.1/24", "soft0:addr=10.0.1.2/24"])
+}
+
+/// As [`two_hosts`], with these adapters.
+pub(crate) fn hosts_with(
+    interfaces: &'static [&'static str],
+    [of_a, of_b]: [&str; 2],
+) -> (Hosts, Peer, Peer) {
     const ADDRS: [[&str; 2]; 2] = [["10.0.1.1/24", "10.0.1.2/24"], ["10.0.2.1/24", "10.0.2.2/24"]];
     let ends = |(name, [a, b]): (&'static str, [&'static str; 2])| vec![("a", name, a), ("b", name, b)];
     let networks = interfaces.iter().copied().zip(ADDRS).map(ends).collect();
     let hosts = Hosts::up(Topology { networks, ..Topology::default() });
     let start = |host, devices| hosts.peer(host, &[("SOFTVERBS_DEVICES", devices)]);
-    let mut a = start("a", "soft0:addr=10.0.1.1/24");
-    let mut b = start("b", "soft0:addr=10.0.1.2/24");
+    let (mut a, mut b) = (start("a", of_a), start("b", of_b));
     let handle = b.ask("listen");
     b.say("accept");
     a.must(&format!("connect {handle}"));
@@ -180,24 +188,24 @@ fn two_hosts(interfaces: &'static [&'static str]) -> (Hosts, Peer, Peer) {
 }
 
 /// Begins (`add`) or ends (`del`) that nothing of b's reaches an address.
-fn silence(hosts: &Hosts, how: &str, addr: &str) {
+pub(crate) fn silence(hosts: &Hosts, how: &str, addr: &str) {
     let status = hosts.command("b", "ip").args(["route", how, "blackhole", &format!("{addr}/32")]).status();
     assert!(status.unwrap().success());
 }
 
-fn message(a: &mut Peer, b: &mut Peer, seed: u64) {
+pub(crate) fn message(a: &mut Peer, b: &mut Peer, seed: u64) {
     b.say(&format!("recv 100000 {seed}"));
     a.must(&format!("send 100000 {seed}"));
     assert_eq!(b.answer(), "ok");
 }
 
 /// Waits for a line with `part` in a process's log.
-fn until_logged(peer: &mut Peer, part: &str) -> String {
+pub(crate) fn until_logged(peer: &mut Peer, part: &str) -> String {
     until(part, || log(peer).into_iter().map(|line| line.1).find(|line| line.contains(part)))
 }
 
 /// A warning has all of `parts`.
-fn warned(peer: &mut Peer, parts: &[&str]) {
+pub(crate) fn warned(peer: &mut Peer, parts: &[&str]) {
     let said: Vec<_> = log(peer).into_iter().filter(|line| line.0 == WARN).collect();
     assert!(said.iter().any(|line| parts.iter().all(|part| line.1.contains(part))), "{said:?}");
 }

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mpib_tests::code::Success;
-use mpib_tests::log::{INFO, LOG, assert_last_warning, take_warnings};
+use mpib_tests::log::{INFO, LOG, take_warnings, warnings};
 use mpib_tests::pair::{Pair, failure, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, carried, newest_device};
@@ -161,13 +161,17 @@ fn a_connection_waits_for_its_only_rail() {
     on_rails(here!(), 1, &[], || {
         let (ctx, dev) = newest_device(1);
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
-        for _ in 0..2 {
+        for outage in 0..2 {
             exchange_all(&mut rig);
             take_warnings();
             softverbs::set_link("r0", false).unwrap();
             let helper = bring_up_after("waits up to 60 s for one to come back", &["r0"]);
             exchange_all(&mut rig);
             helper.join().unwrap();
+            let waits = |line: &&String| line.contains("has no rail left; it waits up to 60 s");
+            let warned = warnings().iter().filter(waits).count();
+            // Both ends are in this process, and the second outage may follow the first one at once.
+            assert!(warned == 1 || outage == 1 && warned == 0, "{:?}", warnings());
         }
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
@@ -195,8 +199,9 @@ fn a_connection_waits_while_all_rails_are_dead() {
     });
 }
 
+//= failover.md: the last error names the outage, the ports, the attempts and the first failure
 #[test]
-fn a_connection_without_rails_fails_by_the_first_failure_in_the_end() {
+fn a_connection_without_rails_fails_in_the_end_and_names_what_was_tried() {
     on_rails(here!(), 2, &[("MPIB_FAILOVER_WAIT", "1")], || {
         let (ctx, dev) = newest_device(2);
         let rig = Rig::new(table(12), ctx, dev, MIB);
@@ -204,13 +209,59 @@ fn a_connection_without_rails_fails_by_the_first_failure_in_the_end() {
         let recv = rig.pair.irecv(&[(to.addr(), MIB, 0, to.mr)]);
         ["r0", "r1"].iter().for_each(|rail| inject(rail, Fault::Silence(Direction::Both)).unwrap());
         let send = rig.pair.isend(from.addr(), MIB, 0, from.mr);
+        take_warnings();
         let _ = failure(table(12), send);
-        assert_last_warning(&["r", "IBV_WC_RETRY_EXC_ERR"]);
         let _ = failure(table(12), recv);
+        // The ports answer queries, and the attempts fail.
+        let said = warnings().join("\n");
+        for part in [
+            "no rail of the connection with ",
+            " has worked for 1.",
+            " s (MPIB_FAILOVER_WAIT=1)",
+            "; r0:1: the port is active; ",
+            "; r1:1: the port is active; ",
+            " to bring it back",
+            "; the next one ",
+            "; the first failure: ",
+            "IBV_WC_RETRY_EXC_ERR",
+        ] {
+            assert!(said.contains(part), "{part:?} is not in {said}");
+        }
         from.dereg();
         to.dereg();
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+/// The outage begins without a link that is down, and ends with one.
+//= failover.md: the last error names the outage, the ports, the attempts and the first failure
+#[test]
+fn the_last_error_names_the_state_of_the_port_at_the_end() {
+    let devices = two_hosts(1);
+    isolated(here!(), &env(&devices, &[("MPIB_FAILOVER_WAIT", "5")]), || {
+        let rig = Rig::of(Ends::two_hosts(12, 1).connect(), MIB);
+        let (from, to) = (rig.pair.send_buffer(vec![1; MIB]), rig.pair.recv_buffer(MIB));
+        inject("r0", Fault::Silence(Direction::Both)).unwrap();
+        let recv = rig.pair.irecv(&[(to.addr(), MIB, 0, to.mr)]);
+        let logged = |part: &str| LOG.lock().unwrap().iter().any(|(_, line)| line.contains(part));
+        let (mut down, mut code) = (false, Success);
+        until("the end of the connection", || {
+            code = table(12).test(recv).0;
+            if !down && logged("has no rail left") {
+                ["r0", "s0"].iter().for_each(|link| softverbs::set_link(link, false).unwrap());
+                down = true;
+            }
+            (!code.is_success()).then_some(())
+        });
+        let said = warnings().join("\n");
+        for part in ["has worked for 5.", "0:1: the port cannot be used: ", "the next one waits for the port"]
+        {
+            assert!(said.contains(part), "{part:?} is not in {said}");
+        }
+        from.dereg();
+        to.dereg();
+        rig.close();
     });
 }
 

@@ -231,6 +231,51 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
     });
 }
 
+/// The sender has completed everything, so it closes as soon as NCCL wants it to.
+//= failover.md: a BYE does not hide that data is lost
+#[test]
+fn a_sender_that_closes_does_not_hide_that_data_is_lost() {
+    isolated(here!(), &mpib("512", &SHORT), || {
+        let table = newest();
+        let (comm, evil) = receiver(init(table));
+        let to = Buffer::new(table, comm, vec![0; 4096]);
+        let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
+        assert_eq!(rc, Success);
+        evil.channel.send(&state(1, 2, vec![])).unwrap();
+        evil.channel.close();
+        assert_eq!(failure(table, request), RemoteError);
+        assert_warned(&["group 1 from ", "acknowledged its data and did not deliver it"]);
+        to.dereg();
+        assert_eq!(table.close_recv(comm), Success);
+    });
+}
+
+//= failover.md: a BYE does not hide that data is lost
+#[test]
+fn a_sender_that_closes_before_it_has_answered_for_a_failed_rail() {
+    isolated(here!(), &mpib("512", &SHORT), || {
+        let table = newest();
+        let (comm, evil) = receiver(init(table));
+        let to = Buffer::new(table, comm, vec![0; 4096]);
+        let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
+        assert_eq!(rc, Success);
+        softverbs::set_link("soft1", false).unwrap();
+        until("DOWN", || {
+            assert_eq!(table.test(request).0, Success);
+            evil.channel.try_recv().unwrap().filter(|message| matches!(message, Message::Down { .. }))
+        });
+        evil.channel.close();
+        assert_eq!(failure(table, request), RemoteError);
+        assert_warned(&[
+            "closed the connection with receives outstanding",
+            "the ends had not agreed yet on what soft1:1 has lost",
+            "the first failure: ",
+        ]);
+        to.dereg();
+        assert_eq!(table.close_recv(comm), Success);
+    });
+}
+
 //= protocol.md: episode: a lying peer fails its own connection
 //= protocol.md: episode: a VERDICT of another epoch has no effect
 #[test]

@@ -8,12 +8,14 @@ use std::sync::{Condvar, Mutex};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mpib_tests::code::Success;
-use mpib_tests::log::as_logger;
-use mpib_tests::pair::{Pair, connect, failure, init, until};
+use mpib_tests::evil::receiver;
+use mpib_tests::log::{WARN, as_logger};
+use mpib_tests::pair::{Buffer, Pair, connect, failure, init, until};
 use mpib_tests::paths::artifact;
 use mpib_tests::table::{Ptr, Table, newest, table};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{SHORT, here, isolated, mpib};
 use nccl_net_abi::ncclDebugLogger_t;
+use nccl_net_mpib::proto::ImmLayout;
 use softverbs::{EventTarget, qp_attributes, raise_event};
 
 const QP_FATAL: u32 = 1;
@@ -114,6 +116,48 @@ fn a_logger_that_blocks_a_connect_blocks_no_other() {
             release();
         });
         assert_eq!(table.finalize(ctx()), Success);
+    });
+}
+
+/// Warnings whose call of [`slow_logger`] has returned.
+static WRITTEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// As NCCL's logger whose pipe is read slowly.
+unsafe extern "C" fn slow_logger(
+    level: c_int,
+    _: c_ulong,
+    _: *const c_char,
+    _: c_int,
+    _: *const c_char,
+    text: *const c_char,
+) {
+    // SAFETY: a C string of the plugin.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    if level == WARN {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        WRITTEN.lock().unwrap().push(text);
+    }
+}
+
+/// NCCL prints the last warning that it has with the error.
+//= failover.md: the reason of an error is in the log before a call returns the error
+#[test]
+fn the_reason_that_housekeeping_has_found_is_written_before_a_call_returns_its_error() {
+    isolated(here!(), &mpib("512", &[&SHORT[..], &[("MPIB_PEER_TIMEOUT_MS", "1000")]].concat()), || {
+        let (table, layout) = (newest(), ImmLayout::new(2).unwrap());
+        let (comm, evil) = receiver(init_with(table, as_logger(slow_logger)));
+        let to = Buffer::new(table, comm, vec![0; 4096]);
+        let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
+        assert_eq!(rc, Success);
+        // Rail 0 has a part, too, which never comes.
+        evil.signal(1, layout.encode(1, 0b11, layout.size(1000)));
+        assert_ne!(failure(table, request), Success);
+        let written = WRITTEN.lock().unwrap();
+        assert!(written.iter().any(|line| line.contains("that has not come for 1.0 s")), "{written:?}");
+        drop(written);
+        to.dereg();
+        drop(evil);
+        assert_eq!(table.close_recv(comm), Success);
     });
 }
 

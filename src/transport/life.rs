@@ -1,0 +1,160 @@
+//! Whether the peer's host lives: asked while the control connection is broken, and answered here
+//! alone.
+//!
+//! A sign of life is all that needs the peer's host: an acknowledgement of a write, an immediate, a
+//! frame in the mailbox. While nothing moves, pings ask for one. The peer's adapter acknowledges them by
+//! itself, also while the peer's process is stopped. The queue pairs of a process that has ended do
+//! not exist any more, and nothing is acknowledged.
+//!
+//! The data path counts nothing for this. What it keeps for other reasons is compared now and then.
+
+use std::time::{Duration, Instant};
+
+use crate::proto::RailSet;
+
+/// How long nothing may move before a ping asks for a sign of life, and until the next one asks ...
+const PING_EVERY: Duration = Duration::from_secs(1);
+/// ... but so many have asked at least before the connection ends.
+const PINGS: u32 = 4;
+
+/// What a comm knows to have come from the peer's host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Signs {
+    /// The rails that count. The counts of a rail that is given up or made anew begin again.
+    pub(crate) rails: RailSet,
+    /// Acknowledged work requests and arrived immediates of these rails, modulo 2^32.
+    pub(crate) count: u32,
+}
+
+/// The signs of life since the control connection broke.
+#[derive(Debug)]
+pub(crate) struct Life {
+    ping_every: Duration,
+    /// When the present break began.
+    broken: Option<Instant>,
+    /// What was known at the last look, and when that was.
+    last: Signs,
+    looked: Option<Instant>,
+    /// The time without a sign of life.
+    silent: Duration,
+    /// The time since the last sign of life or request for a ping.
+    unasked: Duration,
+}
+
+impl Life {
+    /// `wait`: how long there may be no sign of life.
+    pub(crate) fn new(wait: Duration) -> Self {
+        Self {
+            ping_every: PING_EVERY.min(wait / PINGS),
+            broken: None,
+            last: Signs::default(),
+            looked: None,
+            silent: Duration::ZERO,
+            unasked: Duration::ZERO,
+        }
+    }
+
+    /// Takes in what is known now, in a break that began at `broken`. Returns whether a ping is due.
+    pub(crate) fn look(&mut self, now: Instant, broken: Instant, signs: Signs) -> bool {
+        if self.broken != Some(broken) {
+            (self.broken, self.looked, self.last) = (Some(broken), Some(now), signs);
+            self.seen();
+            return false;
+        }
+        let passed = self.looked.map_or(Duration::ZERO, |then| now.saturating_duration_since(then));
+        // In a pause of this process nobody has looked.
+        let passed = passed.min(self.ping_every);
+        let before = std::mem::replace(&mut self.last, signs);
+        self.looked = Some(now);
+        if before.rails == signs.rails && before.count != signs.count {
+            self.seen();
+            return false;
+        }
+        self.silent += passed;
+        self.unasked += passed;
+        let due = self.unasked >= self.ping_every;
+        if due {
+            self.unasked = Duration::ZERO;
+        }
+        due
+    }
+
+    /// Records a sign of life that no count shows.
+    pub(crate) fn seen(&mut self) {
+        (self.silent, self.unasked) = (Duration::ZERO, Duration::ZERO);
+    }
+
+    /// Returns how long there has been no sign of life in this break, as of the last look.
+    pub(crate) fn silence(&self) -> Duration {
+        self.silent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAIT: Duration = Duration::from_secs(60);
+
+    fn signs(rails: u8, count: u32) -> Signs {
+        Signs { rails: RailSet::from_bits(rails), count }
+    }
+
+    #[test]
+    fn pings_are_due_while_nothing_moves() {
+        let (mut life, start) = (Life::new(WAIT), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        assert!(!life.look(at(0), start, signs(1, 7)));
+        assert!(!life.look(at(999), start, signs(1, 7)));
+        assert!(life.look(at(1000), start, signs(1, 7)));
+        assert!(!life.look(at(1999), start, signs(1, 7)));
+        assert!(life.look(at(2000), start, signs(1, 7)));
+        assert_eq!(life.silence(), Duration::from_secs(2));
+        assert!(!life.look(at(2900), start, signs(1, 8)), "the ping is acknowledged");
+        assert_eq!(life.silence(), Duration::ZERO);
+        for ms in (3000..60_000).step_by(250) {
+            assert!(!life.look(at(ms), start, signs(1, ms as u32)), "data moves");
+        }
+        assert_eq!(life.silence(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_short_wait_has_several_pings_too() {
+        let (mut life, start) = (Life::new(PING_EVERY), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        let pings = (0..1000).step_by(10).filter(|ms| life.look(at(*ms), start, signs(1, 7))).count();
+        assert_eq!(pings, 3, "one more when the wait is over");
+        assert!(life.silence() < PING_EVERY);
+    }
+
+    #[test]
+    fn a_rail_that_is_given_up_or_returns_is_no_sign() {
+        let (mut life, start) = (Life::new(WAIT), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        life.look(at(0), start, signs(0b11, 100));
+        life.look(at(500), start, signs(0b01, 60));
+        life.look(at(1000), start, signs(0b11, 60));
+        assert_eq!(life.silence(), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_pause_of_this_process_is_no_silence_of_the_peer() {
+        let (mut life, start) = (Life::new(WAIT), Instant::now());
+        let at = |s| start + Duration::from_secs(s);
+        life.look(at(0), start, signs(1, 7));
+        assert!(life.look(at(3600), start, signs(1, 7)), "it asks again first");
+        assert_eq!(life.silence(), PING_EVERY);
+    }
+
+    #[test]
+    fn each_break_begins_with_no_silence() {
+        let (mut life, start) = (Life::new(WAIT), Instant::now());
+        let at = |s| start + Duration::from_secs(s);
+        for s in 0..5 {
+            life.look(at(s), start, signs(1, 7));
+        }
+        assert_eq!(life.silence(), Duration::from_secs(4));
+        life.look(at(9), at(8), signs(1, 7));
+        assert_eq!(life.silence(), Duration::ZERO);
+    }
+}
