@@ -309,6 +309,8 @@ impl Facts {
         let busy = self.others > 0 && self.company != Company::Stuck;
         !self.limit.is_zero()
             && match self.evidence {
+                // Nothing else could carry what its queue pairs may still deliver.
+                Evidence::LinkDown if self.company == Company::Stuck => false,
                 Evidence::LinkDown => exceeds(self.limit, Duration::ZERO),
                 Evidence::Loss => busy && exceeds(self.limit, self.backlog),
                 Evidence::NoLoss | Evidence::NotReady => false,

@@ -24,8 +24,6 @@ pub(crate) struct Failover {
 pub(crate) struct Failback {
     pub(super) maker: Arc<dyn RailMaker>,
     pub(super) worker: Arc<Worker>,
-    /// Rails that are tried without a hold-down: the peer's port has become usable.
-    pub(super) hurried: u8,
     /// The last message about an attempt, in case a control connection breaks and loses it.
     pub(super) last: Option<Message>,
     pub(super) work: Work,
@@ -46,15 +44,9 @@ impl Failback {
         Self {
             maker: Arc::clone(&failover.maker),
             worker: Arc::clone(&failover.worker),
-            hurried: 0,
             last: None,
             work: Work::None,
         }
-    }
-
-    /// Tries these rails without a hold-down, once.
-    pub(crate) fn hurry(&mut self, which: u8) {
-        self.hurried |= which;
     }
 
     /// Destroys what there is of the present attempt.

@@ -141,11 +141,12 @@ impl Comm {
     /// memory any more.
     ///
     /// # Errors
-    /// No rail is left, and the comm does not wait for one. The error is that of the first failure.
+    /// No rail is left, and the comm does not wait for one: the error is that of the first failure. Or
+    /// a queue pair could not be destroyed.
     pub(crate) fn give_up(&mut self, which: u8) -> Fast<()> {
         self.pings &= !which;
         for rail in rails(which) {
-            let in_flight = self.rails[rail].give_up();
+            let in_flight = self.rails[rail].give_up()?;
             self.stats.completed(rail, in_flight);
             self.stats.rail_in_use(rail, false);
             self.watch.set_rail(rail, None);

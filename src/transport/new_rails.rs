@@ -23,23 +23,23 @@ impl Comm {
         last.map_or(Ok(()), |last| self.send_message(&last))
     }
 
-    /// Returns a rail of this mask that may be tried now.
-    pub(crate) fn due_rail(&self, dead: u8) -> Option<usize> {
-        rails(dead).find(|rail| self.failback.hurried >> rail & 1 == 1 || self.watch.may_return(*rail))
+    /// Returns the rails of this mask that may be tried now.
+    pub(crate) fn due_rails(&self, dead: u8) -> u8 {
+        rails(dead).filter(|rail| self.watch.may_return(*rail)).fold(0, |due, rail| due | 1 << rail)
     }
 
-    /// Reports that these rails, which join the same two ports, could not be made anew.
-    pub(crate) fn attempt_failed(&mut self, which: u8, why: &Error) {
+    /// Reports that these rails, which join the same two ports, could not be made anew: at this end,
+    /// or because the peer has `refused`.
+    pub(crate) fn attempt_failed(&mut self, which: u8, refused: bool, why: &Error) {
         tracing::debug!(target: "net", "rails {which:#04b} of {} stay dead: {why}", self.peer.name());
         self.failback.drop_attempt();
-        rails(which).take(1).for_each(|rail| self.watch.attempt_failed(rail));
+        self.watch.attempt_failed(which, refused);
     }
 
     /// Begins an attempt for rails that join the same two ports, on the thread.
     pub(crate) fn begin_attempt(&mut self, which: u8, goals: impl IntoIterator<Item = Goal>) -> Result<()> {
         // The queue pairs of an attempt before are destroyed first.
         self.failback.drop_attempt();
-        self.failback.hurried &= !which;
         let Self { rails: all, region, remote, .. } = self;
         let dead: Vec<_> = rails(which)
             .map(|index| DeadRail {
@@ -87,7 +87,8 @@ impl Comm {
         let Work::Waiting(attempt) = std::mem::replace(&mut self.failback.work, Work::None) else {
             return Err(Error::Internal("there are no new rails".into()).into());
         };
-        for NewRail { index, rail, region, place, rkey } in attempt.finish()? {
+        for NewRail { index, mut rail, region, place, rkey } in attempt.finish()? {
+            rail.former = std::mem::take(&mut self.rails[index].former);
             self.watch.set_rail(index, Some(rail.queues()));
             self.stats.rail_in_use(index, true);
             self.rails[index] = rail;

@@ -10,7 +10,7 @@ use crate::route::gid_addr;
 use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues};
 use crate::transport::work::Work;
-use crate::verbs::{Completion, Cq};
+use crate::verbs::{Completion, Cq, Path};
 
 /// A connected rail.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct Rail {
     pub(crate) flush: Option<SendQueue>,
     /// Why there is none, if the receiver flushes and the adapter does not reach itself.
     pub(crate) no_flush: Option<String>,
+    /// The path of that queue pair to itself.
+    pub(crate) flush_path: Option<Box<Path>>,
     pub(crate) receives: Option<Receives>,
     /// Shared by all queue pairs of the rail, for both directions. `None` if the rail is given up.
     pub(crate) cq: Option<Arc<Cq>>,
@@ -32,9 +34,13 @@ pub(crate) struct Rail {
     /// In Mb/s: the port of this end, and the peer's.
     pub(crate) speeds: (u32, u32),
     pub(crate) names: Names,
-    /// Numbers of the queue pairs that it had when it was given up.
+    /// Numbers of the queue pairs that it has had in earlier lives, the last [`FORMER`] of them.
     pub(crate) former: Vec<u32>,
 }
+
+/// Of so many former queue pairs a rail does not use the numbers again. A packet is not under way for
+/// longer: each life of a rail lasts half a second at least.
+const FORMER: usize = 128;
 
 /// What an error message names of a rail.
 #[derive(Debug, Clone)]
@@ -74,12 +80,19 @@ impl Rail {
 
     /// Destroys all queue pairs and their queues. No packet of the rail reads or writes memory any
     /// more, and no account of its requests is left. Returns the work requests that were in flight.
-    pub(crate) fn give_up(&mut self) -> u32 {
+    ///
+    /// # Errors
+    /// A queue pair could not be destroyed: packets of the rail may still write memory.
+    pub(crate) fn give_up(&mut self) -> Result<u32> {
         let in_flight = self.queue_pairs().map(SendQueue::in_flight).sum();
-        self.former = self.queue_pairs().map(SendQueue::number).collect();
-        self.send_queues = SendQueues::none();
-        (self.flush, self.receives, self.cq) = (None, None, None);
-        in_flight
+        let mut former = std::mem::take(&mut self.former);
+        former.extend(self.queue_pairs().map(SendQueue::number));
+        former.drain(..former.len().saturating_sub(FORMER));
+        self.former = former;
+        let queues = std::mem::replace(&mut self.send_queues, SendQueues::none()).into_iter();
+        let destroyed: Vec<_> = queues.chain(self.flush.take()).map(SendQueue::destroy).collect();
+        (self.receives, self.cq) = (None, None);
+        destroyed.into_iter().collect::<Result<()>>().map(|()| in_flight)
     }
 
     /// Returns whether the other rail is a stripe of this one: it joins the same two ports.

@@ -43,6 +43,15 @@ impl SendQueues {
     }
 }
 
+impl IntoIterator for SendQueues {
+    type Item = SendQueue;
+    type IntoIter = std::vec::IntoIter<SendQueue>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.queues.into_vec().into_iter()
+    }
+}
+
 impl FromIterator<SendQueue> for SendQueues {
     fn from_iter<I: IntoIterator<Item = SendQueue>>(queues: I) -> Self {
         let queues: Box<[_]> = queues.into_iter().collect();
@@ -121,6 +130,11 @@ impl SendQueue {
     /// Moves the queue pair to ERR.
     pub(crate) fn fail(&self) -> Result<()> {
         self.qp.fail()
+    }
+
+    /// Destroys the queue pair.
+    pub(crate) fn destroy(self) -> Result<()> {
+        self.qp.destroy()
     }
 
     /// Returns the queue pair's number.

@@ -8,14 +8,14 @@ use crate::transport::recv::RecvState;
 impl RecvState {
     /// Returns whether rails that this end could not make anew can be tried again.
     pub(super) fn is_return_due(&self) -> bool {
-        self.unusable != 0 && !self.comm.has_failed() && self.comm.due_rail(self.unusable).is_some()
+        self.unusable != 0 && !self.comm.has_failed() && self.comm.due_rails(self.unusable) != 0
     }
 
     /// Handles REBUILD: makes queue pairs, and connects them to the sender's.
     pub(super) fn on_rebuild(&mut self, request: NewRails) -> Fast<()> {
         self.comm.needs_failover("REBUILD")?;
         if self.attempts.on_rebuild(&request, self.episodes.epoch(), self.episodes.dead())? {
-            self.unusable = 0;
+            self.unusable &= !request.rails;
             let peer = Offer { port: request.port, routes: request.routes, rkeys: request.rkeys };
             let begun = self.comm.begin_attempt(request.rails, [Goal::Made, Goal::Joined(peer)]);
             return begun.or_else(|e| self.attempt_failed(&e));
@@ -39,7 +39,9 @@ impl RecvState {
             Some(Err(e)) => self.attempt_failed(&e)?,
         }
         if self.is_return_due() {
-            let rails = std::mem::take(&mut self.unusable);
+            let rails = self.comm.due_rails(self.unusable);
+            self.unusable &= !rails;
+            tracing::debug!(target: "net", "rails {rails:#04b} of {} can be tried again", self.comm.peer.name());
             self.comm.send_about_attempt(Message::Return { rails })?;
         }
         self.try_cts_home();
@@ -72,8 +74,8 @@ impl RecvState {
     /// Ends the present attempt, and sends the reason.
     fn attempt_failed(&mut self, why: &Error) -> Fast<()> {
         let Some((attempt, rails)) = self.attempts.abort() else { return Ok(()) };
-        self.comm.attempt_failed(rails, why);
-        self.unusable = rails;
+        self.comm.attempt_failed(rails, false, why);
+        self.unusable |= rails;
         let failed = RebuildFailed { attempt, reason: why.to_string() };
         self.comm.send_about_attempt(Message::RebuildFailed(failed))
     }

@@ -1,7 +1,7 @@
 //! The sender's work to bring dead rails back: it begins the attempts. Traffic goes on meanwhile.
 
 use crate::error::{Error, Fast};
-use crate::proto::{Attempt, Message, NewRails, RebuildFailed};
+use crate::proto::{Attempt, Message, NewRails, RebuildFailed, rails};
 use crate::transport::rail_maker::{Goal, Offer};
 use crate::transport::send::SendState;
 
@@ -14,7 +14,7 @@ impl SendState {
 
     fn due_rail(&self, dead: u8) -> Option<usize> {
         let is_free = self.attempts.is_idle() && !self.episodes.is_awaiting();
-        is_free.then(|| self.comm.due_rail(dead)).flatten()
+        is_free.then(|| rails(self.comm.due_rails(dead)).next()).flatten()
     }
 
     /// Begins an attempt if one is due, and sends what the thread has brought about.
@@ -26,13 +26,13 @@ impl SendState {
         match self.comm.attempt_result() {
             None | Some(Ok(None)) => {}
             Some(Ok(Some(offer))) => self.attempt_worked(offer)?,
-            Some(Err(e)) => self.attempt_failed(&e),
+            Some(Err(e)) => self.attempt_failed(false, &e),
         }
         if let Some(rail) = self.due_rail(dead) {
             let which = self.comm.stripes_of(rail);
             self.attempts.begin(which, self.episodes.epoch());
             let begun = self.comm.begin_attempt(which, [Goal::Made]);
-            begun.unwrap_or_else(|e| self.attempt_failed(&e));
+            begun.unwrap_or_else(|e| self.attempt_failed(false, &e));
         }
         Ok(())
     }
@@ -48,23 +48,24 @@ impl SendState {
         self.comm.send_about_attempt(message)
     }
 
-    fn attempt_failed(&mut self, why: &Error) {
+    /// `refused`: by the receiver.
+    fn attempt_failed(&mut self, refused: bool, why: &Error) {
         let rails = self.attempts.rails();
         self.attempts.abort();
-        self.comm.attempt_failed(rails, why);
+        self.comm.attempt_failed(rails, refused, why);
     }
 
     pub(super) fn on_rebuilt(&mut self, answer: NewRails) {
         if self.attempts.on_rebuilt(&answer) {
             let peer = Offer { port: answer.port, routes: answer.routes, rkeys: answer.rkeys };
             let continued = self.comm.continue_attempt([Goal::Joined(peer), Goal::Proved]);
-            continued.unwrap_or_else(|e| self.attempt_failed(&e));
+            continued.unwrap_or_else(|e| self.attempt_failed(false, &e));
         }
     }
 
     pub(super) fn on_rebuild_failed(&mut self, failed: &RebuildFailed) {
         if self.attempts.is_current(failed.attempt) {
-            self.attempt_failed(&Error::Peer(format!("at the receiver: {}", failed.reason)));
+            self.attempt_failed(true, &Error::Peer(format!("at the receiver: {}", failed.reason)));
         }
     }
 
@@ -78,6 +79,6 @@ impl SendState {
     }
 
     pub(super) fn on_return(&mut self, rails: u8) {
-        self.comm.failback.hurry(rails & self.episodes.dead());
+        self.comm.watch.peer_returned(rails & self.episodes.dead());
     }
 }
