@@ -85,12 +85,11 @@ impl Rail {
     /// A queue pair could not be destroyed: packets of the rail may still write memory.
     pub(crate) fn give_up(&mut self) -> Result<u32> {
         let in_flight = self.queue_pairs().map(SendQueue::in_flight).sum();
-        let mut former = std::mem::take(&mut self.former);
-        former.extend(self.queue_pairs().map(SendQueue::number));
-        former.drain(..former.len().saturating_sub(FORMER));
-        self.former = former;
-        let queues = std::mem::replace(&mut self.send_queues, SendQueues::none()).into_iter();
-        let destroyed: Vec<_> = queues.chain(self.flush.take()).map(SendQueue::destroy).collect();
+        let numbers: Vec<_> = self.queue_pairs().map(SendQueue::number).collect();
+        self.former.extend(numbers);
+        self.former.drain(..self.former.len().saturating_sub(FORMER));
+        let queues = self.send_queues.take().into_iter().chain(self.flush.take());
+        let destroyed: Vec<_> = queues.map(SendQueue::destroy).collect();
         (self.receives, self.cq) = (None, None);
         destroyed.into_iter().collect::<Result<()>>().map(|()| in_flight)
     }

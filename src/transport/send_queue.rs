@@ -37,18 +37,10 @@ pub(crate) struct SendQueues {
 }
 
 impl SendQueues {
-    /// The queues of a rail that is given up: none.
-    pub(crate) fn none() -> Self {
-        Self { queues: Box::default(), mask: 0 }
-    }
-}
-
-impl IntoIterator for SendQueues {
-    type Item = SendQueue;
-    type IntoIter = std::vec::IntoIter<SendQueue>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.queues.into_vec().into_iter()
+    /// Takes all queues: a rail that is given up has none.
+    pub(crate) fn take(&mut self) -> Vec<SendQueue> {
+        self.mask = 0;
+        std::mem::take(&mut self.queues).into_vec()
     }
 }
 

@@ -181,11 +181,6 @@ impl PortHealth {
         (port.state, port.cause.clone())
     }
 
-    /// Returns why the route to a peer's GID is out of use, and since when.
-    pub fn route_cause(&self, peer: &[u8; 16]) -> Option<Cause> {
-        self.record.lock().routes.get(peer)?.cause.clone()
-    }
-
     /// Applies what has happened to the port.
     pub fn happened(&self, now: Moment, what: Happening<'_>) -> Change {
         let mut record = self.record.lock();

@@ -4,16 +4,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use mpib_tests::log::{LOG, assert_warned, take_warnings};
+use mpib_tests::log::{LOG, assert_warned, take_warnings, warnings};
 use mpib_tests::pair::until;
 use mpib_tests::vdevices::Rig;
 use mpib_tests::{NO_PINGS, SPLIT_ALL, here, isolated};
-use softverbs::{Direction, Fault, Only, faults_struck, heal, inject_at};
+use softverbs::{CompletionStatus, Direction, Fault, Only, faults_struck, heal, inject_at};
 
 use crate::MIB;
 use crate::failback::{exchange_all, exchange_until, sent};
 use crate::points::{Ends, env, two_hosts};
 use crate::refusals::transfer;
+
+/// `IBV_WC_RETRY_EXC_ERR`
+const RETRY_EXC: u32 = 12;
 
 fn logged(text: &str) -> usize {
     LOG.lock().unwrap().iter().filter(|(_, line)| line.contains(text)).count()
@@ -99,7 +102,25 @@ fn a_rail_that_could_flush_does_not_return_without() {
         heal("r1").unwrap();
         exchange_until(&mut rig, "the rail does not come back", || sent("s1") > during + MIB as u64);
         exchange_all(&mut rig);
-        assert_eq!(logged("so it cannot flush"), 0, "{:#?}", mpib_tests::log::warnings());
+        assert_eq!(logged("so it cannot flush"), 0, "{:#?}", warnings());
+        rig.close();
+    });
+}
+
+//= rail-life.md: a read of a port to itself that gets no answer is repeated once
+#[test]
+fn a_lost_read_at_connect_does_not_cost_the_flushes() {
+    let devices = two_hosts(1);
+    isolated(here!(), &env(&devices, &[("MPIB_FLUSH", "1")]), || {
+        let ends = Ends::two_hosts(12, 1);
+        // Behind the empty write and the full one.
+        let no_answer = Fault::Status(CompletionStatus::from(RETRY_EXC));
+        inject_at("r0", no_answer, 3, Only::ALL).unwrap();
+        let mut rig = Rig::of(ends.connect(), 4 * MIB);
+        assert_eq!(faults_struck("r0").unwrap(), 1);
+        assert_eq!(logged("so it cannot flush"), 0, "{:#?}", warnings());
+        rig.flushes = true;
+        exchange_all(&mut rig);
         rig.close();
     });
 }
