@@ -117,7 +117,7 @@ impl EventState {
     }
 
     /// Condemns all rails on a port that is down, but not the last ones of a connection unless the
-    /// adapter is gone: their queue pairs go on if the port is back within the adapter's own limit,
+    /// adapter was removed: their queue pairs go on if the port is back within the adapter's own limit,
     /// and nothing else could carry their data. Returns why the port is down and what that costs, if
     /// it costs anything. Connections without another rail count if the fault is `new`.
     fn condemn_port(&self, nic: &Nic, new: bool) -> Option<(Cause, Toll)> {

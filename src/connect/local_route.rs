@@ -63,7 +63,7 @@ pub(crate) struct LocalRoute {
     flush: Option<Qp<Fresh>>,
     /// Why there is none although the connection flushes.
     no_flush: Option<String>,
-    /// Whether there is none only if the connection does not flush.
+    /// Whether the rail could flush in an earlier life: then it must.
     must_flush: bool,
     flush_path: Option<Box<Path>>,
     cq: RouteCq,

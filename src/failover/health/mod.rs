@@ -17,8 +17,7 @@ const SUSPECT: Duration = Duration::from_secs(1);
 /// How often a port that was given up is queried: events get lost.
 const QUERY: Duration = Duration::from_secs(1);
 
-/// How long a rail rests after it was given up and after each attempt, whatever else holds it: the
-/// fault may not be over.
+/// How long a rail rests after it was given up and after each attempt: the fault may not be over.
 const REST: Duration = Duration::from_millis(500);
 
 /// How long after the last sign of a fault a port is in doubt: a lost packet proves nothing about the
