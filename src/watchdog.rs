@@ -367,8 +367,11 @@ mod tests {
             (500, 100, 100, Moving, Unknown, false),
             (800, 100, 100, Moving, Unknown, true),
             // An event has announced it.
-            (100, 1, 0, Stuck, LinkDown, true),
-            (99, 1, 0, Stuck, LinkDown, false),
+            (100, 1, 0, Moving, LinkDown, true),
+            (99, 1, 0, Moving, LinkDown, false),
+            (100, 1, 0, Drained, LinkDown, true),
+            // It is the last rail, or no other one can carry the data.
+            (10_000, 1, 0, Stuck, LinkDown, false),
         ] {
             let (waited, usual, backlog) = (ms(waited), ms(usual), Duration::ZERO);
             let (route_works, limit) = (false, ms(100));
