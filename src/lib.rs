@@ -26,9 +26,8 @@ pub mod device;
 pub mod doctor;
 mod element;
 pub mod error;
-pub mod failed_routes;
 #[forbid(unsafe_code)]
-mod failover;
+pub mod failover;
 mod fork_guard;
 #[forbid(unsafe_code)]
 pub mod housekeeping;

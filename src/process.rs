@@ -17,7 +17,6 @@ use crate::async_events::{AsyncEvents, PortScaler};
 use crate::config::Config;
 use crate::control::Control;
 use crate::device::Devices;
-use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::Housekeeping;
 use crate::stats::Stats;
 use crate::warned::Warned;
@@ -41,8 +40,6 @@ pub struct Process {
     pub stats: Arc<Stats>,
     /// What was logged once.
     pub warned: Arc<Warned>,
-    /// Routes that failed lately.
-    pub failed_routes: Arc<FailedRoutes>,
     /// Connections begun, which number the next one.
     pub begun: ConnectionCounts,
     /// Whether a profiler has ever accepted an event. NCCL passes handles with or without one.
@@ -65,10 +62,9 @@ impl Process {
     /// Makes an instance without devices and without threads.
     pub fn new() -> Arc<Self> {
         let (warned, stats) = (Arc::<Warned>::default(), Arc::<Stats>::default());
-        let (housekeeping, failed_routes) = (Arc::<Housekeeping>::default(), Arc::default());
+        let housekeeping = Arc::<Housekeeping>::default();
         let control = Control::new(Arc::clone(&warned), Arc::<Stats>::clone(&stats));
-        let events =
-            AsyncEvents::new(Arc::clone(&stats), Arc::clone(&housekeeping), Arc::clone(&failed_routes));
+        let events = AsyncEvents::new(Arc::clone(&stats), Arc::clone(&housekeeping));
         Arc::new(Self {
             devices: Arc::new(Devices::new(Arc::clone(&warned))),
             control,
@@ -77,7 +73,6 @@ impl Process {
             housekeeping,
             stats,
             warned,
-            failed_routes,
             begun: ConnectionCounts::default(),
             profiler_seen: Arc::default(),
             latest: RwLock::default(),

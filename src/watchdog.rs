@@ -309,6 +309,8 @@ impl Facts {
         let busy = self.others > 0 && self.company != Company::Stuck;
         !self.limit.is_zero()
             && match self.evidence {
+                // Nothing else could carry what its queue pairs may still deliver.
+                Evidence::LinkDown if self.company == Company::Stuck => false,
                 Evidence::LinkDown => exceeds(self.limit, Duration::ZERO),
                 Evidence::Loss => busy && exceeds(self.limit, self.backlog),
                 Evidence::NoLoss | Evidence::NotReady => false,
@@ -365,8 +367,11 @@ mod tests {
             (500, 100, 100, Moving, Unknown, false),
             (800, 100, 100, Moving, Unknown, true),
             // An event has announced it.
-            (100, 1, 0, Stuck, LinkDown, true),
-            (99, 1, 0, Stuck, LinkDown, false),
+            (100, 1, 0, Moving, LinkDown, true),
+            (99, 1, 0, Moving, LinkDown, false),
+            (100, 1, 0, Drained, LinkDown, true),
+            // It is the last rail, or no other one can carry the data.
+            (10_000, 1, 0, Stuck, LinkDown, false),
         ] {
             let (waited, usual, backlog) = (ms(waited), ms(usual), Duration::ZERO);
             let (route_works, limit) = (false, ms(100));

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use crate::async_events::state::EventState;
 use crate::async_events::toll::Toll;
 use crate::async_events::watch::{CommWatch, Owner, Route};
-use crate::device::{Cause, Change, Happening, Moment, Nic, PortLife, PortState};
+use crate::device::Nic;
 use crate::error::Result;
+use crate::failover::{Cause, Change, Happening, Moment, PortHealth, PortState};
 use crate::housekeeping::{Job, JobId, TICK};
 use crate::proto::rails;
 use crate::route::gid_addr;
@@ -44,14 +45,14 @@ impl EventState {
             let why = format!("{}: {event}", nic.name());
             let change = match event {
                 e if e.is_link_down() => {
-                    nic.life().happened(now, Happening::LinkDown(&why));
+                    nic.health().happened(now, Happening::LinkDown(&why));
                     if let Some(toll) = self.query(nic, now) {
                         changed = PortChange { text: format!("; {toll}"), costs_rails: true };
                     }
                     Change::None
                 }
-                e if e.is_link_up() => nic.life().happened(now, Happening::LinkUp),
-                e if e.is_fatal() => nic.life().happened(now, Happening::Removed(&why)),
+                e if e.is_link_up() => nic.health().happened(now, Happening::LinkUp),
+                e if e.is_fatal() => nic.health().happened(now, Happening::Removed(&why)),
                 e if e.is_gid_change() => {
                     if let Some(loss) = self.lost_addresses(nic) {
                         changed = PortChange { text: loss, costs_rails: true };
@@ -71,7 +72,7 @@ impl EventState {
     /// Handles the end of a context: its adapter was removed.
     pub(super) fn lost(&self, context: &Context, why: &str) {
         for nic in self.nics().iter().filter(|nic| nic.context().id() == context.id()) {
-            self.changed(nic, nic.life().happened(Moment::now(), Happening::Removed(why)));
+            self.changed(nic, Moment::now(), Happening::Removed(why));
             self.show(nic);
         }
     }
@@ -106,29 +107,38 @@ impl EventState {
     /// rails on it, and returns what that costs.
     fn query(&self, nic: &Nic, now: Moment) -> Option<Toll> {
         let trouble = nic.now().err()?;
-        let change = nic.life().happened(now, Happening::Queried(Err(&trouble)));
-        if change == Change::Died { Some(self.condemn_port(nic)?.1) } else { None }
+        self.happened(nic, now, Happening::Queried(Err(&trouble))).1.map(|(_, toll)| toll)
     }
 
-    /// Condemns all rails on a port that is down. Returns why it is down and what that costs, if a
-    /// connection has lost a rail.
-    fn condemn_port(&self, nic: &Nic) -> Option<(Cause, Toll)> {
-        let cause = nic.life().cause()?;
-        let toll = self.give_up(|route| route.is_on(nic), Reason::Port, &cause.why);
-        (!toll.is_empty()).then_some((cause, toll))
+    /// Applies what has happened to a port. If the port is down from now on, condemns the rails on it
+    /// before another thread reports one of them, and returns why and what that costs.
+    fn happened(&self, nic: &Nic, now: Moment, what: Happening<'_>) -> (Change, Option<(Cause, Toll)>) {
+        let _verdict = self.verdict.lock();
+        let change = nic.health().happened(now, what);
+        (change, (change == Change::Died).then(|| self.condemn_port(nic, true)).flatten())
     }
 
-    /// Condemns all rails on a port that is down, and logs that once for all of them.
-    fn give_up_port(&self, nic: &Nic) {
-        if let Some((cause, toll)) = self.condemn_port(nic) {
-            let (name, clock) = (nic.name(), cause.since.clock());
-            tracing::warn!(target: "net", "{name} is down since {clock}: {}; {toll}", cause.why);
+    /// Condemns all rails on a port that is down, but not the last ones of a connection unless the
+    /// adapter was removed: their queue pairs go on if the port is back within the adapter's own limit,
+    /// and nothing else could carry their data. Returns why the port is down and what that costs, if
+    /// it costs anything. Connections without another rail count if the fault is `new`.
+    fn condemn_port(&self, nic: &Nic, new: bool) -> Option<(Cause, Toll)> {
+        let cause = nic.health().cause()?;
+        let mut toll = Toll::default();
+        for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
+            let lost = comm.rails_in_use(|route| route.is_on(nic));
+            if lost == comm.rails_in_use(|_| true) && !nic.health().is_removed() {
+                (0..u8::from(new && lost != 0)).for_each(|_| toll.wait());
+            } else {
+                toll.condemn(comm, lost, Reason::Port, &cause.why);
+            }
         }
+        (!toll.is_empty()).then_some((cause, toll))
     }
 
     /// Condemns all rails over a route that has failed while its port is active.
     fn give_up_route(&self, now: Moment, route: &Route, reason: Reason, why: &str) {
-        let is_new = route.nic.life().route_failed(now, route.peer, why);
+        let is_new = route.nic.health().route_failed(now, route.peer, why);
         let same = |other: &Route| other.is_on(&route.nic) && other.peer == route.peer;
         let toll = self.give_up(same, reason, why);
         if is_new && !toll.is_empty() {
@@ -141,36 +151,36 @@ impl EventState {
     fn port_of_rail_failed(&self, nic: &Nic, now: Moment, why: &str) -> bool {
         let trouble = nic.now().err().map(|trouble| format!("{trouble}; {why}"));
         let what = trouble.as_deref().map_or(Happening::Stalled(why), Happening::Failed);
-        nic.life().happened(now, what);
-        let is_down = nic.life().state() == PortState::Down;
-        if is_down {
-            self.give_up_port(nic);
-        }
-        is_down
+        log_port(nic, self.happened(nic, now, what).1);
+        nic.health().state() == PortState::Down
     }
 
     /// Queries a port that is not healthy, and reports the episodes of its connections.
     fn look_at(&self, nic: &Arc<Nic>) {
-        let (life, now) = (nic.life(), Moment::now());
-        if life.is_query_due(now.instant) {
+        let (health, now) = (nic.health(), Moment::now());
+        if health.is_query_due(now.instant) {
             let trouble = nic.now().err();
             let what = match trouble.as_deref() {
                 Some(why) if nic.has_dead_context() => Happening::Removed(why),
                 trouble => Happening::Queried(trouble.map_or(Ok(()), Err)),
             };
-            self.changed(nic, life.happened(now, what));
-            if life.is_removed() {
+            self.changed(nic, now, what);
+            if health.is_removed() {
                 self.reopen(nic);
             }
         }
+        if health.state() == PortState::Down {
+            // What was the last rail of a connection may have company again.
+            log_port(nic, self.condemn_port(nic, false));
+        }
         let fits = |route: &Route| route.is_on(nic);
-        if life.state() == PortState::Probing
+        if health.state() == PortState::Probing
             && self.comms().iter().all(|comm| comm.rails_given_up(fits) == 0)
         {
-            self.changed(nic, life.happened(now, Happening::Restored));
+            self.changed(nic, now, Happening::Restored);
         }
         self.show(nic);
-        if let Some(sum) = life.take_episodes(now.instant, REPORT) {
+        if let Some(sum) = health.take_episodes(now.instant, REPORT) {
             let millis = |time: Duration| time.as_secs_f64() * 1e3;
             let times = if sum.count == 1 { "time" } else { "times" };
             tracing::info!(
@@ -184,7 +194,7 @@ impl EventState {
 
     /// Shows the state of a port in the statistics.
     fn show(&self, nic: &Nic) {
-        let (state, cause) = nic.life().state_and_cause();
+        let (state, cause) = nic.health().state_and_cause();
         let cause = cause.as_ref().map(|cause| (cause.why.as_str(), cause.since.time));
         self.stats.port_state(nic.name(), state, cause);
     }
@@ -199,24 +209,29 @@ impl EventState {
         }
     }
 
-    /// Acts on a change of a port that no event brought.
-    fn changed(&self, nic: &Nic, change: Change) {
-        match change {
-            Change::Died => self.give_up_port(nic),
-            Change::Back { outage } => {
-                self.stats.returned();
-                tracing::info!(target: "net", "{} is back after {:.3} s", nic.name(), outage.as_secs_f64());
-            }
-            Change::None | Change::Suspected | Change::Reachable => {}
+    /// Applies what has happened to a port without an event, and logs what that changes.
+    fn changed(&self, nic: &Nic, now: Moment, what: Happening<'_>) {
+        let (change, cost) = self.happened(nic, now, what);
+        log_port(nic, cost);
+        if let Change::Back { outage } = change {
+            self.stats.returned();
+            tracing::info!(target: "net", "{} is back after {:.3} s", nic.name(), outage.as_secs_f64());
         }
     }
 }
 
 /// Returns the time until a port must be looked at again.
-fn next_look(life: &PortLife, now: Instant) -> Duration {
-    match life.state() {
+fn next_look(health: &PortHealth, now: Instant) -> Duration {
+    match health.state() {
         PortState::Suspect => SUSPECT,
-        _ => life.episodes_due(now, REPORT).map_or(TICK, |due| due.min(TICK)),
+        _ => health.episodes_due(now, REPORT).map_or(TICK, |due| due.min(TICK)),
+    }
+}
+
+fn log_port(nic: &Nic, cost: Option<(Cause, Toll)>) {
+    if let Some((cause, toll)) = cost {
+        let (name, clock) = (nic.name(), cause.since.clock());
+        tracing::warn!(target: "net", "{name} is down since {clock}: {}; {toll}", cause.why);
     }
 }
 
@@ -258,7 +273,7 @@ impl Owner for EventState {
         let mut toll = Toll::default();
         toll.condemn(comm, mask, reason, why);
         for route in routes {
-            if route.nic.life().route_reported(now, route.peer, why) && !toll.is_empty() {
+            if route.nic.health().route_reported(now, route.peer, why) && !toll.is_empty() {
                 log_route(now, &route, why, &toll);
             }
         }
@@ -280,19 +295,19 @@ impl Owner for EventState {
     }
 
     fn episode(&self, route: &Route, reason: Reason, replayed: u64, stall: Duration) {
-        route.nic.life().add_episode(Moment::now().instant, replayed, stall);
+        route.nic.health().add_episode(Moment::now().instant, replayed, stall);
         self.stats.episode(route.nic.name(), reason, replayed, stall);
     }
 
     fn rail_works(&self, route: &Route) {
-        let (life, now) = (route.nic.life(), Moment::now());
-        if let Some(outage) = life.route_returned(now.instant, &route.peer) {
+        let (health, now) = (route.nic.health(), Moment::now());
+        if let Some(outage) = health.route_returned(now.instant, &route.peer) {
             self.stats.returned();
             let (name, peer, outage) = (route.nic.name(), peer_of(route), outage.as_secs_f64());
             tracing::info!(target: "net", "the route from {name} to {peer} works again after {outage:.3} s");
         }
-        if life.state() == PortState::Probing {
-            self.changed(&route.nic, life.happened(now, Happening::Restored));
+        if health.state() == PortState::Probing {
+            self.changed(&route.nic, now, Happening::Restored);
         }
     }
 }
@@ -309,7 +324,7 @@ impl Job for EventState {
     }
 
     fn interval(&self) -> Duration {
-        self.nics().iter().map(|nic| next_look(nic.life(), Instant::now())).min().unwrap_or(TICK)
+        self.nics().iter().map(|nic| next_look(nic.health(), Instant::now())).min().unwrap_or(TICK)
     }
 }
 
@@ -319,14 +334,14 @@ mod tests {
 
     #[test]
     fn only_a_suspect_port_is_looked_at_often() {
-        let (life, now) = (PortLife::default(), Moment::now());
+        let (health, now) = (PortHealth::default(), Moment::now());
         let at = |ms| now.instant + Duration::from_millis(ms);
-        assert_eq!(next_look(&life, at(0)), TICK);
-        life.add_episode(now.instant, 0, Duration::ZERO);
-        assert_eq!(next_look(&life, at(0)), TICK, "the line is due in a second");
-        assert_eq!(next_look(&life, at(900)), Duration::from_millis(100));
-        life.happened(now, Happening::LinkDown("a test"));
-        assert_eq!(next_look(&life, at(0)), SUSPECT);
-        assert!(life.take_episodes(at(1000), REPORT).is_some());
+        assert_eq!(next_look(&health, at(0)), TICK);
+        health.add_episode(now.instant, 0, Duration::ZERO);
+        assert_eq!(next_look(&health, at(0)), TICK, "the line is due in a second");
+        assert_eq!(next_look(&health, at(900)), Duration::from_millis(100));
+        health.happened(now, Happening::LinkDown("a test"));
+        assert_eq!(next_look(&health, at(0)), SUSPECT);
+        assert!(health.take_episodes(at(1000), REPORT).is_some());
     }
 }

@@ -27,7 +27,6 @@ use crate::background;
 use crate::config::Config;
 use crate::device::Nic;
 use crate::error::{Error, Result};
-use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::{Housekeeping, job};
 use crate::policy::Followers;
 use crate::stats::{RailCounters, Stats};
@@ -55,12 +54,8 @@ pub struct EventThread {
 }
 
 impl AsyncEvents {
-    pub(crate) fn new(
-        stats: Arc<Stats>,
-        housekeeping: Arc<Housekeeping>,
-        failed_routes: Arc<FailedRoutes>,
-    ) -> Self {
-        let state = EventState::new(stats, Arc::clone(&housekeeping), failed_routes);
+    pub(crate) fn new(stats: Arc<Stats>, housekeeping: Arc<Housekeeping>) -> Self {
+        let state = EventState::new(stats, Arc::clone(&housekeeping));
         let watchdog = Arc::new(Watchdog::new(Arc::clone(&state)));
         housekeeping.add(state.job, "watching ports", job(&state));
         housekeeping.add(housekeeping.reserve(), "watching rails", job(&watchdog));

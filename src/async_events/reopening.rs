@@ -4,8 +4,9 @@
 use std::sync::{Arc, Weak};
 
 use crate::async_events::state::EventState;
-use crate::device::{Happening, Moment, Nic};
+use crate::device::Nic;
 use crate::error::Result;
+use crate::failover::{Happening, Moment};
 use crate::verbs::Context;
 use crate::worker::{Steps, Urgency};
 
@@ -51,14 +52,15 @@ impl EventState {
         let former = of.context();
         let nics = self.nics();
         let taken =
-            |name: &str| nics.iter().any(|nic| !nic.life().is_removed() && nic.context().name() == name);
+            |name: &str| nics.iter().any(|nic| !nic.health().is_removed() && nic.context().name() == name);
         let Some(context) = former.open_again(taken)? else { return Ok(None) };
         if context.is_dead(of.port().number) {
             return Ok(None);
         }
-        for nic in nics.iter().filter(|nic| nic.context().id() == former.id()) {
-            nic.move_to(&context)?;
-            nic.life().happened(Moment::now(), Happening::Reopened);
+        let ports: Vec<_> = nics.iter().filter(|nic| nic.context().id() == former.id()).collect();
+        Nic::move_all(&ports.iter().map(|nic| &***nic).collect::<Vec<_>>(), &context)?;
+        for nic in ports {
+            nic.health().happened(Moment::now(), Happening::Reopened);
         }
         Ok(Some(context))
     }

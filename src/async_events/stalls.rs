@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 
 use crate::async_events::state::EventState;
 use crate::async_events::watch::{CommWatch, Progress, RailCounts};
-use crate::device::{HwCounters, Nic, PortState};
+use crate::device::{HwCounters, Nic};
 use crate::error::Result;
+use crate::failover::PortState;
 use crate::housekeeping::{Job, TICK};
 use crate::proto;
 use crate::stats::Reason;
@@ -154,7 +155,7 @@ impl Memory {
             completed: self.routes.get(&(port, rail.peer)).copied(),
         };
         let mut facts = progress[rail.index].facts(now, limit, company, hardware, shared);
-        if rail.nic.life().state() == PortState::Suspect {
+        if rail.nic.health().state() == PortState::Suspect {
             facts.evidence = Evidence::LinkDown;
         }
         facts

@@ -12,7 +12,6 @@ use crate::async_events::toll::Toll;
 use crate::async_events::watch::{CommWatch, Owner, Queues};
 use crate::config::Config;
 use crate::device::{Nic, SCALE_ONE};
-use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::{Housekeeping, JobId};
 use crate::policy::Followers;
 use crate::stats::{RailCounters, Reason, Stats};
@@ -42,9 +41,10 @@ pub(super) struct EventState {
     pub(super) housekeeping: Arc<Housekeeping>,
     pub(super) reopening: Reopenings,
     pub(super) this: Weak<Self>,
-    failed_routes: Arc<FailedRoutes>,
     /// When a comm last lost its last rail.
     pub(super) last_without_rails: Mutex<Option<Instant>>,
+    /// One thread at a time judges a port: a fault has one line in the log.
+    pub(super) verdict: Mutex<()>,
 }
 
 /// The comms of the process, in the order of their beginning.
@@ -82,11 +82,7 @@ pub(super) struct Reopenings {
 }
 
 impl EventState {
-    pub(super) fn new(
-        stats: Arc<Stats>,
-        housekeeping: Arc<Housekeeping>,
-        failed_routes: Arc<FailedRoutes>,
-    ) -> Arc<Self> {
+    pub(super) fn new(stats: Arc<Stats>, housekeeping: Arc<Housekeeping>) -> Arc<Self> {
         let reopening = Reopenings {
             worker: Worker::new("mpib-reopen"),
             tried: Mutex::default(),
@@ -96,6 +92,7 @@ impl EventState {
         Arc::new_cyclic(|this| Self {
             reopening,
             this: this.clone(),
+            verdict: Mutex::default(),
             comms: Mutex::default(),
             job: housekeeping.reserve(),
             nics: RwLock::default(),
@@ -105,7 +102,6 @@ impl EventState {
             followers: Followers::default(),
             stats,
             housekeeping,
-            failed_routes,
             last_without_rails: Mutex::default(),
         })
     }
@@ -231,7 +227,8 @@ impl EventState {
         }
         self.stats.event(event);
         if matches!(event.about, About::Port(_)) {
-            self.failed_routes.clear();
+            let now = Instant::now();
+            self.nics().iter().for_each(|nic| nic.health().network_changed(now));
         }
         let place = match event.about {
             About::Port(port) => format!("{}:{port}", context.name()),

@@ -26,7 +26,12 @@ impl Toll {
         }
     }
 
-    /// Returns whether no connection has lost a rail.
+    /// Counts a comm that keeps its last rail.
+    pub(super) fn wait(&mut self) {
+        self.waiting += 1;
+    }
+
+    /// Returns whether no connection has lost a rail or waits for one.
     pub(super) fn is_empty(&self) -> bool {
         self.carrying_on + self.waiting == 0
     }

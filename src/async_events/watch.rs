@@ -19,10 +19,6 @@ use crate::watchdog::{Posted, RailProgress, Watch};
 /// names the request that failed, and the cause.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// How long a rail stays given up at least, even if its port and its route work: the fault may not
-/// be over.
-const REST: Duration = Duration::from_millis(500);
-
 /// What a comm uses, and what happened to it.
 #[derive(Debug)]
 pub struct CommWatch {
@@ -79,7 +75,8 @@ struct WatchedRail {
     route: Route,
     /// `None` while the rail has no queues.
     queues: Option<Queues>,
-    /// Why the rail was given up, and when; `None` while it is in use.
+    /// Why the rail was given up, and when, or when an attempt to make it anew has failed since.
+    /// `None` while it is in use.
     cause: Option<(String, Instant)>,
     /// Why it was given up last.
     reason: Reason,
@@ -317,19 +314,18 @@ impl CommWatch {
         }
     }
 
-    /// Returns whether a rail that was given up may be made anew now: its port can be reached, and
-    /// the hold-down of port and route is over.
+    /// Returns whether a rail that was given up may be made anew now.
     pub fn may_return(&self, rail: usize) -> bool {
         self.may_return_at(rail, Instant::now())
     }
 
     fn may_return_at(&self, rail: usize, then: Instant) -> bool {
-        let since = self.rails.lock().get(rail).and_then(|rail| Some(rail.cause.as_ref()?.1));
-        if since.is_some_and(|since| then.saturating_duration_since(since) < REST) {
-            return false;
-        }
-        let route = self.route(rail);
-        route.is_some_and(|route| route.nic.life().may_return(then, &route.peer))
+        let all = self.rails.lock();
+        let last = all.iter().all(|rail| rail.cause.is_some());
+        all.get(rail).is_some_and(|WatchedRail { route, cause, .. }| {
+            let since = cause.as_ref().map(|(_, since)| *since);
+            route.nic.health().may_return(then, &route.peer, since, last)
+        })
     }
 
     /// Returns in what time a rail [may return](Self::may_return), to a tenth of a second; `None` if
@@ -341,10 +337,27 @@ impl CommWatch {
         times.find(|time| self.may_return_at(rail, now + *time))
     }
 
-    /// Reports that a rail could not be made anew: the hold-down doubles.
-    pub fn attempt_failed(&self, rail: usize) {
-        if let Some(route) = self.route(rail) {
-            route.nic.life().attempt_failed(Instant::now(), &route.peer);
+    /// Reports that these rails, which join the same two ports, could not be made anew: at this end,
+    /// or because the peer has `refused`.
+    pub fn attempt_failed(&self, which: u8, refused: bool) {
+        let now = Instant::now();
+        let mut all = self.rails.lock();
+        for (i, rail) in rails(which).enumerate() {
+            let Some(WatchedRail { route, cause, .. }) = all.get_mut(rail) else { continue };
+            cause.iter_mut().for_each(|(_, since)| *since = now);
+            match (i, refused) {
+                (0, true) => route.nic.health().attempt_refused(now, &route.peer),
+                (0, false) => route.nic.health().attempt_failed(now, &route.peer),
+                _ => {}
+            }
+        }
+    }
+
+    /// Reports that the peer can use its ports of these rails again.
+    pub fn peer_returned(&self, which: u8) {
+        let all = self.rails.lock();
+        for WatchedRail { route, .. } in rails(which).filter_map(|rail| all.get(rail)) {
+            route.nic.health().peer_returned(&route.peer);
         }
     }
 

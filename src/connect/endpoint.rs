@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::connect::completion_queues::{CqNeeds, completion_queues};
 use crate::connect::local_rails::LocalRail;
-use crate::connect::local_route::{LocalRoute, RouteQueues};
+use crate::connect::local_route::{FormerLife, LocalRoute, RouteQueues};
 use crate::connect::machine::has_mailbox;
 use crate::connect::queue_depths::Depths;
 use crate::error::{Error, Result};
@@ -60,18 +60,18 @@ impl LocalEndpoint {
         // The probes read and write the scratch memory. If it is read first, the kernel maps its page
         // of zeros, and must interrupt the CPUs of all threads to replace it.
         region.words()[SCRATCH / 8].store(0, Ordering::Relaxed);
-        Ok(Self { has_mailbox, ..Self::on(region, role, settings, local_rails, routes, &[])? })
+        Ok(Self { has_mailbox, ..Self::on(region, role, settings, local_rails, routes, None)? })
     }
 
-    /// Like [`new`](Self::new), with memory that is registered already, and with queue pairs whose
-    /// numbers are not among the `former` ones.
+    /// Like [`new`](Self::new), with memory that is registered already, and for rails with this former
+    /// life.
     pub(crate) fn on(
         region: Region,
         role: Role,
         settings: &Settings,
         local_rails: &[LocalRail],
         routes: &[(Route, usize)],
-        former: &[u32],
+        former: Option<&FormerLife>,
     ) -> Result<Self> {
         let rail = |route: &Route| &local_rails[*route.rails.local(role)];
         let mut queues = Vec::with_capacity(routes.len());

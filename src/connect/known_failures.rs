@@ -4,14 +4,15 @@
 //! Such a route is reported as failed at once. The peer sees only the failure, as that of a probe,
 //! so both ends still choose alike.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::connect::endpoint::Endpoint;
 use crate::connect::local_rails::LocalRail;
 use crate::connect::machine::BringUp;
+use crate::device::Nic;
 use crate::error::Error;
-use crate::failed_routes::{EXPIRY, RouteKey};
-use crate::process::Process;
+use crate::failover::{EXPIRY, RouteKey};
 use crate::proto::{LinkLayer, RailInfo, Role};
 use crate::route::{Route, gid_addr, unrouted, untried};
 
@@ -25,8 +26,8 @@ pub(crate) struct KnownFailures {
     tried: Vec<Tried>,
     /// Whether the attempt is the last one.
     last: bool,
-    /// Changes of the network before the attempt.
-    changes: u64,
+    /// When the attempt began.
+    began: Instant,
 }
 
 /// A route that does not work.
@@ -35,17 +36,18 @@ struct Tried {
     route: Route,
     why: String,
     /// For later connections, until they know.
-    key: Option<RouteKey>,
+    key: Option<(Arc<Nic>, RouteKey)>,
 }
 
 impl KnownFailures {
-    pub(crate) const fn new() -> Self {
-        Self { peer: Vec::new(), host: String::new(), tried: Vec::new(), last: false, changes: 0 }
+    pub(crate) fn new() -> Self {
+        let began = Instant::now();
+        Self { peer: Vec::new(), host: String::new(), tried: Vec::new(), last: false, began }
     }
 
     /// Begins an attempt. The peer's host is the same for each.
-    pub(crate) fn begin(&mut self, process: &Process, attempt: &BringUp) {
-        (self.last, self.changes) = (attempt.last, process.failed_routes.changes());
+    pub(crate) fn begin(&mut self, attempt: &BringUp) {
+        (self.last, self.began) = (attempt.last, Instant::now());
         // A second HELLO has more rails.
         if self.peer.len() < attempt.rails.len() {
             (self.peer, self.host) = (attempt.rails.clone(), attempt.host.clone());
@@ -54,19 +56,13 @@ impl KnownFailures {
 
     /// Returns why a route is not to be tried. In the last attempt only what this handshake has
     /// tried counts: anything else may be wrong or old, and nothing is left to fall back to.
-    pub(crate) fn of(
-        &self,
-        process: &Process,
-        role: Role,
-        rails: &[LocalRail],
-        route: &Route,
-    ) -> Option<String> {
+    pub(crate) fn of(&self, role: Role, rails: &[LocalRail], route: &Route) -> Option<String> {
         if self.last {
             return self.tried.iter().find(|tried| tried.route == *route).map(|tried| tried.why.clone());
         }
         self.missing(role, rails, route).or_else(|| {
-            let key = self.key(role, rails, route).filter(|_| !process.failed_routes.is_empty())?;
-            process.failed_routes.why(Instant::now(), &key).map(untried)
+            let (nic, key) = self.key(role, rails, route)?;
+            nic.health().why_not(Instant::now(), &key).map(untried)
         })
     }
 
@@ -74,7 +70,6 @@ impl KnownFailures {
     /// why it does not work.
     pub(crate) fn learn(
         &mut self,
-        process: &Process,
         role: Role,
         rails: &[LocalRail],
         stripes: &[Route],
@@ -85,9 +80,7 @@ impl KnownFailures {
             let key = || self.key(role, rails, route);
             results.push(match result {
                 Ok(_) => {
-                    if !process.failed_routes.is_empty() {
-                        key().iter().for_each(|key| process.failed_routes.forget(key));
-                    }
+                    key().iter().for_each(|(nic, key)| nic.health().connect_works(key));
                     Ok(())
                 }
                 Err(e) if endpoint.untried >> i & 1 == 1 => Err(e.to_string()),
@@ -112,16 +105,16 @@ impl KnownFailures {
 
     /// Remembers the failures for later connections. Called once the peer has reported its probes
     /// too: before, it may have ended.
-    pub(crate) fn remember(&mut self, process: &Process) {
+    pub(crate) fn remember(&mut self) {
         for Tried { why, key, .. } in &mut self.tried {
-            let Some(key) = key.take() else { continue };
+            let Some((nic, key)) = key.take() else { continue };
             let (from, to, secs) = (gid_addr(key.gid), gid_addr(key.peer), EXPIRY.as_secs());
             tracing::info!(
                 target: "net",
                 "{} from {from} to {to} on {} does not work, and is a last resort for {secs} s: {why}",
-                key.port, key.host
+                nic.name(), key.host
             );
-            process.failed_routes.remember(Instant::now(), self.changes, key, why.clone());
+            nic.health().connect_failed(Instant::now(), self.began, key, why.clone());
         }
     }
 
@@ -141,16 +134,11 @@ impl KnownFailures {
         Some(rail.addrs.get(*route.addrs.remote(role))?.gid)
     }
 
-    fn key(&self, role: Role, rails: &[LocalRail], route: &Route) -> Option<RouteKey> {
+    fn key(&self, role: Role, rails: &[LocalRail], route: &Route) -> Option<(Arc<Nic>, RouteKey)> {
         let local = rails.get(*route.rails.local(role))?;
         let gid = local.gids.get(*route.addrs.local(role))?;
-        Some(RouteKey {
-            port: local.nic.name().to_owned(),
-            gid: gid.raw,
-            kind: gid.kind,
-            host: self.host.clone(),
-            peer: self.peer_gid(role, route)?,
-        })
+        let (host, peer) = (self.host.clone(), self.peer_gid(role, route)?);
+        Some((Arc::clone(&local.nic), RouteKey { gid: gid.raw, kind: gid.kind, host, peer }))
     }
 }
 

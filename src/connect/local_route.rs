@@ -63,9 +63,21 @@ pub(crate) struct LocalRoute {
     flush: Option<Qp<Fresh>>,
     /// Why there is none although the connection flushes.
     no_flush: Option<String>,
+    /// Whether the rail could flush in an earlier life: then it must.
+    must_flush: bool,
+    flush_path: Option<Box<Path>>,
     cq: RouteCq,
     /// Index of the address in the GID table when the first queue pair was set up.
     gid_index: Option<u8>,
+}
+
+/// What is known of rails that are made anew.
+#[derive(Debug)]
+pub(crate) struct FormerLife {
+    /// Numbers of the queue pairs that they have had. A late packet of theirs must not meet a new one.
+    pub(crate) qps: Vec<u32>,
+    /// Whether they could flush. Then they can, and a read that fails shows another fault.
+    pub(crate) flushed: bool,
 }
 
 /// The number of a route's queue pairs for data, and the depths of its queues.
@@ -130,8 +142,10 @@ impl LocalRoute {
         route: Route,
         RouteQueues { n, leads, depths }: RouteQueues,
         cq: RouteCq,
-        former: &[u32],
+        former: Option<&FormerLife>,
     ) -> Result<Self> {
+        let must_flush = former.is_some_and(|former| former.flushed);
+        let former = former.map_or(&[][..], |former| &former.qps);
         let (nic, pd) = (&rail.nic, &rail.pd);
         let receives = match role {
             Role::Connector => None,
@@ -158,12 +172,13 @@ impl LocalRoute {
             Ok((qp, u32::from_le_bytes(psn)))
         };
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
-        let no_flush = if depths.flush > 0 { known_failure(settings, nic) } else { None };
+        let no_flush = if depths.flush > 0 && !must_flush { known_failure(settings, nic) } else { None };
         let options = QpOptions { send_depth: depths.flush, inline: 0, receives: 0 };
         let flushes = depths.flush > 0 && no_flush.is_none();
         let flush = || other_than(former, || Qp::new(pd, &cq.cq, None, options));
         let flush = flushes.then(flush).transpose()?;
-        Ok(Self { route, qps, leads, receives, flush, no_flush, cq, gid_index: None })
+        let flush_path = None;
+        Ok(Self { route, qps, leads, receives, flush, no_flush, must_flush, flush_path, cq, gid_index: None })
     }
 
     /// Returns the ECE options of the local queue pairs, which are the same for each. `None` if the
@@ -233,6 +248,7 @@ impl LocalRoute {
             traffic_class,
             ..Path::to_itself(&local.port, &gid, pkey_index, qp.number(), Access::Read)
         };
+        self.flush_path = Some(Box::new(path));
         qp.advance(&path, timing)
     }
 
@@ -240,7 +256,7 @@ impl LocalRoute {
     /// adapter's way to itself has failed. Otherwise returns `e`.
     pub(crate) fn give_up_flush(&mut self, with: &BringupContext<'_>, e: Error) -> Result<()> {
         let connected = self.qps.iter().all(|(qp, _)| qp.is_connected());
-        if !connected || self.flush.take().is_none() {
+        if !connected || self.must_flush || self.flush.take().is_none() {
             return Err(e);
         }
         let why = e.to_string();
@@ -294,6 +310,7 @@ impl LocalRoute {
             send_queues,
             flush: flush.transpose()?,
             no_flush: self.no_flush,
+            flush_path: self.flush_path,
             receives,
             cq: Some(cq),
             shares_cq,

@@ -88,7 +88,7 @@ impl LocalWork {
             (Action::MakeEndpoint(stripes), stage) => {
                 // The queue pairs of the attempt before are destroyed first.
                 drop(stage);
-                self.known.remember(&settings.process);
+                self.known.remember();
                 let (local, wiring) = self.make(&stripes)?;
                 self.stripes = stripes.iter().map(|(route, _)| *route).collect();
                 (Stage::Local(local), Some(Outcome::Made(wiring)))
@@ -103,13 +103,13 @@ impl LocalWork {
                 (stage, Some(Outcome::Listed(hello)))
             }
             (Action::BringUp(peer), Stage::Local(local)) => {
-                self.known.begin(&settings.process, &peer);
+                self.known.begin(&peer);
                 let name = channel.describe();
-                let known = |route: &Route| self.known.of(&settings.process, role, &self.rails, route);
+                let known = |route: &Route| self.known.of(role, &self.rails, route);
                 (Stage::BringUp(Bringup::start(local, role, &self.rails, name, peer, known)), None)
             }
             (Action::Probe, Stage::Joined(endpoint)) => {
-                (Stage::Probe(Box::new(ProbeRun::start(endpoint))), None)
+                (Stage::Probe(Box::new(ProbeRun::start(endpoint, None))), None)
             }
             (Action::Stop, Stage::Probe(mut probe)) => {
                 probe.stop(settings);
@@ -128,7 +128,7 @@ impl LocalWork {
                 (stage, None)
             }
             (Action::Keep(keep), Stage::Joined(endpoint)) => {
-                self.known.remember(&settings.process);
+                self.known.remember();
                 if keep.substitute {
                     let used = keep.stripes.iter().filter_map(|i| endpoint.rails[*i].as_ref().ok());
                     check_distance(
@@ -169,8 +169,7 @@ impl LocalWork {
                 (Stage::Joined(endpoint), Outcome::BroughtUp(eces))
             }
             Stage::Probe(probe) => {
-                let (process, endpoint) = (&self.settings.process, &probe.endpoint);
-                let results = self.known.learn(process, self.role, &self.rails, &self.stripes, endpoint);
+                let results = self.known.learn(self.role, &self.rails, &self.stripes, &probe.endpoint);
                 // What the HELLO had may be out of date.
                 if results.iter().any(Result::is_err) {
                     self.rails.iter().for_each(|rail| rail.nic.forget());

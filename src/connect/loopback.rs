@@ -4,13 +4,15 @@
 //! loop nothing back. Data does not need that, and most GPUs need no flush, so such a rail is kept
 //! without one. An iflush that needs the rail is an error.
 
+use std::time::Instant;
+
 use crate::device::Nic;
 use crate::error::Result;
 use crate::transport::Settings;
 use crate::warned::Subject;
 
 /// Reports that a rail is kept without flushes. Connections of the next minute do not try them on
-/// this port, unless an event of the adapter comes.
+/// this port, unless an event of a port comes, or a fault of the port may be the cause.
 ///
 /// # Errors
 /// `MPIB_STRICT=1`: the rail must not be kept.
@@ -22,7 +24,7 @@ pub(crate) fn keep_without_flush(settings: &Settings, nic: &Nic, why: &str) -> R
          loopback (hairpin) on the adapter and its switch port, or use another adapter"
     );
     let what = settings.config.degraded(what)?;
-    nic.set_no_loopback(why);
+    nic.health().loopback_failed(Instant::now(), why);
     if settings.process.warned.once(Subject::NoLoopback(name.to_owned())) {
         tracing::warn!(target: "net", "{what}");
     }
@@ -32,5 +34,5 @@ pub(crate) fn keep_without_flush(settings: &Settings, nic: &Nic, why: &str) -> R
 /// Returns why earlier connections could not flush on a port. With `MPIB_STRICT=1` every connection
 /// tries, because none goes without.
 pub(crate) fn known_failure(settings: &Settings, nic: &Nic) -> Option<String> {
-    nic.no_loopback().filter(|_| !settings.config.strict)
+    nic.health().no_loopback(Instant::now()).filter(|_| !settings.config.strict)
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::connect::endpoint::Endpoint;
+use crate::connect::local_route::FormerLife;
 use crate::connect::loopback::keep_without_flush;
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Fast, Result, status_text, wc_status};
@@ -19,13 +20,17 @@ use crate::transport::rail::Rail;
 use crate::transport::recv::{self, receives};
 use crate::transport::send_queue::{NotPosted, SendQueue};
 use crate::transport::work::Work;
-use crate::verbs::{Batch, Chain, Completion, Cq, Kind, Local, Region, Remote};
+use crate::verbs::{Batch, Chain, Completion, Cq, Kind, Local, Path, Qp, QpOptions, Region, Remote};
 
 /// Probes on every route.
 #[derive(Debug)]
 pub(crate) struct ProbeRun {
     pub(crate) endpoint: Endpoint,
     routes: [Probes; MAX_RAILS],
+    /// Whether this is the first life of the rails: what fails may never have worked.
+    is_first: bool,
+    /// Whether a rail that fails to flush does not work.
+    must_flush: bool,
 }
 
 /// The probes of one route.
@@ -45,6 +50,10 @@ struct Probes {
     reached: bool,
     /// Why the read has failed. If a write fails, too, the port has another fault.
     unread: Option<String>,
+    /// Whether the read got no answer, for the first time: a packet may have been lost.
+    is_lost: bool,
+    /// Whether the read was repeated.
+    is_repeated: bool,
 }
 
 impl Probes {
@@ -58,13 +67,16 @@ impl Probes {
     }
 }
 
+/// `IBV_WC_RETRY_EXC_ERR`
+const RETRY_EXC: u32 = 12;
+
 /// How long an immediate may take that the peer has sent before it reported its failed probe. It is
 /// usually there: this end then knows whether its own receives are the cause.
 const LATE: Duration = Duration::from_millis(100);
 
 impl ProbeRun {
-    /// Begins the probes of all routes.
-    pub(crate) fn start(mut endpoint: Endpoint) -> Self {
+    /// Begins the probes of all routes, or of rails with this former life.
+    pub(crate) fn start(mut endpoint: Endpoint, former: Option<&FormerLife>) -> Self {
         let mut routes: [Probes; MAX_RAILS] = Default::default();
         let mut chain = Chain::default();
         for (i, place) in endpoint.rails.iter_mut().enumerate() {
@@ -95,7 +107,8 @@ impl ProbeRun {
             routes[i] =
                 Probes { posted, writes: posted, awaits_imm: receives, reads, unread, ..Probes::default() };
         }
-        Self { endpoint, routes }
+        let must_flush = former.is_some_and(|former| former.flushed);
+        Self { endpoint, routes, is_first: former.is_none(), must_flush }
     }
 
     /// Polls for completions; returns whether every probe has ended.
@@ -105,11 +118,33 @@ impl ProbeRun {
         for probes in &mut self.routes {
             probes.awaits_imm &= probes.arrive_by.is_none_or(|by| now < by);
         }
+        self.repeat_reads(settings);
+        let must_flush = self.must_flush;
         self.fail_if(Probes::cannot_flush, |rail, probes| match &probes.unread {
+            Some(why) if must_flush => Err(Error::Peer(format!("the port does not reach itself: {why}"))),
             Some(why) if rail.flush.is_some() => give_up_flush(settings, rail, why),
             _ => Ok(()),
         });
         !self.routes.iter().any(Probes::pending)
+    }
+
+    /// Repeats each read that got no answer once, on another queue pair: that of the read is in ERR.
+    fn repeat_reads(&mut self, settings: &Settings) {
+        let Endpoint { rails, region, .. } = &mut self.endpoint;
+        for (i, (place, probes)) in rails.iter_mut().zip(&mut self.routes).enumerate() {
+            if let Ok(rail) = place
+                && probes.cannot_flush()
+                && std::mem::take(&mut probes.is_lost)
+            {
+                probes.is_repeated = true;
+                let repeated = connect_to_itself(rail, settings)
+                    .and_then(|()| read_own(rail, region, i, &mut Chain::default()));
+                match repeated {
+                    Ok(()) => (probes.reads, probes.unread) = (1, None),
+                    Err(e) => probes.unread = Some(e.to_string()),
+                }
+            }
+        }
     }
 
     /// Polls each CQ of the routes with pending probes once.
@@ -163,15 +198,20 @@ impl ProbeRun {
 
     /// Gives up a route.
     fn give_up(&mut self, i: usize, e: Error) {
-        self.endpoint.rails[i] = Err(self.routes[i].explain(e, self.endpoint.mtus[i]));
+        let is_steady = |rail: &Rail| rail.nic.health().is_steady(Instant::now());
+        // What the rail has carried before it can carry now, and a fault loses packets of any length.
+        let infers = self.is_first && self.endpoint.rails[i].as_ref().is_ok_and(is_steady);
+        let mtu = infers.then_some(self.endpoint.mtus[i]);
+        self.endpoint.rails[i] = Err(self.routes[i].explain(e, mtu));
         self.routes[i] = Probes::default();
     }
 
     /// Ends the probes that have not completed.
     pub(crate) fn stop(&mut self, settings: &Settings) {
         let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
+        let must_flush = self.must_flush;
         self.fail_if(Probes::pending, |rail, probes| match (probes.writes, probes.awaits_imm) {
-            (0, false) => give_up_flush(settings, rail, late),
+            (0, false) if !must_flush => give_up_flush(settings, rail, late),
             (0, true) => {
                 Err(Error::Peer("the peer's probe did not arrive in time (MPIB_PROBE_TIMEOUT_MS)".into()))
             }
@@ -219,15 +259,13 @@ impl ProbeRun {
 
 impl Probes {
     /// Returns the cause of a failure, in few words for the table of routes. If the empty packet
-    /// alone has arrived, the others are too long for a link on the way.
-    fn explain(&self, e: Error, mtu: u32) -> Error {
+    /// alone has arrived, the others, of `mtu` bytes, may be too long for a link on the way.
+    fn explain(&self, e: Error, mtu: Option<u32>) -> Error {
         let e = match e {
             Error::Completion(c) => Error::Peer(in_few_words(&c)),
             e => e,
         };
-        if !self.reached || self.posted - self.writes != 1 {
-            return e;
-        }
+        let Some(mtu) = mtu.filter(|_| self.reached && self.posted - self.writes == 1) else { return e };
         Error::Peer(format!(
             "{e}; empty packets arrive, and those of {mtu} bytes do not: has an interface or a switch on the way a smaller \
              MTU than the ports at both ends?"
@@ -240,6 +278,19 @@ fn in_few_words(c: &FailedCompletion) -> String {
     let status = wc_status(c.status);
     let port = c.port.as_ref().map_or_else(String::new, |why| format!("; {} now: {why}", c.device));
     format!("the probe failed: {} ({}){port}", status.meaning, status_text(c.status, c.vendor_err))
+}
+
+/// Replaces the rail's queue pair for flushes by another one, which is connected to itself.
+fn connect_to_itself(rail: &mut Rail, settings: &Settings) -> Result<()> {
+    let (Some(former), Some(path), Some(cq)) = (rail.flush.take(), &rail.flush_path, &rail.cq) else {
+        return Err(Error::Internal("a read without a queue pair".into()));
+    };
+    let options = QpOptions { send_depth: former.send_depth(), inline: 0, receives: 0 };
+    let mut qp = Qp::new(&rail.nic.pd(), cq, None, options)?;
+    let own = qp.number();
+    qp.advance(&Path { qpn: own, ..**path }, settings.timing())?;
+    rail.flush = Some(SendQueue::new(qp.ready()?, own));
+    Ok(())
 }
 
 /// Posts the first read of the queue pair for flushes, if the rail has one.
@@ -264,6 +315,7 @@ fn completed(i: usize, rail: &mut Rail, probes: &mut Probes, completion: &Comple
         match rail.failed(i, completion) {
             Error::Completion(c) if c.loopback => {
                 (probes.reads, probes.unread) = (0, Some(in_few_words(&c)));
+                probes.is_lost = c.status == RETRY_EXC && !probes.is_repeated;
                 return Ok(());
             }
             Error::Completion(c)

@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use crate::connect::bringup::Bringup;
 use crate::connect::endpoint::{Endpoint, LocalEndpoint};
+use crate::connect::local_route::FormerLife;
 use crate::connect::machine::BringUp;
 use crate::connect::probe::ProbeRun;
 use crate::device::Nic;
 use crate::error::{Error, Result};
+use crate::failover::{Happening, Moment};
 use crate::proto::{Ends, Memory, RailRole, Role, RouteWiring, Wiring, written_bytes};
 use crate::route::{LocalRail, Route, rejoin};
 use crate::transport::Settings;
@@ -41,8 +43,7 @@ struct Rebuild {
     place: RailRole,
     /// The addresses of the rails when they failed.
     gids: Ends<[u8; 16]>,
-    /// Numbers of the queue pairs that have failed. A late packet of theirs must not meet a new one.
-    former: Vec<u32>,
+    former: FormerLife,
     peer: String,
     /// The control memory, kept as long as a queue pair may write it.
     region: Region,
@@ -83,6 +84,10 @@ impl RailMaker for Rebuilder {
             Role::Connector => Ends { connector: ours, acceptor: theirs },
             Role::Acceptor => Ends { connector: theirs, acceptor: ours },
         };
+        let former = FormerLife {
+            qps: rails.iter().flat_map(|dead| dead.rail.former.iter().copied()).collect(),
+            flushed: rails.iter().all(|dead| dead.rail.no_flush.is_none()),
+        };
         let mut region = (*region).clone();
         region.retain(|i| indices.contains(&i));
         let mut remote = RemoteMemory { addr: remote.addr, ..RemoteMemory::default() };
@@ -95,7 +100,7 @@ impl RailMaker for Rebuilder {
             nic: Arc::clone(&rail.nic),
             place: rail.role,
             gids,
-            former: rails.iter().flat_map(|dead| dead.rail.former.iter().copied()).collect(),
+            former,
             peer: rail.names.peer.clone(),
             region,
             remote,
@@ -108,33 +113,14 @@ impl RailMaker for Rebuilder {
 
 impl RailAttempt for Rebuild {
     fn pursue(&mut self, goal: &Goal) -> Result<bool> {
-        let stage = std::mem::replace(&mut self.stage, Stage::New);
-        let (stage, is_reached) = match (goal, stage) {
-            (Goal::Made, _) => (Stage::Made(self.make()?), true),
-            (Goal::Joined(peer), Stage::Made(local)) => (Stage::BringUp(self.join(local, peer)?), false),
-            (Goal::Joined(_), Stage::BringUp(mut bringup)) => {
-                match bringup.poll(self.role, &self.settings, self.port.as_slice()) {
-                    false => (Stage::BringUp(bringup), false),
-                    true => (Stage::Joined(self.joined(bringup.finish())?), true),
-                }
-            }
-            (Goal::Proved, Stage::Joined(endpoint)) => {
-                let until = Instant::now() + self.settings.config.probe_timeout;
-                (Stage::Probe(Box::new(ProbeRun::start(endpoint)), until), false)
-            }
-            (Goal::Proved, Stage::Probe(mut probe, until)) => {
-                let has_ended = probe.poll(&self.settings);
-                if !has_ended && Instant::now() < until {
-                    (Stage::Probe(probe, until), false)
-                } else {
-                    probe.stop(&self.settings);
-                    (Stage::Proved(all_work(probe.endpoint)?), true)
-                }
-            }
-            (goal, stage) => return Err(Error::Internal(format!("{goal:?} in stage {stage:?}"))),
-        };
-        self.stage = stage;
-        Ok(is_reached)
+        let reached = self.step(goal);
+        // The port may have failed meanwhile: then the route is not the cause.
+        if reached.is_err()
+            && let Err(why) = self.nic.now()
+        {
+            self.nic.health().happened(Moment::now(), Happening::Failed(&why));
+        }
+        reached
     }
 
     fn offer(&self) -> Option<Offer> {
@@ -154,6 +140,37 @@ impl RailAttempt for Rebuild {
 }
 
 impl Rebuild {
+    /// See [`RailAttempt::pursue`].
+    fn step(&mut self, goal: &Goal) -> Result<bool> {
+        let stage = std::mem::replace(&mut self.stage, Stage::New);
+        let (stage, is_reached) = match (goal, stage) {
+            (Goal::Made, _) => (Stage::Made(self.make()?), true),
+            (Goal::Joined(peer), Stage::Made(local)) => (Stage::BringUp(self.join(local, peer)?), false),
+            (Goal::Joined(_), Stage::BringUp(mut bringup)) => {
+                match bringup.poll(self.role, &self.settings, self.port.as_slice()) {
+                    false => (Stage::BringUp(bringup), false),
+                    true => (Stage::Joined(self.joined(bringup.finish())?), true),
+                }
+            }
+            (Goal::Proved, Stage::Joined(endpoint)) => {
+                let until = Instant::now() + self.settings.config.probe_timeout;
+                (Stage::Probe(Box::new(ProbeRun::start(endpoint, Some(&self.former))), until), false)
+            }
+            (Goal::Proved, Stage::Probe(mut probe, until)) => {
+                let has_ended = probe.poll(&self.settings);
+                if !has_ended && Instant::now() < until {
+                    (Stage::Probe(probe, until), false)
+                } else {
+                    probe.stop(&self.settings);
+                    (Stage::Proved(all_work(probe.endpoint)?), true)
+                }
+            }
+            (goal, stage) => return Err(Error::Internal(format!("{goal:?} in stage {stage:?}"))),
+        };
+        self.stage = stage;
+        Ok(is_reached)
+    }
+
     /// Creates the queue pairs on the port in its present state.
     fn make(&mut self) -> Result<LocalEndpoint> {
         let (nic, settings) = (&self.nic, &self.settings);
@@ -167,7 +184,7 @@ impl Rebuild {
         let stripes: Vec<_> = self.queues.iter().map(|queues| (route, *queues)).collect();
         let rails = std::slice::from_ref(&rail);
         let local =
-            LocalEndpoint::on(self.region.clone(), self.role, settings, rails, &stripes, &self.former)?;
+            LocalEndpoint::on(self.region.clone(), self.role, settings, rails, &stripes, Some(&self.former))?;
         let Wiring { mut routes, memory } = local.message(self.role, settings)?;
         for (route, rail) in routes.iter_mut().zip(&self.rails) {
             (route.local_rail, route.remote_rail) = (*rail as u8, *rail as u8);

@@ -12,11 +12,11 @@ use super::mr_cache::Registrations;
 use super::net_device::{Device, PciPaths, leak};
 use super::nic::Nic;
 use super::pci;
-use super::port_life::PortLife;
 use super::port_meter::PortMeter;
 use super::selection::{self, Plan};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::failover::PortHealth;
 use crate::proto::{Mode, SHARE_ONE};
 use crate::verbs::Pd;
 use crate::warned::{Subject, Warned};
@@ -102,8 +102,7 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 dmabuf: OnceLock::new(),
                 srq: OnceLock::new(),
                 srq_failed: OnceLock::new(),
-                no_loopback: Mutex::default(),
-                life: PortLife::default(),
+                health: PortHealth::default(),
                 meter: PortMeter::default(),
                 worker: Worker::new("mpib-verbs"),
             });

@@ -11,11 +11,11 @@ use super::hw_counters::HwCounters;
 use super::mr_cache::Registrations;
 use super::partition;
 use super::pci::Place;
-use super::port_life::PortLife;
 use super::port_meter::PortMeter;
 use super::selection::Trouble;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::failover::PortHealth;
 use crate::proto::{GidKind, Mtu};
 use crate::verbs::{Context, Cq, DeviceLimits, Gid, Pd, Port, Qp, QpOptions};
 use crate::worker::Worker;
@@ -39,9 +39,7 @@ pub struct Nic {
     pub(super) srq: OnceLock<Result<(), String>>,
     /// Why its SRQs do not work, although it has them, once that was seen.
     pub(super) srq_failed: OnceLock<String>,
-    /// Why packets of the port to itself do not arrive, if that has been seen lately.
-    pub(super) no_loopback: Mutex<Option<NoLoopback>>,
-    pub(super) life: PortLife,
+    pub(super) health: PortHealth,
     pub(super) meter: PortMeter,
     /// For verbs that block.
     pub(super) worker: Worker,
@@ -49,17 +47,6 @@ pub struct Nic {
 
 /// How long [`Nic::known`] is used without an event: a change of the MTU raises none.
 const FRESH: Duration = Duration::from_secs(1);
-
-/// How long a failed loopback counts, unless an event comes first: its cause may have been passing.
-const NO_LOOPBACK: Duration = Duration::from_secs(60);
-
-/// A failed loopback, with [`Context::changes`] from then.
-#[derive(Debug)]
-pub(super) struct NoLoopback {
-    since: Instant,
-    changes: Option<u64>,
-    why: String,
-}
 
 /// A usable port as it was read, with [`Context::changes`] from before.
 #[derive(Debug)]
@@ -104,9 +91,9 @@ impl Nic {
         &self.port
     }
 
-    /// Returns the life of the port, which all its connections share.
-    pub fn life(&self) -> &PortLife {
-        &self.life
+    /// Returns the health of the port and its routes, which all its connections share.
+    pub fn health(&self) -> &PortHealth {
+        &self.health
     }
 
     /// Returns the threads for verbs of the port that block.
@@ -201,21 +188,6 @@ impl Nic {
     /// Returns its place in the PCI tree; `None` for software devices.
     pub(crate) fn place(&self) -> Option<Place> {
         self.context().pci_path().map(Place::of)
-    }
-
-    /// Returns why packets of the port to itself do not arrive, if a connection has seen that in
-    /// the last minute, and no event of the adapter has come since.
-    pub fn no_loopback(&self) -> Option<String> {
-        let seen = self.no_loopback.lock();
-        let changes = self.context().changes();
-        let counts = |seen: &&NoLoopback| seen.changes == changes && seen.since.elapsed() < NO_LOOPBACK;
-        seen.as_ref().filter(counts).map(|seen| seen.why.clone())
-    }
-
-    /// Notes that packets of the port to itself do not arrive.
-    pub fn set_no_loopback(&self, why: &str) {
-        let (since, changes) = (Instant::now(), self.context().changes());
-        *self.no_loopback.lock() = Some(NoLoopback { since, changes, why: why.to_owned() });
     }
 
     /// Returns the index of the configured partition in the port's P_Key table, as the table is

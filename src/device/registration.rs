@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
 use nix::errno::Errno;
@@ -50,19 +51,22 @@ impl Nic {
         self.registrations.covering(&(addr..addr.checked_add(len)?), Registered::keys)
     }
 
-    /// Uses another context of the HCA from now on, and registers all memory there.
+    /// Uses another context of their HCA for these ports from now on, and registers all memory there.
     ///
     /// # Errors
-    /// Some memory cannot be registered. The context remains the one before.
-    pub(crate) fn move_to(&self, context: &Arc<Context>) -> Result<()> {
+    /// Some memory cannot be registered. The context of all of them remains the one before.
+    pub(crate) fn move_all(ports: &[&Self], context: &Arc<Context>) -> Result<()> {
+        let Some((first, rest)) = ports.split_first() else { return Ok(()) };
         let pd = Arc::new(Pd::new(context)?);
         let again = |how: &How, span: &Span, old: &Registered| old.again(&pd, *how, span);
         let commit = || {
-            *self.pd.write() = Arc::clone(&pd);
-            self.forget();
-            *self.no_loopback.lock() = None;
+            Self::move_all(rest, context)?;
+            *first.pd.write() = Arc::clone(&pd);
+            first.forget();
+            first.health.network_changed(Instant::now());
+            Ok(())
         };
-        self.registrations.renew(again, commit, Registered::retire)
+        first.registrations.renew(again, commit, Registered::retire)
     }
 
     /// Whether the device registers DMA-BUFs. Tried once. The error is the reason.

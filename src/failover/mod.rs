@@ -19,7 +19,14 @@
 //! [`Sender`] and [`Receiver`] decide that, and [`Stream`] brings their messages to the peer exactly
 //! once and in order, over control connections that break. All three do nothing else: they have no
 //! queue pair, no clock and no socket. `transport` drives them. The tests explore them whole.
+//!
+//! [`PortHealth`] decides which ports and routes are usable, why not, and when they are tried next:
+//! one record for each port of the process, which all connections share. Its callers say what they
+//! have seen, and when, and it answers. It queries no adapter and reads no clock.
 
+mod failed_routes;
+mod health;
+mod hold_down;
 mod receiver;
 mod sender;
 mod stream;
@@ -27,6 +34,8 @@ mod stream;
 #[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "the tests use all of it"))]
 mod tests;
 
+pub use failed_routes::{EXPIRY, RouteKey};
+pub use health::{Cause, Change, Episodes, Happening, Moment, PortHealth, PortState};
 pub(crate) use receiver::{Held, Receiver, ReceiverAction, ReceiverWorked};
 pub(crate) use sender::{Posted, Sender, SenderAction};
 pub(crate) use stream::Stream;

@@ -27,8 +27,6 @@ pub(crate) struct Sender {
     /// The number of the last attempt; 0 before the first.
     attempts: u32,
     attempt: Option<(Attempt, RailSet, Step)>,
-    /// Rails whose peer's port works again: they are tried without a hold-down until that fails.
-    hurried: RailSet,
 }
 
 /// Where the present attempt is.
@@ -76,6 +74,8 @@ pub(crate) enum SenderAction {
     Join(NewRails),
     /// The attempt has failed at the receiver: drop it.
     Failed(RailSet, String),
+    /// The receiver can make these dead rails again: what it has refused no longer counts.
+    Returned(RailSet),
     /// Use these rails.
     Use(RailSet),
 }
@@ -92,7 +92,6 @@ impl Sender {
             moved: Vec::new(),
             attempts: 0,
             attempt: None,
-            hurried: RailSet::EMPTY,
         }
     }
 
@@ -179,10 +178,7 @@ impl Sender {
             Message::Rebuilt(answer) => Ok(self.on_rebuilt(answer)),
             Message::RebuildFailed(failed) => Ok(self.on_rebuild_failed(failed)),
             Message::Up(attempt) => Ok(self.on_up(attempt)),
-            Message::Return { rails } => {
-                self.hurried |= RailSet::from_bits(rails) & self.dead;
-                Ok(SenderAction::Nothing)
-            }
+            Message::Return { rails } => Ok(SenderAction::Returned(RailSet::from_bits(rails) & self.dead)),
             other => {
                 let name = other.name();
                 Err(Error::Protocol(format!("the peer sent {name} on an established connection")).into())
@@ -266,7 +262,7 @@ impl Sender {
         if self.fencing || self.awaiting || self.attempt.is_some() {
             return None;
         }
-        self.dead.iter().find(|rail| self.hurried.contains(*rail) || may_return(*rail))
+        self.dead.iter().find(|rail| may_return(*rail))
     }
 
     /// Begins an attempt for dead rails, which the caller makes. Then [`worked`](Self::worked).
@@ -320,17 +316,14 @@ impl Sender {
         let current = self.attempt.take_if(|(current, _, step)| (*current, *step) == (attempt, Step::Proved));
         let Some((_, which, _)) = current else { return SenderAction::Nothing };
         self.dead = self.dead.without(which);
-        self.hurried = self.hurried.without(which);
         SenderAction::Use(which)
     }
 
     /// Ends the present attempt, which has failed. Later messages about it are ignored. Returns its
-    /// rails, which wait for their hold-down from now on. An attempt that an episode ends has not
-    /// failed: its rails are hurried as before.
+    /// rails.
     pub(crate) fn abort(&mut self) -> RailSet {
         let which = self.attempt_rails();
         self.attempt = None;
-        self.hurried = self.hurried.without(which);
         which
     }
 }
@@ -381,27 +374,13 @@ mod tests {
         assert!(sender.dead().is_empty() && sender.attempt_rails().is_empty());
     }
 
-    //= protocol.md: failback: RETURN ends the hold-down until an attempt has failed
+    //= protocol.md: failback: RETURN is about dead rails
     #[test]
-    fn a_hurried_rail_is_tried_until_that_fails() {
+    fn a_sender_is_concerned_by_the_return_of_dead_rails_alone() {
         let (mut sender, which) = (Sender::new(RailSet::first(2)), RailSet::of(1));
         sender.failed(which);
         sender.episode();
-        sender.state(Sequence::FIRST, &[]);
-        hears(&mut sender, Message::Verdict(Verdict { epoch: 1, again: Vec::new() }));
-        hears(&mut sender, Message::Return { rails: 0b11 });
-        assert_eq!(sender.due(|_| false), Some(1), "and not the living one");
-        sender.begin(which);
-        // An episode is no failure of the attempt.
-        sender.failed(RailSet::of(0));
-        sender.episode();
-        sender.state(Sequence::FIRST, &[]);
-        hears(&mut sender, Message::Verdict(Verdict { epoch: 2, again: Vec::new() }));
-        assert_eq!(sender.due(|_| false), Some(1));
-        sender.begin(which);
-        let attempt = Attempt { number: 2, epoch: 2 };
-        let failed = Message::RebuildFailed(RebuildFailed { attempt, reason: "down".into() });
-        assert_eq!(hears(&mut sender, failed), SenderAction::Failed(which, "down".into()));
-        assert_eq!(sender.due(|_| false), None);
+        let returned = hears(&mut sender, Message::Return { rails: 0b11 });
+        assert_eq!(returned, SenderAction::Returned(which));
     }
 }

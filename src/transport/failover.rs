@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::device::PortState;
 use crate::error::{Error, Fast, wc_status};
+use crate::failover::PortState;
 use crate::proto::{Message, RailSet, rails};
 use crate::stats::Reason;
 use crate::transport::comm::Comm;
-use crate::transport::fence::Fence;
+use crate::transport::fence::{End, Fence};
 use crate::transport::rail::Rail;
 use crate::transport::send_queue::NotPosted;
 use crate::worker::Urgency;
@@ -171,16 +171,25 @@ impl Comm {
     }
 
     /// Returns whether everything that was given up is destroyed, or belongs to an adapter that hangs.
-    pub(crate) fn is_fenced(&mut self) -> bool {
-        if self.fences.iter().any(Fence::hangs) {
-            tracing::warn!(
-                target: "net",
-                "an adapter of the connection with {} does not destroy queue pairs: it is left alone",
-                self.peer.name()
-            );
+    ///
+    /// # Errors
+    /// A queue pair could not be destroyed: packets may still arrive for it.
+    pub(crate) fn is_fenced(&mut self) -> Fast<bool> {
+        let mut left = Vec::new();
+        for fence in std::mem::take(&mut self.fences) {
+            match fence.end() {
+                Ok(End::Destroyed) => {}
+                Ok(End::Hangs) => tracing::warn!(
+                    target: "net",
+                    "an adapter of the connection with {} does not destroy queue pairs: it is left alone",
+                    self.peer.name()
+                ),
+                Ok(End::Outstanding(fence)) => left.push(fence),
+                Err(e) => return Err(e.into()),
+            }
         }
-        self.fences.retain(|fence| !fence.is_over());
-        self.fences.is_empty()
+        self.fences = left;
+        Ok(self.fences.is_empty())
     }
 
     /// Returns an error if the comm has been without a rail for too long.
@@ -210,7 +219,7 @@ impl Comm {
     /// Describes a dead rail: its port now, and the attempts to bring it back.
     fn describe_dead(&self, rail: usize) -> String {
         let nic = &self.rails[rail].nic;
-        let (state, cause) = nic.life().state_and_cause();
+        let (state, cause) = nic.health().state_and_cause();
         let why = cause.map_or(String::new(), |cause| format!(": {}", cause.why));
         let port = match state {
             PortState::Healthy => "is active".into(),

@@ -7,21 +7,31 @@ use crate::error::{Error, Fast, Result};
 use crate::proto::RailSet;
 use crate::transport::comm::Comm;
 use crate::transport::failback::Work;
-use crate::transport::fence::Fence;
+use crate::transport::fence::{Destroy, Fence};
 use crate::transport::rail_maker::{DeadRail, Goal, NewRail, Offer, RailAttempt, Ticket};
 use crate::verbs::Remote;
 use crate::worker::Urgency;
 
-/// An attempt to be destroyed.
-struct Discarded(#[expect(dead_code, reason = "dropped")] Box<dyn RailAttempt>);
+impl Destroy for Box<dyn RailAttempt> {
+    fn destroy(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Destroy for Ticket {
+    fn destroy(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
 
 impl Comm {
-    /// Reports that these rails, which join the same two ports, could not be made anew.
-    pub(crate) fn attempt_failed(&mut self, which: RailSet, why: &Error) {
+    /// Reports that these rails, which join the same two ports, could not be made anew: at this end,
+    /// or because the peer has `refused`.
+    pub(crate) fn attempt_failed(&mut self, which: RailSet, refused: bool, why: &Error) {
         tracing::debug!(target: "net", "rails {which} of {} stay dead: {why}", self.peer.name());
         self.drop_attempt();
         self.failures.attempt_failed(which, why);
-        which.iter().take(1).for_each(|rail| self.watch.attempt_failed(rail));
+        self.watch.attempt_failed(which.bits(), refused);
     }
 
     /// Begins an attempt for rails that join the same two ports, on the thread.
@@ -58,7 +68,7 @@ impl Comm {
                 self.fences.push(Fence::begin(nic.worker(), Urgency::High, watch, ticket));
             }
             Work::Waiting(attempt) => {
-                self.fences.push(Fence::begin(nic.worker(), Urgency::High, watch, Discarded(attempt)));
+                self.fences.push(Fence::begin(nic.worker(), Urgency::High, watch, attempt));
             }
         }
     }
@@ -98,7 +108,8 @@ impl Comm {
         let Work::Waiting(attempt) = std::mem::replace(&mut self.failback.work, Work::None) else {
             return Err(Error::Internal("there are no new rails".into()).into());
         };
-        for NewRail { index, rail, region, place, rkey } in attempt.finish()? {
+        for NewRail { index, mut rail, region, place, rkey } in attempt.finish()? {
+            rail.former = std::mem::take(&mut self.rails[index].former);
             self.watch.set_rail(index, Some(rail.queues()));
             self.stats.rail_in_use(index, true);
             self.rails[index] = rail;

@@ -7,10 +7,11 @@ use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Result};
 use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
 use crate::route::gid_addr;
+use crate::transport::fence::Destroy;
 use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues};
 use crate::transport::work::Work;
-use crate::verbs::{Completion, Cq};
+use crate::verbs::{Completion, Cq, Path};
 
 /// A connected rail.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(crate) struct Rail {
     pub(crate) flush: Option<SendQueue>,
     /// Why there is none, if the receiver flushes and the adapter does not reach itself.
     pub(crate) no_flush: Option<String>,
+    /// The path of that queue pair to itself.
+    pub(crate) flush_path: Option<Box<Path>>,
     pub(crate) receives: Option<Receives>,
     /// Shared by all queue pairs of the rail, for both directions. `None` if the rail is given up.
     pub(crate) cq: Option<Arc<Cq>>,
@@ -32,17 +35,29 @@ pub(crate) struct Rail {
     /// In Mb/s: the port of this end, and the peer's.
     pub(crate) speeds: (u32, u32),
     pub(crate) names: Names,
-    /// Numbers of the queue pairs that it had when it was given up.
+    /// Numbers of the queue pairs that it has had in earlier lives, the last [`FORMER`] of them.
     pub(crate) former: Vec<u32>,
 }
 
-/// The queue pairs of a rail that is given up, and their queues. The queue pairs are dropped first.
+/// Of so many former queue pairs a rail does not use the numbers again. A packet is not under way for
+/// longer: each life of a rail lasts half a second at least.
+const FORMER: usize = 128;
+
+/// The queue pairs of a rail that is given up, and their queues.
 #[derive(Debug)]
 pub(crate) struct RailQueues {
-    _send_queues: SendQueues,
-    _flush: Option<SendQueue>,
-    _receives: Option<Receives>,
-    _cq: Option<Arc<Cq>>,
+    queue_pairs: Vec<SendQueue>,
+    receives: Option<Receives>,
+    cq: Option<Arc<Cq>>,
+}
+
+impl Destroy for RailQueues {
+    fn destroy(self: Box<Self>) -> Result<()> {
+        let Self { queue_pairs, receives, cq } = *self;
+        let destroyed: Vec<_> = queue_pairs.into_iter().map(SendQueue::destroy).collect();
+        drop((receives, cq));
+        destroyed.into_iter().collect()
+    }
 }
 
 /// What an error message names of a rail.
@@ -77,15 +92,11 @@ impl Rail {
     /// that were in flight.
     pub(crate) fn take_queues(&mut self) -> (RailQueues, u32) {
         let in_flight = self.queue_pairs().map(SendQueue::in_flight).sum();
-        self.former = self.queue_pairs().map(SendQueue::number).collect();
-        let send_queues = std::mem::replace(&mut self.send_queues, SendQueues::none());
-        let queues = RailQueues {
-            _send_queues: send_queues,
-            _flush: self.flush.take(),
-            _receives: self.receives.take(),
-            _cq: self.cq.take(),
-        };
-        (queues, in_flight)
+        let numbers: Vec<_> = self.queue_pairs().map(SendQueue::number).collect();
+        self.former.extend(numbers);
+        self.former.drain(..self.former.len().saturating_sub(FORMER));
+        let queue_pairs = self.send_queues.take().into_iter().chain(self.flush.take()).collect();
+        (RailQueues { queue_pairs, receives: self.receives.take(), cq: self.cq.take() }, in_flight)
     }
 
     /// Returns whether the other rail is a stripe of this one: it joins the same two ports.

@@ -37,9 +37,10 @@ pub(crate) struct SendQueues {
 }
 
 impl SendQueues {
-    /// The queues of a rail that is given up: none.
-    pub(crate) fn none() -> Self {
-        Self { queues: Box::default(), mask: 0 }
+    /// Takes all queues: a rail that is given up has none.
+    pub(crate) fn take(&mut self) -> Vec<SendQueue> {
+        self.mask = 0;
+        std::mem::take(&mut self.queues).into_vec()
     }
 }
 
@@ -116,6 +117,11 @@ impl From<Error> for NotPosted {
 impl SendQueue {
     pub(crate) fn new(qp: Qp<Ready>, remote_qpn: u32) -> Self {
         Self { qp, remote_qpn, posted: 0, signalled: 0, done: 0 }
+    }
+
+    /// Destroys the queue pair.
+    pub(crate) fn destroy(self) -> Result<()> {
+        self.qp.destroy()
     }
 
     /// Returns the queue pair's number.

@@ -12,8 +12,8 @@ use crate::proto::{Ece, LinkLayer};
 
 use super::prepared::Prepared;
 use super::{
-    Blanks, Chain, Cq, Gid, ImmWrite, Pd, Port, Srq, WordsWrite, failed, is_put_off, log_failure, non_null,
-    shim, zero,
+    Blanks, Chain, Cq, Gid, ImmWrite, Pd, Port, Srq, WordsWrite, failed, is_put_off, is_removal, log_failure,
+    non_null, shim, zero,
 };
 
 /// How often a post that the provider puts off is tried again: some microseconds in all.
@@ -138,6 +138,8 @@ enum Reached {
 #[derive(Debug)]
 struct Raw {
     qp: NonNull<sys::ibv_qp>,
+    /// `ibv_destroy_qp` was called.
+    is_destroyed: bool,
     cq: Arc<Cq>,
     _srq: Option<Arc<Srq>>,
     _pd: Arc<Pd>,
@@ -150,10 +152,19 @@ unsafe impl Sync for Raw {}
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: no other owner is left. After this call no device accesses memory for it.
-        log_failure("ibv_destroy_qp", self.cq.context().name(), unsafe {
-            sys::ibv_destroy_qp(self.qp.as_ptr())
-        });
+        if !self.is_destroyed {
+            let rc = self.destroy();
+            log_failure("ibv_destroy_qp", self.cq.context().name(), rc);
+        }
+    }
+}
+
+impl Raw {
+    /// Calls `ibv_destroy_qp`, once. If it succeeds, no device accesses memory for the queue pair.
+    fn destroy(&mut self) -> i32 {
+        self.is_destroyed = true;
+        // SAFETY: called once, by the only owner, who does not use the queue pair any more.
+        unsafe { sys::ibv_destroy_qp(self.qp.as_ptr()) }
     }
 }
 
@@ -188,7 +199,8 @@ impl Qp<Fresh> {
             format!("{name} with {} send requests and {receives} receives", options.send_depth)
         };
         let qp = non_null("ibv_create_qp", on, qp)?;
-        let raw = Raw { qp, cq: Arc::clone(cq), _srq: srq.cloned(), _pd: Arc::clone(pd) };
+        let raw =
+            Raw { qp, is_destroyed: false, cq: Arc::clone(cq), _srq: srq.cloned(), _pd: Arc::clone(pd) };
         // SAFETY: just made.
         let number = unsafe { qp.as_ref().qp_num };
         Ok(Self {
@@ -324,6 +336,23 @@ impl Qp<Fresh> {
 }
 
 impl<S> Qp<S> {
+    /// Destroys the queue pair.
+    ///
+    /// # Errors
+    /// The adapter may still access memory for it. An adapter that was removed does not: the kernel
+    /// destroys what is left on it.
+    pub fn destroy(mut self) -> Result<()> {
+        let rc = self.raw.destroy();
+        let on = || {
+            let (name, number) = (self.raw.cq.context().name(), self.number);
+            format!("{name} QP {number}, which may still receive, so no memory of its connection is safe")
+        };
+        match zero("ibv_destroy_qp", rc, on) {
+            Err(Error::Verbs { source, .. }) if is_removal(&source) => Ok(()),
+            result => result,
+        }
+    }
+
     /// Returns the options of enhanced connection establishment: the device's own before the
     /// connection, the ones in effect after it. `None` if the device or the library does not
     /// support it.

@@ -29,7 +29,7 @@ const LAYERS: [&[&str]; 14] = [
         "clock",
         "log",
         "nccl",
-        "failed_routes",
+        "failover",
         "fork_guard",
         "state_lock",
         "element",

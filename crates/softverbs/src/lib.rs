@@ -115,9 +115,9 @@ pub use config::{
 };
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{
-    EventTarget, FAULTS_VAR, fail_creation, fail_fork_init, fail_loopback, fail_modify_qp, fail_modify_qp_of,
-    fail_post, fail_registration, faults_struck, flap, heal, hw_counters, inject, inject_at, posted,
-    raise_event, run_faults, set_addrs, set_link, set_rate,
+    EventTarget, FAULTS_VAR, fail_creation, fail_destruction, fail_fork_init, fail_loopback, fail_modify_qp,
+    fail_modify_qp_of, fail_post, fail_registration, faults_struck, flap, heal, hw_counters, inject,
+    inject_at, posted, raise_event, run_faults, set_addrs, set_link, set_rate,
 };
 pub use control::inspect::{
     LinkTimes, Objects, QpAttributes, completion_times, fork_init_calls, link_times, mr_access_at, objects,

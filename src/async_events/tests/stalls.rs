@@ -9,7 +9,7 @@ use super::{PORT_ERR, World};
 use crate::async_events::stalls::Watchdog;
 use crate::async_events::watch::CommWatch;
 use crate::config::Config;
-use crate::device::PortState;
+use crate::failover::PortState;
 use crate::housekeeping::{Job, TICK};
 use crate::policy::Plan;
 use crate::proto::RailRole;
@@ -289,7 +289,7 @@ fn the_watchdog_acts_at_once_on_a_port_whose_link_is_down() {
         assert_eq!(sender.at(20 * i, [0, 1], [0, 1]), 0, "{i}");
     }
     assert_eq!(sender.at(100, [0, 1], [0, 1]), 0b01);
-    assert_eq!(sender.world.nics[0].life().state(), PortState::Down);
+    assert_eq!(sender.world.nics[0].health().state(), PortState::Down);
 }
 
 //= rail-life.md: when a rail has stalled

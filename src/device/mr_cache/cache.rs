@@ -149,11 +149,11 @@ impl<K: PartialEq, R> Cache<K, R> {
     /// drops of last shares.
     ///
     /// # Errors
-    /// Those of `again`: the earlier registrations stay.
+    /// Those of `again` and `commit`: the earlier registrations stay.
     pub(crate) fn renew<E>(
         &self,
         again: impl Fn(&K, &Span, &R) -> Result<R, E>,
-        commit: impl FnOnce(),
+        commit: impl FnOnce() -> Result<(), E>,
         retire: impl FnMut(R),
     ) -> Result<(), E>
     where
@@ -174,8 +174,8 @@ impl<K: PartialEq, R> Cache<K, R> {
         let made = renewal.registrations.iter().zip(&how);
         let made = made.map(|((place, old), (key, span))| Ok((*place, again(key, span, old)?)));
         let made = made.collect::<Result<Vec<_>, E>>()?;
+        commit()?;
         let earlier = std::mem::replace(&mut renewal.registrations, made);
-        commit();
         drop(renewal);
         earlier.into_iter().map(|(_, old)| old).for_each(retire);
         Ok(())

@@ -199,12 +199,20 @@ fn a_renewal_replaces_every_registration_or_none() {
     let failed = cache.renew(again, || panic!("not all are made"), |_| panic!("the earlier ones stay"));
     assert_eq!((failed, count.load(SeqCst)), (Err("no"), 2));
     assert_eq!((pages(&first), pages(&second)), before);
+    let again = |_: &u8, _: &Span, _: &Counted<'_>| Ok(Counted::new(&count, 1..1));
+    let failed = cache.renew(again, || Err("another port"), |_| panic!("the earlier ones stay"));
+    assert_eq!((failed, count.load(SeqCst)), (Err("another port"), 2));
+    assert_eq!((pages(&first), pages(&second)), before);
     let (committed, mut retired) = (Cell::new(false), Vec::new());
     let again = |key: &u8, made_for: &Span, _: &Counted<'_>| {
         assert_eq!(made_for.pages(), if *key == 1 { before.0.clone() } else { before.1.clone() });
         Ok::<_, ()>(Counted::new(&count, usize::from(*key)..9))
     };
-    cache.renew(again, || committed.set(true), |old| retired.push(old.1.clone())).unwrap();
+    let commit = || {
+        committed.set(true);
+        Ok(())
+    };
+    cache.renew(again, commit, |old| retired.push(old.1.clone())).unwrap();
     assert!(committed.get());
     assert_eq!(retired, [before.0, before.1]);
     assert_eq!((pages(&first), pages(&second)), (1..9, 2..9));
@@ -235,7 +243,11 @@ fn registrations_and_ends_of_registrations_wait_for_a_renewal() {
                 may_go.recv().unwrap_or(());
                 Ok::<_, ()>(Counted::new(count, 0..1))
             };
-            cache.renew(again, || renewed.store(1, SeqCst), drop).unwrap();
+            let commit = || {
+                renewed.store(1, SeqCst);
+                Ok(())
+            };
+            cache.renew(again, commit, drop).unwrap();
         });
         has_begun.recv().unwrap();
         let ends = scope.spawn(move || {

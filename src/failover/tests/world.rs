@@ -660,6 +660,10 @@ impl World {
                 self.drop_the_senders_attempt();
                 which.iter().for_each(|rail| self.rails[rail].hold = Hold::Peers);
             }
+            SenderAction::Returned(which) => {
+                let held = which.iter().filter(|rail| self.rails[*rail].hold == Hold::Peers);
+                held.collect::<Vec<_>>().into_iter().for_each(|rail| self.rails[rail].hold = Hold::None);
+            }
             SenderAction::Use(which) => {
                 for rail in which.iter() {
                     (self.rails[rail].half, self.rails[rail].hold) = (false, Hold::None);

@@ -93,7 +93,7 @@ impl RecvState {
         let left: RailSet = new.iter().filter(|rail| self.comm.rails[*rail].is_alive()).collect();
         self.flushes.iter_mut().for_each(|flushes| flushes.give_up(left.bits()));
         self.comm.give_up(left, if waits { Urgency::High } else { Urgency::Low })?;
-        if self.comm.is_fenced() { self.judge() } else { Ok(()) }
+        if self.comm.is_fenced()? { self.judge() } else { Ok(()) }
     }
 
     /// Yields the groups that the sender has completed, of those whose slots are not in use again.

@@ -29,6 +29,7 @@ impl RecvState {
         }
         let Self { recovery, comm, .. } = self;
         if let Some(message) = recovery.returned(|rail| comm.watch.may_return(rail)) {
+            tracing::debug!(target: "net", "rails of {} can be tried again: {message:?}", comm.peer.name());
             comm.send_message(message)?;
         }
         self.try_cts_home();
@@ -66,7 +67,7 @@ impl RecvState {
     /// Ends the present attempt, and sends the reason.
     pub(super) fn attempt_failed(&mut self, why: &Error) -> Fast<()> {
         let Some((which, failed)) = self.recovery.abort(why.to_string()) else { return Ok(()) };
-        self.comm.attempt_failed(which, why);
+        self.comm.attempt_failed(which, false, why);
         self.comm.send_message(failed)
     }
 

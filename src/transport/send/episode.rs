@@ -55,8 +55,9 @@ impl SendState {
             SenderAction::Judged(groups) => self.obey(groups),
             SenderAction::Join(answer) => self.join(answer),
             SenderAction::Failed(which, why) => {
-                self.comm.attempt_failed(which, &Error::Peer(format!("at the receiver: {why}")));
+                self.comm.attempt_failed(which, true, &Error::Peer(format!("at the receiver: {why}")));
             }
+            SenderAction::Returned(which) => self.comm.watch.peer_returned(which.bits()),
             SenderAction::Use(which) => {
                 self.comm.use_new_rails(which)?;
                 self.memory.renew(which.bits());
@@ -78,7 +79,7 @@ impl SendState {
             timing::forget(self.timing.as_deref_mut(), &mut self.policy, new.bits());
             self.rails_changed()?;
         }
-        if !self.recovery.is_fencing() || !self.comm.is_fenced() {
+        if !self.recovery.is_fencing() || !self.comm.is_fenced()? {
             return Ok(());
         }
         let open = self.open_groups();

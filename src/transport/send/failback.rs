@@ -40,7 +40,7 @@ impl SendState {
 
     fn attempt_failed(&mut self, why: &Error) {
         let which = self.recovery.abort();
-        self.comm.attempt_failed(which, why);
+        self.comm.attempt_failed(which, false, why);
     }
 
     /// Connects the new queue pairs to the receiver's, and probes.

@@ -4,6 +4,7 @@ mod busy;
 mod failback;
 mod kinds;
 mod links;
+mod outages;
 mod points;
 mod recovery;
 mod refusals;

@@ -3,9 +3,17 @@
 //!
 //! The product's own files, with loom's lock and atomics in the place of the plugin's.
 
-mod device;
 #[path = "../../../crates/agent-iface/tests/explore/mod.rs"]
 mod explore;
+mod failover;
+
+mod proto {
+    /// What a record of routes compares.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub(crate) enum GidKind {
+        RoceV2,
+    }
+}
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU8, Ordering};
@@ -23,8 +31,8 @@ mod sync {
 
 use std::time::{Duration, Instant};
 
-use device::port_life::{Change, Happening, Moment, PortLife, PortState};
 use explore::explore;
+use failover::health::{Change, Happening, Moment, PortHealth, PortState};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -36,10 +44,10 @@ const PEER: [u8; 16] = [7; 16];
 /// behind it at the end.
 fn both<A: 'static, B: 'static>(
     before: &[Happening<'_>],
-    this: impl FnOnce(&PortLife) -> A,
-    other: impl FnOnce(&PortLife) -> B + 'static,
-) -> (A, B, Arc<PortLife>) {
-    let life = Arc::new(PortLife::default());
+    this: impl FnOnce(&PortHealth) -> A,
+    other: impl FnOnce(&PortHealth) -> B + 'static,
+) -> (A, B, Arc<PortHealth>) {
+    let life = Arc::new(PortHealth::default());
     for what in before {
         life.happened(Moment::now(), *what);
     }
@@ -53,7 +61,7 @@ fn both<A: 'static, B: 'static>(
     (ours, theirs, life)
 }
 
-fn happens(what: Happening<'static>) -> impl Fn(&PortLife) -> Change {
+fn happens(what: Happening<'static>) -> impl Fn(&PortHealth) -> Change {
     move |life| life.happened(Moment::now(), what)
 }
 
@@ -110,7 +118,7 @@ fn the_copy_of_the_state_is_the_last_one() {
 fn of_two_threads_one_queries_a_port_that_is_down() {
     let schedules = explore(|| {
         let now = Instant::now();
-        let due = move |life: &PortLife| life.is_query_due(now);
+        let due = move |life: &PortHealth| life.is_query_due(now);
         let (ours, theirs, _) = both(&[Happening::Failed("it")], due, due);
         assert!(ours != theirs, "both or none: {ours}");
     });
@@ -121,13 +129,13 @@ fn of_two_threads_one_queries_a_port_that_is_down() {
 fn a_route_fails_once_and_an_episode_is_reported_once() {
     let schedules = explore(|| {
         let now = Moment::now();
-        let step = move |life: &PortLife| {
+        let step = move |life: &PortHealth| {
             life.add_episode(now.instant, 10, Duration::ZERO);
             let taken = life.take_episodes(now.instant, Duration::ZERO).map_or(0, |sum| sum.count);
             (life.route_failed(now, PEER, "no answer"), taken)
         };
         let ((ours, some), (theirs, others), life) = both(&[], step, step);
-        assert!(ours != theirs && life.route_cause(&PEER).is_some());
+        assert!(ours != theirs && !life.may_return(now.instant, &PEER, None, false));
         assert_eq!(some + others, 2, "episodes");
         assert!(life.take_episodes(now.instant, Duration::ZERO).is_none());
     });

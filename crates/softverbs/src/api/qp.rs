@@ -234,6 +234,7 @@ impl Qp {
     }
 
     fn destroy(&self, process: &Process) -> Result<(), Errno> {
+        injected::destruction(&self.context.device.spec.name)?;
         process.qps.hide(self.index);
         self.disconnect(process)?;
         process.fabric.free_qpn(self.qpn);

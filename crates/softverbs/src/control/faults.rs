@@ -217,6 +217,15 @@ pub fn fail_loopback(device: &str, errno: c_int, times: u32) {
     injected::fail_loopback(device, errno, times);
 }
 
+/// Fails the next `times` calls of `ibv_destroy_qp` of this process on device `device` with `errno`.
+/// The QP stays as it was. `times` = 0 cancels the fault; each call of this function replaces the
+/// previous fault.
+///
+/// `ETIMEDOUT` is what a driver returns whose firmware does not answer.
+pub fn fail_destruction(device: &str, errno: c_int, times: u32) {
+    injected::fail_destruction(device, errno, times);
+}
+
 /// Fails the next `times` memory registrations (`ibv_reg_mr` and its variants) of this process on
 /// device `device` with `errno`. `times` = 0 cancels the fault; each call of this function replaces
 /// the previous fault.

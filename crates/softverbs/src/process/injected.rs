@@ -74,6 +74,7 @@ static FAILS_POSTS: AtomicBool = AtomicBool::new(false);
 static CREATION: Mutex<Option<(Object, Fault)>> = Mutex::new(None);
 static REGISTRATION: Mutex<Fault> = Mutex::new(Fault::NONE);
 static LOOPBACK: Mutex<Fault> = Mutex::new(Fault::NONE);
+static DESTRUCTION: Mutex<Fault> = Mutex::new(Fault::NONE);
 
 /// See [`crate::fail_creation`].
 pub(crate) fn fail_creation(object: Object, errno: c_int, times: u32) {
@@ -129,6 +130,17 @@ pub(crate) fn fail_registration(device: &str, errno: c_int, times: u32) {
 pub(crate) fn fail_loopback(device: &str, errno: c_int, times: u32) {
     let fault = Fault { device: Some(device.to_owned()), errno, times };
     *LOOPBACK.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+}
+
+/// See [`crate::fail_destruction`].
+pub(crate) fn fail_destruction(device: &str, errno: c_int, times: u32) {
+    let fault = Fault { device: Some(device.to_owned()), errno, times };
+    *DESTRUCTION.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+}
+
+/// Returns the injected error of a call of `ibv_destroy_qp`, if any.
+pub(crate) fn destruction(device: &str) -> Result<(), Errno> {
+    DESTRUCTION.lock().unwrap_or_else(PoisonError::into_inner).next(device)
 }
 
 /// Returns the injected error of a call of `ibv_modify_qp` that connects a QP to itself, if any.

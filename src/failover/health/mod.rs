@@ -1,5 +1,4 @@
-//! The life of a port, which all connections of the process on it share: its state, the causes, and
-//! when rails may return to it.
+//! The health of a port and of its routes: the states, the causes, and when rails may return.
 //!
 //! `docs/internals/rail-life.md` has the states and the times.
 
@@ -8,7 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 pub use nccl_net_mpib_agent_iface::stats::PortState;
 
-use crate::device::hold_down::HoldDown;
+use crate::failover::failed_routes::{EXPIRY, FailedRoutes, RouteKey};
+use crate::failover::hold_down::HoldDown;
 use crate::sync::{AtomicU8, Mutex, Ordering};
 
 /// How long a port is suspect although queries find it usable: packets may have been lost.
@@ -16,6 +16,13 @@ const SUSPECT: Duration = Duration::from_secs(1);
 
 /// How often a port that was given up is queried: events get lost.
 const QUERY: Duration = Duration::from_secs(1);
+
+/// How long a rail rests after it was given up and after each attempt: the fault may not be over.
+const REST: Duration = Duration::from_millis(500);
+
+/// How long after the last sign of a fault a port is in doubt: a lost packet proves nothing about the
+/// port or its routes.
+const DOUBT: Duration = Duration::from_secs(10);
 
 /// Most routes of a port that are remembered. Beyond it a failure has no hold-down.
 const MAX_ROUTES: usize = 4096;
@@ -77,9 +84,9 @@ pub enum Change {
     },
 }
 
-/// The life of one port.
+/// The health of one port and of its routes.
 #[derive(Debug, Default)]
-pub struct PortLife {
+pub struct PortHealth {
     state: AtomicU8,
     record: Mutex<Record>,
 }
@@ -89,6 +96,11 @@ struct Record {
     port: Port,
     /// Routes that failed while the port was active, by the peer's GID.
     routes: HashMap<[u8; 16], Route>,
+    /// What a connect has found: routes that do not work, and why the port does not reach itself.
+    failed_at_connect: FailedRoutes,
+    no_loopback: Option<(Instant, String)>,
+    /// The last change of the network.
+    changed: Option<Instant>,
     episodes: Option<Episodes>,
 }
 
@@ -101,6 +113,8 @@ struct Port {
     removed: bool,
     /// When it was last queried.
     queried: Option<Instant>,
+    /// The last sign of a fault.
+    faulty: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -110,6 +124,8 @@ struct Route {
     /// Whether the cause is the word of a peer alone.
     reported: bool,
     hold: HoldDown,
+    /// The peer has refused attempts. Its RETURN ends the wait.
+    refused: HoldDown,
 }
 
 /// The episodes of connections within one reporting interval.
@@ -141,7 +157,7 @@ impl Moment {
     }
 }
 
-impl PortLife {
+impl PortHealth {
     /// Returns the port's state: one relaxed load.
     #[inline]
     pub fn state(&self) -> PortState {
@@ -164,11 +180,6 @@ impl PortLife {
         (port.state, port.cause.clone())
     }
 
-    /// Returns why the route to a peer's GID is out of use, and since when.
-    pub fn route_cause(&self, peer: &[u8; 16]) -> Option<Cause> {
-        self.record.lock().routes.get(peer)?.cause.clone()
-    }
-
     /// Applies what has happened to the port.
     pub fn happened(&self, now: Moment, what: Happening<'_>) -> Change {
         let mut record = self.record.lock();
@@ -181,6 +192,7 @@ impl PortLife {
     /// if the route is out of use already.
     pub fn route_failed(&self, now: Moment, peer: [u8; 16], why: &str) -> bool {
         let mut record = self.record.lock();
+        record.port.faulty = Some(now.instant);
         let Some(route) = record.route(now.instant, peer) else { return true };
         if route.cause.is_some() && !route.reported {
             return false;
@@ -204,24 +216,41 @@ impl PortLife {
         true
     }
 
-    /// Returns whether a rail over the route to a peer's GID may be made anew: the port is
-    /// reachable, and the hold-down of port and route is over.
-    pub fn may_return(&self, now: Instant, peer: &[u8; 16]) -> bool {
-        let record = self.record.lock();
-        let reachable = matches!(record.port.state, PortState::Healthy | PortState::Probing);
-        let route = record.routes.get(peer);
-        reachable && record.port.hold.may_return(now) && route.is_none_or(|route| route.hold.may_return(now))
+    /// Returns whether a rail over the route to a peer's GID may be made anew. The port must be
+    /// reachable, and the rail must have rested `since` it was given up or tried. A hold-down protects
+    /// a connection's other rails from one that flaps, so it does not hold the `last` one.
+    pub fn may_return(&self, now: Instant, peer: &[u8; 16], since: Option<Instant>, last: bool) -> bool {
+        let Record { port, routes, .. } = &*self.record.lock();
+        let is_held = |route: &Route| !route.hold.may_return(now) || !route.refused.may_return(now);
+        matches!(port.state, PortState::Healthy | PortState::Probing)
+            && since.is_none_or(|since| now.saturating_duration_since(since) >= REST)
+            && (last || port.hold.may_return(now) && !routes.get(peer).is_some_and(is_held))
     }
 
-    /// Notes that a rail over the route could not be made anew. The next attempt waits twice as
-    /// long.
+    /// Notes that this end could not make a rail over the route anew. The next attempt waits twice
+    /// as long, unless the port is down: then the route is not the cause.
     pub fn attempt_failed(&self, now: Instant, peer: &[u8; 16]) {
         let mut record = self.record.lock();
-        if record.port.state == PortState::Probing {
-            record.port.hold.attempt_failed(now);
-        } else if let Some(route) = record.route(now, *peer) {
-            route.hold.attempt_failed(now);
+        match record.port.state {
+            PortState::Probing => record.port.hold.attempt_failed(now),
+            PortState::Healthy => {
+                record.route(now, *peer).into_iter().for_each(|route| route.hold.attempt_failed(now));
+            }
+            PortState::Suspect | PortState::Down => {}
         }
+    }
+
+    /// Notes that the peer has refused an attempt over the route. The next one waits twice as long,
+    /// or until the [peer returns](Self::peer_returned).
+    pub fn attempt_refused(&self, now: Instant, peer: &[u8; 16]) {
+        let mut record = self.record.lock();
+        record.route(now, *peer).into_iter().for_each(|route| route.refused.attempt_failed(now));
+    }
+
+    /// Notes that the peer can use its port again.
+    pub fn peer_returned(&self, peer: &[u8; 16]) {
+        let mut record = self.record.lock();
+        record.routes.get_mut(peer).into_iter().for_each(|route| route.refused = HoldDown::default());
     }
 
     /// Notes that a rail over the route works again. Returns the time since the route's failure, if
@@ -230,8 +259,57 @@ impl PortLife {
         let mut record = self.record.lock();
         let route = record.routes.get_mut(peer)?;
         route.hold.returned(now);
+        route.refused = HoldDown::default();
         let cause = route.cause.take()?;
         Some(now.saturating_duration_since(cause.since.instant))
+    }
+
+    /// Returns whether a packet that got lost shows something of the port or a route: the port has
+    /// shown no fault lately.
+    pub fn is_steady(&self, now: Instant) -> bool {
+        self.record.lock().is_steady(now)
+    }
+
+    /// Remembers that a route did not work for a connect whose attempt `began` then. A change of the
+    /// network since may have caused the failure, or have mended the route.
+    pub fn connect_failed(&self, now: Instant, began: Instant, key: RouteKey, why: String) {
+        let mut record = self.record.lock();
+        if record.changed.is_none_or(|changed| changed < began) {
+            record.failed_at_connect.remember(now, key, why);
+        }
+    }
+
+    /// Returns why a route did not work for an earlier connect, if it is not to be tried again yet.
+    pub fn why_not(&self, now: Instant, key: &RouteKey) -> Option<String> {
+        self.record.lock().failed_at_connect.why(now, key)
+    }
+
+    /// Forgets that a route did not work for an earlier connect.
+    pub fn connect_works(&self, key: &RouteKey) {
+        self.record.lock().failed_at_connect.forget(key);
+    }
+
+    /// Remembers that packets of the port to itself did not arrive, unless a fault of the port may be
+    /// the cause.
+    pub fn loopback_failed(&self, now: Instant, why: &str) {
+        let mut record = self.record.lock();
+        if record.is_steady(now) {
+            record.no_loopback = Some((now, why.to_owned()));
+        }
+    }
+
+    /// Returns why packets of the port to itself did not arrive lately.
+    pub fn no_loopback(&self, now: Instant) -> Option<String> {
+        let record = self.record.lock();
+        let (since, why) = record.no_loopback.as_ref()?;
+        (now.saturating_duration_since(*since) < EXPIRY).then(|| why.clone())
+    }
+
+    /// Forgets what connects have found: a port or its addresses, here or on the way, have changed.
+    pub fn network_changed(&self, now: Instant) {
+        let mut record = self.record.lock();
+        record.failed_at_connect.clear();
+        (record.no_loopback, record.changed) = (None, Some(now));
     }
 
     /// Adds an episode to those of the current reporting interval.
@@ -279,11 +357,16 @@ impl PortLife {
 }
 
 impl Record {
+    fn is_steady(&self, now: Instant) -> bool {
+        let is_over = |at| now.saturating_duration_since(at) >= DOUBT;
+        self.port.state == PortState::Healthy && self.port.faulty.is_none_or(is_over)
+    }
+
     /// Returns the record of a route; `None` if there are too many.
     fn route(&mut self, now: Instant, peer: [u8; 16]) -> Option<&mut Route> {
         let routes = &mut self.routes;
         if routes.len() >= MAX_ROUTES {
-            routes.retain(|_, route| !route.hold.is_forgotten(now));
+            routes.retain(|_, route| !route.hold.is_forgotten(now) || !route.refused.is_forgotten(now));
         }
         let has_room = routes.len() < MAX_ROUTES || routes.contains_key(&peer);
         has_room.then(|| routes.entry(peer).or_default())
@@ -324,21 +407,21 @@ impl Port {
 
     fn suspect(&mut self, now: Moment, why: &str) -> Change {
         self.cause = Some(Cause { why: why.to_owned(), since: now });
-        self.state = PortState::Suspect;
+        (self.state, self.faulty) = (PortState::Suspect, Some(now.instant));
         Change::Suspected
     }
 
     /// Gives the port up. The first cause stays.
     fn die(&mut self, now: Moment, why: &str) -> Change {
         self.cause.get_or_insert_with(|| Cause { why: why.to_owned(), since: now });
-        self.state = PortState::Down;
+        (self.state, self.faulty) = (PortState::Down, Some(now.instant));
         self.hold.failed(now.instant);
         Change::Died
     }
 
     fn recover(&mut self, now: Moment) -> Change {
         let outage = self.age(now);
-        (self.state, self.cause) = (PortState::Healthy, None);
+        (self.state, self.cause, self.faulty) = (PortState::Healthy, None, Some(now.instant));
         self.hold.returned(now.instant);
         Change::Back { outage }
     }
