@@ -29,7 +29,7 @@ use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::failed_routes::FailedRoutes;
 use crate::housekeeping::{Housekeeping, job};
-use crate::policy::Followers;
+use crate::split::Followers;
 use crate::stats::{RailCounters, Stats};
 use crate::verbs::Context;
 use stalls::Watchdog;

@@ -42,9 +42,9 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::policy::Plan;
 use crate::proto::{Ece, Hello, Message, RailInfo, Role, Wiring};
 use crate::route::{Route, is_untried};
+use crate::split::Plan;
 use stage::Stage;
 use step::{Overdue, Step};
 

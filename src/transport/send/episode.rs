@@ -5,7 +5,7 @@ use std::time::Instant;
 use nccl_net_versions::Buffer;
 
 use crate::error::{Error, Fast};
-use crate::proto::{MAX_RECVS, Message, Sequence, SizeQ, Split, Verdict, rails};
+use crate::proto::{MAX_RECVS, Message, RailSet, Sequence, SizeQ, Split, Verdict, rails};
 use crate::transport::comm::Comm;
 use crate::transport::episode::{Posted, Running};
 use crate::transport::ping::Pinged;
@@ -14,8 +14,7 @@ use crate::transport::send::SendState;
 use crate::transport::send::cts_fifo;
 use crate::transport::send::group::{Group, NO_SEND, SendOp, keep};
 use crate::transport::send::part_writes::{PartWrites, data_writes};
-use crate::transport::send::timing;
-use crate::transport::send::usual::UsualSends;
+use crate::transport::send::single::UsualSends;
 use crate::transport::work::Work;
 use crate::verbs::Keys;
 
@@ -96,7 +95,7 @@ impl SendState {
         // What the adapter has acknowledged so far need not be judged.
         self.poll()?;
         self.comm.give_up(new)?;
-        timing::forget(self.timing.as_deref_mut(), &mut self.policy, new);
+        self.splitter.forget(RailSet::from_bits(new));
         self.rails_changed()?;
         let open = self.open_groups();
         let state = self.episodes.state(self.seq, &open);
@@ -128,9 +127,9 @@ impl SendState {
     /// Sends over the living rails from now on.
     pub(super) fn rails_changed(&mut self) -> Fast<()> {
         self.drained = self.comm.drained();
-        self.policy.keep(self.comm.undrained(self.drained));
+        self.splitter.keep(RailSet::from_bits(self.comm.undrained(self.drained)));
         let inline = self.usual.wanted_inline;
-        self.usual = UsualSends::new(&self.policy, &self.comm, inline, self.separate_imm_above);
+        self.usual = UsualSends::new(&self.splitter, &self.comm, inline, self.separate_imm_above);
         // Without a rail no send begins, and no group is posted.
         if self.comm.living() == 0 { Ok(()) } else { self.split_matched_again() }
     }
@@ -170,7 +169,9 @@ impl SendState {
     /// Sends lost parts again as far as there is room.
     fn post_unposted(&mut self) -> Fast<()> {
         while let Some((seq, replay)) = self.episodes.next_unposted() {
-            let carrier = self.policy.least_busy(|rail| self.comm.rails[rail].in_flight());
+            let Some(carrier) = self.splitter.least_busy(|rail| self.comm.rails[rail].in_flight()) else {
+                break;
+            };
             if !self.post_again(
                 seq,
                 usize::from(replay.part),
@@ -206,12 +207,12 @@ impl SendState {
         let recorded = group.size(*layout, ops[0].buffer.len) == SizeQ::RECORD;
         let work = Work::Replay { slot, part: part as u8 };
         let (offset, record) = (seq.record_offset(), leads && recorded);
-        let writes = PartWrites { offset, part, carrier, largest, imm, work, record };
+        let writes = PartWrites { offset, part, carrier, largest, imm, work, record, joined: false };
         let written = writes.prepare(ops, queue, chain, (region, remote));
         let posted = written.and_then(|written| queue.post(chain, true).map(|()| written));
         match posted {
             Ok(written) => {
-                stats.posted(carrier, written.writes + 1, written.writes, written.bytes);
+                stats.posted(carrier, written.requests, written.writes, written.bytes);
                 self.episode.iter_mut().for_each(|episode| episode.bytes += written.bytes as u64);
             }
             Err(e) => self.comm.not_posted(carrier, e)?,
