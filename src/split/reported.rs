@@ -29,7 +29,7 @@ impl Reported {
     }
 
     /// Replaces the weights.
-    fn renew(&self, speeds: &[(u32, u32)]) {
+    pub(super) fn renew(&self, speeds: &[(u32, u32)]) {
         for (word, four) in self.words.iter().zip(of_speeds(speeds).as_chunks::<PER_WORD>().0) {
             let packed = four.iter().rev().fold(0, |word, weight| word << 16 | u64::from(*weight));
             word.store(packed, Ordering::Relaxed);

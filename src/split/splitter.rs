@@ -216,9 +216,13 @@ impl Splitter {
     fn weigh(&mut self) {
         self.stamp = self.source.stamp();
         let share = self.source.share();
-        let (weights, by_goodput) = match (share, self.source.unhinted(), &self.measure) {
+        let (weights, by_goodput) = match (share, self.source.unhinted(), &mut self.measure) {
             (Some(sup), ..) => ([SHARE_ONE - sup, sup, 0, 0, 0, 0, 0, 0], false),
-            (None, Source::Measured(_), Some(measure)) => (measure.weights(), true),
+            (None, Source::Measured(_), Some(measure)) => {
+                // A rail that has returned has no share yet.
+                measure.follow_when_due(self.available, clock::now());
+                (measure.weights(), true)
+            }
             (None, Source::Reported(reported) | Source::Measured(reported), _) => (reported.now(), false),
             (None, ..) => ([0; MAX_RAILS], false),
         };
@@ -227,6 +231,7 @@ impl Splitter {
         self.by_goodput = by_goodput;
         self.share = match self.available.bits() {
             _ if self.carriers.len() < 2 => None,
+            0 => None,
             0b01 => share.map(|_| 0),
             0b10 => share.map(|_| SHARE_ONE),
             _ => share,

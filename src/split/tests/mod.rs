@@ -1,5 +1,6 @@
 //! Which rails a connection uses, and how messages are split.
 
+mod simulated;
 mod small;
 
 use std::sync::Arc;

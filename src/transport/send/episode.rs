@@ -14,7 +14,7 @@ use crate::transport::send::SendState;
 use crate::transport::send::cts_fifo;
 use crate::transport::send::group::{Group, NO_SEND, SendOp, keep};
 use crate::transport::send::part_writes::{PartWrites, data_writes};
-use crate::transport::send::single::UsualSends;
+use crate::transport::send::usual::UsualSends;
 use crate::transport::work::Work;
 use crate::verbs::Keys;
 

@@ -9,6 +9,7 @@ pub(crate) mod group;
 mod part_writes;
 mod profiling;
 mod single;
+mod usual;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -32,7 +33,7 @@ use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use crate::verbs::Words;
 use group::{Group, Matched, NO_SEND, SENDS, SendOp};
-use single::UsualSends;
+use usual::UsualSends;
 
 // The CTS FIFO, and one completion record per slot to send from.
 const _: () = assert!(FIFO_BYTES + SLOTS * RECORD_BYTES == SCRATCH);

@@ -4,61 +4,18 @@
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::error::{Fast, Result};
-use crate::proto::{MAX_RAILS, rails};
-use crate::split::Splitter;
+use crate::proto::MAX_RAILS;
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::request::cells::Cells;
 use crate::transport::send::SendState;
-use crate::transport::send::cts_fifo;
 use crate::transport::send::group::{Matched, SENDS};
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send::usual::UsualSends;
+use crate::transport::send::{cts_fifo, profiling};
 use crate::transport::unusual::Unusual;
 use crate::transport::work::Work;
-use crate::verbs::{ImmWrite, Local, Words};
-
-/// What the usual sends of a comm have in common.
-#[derive(Debug)]
-pub(crate) struct UsualSends {
-    /// The largest message, in bytes, that goes whole on a rail that need not be chosen.
-    pub(crate) largest: usize,
-    /// That rail.
-    pub(crate) rail: usize,
-    /// The mask with that rail alone.
-    mask: u8,
-    /// Their share for SUP, for the statistics.
-    share: Option<u16>,
-    /// They go inline up to this many bytes, from memory that the processor can read.
-    inline: usize,
-    /// The setting for that.
-    pub(crate) wanted_inline: usize,
-    write: ImmWrite,
-}
-
-impl UsualSends {
-    /// `wanted_inline`: bytes up to which they go inline where the queue pairs have room.
-    pub(crate) fn new(
-        splitter: &Splitter,
-        comm: &Comm,
-        wanted_inline: usize,
-        separate_imm_above: usize,
-    ) -> Self {
-        let (below, rail) = splitter.decided().unwrap_or((1, 0));
-        let rail = rail % MAX_RAILS;
-        let room = comm.rails.get(rail).into_iter().flat_map(|rail| rail.send_queues.iter());
-        let room = room.map(SendQueue::inline).min().unwrap_or(0);
-        Self {
-            largest: (below.min(comm.layout.exact_below()) - 1).min(separate_imm_above),
-            rail,
-            mask: 1 << rail,
-            share: splitter.share(1),
-            inline: room.min(wanted_inline),
-            wanted_inline,
-            write: ImmWrite::new(),
-        }
-    }
-}
+use crate::verbs::{Local, Words};
 
 impl SendState {
     /// Starts a send on the rail that is decided for its size, if nothing is in its way.
@@ -123,21 +80,26 @@ impl SendState {
         };
         let (seq, index) = (self.seq, self.next);
         let slot = seq.slot();
-        let (group, cell) = (&mut self.groups[usize::from(slot)], self.cells.get(index));
         let Some(found) = cts_fifo::find_single(fifo, seq, tag) else { return Ok(None) };
-        // A comm with a single rail splits nothing.
-        let Some(split) = self.splits.get_mut(usize::from(index)) else { return Ok(None) };
+        let (group, cell) = (&mut self.groups[usize::from(slot)], self.cells.get(index));
         let Comm { rails: all, layout, stats, profiler: events, .. } = &mut self.comm;
-        let size = layout.size(buffer.len);
-        if buffer.len as u64 > found.room
-            || size.bytes().is_none()
-            || !group.is_untouched()
-            || !cell.is_free()
-            || !self.splitter.split(buffer.len, |rail| all[rail].in_flight(), split)
-            || rails(split.rails().bits()).any(|rail| all[rail].send_queue(slot).room() == 0)
-            || !CommProfiler::skips(events, profiler)
-        {
+        let Some(size) = layout.size_bits(buffer.len) else { return Ok(None) };
+        if buffer.len as u64 > found.room || !group.is_untouched() || !cell.is_free() {
             return Ok(None);
+        }
+        // A comm with a single rail keeps no splits.
+        let is_split = !self.splits.is_empty();
+        let split = match self.splits.get_mut(usize::from(index)) {
+            Some(split) => split,
+            None => &mut self.ops[0].split,
+        };
+        if !self.splitter.split(buffer.len, |rail| all[rail].in_flight(), split) {
+            return Ok(None);
+        }
+        for part in split.parts() {
+            if all[part.rail].send_queue(slot).room() == 0 {
+                return Ok(None);
+            }
         }
         let mask = split.rails().bits();
         cell.begin();
@@ -146,10 +108,12 @@ impl SendState {
         (group.count, group.sends[0]) = (1, index);
         group.mark_posted(mask);
         self.seq = seq.next();
-        self.sends[usize::from(index)] = Matched { addr: buffer.addr, len: buffer.len, slot, is_split: true };
+        self.sends[usize::from(index)] = Matched { addr: buffer.addr, len: buffer.len, slot, is_split };
         self.splitter.posted(split);
+        stats.request(self.splitter.share(buffer.len));
         let measured = self.splitter.begin(slot, split.rails(), |rail| split.bytes(rail)).bits();
-        let imm = layout.encode(slot, mask, size);
+        let reported = CommProfiler::should_report(events, profiler);
+        let imm = u32::from(slot) | u32::from(mask) << 8 | size;
         let (write, mut failed) = (&mut self.usual.write, None);
         for part in split.parts() {
             let queue = all[part.rail].send_queue_mut(slot);
@@ -159,13 +123,18 @@ impl SendState {
             let mut remote = found.remote(part.rail);
             remote.addr = remote.addr.wrapping_add(part.offset as u64);
             let wr_id = queue.signal(Work::data(slot, part.rail, measured), 1);
+            if reported {
+                profiling::part(events, (index, profiler), part, wr_id, queue);
+            }
             write.set(local, false, remote, imm, wr_id);
             match queue.post_imm(write) {
                 Ok(()) => stats.posted(part.rail, 1, 1, part.len),
                 Err(e) => failed = Some((part.rail, e)),
             }
         }
-        stats.request(self.splitter.share(buffer.len));
-        failed.map_or(Ok(Some(index)), |(rail, e)| self.comm.not_posted(rail, e).map(|()| Some(index)))
+        match failed {
+            None => Ok(Some(index)),
+            Some((rail, e)) => self.comm.not_posted(rail, e).map(|()| Some(index)),
+        }
     }
 }
