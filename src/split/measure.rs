@@ -23,7 +23,7 @@ pub(super) struct Measure {
     /// The speeds that the ports report.
     reported: Arc<Reported>,
     shares: Shares,
-    /// When the shares followed last, and those of which rails.
+    /// When the shares followed last, and the rails whose shares did.
     followed: (u64, RailSet),
     /// The smallest part that is measured.
     least: usize,

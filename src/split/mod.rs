@@ -15,4 +15,4 @@ mod tests;
 
 pub use plan::{Plan, Stripes, max_connections, speed, terms};
 pub use reported::{Followers, Reported};
-pub use splitter::{HintSource, Splitter};
+pub(crate) use splitter::{HintSource, Splitter};

@@ -21,7 +21,7 @@ const SPLIT_MIN_SPEED: u32 = 100_000;
 const CARRIED_MAX: u64 = 1 << 40;
 
 /// The newest hint for a connection.
-pub trait HintSource: fmt::Debug + Send {
+pub(crate) trait HintSource: fmt::Debug + Send {
     /// Returns the share for SUP in parts per 1024; `None` if there was no hint yet. Called once per
     /// message, so it must not wait.
     fn share(&self) -> Option<u16>;
@@ -106,7 +106,7 @@ impl Limits {
 
 /// Decides how each message of a connection is cut. Rail 0 is SOUT if the rails are SOUT and SUP.
 #[derive(Debug)]
-pub struct Splitter {
+pub(crate) struct Splitter {
     source: Source,
     measure: Option<Box<Measure>>,
     /// Messages of at most this many bytes go on the first available rail: [`Limits::sout_only`].
@@ -134,7 +134,7 @@ impl Splitter {
     /// Makes the splitter of a connection by its settings. `hints` is the connection's registration
     /// with the agent, if it has one. By rail: the roles, the speeds of both ends in Mb/s, and this
     /// end's ports.
-    pub fn open(
+    pub(crate) fn open(
         plan: Plan,
         config: &Config,
         hints: Option<Box<dyn HintSource>>,
@@ -197,14 +197,14 @@ impl Splitter {
     }
 
     /// Uses only these rails from now on. If the plan's rails are not among them, others stand in.
-    pub fn keep(&mut self, rails: RailSet) {
+    pub(crate) fn keep(&mut self, rails: RailSet) {
         let carriers = self.carriers & rails;
         self.available = if carriers.is_empty() { rails } else { carriers };
         self.weigh();
     }
 
     /// Returns the speeds that the ports report, if they count.
-    pub fn reported(&self) -> Option<&Arc<Reported>> {
+    pub(crate) fn reported(&self) -> Option<&Arc<Reported>> {
         match self.source.unhinted() {
             Source::Reported(reported) | Source::Measured(reported) => Some(reported),
             Source::Fixed(_) | Source::Hinted(..) => None,
@@ -242,7 +242,7 @@ impl Splitter {
     /// Cuts one message of `len` bytes in place. `in_flight` returns the work requests in flight on a
     /// rail. Returns `false` if no rail may carry data.
     #[inline(always)]
-    pub fn split(&mut self, len: usize, in_flight: impl Fn(usize) -> u32, split: &mut Split) -> bool {
+    pub(crate) fn split(&mut self, len: usize, in_flight: impl Fn(usize) -> u32, split: &mut Split) -> bool {
         if self.stamp != self.source.stamp() {
             self.weigh();
         }
@@ -273,7 +273,7 @@ impl Splitter {
     }
 
     /// Returns the rail on which one more work request is likely to end first.
-    pub fn least_busy(&self, in_flight: impl Fn(usize) -> u32) -> Option<usize> {
+    pub(crate) fn least_busy(&self, in_flight: impl Fn(usize) -> u32) -> Option<usize> {
         self.weights.least(1, |rail| in_flight(rail).into())
     }
 
@@ -290,7 +290,7 @@ impl Splitter {
 
     /// Returns the share for SUP of a message of `len` bytes, if one applies.
     #[inline(always)]
-    pub fn share(&self, len: usize) -> Option<u16> {
+    pub(crate) fn share(&self, len: usize) -> Option<u16> {
         match self.share {
             _ if len == 0 => None,
             Some(_) if len <= self.sout_only => Some(0),
@@ -300,7 +300,7 @@ impl Splitter {
 
     /// Returns a size and a rail: all messages below that size, but empty ones, always go whole on
     /// that rail. The data path decides nothing for them.
-    pub fn decided(&self) -> Option<(usize, usize)> {
+    pub(crate) fn decided(&self) -> Option<(usize, usize)> {
         let hinted = matches!(self.source, Source::Hinted(..));
         let (below, rails) = match self.available.len() {
             1 => (usize::MAX, self.available),
@@ -312,7 +312,7 @@ impl Splitter {
 
     /// Accounts for a message that [`split`](Self::split) has cut, once it is certain to be posted.
     #[inline(always)]
-    pub fn posted(&mut self, split: &Split) {
+    pub(crate) fn posted(&mut self, split: &Split) {
         let size = split.size();
         let is_chosen = size < self.split_min && size >= SPLIT_ALIGN && size > self.sout_only;
         if is_chosen && !self.is_lone && self.share.is_some() {
@@ -334,7 +334,7 @@ impl Splitter {
     /// of a rail. Returns the rails whose parts are measured: [`completed`](Self::completed) must be
     /// called for each.
     #[inline(always)]
-    pub fn begin(&mut self, slot: u8, rails: RailSet, bytes: impl Fn(usize) -> usize) -> RailSet {
+    pub(crate) fn begin(&mut self, slot: u8, rails: RailSet, bytes: impl Fn(usize) -> usize) -> RailSet {
         match &mut self.measure {
             None => RailSet::EMPTY,
             Some(measure) => measure.begin(slot, rails, bytes, clock::now),
@@ -342,14 +342,14 @@ impl Splitter {
     }
 
     /// Takes in the completion of a measured part of `bytes` bytes.
-    pub fn completed(&mut self, slot: u8, rail: usize, bytes: usize) {
+    pub(crate) fn completed(&mut self, slot: u8, rail: usize, bytes: usize) {
         if let Some(measure) = &mut self.measure {
             measure.completed(slot, rail, bytes, clock::now());
         }
     }
 
     /// Forgets what was measured on rails that are given up.
-    pub fn forget(&mut self, rails: RailSet) {
+    pub(crate) fn forget(&mut self, rails: RailSet) {
         if let Some(measure) = &mut self.measure {
             let now = clock::now();
             rails.iter().for_each(|rail| measure.forget(rail, now));

@@ -84,7 +84,7 @@ impl PartWrites {
         queue.post_if_full(chain)?;
         let signal = queue.signal(self.work, chain.len() + 1);
         push(queue, chain, local, to, Some((self.imm, signal)))?;
-        // An empty message of its own is a write, too.
+        // A joined write without data stands for an empty message.
         Ok(Prepared { requests, writes: if self.joined { requests } else { writes }, bytes, signal })
     }
 }
