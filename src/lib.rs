@@ -37,13 +37,13 @@ mod nccl;
 #[forbid(unsafe_code)]
 pub mod plugin;
 #[forbid(unsafe_code)]
-pub mod policy;
-#[forbid(unsafe_code)]
 pub mod process;
 #[forbid(unsafe_code)]
 pub mod proto;
 #[forbid(unsafe_code)]
 pub mod route;
+#[forbid(unsafe_code)]
+pub mod split;
 mod state_lock;
 #[forbid(unsafe_code)]
 pub mod stats;

@@ -17,9 +17,9 @@ use nccl_net_mpib_agent_iface::stats::{
 use crate::config::Config;
 use crate::control::FrameCounts;
 use crate::error::{Error, Result};
-use crate::policy::Plan;
 use crate::proto::RailRole;
 use crate::route::Class;
+use crate::split::Plan;
 use crate::verbs::{About, AsyncEvent};
 use crate::warned::{Subject, Warned};
 

@@ -138,7 +138,7 @@ pub struct Source {
     _subscription: Subscription,
 }
 
-impl crate::policy::HintSource for Source {
+impl crate::split::HintSource for Source {
     #[inline]
     fn share(&self) -> Option<u16> {
         self.reader.hint()

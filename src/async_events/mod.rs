@@ -28,7 +28,7 @@ use crate::config::Config;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::housekeeping::{Housekeeping, job};
-use crate::policy::Followers;
+use crate::split::Followers;
 use crate::stats::{RailCounters, Stats};
 use crate::verbs::Context;
 use stalls::Watchdog;

@@ -13,7 +13,7 @@ use crate::async_events::watch::{CommWatch, Owner, Queues};
 use crate::config::Config;
 use crate::device::{Nic, SCALE_ONE};
 use crate::housekeeping::{Housekeeping, JobId};
-use crate::policy::Followers;
+use crate::split::Followers;
 use crate::stats::{RailCounters, Reason, Stats};
 use crate::verbs::{About, AsyncEvent, Context};
 use crate::worker::Worker;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use crate::device::{Device, Nic};
 use crate::error::{Error, Result};
-use crate::policy;
 use crate::process::Process;
 use crate::proto::{Addr, Claim, Handle, Hello, MAX_OFFERS, RailRole, RoutePolicy, UnusableRail};
 pub(crate) use crate::route::LocalRail;
 use crate::route::host_name;
+use crate::split;
 use crate::transport::Settings;
 use crate::warned::Subject;
 
@@ -38,7 +38,7 @@ pub(crate) fn prepare(
         claim: Claim::default(),
         pid: std::process::id(),
         host: host_name(),
-        terms: policy::terms(config, device.is_sout_sup),
+        terms: split::terms(config, device.is_sout_sup),
         rotation,
         others: !others.is_empty(),
         wiring_follows: false,

@@ -29,13 +29,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nccl_net_versions::HandleBuf;
 use parking_lot::Mutex;
 
-use crate::clock;
 use crate::connect::handshake::Handshake;
 use crate::control::{Channel, Listener, Options};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::policy::{HintSource, Limits, Policy, Source};
 use crate::proto::{Handle, STATE_OFFSET};
+use crate::split::{HintSource, Splitter};
 use crate::transport::Settings;
 use crate::transport::{RecvComm, SendComm};
 
@@ -96,14 +95,12 @@ impl PendingConnects {
         let Some((comm, flow)) = polled? else { return Ok(None) };
         let speeds: Vec<_> = comm.rails.iter().map(|r| r.speeds).collect();
         let hints = flow.map(|flow| Box::new(flow.into_source()) as Box<dyn HintSource>);
-        let (split, by) = (comm.plan.split_mode(&settings.config), settings.config.split);
-        let source = Source::new(split, by, hints, &speeds, comm.nics(), clock::now());
-        let limits = Limits::new(&settings.config, &speeds);
-        let policy = Policy::new(comm.plan, source, limits, &comm.roles());
-        if let Some(reported) = policy.reported() {
-            settings.process.events.followers().add(reported, comm.nics(), speeds);
+        let (roles, ports) = (comm.roles(), comm.nics());
+        let splitter = Splitter::open(comm.plan, &settings.config, hints, &roles, &speeds, &ports);
+        if let Some(reported) = splitter.reported() {
+            settings.process.events.followers().add(reported, ports, speeds);
         }
-        Ok(Some(SendComm::new(comm, policy, settings)))
+        Ok(Some(SendComm::new(comm, splitter, settings)))
     }
 
     fn remove(&self, id: u64, address: &[u8; STATE_OFFSET]) -> Result<Box<PendingConnect>> {

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use crate::agent::{Addresses, Options, Subscription};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::policy::{Plan, SplitMode};
 use crate::route::gid_addr;
+use crate::split::Plan;
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
 
@@ -36,7 +36,7 @@ pub(crate) fn open(
     peer: &str,
 ) -> Result<Option<Subscription>> {
     let Settings { process, config, .. } = settings;
-    if plan.split_mode(config) != SplitMode::Hinted {
+    if !plan.takes_hints(config) {
         process.agent.attach(&Options::from(&**config))?;
         return Ok(None);
     }

@@ -13,13 +13,13 @@ use crate::config::Config;
 use crate::control::{Interface, Options, interfaces, reachable};
 use crate::device::{self, PortView, Survey, survey};
 use crate::error::Result;
-use crate::policy;
 use crate::process::Process;
 use crate::proto::{
     Claim, GidKind, HEADER_BYTES, Hello, LinkLayer, MAX_OFFERS, Message, Mtu, PROTOCOL_VERSION, RailRole,
     Subnet, UnusableRail,
 };
 use crate::route::{host_name, prefix_len, rail_info};
+use crate::split;
 use crate::verbs;
 
 /// Reports on this host, with the settings of this process.
@@ -67,7 +67,7 @@ fn hello(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Op
             Err(why) => unusable.push(UnusableRail { name: nic.name().into(), role, requested: true, why }),
         }
     }
-    let terms = policy::terms(config, devices.first().is_some_and(|d| d.is_sout_sup));
+    let terms = split::terms(config, devices.first().is_some_and(|d| d.is_sout_sup));
     let hello = Hello {
         claim: Claim::default(),
         pid: std::process::id(),
@@ -94,9 +94,9 @@ fn devices(survey: &Result<Survey>, config: &Config) -> Vec<Device> {
     let Some(devices) = survey.as_ref().ok().and_then(|s| s.devices.as_ref().ok()) else { return Vec::new() };
     let one = |device: &device::Device| Device {
         name: device.name.to_string_lossy().into_owned(),
-        speed_mbps: policy::speed(device, config),
+        speed_mbps: split::speed(device, config),
         pci_path: device.pci.map(|pci| pci.card.to_string_lossy().into_owned()),
-        max_connections: policy::max_connections(device, config),
+        max_connections: split::max_connections(device, config),
         rail_id: device.rail_id,
         plane_id: device.plane_id,
         rails: (0..).zip(&device.rails).map(|(role, nic)| Rail { name: nic.name().into(), role }).collect(),

@@ -3,9 +3,9 @@
 
 use nccl_net_mpib_agent_iface::doctor::{FORMAT, Pair, Routes, Verdict};
 
-use crate::policy::Plan;
 use crate::proto::{Ends, Hello, MAX_FRAME_BYTES, Message};
 use crate::route::{Choice, Class, End, Route};
+use crate::split::Plan;
 
 /// Compares the `hello` fields of two reports. This host is the one that connects.
 pub fn routes(ours: &[u8], theirs: &[u8]) -> Routes {
@@ -80,16 +80,16 @@ fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::policy;
     use crate::proto::{Claim, RailInfo};
     use crate::route::tests::with;
+    use crate::split;
 
     fn hello_of(rails: Vec<RailInfo>) -> Hello {
         Hello {
             claim: Claim::default(),
             pid: 1,
             host: "node".into(),
-            terms: policy::terms(&Config::default(), false),
+            terms: split::terms(&Config::default(), false),
             rotation: 0,
             others: false,
             wiring_follows: false,

@@ -8,8 +8,8 @@ use nccl_net_versions::{MAX_RECVS, Properties, VDevs};
 use crate::config::Config;
 use crate::device::{Device, Devices, Gpu, Nic};
 use crate::error::{Error, Result};
-use crate::policy;
 use crate::process::Process;
+use crate::split;
 
 /// Returns the settings of the latest `init`.
 pub(super) fn latest(process: &Process) -> Result<Arc<Config>> {
@@ -56,11 +56,11 @@ pub(super) fn properties(process: &Process, dev: usize) -> Result<Properties> {
         // be registered on the others.
         reg_is_global: true,
         force_flush: config.flush == Some(true),
-        speed: whole(policy::speed(device, &config)),
+        speed: whole(split::speed(device, &config)),
         port: device.port(),
         // 0: NCCL uses its own table. Nothing was measured.
         latency: 0.0,
-        max_comms: whole(policy::max_connections(device, &config)),
+        max_comms: whole(split::max_connections(device, &config)),
         max_recvs: MAX_RECVS as c_int,
         device_type: 0,
         device_version: 0,

@@ -117,6 +117,15 @@ impl ImmLayout {
         if self.quantised(bytes).is_some() { SizeQ(Some(bytes)) } else { SizeQ::RECORD }
     }
 
+    /// Returns the bits of a size in an immediate; `None` if it is in the completion record.
+    #[inline(always)]
+    pub const fn size_bits(self, bytes: usize) -> Option<u32> {
+        match self.quantised(bytes) {
+            Some(size_q) => Some(size_q << self.low_bits),
+            None => None,
+        }
+    }
+
     /// Returns the immediate in host byte order. `mask` must be non-zero and within the
     /// connection's rails, or the peer refuses the word. A `size` of a wider layout becomes the
     /// sentinel.

@@ -65,7 +65,7 @@ pub use redial::{Callback, Redial};
 pub use release::Release;
 pub use role::RailRole;
 pub use slot::{CACHE_LINE, FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, qp_of_slot};
-pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split};
+pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split, Weights};
 pub use terms::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy, Terms};
 pub(crate) use text::head;
 pub use text::printable;

@@ -20,10 +20,12 @@ const LAYOUT: ImmLayout = ImmLayout::new(2).unwrap();
 
 fn post(seq: Sequence, sends: &[(usize, u16)], slack: usize) -> Posted {
     let sizes: Vec<usize> = sends.iter().map(|s| s.0).collect();
-    let splits: Vec<Split> =
-        sends.iter().map(|(size, share)| Split::by_share(*size, *share, 3).unwrap()).collect();
+    let splits: Vec<Split> = sends
+        .iter()
+        .map(|(size, share)| Split::by_share(*size, *share, RailSet::first(2)).unwrap())
+        .collect();
     let carried = sizes.iter().zip(&splits).filter(|(size, _)| **size > 0);
-    let mask = carried.fold(0, |mask, (_, split)| mask | split.mask());
+    let mask = carried.fold(0, |mask, (_, split)| mask | split.rails().bits());
     // A group of empty sends is on rail 0.
     let mask = if mask == 0 { 1 } else { mask };
     let size = if sizes.len() == 1 { LAYOUT.size(sizes[0]) } else { SizeQ::RECORD };

@@ -6,8 +6,8 @@ use nccl_net_versions::{Buffer, DmaBuf, MemKind, NetPlugin, ProfilerHandle, Recv
 
 use crate::agent::Subscription;
 use crate::error::{Fast, Result};
-use crate::policy::Policy;
 use crate::proto::SLOTS;
+use crate::split::Splitter;
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::recv::Receiver;
@@ -36,8 +36,8 @@ pub struct RecvComm {
 }
 
 impl SendComm {
-    pub(crate) fn new(comm: Comm, policy: Policy, settings: &Settings) -> Self {
-        let sender = Sender::new(comm, policy, settings);
+    pub(crate) fn new(comm: Comm, splitter: Splitter, settings: &Settings) -> Self {
+        let sender = Sender::new(comm, splitter, settings);
         let owner = |index| Owner::Send(index, Arc::clone(&sender));
         Self { requests: Requests::new(sender.cells(), owner), sender }
     }

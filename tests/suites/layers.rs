@@ -19,7 +19,7 @@ const LAYERS: [&[&str]; 14] = [
     &["process"],
     &["agent", "async_events"],
     &["stats", "watchdog"],
-    &["policy"],
+    &["split"],
     &["route"],
     &["control", "device"],
     &["housekeeping", "verbs"],

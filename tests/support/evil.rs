@@ -83,7 +83,7 @@ pub fn hello() -> Hello {
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
-    let terms = nccl_net_mpib::policy::terms(&config(), device().is_sout_sup);
+    let terms = nccl_net_mpib::split::terms(&config(), device().is_sout_sup);
     let (host, pid) = ("evil".into(), std::process::id());
     Hello {
         claim: Claim::default(),

@@ -5,10 +5,10 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 
 use nccl_net_mpib::config::Config;
-use nccl_net_mpib::policy;
 use nccl_net_mpib::proto::{
     Claim, HEADER_BYTES, Handle, Hello, Keys, Message, Nonce, Role, Secret, Session, Transcript,
 };
+use nccl_net_mpib::split;
 
 use crate::pair::LIMIT;
 
@@ -50,7 +50,7 @@ pub fn hello(host: &str) -> Hello {
         claim: Claim::default(),
         pid: 42,
         host: host.into(),
-        terms: policy::terms(&Config::default(), true),
+        terms: split::terms(&Config::default(), true),
         rotation: 0,
         rails: Vec::new(),
         unusable: Vec::new(),

@@ -11,8 +11,8 @@ use crate::async_events::watch::CommWatch;
 use crate::config::Config;
 use crate::failover::PortState;
 use crate::housekeeping::{Job, TICK};
-use crate::policy::Plan;
 use crate::proto::RailRole;
+use crate::split::Plan;
 use crate::stats::{Counters, Reason};
 
 /// Two rails, and counters in no page.

@@ -13,9 +13,9 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::policy::{Plan, Stripes};
 use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role};
 use crate::route::{Choice, Class, End, Route, is_disjoint, joined};
+use crate::split::{Plan, Stripes};
 
 /// The routes of one handshake.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! What a connector expects of a peer whose HELLO it does not have yet.
 
 use super::attempts::Attempts;
-use crate::policy::Plan;
 use crate::proto::{Hello, Role};
 use crate::route::Route;
+use crate::split::Plan;
 
 /// Returns the stripes of the first attempt with a peer that has the same rails as this end, on the
 /// same networks, and the same settings: the usual peer. The addresses in the routes are meaningless.

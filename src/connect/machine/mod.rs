@@ -10,7 +10,7 @@
 //! during local work is queued, REFUSE and the loss of the peer end the handshake at once.
 //!
 //! The module is here and not in `proto`, since the choice of routes and the plan of a connection
-//! belong to `route` and `policy`, which stand above `proto`.
+//! belong to `route` and `split`, which stand above `proto`.
 //!
 //! A connector creates queue pairs for the routes that it expects, and sends their WIRING with its
 //! HELLO. If both HELLOs result in these routes, the acceptor answers with HELLO, WIRING and READY in
@@ -42,9 +42,9 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::policy::Plan;
 use crate::proto::{Ece, Hello, Message, RailInfo, Role, Wiring};
 use crate::route::{Route, is_untried};
+use crate::split::Plan;
 use stage::Stage;
 use step::{Overdue, Step};
 

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::attempts::Attempts;
-use crate::policy::Plan;
 use crate::proto::{Hello, Wiring};
+use crate::split::Plan;
 
 /// What the machine waits for: a message of the peer, or work of the driver.
 #[derive(Debug)]

@@ -7,9 +7,9 @@ use super::stage::Stage;
 use super::step::Step;
 use super::{Action, BringUp, Keep, Machine, Outcome, wiring};
 use crate::error::{Error, Result, wc_status};
-use crate::policy::{Plan, SplitMode};
 use crate::proto::{Ece, Hello, Message, Role, SRQ_FAILED, Wiring};
 use crate::route::{Route, is_unrouted};
+use crate::split::Plan;
 
 /// `IBV_WC_RETRY_EXC_ERR`
 const NO_ANSWER: u32 = 12;
@@ -347,8 +347,7 @@ impl Machine {
     /// Waits for the peer to commit.
     fn await_commit(&mut self, now: Instant, plan: Plan) {
         // A peer with MPIB_STRICT=1 may wait for a hint as long as this end would.
-        let hinted = plan.split_mode(&self.config) == SplitMode::Hinted;
-        let more = if hinted { self.hint_patience } else { Duration::ZERO };
+        let more = if plan.takes_hints(&self.config) { self.hint_patience } else { Duration::ZERO };
         self.expect("its READY to use the connection", now, more);
         self.stage = Stage::Commit;
     }

@@ -4,7 +4,7 @@ use crate::error::{Error, Fast};
 use crate::transport::comm::Comm;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
-use crate::transport::send::{SendState, profiling, timing};
+use crate::transport::send::{SendState, profiling};
 use crate::transport::work::Work;
 use crate::verbs::{Completion, Kind};
 
@@ -100,8 +100,11 @@ impl SendState {
                 self.completed_again(rail, slot, part, completion.wr_id())
             }
             (Kind::Sent, Work::Measured { slot }) => {
-                timing::completed(self.timing.as_deref_mut(), &mut self.policy, slot, rail);
-                self.data_sent(rail, slot, completion.wr_id())
+                self.data_sent(rail, slot, completion.wr_id())?;
+                let members = self.groups[usize::from(slot)].members();
+                let bytes = members.filter_map(|index| self.splits.get(index)).map(|split| split.bytes(rail));
+                self.splitter.completed(slot, rail, bytes.sum());
+                Ok(())
             }
             (Kind::Sent, Work::Mail) => self.comm.mail_sent(rail, completion.wr_id()),
             (Kind::Sent, Work::Ping) => self.comm.pinged(rail, completion.wr_id()),

@@ -13,7 +13,6 @@ use crate::transport::send::SendState;
 use crate::transport::send::cts_fifo;
 use crate::transport::send::group::{Group, NO_SEND, SendOp, keep};
 use crate::transport::send::part_writes::{PartWrites, data_writes};
-use crate::transport::send::timing;
 use crate::transport::send::usual::UsualSends;
 use crate::transport::work::Work;
 use crate::verbs::Keys;
@@ -76,7 +75,7 @@ impl SendState {
             self.poll()?;
             let waits = self.open_groups().iter().any(|group| group.mask & new.bits() != 0);
             self.comm.give_up(new, if waits { Urgency::High } else { Urgency::Low })?;
-            timing::forget(self.timing.as_deref_mut(), &mut self.policy, new.bits());
+            self.splitter.forget(new);
             self.rails_changed()?;
         }
         if !self.recovery.is_fencing() || !self.comm.is_fenced()? {
@@ -111,9 +110,9 @@ impl SendState {
     /// Sends over the living rails from now on.
     pub(super) fn rails_changed(&mut self) -> Fast<()> {
         self.drained = self.comm.drained();
-        self.policy.keep(self.comm.undrained(self.drained));
+        self.splitter.keep(RailSet::from_bits(self.comm.undrained(self.drained)));
         let inline = self.usual.wanted_inline;
-        self.usual = UsualSends::new(&self.policy, &self.comm, inline, self.separate_imm_above);
+        self.usual = UsualSends::new(&self.splitter, &self.comm, inline, self.separate_imm_above);
         // Without a rail no send begins, and no group is posted.
         if self.comm.living() == 0 { Ok(()) } else { self.split_matched_again() }
     }
@@ -149,7 +148,9 @@ impl SendState {
     /// Sends lost parts again as far as there is room.
     fn post_unposted(&mut self) -> Fast<()> {
         while let Some((seq, replay)) = self.recovery.next_unposted() {
-            let carrier = self.policy.least_busy(|rail| self.comm.rails[rail].in_flight());
+            let Some(carrier) = self.splitter.least_busy(|rail| self.comm.rails[rail].in_flight()) else {
+                break;
+            };
             if !self.post_again(
                 seq,
                 usize::from(replay.part),
@@ -185,12 +186,12 @@ impl SendState {
         let recorded = group.size(*layout, ops[0].buffer.len) == SizeQ::RECORD;
         let work = Work::Replay { slot, part: part as u8 };
         let (offset, record) = (seq.record_offset(), leads && recorded);
-        let writes = PartWrites { offset, part, carrier, largest, imm, work, record };
+        let writes = PartWrites { offset, part, carrier, largest, imm, work, record, joined: false };
         let written = writes.prepare(ops, queue, chain, (region, remote));
         let posted = written.and_then(|written| queue.post(chain, true).map(|()| written));
         match posted {
             Ok(written) => {
-                stats.posted(carrier, written.writes + 1, written.writes, written.bytes);
+                stats.posted(carrier, written.requests, written.writes, written.bytes);
                 self.episode.iter_mut().for_each(|episode| episode.bytes += written.bytes as u64);
             }
             Err(e) => self.comm.not_posted(carrier, e)?,

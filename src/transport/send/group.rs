@@ -2,11 +2,9 @@
 
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
-use crate::proto::{ImmLayout, MAX_RAILS, MAX_RECVS, Part, SizeQ, Split};
+use crate::proto::{ImmLayout, MAX_RAILS, MAX_RECVS, SizeQ, Split};
 use crate::transport::send::cts_fifo::Target;
-use crate::transport::send_queue::{NotPosted, SendQueue};
-use crate::transport::work::Work;
-use crate::verbs::{Chain, Local, Remote};
+use crate::verbs::{Local, Remote};
 
 /// Sends in flight at most, and so requests of a sending comm: NCCL has at most 32 operations in
 /// flight, each of up to 8 sends.
@@ -119,25 +117,6 @@ impl Group {
 }
 
 impl SendOp {
-    /// Posts one part of a group of one, with its immediate.
-    #[inline(always)]
-    pub(crate) fn post(
-        &self,
-        part: Part,
-        queue: &mut SendQueue,
-        chain: &mut Chain,
-        work: Work,
-        imm: u32,
-    ) -> Result<(), NotPosted> {
-        chain.clear();
-        let (local, to) = self.ends(part.rail, part.offset, part.len);
-        let signal = queue.signal(work, 1);
-        if !chain.write((part.len > 0).then_some(local), to, Some(imm), Some(signal)) {
-            return Err(chain_full());
-        }
-        queue.post(chain, true)
-    }
-
     /// Returns the local and the remote side of a part.
     #[inline]
     pub(crate) fn ends(&self, rail: usize, offset: usize, len: usize) -> (Local, Remote) {
@@ -147,10 +126,4 @@ impl SendOp {
         let addr = self.target.addr.wrapping_add(offset as u64);
         (local, Remote { addr, rkey: self.target.rkey(rail) })
     }
-}
-
-/// A chain has room for the longest group, so this is a bug.
-#[cold]
-pub(crate) fn chain_full() -> NotPosted {
-    NotPosted::internal("a group needs more work requests than a chain has")
 }

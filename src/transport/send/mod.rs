@@ -8,9 +8,7 @@ mod general;
 pub(crate) mod group;
 mod part_writes;
 mod profiling;
-mod separate_imm;
 mod single;
-mod timing;
 mod usual;
 
 use std::sync::Arc;
@@ -23,8 +21,8 @@ use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
 use crate::failover;
 use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job, log_failure};
-use crate::policy::Policy;
 use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, RailSet, SCRATCH, SLOTS, Sequence, Split};
+use crate::split::Splitter;
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
@@ -36,7 +34,6 @@ use crate::transport::settings::Settings;
 use crate::transport::unusual::Unusual;
 use crate::verbs::Words;
 use group::{Group, Matched, NO_SEND, SENDS, SendOp};
-use timing::Timing;
 use usual::UsualSends;
 
 // The CTS FIFO, and one completion record per slot to send from.
@@ -72,7 +69,7 @@ pub(crate) struct Sender {
 #[derive(Debug)]
 pub(crate) struct SendState {
     pub(crate) comm: Comm,
-    policy: Policy,
+    splitter: Splitter,
     /// Size above which the immediate travels in a separate work request: the setting's, or that of
     /// the largest single write.
     separate_imm_above: usize,
@@ -97,20 +94,18 @@ pub(crate) struct SendState {
     /// By slot: the groups in flight, and the one that is being matched.
     pub(crate) groups: Box<[Group; SLOTS]>,
     usual: UsualSends,
-    /// Present if the policy measures.
-    timing: Option<Box<Timing>>,
     /// The rails on drained ports.
     drained: u8,
 }
 
 impl Sender {
-    pub(crate) fn new(mut comm: Comm, mut policy: Policy, settings: &Settings) -> Arc<Self> {
+    pub(crate) fn new(mut comm: Comm, mut splitter: Splitter, settings: &Settings) -> Arc<Self> {
         let config = &settings.config;
         comm.start_profiling(settings, SENDS);
         let (cells, separate_imm_above) =
             (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
         let drained = comm.drained();
-        policy.keep(comm.undrained(drained));
+        splitter.keep(RailSet::from_bits(comm.undrained(drained)));
         let memory = Registrar::new(comm.nics(), config);
         let (living, all) = (memory.living(), RailSet::from_bits(comm.layout.all_rails()));
         let sender = Arc::new(Self {
@@ -125,12 +120,11 @@ impl Sender {
             waits: comm.stats.waits(),
             watch: comm.watch(),
             state: StateLock::new(SendState {
-                usual: UsualSends::new(&policy, &comm, config.inline as usize, separate_imm_above),
-                timing: timing::of(&mut policy),
+                usual: UsualSends::new(&splitter, &comm, config.inline as usize, separate_imm_above),
                 splits: vec![Split::NONE; if comm.rails.len() > 1 { SENDS } else { 0 }].into(),
                 drained,
                 comm,
-                policy,
+                splitter,
                 separate_imm_above,
                 seq: Sequence::FIRST,
                 cells,
@@ -200,7 +194,7 @@ impl Sender {
         }
     }
 
-    /// Starts a send that is not [`single`].
+    /// Starts a send that is not on a rail that is decided before.
     #[inline(never)]
     fn send_unusual(
         &self,
@@ -212,7 +206,10 @@ impl Sender {
         profiler: ProfilerHandle,
     ) -> Fast<Option<u8>> {
         let index = match why {
-            Unusual::General => state.start(buffer, tag, mr, profiler),
+            Unusual::General => match state.start_split(&self.fifo, buffer, tag, mr, profiler) {
+                Ok(None) => state.start(buffer, tag, mr, profiler),
+                started => started,
+            },
             Unusual::Marked => state.start_marked(buffer, tag, mr, profiler),
             Unusual::NotPosted(index, e) => {
                 let rail = state.usual.rail;

@@ -1,7 +1,7 @@
 //! What the usual sends of a comm have in common.
 
-use crate::policy::Policy;
 use crate::proto::MAX_RAILS;
+use crate::split::Splitter;
 use crate::transport::comm::Comm;
 use crate::transport::send_queue::SendQueue;
 use crate::verbs::ImmWrite;
@@ -9,9 +9,9 @@ use crate::verbs::ImmWrite;
 /// What the usual sends of a comm have in common.
 #[derive(Debug)]
 pub(crate) struct UsualSends {
-    /// The largest message on the fast path, in bytes.
+    /// The largest message, in bytes, that goes whole on a rail that need not be chosen.
     pub(crate) largest: usize,
-    /// The rail that carries all of them.
+    /// That rail.
     pub(crate) rail: usize,
     /// The mask with that rail alone.
     pub(crate) mask: u8,
@@ -26,17 +26,21 @@ pub(crate) struct UsualSends {
 
 impl UsualSends {
     /// `wanted_inline`: bytes up to which they go inline where the queue pairs have room.
-    pub(crate) fn new(policy: &Policy, comm: &Comm, wanted_inline: usize, separate_imm_above: usize) -> Self {
-        let whole = policy.whole();
-        let below = whole.map_or(1, |whole| whole.below).min(comm.layout.exact_below());
-        let rail = whole.map_or(0, |whole| whole.rail % MAX_RAILS);
+    pub(crate) fn new(
+        splitter: &Splitter,
+        comm: &Comm,
+        wanted_inline: usize,
+        separate_imm_above: usize,
+    ) -> Self {
+        let (below, rail) = splitter.decided().unwrap_or((1, 0));
+        let rail = rail % MAX_RAILS;
         let room = comm.rails.get(rail).into_iter().flat_map(|rail| rail.send_queues.iter());
         let room = room.map(SendQueue::inline).min().unwrap_or(0);
         Self {
-            largest: (below - 1).min(separate_imm_above),
+            largest: (below.min(comm.layout.exact_below()) - 1).min(separate_imm_above),
             rail,
             mask: 1 << rail,
-            share: whole.and_then(|whole| whole.share),
+            share: splitter.share(1),
             inline: room.min(wanted_inline),
             wanted_inline,
             write: ImmWrite::new(),

@@ -14,7 +14,6 @@ use super::scenario::{Dice, How, PATIENCE, Scenario};
 use super::wirings::{fits, wiring};
 use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, expected_stripes};
 use crate::error::Error;
-use crate::policy::SplitMode;
 use crate::proto::{Ends, Hello, Message, Role, SRQ_FAILED};
 use crate::route::Route;
 
@@ -374,7 +373,7 @@ impl Sim<'_> {
                 for i in &keep.stripes {
                     assert!(node.results[*i].is_ok(), "stripe {i} is kept and does not work");
                 }
-                let hinted = keep.plan.split_mode(&self.scenario.end(node.role).0) == SplitMode::Hinted;
+                let hinted = keep.plan.takes_hints(&self.scenario.end(node.role).0);
                 node.kept = Some(keep);
                 node.work = Work::Formed;
                 let kept = self.spoil(node, Outcome::Kept { registered: hinted });

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 
 use super::liar::{Lie, any_lie};
 use crate::config::Config;
-use crate::policy;
 use crate::proto::{Claim, Ends, Hello, Mode, RailInfo, Role};
 use crate::route::Route;
 use crate::route::tests::roce;
+use crate::split;
 
 /// Time of the agent for the first hint.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
@@ -126,7 +126,7 @@ impl Scenario {
             claim: Claim::default(),
             pid: 1,
             host: role.to_string(),
-            terms: policy::terms(&config, self.fused),
+            terms: split::terms(&config, self.fused),
             rotation: 0,
             rails: self.rails.local(role).iter().take(most).enumerate().map(rail).collect(),
             unusable: Vec::new(),

@@ -1,12 +1,15 @@
 //! Which rails a connection uses, and how messages are split.
 
+mod simulated;
 mod small;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use super::splitter::{Limits, Source};
 use super::*;
-use crate::proto::{RailRole, Split, Terms};
+use crate::config::Config;
+use crate::proto::{Mode, RailRole, RailSet, Split, Terms};
 use crate::route::Class;
 use proptest::prelude::*;
 
@@ -24,11 +27,31 @@ impl HintSource for Hint {
 }
 
 fn hint(share: u16) -> Source {
-    Source::Hint(Box::new(Hint(Arc::new(share.into()))), Capacities::None, None)
+    hinted(Hint(Arc::new(share.into())))
+}
+
+fn hinted(agent: Hint) -> Source {
+    Source::Hinted(Box::new(agent), Box::new(Source::Fixed(0)))
 }
 
 fn by_speed(speeds: &[(u32, u32)]) -> Source {
-    Source::Capacities(Capacities::Reported(Arc::new(Weights::new(speeds))))
+    Source::Reported(Arc::new(Reported::new(speeds)))
+}
+
+fn new(plan: Plan, source: Source, limits: Limits, roles: &[RailRole]) -> Splitter {
+    Splitter::new(plan, source, None, limits, roles)
+}
+
+/// Cuts a message while no rail has work requests in flight, and posts it.
+fn cut(splitter: &mut Splitter, size: usize) -> Option<Split> {
+    let mut split = Split::NONE;
+    let done = splitter.split(size, |_| 0, &mut split);
+    done.then(|| splitter.posted(&split)).map(|()| split)
+}
+
+/// Returns the rails that carry a message, as a mask.
+fn carriers(splitter: &mut Splitter, size: usize) -> u8 {
+    cut(splitter, size).unwrap().rails().bits()
 }
 
 /// The limits of `MPIB_SPLIT_MIN=0`.
@@ -36,14 +59,14 @@ fn exact(sout_only: u32) -> Limits {
     Limits { sout_only, split_min: 0 }
 }
 
-fn parts(policy: &Policy, size: usize) -> (usize, usize, u8) {
-    let split = policy.split(size).unwrap();
-    (split.bytes(0), split.bytes(1), split.mask())
+fn parts(splitter: &mut Splitter, size: usize) -> (usize, usize, u8) {
+    let split = cut(splitter, size).unwrap();
+    (split.bytes(0), split.bytes(1), split.rails().bits())
 }
 
 fn masks(share: u16, roles: &[RailRole]) -> [u8; 2] {
-    let policy = Policy::new(Plan::Shared(Class::Intra), Source::Fixed(share), exact(0), roles);
-    [0, MIB].map(|size| policy.split(size).unwrap().mask())
+    let mut splitter = new(Plan::Shared(Class::Intra), Source::Fixed(share), exact(0), roles);
+    [0, MIB].map(|size| carriers(&mut splitter, size))
 }
 
 #[test]
@@ -70,8 +93,8 @@ fn hints_split_one_mebibyte() {
         (u16::MAX, MIB, 2),
     ] {
         for class in [Class::Intra, Class::Inter] {
-            let policy = Policy::new(Plan::Shared(class), hint(share), exact(0), &BOTH);
-            assert_eq!(parts(&policy, MIB), (MIB - sup, sup, mask), "hint {share}, {class}");
+            let mut splitter = new(Plan::Shared(class), hint(share), exact(0), &BOTH);
+            assert_eq!(parts(&mut splitter, MIB), (MIB - sup, sup, mask), "hint {share}, {class}");
         }
     }
 }
@@ -79,33 +102,28 @@ fn hints_split_one_mebibyte() {
 #[test]
 fn a_new_hint_counts_for_the_next_transfer() {
     let agent = Hint::default();
-    let policy = Policy::new(
-        Plan::Shared(Class::Inter),
-        Source::Hint(Box::new(agent.clone()), Capacities::None, None),
-        exact(0),
-        &BOTH,
-    );
+    let mut splitter = new(Plan::Shared(Class::Inter), hinted(agent.clone()), exact(0), &BOTH);
     for (share, mask) in [(0, 1), (1024, 2), (512, 3), (0, 1)] {
         agent.0.store(share, Ordering::Relaxed);
-        assert_eq!(policy.split(MIB).unwrap().mask(), mask, "hint {share}");
+        assert_eq!(carriers(&mut splitter, MIB), mask, "hint {share}");
     }
 }
 
 //= mpib.md: MPIB_BDP_THRESHOLD keeps small inter-island transfers on SOUT
 #[test]
 fn small_transfers_between_islands_stay_on_sout() {
-    let all_on_sup = |plan, source| Policy::new(plan, source, exact(4096), &BOTH);
-    let inter = all_on_sup(Plan::Shared(Class::Inter), hint(1024));
-    assert_eq!([1, 4096, 4097].map(|size| inter.split(size).unwrap().mask()), [1, 1, 2]);
+    let all_on_sup = |plan, source| new(plan, source, exact(4096), &BOTH);
+    let mut inter = all_on_sup(Plan::Shared(Class::Inter), hint(1024));
+    assert_eq!([1, 4096, 4097].map(|size| carriers(&mut inter, size)), [1, 1, 2]);
     // Within an island, and with a fixed share, the threshold does not apply.
-    for policy in [
+    for mut splitter in [
         all_on_sup(Plan::Shared(Class::Intra), hint(1024)),
         all_on_sup(Plan::Shared(Class::Inter), Source::Fixed(1024)),
     ] {
-        assert_eq!([1, 4096, 4097].map(|size| policy.split(size).unwrap().mask()), [2, 2, 2]);
+        assert_eq!([1, 4096, 4097].map(|size| carriers(&mut splitter, size)), [2, 2, 2]);
     }
-    let off = Policy::new(Plan::Shared(Class::Inter), hint(1024), exact(0), &BOTH);
-    assert_eq!(off.split(1).unwrap().mask(), 2);
+    let mut off = new(Plan::Shared(Class::Inter), hint(1024), exact(0), &BOTH);
+    assert_eq!(carriers(&mut off, 1), 2);
 }
 
 #[test]
@@ -118,10 +136,14 @@ fn vanilla_uses_the_rail_of_the_class_and_the_other_where_it_must() {
         (Class::Inter, &[RailRole::SUP], 0),
     ] {
         // Neither a hint nor a threshold matters.
-        let policy = Policy::new(Plan::Isolated(class), hint(512), exact(1 << 30), roles);
+        let mut splitter = new(Plan::Isolated(class), hint(512), exact(1 << 30), roles);
         for size in [0, 1, 128, MIB] {
-            let split = policy.split(size).unwrap();
-            assert_eq!((split.mask(), split.bytes(carrier)), (1 << carrier, size), "{class} {roles:?}");
+            let split = cut(&mut splitter, size).unwrap();
+            assert_eq!(
+                (split.rails().bits(), split.bytes(carrier)),
+                (1 << carrier, size),
+                "{class} {roles:?}"
+            );
         }
     }
 }
@@ -132,15 +154,18 @@ fn a_rail_that_carries_all_has_the_whole_share_or_none() {
     for (source, shares) in [
         (Source::Fixed(341), [Some(341), Some(0), Some(1024), None]),
         (hint(341), [Some(341), Some(0), Some(1024), None]),
-        (Source::Capacities(Capacities::None), [Some(0), None, None, None]),
+        (Source::Fixed(0), [Some(0), Some(0), Some(1024), None]),
     ] {
-        let mut policy = Policy::new(Plan::Shared(Class::Inter), source, exact(1 << 10), &BOTH);
+        let mut splitter = new(Plan::Shared(Class::Inter), source, exact(1 << 10), &BOTH);
         for (rails, share) in [0b11, 0b01, 0b10, 0].into_iter().zip(shares) {
-            policy.keep(rails);
-            assert_eq!(policy.share(MIB), share, "{rails:#04b}");
-            let split = policy.split(MIB).map(|split| split.mask() & !rails);
+            splitter.keep(RailSet::from_bits(rails));
+            assert_eq!(splitter.share(MIB), share, "{rails:#04b}");
+            let split = cut(&mut splitter, MIB).map(|split| split.rails().bits() & !rails);
             assert_eq!(split, (rails != 0).then_some(0), "{rails:#04b}");
-            assert_eq!(policy.split(8).map(|split| split.mask() & !rails), (rails != 0).then_some(0));
+            assert_eq!(
+                cut(&mut splitter, 8).map(|split| split.rails().bits() & !rails),
+                (rails != 0).then_some(0)
+            );
         }
     }
 }
@@ -201,9 +226,9 @@ fn plain_queue_pairs_take_turns_or_carry_parts() {
     }
 }
 
-fn weighed(speeds: &[(u32, u32)]) -> Policy {
+fn weighed(speeds: &[(u32, u32)]) -> Splitter {
     let roles: Vec<RailRole> = RailRole::all().take(speeds.len()).collect();
-    Policy::new(Plan::Plain, by_speed(speeds), exact(4096), &roles)
+    new(Plan::Plain, by_speed(speeds), exact(4096), &roles)
 }
 
 #[test]
@@ -219,23 +244,23 @@ fn plain_rails_carry_in_proportion_to_their_slower_end() {
         (&[(100_000, 100_000); 8], &[1; 8]),
         (&[(u32::MAX, u32::MAX), (1 << 31, u32::MAX)], &[2, 1]),
     ] {
-        let policy = weighed(speeds);
+        let mut splitter = weighed(speeds);
         let sum: usize = parts.iter().sum();
-        let split = policy.split(sum << 22).unwrap();
+        let split = cut(&mut splitter, sum << 22).unwrap();
         for (rail, part) in parts.iter().enumerate() {
             let off = split.bytes(rail).abs_diff(part << 22);
             assert!(off < 1024, "rail {rail} of {speeds:?}: {off} bytes off");
         }
-        assert_eq!(policy.share(sum << 22), None);
-        assert_eq!((policy.split(0).unwrap().mask(), policy.split(127).unwrap().mask()), (1, 1));
+        assert_eq!(splitter.share(sum << 22), None);
+        assert_eq!((carriers(&mut splitter, 0), carriers(&mut splitter, 127)), (1, 1));
     }
 }
 
-/// Whether a transfer goes as `whole` says, if it says anything about it.
-fn is_as_decided_before(policy: &Policy, size: usize) -> bool {
-    let whole = policy.whole().filter(|whole| (1..whole.below).contains(&size));
-    whole.is_none_or(|whole| {
-        (policy.split(size).unwrap().mask(), policy.share(size)) == (1 << whole.rail, whole.share)
+/// Whether a message goes as was decided before, if it was.
+fn is_as_decided_before(splitter: &mut Splitter, size: usize) -> bool {
+    let decided = splitter.decided().filter(|(below, _)| (1..*below).contains(&size));
+    decided.is_none_or(|(_, rail)| {
+        carriers(splitter, size) == 1 << rail && splitter.share(size) == splitter.share(1)
     })
 }
 
@@ -245,12 +270,12 @@ proptest! {
         size in prop_oneof![0usize..5000, 0usize..1 << 40],
         speeds in prop::collection::vec((any::<u32>(), any::<u32>()), 1..=8),
     ) {
-        let split = weighed(&speeds).split(size).unwrap();
+        let split = cut(&mut weighed(&speeds), size).unwrap();
         prop_assert_eq!(split.parts().map(|p| p.len).sum::<usize>(), size);
         prop_assert!(split.parts().filter(|p| p.rail != 0).all(|p| p.len % 128 == 0));
         prop_assert!(split.parts().all(|p| p.offset % 128 == 0));
-        prop_assert!(split.mask() != 0 && usize::from(split.mask()) < 1 << speeds.len());
-        prop_assert!(is_as_decided_before(&weighed(&speeds), size));
+        prop_assert!(split.rails().bits() != 0 && usize::from(split.rails().bits()) < 1 << speeds.len());
+        prop_assert!(is_as_decided_before(&mut weighed(&speeds), size));
     }
 
     /// For any input every byte goes out once, aligned, on existing rails, and exactly by the rule.
@@ -272,12 +297,12 @@ proptest! {
         roles in prop::sample::select(vec![&BOTH[..], &[RailRole::SOUT], &[RailRole::SUP]]),
     ) {
         let source = if hinted { hint(share) } else { Source::Fixed(share) };
-        let policy = Policy::new(plan, source, exact(threshold), roles);
-        let split = policy.split(size).unwrap();
+        let mut splitter = new(plan, source, exact(threshold), roles);
+        let split = cut(&mut splitter, size).unwrap();
         let sum: usize = split.parts().map(|p| p.len).sum();
         prop_assert_eq!(sum, size);
-        prop_assert!(split.mask() != 0 && usize::from(split.mask()) < 1 << roles.len());
-        prop_assert!(is_as_decided_before(&policy, size));
+        prop_assert!(split.rails().bits() != 0 && usize::from(split.rails().bits()) < 1 << roles.len());
+        prop_assert!(is_as_decided_before(&mut splitter, size));
         if roles.len() == 1 {
             return Ok(());
         }

@@ -1,6 +1,6 @@
-//! Weights of plain rails, which follow the speeds of this end's ports.
+//! Weights by the speeds that ports report. They follow those of this end's ports.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -11,31 +11,41 @@ use crate::proto::MAX_RAILS;
 /// Weights that fit into one word.
 const PER_WORD: usize = 4;
 
-/// The weights of a connection's rails. The thread of the adapters' events may renew them between
-/// two transfers. A transfer that reads half of each set is cut by valid weights, too.
+/// What the ports of a connection's rails report, as weights. The thread of the adapters' events may
+/// renew them between two messages. A message that reads half of each set is cut by valid weights,
+/// too.
 #[derive(Debug, Default)]
-pub struct Weights([AtomicU64; MAX_RAILS / PER_WORD]);
+pub struct Reported {
+    words: [AtomicU64; MAX_RAILS / PER_WORD],
+    renewals: AtomicU32,
+}
 
-impl Weights {
+impl Reported {
     /// Makes the weights for the speeds of both ends of each rail in Mb/s.
     pub fn new(speeds: &[(u32, u32)]) -> Self {
-        let weights = Self::default();
-        weights.renew(speeds);
-        weights
+        let reported = Self::default();
+        reported.renew(speeds);
+        reported
     }
 
     /// Replaces the weights.
-    pub fn renew(&self, speeds: &[(u32, u32)]) {
-        for (word, four) in self.0.iter().zip(of_speeds(speeds).as_chunks::<PER_WORD>().0) {
+    pub(super) fn renew(&self, speeds: &[(u32, u32)]) {
+        for (word, four) in self.words.iter().zip(of_speeds(speeds).as_chunks::<PER_WORD>().0) {
             let packed = four.iter().rev().fold(0, |word, weight| word << 16 | u64::from(*weight));
             word.store(packed, Ordering::Relaxed);
         }
+        self.renewals.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns how often the weights were replaced.
+    #[inline]
+    pub(super) fn renewals(&self) -> u32 {
+        self.renewals.load(Ordering::Acquire)
     }
 
     /// Returns the weights of all rails, 0 for those that the connection does not have.
-    #[inline]
-    pub fn now(&self) -> [u16; MAX_RAILS] {
-        let words = self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
+    pub(super) fn now(&self) -> [u16; MAX_RAILS] {
+        let words = self.words.each_ref().map(|word| word.load(Ordering::Relaxed));
         std::array::from_fn(|rail| (words[rail / PER_WORD] >> (rail % PER_WORD * 16)) as u16)
     }
 }
@@ -67,7 +77,7 @@ pub struct Followers(Mutex<Vec<Follower>>);
 /// One connection.
 #[derive(Debug)]
 struct Follower {
-    weights: Weak<Weights>,
+    reported: Weak<Reported>,
     /// This end's port of each rail.
     nics: Vec<Arc<Nic>>,
     /// The last known speeds of both ends of each rail in Mb/s.
@@ -75,15 +85,15 @@ struct Follower {
 }
 
 impl Followers {
-    /// Renews `weights` on events until they are dropped. `nics` has this end's port of each rail,
+    /// Renews `reported` on events until it is dropped. `nics` has this end's port of each rail,
     /// `speeds` the present speeds of both ends.
-    pub fn add(&self, weights: &Arc<Weights>, nics: Vec<Arc<Nic>>, speeds: Vec<(u32, u32)>) {
+    pub fn add(&self, reported: &Arc<Reported>, nics: Vec<Arc<Nic>>, speeds: Vec<(u32, u32)>) {
         let mut followers = self.0.lock();
         // Only when the list would grow: the cost per connection then does not depend on their number.
         if followers.len() == followers.capacity() {
-            followers.retain(|f| f.weights.strong_count() > 0);
+            followers.retain(|f| f.reported.strong_count() > 0);
         }
-        followers.push(Follower { weights: Arc::downgrade(weights), nics, speeds });
+        followers.push(Follower { reported: Arc::downgrade(reported), nics, speeds });
     }
 
     /// Renews the weights of each connection that uses the adapter with this
@@ -93,17 +103,14 @@ impl Followers {
         // Without the lock: a query may wait for the adapter, and set-up for the lock.
         let now: Vec<(String, Option<u32>)> = self.nics_of(context).iter().map(present_speed).collect();
         let mut changed: Vec<(String, u32)> = Vec::new();
-        self.0.lock().retain_mut(|follower| {
-            let Some(weights) = follower.weights.upgrade() else { return false };
-            for (nic, (ours, _)) in follower.nics.iter().zip(&mut follower.speeds) {
+        self.renew_each(|nics, speeds| {
+            for (nic, (ours, _)) in nics.iter().zip(speeds) {
                 let speed = now.iter().find(|(name, _)| name == nic.name()).and_then(|(_, speed)| *speed);
                 if let Some(speed) = speed.filter(|speed| speed != ours) {
                     *ours = speed;
                     changed.push((nic.name().to_owned(), speed));
                 }
             }
-            weights.renew(&scaled(&follower.speeds, &follower.nics));
-            true
         });
         changed.sort_unstable();
         changed.dedup();
@@ -112,9 +119,15 @@ impl Followers {
 
     /// Renews the weights of all connections after a port's scale has changed.
     pub fn rescale(&self) {
-        self.0.lock().retain(|follower| {
-            let Some(weights) = follower.weights.upgrade() else { return false };
-            weights.renew(&scaled(&follower.speeds, &follower.nics));
+        self.renew_each(|_, _| {});
+    }
+
+    /// Changes the speeds of each connection, and renews its weights.
+    fn renew_each(&self, mut change: impl FnMut(&[Arc<Nic>], &mut [(u32, u32)])) {
+        self.0.lock().retain_mut(|Follower { reported, nics, speeds }| {
+            let Some(reported) = reported.upgrade() else { return false };
+            change(nics, speeds);
+            reported.renew(&scaled(speeds, nics));
             true
         });
     }
@@ -162,13 +175,13 @@ mod tests {
     #[test]
     fn weights_are_read_as_they_were_renewed() {
         let all: Vec<(u32, u32)> = (1..=8).map(|n| (n, 100)).collect();
-        let weights = Weights::new(&all);
+        let weights = Reported::new(&all);
         assert_eq!(weights.now(), [1, 2, 3, 4, 5, 6, 7, 8]);
         weights.renew(&[(100_000, 400_000), (50_000, 25_000)]);
         assert_eq!(weights.now(), [50_000, 12_500, 0, 0, 0, 0, 0, 0]);
         weights.renew(&[(0, 1), (5, 5)]);
         assert_eq!(weights.now()[..3], [1, 1, 0]);
         // A tiny weight still gets data.
-        assert_eq!(Weights::new(&[(u32::MAX, u32::MAX), (1, 1)]).now()[..3], [u16::MAX, 1, 0]);
+        assert_eq!(Reported::new(&[(u32::MAX, u32::MAX), (1, 1)]).now()[..3], [u16::MAX, 1, 0]);
     }
 }
