@@ -285,11 +285,11 @@ impl Receiver {
         Some((which, Message::RebuildFailed(RebuildFailed { attempt, reason })))
     }
 
-    /// Returns RETURN for the rails that this end could not make and that `may_return` now.
-    pub(crate) fn returned(&mut self, may_return: impl Fn(usize) -> bool) -> Option<Message> {
+    /// Returns the rails that this end could not make and that `may_return` now, for RETURN.
+    pub(crate) fn returned(&mut self, may_return: impl Fn(usize) -> bool) -> RailSet {
         let which: RailSet = self.unusable.iter().filter(|rail| may_return(*rail)).collect();
         self.unusable = self.unusable.without(which);
-        (!which.is_empty()).then(|| Message::Return { rails: which.bits() })
+        which
     }
 
     /// Returns whether this end could not make a rail that `may_return` now.
@@ -380,8 +380,8 @@ mod tests {
             assert_eq!(receiver.abort("down".into()).unwrap().0, RailSet::of(rail));
         }
         assert!(!receiver.is_return_due(|_| false) && receiver.is_return_due(|rail| rail == 0));
-        assert_eq!(receiver.returned(|rail| rail == 0), Some(Message::Return { rails: 0b01 }));
-        assert_eq!(receiver.returned(|_| true), Some(Message::Return { rails: 0b10 }));
-        assert_eq!(receiver.returned(|_| true), None);
+        assert_eq!(receiver.returned(|rail| rail == 0), RailSet::of(0));
+        assert_eq!(receiver.returned(|_| true), RailSet::of(1));
+        assert!(receiver.returned(|_| true).is_empty());
     }
 }

@@ -409,8 +409,8 @@ impl World {
             Event::Returned => {
                 let ok: RailSet =
                     (0..self.rails.len()).filter(|rail| self.may_return_at_the_receiver(*rail)).collect();
-                let message = self.receiver.returned(|rail| ok.contains(rail));
-                message.into_iter().for_each(|message| self.say_to_sender(message));
+                let which = self.receiver.returned(|rail| ok.contains(rail));
+                self.say_to_sender(Message::Return { rails: which.bits() });
             }
             Event::Up => {
                 let message = self.receiver.up();

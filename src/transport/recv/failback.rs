@@ -28,9 +28,10 @@ impl RecvState {
             Some(Err(e)) => self.attempt_failed(&e)?,
         }
         let Self { recovery, comm, .. } = self;
-        if let Some(message) = recovery.returned(|rail| comm.watch.may_return(rail)) {
-            tracing::debug!(target: "net", "rails of {} can be tried again: {message:?}", comm.peer.name());
-            comm.send_message(message)?;
+        let which = recovery.returned(|rail| comm.watch.may_return(rail));
+        if !which.is_empty() {
+            tracing::debug!(target: "net", "rails {which} of {} can be tried again", comm.peer.name());
+            comm.send_message(Message::Return { rails: which.bits() })?;
         }
         self.try_cts_home();
         self.try_up()

@@ -241,7 +241,7 @@ fn a_sender_that_closes_does_not_hide_that_data_is_lost() {
         let to = Buffer::new(table, comm, vec![0; 4096]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
         assert_eq!(rc, Success);
-        evil.channel.send(&state(1, 2, vec![])).unwrap();
+        Numbers(&evil.channel, 0).say(&state(1, 2, vec![]));
         evil.channel.close();
         assert_eq!(failure(table, request), RemoteError);
         assert_warned(&["group 1 from ", "acknowledged its data and did not deliver it"]);
@@ -262,7 +262,7 @@ fn a_sender_that_closes_before_it_has_answered_for_a_failed_rail() {
         softverbs::set_link("soft1", false).unwrap();
         until("DOWN", || {
             assert_eq!(table.test(request).0, Success);
-            evil.channel.try_recv().unwrap().filter(|message| matches!(message, Message::Down { .. }))
+            answer(&evil.channel).filter(|message| matches!(message, Message::Down { .. }))
         });
         evil.channel.close();
         assert_eq!(failure(table, request), RemoteError);
