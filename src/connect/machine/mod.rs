@@ -339,7 +339,7 @@ impl Machine {
         )
     }
 
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         matches!(self.stage, Stage::Ended)
     }
 
