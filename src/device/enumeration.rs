@@ -12,7 +12,7 @@ use super::mr_cache::Registrations;
 use super::net_device::{Device, PciPaths, leak};
 use super::nic::Nic;
 use super::pci;
-use super::port_life::PortLife;
+use super::port_life::{Happening, Moment, PortLife};
 use super::port_meter::PortMeter;
 use super::selection::{self, Plan};
 use crate::config::Config;
@@ -49,6 +49,11 @@ pub(super) fn enumerate(config: &Config, warned: &Warned) -> Result<Vec<Device>>
     }
     if let Some(idle) = left_out.idle_text() {
         tracing::info!(target: "init", "{idle}");
+    }
+    for down in plans.iter().flat_map(|plan| &plan.rails).map(|i| &seen.found[*i]) {
+        if down.trouble.is_some() {
+            degraded(config, format!("{down}: connections use it once it is active"))?;
+        }
     }
     let devices = build(config, plans, &seen)?;
     for text in devices.iter().filter_map(rails_apart) {
@@ -105,6 +110,10 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 life: PortLife::default(),
                 meter: PortMeter::default(),
             });
+            if let Some(trouble) = &seen.found[i].trouble {
+                let why = format!("{}: {trouble}", nic.name);
+                nic.life.happened(Moment::now(), Happening::Failed(&why));
+            }
             rails.push(nic);
         }
         let shown = if rails.len() > 1 { data_rail(config) } else { 0 };

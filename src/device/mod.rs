@@ -37,4 +37,5 @@ pub(crate) use pci::Place;
 pub use port_life::{Cause, Change, Episodes, Happening, Moment, PortLife, PortState};
 pub use port_meter::{PortMeter, SCALE_ONE};
 pub use registry::{Devices, Hold};
+pub(crate) use selection::INACTIVE;
 pub use survey::{PortView, Survey, survey};

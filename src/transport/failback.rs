@@ -17,6 +17,8 @@ pub(crate) struct Failover {
     pub(crate) wait: Duration,
     pub(crate) maker: Arc<dyn RailMaker>,
     pub(crate) worker: Arc<Worker>,
+    /// The rails that are dead from the beginning, and why.
+    pub(crate) dead: Vec<(usize, String)>,
 }
 
 /// The attempts of a comm to make dead rails anew: the part that senders and receivers share.

@@ -147,7 +147,7 @@ impl Comm {
         for rail in rails(which) {
             let in_flight = self.rails[rail].give_up();
             self.stats.completed(rail, in_flight);
-            self.stats.rail_in_use(rail, false);
+            self.stats.rail_missing(rail, Some(&self.watch.cause(rail).unwrap_or_default()));
             self.watch.set_rail(rail, None);
         }
         self.queues_changed();

@@ -58,6 +58,11 @@ pub(crate) enum Held {
 }
 
 impl ReceiverEpisodes {
+    /// Makes those of a connection that begins without these rails, as after an episode.
+    pub(crate) fn without(dead: u8) -> Self {
+        Self { dead, epoch: u32::from(dead != 0), ..Self::default() }
+    }
+
     /// Returns the rails that are given up.
     pub(crate) fn dead(&self) -> u8 {
         self.dead

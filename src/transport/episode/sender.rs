@@ -39,6 +39,11 @@ pub(crate) struct Posted {
 }
 
 impl SenderEpisodes {
+    /// Makes those of a connection that begins without these rails, as after an episode.
+    pub(crate) fn without(dead: u8) -> Self {
+        Self { dead, epoch: u32::from(dead != 0), ..Self::default() }
+    }
+
     /// Returns whether sends must wait: which buffers the peer still wants is not known.
     pub(crate) fn is_awaiting(&self) -> bool {
         self.awaiting

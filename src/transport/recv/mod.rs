@@ -101,6 +101,7 @@ impl RecvState {
     ) -> Self {
         Self {
             cts: CtsWriter::new(&comm, config),
+            episodes: ReceiverEpisodes::without(comm.failures.noticed()),
             comm,
             cells,
             slots: Box::new([Slot::EMPTY; SLOTS]),
@@ -108,7 +109,6 @@ impl RecvState {
             ahead: 0,
             credit: 0,
             idleness: Idleness::UNKNOWN,
-            episodes: ReceiverEpisodes::default(),
             episode: None,
             attempts: ReceiverAttempts::default(),
             renewal: KeyRenewal::default(),

@@ -111,6 +111,7 @@ impl Sender {
             (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
         let drained = comm.drained();
         policy.keep(comm.undrained(drained));
+        let dead = comm.failures.noticed();
         let memory = Registrar::new(comm.nics(), config);
         let living = memory.living();
         let sender = Arc::new(Self {
@@ -135,7 +136,7 @@ impl Sender {
                 seq: Sequence::FIRST,
                 cells,
                 sends: Box::new([Matched::default(); SENDS]),
-                episodes: SenderEpisodes::default(),
+                episodes: SenderEpisodes::without(dead),
                 episode: None,
                 attempts: SenderAttempts::default(),
                 memory: living,

@@ -26,6 +26,7 @@ pub(super) fn port() -> RailInfo {
         role: RailRole::SOUT,
         requested: true,
         grh_required: false,
+        is_down: false,
     }
 }
 
