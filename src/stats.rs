@@ -150,7 +150,7 @@ pub struct Counters {
     /// The direction, if the watchdog reads them.
     watched: Option<Direction>,
     /// When dropped, adds the counts to the totals of the page and frees the entry.
-    _taken: Option<ConnectionEntry>,
+    taken: Option<ConnectionEntry>,
     /// Present if the watchdog reads the counters and there is no page.
     _unlisted: Option<UnlistedEntry>,
 }
@@ -188,7 +188,7 @@ impl Counters {
         let in_page = taken.as_ref().map(ConnectionEntry::entry);
         let unlisted = (watched.is_some() && in_page.is_none()).then(UnlistedEntry::new);
         let entry = in_page.or(unlisted.as_ref().map(UnlistedEntry::entry));
-        Self { entry, watched, _taken: taken, _unlisted: unlisted }
+        Self { entry, watched, taken, _unlisted: unlisted }
     }
 
     /// Adds a connection to the page.
@@ -330,11 +330,18 @@ impl Counters {
         }
     }
 
-    /// Records that a rail is given up, or is in use again.
+    /// Records why the connection lacks a rail, or that the rail is in use again.
     #[cold]
-    pub fn rail_in_use(&self, rail: usize, in_use: bool) {
+    pub fn rail_missing(&self, rail: usize, why: Option<&str>) {
         if let Some(entry) = self.entry {
-            entry.rail(rail).in_use(in_use);
+            entry.rail(rail).missing(why);
+        }
+    }
+
+    /// Records a rail that the connection expects and never uses.
+    pub fn rail_left_out(&self, role: RailRole, name: &str, why: &str) {
+        if let Some(taken) = &self.taken {
+            taken.leave_out(role.index(), name, why);
         }
     }
 

@@ -314,6 +314,19 @@ impl CommWatch {
         }
     }
 
+    /// Sets that a rail is dead from the beginning. If the port of this end is down, that concerns all
+    /// connections on it; else the connection alone, as what its peer gives up.
+    pub fn dead_at_connect(&self, rail: usize, why: &str) {
+        let mut all = self.rails.lock();
+        let Some(watched) = all.get_mut(rail) else { return };
+        (watched.queues, watched.reason) = (None, Reason::Peer);
+        watched.cause = Some((why.to_owned(), Instant::now()));
+        drop(all);
+        if let Some(owner) = self.owner.upgrade() {
+            owner.rails_failed_alone(self, 1 << rail, Reason::Peer, why);
+        }
+    }
+
     /// Returns whether a rail that was given up may be made anew now.
     pub fn may_return(&self, rail: usize) -> bool {
         self.may_return_at(rail, Instant::now())

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use crate::connect::completion_queues::{CqNeeds, completion_queues};
 use crate::connect::local_rails::LocalRail;
 use crate::connect::local_route::{FormerLife, LocalRoute, RouteQueues};
-use crate::connect::machine::has_mailbox;
+use crate::connect::machine::Stripes;
 use crate::connect::queue_depths::Depths;
 use crate::error::{Error, Result};
 use crate::proto::{
@@ -48,19 +48,19 @@ impl LocalEndpoint {
         role: Role,
         settings: &Settings,
         local_rails: &[LocalRail],
-        routes: &[(Route, usize)],
+        stripes: &Stripes,
     ) -> Result<Self> {
+        let Stripes { each: routes, has_mailbox } = stripes;
         let pd = |(route, _): &(Route, usize)| Arc::clone(&local_rails[*route.rails.local(role)].pd);
         let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
-        let has_mailbox = has_mailbox(routes);
         let flushes =
             |(route, _): &(Route, usize)| local_rails[*route.rails.local(role)].nic.flushes(&settings.config);
         let reads = role == Role::Acceptor && routes.iter().any(flushes);
-        let region = Region::new(&pds, memory_bytes(has_mailbox) / 8, reads)?;
+        let region = Region::new(&pds, memory_bytes(*has_mailbox) / 8, reads)?;
         // The probes read and write the scratch memory. If it is read first, the kernel maps its page
         // of zeros, and must interrupt the CPUs of all threads to replace it.
         region.words()[SCRATCH / 8].store(0, Ordering::Relaxed);
-        Ok(Self { has_mailbox, ..Self::on(region, role, settings, local_rails, routes, None)? })
+        Ok(Self { has_mailbox: *has_mailbox, ..Self::on(region, role, settings, local_rails, routes, None)? })
     }
 
     /// Like [`new`](Self::new), with memory that is registered already, and for rails with this former

@@ -6,20 +6,22 @@ use nccl_net_mpib_agent_iface::stats::Direction;
 
 use crate::agent::Subscription;
 use crate::connect::endpoint::Endpoint;
-use crate::connect::machine::Keep;
+use crate::connect::local_rails::LocalRail;
+use crate::connect::machine::{Keep, LeftOut, Member};
 use crate::connect::rebuild::Rebuilder;
 use crate::connect::registration;
 use crate::control::Channel;
 use crate::error::{Error, Result};
 use crate::process::Process;
-use crate::proto::{Ends, ImmLayout, Role};
+use crate::proto::{Ends, ImmLayout, RailInfo, Role};
+use crate::route::Route;
 use crate::split::Plan;
 use crate::stats::Counters;
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
 use crate::transport::failback::Failover;
 use crate::transport::peer::Peer;
-use crate::transport::rail::Rail;
+use crate::transport::rail::{Names, Rail};
 use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::Region;
 
@@ -41,39 +43,67 @@ pub(crate) struct Formed {
 }
 
 impl Formed {
-    /// Keeps the stripes of the connection, destroys the others, and registers the connection with
-    /// the agent.
+    /// Keeps the stripes that work, destroys the others, adds those that are dead from the beginning,
+    /// and registers the connection with the agent.
     pub(crate) fn new(
-        role: Role,
-        settings: &Settings,
+        (role, settings): (Role, &Settings),
         channel: &Channel,
+        local: &[LocalRail],
         endpoint: Endpoint,
-        keep: &Keep,
+        keep: Keep,
     ) -> Result<Self> {
-        let Endpoint { rails: all, mut region, mut remote, .. } = endpoint;
-        let mut rails: Vec<Rail> = Vec::with_capacity(keep.stripes.len());
-        for (i, rail) in all.into_iter().enumerate() {
-            if let (Ok(rail), true) = (rail, keep.stripes.contains(&i)) {
-                remote.rkeys[rails.len()] = remote.rkeys[i];
-                rails.push(rail);
+        let Endpoint { rails: mut all, mut region, remote: from, .. } = endpoint;
+        let (made, mut remote) =
+            (region.clone(), RemoteMemory { addr: from.addr, ..RemoteMemory::default() });
+        // Registrations of dead rails are made with their queue pairs.
+        let place = |member: &Member| match member {
+            Member::Works { stripe, .. } => *stripe,
+            Member::Dead { .. } => 0,
+        };
+        region.select(&made, &keep.members.iter().map(place).collect::<Vec<_>>());
+        let (mut rails, mut dead, mut queues) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, member) in keep.members.into_iter().enumerate() {
+            let rail = match member {
+                Member::Works { stripe, .. } => {
+                    remote.rkeys[i] = from.rkeys[stripe];
+                    std::mem::replace(&mut all[stripe], Err(Error::Internal("a rail is kept twice".into())))?
+                }
+                Member::Dead { route, queues: n, peer, why } => {
+                    queues.push(n);
+                    dead.push((i, why));
+                    dead_rail(&local[*route.rails.local(role)], (role, &route), &peer, channel.describe())
+                }
+            };
+            if rail.is_alive() {
+                queues.push(rail.send_queues.len());
             }
+            rails.push(rail);
         }
-        region.retain(|i| keep.stripes.contains(&i));
+        // The others are destroyed.
+        drop(all);
         let layout = u8::try_from(rails.len()).ok().and_then(ImmLayout::new);
         let layout = layout.ok_or_else(|| Error::Internal(format!("{} rails", rails.len())))?;
         let (plan, peer) = (keep.plan, channel.describe());
-        let mut routes: Vec<_> = rails.iter().map(Rail::describe).collect();
+        let describe = |rail: &Rail| match rail.is_alive() {
+            true => rail.describe(),
+            false => format!("{} (not yet)", rail.describe()),
+        };
+        let mut routes: Vec<_> = rails.iter().map(describe).collect();
         // The stripes of a rail are neighbours.
         routes.dedup();
         tracing::info!(target: "net", "{} {peer} ({plan}): rails {}", VERB.local(role), routes.join(", "));
         let named: Vec<_> = rails.iter().map(|r: &Rail| (r.role, r.nic.name())).collect();
         let direction = *DIRECTION.local(role);
         let stats = Counters::open(&settings.config, direction, plan, &peer, &named, keep.substitute);
+        for LeftOut { name, role, why } in &keep.left_out {
+            stats.rail_left_out(*role, name, why);
+        }
         let flow = registration::open(settings, plan, &rails, &peer)?;
         let failover = Failover {
             is_enabled: keep.failover,
             wait: settings.config.failover_wait,
-            maker: Arc::new(Rebuilder::new(role, settings, &rails)),
+            maker: Arc::new(Rebuilder::new(role, settings, queues)),
+            dead,
         };
         Ok(Self { rails, region, remote, layout, plan, failover, stats, flow })
     }
@@ -84,4 +114,12 @@ impl Formed {
         let peer = Peer::new(channel);
         (Comm::new(process, rails, (region, remote), layout, peer, (plan, failover), stats), flow)
     }
+}
+
+/// Makes the rail of a route that does not work yet.
+fn dead_rail(local: &LocalRail, (role, route): (Role, &Route), peer: &RailInfo, name: String) -> Rail {
+    let gid = local.gids[*route.addrs.local(role)];
+    let remote_gid = peer.addrs[*route.addrs.remote(role)].gid;
+    let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name };
+    Rail::dead(&local.nic, local.role, (local.port.speed, peer.speed_mbps), names)
 }

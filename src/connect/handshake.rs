@@ -1,6 +1,7 @@
 //! The driver of a handshake. It passes messages, the time and the outcomes of local work to the
 //! [`Machine`], and carries out the machine's actions. The machine makes all decisions.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,8 @@ pub(crate) struct Handshake {
     proved: bool,
     /// When the peer's last message came.
     last_heard: Instant,
+    /// The peer's address, if a fault of the TCP connection has ended the handshake.
+    broke_at: Option<IpAddr>,
     /// Why the handshake has failed, and how long a proof of the peer is waited for.
     failed: Option<(Error, Instant)>,
     machine: Machine,
@@ -95,6 +98,7 @@ impl Handshake {
             channel: Some(channel),
             proved: false,
             last_heard: Instant::now(),
+            broke_at: None,
             failed: None,
             machine,
             work,
@@ -184,7 +188,12 @@ impl Handshake {
                 self.machine.set_peer(channel.describe());
                 self.machine.on_timer(now);
             }
-            Err(e) => self.machine.on_lost(e),
+            Err(e) => {
+                if !self.machine.has_ended() {
+                    self.broke_at = channel.broken_at().map(|addr| addr.ip());
+                }
+                self.machine.on_lost(e);
+            }
         }
         Ok(true)
     }
@@ -220,6 +229,12 @@ impl Handshake {
     /// Returns whether the peer has shown that it knows the secret of the handle.
     pub(crate) fn is_proved(&self) -> bool {
         self.channel.as_ref().map_or(self.proved, Channel::is_proved)
+    }
+
+    /// Returns the peer's address if the handshake has failed by a fault of its TCP connection alone.
+    /// Another one may succeed.
+    pub(crate) fn broke_at(&self) -> Option<IpAddr> {
+        self.broke_at
     }
 
     /// Returns when the peer's last message came.

@@ -17,6 +17,8 @@ use crate::warned::Subject;
 /// the process has other ports, which are not queried. With the other policies the ranking needs all
 /// ports.
 ///
+/// With failover the rails include those of the device whose port is down.
+///
 /// # Errors
 /// No port of the process can be used. The text has the reason for each.
 pub(crate) fn prepare(
@@ -27,10 +29,10 @@ pub(crate) fn prepare(
     let Settings { config, process, .. } = settings;
     let mut ports = Ports::default();
     let own = RailRole::all().zip(&device.rails);
-    own.for_each(|(role, nic)| ports.add(process, role, nic, true));
+    own.for_each(|own| ports.add(process, own, true, config.failover));
     let others = other_ports(settings, device);
     if ports.usable.is_empty() && others.iter().all(|(_, nic)| nic.known().is_err()) {
-        others.iter().for_each(|(role, nic)| ports.add(process, *role, nic, false));
+        others.iter().for_each(|other| ports.add(process, *other, false, false));
         let why: Vec<_> = ports.unusable.iter().map(|l| format!("our {}: {}", l.name, l.why)).collect();
         return Err(Error::Usage(format!("rails that cannot be used: {}", why.join("; "))));
     }
@@ -64,7 +66,7 @@ pub(crate) fn add_others(
     let process = &settings.process;
     let mut ports = Ports { before: (first.rails.len(), first.unusable.len()), ..Ports::default() };
     let others = other_ports(settings, device);
-    others.into_iter().for_each(|(role, nic)| ports.add(process, role, nic, false));
+    others.into_iter().for_each(|other| ports.add(process, other, false, false));
     let mut all = Hello { others: false, ..first.clone() };
     ports.append_to(process, &mut all)?;
     rails.append(&mut ports.usable);
@@ -98,8 +100,17 @@ struct Ports {
 }
 
 impl Ports {
-    fn add(&mut self, process: &Process, role: RailRole, nic: &Arc<Nic>, requested: bool) {
-        match nic.known() {
+    /// Adds a port. `takes_down`: also one that is not active, if that is its only fault.
+    fn add(
+        &mut self,
+        process: &Process,
+        (role, nic): (RailRole, &Arc<Nic>),
+        requested: bool,
+        takes_down: bool,
+    ) {
+        let known = || nic.known().or_else(|why| nic.down().filter(|_| takes_down).ok_or(why));
+        // Between two queries the link may have come up.
+        match known().or_else(|why| if takes_down { known() } else { Err(why) }) {
             Ok(_) if self.before.0 + self.usable.len() == MAX_OFFERS => too_many(process),
             Ok((port, gids)) => self.usable.push(LocalRail::new(nic, port, gids, role, requested)),
             Err(why) if self.before.1 + self.unusable.len() < MAX_OFFERS => {

@@ -8,15 +8,15 @@ use crate::connect::bringup::Bringup;
 use crate::connect::endpoint::{Endpoint, LocalEndpoint};
 use crate::connect::formed::Formed;
 use crate::connect::known_failures::KnownFailures;
-use crate::connect::local_rails::{LocalRail, add_others};
-use crate::connect::machine::{Action, Outcome, Report};
+use crate::connect::local_rails::{LocalRail, add_others, prepare};
+use crate::connect::machine::{Action, Member, Outcome, Report, Stripes};
 use crate::connect::probe::ProbeRun;
 use crate::connect::registration::unhinted;
 use crate::connect::substitutes::check_distance;
 use crate::control::Channel;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::proto::{Role, Wiring};
+use crate::proto::{PORT_CHANGED, Role, Wiring};
 use crate::route::Route;
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
@@ -67,13 +67,13 @@ impl LocalWork {
     }
 
     /// Creates the queue pairs of the stripes that a connector expects, and describes them.
-    pub(crate) fn offer(&mut self, stripes: &[(Route, usize)]) -> Result<Wiring> {
+    pub(crate) fn offer(&mut self, stripes: &Stripes) -> Result<Wiring> {
         let (local, wiring) = self.make(stripes)?;
         self.stage = Stage::Local(local);
         Ok(wiring)
     }
 
-    fn make(&self, stripes: &[(Route, usize)]) -> Result<(LocalEndpoint, Wiring)> {
+    fn make(&self, stripes: &Stripes) -> Result<(LocalEndpoint, Wiring)> {
         let local = LocalEndpoint::new(self.role, &self.settings, &self.rails, stripes)?;
         let wiring = local.message(self.role, &self.settings)?;
         Ok((local, wiring))
@@ -90,17 +90,25 @@ impl LocalWork {
                 drop(stage);
                 self.known.remember();
                 let (local, wiring) = self.make(&stripes)?;
-                self.stripes = stripes.iter().map(|(route, _)| *route).collect();
+                self.stripes = stripes.each.iter().map(|(route, _)| *route).collect();
                 (Stage::Local(local), Some(Outcome::Made(wiring)))
             }
             (Action::Adopt(stripes), Stage::Local(mut local)) => {
-                self.stripes = stripes.iter().map(|(route, _)| *route).collect();
+                self.stripes = stripes.each.iter().map(|(route, _)| *route).collect();
                 local.adopt(&self.stripes);
                 (Stage::Local(local), None)
             }
             (Action::ListPorts(first), stage) => {
                 let hello = add_others(settings, self.device, &mut self.rails, &first)?;
                 (stage, Some(Outcome::Listed(hello)))
+            }
+            (Action::ListAgain(rotation), stage) => {
+                // Nothing is learnt from ports that were down.
+                drop(stage);
+                self.known = KnownFailures::new();
+                let (rails, hello) = prepare(settings, self.device, rotation)?;
+                self.rails = rails;
+                (Stage::None, Some(Outcome::Listed(hello)))
             }
             (Action::BringUp(peer), Stage::Local(local)) => {
                 self.known.begin(&peer);
@@ -130,14 +138,11 @@ impl LocalWork {
             (Action::Keep(keep), Stage::Joined(endpoint)) => {
                 self.known.remember();
                 if keep.substitute {
-                    let used = keep.stripes.iter().filter_map(|i| endpoint.rails[*i].as_ref().ok());
-                    check_distance(
-                        settings,
-                        &self.device.rails,
-                        &used.map(|rail| &rail.nic).collect::<Vec<_>>(),
-                    )?;
+                    let nic = |member: &Member| &self.rails[*member.route().rails.local(role)].nic;
+                    let used: Vec<_> = keep.members.iter().map(nic).collect();
+                    check_distance(settings, &self.device.rails, &used)?;
                 }
-                let formed = Formed::new(role, settings, channel, endpoint, &keep)?;
+                let formed = Formed::new((role, settings), channel, &self.rails, endpoint, keep)?;
                 let registered = formed.flow.is_some();
                 (Stage::Formed(formed), Some(Outcome::Kept { registered }))
             }
@@ -169,7 +174,14 @@ impl LocalWork {
                 (Stage::Joined(endpoint), Outcome::BroughtUp(eces))
             }
             Stage::Probe(probe) => {
-                let results = self.known.learn(self.role, &self.rails, &self.stripes, &probe.endpoint);
+                let mut results = self.known.learn(self.role, &self.rails, &self.stripes, &probe.endpoint);
+                for (route, result) in self.stripes.iter().zip(&mut results) {
+                    let rail = &self.rails[*route.rails.local(self.role)];
+                    if rail.has_changed() {
+                        *result =
+                            std::mem::replace(result, Ok(())).map_err(|why| format!("{PORT_CHANGED}{why}"));
+                    }
+                }
                 // What the HELLO had may be out of date.
                 if results.iter().any(Result::is_err) {
                     self.rails.iter().for_each(|rail| rail.nic.forget());

@@ -1,5 +1,6 @@
 //! `listen`, `connect` and `accept`: NCCL calls each of the last two until it returns a comm.
 
+mod again;
 mod bringup;
 mod completion_queues;
 mod endpoint;
@@ -29,6 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nccl_net_versions::HandleBuf;
 use parking_lot::Mutex;
 
+use crate::connect::again::{Broken, Connecting};
 use crate::connect::handshake::Handshake;
 use crate::control::{Channel, Listener, Options};
 use crate::device::Device;
@@ -41,7 +43,7 @@ use crate::transport::{RecvComm, SendComm};
 /// A connection attempt between two calls of `connect`.
 #[derive(Debug)]
 struct PendingConnect {
-    handshake: Handshake,
+    handshake: Connecting,
     /// The handle without the connector's bytes. The attempt's number in those is valid with this
     /// handle only.
     handle: [u8; STATE_OFFSET],
@@ -78,13 +80,13 @@ impl PendingConnects {
                     }
                     Error::Argument(e.to_string())
                 })?;
-                let handshake = Handshake::connect(settings, device, &listener)?;
+                let handshake = Connecting::start(settings, device, listener)?;
                 let id = self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
                 (id, Box::new(PendingConnect { handshake, handle: address }))
             }
             id => (id, self.remove(id, &address)?),
         };
-        let polled = entry.handshake.poll();
+        let polled = entry.handshake.poll(settings, device);
         if let Ok(None) = polled {
             handle[STATE_OFFSET..].copy_from_slice(&id.to_le_bytes());
             self.by_id.lock().insert(id, entry);
@@ -123,6 +125,14 @@ impl PendingConnects {
     }
 }
 
+/// The handshakes of a listener.
+#[derive(Debug, Default)]
+struct UnderWay {
+    handshakes: Vec<Handshake>,
+    /// The last one that broke, whose connector tries again.
+    broken: Option<Broken>,
+}
+
 /// A listening end, and the handshakes in progress.
 #[derive(Debug)]
 pub struct Listening {
@@ -130,7 +140,7 @@ pub struct Listening {
     settings: Arc<Settings>,
     device: &'static Device,
     /// `None` while a call polls them, and for good after a panic in that call.
-    handshakes: Mutex<Option<Vec<Handshake>>>,
+    handshakes: Mutex<Option<UnderWay>>,
 }
 
 impl Listening {
@@ -142,7 +152,7 @@ impl Listening {
         let options = Options { sout, adapters: &adapters, ..Options::from(&*settings.config) };
         let listener = Listener::open(&settings.process.control, &options)?;
         *handle = listener.handle().encode();
-        let handshakes = Mutex::new(Some(Vec::new()));
+        let handshakes = Mutex::new(Some(UnderWay::default()));
         Ok(Self { listener, settings: Arc::clone(settings), device, handshakes })
     }
 
@@ -151,17 +161,18 @@ impl Listening {
     ///
     /// # Errors
     /// The handshake with a peer that knows the listener's secret has failed, and no other is in
-    /// progress. NCCL makes one connector for each listener: no other peer would come.
+    /// progress. NCCL makes one connector for each listener: no other peer would come. If the control
+    /// connection broke, its connector may come again for a while.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let mut place = self.handshakes.lock();
-        let mut handshakes =
+        let mut under_way =
             place.take().ok_or_else(|| Error::Internal("a panic has interrupted the listener".into()))?;
-        let accepted = self.poll(&mut handshakes);
-        *place = Some(handshakes);
+        let accepted = self.poll(&mut under_way);
+        *place = Some(under_way);
         accepted
     }
 
-    fn poll(&self, handshakes: &mut Vec<Handshake>) -> Result<Option<RecvComm>> {
+    fn poll(&self, UnderWay { handshakes, broken }: &mut UnderWay) -> Result<Option<RecvComm>> {
         let mut failed = self.listener.refused();
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
         // The next one follows at the next call.
@@ -180,15 +191,22 @@ impl Listening {
                     handshakes.swap_remove(i);
                     handshakes.iter().for_each(Handshake::flush);
                     failed.iter().for_each(warn);
+                    *broken = None;
                     return Ok(Some(RecvComm::new(comm, &self.settings, flow)));
                 }
                 Err(e) => {
                     let failed = handshakes.swap_remove(i);
-                    if failed.is_proved() { fail(e) } else { note_unproved(&e) }
+                    match (failed.is_proved(), failed.broke_at()) {
+                        (false, _) => note_unproved(&e),
+                        // The peer may live, and its connector tries again.
+                        (true, Some(_)) => *broken = Some(Broken::new(e, &self.settings.config)),
+                        (true, None) => fail(e),
+                    }
                 }
             }
         }
-        match failed {
+        let over = broken.take_if(|broken| handshakes.is_empty() && broken.is_over());
+        match failed.or(over.map(Broken::into_error)) {
             Some(e) if handshakes.is_empty() => Err(e),
             failed => {
                 failed.iter().for_each(warn);

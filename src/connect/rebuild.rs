@@ -15,7 +15,6 @@ use crate::failover::{Happening, Moment};
 use crate::proto::{Ends, Memory, RailRole, Role, RouteWiring, Wiring, written_bytes};
 use crate::route::{LocalRail, Route, rejoin};
 use crate::transport::Settings;
-use crate::transport::rail::Rail;
 use crate::transport::rail_maker::{DeadRail, Goal, NewRail, Offer, RailAttempt, RailMaker};
 use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::Region;
@@ -65,8 +64,7 @@ enum Stage {
 }
 
 impl Rebuilder {
-    pub(crate) fn new(role: Role, settings: &Settings, rails: &[Rail]) -> Self {
-        let queues = rails.iter().map(|rail| rail.send_queues.len()).collect();
+    pub(crate) fn new(role: Role, settings: &Settings, queues: Vec<usize>) -> Self {
         Self { role, settings: Arc::new(settings.clone()), queues }
     }
 }

@@ -218,6 +218,12 @@ impl Channel {
         self.link.peer()
     }
 
+    /// Returns the peer's address if a fault of the TCP connection has ended the connection: the peer
+    /// may live, and another handshake with it may succeed.
+    pub(crate) fn broken_at(&self) -> Option<SocketAddr> {
+        self.link.peer().filter(|_| self.link.is_broken_for_good())
+    }
+
     /// Returns this end's address; `None` while there is no connection.
     pub fn local(&self) -> Option<SocketAddr> {
         self.link.local()

@@ -31,6 +31,9 @@ impl ChannelState {
 pub(super) enum End {
     Bye,
     Lost(String),
+    /// The TCP connection was reset, has timed out or was changed on the way, which says nothing of
+    /// the peer.
+    Broken(String),
     /// The peer breaks the protocol.
     Violation(String),
 }
@@ -47,9 +50,9 @@ impl End {
         let name = peer.as_deref().unwrap_or("the peer");
         match self {
             // The reason names the addresses.
-            Self::Lost(why) if peer.is_none() => Error::Peer(why.clone()),
+            Self::Lost(why) | Self::Broken(why) if peer.is_none() => Error::Peer(why.clone()),
             Self::Bye => Error::Peer(format!("{name} has closed the connection{during}")),
-            Self::Lost(why) => Error::Peer(format!("{name}: {why}{during}")),
+            Self::Lost(why) | Self::Broken(why) => Error::Peer(format!("{name}: {why}{during}")),
             Self::Violation(why) => Error::Protocol(format!("{name} sent {why}{during}")),
         }
     }

@@ -20,6 +20,13 @@ impl KnownAddresses {
         self.0.lock().get(host).copied()
     }
 
+    /// Prefers the address of a host that follows this one: a connection to it broke.
+    pub(super) fn prefer_next(&self, host: &[Addr], broke: IpAddr) {
+        let at = host.iter().position(|addr| addr.ip() == broke);
+        let next = at.and_then(|at| host.get((at + 1) % host.len()));
+        next.into_iter().for_each(|next| self.add(host, next.ip()));
+    }
+
     /// Remembers the address of a host that was the first to answer.
     pub(super) fn add(&self, host: &[Addr], answered: IpAddr) {
         let mut hosts = self.0.lock();
@@ -48,6 +55,11 @@ mod tests {
         known.add(&one, ip(2));
         known.add(&two, ip(1));
         assert_eq!((known.of(&one), known.of(&two)), (Some(ip(2)), Some(ip(1))));
+        known.prefer_next(&one, ip(2));
+        known.prefer_next(&two, ip(9));
+        assert_eq!((known.of(&one), known.of(&two)), (Some(ip(1)), Some(ip(1))));
+        known.prefer_next(&one, ip(1));
+        assert_eq!(known.of(&one), Some(ip(2)));
         for n in 0..2 * HOSTS_MAX as u32 {
             known.add(&[addr(n + 10)], ip(n + 10));
             assert!(known.0.lock().len() <= HOSTS_MAX);

@@ -183,6 +183,11 @@ impl Link {
         self.finish(&mut self.lock(), End::Lost(why));
     }
 
+    /// Returns whether the connection has ended by a fault of its TCP connection.
+    pub(super) fn is_broken_for_good(&self) -> bool {
+        matches!(self.lock().end, Some(End::Broken(_)))
+    }
+
     pub(super) fn peer(&self) -> Option<SocketAddr> {
         self.lock().peer
     }

@@ -70,7 +70,14 @@ impl Link {
                 inner.fault.get_or_insert(e);
                 return;
             }
-            self.finish(inner, End::Lost(format!("sending failed: {e}")));
+            self.finish(inner, End::Broken(format!("sending failed: {e}")));
+        }
+    }
+
+    fn broken_by(&self, inner: &mut Inner, e: &std::io::Error) {
+        match inner.may_resume() {
+            true => self.break_off(inner, broken(e)),
+            false => self.finish(inner, End::Broken(broken(e))),
         }
     }
 
@@ -84,10 +91,8 @@ impl Link {
                 Ok(0) => {
                     self.decode_frames(inner);
                     // An error other than EPIPE came before any FIN of the peer.
-                    if let Some(e) = inner.fault.take_if(|e| e.kind() != ErrorKind::BrokenPipe)
-                        && inner.may_resume()
-                    {
-                        self.break_off(inner, broken(&e));
+                    if let Some(e) = inner.fault.take_if(|e| e.kind() != ErrorKind::BrokenPipe) {
+                        self.broken_by(inner, &e);
                         return true;
                     }
                     self.finish(
@@ -104,10 +109,7 @@ impl Link {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return true,
                 Err(e) => {
                     self.decode_frames(inner);
-                    match inner.may_resume() {
-                        true => self.break_off(inner, broken(&e)),
-                        false => self.finish(inner, End::Lost(broken(&e))),
-                    }
+                    self.broken_by(inner, &e);
                     return true;
                 }
             }

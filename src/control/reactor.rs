@@ -8,6 +8,7 @@
 //! thread.
 
 use std::io;
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -28,7 +29,7 @@ use super::sockets::{FrameCounts, HANDSHAKES, Sockets, WAKER};
 use crate::background;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::proto::HostId;
+use crate::proto::{Handle, HostId};
 use crate::warned::Warned;
 
 /// How long the sockets of handshakes may be quiet before the thread serves them.
@@ -59,6 +60,11 @@ struct Running {
 }
 
 impl Control {
+    /// Tries another address of the host first: a handshake over this one broke.
+    pub(crate) fn prefer_next(&self, handle: &Handle, broke: IpAddr) {
+        self.known.prefer_next(handle.addrs(), broke);
+    }
+
     pub(crate) fn new(warned: Arc<Warned>, counts: Arc<dyn FrameCounts>) -> Self {
         let (running, interfaces) = (Mutex::default(), Interfaces::default());
         Self {

@@ -23,7 +23,7 @@ pub(super) struct Seen {
 pub(super) struct Adapter {
     pub(super) context: Arc<Context>,
     pub(super) limits: DeviceLimits,
-    /// The port as it was found; `None` if it cannot be used.
+    /// The port as it was found; `None` if it has a fault.
     pub(super) port: Option<Port>,
 }
 
@@ -52,7 +52,11 @@ pub(super) fn discover(config: &Config) -> Result<Seen> {
                     });
                     let trouble = port.as_ref().err().cloned();
                     seen.found.push(Found { hca: hca.clone(), port: number, trouble });
-                    let port = port.ok();
+                    // A rail of SOUT and SUP may be down at first.
+                    let port = match port {
+                        Err(Trouble::Inactive) => context.port(number).ok(),
+                        port => port.ok(),
+                    };
                     seen.adapters.push(Some(Adapter { context: Arc::clone(&context), limits, port }));
                 }
             }

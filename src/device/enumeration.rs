@@ -16,7 +16,7 @@ use super::port_meter::PortMeter;
 use super::selection::{self, Plan};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::failover::PortHealth;
+use crate::failover::{Happening, Moment, PortHealth};
 use crate::proto::{Mode, SHARE_ONE};
 use crate::verbs::Pd;
 use crate::warned::{Subject, Warned};
@@ -50,6 +50,11 @@ pub(super) fn enumerate(config: &Config, warned: &Warned) -> Result<Vec<Device>>
     }
     if let Some(idle) = left_out.idle_text() {
         tracing::info!(target: "init", "{idle}");
+    }
+    for down in plans.iter().flat_map(|plan| &plan.rails).map(|i| &seen.found[*i]) {
+        if down.trouble.is_some() {
+            degraded(config, format!("{down}: connections use it once it is active"))?;
+        }
     }
     let devices = build(config, plans, &seen)?;
     for text in devices.iter().filter_map(rails_apart) {
@@ -106,6 +111,10 @@ pub(super) fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Ve
                 meter: PortMeter::default(),
                 worker: Worker::new("mpib-verbs"),
             });
+            if let Some(trouble) = &seen.found[i].trouble {
+                let why = format!("{}: {trouble}", nic.name);
+                nic.health.happened(Moment::now(), Happening::Failed(&why));
+            }
             rails.push(nic);
         }
         let shown = if rails.len() > 1 { data_rail(config) } else { 0 };

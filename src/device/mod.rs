@@ -34,4 +34,5 @@ pub use nic::Nic;
 pub(crate) use pci::Place;
 pub use port_meter::{PortMeter, SCALE_ONE};
 pub use registry::{Devices, Hold};
+pub(crate) use selection::INACTIVE;
 pub use survey::{PortView, Survey, survey};

@@ -126,6 +126,13 @@ impl Nic {
         self.now_on(&self.context())
     }
 
+    /// Returns a port that is not active and has no other fault, with the GIDs that its table has. A
+    /// port without a link keeps the addresses of its interface.
+    pub fn down(&self) -> Option<(Port, Vec<Gid>)> {
+        let found = present(&self.context(), &self.limits, self.port.number, &self.wanted);
+        found.ok().filter(|(port, _)| !port.active)
+    }
+
     fn now_on(&self, context: &Context) -> Result<(Port, Vec<Gid>), String> {
         usable(context, &self.limits, self.port.number, &self.wanted).map_err(|trouble| trouble.to_string())
     }
@@ -253,14 +260,24 @@ pub(super) fn usable(
     number: u8,
     wanted: &Wanted,
 ) -> Result<(Port, Vec<Gid>), Trouble> {
-    let port = context.port(number);
-    if port.as_ref().is_ok_and(|port| !port.active) {
-        return Err(Trouble::Inactive);
+    // A port that is down may have other faults, which end with that.
+    match context.port(number) {
+        Ok(port) if !port.active => Err(Trouble::Inactive),
+        _ => present(context, limits, number, wanted),
     }
+}
+
+/// As [`usable`], also of a port that is not active.
+fn present(
+    context: &Context,
+    limits: &DeviceLimits,
+    number: u8,
+    wanted: &Wanted,
+) -> Result<(Port, Vec<Gid>), Trouble> {
     if let Some(why) = limits.unfit() {
         return Err(Trouble::Fault(why));
     }
-    let mut port = port.map_err(|e| Trouble::Fault(e.to_string()))?;
+    let mut port = context.port(number).map_err(|e| Trouble::Fault(e.to_string()))?;
     if Mtu::from_raw(port.mtu.into()).is_none() {
         let why = format!("its active MTU is number {}: expected 1 to 5 (256 to 4096 bytes)", port.mtu);
         return Err(Trouble::Fault(why));

@@ -26,10 +26,13 @@ pub(super) enum Trouble {
     Fault(String),
 }
 
+/// Why a port that is down cannot be used.
+pub(crate) const INACTIVE: &str = "the port is not active";
+
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Inactive => f.write_str("the port is not active"),
+            Self::Inactive => f.write_str(INACTIVE),
             Self::Fault(why) => f.write_str(why),
         }
     }
@@ -74,7 +77,7 @@ pub(super) fn plan(config: &Config, found: &[Found]) -> Result<Vec<Plan>> {
         return refuse("MPIB_RAIL_SPEED", speeds.to_string(), name);
     }
     let plans = match (&config.hca_sout, &config.hca_sup) {
-        (Some(sout), Some(sup)) => vec![sout_sup(sout, sup, found)?],
+        (Some(sout), Some(sup)) => vec![sout_sup((sout, sup), config.failover, found)?],
         // One without the other was refused when the settings were read.
         _ => one_per_port(config, found),
     };
@@ -144,9 +147,19 @@ fn one_per_port(config: &Config, found: &[Found]) -> Vec<Plan> {
     usable.iter().copied().map(plan).collect()
 }
 
-fn sout_sup(sout: &HcaName, sup: &HcaName, found: &[Found]) -> Result<Plan> {
-    let a = find("MPIB_HCA_SOUT", sout, found)?;
-    let b = find("MPIB_HCA_SUP", sup, found)?;
+/// Plans the device of SOUT and SUP. With `failover` one of them may be down: connections use it once
+/// it is up.
+fn sout_sup((sout, sup): (&HcaName, &HcaName), failover: bool, found: &[Found]) -> Result<Plan> {
+    let ports = |takes_down| {
+        let a = find("MPIB_HCA_SOUT", sout, takes_down, found)?;
+        Ok((a, find("MPIB_HCA_SUP", sup, takes_down, found)?))
+    };
+    let works = |&(a, b): &(usize, usize)| found[a].trouble.is_none() || found[b].trouble.is_none();
+    let (a, b) = match ports(failover) {
+        Ok(both) if works(&both) => both,
+        // The error names the first port that is down.
+        _ => ports(false)?,
+    };
     if a == b {
         let expected =
             format!("another HCA or port than MPIB_HCA_SOUT={sout}; this host has {}", list(found));
@@ -158,8 +171,9 @@ fn sout_sup(sout: &HcaName, sup: &HcaName, found: &[Found]) -> Result<Plan> {
     Ok(Plan { name: format!("{}+{}", name(a), name(b)), rails: vec![a, b], ids: (None, None) })
 }
 
-/// Finds the port that `wanted` names, or the first usable one of the HCA.
-fn find(variable: &'static str, wanted: &HcaName, found: &[Found]) -> Result<usize> {
+/// Finds the port that `wanted` names, or the first usable one of the HCA. If none is usable and
+/// `takes_down` is set, the first one that is down.
+fn find(variable: &'static str, wanted: &HcaName, takes_down: bool, found: &[Found]) -> Result<usize> {
     let refuse = |expected: String| Err(Error::config(variable, format!("\"{wanted}\""), expected));
     let mut named = found.iter().enumerate().filter(|(_, f)| f.hca == wanted.name).peekable();
     if named.peek().is_none() {
@@ -169,7 +183,9 @@ fn find(variable: &'static str, wanted: &HcaName, found: &[Found]) -> Result<usi
     if ports.peek().is_none() {
         return refuse(format!("a port of that HCA; this host has {}", list(found)));
     }
-    match ports.find(|(_, f)| f.trouble.is_none()) {
+    let is_down = |(_, f): &(usize, &Found)| takes_down && f.trouble == Some(Trouble::Inactive);
+    let down = ports.clone().find(is_down);
+    match ports.find(|(_, f)| f.trouble.is_none()).or(down) {
         Some((i, _)) => Ok(i),
         None => refuse(format!("a port that can be used; this host has {}", list(found))),
     }
@@ -202,6 +218,23 @@ pub(super) mod tests {
         config(&[("MPIB_HCA_SOUT", sout), ("MPIB_HCA_SUP", sup)])
     }
 
+    //= mpib.md: a job begins while SOUT or SUP is down
+    #[test]
+    fn one_of_two_rails_may_be_down_with_failover() {
+        let mut found = host(&[("a", 1, true), ("b", 1, false), ("c", 1, false)]);
+        let rails =
+            |sout, sup, found: &[Found]| plan(&mpib(sout, sup), found).map(|plans| plans[0].rails.clone());
+        assert_eq!(rails("a", "b", &found).unwrap(), [0, 1]);
+        assert_eq!(rails("c", "a", &found).unwrap(), [2, 0]);
+        let both = rails("b", "c", &found).unwrap_err().to_string();
+        assert!(both.contains("MPIB_HCA_SOUT=\"b\": expected a port that can be used"), "{both}");
+        let off = [("MPIB_HCA_SOUT", "a"), ("MPIB_HCA_SUP", "b"), ("MPIB_FAILOVER", "0")];
+        let off = plan(&config(&off), &found).unwrap_err().to_string();
+        assert!(off.contains("MPIB_HCA_SUP=\"b\": expected a port that can be used"), "{off}");
+        found[1].trouble = Some(Trouble::Fault("no GID".into()));
+        assert!(rails("a", "b", &found).is_err());
+    }
+
     #[test]
     fn two_rails_become_one_device() {
         let found = host(&[("a", 1, true), ("b", 1, false), ("b", 2, true)]);
@@ -217,7 +250,6 @@ pub(super) mod tests {
         let found = host(&[("a", 1, true), ("b", 1, false)]);
         for (sout, sup, expected) in [
             ("a", "x", "MPIB_HCA_SUP=\"x\": expected an HCA of this host"),
-            ("a", "b", "MPIB_HCA_SUP=\"b\": expected a port that can be used"),
             ("a:3", "b", "MPIB_HCA_SOUT=\"a:3\": expected a port of that HCA"),
         ] {
             let e = plan(&mpib(sout, sup), &found).unwrap_err();

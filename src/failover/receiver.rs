@@ -107,6 +107,11 @@ impl Receiver {
         }
     }
 
+    /// Begins without these rails, as after an episode.
+    pub(crate) fn without(self, dead: RailSet) -> Self {
+        Self { epoch: u32::from(!dead.is_empty()), dead, ..self }
+    }
+
     /// Returns the rails that are given up.
     pub(crate) fn dead(&self) -> RailSet {
         self.dead

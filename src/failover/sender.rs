@@ -101,6 +101,11 @@ impl Sender {
         self.dead
     }
 
+    /// Begins without these rails, as after an episode.
+    pub(crate) fn without(self, dead: RailSet) -> Self {
+        Self { epoch: u32::from(!dead.is_empty()), dead, ..self }
+    }
+
     /// Returns whether a VERDICT is outstanding.
     #[cfg(any(test, feature = "simulation"))]
     pub(super) fn is_awaiting(&self) -> bool {

@@ -106,6 +106,7 @@ pub(in crate::proto) fn hello() -> Hello {
         role: RailRole::SOUT,
         requested: true,
         grh_required: false,
+        is_down: false,
     };
     let terms = Terms {
         route: RoutePolicy::Any,
@@ -174,7 +175,7 @@ fn refusals_name_the_field() {
     let terms = route + 1;
     let port = terms + 9 + 4 + 1 + 1 + 1 + 2 + 6;
     // Behind the rail: a count of one, and a name of eight bytes.
-    let unusable = port + 32 + 1 + 2 + 8;
+    let unusable = port + 33 + 1 + 2 + 8;
     let range = |what, found, expected| Err(DecodeError::Range { what, found, expected });
     assert_eq!(with(&hello, route, 4), range("route policy", 4, "0 to 3"));
     for (at, what) in ["fused", "mode", "fixed share"].into_iter().enumerate() {
@@ -202,6 +203,7 @@ fn refusals_name_the_field() {
     assert_eq!(with(&hello, port + 29, 8), range("rail", 8, "0 to 7"));
     assert_eq!(with(&hello, port + 30, 2), range("requested", 2, "0 or 1"));
     assert_eq!(with(&hello, port + 31, 2), range("GRH required", 2, "0 or 1"));
+    assert_eq!(with(&hello, port + 32, 2), range("port is down", 2, "0 or 1"));
     assert_eq!(with(&hello, unusable, 8), range("rail", 8, "0 to 7"));
     assert_eq!(with(&hello, unusable + 1, 2), range("requested", 2, "0 or 1"));
     assert_eq!(

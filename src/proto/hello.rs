@@ -35,13 +35,14 @@ pub struct Hello {
     /// Whether a WIRING for the routes that the connector expects follows at once. `control` sets
     /// it. False in an acceptor's HELLO.
     pub wiring_follows: bool,
-    /// The usable rails of this end, at most [`MAX_OFFERS`].
+    /// The rails of this end that a connection may use, now or once their port is active, at most
+    /// [`MAX_OFFERS`].
     pub rails: Vec<RailInfo>,
     /// The unusable rails of this end, at most [`MAX_OFFERS`].
     pub unusable: Vec<UnusableRail>,
 }
 
-/// A rail that cannot be used at present.
+/// A rail that cannot be used, and is not part of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct UnusableRail {
     /// HCA and port, at most 64 bytes.
@@ -79,6 +80,9 @@ pub struct RailInfo {
     /// Whether packets from and to the port must carry a GRH (`IBV_QPF_GRH_REQUIRED`). False on
     /// RoCE, whose packets always do.
     pub grh_required: bool,
+    /// Whether the port is not active at present. The connection begins without the rail, and uses
+    /// it once the port is active: see `docs/guide/failover.md`.
+    pub is_down: bool,
 }
 
 /// An address of a rail: an entry of its port's GID table.
@@ -239,7 +243,7 @@ impl RailInfo {
             Ok(())
         })?;
         out.u32(self.speed_mbps).u8(self.role.index()).u8(self.requested.into());
-        out.u8(self.grh_required.into());
+        out.u8(self.grh_required.into()).u8(self.is_down.into());
         Ok(())
     }
 
@@ -266,6 +270,7 @@ impl RailInfo {
             role: RailRole::read(from)?,
             requested: from.flag("requested")?,
             grh_required: from.flag("GRH required")?,
+            is_down: from.flag("port is down")?,
         })
     }
 }

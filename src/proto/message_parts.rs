@@ -11,10 +11,13 @@ pub(super) fn text(limit: usize) -> impl Strategy<Value = String> {
 pub(super) fn rail_info() -> impl Strategy<Value = RailInfo> {
     (
         (text(64), 1u8.., 1u32..=2, 1u32..=5, any::<u16>(), rail_addrs()),
-        (any::<u32>(), 0u8..8, any::<[bool; 2]>()),
+        (any::<u32>(), 0u8..8, any::<[bool; 3]>()),
     )
         .prop_map(
-            |((name, port, link, mtu, lid, addrs), (speed_mbps, role, [requested, grh_required]))| RailInfo {
+            |(
+                (name, port, link, mtu, lid, addrs),
+                (speed_mbps, role, [requested, grh_required, is_down]),
+            )| RailInfo {
                 name,
                 port,
                 link_layer: LinkLayer::from_raw(link).unwrap(),
@@ -25,6 +28,7 @@ pub(super) fn rail_info() -> impl Strategy<Value = RailInfo> {
                 role: RailRole::new(role).unwrap(),
                 requested,
                 grh_required,
+                is_down,
             },
         )
 }

@@ -58,7 +58,7 @@ pub use ib_gid::{Subnet, flid};
 pub use imm::{Imm, ImmLayout, PROBE_IMM, Replay, SizeQ};
 pub use mailbox::{MAX_WRITES, MailState, MailboxError, RING_BYTES, Span};
 pub use mask::{Arrivals, Step, Violation, rails};
-pub use message::{Message, NO_ROUTE, NOT_TRIED, Numbered, SRQ_FAILED};
+pub use message::{Message, NO_ROUTE, NOT_TRIED, Numbered, PORT_CHANGED, SRQ_FAILED};
 pub use rail_set::RailSet;
 pub use record::{RECORD_BYTES, Record, RecordError};
 pub use redial::{Callback, Redial};

@@ -57,7 +57,7 @@ impl<'a> From<&'a Hello> for End<'a> {
     }
 }
 
-/// The choice for two lists: every pair of rails is in one of the three. A pair that several pairs
+/// The choice for two lists: every pair of rails is in one of the four. A pair that several pairs
 /// of addresses join is several routes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Choice {
@@ -66,6 +66,9 @@ pub struct Choice {
     pub first: Vec<Route>,
     /// Routes of later attempts, the best first. A rail may be in several.
     pub rest: Vec<Route>,
+    /// Requested pairs with a port that is not active, the best first, each with its best pair of
+    /// addresses. A rail may be in several.
+    pub down: Vec<Route>,
     /// Pairs that are never tried.
     pub refused: Vec<Refused>,
     /// The maximum number of routes of a connection: the number of rails of the smaller device.

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use super::address::{gid_addr, link_local, may_share};
 use super::choice::{Choice, End, Refused, Route};
 use super::kernel::is_unrouted;
+use crate::device::INACTIVE;
 use crate::proto::{Ends, LinkLayer, NOT_TRIED, RailInfo, RailRole, Role, RoutePolicy, UnusableRail};
 
 /// Most bytes of a text about the pairs of rails. A peer chooses the names and reasons of its rails,
@@ -58,6 +59,14 @@ impl Route {
     pub fn describe(&self, ends: &Ends<End<'_>>) -> String {
         let (c, a) = (&ends.connector.rails[self.rails.connector], &ends.acceptor.rails[self.rails.acceptor]);
         format!("{} to {}", rail(c, self.addrs.connector), rail(a, self.addrs.acceptor))
+    }
+
+    /// Names the ports of the route that are not active.
+    pub(crate) fn down(&self, ends: &Ends<End<'_>>) -> String {
+        let of = |role: Role| (role, &ends.local(role).rails[*self.rails.local(role)]);
+        let is_down = |(_, rail): &(Role, &RailInfo)| rail.is_down;
+        let named = |(role, rail): (Role, &RailInfo)| format!("the {role}'s {}: {INACTIVE}", rail.name);
+        joined(&Role::ALL.into_iter().map(of).filter(is_down).map(named).collect::<Vec<_>>())
     }
 
     /// Returns why the route is preferred to others.
@@ -127,28 +136,48 @@ impl Choice {
     ) -> Vec<String> {
         let (end, other) = (ends.local(name), ends.remote(name));
         let of = |rails: &Ends<usize>| *rails.local(name);
+        let is_down_there = |i: usize| !end.rails[i].is_down && self.down.iter().any(|r| of(&r.rails) == i);
+        let has = |role| other.rails.iter().any(|r| r.role == role);
+        let is_unusable_there = |rail: &RailInfo| {
+            self.by_role && !has(rail.role) && other.unusable.iter().any(|l| l.role == rail.role)
+        };
         let mut out = Vec::new();
         for (i, rail) in end.rails.iter().enumerate() {
             if !rail.requested || !wanted(rail.role) || self.first.iter().any(|r| of(&r.rails) == i) {
                 continue;
             }
-            let why = if self.by_role && !other.rails.iter().any(|r| r.role == rail.role) {
-                if other.unusable.iter().any(|l| l.role == rail.role) {
-                    // The list of unusable rails has it with its reason.
-                    continue;
-                }
-                format!("the other end has no {} to offer", rail.role)
-            } else {
-                let refused = self.refused.iter().filter(|r| of(&r.rails) == i);
-                let mut why: Vec<String> = refused.map(|r| r.why.clone()).collect();
-                let later = self.rest.iter().filter(|r| of(&r.rails) == i && r.requested == 2);
-                why.extend(later.filter_map(|r| self.taken_by(ends, r)));
-                why.dedup();
-                if why.is_empty() { "the other end has no rail for it".to_owned() } else { joined(&why) }
-            };
-            out.push(format!("the {name}'s {}: {why}", rail.name));
+            if is_down_there(i) || is_unusable_there(rail) {
+                // The other end's rail is in the list.
+                continue;
+            }
+            let why = self.why_unmatched(ends, name, i);
+            let part = if self.by_role && rail.is_down { format!("{} ", rail.role) } else { String::new() };
+            out.push(format!("the {name}'s {part}{}: {why}", rail.name));
         }
         out
+    }
+
+    /// Returns why no route of the first attempt has a rail of an end.
+    pub(crate) fn why_unmatched(&self, ends: &Ends<End<'_>>, name: Role, i: usize) -> String {
+        let (rail, other) = (&ends.local(name).rails[i], ends.remote(name));
+        let of = |rails: &Ends<usize>| *rails.local(name);
+        if rail.is_down {
+            return INACTIVE.to_owned();
+        }
+        if self.by_role && !other.rails.iter().any(|r| r.role == rail.role) {
+            let unusable = other.unusable.iter().find(|l| l.role == rail.role);
+            return unusable.map_or_else(
+                || format!("the other end has no {} to offer", rail.role),
+                |l| format!("the other end's {}: {}", l.name, l.why),
+            );
+        }
+        let down = self.down.iter().filter(|r| of(&r.rails) == i);
+        let mut why: Vec<String> = down.map(|r| r.down(ends)).collect();
+        why.extend(self.refused.iter().filter(|r| of(&r.rails) == i).map(|r| r.why.clone()));
+        let later = self.rest.iter().filter(|r| of(&r.rails) == i && r.requested == 2);
+        why.extend(later.filter_map(|r| self.taken_by(ends, r)));
+        why.dedup();
+        if why.is_empty() { "the other end has no rail for it".to_owned() } else { joined(&why) }
     }
 
     /// Names the route that uses a rail of `route`.
@@ -193,6 +222,7 @@ impl Choice {
         let mut rows: Vec<String> = tried.iter().map(tried_row).collect();
         let open = self.first.iter().chain(&self.rest).filter(|r| !tried.iter().any(|(t, _)| t == *r));
         rows.extend(open.map(|r| format!("{}: not tried, the time was up", r.describe(ends))));
+        rows.extend(self.down.iter().map(|r| format!("{}: {}", r.describe(ends), r.down(ends))));
         rows.extend(self.refused.iter().map(|r| row(ends, r)));
         if rows.is_empty() {
             rows.push("an end has no rail to offer".into());

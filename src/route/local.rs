@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::proto::{MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, RailRole};
 use crate::verbs::{Gid, Pd, Port};
 
-/// A port that can be used now.
+/// A port that can be used now, or once it is active.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalRail {
     pub(crate) nic: Arc<Nic>,
@@ -21,6 +21,8 @@ pub(crate) struct LocalRail {
     pub(crate) role: RailRole,
     /// Whether the port belongs to the device that NCCL requested.
     requested: bool,
+    /// Events of the adapter until then.
+    changes: Option<u64>,
     /// Names of the network interfaces of `gids`, as far as [`info`](Self::info) has seen them.
     interfaces: Vec<Option<String>>,
 }
@@ -39,7 +41,15 @@ impl LocalRail {
             tracing::info!(target: "net", "{name} has {n} addresses; the HELLO advertises {MAX_RAIL_ADDRS}");
             gids.truncate(MAX_RAIL_ADDRS);
         }
-        Self { nic: Arc::clone(nic), pd: nic.pd(), port, gids, role, requested, interfaces: Vec::new() }
+        let changes = nic.context().changes();
+        let (nic, pd) = (Arc::clone(nic), nic.pd());
+        Self { nic, pd, port, gids, role, requested, changes, interfaces: Vec::new() }
+    }
+
+    /// Returns whether the port is not active, or the adapter has reported an event since the port was
+    /// read: its link may have been down and up again.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.nic.context().changes() != self.changes || self.nic.down().is_some()
     }
 
     /// Describes the port for the HELLO.
@@ -66,6 +76,7 @@ impl LocalRail {
             role: self.role,
             requested: self.requested,
             grh_required: port.grh_required,
+            is_down: !port.active,
         })
     }
 

@@ -22,13 +22,14 @@ pub use island::{Class, class};
 pub(crate) use kernel::{is_unrouted, unrouted};
 pub(crate) use local::{LocalRail, host_name, prefix_len, rail_info};
 
+use crate::device::INACTIVE;
 use crate::proto::{Ends, RailInfo, RoutePolicy};
 pub(crate) use choice::is_disjoint;
 
 /// Chooses the routes between two devices, at least one of them of plain rails. `rotation` selects
 /// which of several equal routes comes first.
 pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo], rotation: u32) -> Choice {
-    let (mut routes, refused) = survey(connector, acceptor, |c, a, one_subnet| match policy {
+    let (mut routes, mut down, refused) = survey(connector, acceptor, |c, a, one_subnet| match policy {
         RoutePolicy::Subnet if !one_subnet => Err(explain::no_subnet(policy)),
         RoutePolicy::Strict if !(c.requested && a.requested) => {
             let other = if c.requested { a } else { c };
@@ -40,21 +41,24 @@ pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo]
         _ => Ok(()),
     });
     rank::sort(&mut routes, policy, connector, acceptor, rotation);
+    rank::sort(&mut down, policy, connector, acceptor, rotation);
     let requested = |rails: &[RailInfo]| rails.iter().filter(|r| r.requested).count();
     let width = requested(connector).min(requested(acceptor)).max(1);
-    let Some(best) = routes.first().copied() else { return Choice { refused, width, ..Choice::default() } };
+    let Some(best) = routes.first().copied() else {
+        return Choice { down, refused, width, ..Choice::default() };
+    };
     // Requested rails are joined as far as possible. Of the others, only those equal to the best
     // one are.
     let fits =
         |r: &Route| r.requested == best.requested && (best.requested == 2 || r.one_subnet == best.one_subnet);
     let (first, rest) = select(routes, width, fits);
-    Choice { first, rest, refused, width, by_role: false }
+    Choice { first, rest, down, refused, width, by_role: false }
 }
 
 /// Chooses the routes between two devices that are SOUT and SUP: SOUT to SOUT and SUP to SUP, also
 /// if an end offers only one of them. Rails that were not requested are ignored.
 pub fn choose_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Choice {
-    let (routes, refused) = survey(connector, acceptor, |c, a, _| {
+    let (routes, down, refused) = survey(connector, acceptor, |c, a, _| {
         if c.role != a.role || !c.requested || !a.requested {
             return Err(format!("{} is {}, {} is {}", c.name, c.role, a.name, a.role));
         }
@@ -62,7 +66,7 @@ pub fn choose_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Choice {
     });
     let width = connector.len().max(acceptor.len());
     let (first, rest) = select(routes, width, |_| true);
-    Choice { first, rest, refused, width, by_role: true }
+    Choice { first, rest, down, refused, width, by_role: true }
 }
 
 /// Returns the route that joins two rails again after both were read anew: by the addresses of
@@ -87,16 +91,22 @@ pub(crate) fn rejoin(
 }
 
 /// Divides all pairs of rails into those that can be joined and that `permit` accepts, in order,
-/// each with all its pairs of addresses, and the others.
+/// each with all its pairs of addresses, the requested ones of these with a port that is down, and
+/// the others.
 fn survey(
     connector: &[RailInfo],
     acceptor: &[RailInfo],
     permit: impl Fn(&RailInfo, &RailInfo, bool) -> Result<(), String>,
-) -> (Vec<Route>, Vec<Refused>) {
-    let (mut routes, mut refused) = (Vec::new(), Vec::new());
+) -> (Vec<Route>, Vec<Route>, Vec<Refused>) {
+    let (mut routes, mut down, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for (c, ours) in connector.iter().enumerate() {
         for (a, theirs) in acceptor.iter().enumerate() {
             let rails = Ends { connector: c, acceptor: a };
+            let is_down = ours.is_down || theirs.is_down;
+            if is_down && !(ours.requested && theirs.requested) {
+                refused.push(Refused { rails, why: INACTIVE.to_owned() });
+                continue;
+            }
             let pairs = match addresses(ours, theirs) {
                 Ok(pairs) => pairs,
                 Err(why) => {
@@ -110,7 +120,11 @@ fn survey(
                     objection.get_or_insert(why);
                     continue;
                 }
-                routes.push(Route {
+                if is_down && alternate > 0 {
+                    break;
+                }
+                let list = if is_down { &mut down } else { &mut routes };
+                list.push(Route {
                     rails,
                     addrs: pair.at,
                     alternate,
@@ -122,7 +136,7 @@ fn survey(
             refused.extend(objection.filter(|_| alternate == 0).map(|why| Refused { rails, why }));
         }
     }
-    (routes, refused)
+    (routes, down, refused)
 }
 
 /// Returns the addresses by which two rails can be joined, the best first, or why they cannot. MTUs

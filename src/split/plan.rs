@@ -76,10 +76,15 @@ impl Plan {
         if !(ours.fused && theirs.fused) {
             return Self::Plain;
         }
-        let class = route::class(ours.island_prefix_len, a, b);
+        let failover = ours.failover && theirs.failover;
+        // Without failover a port that is down is no part of the connection.
+        let known = |rails: &[RailInfo]| -> Vec<RailInfo> {
+            rails.iter().filter(|rail| failover || !rail.is_down).cloned().collect()
+        };
+        let class = route::class(ours.island_prefix_len, &known(a), &known(b));
         match ours.mode {
             Mode::Vanilla if ours.fixed_share => Self::Shared(class),
-            Mode::Vanilla if class == Class::Intra && ours.failover && theirs.failover => Self::StandIn,
+            Mode::Vanilla if class == Class::Intra && failover => Self::StandIn,
             Mode::Vanilla => Self::Isolated(class),
             Mode::Advanced => Self::Shared(class),
         }

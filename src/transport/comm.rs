@@ -81,6 +81,12 @@ impl Comm {
         let queues = rails.iter().map(Rail::queues).collect();
         let watch = process.events.watch(name, queues, stats.of_rails());
         watch.set_failover(failover.is_enabled);
+        let mut failures = RailFailures::new(failover.is_enabled, failover.wait);
+        for (rail, why) in &failover.dead {
+            failures.dead |= 1 << rail;
+            stats.rail_missing(*rail, Some(why));
+            watch.dead_at_connect(*rail, why);
+        }
         let notifier = Notifier::new(Arc::clone(&watch));
         peer.on_news(Arc::<Notifier>::clone(&notifier));
         if peer.has_news() {
@@ -102,7 +108,7 @@ impl Comm {
             stats,
             profiler: None,
             watch,
-            failures: RailFailures::new(failover.is_enabled, failover.wait),
+            failures,
             failback: Failback::new(&failover),
             fences: Vec::new(),
             pings: 0,
@@ -120,6 +126,8 @@ impl Comm {
         let seen = &settings.process.profiler_seen;
         self.profiler =
             settings.profiler.map(|profiler| CommProfiler::new(profiler, seen, &roles, carriers, operations));
+        let living = self.living();
+        self.profiler.iter_mut().for_each(|profiler| profiler.keep(living));
     }
 
     /// Returns an error if the comm has failed, or if an adapter's event has ended it.
@@ -281,7 +289,8 @@ impl Comm {
 
     /// Returns the size in bytes of the largest message.
     pub(crate) fn longest_send(&self) -> usize {
-        self.rails.iter().map(Rail::longest_send).min().unwrap_or(0)
+        // A rail without queue pairs gets as many entries as the others have.
+        self.rails.iter().filter(|rail| rail.is_alive()).map(Rail::longest_send).min().unwrap_or(0)
     }
 }
 

@@ -15,6 +15,8 @@ pub(crate) struct Failover {
     /// `MPIB_FAILOVER_WAIT`
     pub(crate) wait: Duration,
     pub(crate) maker: Arc<dyn RailMaker>,
+    /// The rails that are dead from the beginning, and why.
+    pub(crate) dead: Vec<(usize, String)>,
 }
 
 /// The attempts of a comm to make dead rails anew: the part that senders and receivers share.

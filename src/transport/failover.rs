@@ -154,7 +154,7 @@ impl Comm {
             let worker = self.rails[rail].nic.worker();
             self.fences.push(Fence::begin(worker, urgency, Arc::clone(&self.watch), queues));
             self.stats.completed(rail, in_flight);
-            self.stats.rail_in_use(rail, false);
+            self.stats.rail_missing(rail, Some(&self.watch.cause(rail).unwrap_or_default()));
             self.watch.set_rail(rail, None);
         }
         self.queues_changed();

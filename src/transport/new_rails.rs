@@ -111,7 +111,7 @@ impl Comm {
         for NewRail { index, mut rail, region, place, rkey } in attempt.finish()? {
             rail.former = std::mem::take(&mut self.rails[index].former);
             self.watch.set_rail(index, Some(rail.queues()));
-            self.stats.rail_in_use(index, true);
+            self.stats.rail_missing(index, None);
             self.rails[index] = rail;
             self.region.adopt(index, &region, place);
             self.remote.rkeys[index] = rkey;

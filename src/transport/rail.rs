@@ -82,6 +82,25 @@ impl Rail {
         self.send_queues.of_slot_mut(slot)
     }
 
+    /// Makes a rail without queue pairs: one that is dead from the beginning.
+    pub(crate) fn dead(nic: &Arc<Nic>, role: RailRole, speeds: (u32, u32), names: Names) -> Self {
+        let (send_queues, nic) = (std::iter::empty().collect(), Arc::clone(nic));
+        Self {
+            send_queues,
+            flush: None,
+            no_flush: None,
+            flush_path: None,
+            receives: None,
+            cq: None,
+            shares_cq: true,
+            nic,
+            role,
+            speeds,
+            names,
+            former: Vec::new(),
+        }
+    }
+
     /// Returns whether the rail has queue pairs: it is not given up.
     pub(crate) fn is_alive(&self) -> bool {
         self.cq.is_some()

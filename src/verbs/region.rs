@@ -88,6 +88,12 @@ impl Region {
         (self.mrs[index], self.keys[index]) = (Arc::clone(&from.mrs[place]), from.keys[place]);
     }
 
+    /// Takes these registrations of a clone, in order.
+    pub fn select(&mut self, from: &Self, places: &[usize]) {
+        self.keys = places.iter().map(|i| from.keys[*i]).collect();
+        self.mrs = places.iter().map(|i| Arc::clone(&from.mrs[*i])).collect();
+    }
+
     /// Returns the memory.
     pub fn words(&self) -> &[AtomicU64] {
         self.memory.words()

@@ -80,6 +80,7 @@ pub fn hello() -> Hello {
             role: nccl_net_mpib::proto::RailRole::new(role as u8).unwrap(),
             requested: true,
             grh_required: port.grh_required,
+            is_down: false,
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();

@@ -34,6 +34,10 @@ struct Shared {
     /// By side: whether what it sends is swallowed, and how many bytes of it were.
     swallows: [AtomicBool; 2],
     swallowed: [AtomicUsize; 2],
+    /// Which of the pieces that are passed on resets its connection instead, and at which sides.
+    reset_at: Mutex<Option<(usize, Vec<Side>)>>,
+    /// Pieces so far.
+    pieces: AtomicUsize,
     /// The sides whose bytes were passed on, in order; repetitions are left out.
     sent: Mutex<Vec<Side>>,
 }
@@ -83,6 +87,17 @@ impl Proxy {
         }
     }
 
+    /// Resets a connection at these sides in place of the piece of bytes with this number, from 1.
+    /// Connections after it work.
+    pub fn reset_at(&self, piece: usize, sides: &[Side]) {
+        *self.shared.reset_at.lock().unwrap() = Some((piece, sides.to_vec()));
+    }
+
+    /// Returns whether that has happened.
+    pub fn has_reset(&self) -> bool {
+        self.shared.reset_at.lock().unwrap().is_none()
+    }
+
     /// Returns the sides that have sent so far, in turn.
     pub fn sent(&self) -> Vec<Side> {
         self.shared.sent.lock().unwrap().clone()
@@ -117,6 +132,13 @@ pub fn reset(stream: &TcpStream) {
 }
 
 impl Shared {
+    /// Counts a piece. Returns the sides at which its connection is reset, if it is.
+    fn reset_now(&self) -> Option<Vec<Side>> {
+        let piece = self.pieces.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut reset_at = self.reset_at.lock().unwrap();
+        reset_at.take_if(|(at, _)| *at == piece).map(|(_, sides)| sides)
+    }
+
     fn sends(&self, side: Side) {
         let mut sent = self.sent.lock().unwrap();
         if sent.last() != Some(&side) {
@@ -139,6 +161,11 @@ fn pass_on(side: Side, mut from: TcpStream, mut to: TcpStream, shared: &Shared) 
             }
         }
         if matches!(read, Ok(1..)) {
+            if let Some(sides) = shared.reset_now() {
+                let is_own = |reset: &&Side| **reset == side;
+                sides.iter().for_each(|at| reset(if is_own(&at) { &from } else { &to }));
+                return;
+            }
             shared.sends(side);
         }
         match read {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nccl_net_mpib_agent_iface::stats::{
     BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, Measured,
-    NewConnection, NoPage, Port, PortState, PortTotals, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE,
+    NewConnection, NoPage, Port, PortState, PortTotals, Rail, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE,
     STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORTS, STATS_SIZE, STATS_VERSION, Sender, State, StatsPage,
     StatsWriter, Summary, UnlistedEntry, pages_of,
 };
@@ -76,28 +76,28 @@ fn every_number_stands_where_the_layout_has_it() {
     let file = file();
     let mut bytes = vec![0; STATS_SIZE];
     file.read_exact_at(&mut bytes, 0).unwrap();
-    assert_eq!(file.metadata().unwrap().len(), 512 + 64 * 768 + 1024 * 1536);
+    assert_eq!(file.metadata().unwrap().len(), 512 + 64 * 768 + 1024 * 2560);
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let text = |at: usize| CStr::from_bytes_until_nul(&bytes[at..]).unwrap().to_str().unwrap();
-    assert_eq!([0, 4, 8, 12, 16, 20].map(word), [0x4D50_4953, 3, 512, 1536, 1024, 8]);
+    assert_eq!([0, 4, 8, 12, 16, 20].map(word), [0x4D50_4953, 4, 512, 2560, 1024, 8]);
     assert_eq!([72, 76].map(word), [64, 768]);
     assert_eq!((long(24), word(32)), (STATS_SIZE as u64, std::process::id()));
     assert!(long(40) > 1_600_000_000_000_000_000 && long(48) >= 1);
     assert_eq!((word(56), word(60), text(96)), (1, 0, "1.2.3"));
     let index = connections()[0].index;
     assert!(word(64) as usize > index);
-    let at = 512 + 64 * 768 + index * 1536;
+    let at = 512 + 64 * 768 + index * 2560;
     assert_eq!((long(at) % 2, word(at + 8), &bytes[at + 12..at + 16]), (1, 2, &[1, 2, 2, 2][..]));
     assert!(long(at + 16) >= long(40) && long(at + 24) >= long(at + 16));
-    assert_eq!((text(at + 64), text(at + 1280)), ("host-b, pid 7", "the first reason"));
+    assert_eq!((text(at + 64), text(at + 2304)), ("host-b, pid 7", "the first reason"));
     assert_eq!([192, 200, 208, 216, 224, 232, 240].map(|o| long(at + o)), [3, 1, 2, 5000, 4, 5, 2]);
     assert_eq!(word(at + 248), 341);
-    let rail = |i: usize| [0, 8, 16, 24, 32].map(|o| long(at + 256 + 128 * i + o));
+    let rail = |i: usize| [0, 8, 16, 24, 32].map(|o| long(at + 256 + 256 * i + o));
     assert_eq!((rail(0), rail(1)), ([3000, 6, 7, 0, 0], [2000, 9, 9, 4, 1]));
     for (i, (role, name)) in NAMES.iter().enumerate() {
-        assert_eq!((word(at + 256 + 128 * i + 40), text(at + 256 + 128 * i + 64)), ((*role).into(), *name));
-        let port = word(at + 256 + 128 * i + 44) as usize;
+        assert_eq!((word(at + 256 + 256 * i + 40), text(at + 256 + 256 * i + 64)), ((*role).into(), *name));
+        let port = word(at + 256 + 256 * i + 44) as usize;
         assert!(port > 0 && port <= word(80) as usize);
         assert_eq!(text(512 + 768 * (port - 1)), *name);
     }
@@ -367,7 +367,7 @@ fn what_is_no_page_is_refused_by_name() {
 fn garbage_in_a_page_does_no_harm() {
     let file = forged(SealFlag::F_SEAL_SHRINK, STATS_SIZE, &[]);
     let mut bytes: Vec<u8> = (0..STATS_SIZE).map(|i| (i * i / 7 + i) as u8 | 1).collect();
-    let good = [STATS_MAGIC, STATS_VERSION, 512, 1536, 1024, 8, STATS_SIZE as u32, 0];
+    let good = [STATS_MAGIC, STATS_VERSION, 512, 2560, 1024, 8, STATS_SIZE as u32, 0];
     for (place, word) in bytes.chunks_exact_mut(4).zip(good) {
         place.copy_from_slice(&word.to_ne_bytes());
     }
@@ -668,11 +668,18 @@ fn a_rail_is_given_up_until_it_is_in_use_again() {
     let connection = writer.add(&new("first"));
     assert_eq!(given_up("first"), [false, false]);
     let entry = connection.entry();
-    entry.rail(1).in_use(false);
+    entry.rail(1).missing(Some("the link went down"));
     assert_eq!(given_up("first"), [false, true]);
-    entry.rail(1).in_use(true);
+    entry.rail(1).missing(None);
     assert_eq!(given_up("first"), [false, false]);
-    entry.rail(0).in_use(false);
+    entry.rail(0).missing(Some("no route"));
+    connection.leave_out(2, "c:1", "no common subnet");
+    let found = page().connections().into_iter().find(|c| c.peer == "first").unwrap();
+    let why = |rail: &Rail| (rail.missing.clone(), rail.left_out);
+    assert_eq!(
+        found.rails.iter().map(why).collect::<Vec<_>>(),
+        [(Some("no route".into()), false), (None, false), (Some("no common subnet".into()), true)]
+    );
     drop(connection);
     // The entry that was freed last is used next.
     let _second = writer.add(&new("second"));

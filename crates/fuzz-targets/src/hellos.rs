@@ -76,6 +76,7 @@ fn rail(u: &mut Unstructured<'_>) -> Result<RailInfo> {
         role: role(u)?,
         requested: u.arbitrary()?,
         grh_required: u.arbitrary()?,
+        is_down: u.arbitrary()?,
     })
 }
 

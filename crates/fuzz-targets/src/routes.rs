@@ -51,12 +51,16 @@ fn check(choice: &Choice, connector: &Hello, acceptor: &Hello) {
         }
     }
     assert!(choice.first.len() <= choice.width);
-    // Each pair of rails is a route or refused.
+    for route in &choice.down {
+        let (c, a) = (&connector.rails[route.rails.connector], &acceptor.rails[route.rails.acceptor]);
+        assert!((c.is_down || a.is_down) && route.requested == 2);
+    }
+    // Each pair of rails is a route, down or refused.
     for c in 0..connector.rails.len() {
         for a in 0..acceptor.rails.len() {
             let pair = Ends { connector: c, acceptor: a };
             let refused = choice.refused.iter().filter(|refused| refused.rails == pair).count();
-            let joined = routes().any(|route| route.rails == pair);
+            let joined = routes().chain(&choice.down).any(|route| route.rails == pair);
             assert_eq!(refused, usize::from(!joined), "rails {c} and {a}");
         }
     }

@@ -249,6 +249,8 @@ fn rail(r: stats::Rail) -> Rail {
         work_requests_done: Count(r.done),
         errors: Count(r.errors),
         given_up_at_ms: r.given_up_at.map(ms),
+        missing: r.missing,
+        left_out: r.left_out,
     }
 }
 

@@ -9,7 +9,7 @@ use nccl_net_mpib_agent_iface::{COMMIT, WIRE_PROTOCOL};
 use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
-use crate::model::{Port, Stalls, Totals};
+use crate::model::{Connection, Port, Rail, Stalls, Totals};
 use crate::sysfs::HW_COUNTERS;
 use crate::{Count, Host};
 
@@ -63,6 +63,7 @@ metrics! {
     PortsNotShown = GAUGE "mpib_ports_not_shown" [] "Ports beyond the 64th, which have no metrics";
     State = GAUGE "mpib_rail_state" ["device", "port", "state"] "1 for the state that the port has: healthy, suspect, down or probing; of several processes the worst";
     RailConnections = GAUGE "mpib_rail_connections" ["device", "port"] "Open connections with a rail on the port";
+    Degraded = GAUGE "mpib_connections_degraded" ["device", "port", "reason"] "Open connections that expect a rail on the port and lack it. Reason given_up: it has failed, and returns when it works; left_out: it is never used";
     TransmitBytes = COUNTER "mpib_rail_transmit_bytes_total" ["device", "port"] "Bytes of messages that senders posted";
     TransmitParts = COUNTER "mpib_rail_transmit_parts_total" ["device", "port"] "Messages or parts of messages that senders posted";
     ReceiveParts = COUNTER "mpib_rail_receive_parts_total" ["device", "port"] "Messages or parts of messages that receivers received";
@@ -85,6 +86,7 @@ pub fn metrics(host: &Host, options: MetricsOptions) -> String {
     of_host(&mut families, host);
     let weights = host.ports.iter().filter_map(|port| port.weight).map(f64::from).sum();
     host.ports.iter().for_each(|port| of_port(&mut families, port, weights));
+    of_degraded(&mut families, host);
     if options.per_peer {
         of_peers(&mut families, host);
     }
@@ -175,6 +177,21 @@ fn of_port(to: &mut Families, port: &Port, weights: f64) {
     for (i, (file, _)) in HW_COUNTERS.iter().enumerate() {
         if let Some(n) = adapter.hw_counters.get(*file) {
             to.push(METRICS.len() + i, metric(&["device", "port"], labels, MetricType::COUNTER, n.0 as f64));
+        }
+    }
+}
+
+/// Counts the connections that lack a rail, by its port. Stripes of a rail count once.
+fn of_degraded(to: &mut Families, host: &Host) {
+    let connections = || host.processes.iter().flat_map(|process| &process.connections);
+    for port in &host.ports {
+        for (reason, left_out) in [("given_up", false), ("left_out", true)] {
+            let is_missing =
+                |rail: &Rail| rail.name == port.name && rail.missing.is_some() && rail.left_out == left_out;
+            let lacks = |c: &&Connection| c.state == "open" && c.rails.iter().any(is_missing);
+            let number = port.port.to_string();
+            let labels = [port.device.as_str(), number.as_str(), reason];
+            to.add(Id::Degraded, &labels, connections().filter(lacks).count() as f64);
         }
     }
 }

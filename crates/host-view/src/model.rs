@@ -294,6 +294,10 @@ pub struct Rail {
     pub errors: Count,
     /// Since when it is given up; null while it is in use.
     pub given_up_at_ms: Option<u64>,
+    /// Why the connection lacks it; null while it is in use.
+    pub missing: Option<String>,
+    /// Whether the connection expects it and never uses it.
+    pub left_out: bool,
 }
 
 /// Returns the JSON schema of [`Host`], as text.

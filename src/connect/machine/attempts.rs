@@ -11,11 +11,12 @@
 //! works and an end has other ports, each end sends a second HELLO with all ports of its process,
 //! and the attempts go on.
 
+use super::Stripes;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role};
 use crate::route::{Choice, Class, End, Route, is_disjoint, joined};
-use crate::split::{Plan, Stripes};
+use crate::split::{self, Plan};
 
 /// The routes of one handshake.
 #[derive(Debug)]
@@ -31,6 +32,10 @@ pub(crate) struct Attempts {
     later: Vec<Route>,
     /// Routes that do not work, with the reason.
     failed: Vec<(Route, String)>,
+    /// Those of them for which the kernel of an end has no route, which are no faults.
+    unrouted: Vec<Route>,
+    /// Whether the port of a route that failed has changed meanwhile.
+    port_changed: bool,
     /// Whether an attempt without any working route precedes the current one.
     repeated: bool,
     /// How many of them precede the routes of the connection.
@@ -58,6 +63,8 @@ pub(super) struct Failure {
     /// Whether a receive in the acceptor's shared receive queue failed. The acceptor uses none from
     /// then on.
     pub(super) srq: bool,
+    /// Whether the port of an end has changed meanwhile: its link may have been down.
+    pub(super) changed: bool,
 }
 
 /// What follows an attempt.
@@ -75,6 +82,47 @@ pub(crate) enum Next {
     List,
     /// No route works, and none is left.
     GiveUp,
+}
+
+/// A rail of the connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Member {
+    /// A stripe that works, by its index in the attempt.
+    Works {
+        /// Its route.
+        route: Route,
+        /// The index.
+        stripe: usize,
+    },
+    /// A stripe without queue pairs: its rail does not work. Both ends make it once it does.
+    Dead {
+        /// Its route, by the addresses that both ends had when they began.
+        route: Route,
+        /// The number of its queue pairs.
+        queues: usize,
+        /// The peer's rail.
+        peer: Box<RailInfo>,
+        /// Why it does not work.
+        why: String,
+    },
+}
+
+impl Member {
+    pub(crate) fn route(&self) -> &Route {
+        match self {
+            Self::Works { route, .. } | Self::Dead { route, .. } => route,
+        }
+    }
+}
+
+/// A rail of this end that the connection expects and does not have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    /// HCA and port.
+    pub(crate) name: String,
+    pub(crate) role: RailRole,
+    /// Why the connection does not have it.
+    pub(crate) why: String,
 }
 
 /// A report on a device and the peer's host, to be logged for the first such connection only.
@@ -105,6 +153,8 @@ impl Attempts {
             current: Vec::new(),
             later: Vec::new(),
             failed: Vec::new(),
+            unrouted: Vec::new(),
+            port_changed: false,
             repeated: false,
             preceding: 0,
             faulty: false,
@@ -119,7 +169,7 @@ impl Attempts {
 
     /// Begins the first attempt, if there is a route for it.
     fn start(&mut self, peer: &str) -> Result<()> {
-        if self.choice.first.is_empty() && self.complete {
+        if self.choice.first.is_empty() && self.complete && !self.may_wait() {
             return Err(Error::Usage(format!("no rail reaches {peer}: {}", self.table())));
         }
         self.later = self.in_order(&[&self.choice.first[..], &self.choice.rest].concat());
@@ -199,7 +249,7 @@ impl Attempts {
 
     /// Returns the layout of a route's queue pairs. It does not depend on the number of routes that
     /// work.
-    fn layout(&self, route: &Route) -> Stripes {
+    fn layout(&self, route: &Route) -> split::Stripes {
         self.plan.stripes(&self.local().terms, self.rail_role(route), self.choice.width)
     }
 
@@ -213,11 +263,10 @@ impl Attempts {
         self.last
     }
 
-    /// Returns the stripes of the current attempt, in the order of WIRING: each with its route and
-    /// its number of queue pairs.
-    pub(crate) fn stripes(&self) -> Vec<(Route, usize)> {
+    /// Returns the stripes of the current attempt.
+    pub(crate) fn stripes(&self) -> Stripes {
         let stripes = |r: &Route| vec![(*r, self.layout(r).turns.max(1)); self.layout(r).stripes];
-        self.current.iter().flat_map(stripes).collect()
+        Stripes { each: self.current.iter().flat_map(stripes).collect(), has_mailbox: self.has_mailbox() }
     }
 
     /// Ends the current attempt. `works` has for each of its routes whether the route works at both
@@ -236,8 +285,12 @@ impl Attempts {
         let kept = self.choice.keep(&self.current, |i| works[i]);
         let mut is_mesh = !self.repeated;
         for ((i, route), failure) in self.current.iter().enumerate().zip(failures) {
-            let Some(Failure { why, unrouted, .. }) = failure else { continue };
+            let Some(Failure { why, unrouted, changed, .. }) = failure else { continue };
             is_mesh &= unrouted;
+            self.port_changed |= changed;
+            if unrouted && !self.unrouted.contains(route) {
+                self.unrouted.push(*route);
+            }
             match self.failed.iter_mut().find(|(failed, _)| failed == route) {
                 Some((_, before)) => *before += &format!("; tried nevertheless: {why}"),
                 None => self.failed.push((*route, why)),
@@ -282,6 +335,91 @@ impl Attempts {
         next.sort_by_key(|r| r.rails.connector);
         self.current = next;
         true
+    }
+
+    /// Returns whether both ends carry on without a rail that does not work.
+    pub(crate) fn has_failover(&self) -> bool {
+        self.hellos.connector.terms.failover && self.hellos.acceptor.terms.failover
+    }
+
+    /// Returns whether a rail may work later although none does now: a port is not active, or has
+    /// changed meanwhile.
+    pub(super) fn may_wait(&self) -> bool {
+        self.has_failover() && self.complete && (self.port_changed || !self.choice.down.is_empty())
+    }
+
+    /// Returns the rails that the connection begins without and uses once they work, beside the `kept`
+    /// ones: those that have failed, and those whose port is down. A route that a kernel does not have
+    /// is not expected to work.
+    pub(super) fn dead(&self, kept: &[Route]) -> Vec<Route> {
+        let mut all = kept.to_vec();
+        let failed = self.failed.iter().map(|(route, _)| *route);
+        let failed = failed.filter(|route| route.requested == 2 && !self.unrouted.contains(route));
+        for route in failed.chain(self.choice.down.iter().copied()).filter(|_| self.has_failover()) {
+            if self.joins(&route) && all.len() < self.choice.width && is_disjoint(&all, &route) {
+                all.push(route);
+            }
+        }
+        all.split_off(kept.len())
+    }
+
+    /// Returns the rails of the connection in order: the `kept` routes of the attempt, whose stripes
+    /// work, and those that it begins without.
+    pub(super) fn members(&self, kept: &[usize]) -> Vec<Member> {
+        let routes: Vec<Route> = kept.iter().map(|i| self.current[*i]).collect();
+        let each = |route: &Route| self.layout(route).stripes;
+        let first = |i: usize| self.current[..i].iter().map(each).sum::<usize>();
+        let mut members = Vec::new();
+        for (i, route) in kept.iter().zip(&routes) {
+            members.extend((0..each(route)).map(|n| Member::Works { route: *route, stripe: first(*i) + n }));
+        }
+        for route in self.dead(&routes) {
+            let queues = self.layout(&route).turns.max(1);
+            let peer = self.remote().rails[*route.rails.remote(self.role)].clone();
+            let dead = Member::Dead { route, queues, peer: Box::new(peer), why: self.why(&route) };
+            members.extend(vec![dead; each(&route)]);
+        }
+        // The stripes of a rail stay in order.
+        members.sort_by_key(|member| member.route().rails.connector);
+        members
+    }
+
+    /// Returns the rails of this end that the plan requires and that are no members, with the reasons.
+    pub(super) fn left_out(&self, members: &[Member]) -> Vec<LeftOut> {
+        let (end, mut left) = (self.local(), Vec::new());
+        let is_wanted = |requested: bool, role| requested && self.plan.requires(role);
+        let of = |route: &Route| *route.rails.local(self.role);
+        for (i, rail) in end.rails.iter().enumerate().filter(|(_, rail)| is_wanted(rail.requested, rail.role))
+        {
+            if members.iter().any(|member| of(member.route()) == i) {
+                continue;
+            }
+            let failed = self.failed.iter().find(|(route, _)| of(route) == i);
+            let why =
+                failed.map_or_else(|| self.choice.why_unmatched(&self.ends(), self.role, i), |f| f.1.clone());
+            left.push(LeftOut { name: rail.name.clone(), role: rail.role, why });
+        }
+        let unusable = end.unusable.iter().filter(|rail| is_wanted(rail.requested, rail.role));
+        left.extend(unusable.map(|rail| LeftOut {
+            name: rail.name.clone(),
+            role: rail.role,
+            why: rail.why.clone(),
+        }));
+        left
+    }
+
+    /// Returns why a route does not work.
+    fn why(&self, route: &Route) -> String {
+        let failed = self.failed.iter().find(|(failed, _)| failed == route);
+        failed.map_or_else(|| route.down(&self.ends()), |(_, why)| why.clone())
+    }
+
+    /// Returns whether the connection has a mailbox if it has the routes of this attempt: two routes
+    /// join different pairs of rails, so one can carry the control frames about the other.
+    fn has_mailbox(&self) -> bool {
+        let dead = self.dead(&self.current);
+        let mut all = self.current.iter().chain(&dead);
+        all.next().is_some_and(|first| all.any(|route| route.rails != first.rails))
     }
 
     /// Returns every pair of rails with the reason why the connection does not use it.
@@ -352,8 +490,10 @@ impl Attempts {
             true => self.local_rail(r).role.to_string(),
             false => self.local_rail(r).name.clone(),
         };
-        let kept: Vec<String> = kept.iter().map(name).collect();
-        Ok(Some(format!("{what}; the connection goes on with {} alone", kept.join(", "))))
+        let named = |routes: &[Route]| routes.iter().map(name).collect::<Vec<_>>().join(", ");
+        let (dead, kept) = (self.dead(kept), named(kept));
+        let back = if dead.is_empty() { String::new() } else { format!(" until {} works", named(&dead)) };
+        Ok(Some(format!("{what}; the connection goes on with {kept} alone{back}")))
     }
 
     /// Returns whether these routes use a rail of this end that NCCL did not request.

@@ -48,11 +48,13 @@ use crate::split::Plan;
 use stage::Stage;
 use step::{Overdue, Step};
 
-pub(crate) use attempts::Report;
+pub(crate) use attempts::{LeftOut, Member, Report};
 pub(crate) use guess::expected_stripes;
 #[cfg(any(test, feature = "simulation"))]
 pub use tests::simulated;
-pub(crate) use wiring::has_mailbox;
+
+/// How long an end pauses before it describes its ports again, if no rail works.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// Messages that may arrive while local work is in progress. A correct peer sends one.
 const MAX_EARLY: usize = 64;
@@ -70,12 +72,13 @@ pub(crate) enum Action {
     Flush,
     /// Describe all ports of the process behind those of this first HELLO: [`Outcome::Listed`].
     ListPorts(Hello),
-    /// Create the queue pairs of these stripes, each with its route and their number:
-    /// [`Outcome::Made`].
-    MakeEndpoint(Vec<(Route, usize)>),
+    /// Describe the ports anew, as in the first HELLO with this rotation: [`Outcome::Listed`].
+    ListAgain(u32),
+    /// Create the queue pairs of these stripes: [`Outcome::Made`].
+    MakeEndpoint(Stripes),
     /// Use the queue pairs that the connector created before the handshake for these stripes: the
     /// same rails and numbers of queue pairs, but the addresses that the HELLOs result in.
-    Adopt(Vec<(Route, usize)>),
+    Adopt(Stripes),
     /// Connect the queue pairs to the peer's: [`Outcome::BroughtUp`].
     BringUp(BringUp),
     /// Probe the stripes: [`Outcome::Probed`].
@@ -103,6 +106,15 @@ pub(crate) enum Action {
     Fail(Error),
 }
 
+/// The stripes of an attempt, in the order of WIRING.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Stripes {
+    /// Each with its route and its number of queue pairs.
+    pub(crate) each: Vec<(Route, usize)>,
+    /// Whether the connection has a mailbox if all of them work.
+    pub(crate) has_mailbox: bool,
+}
+
 /// The connection of the local queue pairs to the peer's.
 #[derive(Debug)]
 pub(crate) struct BringUp {
@@ -121,8 +133,10 @@ pub(crate) struct BringUp {
 /// The connection that results from the probes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Keep {
-    /// Indices of the stripes that carry the connection.
-    pub(crate) stripes: Vec<usize>,
+    /// The stripes of the connection, in order.
+    pub(crate) members: Vec<Member>,
+    /// The rails of this end that the connection expects and does not have.
+    pub(crate) left_out: Vec<LeftOut>,
     pub(crate) plan: Plan,
     /// Whether one of them is on a rail of this end that NCCL did not request.
     pub(crate) substitute: bool,
@@ -133,7 +147,8 @@ pub(crate) struct Keep {
 /// Work that the driver has finished.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The HELLO with all ports of the process, which begins with those of the first one.
+    /// The HELLO with all ports of the process, which begins with those of the first one; or the first
+    /// one as the ports are now.
     Listed(Hello),
     /// The endpoint exists, and this describes it. An acceptor's ECE options follow with
     /// [`Outcome::BroughtUp`].
@@ -172,6 +187,8 @@ pub(crate) struct Machine {
     connected: bool,
     /// No attempt begins later.
     until: Instant,
+    /// Until when a rail that works is waited for, once that has begun.
+    patience: Option<Instant>,
     step: Step,
     early: VecDeque<Message>,
     actions: VecDeque<Action>,
@@ -212,6 +229,7 @@ impl Machine {
             peer: "the peer".into(),
             connected: role == Role::Acceptor,
             until: now + limit,
+            patience: None,
             step,
             early: VecDeque::new(),
             actions,
@@ -229,15 +247,18 @@ impl Machine {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.stage {
             Stage::ListPorts(_)
+            | Stage::ListAgain
             | Stage::MakeEndpoint(..)
             | Stage::BringUp(..)
             | Stage::Keep { .. }
             | Stage::Ended => None,
+            Stage::Pause(until) => Some(until),
             Stage::Probe(_, until) => until,
             Stage::Hint { by, .. } => by,
             Stage::Hello
             | Stage::Guess(_)
             | Stage::Others(_)
+            | Stage::Again
             | Stage::Wiring(..)
             | Stage::Ready(_)
             | Stage::Probed(..)
@@ -311,6 +332,11 @@ impl Machine {
             self.actions.push_back(Action::Stop);
             return;
         }
+        if let Stage::Pause(_) = self.stage {
+            self.stage = Stage::ListAgain;
+            self.actions.push_back(Action::ListAgain(self.local.rotation));
+            return;
+        }
         match self.step.expire(now, &self.peer) {
             Overdue::Warn(text) => self.actions.push_back(Action::Warn(text)),
             Overdue::Fail(why) => self.fail(Error::Peer(why)),
@@ -327,11 +353,14 @@ impl Machine {
         self.handle_early(now);
     }
 
-    /// Returns whether the driver works on an action. Messages are queued meanwhile.
+    /// Returns whether the driver works on an action, or the machine pauses. Messages are queued
+    /// meanwhile.
     fn is_working(&self) -> bool {
         matches!(
             self.stage,
             Stage::ListPorts(_)
+                | Stage::Pause(_)
+                | Stage::ListAgain
                 | Stage::MakeEndpoint(..)
                 | Stage::BringUp(..)
                 | Stage::Probe(..)
@@ -339,7 +368,7 @@ impl Machine {
         )
     }
 
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         matches!(self.stage, Stage::Ended)
     }
 

@@ -16,6 +16,12 @@ pub(super) enum Stage {
     ListPorts(Attempts),
     /// The peer's second HELLO is due.
     Others(Attempts),
+    /// No rail works. Until then the ends wait for one.
+    Pause(Instant),
+    /// The driver lists its ports again.
+    ListAgain,
+    /// The peer's HELLO with the present state of its ports is due.
+    Again,
     /// With the connector's WIRING, if the acceptor has it already.
     MakeEndpoint(Attempts, Option<Wiring>),
     /// The local WIRING has been sent by a connector; an acceptor sends it after bring-up.
@@ -46,13 +52,15 @@ impl Stage {
     /// Returns the name of the message that the peer has to send.
     pub(super) const fn due(&self) -> &'static str {
         match self {
-            Self::Hello => "HELLO",
+            Self::Hello | Self::Again => "HELLO",
             Self::Others(_) => "HELLO with all ports",
             Self::Guess(_) | Self::Wiring(..) => "WIRING",
             Self::Ready(_) => "READY",
             Self::Probed(..) => "PROBED",
             Self::Commit | Self::Hint { peer_ready: false, .. } => "READY to use the connection",
             Self::ListPorts(_)
+            | Self::Pause(_)
+            | Self::ListAgain
             | Self::MakeEndpoint(..)
             | Self::BringUp(..)
             | Self::Probe(..)

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use super::attempts::{Attempts, Failure, Next};
 use super::stage::Stage;
 use super::step::Step;
-use super::{Action, BringUp, Keep, Machine, Outcome, wiring};
+use super::{AGAIN, Action, BringUp, Keep, Machine, Outcome, wiring};
 use crate::error::{Error, Result, wc_status};
-use crate::proto::{Ece, Hello, Message, Role, SRQ_FAILED, Wiring};
+use crate::proto::{Ece, Hello, Message, PORT_CHANGED, Role, SRQ_FAILED, Wiring, written_bytes};
 use crate::route::{Route, is_unrouted};
 use crate::split::Plan;
 
@@ -20,6 +20,7 @@ impl Machine {
         let done = match (std::mem::replace(&mut self.stage, Stage::Ended), message) {
             (Stage::Hello, Message::Hello(hello)) => self.on_hello(now, hello),
             (Stage::Guess(hello), Message::Wiring(wiring)) => self.on_hellos(now, hello, Some(wiring)),
+            (Stage::Again, Message::Hello(hello)) => self.on_hellos(now, hello, None),
             (Stage::Others(attempts), Message::Hello(hello)) => self.on_others(now, attempts, hello),
             (Stage::Wiring(attempts, local), Message::Wiring(wiring)) => {
                 self.on_wiring(attempts, local, wiring)
@@ -57,6 +58,13 @@ impl Machine {
             (Stage::ListPorts(attempts), Outcome::Listed(hello)) => {
                 self.local = hello;
                 self.send_others(now, attempts);
+                Ok(())
+            }
+            (Stage::ListAgain, Outcome::Listed(hello)) => {
+                self.local = hello;
+                self.send(Message::Hello(self.local.clone()));
+                self.expect("HELLO", now, Duration::ZERO);
+                self.stage = Stage::Again;
                 Ok(())
             }
             (Stage::MakeEndpoint(attempts, remote), Outcome::Made(wiring)) => {
@@ -129,6 +137,9 @@ impl Machine {
     /// queue pairs of the attempt. Both ends come to the same conclusion.
     fn first_attempt(&mut self, now: Instant, attempts: Attempts, guess: Option<Wiring>) -> Result<()> {
         if attempts.current().is_empty() {
+            if attempts.may_wait() {
+                return self.wait_for_rail(now, &attempts);
+            }
             self.list_others(now, attempts);
             return Ok(());
         }
@@ -136,7 +147,11 @@ impl Machine {
         let stripes = attempts.stripes();
         match (
             self.role,
-            guess.filter(|guess| wiring::difference(Role::Connector, &stripes, guess).is_none()),
+            guess.filter(|guess| {
+                // The memory of a connection with a mailbox is no lie for one without.
+                let other = written_bytes(!stripes.has_mailbox) as u64;
+                guess.memory.len != other && wiring::difference(Role::Connector, &stripes, guess).is_none()
+            }),
         ) {
             (_, None) => self.attempt(attempts),
             (Role::Connector, Some(local)) => {
@@ -147,6 +162,33 @@ impl Machine {
             // The peer has nothing to do before it has this end's WIRING: one packet is enough.
             (Role::Acceptor, remote) => self.make_endpoint(attempts, remote),
         }
+        Ok(())
+    }
+
+    /// Waits until a rail works, for the shorter of the times that a handshake and an established
+    /// connection may take without one. The peer comes to the same conclusion. Then both ends describe
+    /// their ports again.
+    ///
+    /// # Errors
+    /// The time is over.
+    fn wait_for_rail(&mut self, now: Instant, attempts: &Attempts) -> Result<()> {
+        let wait = self.config.connect_timeout.min(self.config.failover_wait);
+        let (peer, table) = (&self.peer, attempts.table());
+        match self.patience {
+            None if !wait.is_zero() => {
+                self.patience = Some(now + wait);
+                let ms = wait.as_millis();
+                self.warn(Some(format!(
+                    "no rail works to {peer}: {table}; the connection waits up to {ms} ms for one (MPIB_CONNECT_TIMEOUT_MS, \
+                     MPIB_FAILOVER_WAIT)"
+                )));
+            }
+            Some(until) if now < until => {}
+            _ => return Err(Error::Peer(format!("no rail works to {peer}: {table}"))),
+        }
+        self.actions.push_back(Action::Flush);
+        self.await_message(None);
+        self.stage = Stage::Pause(now + AGAIN);
         Ok(())
     }
 
@@ -231,8 +273,9 @@ impl Machine {
         attempts: Attempts,
         results: Vec<Result<(), String>>,
     ) -> Result<()> {
-        if results.len() != attempts.stripes().len() {
-            return Err(Error::Internal(format!("{} probes of {}", results.len(), attempts.stripes().len())));
+        let stripes = attempts.stripes().each.len();
+        if results.len() != stripes {
+            return Err(Error::Internal(format!("{} probes of {stripes}", results.len())));
         }
         let each = || (0u8..).zip(&results);
         let mask = each().filter(|(_, r)| r.is_ok()).fold(0, |mask, (i, _)| mask | 1 << i);
@@ -283,22 +326,24 @@ impl Machine {
             let reason = |i| reasons.iter().find(|(r, _)| usize::from(*r) == i).map(|(_, why)| why.clone());
             let remote = failed.filter(|i| !remote(*i));
             let reported = remote.map(|i| reason(i).unwrap_or_else(|| "no reason".to_owned()));
+            let changed = local.iter().chain(&reported).any(|why| why.starts_with(PORT_CHANGED));
             let unrouted = local.iter().chain(&reported).any(|why| is_unrouted(why));
             let of_acceptor = if self.role == Role::Acceptor { &local } else { &reported };
             let srq = of_acceptor.as_ref().is_some_and(|why| why.starts_with(SRQ_FAILED));
             let remote = reported.map(|reason| format!("reported by the peer: {reason}"));
             let why = [local, remote].into_iter().flatten().collect::<Vec<_>>().join("; ");
-            Failure { why, unrouted, srq }
+            Failure { why, unrouted, srq, changed }
         };
         match attempts.conclude(&works, why) {
             Next::Keep(kept) => {
-                let stripes = kept.iter().flat_map(|route| stripes(*route)).collect();
+                let members = attempts.members(&kept);
+                let left_out = attempts.left_out(&members);
                 let routes: Vec<_> = kept.iter().map(|i| routes[*i]).collect();
                 self.report(&attempts, &works, &routes)?;
                 self.await_message(None);
                 let (plan, substitute) = (attempts.plan, attempts.is_substitute(&routes));
-                let failover = self.local.terms.failover && attempts.remote().terms.failover;
-                self.actions.push_back(Action::Keep(Keep { stripes, plan, substitute, failover }));
+                let failover = attempts.has_failover();
+                self.actions.push_back(Action::Keep(Keep { members, left_out, plan, substitute, failover }));
                 let accepted = (accepts || self.accepts(results)) && (0..n).all(|i| good(&i));
                 self.stage = Stage::Keep { plan, accepted };
             }
@@ -315,6 +360,7 @@ impl Machine {
                 self.attempt(attempts);
             }
             Next::List if now < self.until => self.list_others(now, attempts),
+            Next::GiveUp if attempts.may_wait() => return self.wait_for_rail(now, &attempts),
             Next::Retry | Next::List | Next::GiveUp => {
                 // An unanswered probe has the same causes on every route.
                 let (table, advice) = (attempts.table(), wc_status(NO_ANSWER).advice);

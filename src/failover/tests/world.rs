@@ -188,7 +188,13 @@ impl World {
         };
         for rail in dead.iter() {
             world.cut(rail, Cut::ReceiversPort);
-            world.receiver_notices(rail);
+            world.rails[rail].destroy_at_the_sender();
+            world.rails[rail].destroy_at_the_receiver();
+        }
+        (world.sender, world.receiver) = (world.sender.without(dead), world.receiver.without(dead));
+        match world.living_at_the_receiver().lowest() {
+            Some(rail) => world.cts_rail = rail,
+            None => world.unwritten = Some(1),
         }
         world
     }
@@ -852,5 +858,6 @@ fn port() -> RailInfo {
         role: RailRole::SOUT,
         requested: true,
         grh_required: false,
+        is_down: false,
     }
 }

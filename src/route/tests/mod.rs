@@ -24,6 +24,7 @@ pub(crate) fn roce(name: &str, ip: &str, prefix_len: u8, role: u8) -> RailInfo {
         role: RailRole::new(role).unwrap(),
         requested: true,
         grh_required: false,
+        is_down: false,
     }
 }
 

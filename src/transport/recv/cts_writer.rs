@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 
 use crate::config::Config;
-use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, SLOTS, Sequence};
+use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, SLOTS, Sequence, rails};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
@@ -64,7 +64,9 @@ impl CtsWriter {
             fifo: Remote { addr: comm.remote.addr, rkey: 0 },
             words: WordsWrite::new(),
         };
-        writer.use_rail(comm, writer.home);
+        let living = comm.living();
+        let first = if living >> writer.home & 1 == 1 { Some(writer.home) } else { rails(living).next() };
+        writer.use_rail(comm, first.unwrap_or(writer.home));
         writer
     }
 

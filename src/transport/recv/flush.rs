@@ -74,7 +74,9 @@ impl Flushes {
     pub(crate) fn new(cells: Cells<FLUSHES>, sink: usize, rails: &[Rail]) -> Self {
         let (mut flusher, mut last, mut lacking) = ([0; MAX_RAILS], 0, 0);
         for (i, (place, rail)) in flusher.iter_mut().zip(rails).enumerate() {
-            if leads(rail) {
+            // A rail that is dead from the beginning flushes once it works.
+            let begins = i == 0 || !rail.joins_the_ports_of(&rails[i - 1]);
+            if leads(rail) || (begins && !rail.is_alive()) {
                 last = i as u8;
             }
             *place = last;

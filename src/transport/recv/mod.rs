@@ -99,7 +99,8 @@ impl RecvState {
     ) -> Self {
         Self {
             cts: CtsWriter::new(&comm, config),
-            recovery: failover::Receiver::new(RailSet::from_bits(comm.layout.all_rails())),
+            recovery: failover::Receiver::new(RailSet::from_bits(comm.layout.all_rails()))
+                .without(RailSet::from_bits(comm.failures.noticed())),
             comm,
             cells,
             slots: Box::new([Slot::EMPTY; SLOTS]),

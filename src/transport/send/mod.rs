@@ -106,6 +106,7 @@ impl Sender {
             (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
         let drained = comm.drained();
         splitter.keep(RailSet::from_bits(comm.undrained(drained)));
+        let dead = RailSet::from_bits(comm.failures.noticed());
         let memory = Registrar::new(comm.nics(), config);
         let (living, all) = (memory.living(), RailSet::from_bits(comm.layout.all_rails()));
         let sender = Arc::new(Self {
@@ -129,7 +130,7 @@ impl Sender {
                 seq: Sequence::FIRST,
                 cells,
                 sends: Box::new([Matched::default(); SENDS]),
-                recovery: failover::Sender::new(all),
+                recovery: failover::Sender::new(all).without(dead),
                 episode: None,
                 memory: living,
                 ops: Box::new([NO_SEND; MAX_RECVS]),

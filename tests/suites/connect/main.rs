@@ -1,5 +1,6 @@
 //! How a connection is made: modes, attributes of queue pairs, retries, many connections at once.
 
+mod broken_handshake;
 mod concurrency;
 mod doorbells;
 mod modes;

@@ -1,5 +1,6 @@
 //! Rails that die under a connection: it goes on over the others, and every byte arrives once.
 
+mod begins;
 mod busy;
 mod failback;
 mod kinds;

@@ -97,8 +97,9 @@ pub struct RailEntry {
     pub(super) role: AtomicU32,
     pub(super) port: AtomicU32,
     pub(super) given_up: AtomicU64,
-    _reserved: AtomicU64,
+    pub(super) left_out: AtomicU64,
     pub(super) name: Text<8>,
+    pub(super) missing: Text<16>,
 }
 
 /// Zero-padded text in words.
@@ -121,11 +122,12 @@ const _: () = {
     assert!(offset_of!(Entry, state) == 8 && offset_of!(Entry, rail_count) == 15);
     assert!(offset_of!(Entry, since) == 16 && offset_of!(Entry, peer) == 64);
     assert!(offset_of!(Entry, requests) == 192 && offset_of!(Entry, share) == 248);
-    assert!(offset_of!(Entry, rails) == 256 && offset_of!(Entry, reason) == 1280);
-    assert!(size_of::<RailEntry>() == 128 && offset_of!(RailEntry, errors) == 32);
+    assert!(offset_of!(Entry, rails) == 256 && offset_of!(Entry, reason) == 2304);
+    assert!(size_of::<RailEntry>() == 256 && offset_of!(RailEntry, errors) == 32);
     assert!(offset_of!(RailEntry, role) == 40 && offset_of!(RailEntry, port) == 44);
     assert!(offset_of!(RailEntry, given_up) == 48);
-    assert!(offset_of!(RailEntry, name) == 64);
+    assert!(offset_of!(RailEntry, left_out) == 56 && offset_of!(RailEntry, name) == 64);
+    assert!(offset_of!(RailEntry, missing) == 128);
 };
 
 /// Adds to a counter with a single writer: a load and a store, no locked instruction.
@@ -204,9 +206,12 @@ impl Entry {
         self.peer.write("");
         self.reason.write("");
         for rail in &self.rails {
-            for number in [&rail.bytes, &rail.parts, &rail.posted, &rail.done, &rail.errors, &rail.given_up] {
+            for number in [&rail.bytes, &rail.parts, &rail.posted, &rail.done, &rail.errors] {
                 number.store(0, Ordering::Relaxed);
             }
+            rail.given_up.store(0, Ordering::Relaxed);
+            rail.left_out.store(0, Ordering::Relaxed);
+            rail.missing.write("");
             rail.role.store(0, Ordering::Relaxed);
             rail.port.store(0, Ordering::Relaxed);
             rail.name.write("");
@@ -261,11 +266,12 @@ impl RailEntry {
         add(&self.errors, 1);
     }
 
-    /// Records that the rail is given up, or is in use again.
+    /// Records why the connection lacks the rail, or that the rail is in use again.
     #[cold]
-    pub fn in_use(&self, in_use: bool) {
-        let since = if in_use { 0 } else { super::writer::now() };
-        self.given_up.store(since, Ordering::Relaxed);
+    pub fn missing(&self, why: Option<&str>) {
+        self.missing.write(why.unwrap_or_default());
+        let since = if why.is_some() { super::writer::now() } else { 0 };
+        self.given_up.store(since, Ordering::Release);
     }
 }
 

@@ -10,9 +10,9 @@
 //! | offset | bytes | header |
 //! |---|---|---|
 //! | 0 | 4 | magic, 0x4D504953; written last |
-//! | 4 | 4 | version of this layout, 3 |
+//! | 4 | 4 | version of this layout, 4 |
 //! | 8 | 4 | bytes of the header, 512 |
-//! | 12 | 4 | bytes of an entry, 1536 |
+//! | 12 | 4 | bytes of an entry, 2560 |
 //! | 16 | 4 | number of entries, 1024 |
 //! | 20 | 4 | rails in an entry, 8 |
 //! | 24 | 8 | bytes of the page, header included |
@@ -86,7 +86,7 @@
 //! | 12 | 1 | direction: 1 sends, 2 receives |
 //! | 13 | 1 | islands: 0 unknown, 1 same island, 2 two islands |
 //! | 14 | 1 | data: 0 on all rails, 1 on one rail, 2 split over SOUT and SUP |
-//! | 15 | 1 | number of rails |
+//! | 15 | 1 | number of rails, with those that are left out |
 //! | 16 | 8 | time of connection, ns since 1970 |
 //! | 24 | 8 | time of failure, ns since 1970, or 0 |
 //! | 64 | 128 | name of the peer, UTF-8, zero-padded |
@@ -98,8 +98,8 @@
 //! | 232 | 8 | calls of isend or irecv without a request, because a queue was full |
 //! | 240 | 8 | calls that failed |
 //! | 248 | 4 | last share of SUP, in parts per 1024; 0xffffffff if no share applies |
-//! | 256 + 128 i | 128 | rail i |
-//! | 1280 | 256 | reason of the failure, UTF-8, zero-padded |
+//! | 256 + 256 i | 256 | rail i |
+//! | 2304 | 256 | reason of the failure, UTF-8, zero-padded |
 //!
 //! | offset | bytes | rail |
 //! |---|---|---|
@@ -110,8 +110,10 @@
 //! | 32 | 8 | completions with an error |
 //! | 40 | 4 | index of the rail in its device: 0 SOUT, 1 SUP |
 //! | 44 | 4 | port record of the rail, from 1; 0 if it has none |
-//! | 48 | 8 | since when the connection has given the rail up, ns since 1970; 0 while it is in use |
+//! | 48 | 8 | since when the connection lacks the rail, ns since 1970; 0 while it is in use |
+//! | 56 | 8 | 1 if the rail is left out: the connection expects it and never uses it; else 0 |
 //! | 64 | 64 | HCA and port, UTF-8, zero-padded |
+//! | 128 | 128 | why the connection lacks the rail, UTF-8, zero-padded |
 //!
 //! Other bytes are zero.
 //!
@@ -174,7 +176,7 @@ pub const MEMFD_NAME: &str = "mpib-stats";
 /// First word of the page.
 pub const STATS_MAGIC: u32 = 0x4D50_4953;
 /// Version of the layout. Readers reject other versions.
-pub const STATS_VERSION: u32 = 3;
+pub const STATS_VERSION: u32 = 4;
 /// Size of the header in bytes.
 pub const STATS_HEADER_SIZE: usize = 512;
 /// Size of a port record in bytes.
@@ -182,7 +184,7 @@ pub const STATS_PORT_SIZE: usize = 768;
 /// Number of port records of a page.
 pub const STATS_PORTS: usize = 64;
 /// Size of an entry in bytes.
-pub const STATS_ENTRY_SIZE: usize = 1536;
+pub const STATS_ENTRY_SIZE: usize = 2560;
 /// Number of entries of a page.
 pub const STATS_ENTRIES: usize = 1024;
 /// Number of rails of an entry: the maximum of the wire protocol.

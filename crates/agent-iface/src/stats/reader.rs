@@ -158,8 +158,12 @@ pub struct Rail {
     pub done: u64,
     /// Completions with an error.
     pub errors: u64,
-    /// Since when the connection has given the rail up, ns since 1970; `None` while it is in use.
+    /// Since when the connection lacks the rail, ns since 1970; `None` while it is in use.
     pub given_up_at: Option<u64>,
+    /// Why; `None` while it is in use.
+    pub missing: Option<String>,
+    /// Whether the connection expects the rail and never uses it.
+    pub left_out: bool,
 }
 
 /// The rails and the share of a sender, without its counters.
@@ -345,7 +349,7 @@ fn copy(entry: &Entry) -> Connection {
     let state = u8::try_from(state).ok().and_then(State::of);
     let failed = state == Some(State::Failed);
     let direction = Direction::of(entry.direction.load(Ordering::Relaxed));
-    let rails = usize::from(entry.rail_count.load(Ordering::Relaxed)).min(STATS_RAILS);
+    let rails = usize::from(entry.rail_count.load(Ordering::Acquire)).min(STATS_RAILS);
     Connection {
         index: 0,
         generation: 0,
@@ -370,7 +374,8 @@ fn sender(entry: &Entry) -> Option<Sender> {
     }
     let rails = usize::from(entry.rail_count.load(Ordering::Relaxed)).min(STATS_RAILS);
     let port = |role| {
-        let rail = entry.rails[..rails].iter().find(|rail| get(&rail.role) == role)?;
+        let rail =
+            entry.rails[..rails].iter().find(|rail| get(&rail.role) == role && num(&rail.left_out) == 0)?;
         (get(&rail.port) as usize).checked_sub(1)
     };
     let share = Some(get(&entry.share)).filter(|share| *share != NO_SHARE);
@@ -379,6 +384,7 @@ fn sender(entry: &Entry) -> Option<Sender> {
 
 fn copy_rail(rail: &RailEntry, direction: Option<Direction>) -> Rail {
     let done = rail.done.load(Ordering::Acquire);
+    let given_up_at = Some(rail.given_up.load(Ordering::Acquire)).filter(|since| *since != 0);
     Rail {
         name: rail.name.read(),
         port: (get(&rail.port) as usize).checked_sub(1),
@@ -388,6 +394,8 @@ fn copy_rail(rail: &RailEntry, direction: Option<Direction>) -> Rail {
         posted: num(&rail.posted),
         done,
         errors: num(&rail.errors),
-        given_up_at: Some(num(&rail.given_up)).filter(|since| *since != 0),
+        given_up_at,
+        missing: given_up_at.map(|_| rail.missing.read()),
+        left_out: num(&rail.left_out) != 0,
     }
 }

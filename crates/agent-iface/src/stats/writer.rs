@@ -323,6 +323,20 @@ impl ConnectionEntry {
         self.entry
     }
 
+    /// Adds a rail that the connection expects and never uses, with the reason. The index is that of
+    /// the rail in its device, `name` its HCA and port.
+    pub fn leave_out(&self, index: u8, name: &str, why: &str) {
+        let port = self.writer.port_number(&mut self.writer.lock(), name);
+        let count = self.entry.rail_count.load(Ordering::Relaxed);
+        let Some(place) = self.entry.rails.get(usize::from(count)) else { return };
+        place.role.store(index.into(), Ordering::Relaxed);
+        place.port.store(port.into(), Ordering::Relaxed);
+        place.name.write(name);
+        place.left_out.store(1, Ordering::Relaxed);
+        place.missing(Some(why));
+        self.entry.rail_count.store(count + 1, Ordering::Release);
+    }
+
     /// Returns whether the page shows the connection with its own entry.
     pub fn is_listed(&self) -> bool {
         self.place.is_some()

@@ -22,6 +22,9 @@ pub(super) fn text(all: &Host) -> String {
             if let Some(reason) = &c.reason {
                 out += &paragraph(2, &format!("#{} failed: {reason}", c.index));
             }
+            for (rail, why) in c.rails.iter().filter_map(|rail| Some((rail, rail.missing.as_ref()?))) {
+                out += &paragraph(2, &format!("#{} lacks {}: {why}", c.index, rail.name));
+            }
         }
         out.push('\n');
     }
@@ -181,7 +184,11 @@ fn rail_row(c: &Connection, r: &Rail) -> Row {
         none(),
         none(),
         format!("  {}{role}", r.name),
-        r.given_up_at_ms.map_or_else(none, |_| "given up".into()),
+        match (r.given_up_at_ms, r.left_out) {
+            (None, _) => none(),
+            (Some(_), false) => "given up".into(),
+            (Some(_), true) => "left out".into(),
+        },
         r.work_requests_in_flight.0.to_string(),
         r.parts.0.to_string(),
         r.bytes.map_or("-".into(), bytes),

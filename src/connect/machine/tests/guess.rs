@@ -55,7 +55,7 @@ fn a_right_guess_is_used_by_both_ends() {
     connector.receive(Message::Hello(connector.scenario.first(Role::Acceptor)));
     match &connector.actions()[..] {
         [Action::Adopt(stripes), Action::Await(Some("WIRING"))] => {
-            assert_eq!(stripes.iter().map(|(_, qps)| *qps).collect::<Vec<_>>(), [1, 4]);
+            assert_eq!(stripes.each.iter().map(|(_, qps)| *qps).collect::<Vec<_>>(), [1, 4]);
         }
         other => panic!("{other:?}"),
     }

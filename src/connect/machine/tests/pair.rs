@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::liar::Liar;
 use super::scenario::{Dice, How, PATIENCE, Scenario};
 use super::wirings::{fits, wiring};
-use crate::connect::machine::{Action, BringUp, Keep, Machine, Outcome, expected_stripes};
+use crate::connect::machine::{Action, BringUp, Keep, Machine, Member, Outcome, Stripes, expected_stripes};
 use crate::error::Error;
 use crate::proto::{Ends, Hello, Message, Role, SRQ_FAILED};
 use crate::route::Route;
@@ -44,7 +44,7 @@ pub(super) struct Node {
     /// When this end learns that the connection is lost, and why.
     lost: Option<(u64, String)>,
     works_done: u8,
-    pub(super) stripes: Vec<(Route, usize)>,
+    pub(super) stripes: Stripes,
     /// Whether the attempt is the last one.
     last: bool,
     /// Routes on which a receive in the acceptor's shared receive queue has failed.
@@ -76,9 +76,10 @@ enum Work {
 }
 
 impl Node {
-    /// Returns the routes of the connection, in order.
-    pub(super) fn routes(&self) -> Option<Vec<Route>> {
-        Some(self.kept.as_ref()?.stripes.iter().map(|i| self.stripes[*i].0).collect())
+    /// Returns the routes of the connection, in order, and whether each works.
+    pub(super) fn routes(&self) -> Option<Vec<(Route, bool)>> {
+        let works = |member: &Member| (*member.route(), matches!(member, Member::Works { .. }));
+        Some(self.kept.as_ref()?.members.iter().map(works).collect())
     }
 
     /// Returns whether this end has committed to the connection with this peer: by its READY, or
@@ -157,7 +158,7 @@ pub(super) fn run(scenario: &Scenario) -> Run {
     let mut nodes = Ends { connector: node(Role::Connector), acceptor: node(Role::Acceptor) };
     // The connector's HELLO opens the connection, and the acceptor accepts later.
     let stripes = &nodes.connector.stripes;
-    let sent = (!stripes.is_empty()).then(|| wiring(Role::Connector, stripes));
+    let sent = (!stripes.each.is_empty()).then(|| wiring(Role::Connector, stripes));
     let hello = Hello { wiring_follows: sent.is_some(), ..scenario.first(Role::Connector) };
     let at = nodes.connector.connected_at;
     nodes.acceptor.connected_at = at;
@@ -302,7 +303,7 @@ impl Sim<'_> {
         let now = self.instant();
         match (action, work) {
             (Action::MakeEndpoint(stripes), _) => {
-                assert!((1..=8).contains(&stripes.len()), "{} stripes", stripes.len());
+                assert!((1..=8).contains(&stripes.each.len()), "{} stripes", stripes.each.len());
                 node.stripes = stripes;
                 node.work = Work::Local;
                 let made = Outcome::Made(wiring(node.role, &node.stripes));
@@ -320,18 +321,24 @@ impl Sim<'_> {
                 let listed = self.spoil(node, Outcome::Listed(self.scenario.end(node.role).1));
                 node.machine.on_done(now, listed);
             }
+            (Action::ListAgain(rotation), _) => {
+                let first = self.scenario.first(node.role);
+                assert_eq!(rotation, first.rotation);
+                let listed = self.spoil(node, Outcome::Listed(first));
+                node.machine.on_done(now, listed);
+            }
             (Action::BringUp(BringUp { wiring, rails, retry_until, last, .. }), Work::Local) => {
                 node.last = last;
                 fits(node.role, &node.stripes, &wiring);
-                assert!(node.stripes.iter().all(|(r, _)| *r.rails.remote(node.role) < rails.len()));
+                assert!(node.stripes.each.iter().all(|(r, _)| *r.rails.remote(node.role) < rails.len()));
                 assert!(retry_until <= now + self.scenario.end(node.role).0.connect_timeout);
-                let outcome = Outcome::BroughtUp(vec![None; node.stripes.len()]);
+                let outcome = Outcome::BroughtUp(vec![None; node.stripes.each.len()]);
                 node.work = Work::BringUp(self.now + self.dice.delay(), outcome);
             }
             (Action::Probe, Work::Joined) => {
                 let result = |i: usize| {
-                    let route = &node.stripes[i].0;
-                    let before = node.stripes[..i].iter().filter(|s| s.0 == *route).count();
+                    let route = &node.stripes.each[i].0;
+                    let before = node.stripes.each[..i].iter().filter(|s| s.0 == *route).count();
                     match self.scenario.failure(node.role, route, before) {
                         Some(How::Refused | How::Doubted) if !node.last => {
                             Err("no route from here to there".to_owned())
@@ -344,12 +351,12 @@ impl Sim<'_> {
                         None | Some(How::Doubted | How::Srq) => Ok(()),
                     }
                 };
-                node.results = (0..node.stripes.len()).map(result).collect();
+                node.results = (0..node.stripes.each.len()).map(result).collect();
                 let failed = |(i, (route, _)): (usize, &(Route, usize))| {
-                    let stripe = node.stripes[..i].iter().filter(|s| s.0 == *route).count();
+                    let stripe = node.stripes.each[..i].iter().filter(|s| s.0 == *route).count();
                     (self.scenario.failure(node.role, route, stripe) == Some(How::Srq)).then_some(*route)
                 };
-                node.without_srq.extend(node.stripes.iter().enumerate().filter_map(failed));
+                node.without_srq.extend(node.stripes.each.iter().enumerate().filter_map(failed));
                 let delay = self.dice.delay();
                 node.work = Work::Probe((delay < 900).then_some(self.now + delay));
             }
@@ -369,9 +376,14 @@ impl Sim<'_> {
             // No more of the peer's immediates arrive, which the results have already.
             (Action::PeerFailed(_) | Action::Forget(_), work) => node.work = work,
             (Action::Keep(keep), Work::Joined) => {
-                assert!(!keep.stripes.is_empty() && keep.stripes.is_sorted());
-                for i in &keep.stripes {
-                    assert!(node.results[*i].is_ok(), "stripe {i} is kept and does not work");
+                let works = |member: &Member| match member {
+                    Member::Works { stripe, .. } => Some(*stripe),
+                    Member::Dead { .. } => None,
+                };
+                let kept: Vec<usize> = keep.members.iter().filter_map(works).collect();
+                assert!(!kept.is_empty() && keep.members.len() <= 8);
+                for i in kept {
+                    assert!(node.results[i].is_ok(), "stripe {i} is kept and does not work");
                 }
                 let hinted = keep.plan.takes_hints(&self.scenario.end(node.role).0);
                 node.kept = Some(keep);
@@ -408,7 +420,7 @@ fn brief(action: &Action) -> String {
         Action::Send(message) => format!("sends {}", message.name()),
         Action::MakeEndpoint(stripes) => {
             let rails = |(route, _): &(Route, usize)| (route.rails.connector, route.rails.acceptor);
-            format!("MakeEndpoint {:?}", stripes.iter().map(rails).collect::<Vec<_>>())
+            format!("MakeEndpoint {:?}", stripes.each.iter().map(rails).collect::<Vec<_>>())
         }
         Action::Adopt(_) => "Adopt".into(),
         Action::ListPorts(_) => "ListPorts".into(),

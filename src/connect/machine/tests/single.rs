@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::scenario::{PATIENCE, Scenario};
-use crate::connect::machine::{Action, Machine, Outcome};
+use crate::connect::machine::{Action, Machine, Member, Outcome};
 use crate::error::Error;
 use crate::proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring};
 
@@ -101,7 +101,10 @@ impl End {
         self.reach_probed();
         self.receive(Message::Probed { mask: 3, reasons: Vec::new(), accepts: false });
         let keep = self.actions().pop();
-        assert!(matches!(&keep, Some(Action::Keep(keep)) if keep.stripes == [0, 1]), "{keep:?}");
+        let Some(Action::Keep(keep)) = keep else { panic!("{keep:?}") };
+        let works = |i, member: &Member| matches!(member, Member::Works { stripe, .. } if *stripe == i);
+        assert!(keep.members.iter().enumerate().all(|(i, member)| works(i, member)), "{keep:?}");
+        assert_eq!(keep.members.len(), 2);
         self.done(Outcome::Kept { registered: true });
     }
 }

@@ -1,11 +1,11 @@
 //! The WIRING of simulated ends.
 
-use crate::connect::machine::has_mailbox;
+use crate::connect::machine::Stripes;
 use crate::proto::{Memory, QpWiring, Role, RouteWiring, Wiring, written_bytes};
 use crate::route::Route;
 
 /// The WIRING of an end with these stripes.
-pub(super) fn wiring(role: Role, stripes: &[(Route, usize)]) -> Wiring {
+pub(super) fn wiring(role: Role, stripes: &Stripes) -> Wiring {
     let route = |(route, qps): &(Route, usize)| RouteWiring {
         local_rail: *route.rails.local(role) as u8,
         remote_rail: *route.rails.remote(role) as u8,
@@ -14,19 +14,19 @@ pub(super) fn wiring(role: Role, stripes: &[(Route, usize)]) -> Wiring {
         traffic_class: 0,
         ece: None,
     };
-    let rkeys = (0..stripes.len() as u32).collect();
-    let memory = Memory { addr: 1 << 20, len: written_bytes(has_mailbox(stripes)) as u64, rkeys };
-    Wiring { routes: stripes.iter().map(route).collect(), memory }
+    let rkeys = (0..stripes.each.len() as u32).collect();
+    let memory = Memory { addr: 1 << 20, len: written_bytes(stripes.has_mailbox) as u64, rkeys };
+    Wiring { routes: stripes.each.iter().map(route).collect(), memory }
 }
 
 /// Asserts that the lists of WIRING have the expected lengths: the driver indexes into them.
-pub(super) fn fits(role: Role, stripes: &[(Route, usize)], found: &Wiring) {
+pub(super) fn fits(role: Role, stripes: &Stripes, found: &Wiring) {
     let expected = wiring(role.other(), stripes);
     let shape = |w: &Wiring| -> Vec<_> {
         w.routes.iter().map(|r| (r.local_rail, r.remote_rail, r.qps.len())).collect()
     };
     assert_eq!(shape(found), shape(&expected));
-    assert_eq!(found.memory.rkeys.len(), stripes.len());
+    assert_eq!(found.memory.rkeys.len(), stripes.each.len());
     assert!(found.memory.len >= expected.memory.len);
     assert!(found.memory.addr.checked_add(expected.memory.len).is_some());
 }
