@@ -100,7 +100,7 @@ impl RecvState {
         memory: Arc<LivingMrs>,
     ) -> Self {
         Self {
-            cts: CtsWriter::new(&comm, config),
+            cts: CtsWriter::new(&comm),
             comm,
             cells,
             slots: Box::new([Slot::EMPTY; SLOTS]),

@@ -7,7 +7,7 @@ use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{SPLIT_ALL, TWO_RAILS, here, set, with_and_without_srq};
+use mpib_tests::{SPLIT_ALL, TWO_RAILS, here, set, two_adapters, with_and_without_srq};
 use nccl_net_mpib::proto::Message;
 use softverbs::QpCounters;
 
@@ -484,9 +484,9 @@ fn bursts_of_empty_messages_on_four_queue_pairs_find_receives() {
 //= protocol.md: a write with immediate always finds a receive in the SRQ
 #[test]
 fn bursts_of_empty_messages_find_receives_with_low_marks() {
-    let marks =
-        [("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "256"), ("MPIB_SUP_SHARE", "512"), ("MPIB_SOUT_QP", "4")];
-    with_and_without_srq(here!(), &host(&marks), empty_bursts);
+    let devices = two_adapters("max_srq_wr=66");
+    let marks = [("SOFTVERBS_DEVICES", devices.as_str()), ("MPIB_SUP_SHARE", "512"), ("MPIB_SOUT_QP", "4")];
+    with_and_without_srq(here!(), &[&TWO_RAILS[..], &[HERE], &marks].concat(), empty_bursts);
 }
 
 /// Two rails of 4 and 2 GB/s.

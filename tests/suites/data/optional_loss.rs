@@ -123,7 +123,7 @@ fn a_peer_that_closes_after_its_data_is_no_loss() {
 //= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_failed_write_is_reported_without_a_call() {
-    let env = [&SHORT[..], &[("MPIB_CTS_SIGNAL_INTERVAL", "1"), ("MPIB_FAILOVER_WAIT", "0")]].concat();
+    let env = [&SHORT[..], &[("MPIB_FAILOVER_WAIT", "0")]].concat();
     with_and_without_srq(here!(), &mpib("512", &env), || {
         let table = newest();
         let pair = Pair::new(table);

@@ -81,8 +81,8 @@ fn choices() -> Vec<String> {
 //= receives.md: the log names the form once for each adapter
 #[test]
 fn the_log_names_the_receive_queues_of_each_adapter_once() {
-    let devices = "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,without=srq;c:addr=10.0.2.1/24,without=srq_calls";
-    let env = [("SOFTVERBS_DEVICES", devices), ("NCCL_IB_QPS_PER_CONNECTION", "3"), ("MPIB_SRQ_HIGH", "100")];
+    let devices = "a:addr=10.0.0.1/24,max_srq_wr=100;b:addr=10.0.1.1/24,without=srq;c:addr=10.0.2.1/24,without=srq_calls";
+    let env = [("SOFTVERBS_DEVICES", devices), ("NCCL_IB_QPS_PER_CONNECTION", "3")];
     isolated(here!(), &env, || {
         let (table, ctx) = (newest(), init(newest()));
         for dev in [0, 1, 2, 0, 1, 2] {
@@ -94,7 +94,7 @@ fn the_log_names_the_receive_queues_of_each_adapter_once() {
         let [a, b, c] = &lines[..] else { panic!("{lines:?}") };
         let shared = "shared receive queues on a: the queue pairs of a rail receive from one (100 entries)";
         assert!(a.contains(shared), "{a}");
-        let own = "each queue pair receives from its own, and MPIB_SRQ_LOW and MPIB_SRQ_HIGH have no effect (44 entries)";
+        let own = "each queue pair receives from its own (44 entries)";
         for (line, why) in [
             (b, "no shared receive queues on b (max_srq of ibv_devinfo -v is 0): "),
             (c, "no shared receive queues on c (ibv_create_srq: Operation not supported (os error 95)): "),
