@@ -1,6 +1,5 @@
 //! The other process: a second instance of the test program, controlled through its standard input
 //! and output.
-#![allow(dead_code, reason = "each test file uses a part")]
 #![allow(unreachable_pub, missing_docs, reason = "nobody else uses it")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -24,6 +23,32 @@ macro_rules! here {
     }};
 }
 pub(crate) use here;
+
+/// Runs the rest of the calling test in a process of its own, whose devices and faults no other test
+/// sees.
+macro_rules! own_process {
+    () => {
+        if !$crate::peer::is_alone() {
+            return $crate::peer::run_alone($crate::peer::here!());
+        }
+    };
+}
+pub(crate) use own_process;
+
+/// Set in the process that a test has for itself.
+const ALONE: &str = "TEST_ALONE";
+
+/// Whether this process runs a single test.
+pub fn is_alone() -> bool {
+    std::env::var_os(ALONE).is_some()
+}
+
+/// Runs `test` in a new process, and fails as it fails.
+pub fn run_alone(test: &str) {
+    let output = again(test).env(ALONE, "1").output().expect("this program can be started");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
 
 pub fn base() -> PathBuf {
     // SAFETY: cannot fail.
@@ -122,14 +147,6 @@ impl Peer {
     pub fn ask(&mut self, line: &str) -> String {
         self.say(line);
         self.answer()
-    }
-
-    pub fn address(&self) -> Address {
-        self.address
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
     }
 
     /// Connects both ends.

@@ -1,18 +1,15 @@
 //! Model checks of the sequence lock: every schedule and every memory order, for both ways of
 //! reading. The same models with a seeded fault must fail.
 
-#![cfg(loom)]
-
-mod explore;
-
 use std::panic::catch_unwind;
 
-use explore::explore;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*, fence};
 use loom::thread;
 use nccl_net_mpib_agent_iface::agent::{Entry, Hint, Snapshot, snapshot};
 use nccl_net_mpib_agent_iface::stats::{Generation, Revision};
+
+use crate::explore::explore;
 
 /// The n-th hint that the writer writes: each field identifies it.
 fn nth(n: u8) -> Hint {

@@ -3,23 +3,18 @@
 //!
 //! The product's own file, with loom's atomics in the place of the standard library's.
 
-#[path = "../../src/async_events/attention.rs"]
+#[path = "../../../src/async_events/attention.rs"]
 #[allow(dead_code, reason = "a part of it is the plugin's")]
 mod attention;
-#[path = "../../crates/agent-iface/tests/explore/mod.rs"]
-mod explore;
-
-mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU32, Ordering};
-}
 
 use std::panic::catch_unwind;
 
-use attention::Attention;
-use explore::explore;
+use self::attention::Attention;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
+
+use crate::explore::explore;
 
 /// A look at a comm: clears the mark first, or, as a seeded fault, last.
 fn look(attention: &Attention, first: bool) -> u8 {

@@ -4,7 +4,7 @@
 //! The product's own file, with loom's atomics in the place of the standard library's. The peer is the
 //! plugin's [`MailState`].
 
-#[path = "../../src/proto/mailbox.rs"]
+#[path = "../../../src/proto/mailbox.rs"]
 #[allow(dead_code, unreachable_pub, reason = "a part of it is the peer's")]
 mod mailbox;
 
@@ -14,19 +14,16 @@ mod frame {
 mod slot {
     pub(crate) use nccl_net_mpib::proto::CACHE_LINE;
 }
-mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
-}
 mod wire {
     pub(crate) use nccl_net_mpib::proto::HEADER_BYTES;
 }
 
 use std::sync::atomic::{AtomicU64 as Word, AtomicUsize};
 
+use crate::sync::{AtomicU64, Ordering::Relaxed};
 use loom::sync::Arc;
 use loom::thread;
 use nccl_net_mpib::proto::MailState;
-use sync::{AtomicU64, Ordering::Relaxed};
 
 const WORDS: usize = mailbox::RING_BYTES / 8;
 /// The words at the end of a chunk that differ between chunks with the same frame: checksum and

@@ -3,24 +3,16 @@
 //!
 //! The product's own file, with loom's atomics in the place of the standard library's.
 
-#[path = "../../src/transport/request/cell.rs"]
+#[path = "../../../src/transport/request/cell.rs"]
 mod cell;
-#[path = "../../crates/agent-iface/tests/explore/mod.rs"]
-mod explore;
-
-mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU32, Ordering};
-}
-mod proto {
-    pub(crate) use nccl_net_mpib::proto::MAX_RECVS;
-}
 
 use std::panic::catch_unwind;
 
-use cell::{Found, RequestCell};
-use explore::explore;
+use self::cell::{Found, RequestCell};
 use loom::sync::Arc;
 use loom::thread;
+
+use crate::explore::explore;
 
 const SIZE: usize = 4096;
 

@@ -3,28 +3,10 @@
 //!
 //! The product's own files, with loom's lock and atomics in the place of the plugin's.
 
-mod device;
-#[path = "../../../crates/agent-iface/tests/explore/mod.rs"]
-mod explore;
-
-mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU8, Ordering};
-
-    /// A lock as parking_lot has it: without poisoning.
-    #[derive(Debug, Default)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
-
-    impl<T> Mutex<T> {
-        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
-            self.0.lock().unwrap()
-        }
-    }
-}
-
 use std::time::{Duration, Instant};
 
-use device::port_life::{Change, Happening, Moment, PortLife, PortState};
-use explore::explore;
+use crate::device::port_life::{Change, Happening, Moment, PortLife, PortState};
+use crate::explore::explore;
 use loom::sync::Arc;
 use loom::thread;
 

@@ -2,12 +2,9 @@
 //! exists exactly once, and ends with its last share. The test compiles the file of the cache with
 //! loom's locks instead of the plugin's.
 
-#[path = "../../src/device/mr_cache/cache.rs"]
+#[path = "../../../src/device/mr_cache/cache.rs"]
 #[allow(dead_code, reason = "a part of it is the plugin's")]
 mod cache;
-
-#[path = "../../crates/agent-iface/tests/explore/mod.rs"]
-mod explore;
 
 mod sync {
     use std::ops::{Deref, DerefMut};
@@ -60,8 +57,8 @@ mod sync {
     }
 }
 
-use cache::{Cache, Held, Span};
-use explore::explore;
+use self::cache::{Cache, Held, Span};
+use crate::explore::explore;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize as Count, Ordering::SeqCst};
 use loom::thread;
