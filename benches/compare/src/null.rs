@@ -5,8 +5,8 @@ use super::{
     figures::Metric,
     measure::{Samples, Solo, Work},
 };
-use crate::failure::Failure;
-use crate::perf::solo::Workload;
+use crate::solo::Workload;
+use mpib::failure::Failure;
 
 /// Repetitions of a run in one process. The fastest one counts.
 const REPEAT: u32 = 200;

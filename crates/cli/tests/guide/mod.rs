@@ -4,11 +4,7 @@
 //! A page is one shell session on simulated adapters. Behind the language of a block of commands
 //! stands why it is not run, if it is not: `sh needs=hardware`. [`pages::Kind`] has the other forms.
 
-extern crate mpib_test_env as _;
-
-#[path = "guide/pages.rs"]
 mod pages;
-#[path = "guide/session.rs"]
 mod session;
 
 use std::fs;
@@ -18,7 +14,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use pages::{Page, root};
+use self::pages::{Page, root};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 /// Fails with all of these.

@@ -13,7 +13,7 @@ use nccl_net_host::{
     abi::NCCL_NET_OPTIONAL_RECV_COMPLETION,
 };
 
-use crate::failure::{Failure, Kind};
+use mpib::failure::{Failure, Kind};
 
 /// Most messages in flight.
 pub(crate) const MAX_DEPTH: usize = 64;

@@ -14,17 +14,15 @@ use std::{
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    rails,
-    region::{Layout, Region},
-    thin::{LIMIT, MAX_DEPTH, Outcome, Thin},
-};
-use crate::failure::{Context, Failure, Kind};
-use crate::plugin;
+use mpib::failure::{Context, Failure, Kind};
+use mpib::region::{Layout, Region};
+use mpib::{plugin, rails};
 use nccl_net_host::{Mr, Net, RecvComm, SendComm, Settings, Table};
 
-/// The name of the hidden command.
-pub(crate) const COMMAND: &str = "perf-solo";
+use crate::thin::{LIMIT, MAX_DEPTH, Outcome, Thin};
+
+/// The name of the command.
+pub(crate) const COMMAND: &str = "solo";
 /// Groups of messages before the time is taken: the plugin has used all its requests and slots.
 const WARM_UP: u64 = 300;
 
@@ -52,9 +50,9 @@ impl Workload {
     /// Returns the function that runs it, by the name that callgrind uses.
     pub(crate) const fn function(self) -> &'static str {
         match self {
-            Self::Messages => "mpib::perf::thin::Thin::group",
-            Self::EmptyTest => "mpib::perf::thin::Thin::empty_test",
-            Self::EarlyIsend => "mpib::perf::thin::Thin::early_isend",
+            Self::Messages => "mpib_bench::thin::Thin::group",
+            Self::EmptyTest => "mpib_bench::thin::Thin::empty_test",
+            Self::EarlyIsend => "mpib_bench::thin::Thin::early_isend",
         }
     }
 }

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{contestant::Contestant, measure::Measured, scenario::Scenario};
 
 /// Which direction is better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Better {
     Lower,
@@ -16,7 +15,7 @@ pub(super) enum Better {
 }
 
 /// The goal against each other contestant.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Goal {
     /// Upper limit of ours divided by theirs.
@@ -98,7 +97,7 @@ impl Metric {
 }
 
 /// One metric in one scenario.
-#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Row {
     pub(super) metric: &'static str,
     pub(super) unit: &'static str,
@@ -115,14 +114,14 @@ pub(super) struct Row {
 }
 
 /// One scenario.
-#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Part {
     pub(super) scenario: Scenario,
     pub(super) rows: Vec<Row>,
 }
 
 /// The whole comparison.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize)]
 pub(super) struct Report {
     pub(super) mpib: &'static str,
     pub(super) rounds: u32,

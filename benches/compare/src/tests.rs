@@ -1,20 +1,28 @@
-//! `mpib compare` between this plugin and a copy of it, on softverbs, with the files of "make
+//! `mpib-bench compare` between this plugin and a copy of it, on softverbs, with the files of "make
 //! build".
-
-mod built;
 
 use std::{
     fs,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
-use built::{artifact, softverbs};
 use serde_json::Value;
 
+extern crate mpib_test_env as _;
+
+/// Returns a file of "make build".
+fn artifact(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
+    let path = path.canonicalize().unwrap_or(path);
+    assert!(path.exists(), "{}: not there; run \"make build\" first (make test does)", path.display());
+    path
+}
+
 fn compare(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
+    let mut command = Command::new(artifact("mpib-bench"));
     command.args(["compare", "--ours"]).arg(artifact("libnccl-net-mpib.so"));
-    command.arg("--softverbs").arg(softverbs()).args(args).stdin(Stdio::null());
+    command.arg("--softverbs").arg(artifact("softverbs")).args(args).stdin(Stdio::null());
     // A setting of the shell must not reach the plugins.
     command
         .env("MPIB_SOUT_QP", "nonsense")
@@ -161,7 +169,7 @@ fn what_is_asked_for_wrongly_is_said_before_anything_runs() {
     fails(&["--plugin", "/nonexistent.so"], 3, "/nonexistent.so: No such file");
     fails(&["--plugin", &format!("{ours},table=absent,abi=v12")], 3, "no data symbol absent");
     fails(&["--plugin", &ours, "--only", "three"], 2, "no scenario begins with this");
-    let output = Command::new(env!("CARGO_BIN_EXE_mpib"))
+    let output = Command::new(artifact("mpib-bench"))
         .args(["compare", "--ours", &ours, "--plugin", &ours, "--softverbs", "/nonexistent"])
         .output()
         .unwrap();

@@ -1,7 +1,7 @@
 //! The comparison as text, for a terminal and as Markdown.
 
 use super::figures::{Better, Goal, Part, Report, Row};
-use crate::output::{
+use mpib::output::{
     table::{Table, left, paragraph, right},
     units::significant,
 };

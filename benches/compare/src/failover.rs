@@ -1,6 +1,5 @@
 //! Faults under load: one of two rails fails and returns, in each round once for each contestant.
 
-use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -10,12 +9,12 @@ use super::{
     reports::unread,
     scenario::FAULTY,
 };
-use crate::failure::Failure;
-use crate::output::{
+use mpib::failure::Failure;
+use mpib::output::{
     table::{Table, left, paragraph, right},
     units::significant,
 };
-use crate::perf::{Stage, StageKind};
+use mpib::{Stage, StageKind};
 
 /// The faults, as text and as a script for the second rail.
 const FAULTS: [(&str, &str); 2] =
@@ -31,7 +30,7 @@ const LONG: u64 = 2_000_000_000;
 const FEW: usize = 3;
 
 /// The runs of one contestant with one fault.
-#[derive(Debug, Default, Serialize, JsonSchema)]
+#[derive(Debug, Default, Serialize)]
 struct Runs {
     /// The stages of each run that survived the fault.
     survived: Vec<Vec<Stage>>,
@@ -42,14 +41,14 @@ struct Runs {
 }
 
 /// All contestants with one fault.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize)]
 struct Part {
     fault: &'static str,
     runs: Vec<Runs>,
 }
 
 /// The result.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize)]
 pub(super) struct Report {
     mpib: &'static str,
     contestants: Vec<Contestant>,

@@ -2,14 +2,13 @@
 
 use std::{path::PathBuf, str::FromStr};
 
-use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::failure::Failure;
+use mpib::failure::Failure;
 use nccl_net_host::{check_hidden_table, exported_versions};
 
 /// A file, and one of its tables.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Contestant {
     pub(super) name: String,
     pub(super) plugin: PathBuf,
@@ -44,7 +43,7 @@ impl Contestant {
                 chosen.ok_or_else(|| {
                     let text =
                         format!("{} exports no table v{}", self.plugin.display(), self.abi.unwrap_or(0));
-                    Failure::new(crate::failure::Kind::Load, text)
+                    Failure::new(mpib::failure::Kind::Load, text)
                 })
             }
         }
@@ -64,7 +63,7 @@ impl FromStr for Contestant {
         for word in words {
             match word.split_once('=') {
                 Some(("table", symbol)) if !symbol.is_empty() => one.table = Some(symbol.into()),
-                Some(("abi", version)) => one.abi = Some(crate::perf::one_abi(version)?),
+                Some(("abi", version)) => one.abi = Some(mpib::one_abi(version)?),
                 Some(("name", name)) if !name.is_empty() => (one.name, named) = (name.into(), true),
                 Some(("env", pair)) if pair.contains('=') => {
                     one.env.extend(pair.split_once('=').map(|(name, value)| (name.into(), value.into())));

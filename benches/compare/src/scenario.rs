@@ -1,12 +1,11 @@
 //! The rails on which plugins are compared.
 
-use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::failure::{Failure, Kind};
+use mpib::failure::{Failure, Kind};
 
 /// One arrangement of simulated rails.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Scenario {
     pub(super) name: &'static str,
     /// The rate of each rail, in 10^9 bytes per second.

@@ -20,8 +20,8 @@ use super::{
     reports::{connections_of, number, result, unread},
     scenario::Scenario,
 };
-use crate::failure::{Context, Failure};
-use crate::perf::solo::{self, Workload};
+use crate::solo::{self, Workload};
+use mpib::failure::{Context, Failure};
 
 /// Messages in flight while work requests and instructions are counted; NCCL uses the same number.
 pub(super) const DEPTH: usize = 8;
@@ -229,7 +229,8 @@ impl Work<'_> {
     /// Prepares `mpib perf --json` with these options.
     fn perf_command(&self, scenario: &Scenario, index: usize, args: &[&str]) -> Result<Command, Failure> {
         let one = &self.contestants[index];
-        let exe = env::current_exe().tool("find this program's file")?;
+        // "make build" and cargo put both programs into one folder.
+        let exe = env::current_exe().tool("find this program's file")?.with_file_name("mpib");
         let mut command = Command::new(exe);
         command.args(["perf", "--json", "--plugin"]).arg(&one.plugin).args(args);
         if let Some(table) = &one.table {

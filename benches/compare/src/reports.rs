@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::failure::{Failure, Kind};
+use mpib::failure::{Failure, Kind};
 
 pub(super) fn unread(what: &str) -> Failure {
     Failure::new(Kind::Tool, format!("cannot read the result of a run: {what}"))

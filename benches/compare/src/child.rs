@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{contestant::Contestant, measure::Work, scenario::Scenario};
-use crate::failure::{Context, Failure, Kind};
-use crate::process::{ending, on_softverbs, wait};
+use mpib::failure::{Context, Failure, Kind};
+use mpib::process::{ending, on_softverbs, wait};
 
 /// How long one child may take.
 const LIMIT: Duration = Duration::from_secs(600);

@@ -1,33 +1,21 @@
-//! `mpib compare`: measures this plugin and others on the same simulated rails, with the same
-//! driver.
+//! Measures this plugin and others on the same simulated rails, with the same driver.
 //!
-//! Every figure comes from a child process of this program (`mpib perf`, or `perf-solo` under
-//! callgrind) with its own environment, in alternating rounds (`measure`). `figures` computes
-//! ratios, `table` and `chart` show them. This process loads no plugin.
-
-mod callgrind;
-mod chart;
-mod child;
-mod contestant;
-mod failover;
-mod figures;
-mod measure;
-mod null;
-mod reports;
-mod scenario;
-mod table;
+//! Every figure comes from a child process (`mpib perf`, or `mpib-bench solo` under callgrind) with
+//! its own environment, in alternating rounds (`measure`). `figures` computes ratios, `table` and
+//! `chart` show them. This process loads no plugin.
 
 use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Args;
-use contestant::Contestant;
-use figures::Report;
-use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::failure::{Context, Failure, Kind};
-use crate::output::{self, document};
-use crate::plugin;
+use mpib::failure::{Context, Failure, Kind};
+use mpib::output::{self, document};
+use mpib::plugin;
+
+use crate::contestant::Contestant;
+use crate::figures::Report;
+use crate::{chart, failover, measure, scenario, table};
 
 /// Measures this plugin and others on the same softverbs rails, in alternating rounds, and prints
 /// the ratios
@@ -41,12 +29,12 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "SPEC", required = true)]
     plugin: Vec<Contestant>,
 
-    /// This plugin's file [default: libnccl-net-mpib.so next to mpib or in ../lib]
+    /// This plugin's file [default: libnccl-net-mpib.so next to this program]
     #[arg(long, value_name = "PATH")]
     ours: Option<PathBuf>,
 
-    /// The folder with softverbs' libibverbs.so.1 [default: softverbs next to mpib
-    /// or ../lib/mpib/softverbs]
+    /// The folder with softverbs' libibverbs.so.1 [default: softverbs next to this
+    /// program]
     #[arg(long, value_name = "DIR")]
     softverbs: Option<PathBuf>,
 
@@ -55,7 +43,7 @@ pub(crate) struct CompareArgs {
     rounds: u32,
 
     /// Time for each size in each round
-    #[arg(long, value_name = "TIME", default_value = "0.3", value_parser = crate::quantity::time)]
+    #[arg(long, value_name = "TIME", default_value = "0.3", value_parser = mpib::quantity::time)]
     time: Duration,
 
     /// Connections with which their rate and memory are measured
@@ -82,10 +70,6 @@ pub(crate) struct CompareArgs {
     #[arg(long)]
     json: bool,
 
-    /// Print the JSON schema of that document
-    #[arg(long, exclusive = true)]
-    schema: bool,
-
     /// Also write the JSON document to this file
     #[arg(long, value_name = "FILE")]
     json_file: Option<PathBuf>,
@@ -100,7 +84,7 @@ pub(crate) struct CompareArgs {
 }
 
 /// The document of `--json`.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Document {
     Comparison(Report),
@@ -110,9 +94,6 @@ enum Document {
 
 /// Runs the command and prints failures.
 pub(crate) fn main(args: &CompareArgs) -> ExitCode {
-    if args.schema {
-        return document::show_schema::<Document>();
-    }
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
