@@ -2,7 +2,7 @@
 //! below unchanged programs.
 //!
 //! The devices and their faults are those of a process. A test that chooses devices or breaks them
-//! begins with `own_process!()` and runs in a process of its own.
+//! begins with `own_process!()`, which starts a process for it.
 
 extern crate softverbs as _;
 

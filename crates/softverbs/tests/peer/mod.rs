@@ -24,8 +24,7 @@ macro_rules! here {
 }
 pub(crate) use here;
 
-/// Runs the rest of the calling test in a process of its own, whose devices and faults no other test
-/// sees.
+/// Runs the rest of the calling test in a new process, whose devices and faults no other test sees.
 macro_rules! own_process {
     () => {
         if !$crate::peer::is_alone() {
