@@ -5,11 +5,11 @@
 
 #[path = "../../../src/async_events/attention.rs"]
 #[allow(dead_code, reason = "a part of it is the plugin's")]
-mod attention;
+mod source;
 
 use std::panic::catch_unwind;
 
-use self::attention::Attention;
+use self::source::Attention;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;

@@ -6,7 +6,7 @@
 
 #[path = "../../../src/proto/mailbox.rs"]
 #[allow(dead_code, unreachable_pub, reason = "a part of it is the peer's")]
-mod mailbox;
+mod source;
 
 mod frame {
     pub(crate) use nccl_net_mpib::proto::{FrameError, MAX_FRAME_BYTES, Peeked};
@@ -25,7 +25,7 @@ use loom::sync::Arc;
 use loom::thread;
 use nccl_net_mpib::proto::MailState;
 
-const WORDS: usize = mailbox::RING_BYTES / 8;
+const WORDS: usize = source::RING_BYTES / 8;
 /// The words at the end of a chunk that differ between chunks with the same frame: checksum and
 /// number. An adapter that writes such a chunk over another changes these two.
 const LAST: usize = 2;
@@ -95,7 +95,7 @@ impl Chunk {
 
 /// The reader with its ring.
 struct Reader {
-    mail: mailbox::MailState,
+    mail: source::MailState,
     ring: Arc<Vec<AtomicU64>>,
     frames: usize,
 }
@@ -103,7 +103,7 @@ struct Reader {
 impl Reader {
     fn new() -> Self {
         let ring = Arc::new((0..WORDS).map(|_| AtomicU64::new(0)).collect());
-        Self { mail: mailbox::MailState::default(), ring, frames: 0 }
+        Self { mail: source::MailState::default(), ring, frames: 0 }
     }
 
     /// Reads chunks, and writes the acknowledgement.
