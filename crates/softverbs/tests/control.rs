@@ -9,8 +9,6 @@ use crate::peer::{Peer, again, here};
 /// The argument of a test that plays a program with `SOFTVERBS_FAULTS`.
 const PLAY: &str = "TEST_PLAY";
 
-/// Lets one test at a time use the fabric of this process.
-
 fn ctl(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_softverbs-ctl"));
     command.args(["--fabric", &fabric()]).args(args).output().expect("softverbs-ctl can be started")

@@ -3,8 +3,6 @@
 use crate::common::*;
 use crate::peer::own_process;
 
-/// The switch concerns the whole process: one test at a time.
-
 fn complete_at_once() -> Result<(), softverbs::Error> {
     // SAFETY: the work requests of these tests name buffers of `End`s, and each test posts and
     // polls on its own thread, alone.
