@@ -405,6 +405,9 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
         ("NCCL_MESH_DEBUG", "1"),
         ("MPIB_BDP_THRESHOLD", "65536"),
         ("MPIB_SOUT_QP", "4"),
+        ("MPIB_SRQ_LOW", "0"),
+        ("MPIB_SRQ_HIGH", "many"),
+        ("MPIB_CTS_SIGNAL_INTERVAL", "256"),
     ];
     isolated(here!(), &vain, || {
         TABLES.iter().for_each(|table| assert_eq!(table.init().0, Success));
@@ -429,6 +432,13 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
             log.contains("NCCL_MESH_DEBUG=\"1\" has no effect on this plugin: NCCL_DEBUG=INFO and "),
             "{log}"
         );
+        for noted in [
+            "MPIB_SRQ_LOW=\"0\" has no effect on this plugin: a shared receive queue is refilled",
+            "MPIB_SRQ_HIGH=\"many\" has no effect on this plugin: a shared receive queue has 128 entries",
+            "MPIB_CTS_SIGNAL_INTERVAL=\"256\" has no effect on this plugin: a CTS write requests",
+        ] {
+            assert!(log.contains(noted), "{log}");
+        }
         set("MPIB_STRICT", Some("1"));
         for name in [
             "MPIB_SUPSHARE",
