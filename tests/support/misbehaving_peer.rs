@@ -28,7 +28,7 @@ const RECEIVE: u64 = 2;
 
 /// Changes to the messages of an honest end.
 #[derive(Default)]
-pub struct Lies {
+pub struct Misbehaviour {
     pub hello: Option<fn(&mut Hello)>,
     pub wiring: Option<fn(&mut Wiring)>,
     /// In place of READY.
@@ -40,7 +40,7 @@ pub struct Lies {
 }
 
 /// Joined to a comm of the plugin.
-pub struct Evil {
+pub struct MisbehavingPeer {
     pub channel: Channel,
     /// A rail's queue pairs share a completion queue.
     rails: Vec<(Vec<Qp<Ready>>, Arc<Cq>)>,
@@ -84,7 +84,7 @@ pub fn hello() -> Hello {
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
     let terms = nccl_net_mpib::policy::terms(&config(), device().is_sout_sup);
-    let (host, pid) = ("evil".into(), std::process::id());
+    let (host, pid) = ("liar".into(), std::process::id());
     Hello {
         claim: Claim::default(),
         pid,
@@ -98,24 +98,26 @@ pub fn hello() -> Hello {
     }
 }
 
-/// Makes a comm of the plugin that receives from an evil sender.
-pub fn receiver(ctx: Ptr) -> (Ptr, Evil) {
+/// Makes a comm of the plugin that receives from a misbehaving sender.
+pub fn receiver(ctx: Ptr) -> (Ptr, MisbehavingPeer) {
     let table = newest();
     let mut handle = [0; 128];
     let (rc, listen) = table.listen(ctx, 0, &mut handle);
     assert_eq!(rc, Success);
-    let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
+    let liar =
+        std::thread::spawn(move || MisbehavingPeer::connect(&handle, &Misbehaviour::default()).unwrap());
     let comm = accepted(table, listen);
     assert_eq!(table.close_listen(listen), Success);
-    (comm, evil.join().unwrap())
+    (comm, liar.join().unwrap())
 }
 
-/// Makes a comm of the plugin that sends to an evil receiver.
-pub fn sender(ctx: Ptr) -> (Ptr, Evil) {
-    let listener = Evil::listen();
+/// Makes a comm of the plugin that sends to a misbehaving receiver.
+pub fn sender(ctx: Ptr) -> (Ptr, MisbehavingPeer) {
+    let listener = MisbehavingPeer::listen();
     let mut handle = listener.handle().encode();
-    let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies::default()).unwrap());
-    (connected(newest(), ctx, &mut handle), evil.join().unwrap())
+    let liar =
+        std::thread::spawn(move || MisbehavingPeer::accept(&listener, &Misbehaviour::default()).unwrap());
+    (connected(newest(), ctx, &mut handle), liar.join().unwrap())
 }
 
 /// Begins to connect, with the times of the settings.
@@ -126,30 +128,30 @@ pub fn to_listener(handle: &Handle, ours: &Hello) -> Channel {
 
 /// Returns the next message of any type, or the error's text if the channel has ended.
 fn next(channel: &Channel) -> Result<Message, String> {
-    until("a message for the evil peer", || match channel.try_recv() {
+    until("a message for the misbehaving peer", || match channel.try_recv() {
         Ok(message) => message.map(Ok),
         Err(e) => Some(Err(e.to_string())),
     })
 }
 
-impl Evil {
+impl MisbehavingPeer {
     /// Connects to a listener of the plugin, as the sender. The error is the plugin's answer if it
     /// ends the handshake.
-    pub fn connect(handle: &[u8; 128], lies: &Lies) -> Result<Self, String> {
+    pub fn connect(handle: &[u8; 128], misbehaviour: &Misbehaviour) -> Result<Self, String> {
         let handle = Handle::decode(handle).unwrap();
         let mut ours = hello();
-        lies.hello.iter().for_each(|lie| lie(&mut ours));
+        misbehaviour.hello.iter().for_each(|lie| lie(&mut ours));
         let channel = to_listener(&handle, &ours);
-        Self::join(Role::Connector, channel, lies)
+        Self::join(Role::Connector, channel, misbehaviour)
     }
 
     /// Takes a connector of the plugin: the receiver's part.
-    pub fn accept(listener: &Listener, lies: &Lies) -> Result<Self, String> {
+    pub fn accept(listener: &Listener, misbehaviour: &Misbehaviour) -> Result<Self, String> {
         let channel = until("a connector", || listener.try_accept().unwrap());
         let mut ours = hello();
-        lies.hello.iter().for_each(|lie| lie(&mut ours));
+        misbehaviour.hello.iter().for_each(|lie| lie(&mut ours));
         channel.send(&Message::Hello(ours)).unwrap();
-        Self::join(Role::Acceptor, channel, lies)
+        Self::join(Role::Acceptor, channel, misbehaviour)
     }
 
     pub fn listen() -> Listener {
@@ -175,7 +177,7 @@ impl Evil {
         device().rails.iter().map(|nic| nic.port().speed).collect()
     }
 
-    fn join(role: Role, channel: Channel, lies: &Lies) -> Result<Self, String> {
+    fn join(role: Role, channel: Channel, misbehaviour: &Misbehaviour) -> Result<Self, String> {
         let Message::Hello(hello) = next(&channel)? else { return Err("no HELLO".into()) };
         // As a call of connect does at its end: the proof is sent.
         channel.flush();
@@ -209,7 +211,7 @@ impl Evil {
             routes: fresh.iter().enumerate().map(route).collect(),
             memory: Memory { addr: region.addr(0) as u64, len, rkeys },
         };
-        lies.wiring.iter().for_each(|lie| lie(&mut wiring));
+        misbehaviour.wiring.iter().for_each(|lie| lie(&mut wiring));
         let _ = channel.send(&Message::Wiring(wiring));
         let theirs = match next(&channel)? {
             Message::Wiring(wiring) => wiring,
@@ -244,18 +246,18 @@ impl Evil {
             };
             rails.push((qps.into_iter().zip(&route.qps).map(join).collect(), cq));
         }
-        let _ = channel.send(lies.ready.as_ref().unwrap_or(&Message::Ready));
+        let _ = channel.send(misbehaviour.ready.as_ref().unwrap_or(&Message::Ready));
         match next(&channel)? {
             Message::Ready => {}
             other => return Err(format!("{other:?}")),
         }
-        let evil = Self { channel, rails, region, peer: theirs.memory };
+        let liar = Self { channel, rails, region, peer: theirs.memory };
         if role == Role::Connector {
-            evil.probe();
+            liar.probe();
         }
-        let Self { channel, rails, .. } = &evil;
+        let Self { channel, rails, .. } = &liar;
         let probed = Message::Probed { mask: 0b11, reasons: Vec::new(), accepts: false };
-        let probed = lies.probed.as_ref().unwrap_or(&probed);
+        let probed = misbehaviour.probed.as_ref().unwrap_or(&probed);
         let _ = channel.send(probed);
         let works = matches!(probed, Message::Probed { mask, .. } if *mask == (1 << rails.len()) - 1);
         // A connector whose routes all work accepts at once.
@@ -264,15 +266,15 @@ impl Evil {
             other => return Err(format!("{other:?}")),
         };
         // A mask of none is not the end: what was held in reserve is wired next.
-        if !matches!(lies.probed, Some(Message::Probed { mask: 0, .. })) {
-            let _ = channel.send(lies.last.as_ref().unwrap_or(&Message::Ready));
+        if !matches!(misbehaviour.probed, Some(Message::Probed { mask: 0, .. })) {
+            let _ = channel.send(misbehaviour.last.as_ref().unwrap_or(&Message::Ready));
             match (!accepted).then(|| next(channel)).transpose()? {
                 None | Some(Message::Ready) => {}
                 Some(other) => return Err(format!("{other:?}")),
             }
         }
         channel.expect_nothing();
-        Ok(evil)
+        Ok(liar)
     }
 
     /// Sends the immediate of an honest sender's probe over each rail.
@@ -292,7 +294,7 @@ impl Evil {
         let mut chain = Chain::default();
         assert!(chain.write(local, remote, imm, Some(SENT)));
         self.rails[rail].0[qp].post(&mut chain).unwrap();
-        self.completion("a completion at the evil peer", rail);
+        self.completion("a completion at the misbehaving peer", rail);
     }
 
     /// Tries to read the peer's control memory; the status that this ends with.

@@ -5,8 +5,8 @@ use nccl_net_mpib::proto::{Handle, Message};
 use nccl_net_mpib_agent_iface::stats::pages_of;
 
 use crate::code::{Code, Success};
-use crate::evil;
 use crate::log::{LOG, warnings};
+use crate::misbehaving_peer;
 use crate::pair::{Buffer, HOST, assert_no_rnr, connect_both, init, pattern, until};
 use crate::peer::{
     accepted, answer, commands, connected_by, fork_idle_child, handle_of, recv, send, wait, word,
@@ -36,8 +36,8 @@ struct Ends {
     channels: Vec<Channel>,
 }
 
-/// The second process: obeys commands until its input ends.
-pub fn obey() {
+/// The second process: serves commands until its input ends.
+pub fn serve() {
     let table = newest();
     let mut ends = Ends {
         table,
@@ -148,7 +148,7 @@ impl Ends {
             // As a connector that has come as far as the listener's HELLO.
             "meet" => {
                 let listener = Handle::decode(&handle_of(rest)).unwrap();
-                let channel = evil::to_listener(&listener, &evil::hello());
+                let channel = misbehaving_peer::to_listener(&listener, &misbehaving_peer::hello());
                 until("the listener's HELLO", || channel.try_recv().unwrap());
                 // As a call of connect does at its end: the proof is sent.
                 channel.flush();
@@ -156,10 +156,12 @@ impl Ends {
             }
             // As a listener that has come as far as the connector's WIRING.
             "greet" => {
-                let listener = Listener::open(evil::control(), &Options::from(&evil::config())).unwrap();
+                let listener =
+                    Listener::open(misbehaving_peer::control(), &Options::from(&misbehaving_peer::config()))
+                        .unwrap();
                 answer(&word(&listener.handle().encode()));
                 let channel = until("a connector", || listener.try_accept().unwrap());
-                channel.send(&Message::Hello(evil::hello())).unwrap();
+                channel.send(&Message::Hello(misbehaving_peer::hello())).unwrap();
                 let next = || until("a message", || channel.try_recv().unwrap());
                 assert!(matches!((next(), next()), (Message::Hello(_), Message::Wiring(_))));
                 self.channels.push(channel);

@@ -6,7 +6,7 @@ use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, assert_no_rnr, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{evil, here, isolated, mpib, with_and_without_srq};
+use mpib_tests::{here, isolated, misbehaving_peer, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::ImmLayout;
 
 /// Two hosts, each with and without shared receive queues.
@@ -183,11 +183,11 @@ fn failure(request: Ptr, expected: Code) -> String {
 #[test]
 fn a_failed_queue_pair_is_reported_with_its_cause() {
     with_and_without_srq(here!(), &mpib("512", &[("MPIB_FAILOVER", "0")]), || {
-        let (comm, evil) = evil::receiver(init(newest()));
+        let (comm, liar) = misbehaving_peer::receiver(init(newest()));
         let to = Buffer::new(newest(), comm, vec![0; 1000]);
         let request = recv(newest(), comm, &to, 1000);
         // IBV_WC_REM_INV_REQ_ERR
-        assert_eq!(evil.read(1), 9);
+        assert_eq!(liar.read(1), 9);
         let said = failure(request, SystemError);
         assert!(said.contains("IBV_EVENT_QP_") && !said.contains("WR_FLUSH_ERR"), "{said}");
         to.dereg();
@@ -203,15 +203,15 @@ fn an_immediate_on_the_wrong_queue_pair_is_an_error_without_shared_queues() {
     let without =
         ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,without=srq;soft1:addr=10.2.0.1/16,without=srq");
     isolated(here!(), &mpib("512", &[without]), || {
-        let (comm, evil) = evil::receiver(init(newest()));
+        let (comm, liar) = misbehaving_peer::receiver(init(newest()));
         let to = Buffer::new(newest(), comm, vec![0; 1000]);
         let layout = ImmLayout::new(2).unwrap();
         // The first receive has slot 1, and SOUT two queue pairs.
         let request = recv(newest(), comm, &to, 1000);
-        evil.signal_on(0, 1, layout.encode(1, 1, layout.size(9)));
+        liar.signal_on(0, 1, layout.encode(1, 1, layout.size(9)));
         assert_eq!(wait(newest(), request), 9);
         let request = recv(newest(), comm, &to, 1000);
-        evil.signal_on(0, 1, layout.encode(2, 1, layout.size(9)));
+        liar.signal_on(0, 1, layout.encode(2, 1, layout.size(9)));
         let said = failure(request, RemoteError);
         assert!(said.contains("data for slot 2 arrived on a queue pair that does not carry it"), "{said}");
         to.dereg();

@@ -1,8 +1,8 @@
 //! Where no rail stands in: without failover, without another rail, and for a peer that lies.
 
 use mpib_tests::code::{Code, RemoteError, Success, SystemError};
-use mpib_tests::evil::{receiver, sender};
 use mpib_tests::log::{assert_last_warning, assert_warned, assert_warned_one_of, take_warnings, warnings};
+use mpib_tests::misbehaving_peer::{receiver, sender};
 use mpib_tests::pair::{Buffer, Pair, failure, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{NO_PINGS, SHORT, here, isolated, mpib};
@@ -153,7 +153,7 @@ fn open(seq: u64, mask: u8, lost: u8) -> OpenGroup {
     OpenGroup { seq: Sequence::from_number(seq), mask, lost, size: Some(100) }
 }
 
-/// What an evil sender says on a receiver of two offered groups, and the words of the error.
+/// What a misbehaving sender says on a receiver of two offered groups, and the words of the error.
 type Lie = (Vec<Message>, Vec<u32>, &'static str);
 
 //= protocol.md: episode: a lying peer fails its own connection
@@ -189,19 +189,19 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
             ),
         ];
         for (messages, words, said) in lies {
-            let (comm, evil) = receiver(ctx);
+            let (comm, liar) = receiver(ctx);
             let to = Buffer::new(table, comm, vec![0; 4096]);
             let offer = || table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]).1;
             let (first, _second) = (offer(), offer());
             let answered = messages.len() == 1 && !words.is_empty();
-            messages.iter().for_each(|message| evil.channel.send(message).unwrap());
+            messages.iter().for_each(|message| liar.channel.send(message).unwrap());
             let mut words = words.into_iter();
             let code = until(said, || {
                 let (rc, done, _) = table.test(first);
                 assert!(!done, "{said}");
-                let verdict = || matches!(evil.channel.try_recv(), Ok(Some(Message::Verdict(_))));
+                let verdict = || matches!(liar.channel.try_recv(), Ok(Some(Message::Verdict(_))));
                 if !answered || verdict() {
-                    words.by_ref().for_each(|word| evil.signal(1, word));
+                    words.by_ref().for_each(|word| liar.signal(1, word));
                 }
                 (!rc.is_success()).then_some(rc)
             });
@@ -230,14 +230,14 @@ fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
             (vec![Message::Down { epoch: 0, rails: 0b11 }], "no rail"),
         ];
         for (messages, said) in lies {
-            let (comm, evil) = sender(ctx);
+            let (comm, liar) = sender(ctx);
             let from = Buffer::new(table, comm, vec![0; 4096]);
             let (first, rest) = messages.split_first().unwrap();
-            evil.channel.send(first).unwrap();
+            liar.channel.send(first).unwrap();
             let mut rest = rest.iter();
             let code = until(said, || {
-                if matches!(evil.channel.try_recv(), Ok(Some(Message::State(_)))) {
-                    rest.by_ref().for_each(|message| evil.channel.send(message).unwrap());
+                if matches!(liar.channel.try_recv(), Ok(Some(Message::State(_)))) {
+                    rest.by_ref().for_each(|message| liar.channel.send(message).unwrap());
                 }
                 let (rc, request) = table.isend(comm, from.addr(), 1000, 1, from.mr);
                 assert!(request.is_null(), "{said}");
@@ -249,16 +249,16 @@ fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
             assert_eq!(table.close_send(comm), Success);
         }
         // A VERDICT that answers no STATE, and one of another epoch, change nothing.
-        let (comm, evil) = sender(ctx);
+        let (comm, liar) = sender(ctx);
         take_warnings();
-        evil.channel.send(&verdict(vec![(seq, 1)])).unwrap();
+        liar.channel.send(&verdict(vec![(seq, 1)])).unwrap();
         let from = Buffer::new(table, comm, vec![0; 4096]);
         (0..1000).for_each(|_| {
             assert_eq!(table.isend(comm, from.addr(), 10, 1, from.mr), (Success, Ptr::default()))
         });
         assert!(warnings().is_empty(), "{:?}", warnings());
         from.dereg();
-        drop(evil);
+        drop(liar);
         assert_eq!(table.close_send(comm), Success);
     });
 }
@@ -270,16 +270,16 @@ fn a_part_that_is_announced_and_does_not_come_ends_the_connection() {
     let env = [&SHORT[..], &[("MPIB_PEER_TIMEOUT_MS", "1000")]].concat();
     isolated(here!(), &mpib("512", &env), || {
         let (table, layout) = (newest(), ImmLayout::new(2).unwrap());
-        let (comm, evil) = receiver(init(table));
+        let (comm, liar) = receiver(init(table));
         let to = Buffer::new(table, comm, vec![0; 4096]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
         assert_eq!(rc, Success);
-        evil.signal(1, layout.encode(1, 0b11, layout.size(1000)));
+        liar.signal(1, layout.encode(1, 0b11, layout.size(1000)));
         assert_eq!(failure(table, request), RemoteError);
         let parts = ["a part of group 1 on rail 1 (soft1:1)", "a part on rail 0 (soft0:1)", "for 1.0 s"];
         assert_warned(&parts);
         to.dereg();
-        drop(evil);
+        drop(liar);
         assert_eq!(table.close_recv(comm), Success);
     });
 }
@@ -289,12 +289,12 @@ fn a_part_that_is_announced_and_does_not_come_ends_the_connection() {
 fn a_verdict_waits_for_data_that_the_sender_has_completed() {
     isolated(here!(), &mpib("512", &SHORT), || {
         let (table, ctx, layout) = (newest(), init(newest()), ImmLayout::new(2).unwrap());
-        let (comm, evil) = receiver(ctx);
+        let (comm, liar) = receiver(ctx);
         let to = Buffer::new(table, comm, vec![0; 4096]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
         assert_eq!(rc, Success);
-        evil.channel.send(&state(1, 2, vec![])).unwrap();
-        let answer = || match evil.channel.try_recv() {
+        liar.channel.send(&state(1, 2, vec![])).unwrap();
+        let answer = || match liar.channel.try_recv() {
             Ok(Some(Message::Verdict(verdict))) => Some(verdict),
             Ok(_) => None,
             Err(e) => panic!("the receiver has given up: {e}"),
@@ -306,7 +306,7 @@ fn a_verdict_waits_for_data_that_the_sender_has_completed() {
         });
         (0..100)
             .for_each(|_| assert!(!table.test(request).1 && answer().is_none(), "judged without the data"));
-        evil.signal(1, layout.encode(1, 0b10, layout.size(100)));
+        liar.signal(1, layout.encode(1, 0b10, layout.size(100)));
         let size = until("the data", || {
             let (rc, done, sizes) = table.test(request);
             assert_eq!(rc, Success);
@@ -320,7 +320,7 @@ fn a_verdict_waits_for_data_that_the_sender_has_completed() {
         });
         assert_eq!(verdict, Verdict { epoch: 1, again: vec![] });
         to.dereg();
-        drop(evil);
+        drop(liar);
         assert_eq!(table.close_recv(comm), Success);
     });
 }
@@ -332,18 +332,18 @@ fn a_rail_that_one_peer_gives_up_stays_in_use_for_others() {
     isolated(here!(), &mpib("512", &SHORT), || {
         let (table, ctx) = (newest(), init(newest()));
         let peers = [sender(ctx), sender(ctx)];
-        for ((comm, evil), rails) in peers.iter().zip([0b01, 0b10]) {
+        for ((comm, liar), rails) in peers.iter().zip([0b01, 0b10]) {
             let from = Buffer::new(table, *comm, vec![0; 4096]);
-            evil.channel.send(&Message::Down { epoch: 0, rails }).unwrap();
+            liar.channel.send(&Message::Down { epoch: 0, rails }).unwrap();
             let state = until("STATE", || {
                 assert_eq!(table.isend(*comm, from.addr(), 1000, 1, from.mr), (Success, Ptr::default()));
-                evil.channel.try_recv().unwrap()
+                liar.channel.try_recv().unwrap()
             });
             assert!(matches!(&state, Message::State(state) if state.dead == rails), "{state:?}");
             from.dereg();
         }
-        for (comm, evil) in peers {
-            drop(evil);
+        for (comm, liar) in peers {
+            drop(liar);
             assert_eq!(table.close_send(comm), Success);
         }
     });

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use mpib_tests::code::RemoteError;
-use mpib_tests::evil::Evil;
 use mpib_tests::log::{assert_warned, take_warnings, warnings};
+use mpib_tests::misbehaving_peer::MisbehavingPeer;
 use mpib_tests::pair::{Pair, init};
 use mpib_tests::peer::{Peer, from_peer};
 use mpib_tests::table::newest;
@@ -58,7 +58,7 @@ fn no_limit_follows_the_wall_clock() {
         // A limit is not missed either.
         mpib_tests::set("MPIB_CONNECT_TIMEOUT_MS", Some("300"));
         let ctx = init(table);
-        assert_eq!(Evil::connect_to_silent(table, ctx), RemoteError);
+        assert_eq!(MisbehavingPeer::connect_to_silent(table, ctx), RemoteError);
         assert_warned(&["connect", "while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)"]);
         take_warnings();
     });

@@ -69,7 +69,7 @@ pub fn again(test: &str) -> Command {
 /// Obeys, and does not return, if this process is a peer. For tests that act before they start one.
 pub fn play() {
     if std::env::var_os(PEER).is_some() {
-        obey();
+        serve();
         std::process::exit(0);
     }
 }
@@ -111,7 +111,7 @@ pub struct Peer {
 impl Peer {
     /// Starts it in the fabric of this process. It creates one end and prints its address.
     ///
-    /// The peer runs `test`, the calling test, as far as this call, and then obeys.
+    /// The peer runs `test`, the calling test, as far as this call, and then serves its commands.
     pub fn start(test: &str, env: &[(&str, &str)]) -> Self {
         play();
         setup();
@@ -168,7 +168,7 @@ impl Peer {
 }
 
 /// The child's side: one end, and one command per line until the input ends.
-fn obey() {
+fn serve() {
     let len = std::env::var("TEST_LEN").ok().and_then(|v| v.parse().ok()).unwrap_or(1 << 20);
     let mut end = End::new(Opts { len, ..Opts::default() });
     report(&hello(&end.address()));

@@ -2,7 +2,7 @@
 //! failure, and no event follows.
 
 use mpib_tests::code::{InvalidUsage, RemoteError, Success};
-use mpib_tests::evil::{Evil, Lies};
+use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour};
 use mpib_tests::pair::{Buffer, Pair, connect, failure, init, until};
 use mpib_tests::peer::{Peer, accepted, from_peer, recv, send, to_peer, wait};
 use mpib_tests::recorder::{FIRST, Mood, first};
@@ -193,21 +193,22 @@ fn a_peer_that_breaks_the_protocol() {
         let mut handle = [0; 128];
         let (rc, listen) = table.listen(ctx, 0, &mut handle);
         assert_eq!(rc, Success);
-        let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
+        let liar =
+            std::thread::spawn(move || MisbehavingPeer::connect(&handle, &Misbehaviour::default()).unwrap());
         let comm = accepted(table, listen);
-        let evil = evil.join().unwrap();
+        let liar = liar.join().unwrap();
         let to = Buffer::new(table, comm, vec![0; LEN]);
         FIRST.handles();
         let request = recv(table, comm, &to, LEN);
         let layout = ImmLayout::new(2).unwrap();
         let imm = layout.encode(1, 0b11, layout.size(1000));
-        evil.signal(1, imm);
+        liar.signal(1, imm);
         until("rail 1's event to end", || {
             assert_eq!((table.test(request).0, table.test(request).1), (Success, false));
             (under_way() == 1).then_some(())
         });
         assert_eq!(FIRST.record().events.last().map(|e| (e.device, e.stops)), Some((1, 1)));
-        evil.signal(1, imm);
+        liar.signal(1, imm);
         assert_eq!(failure(table, request), RemoteError);
         let calls = over("test failed");
         to.dereg();
