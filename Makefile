@@ -96,7 +96,7 @@ book: ## Make the guide as a book in build/book/html (mdbook, which cargo instal
 
 .PHONY: picture
 picture: setup-browser build ## Take the picture of the agent's page for the manual (Chromium)
-	@export PAGE_PICTURE=$$PWD/docs/guide/agent.png; unshare --user --map-root-user --pid --fork --mount-proc --uts bash -c 'hostname node7; $(cargo) test --locked --workspace --test page a_rail_that_dies'
+	@export PAGE_PICTURE=$$PWD/docs/guide/agent.png; unshare --user --map-root-user --pid --fork --mount-proc --uts bash -c 'hostname node7; $(cargo) test --locked --workspace --test cli page::a_rail_that_dies'
 
 .PHONY: vm-test vm-test-short vm-shell
 vm-test: setup-vm build ## Run the checks of tests/vm between two virtual machines, on the kernel's own RDMA stack (Debian 12)

@@ -1,4 +1,4 @@
-//! Link arguments of the plugin file.
+//! Link arguments of the plugin file. Tests and benches of this package have them too, without harm.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -11,6 +11,6 @@ fn main() {
         "-Wl,-z,now",
         "-Wl,-z,relro",
     ] {
-        println!("cargo::rustc-cdylib-link-arg={arg}");
+        println!("cargo::rustc-link-arg={arg}");
     }
 }

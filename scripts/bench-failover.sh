@@ -17,11 +17,11 @@ recovery=env=NCCL_IB_RESILIENCY_PORT_RECOVERY=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-build/mpib compare --failover --rounds "${ROUNDS:-30}" --time "${TIME:-0.3}" --markdown "$work/faults" \
+build/mpib-bench compare --failover --rounds "${ROUNDS:-30}" --time "${TIME:-0.3}" --markdown "$work/faults" \
     --plugin "$net_ib,name=net_ib $release" \
     --plugin "$net_ib,env=NCCL_IB_TIMEOUT=14,name=net_ib with NCCL_IB_TIMEOUT=14" \
     --plugin "$net_ib,$recovery,name=net_ib with recovery"
-build/mpib compare --only null --rounds "${COST_ROUNDS:-15}" --markdown "$work/cost" \
+build/mpib-bench compare --only null --rounds "${COST_ROUNDS:-15}" --markdown "$work/cost" \
     --plugin "$PWD/build/libnccl-net-mpib.so,env=MPIB_FAILOVER=0,name=MPIB_FAILOVER=0"
 {
     # Sentences are wrapped; tables are not.

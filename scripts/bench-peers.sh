@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # This plugin beside NCCL's own InfiniBand transport of one release, on the same simulated rails.
 # Writes the figures that docs/internals/performance.md shows.
-# usage: bench-peers.sh [RELEASE] [more options of mpib compare]
+# usage: bench-peers.sh [RELEASE] [more options of mpib-bench compare]
 #
 # Other plugins are added with --plugin FILE: each has its column, and goals are against all of
 # them. FILE,abi=vN chooses an older table, FILE,merge lets makeVDevice merge the rails (for plugins
@@ -16,5 +16,5 @@ eval "$(scripts/libclang.sh env)"
 release=${1:-2.32.3}
 shift || true
 library=$(cargo run --locked -q -p compat-matrix -- fetch "$release")
-exec build/mpib compare --goals --plugin "$library,table=ncclNetIb,abi=${ABI:-v12},merge,name=net_ib $release" \
+exec build/mpib-bench compare --goals --plugin "$library,table=ncclNetIb,abi=${ABI:-v12},merge,name=net_ib $release" \
     --markdown docs/guide/performance-figures.md --svg docs/guide/performance.svg --json-file "${JSON:-build/performance.json}" "$@"

@@ -55,3 +55,8 @@ ln -sfn libnccl-net-mpib.so "$build/libnccl-net.so"
 ln -sfn libnccl-net-mpib.so "$build/librccl-net-mpib.so"
 "${cargo[@]}" "${options[@]}" -p softverbs --bin softverbs-ctl
 put "$out/softverbs-ctl" "$build/softverbs/softverbs-ctl"
+# For "make bench" and "make check-instructions", in no package.
+if [ "$profile" != dist ]; then
+    "${cargo[@]}" "${options[@]}" -p mpib-bench
+    put "$out/mpib-bench" "$build/mpib-bench"
+fi

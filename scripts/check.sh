@@ -83,7 +83,7 @@ case ${1:-} in
         # The manual of settings has each of them, and every variable of NCCL's InfiniBand
         # transport.
         cargo test --locked -q -p nccl-net-mpib --lib config::
-        cargo test --locked -q -p mpib-host-view --test documents
+        cargo test --locked -q -p mpib-host-view documents
         # The page of rules by test is what the tests cite.
         scripts/coverage.sh --check
         links
@@ -110,7 +110,7 @@ case ${1:-} in
     loom)
         # Every schedule of the statistics page and of the request pool of crate versions. The flag
         # rebuilds everything, hence the separate target folder.
-        RUSTFLAGS="--cfg loom" cargo test --locked -p nccl-net-mpib-agent-iface --test loom --target-dir "${CARGO_TARGET_DIR:-target}/loom"
+        RUSTFLAGS="--cfg loom" cargo test --locked -p nccl-net-mpib-agent-iface --test agent_iface --target-dir "${CARGO_TARGET_DIR:-target}/loom"
         RUSTFLAGS="--cfg loom" cargo test --locked -p nccl-net-versions --lib --target-dir "${CARGO_TARGET_DIR:-target}/loom"
         ;;
     miri)

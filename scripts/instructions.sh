@@ -3,7 +3,7 @@
 # Needs "make build" and valgrind.
 # usage: instructions.sh [--write]   (--write renews the file)
 #
-# "mpib perf-solo" moves messages between both ends of one connection, in one thread, over
+# "mpib-bench solo" moves messages between both ends of one connection, in one thread, over
 # softverbs. callgrind counts while they move, and only instructions of the plugin's own file:
 # libibverbs, libc and the kernel do not matter. The difference between two runs of different length
 # leaves out the start. Two workloads move nothing: a test that finds nothing, and an isend before
@@ -18,8 +18,8 @@ figures=benches/instructions.toml
 limit=2
 short=50
 long=300
-# The functions of perf-solo in which callgrind counts, one for each kind of workload.
-counted=(mpib::perf::thin::Thin::{group,empty_test,early_isend})
+# The functions of "mpib-bench solo" in which callgrind counts, one for each kind of workload.
+counted=(mpib_bench::thin::Thin::{group,empty_test,early_isend})
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -38,7 +38,7 @@ count() {
         8) settings+=(NCCL_IB_QPS_PER_CONNECTION=8 NCCL_IB_SPLIT_DATA_ON_QPS=1) ;;
     esac
     env "${settings[@]}" valgrind --quiet --tool=callgrind --callgrind-out-file="$work/calls" --compress-strings=no \
-        --collect-atstart=no "${counted[@]/#/--toggle-collect=}" build/mpib perf-solo --plugin "$PWD/build/libnccl-net-mpib.so" \
+        --collect-atstart=no "${counted[@]/#/--toggle-collect=}" build/mpib-bench solo --plugin "$PWD/build/libnccl-net-mpib.so" \
         --version 12 --size "$size" --depth "$depth" --groups $((groups * 8 / depth)) --output "$work/counts" "$@" >"$work/log" 2>&1 ||
         { say "a run under callgrind failed:"; tail -n 5 "$work/log" >&2; return 1; }
     # A line of figures is the cost of its line in the object named before it. The line after
@@ -55,7 +55,7 @@ per_message() {
     local from to
     from=$(count "$short" "$@") && to=$(count "$long" "$@") || return 1
     if [ "$from" = 0 ]; then
-        say "nothing was counted: does \"mpib perf-solo\" still move messages in ${counted[*]}?"
+        say "nothing was counted: does \"mpib-bench solo\" still move messages in ${counted[*]}?"
         return 1
     fi
     awk -v from="$from" -v to="$to" -v n=$(((long - short) * 8)) 'BEGIN { printf "%.1f\n", (to - from) / n }'

@@ -1,7 +1,7 @@
 //! `src/header/` holds what bindgen reads in the headers.
 //!
 //! The comparison with the crate's types happens when the crate's own tests compile. After a change
-//! to a header, `NCCL_NET_ABI_BINDINGS=write cargo test -p nccl-net-abi --test bindings` renews the
+//! to a header, `NCCL_NET_ABI_BINDINGS=write cargo test -p nccl-net-abi bindings` renews the
 //! files. bindgen loads libclang at run time; `LIBCLANG_PATH` names its folder if the system does
 //! not know it.
 
@@ -57,7 +57,7 @@ fn up_to_date(builder: bindgen::Builder, file: &str) {
     assert!(
         committed == generated.to_string(),
         "{} is not what bindgen reads in include/nccl; after a change to a header run \
-         NCCL_NET_ABI_BINDINGS=write cargo test -p nccl-net-abi --test bindings",
+         NCCL_NET_ABI_BINDINGS=write cargo test -p nccl-net-abi bindings",
         path.display()
     );
 }

@@ -1,11 +1,6 @@
 //! `compat-matrix` as a user starts it, with a foreign core, `fake-core/fake.c`, which has at most
 //! one fault.
 
-#[path = "../../crates/cli/tests/loopback_example/mod.rs"]
-mod loopback_example;
-
-extern crate mpib_test_env as _;
-
 use std::{
     env, fs,
     path::Path,
@@ -286,7 +281,7 @@ fn load(fault: &str) -> (i32, String) {
     let place = Place::new(fault);
     let program = Path::new(env!("CARGO_BIN_EXE_compat-matrix"));
     let mut command = Command::new(program);
-    command.arg("load").arg(loopback_example::path(program)).arg(RELEASE);
+    command.arg("load").arg(crate::loopback_example::path(program)).arg(RELEASE);
     command.env("XDG_CACHE_HOME", place.dir.path().join("cache")).stdin(Stdio::null());
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();

@@ -47,13 +47,6 @@ impl Config {
                 format!("a range of NCCL_IB_ADDR_FAMILY={family}"),
             );
         }
-        if self.srq_low >= self.srq_high {
-            both(
-                "MPIB_SRQ_LOW",
-                format!("\"{}\"", self.srq_low),
-                format!("less than MPIB_SRQ_HIGH={}", self.srq_high),
-            );
-        }
         bad
     }
 }

@@ -323,17 +323,6 @@ settings! {
     /// memory, if NCCL calls iflush. 1: for any memory, and NCCL always calls iflush (forceFlush).
     /// 0: iflush does nothing. See [mpib.md](mpib.md#flush).
     flush: Option<bool> = None, "MPIB_FLUSH", Optional(Flag);
-    /// Low mark of posted receives on a rail, at which they are refilled; at most half of
-    /// `MPIB_SRQ_HIGH` and at most 64, which higher values stand for. Without effect on adapters
-    /// without shared receive queues.
-    srq_low: u32 = 64, "MPIB_SRQ_LOW", Whole::<u32>::new(1, 32767);
-    /// Number of receives on a rail after a refill, at most 128: a connection has 64 slots and needs
-    /// no more, so every higher value, the default included, stands for 128. Without effect on
-    /// adapters without shared receive queues.
-    srq_high: u32 = 512, "MPIB_SRQ_HIGH", Whole::<u32>::new(2, 32768);
-    /// Every n-th CTS write requests a completion, and at least one in half of the send queue, which
-    /// has at most 128 entries: every value above 64, the default included, stands for 64.
-    cts_signal_interval: u32 = 128, "MPIB_CTS_SIGNAL_INTERVAL", Whole::<u32>::new(1, 256);
     /// Messages of up to this many bytes go inline (`IBV_SEND_INLINE`): the processor copies the data
     /// into the work request, and the adapter does not read it from memory. For messages that are
     /// sent whole from host memory. An adapter without that much room sends none inline. Send queues

@@ -78,9 +78,6 @@ fn every_variable_is_read() {
         ("NCCL_IB_PCI_RELAXED_ORDERING", "0"),
         ("NCCL_IB_DATA_DIRECT", "2"),
         ("MPIB_FLUSH", "1"),
-        ("MPIB_SRQ_LOW", "1"),
-        ("MPIB_SRQ_HIGH", "2"),
-        ("MPIB_CTS_SIGNAL_INTERVAL", "256"),
         ("MPIB_INLINE", "64"),
         ("MPIB_AGENT_SOCKET", "/run/mpib/agent"),
         ("MPIB_HINTS", "/run/mpib/hints file"),
@@ -97,7 +94,7 @@ fn every_variable_is_read() {
         (config.sup_share, config.strict, &config.gid_index, config.tc),
         (Some(1024), true, &GidIndex::All(3), Some(0))
     );
-    assert_eq!((config.srq_low, config.srq_high, config.probe_timeout), (1, 2, Duration::from_millis(1)));
+    assert_eq!((config.inline, config.probe_timeout), (64, Duration::from_millis(1)));
 }
 
 #[test]
@@ -171,9 +168,6 @@ fn bounds_are_exact() {
         ("MPIB_FAILOVER_WAIT", "-1", "3601"),
         ("MPIB_PROBE_TIMEOUT_MS", "0", "3600001"),
         ("NCCL_IB_DATA_DIRECT", "-1", "3"),
-        ("MPIB_SRQ_LOW", "0", "32768"),
-        ("MPIB_SRQ_HIGH", "1", "32769"),
-        ("MPIB_CTS_SIGNAL_INTERVAL", "0", "257"),
         ("MPIB_INLINE", "-1", "1025"),
         ("MPIB_AGENT_SOCKET", "run/agent", "/run/"),
         ("MPIB_HINTS", "hints", "/"),
@@ -291,11 +285,6 @@ fn settings_that_contradict_each_other_are_refused() {
             .starts_with("MPIB_HCA_SUP=\"a:1\": expected another")
     );
     assert!(read(&[("MPIB_HCA_SUP", "a:1"), ("MPIB_HCA_SOUT", "a:2")]).is_ok());
-    assert_eq!(
-        first(&[("MPIB_SRQ_LOW", "512")]),
-        "MPIB_SRQ_LOW=\"512\": expected less than MPIB_SRQ_HIGH=512"
-    );
-    assert!(first(&[("MPIB_SRQ_HIGH", "64")]).starts_with("MPIB_SRQ_LOW=\"64\""));
 }
 
 #[test]

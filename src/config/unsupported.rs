@@ -1,7 +1,7 @@
-//! Variables that are set but have no effect on this plugin: those of NCCL's own InfiniBand transport
-//! and of the NCCL mesh plugin that it does not read, and unknown names. They are logged. Those of
-//! the transport have their effect on windows, `ncclPutSignal` and GIN, which it carries beside this
-//! plugin.
+//! Variables that are set but have no effect on this plugin: those of NCCL's own InfiniBand transport,
+//! of the NCCL mesh plugin and of MPIB that it does not read, and unknown names. They are logged.
+//! Those of the transport have their effect on windows, `ncclPutSignal` and GIN, which it carries
+//! beside this plugin.
 
 use std::ffi::OsString;
 
@@ -105,13 +105,14 @@ macro_rules! others {
 // In brackets the values that request what this plugin does anyway. `missed`: a warning; `note`: an
 // informative line.
 others! {
-    /// The variables that NCCL's own InfiniBand transport reads and this plugin does not.
+    /// The variables that NCCL's own InfiniBand transport or another plugin reads and this plugin does
+    /// not.
     OTHERS;
     "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand code off, and with it windows, ncclPutSignal and GIN between hosts; NCCL_NET chooses the transport of all else";
     "NCCL_IB_EVENT_BASED_LB" ["1"] note: "the shares of plain rails always follow what the rails can carry: MPIB_SPLIT";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" ["0"] missed: "shares do not follow changes of the peer's ports";
     "NCCL_IB_OOO_RQ" ["0"] missed: "queue pairs are made without mlx5's out-of-order delivery";
-    "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS" ["1"] note: "receives are always posted beforehand: MPIB_SRQ_LOW, MPIB_SRQ_HIGH";
+    "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS" ["1"] note: "receives are always posted beforehand";
     "NCCL_IB_QUERY_PORT_SPEED" ["0"] note: "a port's speed follows from the link width and speed that ibv_query_port returns";
     "NCCL_IB_RAIL_POLICY" missed: "rails keep the order in which NCCL joins them";
     "NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME" note: "immediates always name the receive's slot";
@@ -131,6 +132,9 @@ others! {
     "NCCL_IB_WARN_RAIL_LOCAL" note: "a rail without a partner is always logged";
     "NCCL_IB_WQE_LATENCY_REPORT" note: "mpib stats shows what is under way";
     "NCCL_IB_WQE_LATENCY_THRESHOLD_NS" ["0"] note: "mpib stats shows what is under way";
+    "MPIB_CTS_SIGNAL_INTERVAL" note: "a CTS write requests a completion once in half of the send queue, which is every 64th";
+    "MPIB_SRQ_HIGH" note: "a shared receive queue has 128 entries, or as many as the adapter allows: a connection needs no more";
+    "MPIB_SRQ_LOW" note: "a shared receive queue is refilled when a quarter of it is left, or when the slots in progress need more";
     "NCCL_MESH_DEBUG" note: "NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET show what this plugin does";
     "NCCL_MESH_GID_INDEX" missed: "NCCL_IB_GID_INDEX is the setting, and without it each connection chooses its GIDs";
 }

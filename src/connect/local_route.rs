@@ -115,10 +115,7 @@ fn make_receives(settings: &Settings, rail: &LocalRail, n: u32, depths: &Depths)
     }
     match depths.srq {
         0 => Ok(Receives::own(n, depths.receives)),
-        depth => {
-            let low = settings.config.srq_low.min(depth / 2);
-            Receives::shared(&rail.pd, depth, low)
-        }
+        depth => Receives::shared(&rail.pd, depth),
     }
 }
 

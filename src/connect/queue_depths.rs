@@ -53,8 +53,7 @@ impl Depths {
                 Self { srq: 0, receives: 0, first: each, others: each, flush: 0 }
             }
             Role::Acceptor => {
-                let shared = settings.config.srq_high.min(MAX_DEPTH);
-                let shared = shared.min(limits.max_srq_wr).min(limits.max_cqe / 2);
+                let shared = MAX_DEPTH.min(limits.max_srq_wr).min(limits.max_cqe / 2);
                 let own = (2 * slots_per_queue(n)).min(limits.max_qp_wr).min(limits.max_cqe / 2 / n);
                 let (srq, receives) = if nic.has_srq().is_ok() { (shared, 0) } else { (0, own) };
                 let flush = if leads && nic.flushes(&settings.config) { FLUSH_DEPTH } else { 0 };

@@ -233,7 +233,8 @@ fn two_processes_in_one_connect_and_share_nothing() {
         (Arc::new(Settings::new(Arc::clone(&process), config, None, None)), hold, events, process)
     };
     let last = format!("={}", names[1]);
-    let (a, _devices_of_a, _events_of_a, ours) = process(&[("MPIB_STATS", "0"), ("MPIB_SRQ_HIGH", "300")]);
+    let (a, _devices_of_a, _events_of_a, ours) =
+        process(&[("MPIB_STATS", "0"), ("MPIB_HINT_POLL_US", "300")]);
     let (b, _devices_of_b, _events_of_b, theirs) = process(&[("NCCL_IB_HCA", &last)]);
     assert_eq!((ours.devices.count(), theirs.devices.count()), (names.len(), 1));
     let (from, to) = (ours.devices.get(1).unwrap(), theirs.devices.get(0).unwrap());
@@ -243,8 +244,8 @@ fn two_processes_in_one_connect_and_share_nothing() {
     run(connected((&a, from), (&b, to)), 20, 8, 64);
 
     assert_eq!((ours.begun.total(), theirs.begun.total()), (2, 0), "connections begun");
-    let high = |process: &Process| process.latest().unwrap().srq_high;
-    assert_eq!((high(&ours), high(&theirs)), (300, 512));
+    let interval = |process: &Process| process.latest().unwrap().hint_poll_us;
+    assert_eq!((interval(&ours), interval(&theirs)), (300, 1000));
 }
 
 /// A port that is down would be queried at each connection.

@@ -35,9 +35,9 @@ impl Nic {
 pub(super) fn describe_queues(adapters: &str, lacks: Option<&str>) -> String {
     match lacks {
         None => format!("shared receive queues on {adapters}: the queue pairs of a rail receive from one"),
-        Some(why) => format!(
-            "no shared receive queues on {adapters} ({why}): each queue pair receives from its own, and MPIB_SRQ_LOW and MPIB_SRQ_HIGH have no effect"
-        ),
+        Some(why) => {
+            format!("no shared receive queues on {adapters} ({why}): each queue pair receives from its own")
+        }
     }
 }
 

@@ -135,7 +135,7 @@ const TABLE: [WcStatus; 24] = [
         "IBV_WC_RNR_RETRY_EXC_ERR",
         Blame::Peer,
         "the peer had no receive posted, however often it was tried",
-        "is the peer's process stopped or starved of CPU? MPIB_SRQ_LOW and MPIB_SRQ_HIGH say how many receives it keeps posted",
+        "is the peer's process stopped or starved of CPU?",
     ),
     row("IBV_WC_LOC_RDD_VIOL_ERR", Blame::Device, "a reliable-datagram domain mismatch", UNUSED),
     row("IBV_WC_REM_INV_RD_REQ_ERR", Blame::Device, "an invalid reliable-datagram request", UNUSED),

@@ -9,6 +9,11 @@ pub const NO_PINGS: (&str, &str) = ("MPIB_STALL_MS", "0");
 /// The MPIB profile: two rails behind one device.
 pub const TWO_RAILS: [(&str, &str); 3] = [("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "soft1"), NO_PINGS];
 
+/// Returns the devices of [`TWO_RAILS`], both with these properties.
+pub fn two_adapters(properties: &str) -> String {
+    format!("soft0:addr=10.1.0.1/16,{properties};soft1:addr=10.2.0.1/16,{properties}")
+}
+
 /// Messages are split from 128 bytes on.
 pub const SPLIT_ALL: (&str, &str) = ("MPIB_SPLIT_MIN", "0");
 

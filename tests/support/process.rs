@@ -13,7 +13,7 @@ use std::time::Duration;
 use softverbs::{Capability, DeviceSpec};
 
 use crate::pair::LIMIT;
-use crate::{agent, hosts, obey, stats, sys};
+use crate::{agent, hosts, remote_peer, stats, sys};
 
 /// Set in the processes of a test: its name.
 const TEST: &str = "TEST_CHILD";
@@ -26,7 +26,7 @@ pub const MERGE: &str = "NCCL_NET_FORCE_MERGE";
 /// What a second process does in place of the test's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Makes connections and moves data on command: [`obey`].
+    /// Makes connections and moves data on command: [`remote_peer`].
     Peer,
     /// Answers as an agent: [`agent`].
     Agent,
@@ -168,7 +168,7 @@ fn play(second: impl FnOnce(), body: impl FnOnce()) {
             watchdog();
             body();
         }
-        Some(Role::Peer) => obey::obey(),
+        Some(Role::Peer) => remote_peer::serve(),
         Some(Role::Agent) => agent::run_agent(),
         Some(Role::StatsReader) => stats::serve(),
         Some(Role::Knock) => hosts::knock(),

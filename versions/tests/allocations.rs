@@ -1,16 +1,13 @@
 //! The data path of every version allocates nothing.
 
-#[macro_use]
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr;
 
-use common::Net;
-use common::least::Least;
-use common::net::{DATA, STALE};
+use crate::common::Net;
+use crate::common::least::Least;
+use crate::common::net::{DATA, STALE};
 use nccl_net_versions::RequestPool;
 use nccl_net_versions::abi::{self, ncclSuccess};
 

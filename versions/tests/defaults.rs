@@ -1,15 +1,12 @@
 //! A plugin with only the required items behaves as NCCL expects from a plugin without the
 //! features.
 
-#[macro_use]
-mod common;
-
 use std::ffi::{CStr, c_int};
 use std::ptr;
 use std::sync::Mutex;
 
-use common::Net;
-use common::net::{DATA, STALE};
+use crate::common::Net;
+use crate::common::net::{DATA, STALE};
 use nccl_net_versions::abi::{NCCL_PTR_HOST, ncclSuccess};
 use nccl_net_versions::*;
 

@@ -2,18 +2,15 @@
 //! compiled by the system's C compiler.
 #![cfg(not(miri))] // miri runs no C
 
-#[macro_use]
-mod common;
-
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::path::Path;
 use std::process::Command;
 use std::ptr;
 use std::sync::Mutex;
 
-use common::fake::lock;
-use common::least::Least;
-use common::{Net, Rig};
+use crate::common::fake::lock;
+use crate::common::least::Least;
+use crate::common::{Net, Rig};
 use nccl_net_versions::Level;
 use nccl_net_versions::abi::*;
 
@@ -89,7 +86,7 @@ fn lines_reach_a_c_logger_and_are_never_a_format() {
         (level, flags, file.to_owned(), number, "%s".to_owned(), text.to_owned())
     };
     let nccl = c_logger();
-    let rig = Rig::<1>::new(8);
+    let rig = Rig::<640>::new(8);
     assert_eq!(rig.net.init(ptr::null_mut(), 0, None, nccl, None), ncclSuccess);
     let logger = lock(&rig.record.init).expect("init came through").logger;
     logger.log(Level::Warn, c"a.rs", 1, c"%n%s%d 100%");

@@ -1,13 +1,11 @@
 //! regMr, regMrDmaBuf, deregMr: every table with a recording fake.
 
-#[macro_use]
-mod common;
-
 use std::ffi::c_int;
 use std::ptr;
 
-use common::Act;
-use common::net::{DATA, Ptr, STALE};
+use crate::common;
+use crate::common::Act;
+use crate::common::net::{DATA, Ptr, STALE};
 use nccl_net_versions::abi::*;
 use nccl_net_versions::{Failure, Refusal};
 

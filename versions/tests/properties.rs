@@ -1,15 +1,13 @@
 //! getProperties of every version: each field has the plugin's value, within the ranges that NCCL
 //! accepts.
 
-#[macro_use]
-mod common;
-
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use common::fake::{lock, properties};
-use common::{Fake, record};
+use crate::common;
+use crate::common::fake::{lock, properties};
+use crate::common::{Fake, record};
 use nccl_net_versions::abi::*;
 use nccl_net_versions::{Properties, Refusal, VDevs};
 
@@ -70,22 +68,22 @@ impl PartialEq<V> for v12::VDeviceProps {
 }
 
 fields! {
-    v6_fields: v6, 6, {};
-    v7_fields: v7, 7, { netDeviceType: ncclNetDeviceType(1), netDeviceVersion: 9 };
-    v8_fields: v8, 8, { regIsGlobal: 1, netDeviceType: ncclNetDeviceType(1), netDeviceVersion: 9 };
-    v9_fields: v9, 9, {
+    v6_fields: v6, 506, {};
+    v7_fields: v7, 507, { netDeviceType: ncclNetDeviceType(1), netDeviceVersion: 9 };
+    v8_fields: v8, 508, { regIsGlobal: 1, netDeviceType: ncclNetDeviceType(1), netDeviceVersion: 9 };
+    v9_fields: v9, 509, {
         regIsGlobal: 1, forceFlush: 1, netDeviceType: ncclNetDeviceType(1), netDeviceVersion: 9,
         vProps: V(vec![2, 1, 0, 0, 0]), maxP2pBytes: 4096, maxCollBytes: 8192,
     };
-    v10_fields: v10, 10, {
+    v10_fields: v10, 510, {
         regIsGlobal: 1, forceFlush: 1, netDeviceType: ncclNetDeviceType(1), netDeviceVersion: 9,
         vProps: V(vec![2, 1, 0, 0, 0]), maxP2pBytes: 4096, maxCollBytes: 8192,
     };
-    v11_fields: v11, 11, {
+    v11_fields: v11, 511, {
         regIsGlobal: 1, forceFlush: 1, netDeviceType: ncclNetDeviceType(1), netDeviceVersion: 9,
         vProps: V(vec![2, 1, 0, 0, 0]), maxP2pBytes: 4096, maxCollBytes: 8192, maxMultiRequestSize: 11,
     };
-    v12_fields: v12, 12, {
+    v12_fields: v12, 512, {
         regIsGlobal: 1, forceFlush: 1, netDeviceType: ncclNetDeviceType(1), netDeviceVersion: 9,
         vProps: V(vec![2, 1, 0, 0, 0, 0, 0, 0, 0]), maxP2pBytes: 4096, maxCollBytes: 8192,
         maxMultiRequestSize: 11, railId: 12, planeId: 13,
@@ -103,26 +101,26 @@ macro_rules! on {
 
 #[test]
 fn a_virtual_device_is_cut_to_the_room_of_the_version() {
-    type P = Fake<20>;
-    lock(&record(20).properties).vdevs = VDevs::new(&[0, 1, 2, 3, 4, 5, 6, 7]).expect("eight");
+    type P = Fake<520>;
+    lock(&record(520).properties).vdevs = VDevs::new(&[0, 1, 2, 3, 4, 5, 6, 7]).expect("eight");
     on!(v9 v10 v11, P, p => p.vProps.ndevs == 4 && p.vProps.devs == [0, 1, 2, 3]);
     on!(v12, P, p => p.vProps.ndevs == 8 && p.vProps.devs == [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
 #[test]
 fn a_physical_device_consists_of_itself() {
-    type P = Fake<21>;
+    type P = Fake<521>;
     on!(v9 v10 v11, P, p => p.vProps.ndevs == 1 && p.vProps.devs == [1, 0, 0, 0]);
     on!(v12, P, p => p.vProps.ndevs == 1 && p.vProps.devs[0] == 1);
 }
 
 #[test]
 fn sizes_are_limited_to_what_test_reports() {
-    type P = Fake<22>;
+    type P = Fake<522>;
     for (size, limited) in
         [(0, 1), (1, 1), (1 << 30, 1 << 30), ((1 << 30) + 1, 1 << 30), (usize::MAX, 1 << 30)]
     {
-        *lock(&record(22).properties) =
+        *lock(&record(522).properties) =
             Properties { max_p2p_bytes: size, max_coll_bytes: size, ..properties() };
         on!(v9 v10 v11 v12, P, p => p.maxP2pBytes == limited && p.maxCollBytes == limited);
     }
@@ -130,23 +128,23 @@ fn sizes_are_limited_to_what_test_reports() {
 
 #[test]
 fn groups_are_limited_to_what_irecv_accepts() {
-    type P = Fake<23>;
+    type P = Fake<523>;
     for (number, limited) in [(-1, 1), (0, 1), (8, 8), (9, 8), (c_int::MAX, 8)] {
-        lock(&record(23).properties).max_recvs = number;
+        lock(&record(523).properties).max_recvs = number;
         on!(v6 v7 v8 v9 v10 v11 v12, P, p => p.maxRecvs == limited);
     }
 }
 
 #[test]
 fn no_dma_buf_without_its_call() {
-    type P = Fake<24, false>;
+    type P = Fake<524, false>;
     on!(v6 v7 v8 v9 v10 v11 v12, P, p => p.ptrSupport == NCCL_PTR_HOST | NCCL_PTR_CUDA);
 }
 
 #[test]
 fn absent_values_are_reported_as_absent() {
-    type P = Fake<25>;
-    *lock(&record(25).properties) =
+    type P = Fake<525>;
+    *lock(&record(525).properties) =
         Properties { pci_path: None, reg_is_global: false, force_flush: false, ..properties() };
     on!(v6 v7 v8 v9 v10 v11 v12, P, p => p.pciPath.is_null());
     on!(v8 v9 v10 v11 v12, P, p => p.regIsGlobal == 0);
@@ -157,18 +155,18 @@ fn absent_values_are_reported_as_absent() {
 fn unknown_devices_are_errors() {
     macro_rules! unknown {
         ($($version:ident)+) => {$(
-            assert_eq!(get!($version, 26, 2, Fake<26>).0, ncclInvalidArgument);
-            assert_eq!(get!($version, 26, c_int::MAX, Fake<26>).0, ncclInvalidArgument);
-            let before = record(26).calls().len();
+            assert_eq!(get!($version, 526, 2, Fake<526>).0, ncclInvalidArgument);
+            assert_eq!(get!($version, 526, c_int::MAX, Fake<526>).0, ncclInvalidArgument);
+            let before = record(526).calls().len();
             for dev in [-1, c_int::MIN] {
-                assert_eq!(get!($version, 26, dev, Fake<26>).0, ncclInvalidArgument);
+                assert_eq!(get!($version, 526, dev, Fake<526>).0, ncclInvalidArgument);
                 let refusal = Refusal::Negative { what: "dev", value: dev };
-                assert_eq!(record(26).refusal(), Some(("getProperties", refusal)));
+                assert_eq!(record(526).refusal(), Some(("getProperties", refusal)));
             }
-            let get = nccl_net_versions::$version::table::<Fake<26>>().getProperties.expect("never NULL");
+            let get = nccl_net_versions::$version::table::<Fake<526>>().getProperties.expect("never NULL");
             // SAFETY: NULL is refused.
             assert_eq!(unsafe { get(0, ptr::null_mut()) }, ncclInvalidArgument);
-            assert_eq!(record(26).calls().len(), before, "the plugin sees none of these");
+            assert_eq!(record(526).calls().len(), before, "the plugin sees none of these");
         )+};
     }
     unknown!(v6 v7 v8 v9 v10 v11 v12);

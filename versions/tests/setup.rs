@@ -1,15 +1,13 @@
 //! init, finalize, devices, virtual devices, attributes: every table with a recording fake.
 
-#[macro_use]
-mod common;
-
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use common::fake::lock;
-use common::net::STALE;
-use common::{Act, Fake, Net, Rig, record};
+use crate::common;
+use crate::common::fake::lock;
+use crate::common::net::STALE;
+use crate::common::{Act, Fake, Net, Rig, record};
 use nccl_net_versions::abi::*;
 use nccl_net_versions::{Failure, Refusal};
 
@@ -107,7 +105,7 @@ every_version! {
 
 #[test]
 fn versions_up_to_10_share_the_context_of_the_process() {
-    const ID: u32 = 1;
+    const ID: u32 = 401;
     let (old, new) = (Rig::<ID> { version: 6, ..Rig::new(6) }, Rig::<ID>::new(10));
     old.init();
     new.init();
@@ -119,7 +117,7 @@ fn versions_up_to_10_share_the_context_of_the_process() {
 
 #[test]
 fn two_plugins_in_one_process_have_a_context_each() {
-    let (one, two) = (Rig::<2>::new(8), Rig::<3>::new(8));
+    let (one, two) = (Rig::<441>::new(8), Rig::<442>::new(8));
     one.init();
     two.record.act("init", Act::Fail(Failure::System));
     assert_eq!(two.net.init(ptr::null_mut(), 0, None, None, None), ncclSystemError);
@@ -131,7 +129,7 @@ fn two_plugins_in_one_process_have_a_context_each() {
 
 #[test]
 fn threads_that_init_at_once_make_one_context() {
-    const ID: u32 = 4;
+    const ID: u32 = 404;
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -176,12 +174,12 @@ fn of_communicators<const ID: u32>(version: u32) {
 
 #[test]
 fn v11_contexts() {
-    of_communicators::<11>(11);
+    of_communicators::<411>(11);
 }
 
 #[test]
 fn v12_contexts() {
-    of_communicators::<12>(12);
+    of_communicators::<412>(12);
 }
 
 fn net_attr() -> v11::NetAttr {
@@ -197,10 +195,10 @@ fn net_attr() -> v11::NetAttr {
 #[test]
 fn attributes_arrive_whole() {
     let mut attr = net_attr();
-    let rig = Rig::<5>::new(12);
+    let rig = Rig::<405>::new(12);
     let ctx = rig.init();
     for version in [11, 12] {
-        let net = Net::of::<Fake<5>>(version);
+        let net = Net::of::<Fake<405>>(version);
         assert_eq!(net.set_net_attr(ctx, &raw mut attr), ncclSuccess);
         let call = rig.record.calls().last().cloned().unwrap_or_default();
         assert!(call.starts_with("set_net_attr ctx=1 "), "{call}");
@@ -244,17 +242,17 @@ fn a_shared_context<const ID: u32>(version: u32) {
 
 #[test]
 fn what_others_write_to_a_context_of_v11_changes_nothing() {
-    a_shared_context::<32>(11);
+    a_shared_context::<432>(11);
 }
 
 #[test]
 fn what_others_write_to_a_context_of_v12_changes_nothing() {
-    a_shared_context::<33>(12);
+    a_shared_context::<433>(12);
 }
 
 #[test]
 fn a_wrong_handle_is_reported_once_for_each_argument_until_the_next_init() {
-    let rig = Rig::<34>::new(12);
+    let rig = Rig::<434>::new(12);
     let reported = || std::mem::take(&mut *lock(&rig.record.refusals));
     let wrong = |call, what, expected| (call, Refusal::WrongHandle { what, expected });
     for _ in 0..2 {
@@ -313,16 +311,16 @@ macro_rules! vdevices {
 }
 
 vdevices! {
-    v9_joins_up_to_four: 9, v9, 20, 4;
-    v10_joins_up_to_four: 10, v10, 21, 4;
-    v11_joins_up_to_four: 11, v11, 22, 4;
-    v12_joins_up_to_eight: 12, v12, 23, 8;
+    v9_joins_up_to_four: 9, v9, 420, 4;
+    v10_joins_up_to_four: 10, v10, 421, 4;
+    v11_joins_up_to_four: 11, v11, 422, 4;
+    v12_joins_up_to_eight: 12, v12, 423, 8;
 }
 
 #[test]
 fn optional_slots_are_null_where_the_plugin_lacks_them() {
-    type Full = Fake<30>;
-    type Plain = Fake<30, false>;
+    type Full = Fake<430>;
+    type Plain = Fake<430, false>;
     for version in 6..=12 {
         assert!(Net::of::<Full>(version).has_reg_mr_dma_buf(), "v{version}");
         assert!(!Net::of::<Plain>(version).has_reg_mr_dma_buf(), "v{version}");
@@ -337,11 +335,11 @@ fn optional_slots_are_null_where_the_plugin_lacks_them() {
 fn device_side_slots_are_null_and_the_others_are_not() {
     macro_rules! slots {
         ($($version:ident)+) => {$(
-            let table = nccl_net_versions::$version::table::<Fake<31>>();
+            let table = nccl_net_versions::$version::table::<Fake<431>>();
             assert!(table.getDeviceMr.is_none() && table.irecvConsumed.is_none(), stringify!($version));
         )+};
     }
     slots!(v7 v8 v9 v10 v11 v12);
-    assert!(nccl_net_versions::v11::table::<Fake<31, false>>().finalize.is_some());
-    assert!(nccl_net_versions::v12::table::<Fake<31, false>>().finalize.is_some());
+    assert!(nccl_net_versions::v11::table::<Fake<431, false>>().finalize.is_some());
+    assert!(nccl_net_versions::v12::table::<Fake<431, false>>().finalize.is_some());
 }

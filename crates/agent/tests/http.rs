@@ -159,7 +159,7 @@ fn the_guide_has_the_schema() {
     if std::env::var_os("WRITE_MANUAL").is_some() {
         fs::write(&path, schema()).unwrap();
     }
-    let hint = "docs/guide/agent.schema.json differs: WRITE_MANUAL=1 cargo test -p mpib-agent --test http";
+    let hint = "docs/guide/agent.schema.json differs: WRITE_MANUAL=1 cargo test -p mpib-agent http";
     assert!(fs::read_to_string(path).unwrap() == schema(), "{hint}");
 }
 

@@ -12,7 +12,7 @@ use std::{
 use nccl_net_mpib_agent_iface::environment::{WITHOUT_HOST, is_setting};
 
 /// Makes the kernel kill the child when this process ends.
-pub(crate) fn ends_with_us(command: &mut Command) {
+pub fn ends_with_us(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec only prctl and getppid run, which are async-signal-safe.
     // Nothing is allocated; the error values hold numbers.
@@ -32,7 +32,7 @@ pub(crate) fn ends_with_us(command: &mut Command) {
 
 /// Makes the libibverbs of the child the one in this folder. The child has none of this shell's
 /// settings but those in `kept`, and uses nothing of this host.
-pub(crate) fn on_softverbs(command: &mut Command, folder: &Path, kept: &[&str]) {
+pub fn on_softverbs(command: &mut Command, folder: &Path, kept: &[&str]) {
     let is_removed = |name: &str| is_setting(name) && !kept.contains(&name);
     for (name, _) in env::vars_os().filter(|(name, _)| is_removed(&name.to_string_lossy())) {
         command.env_remove(name);
@@ -47,7 +47,7 @@ pub(crate) fn on_softverbs(command: &mut Command, folder: &Path, kept: &[&str]) 
 }
 
 /// Waits for a child; `None`: the limit passed, and the child was killed.
-pub(crate) fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+pub fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let end = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait()? {
@@ -64,7 +64,7 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<Exit
 }
 
 /// Describes how a process ended.
-pub(crate) fn ending(status: ExitStatus) -> String {
+pub fn ending(status: ExitStatus) -> String {
     let Some(signal) = status.signal() else {
         return format!("exited with status {}", status.code().unwrap_or(-1));
     };

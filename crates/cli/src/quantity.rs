@@ -5,10 +5,10 @@ use std::{ops::RangeInclusive, time::Duration};
 use bytesize::ByteSize;
 
 /// The largest number of bytes that an option takes.
-pub(crate) const MOST_BYTES: usize = 1 << 40;
+pub const MOST_BYTES: usize = 1 << 40;
 
 /// Parses a number of bytes: 4096, 64K or 64KiB, 1.5M, 1MB. K, M and G alone are powers of 1024.
-pub(crate) fn bytes(text: &str) -> Result<usize, String> {
+pub fn bytes(text: &str) -> Result<usize, String> {
     let text = text.trim();
     // The crate reads K, M and G alone as powers of 1000.
     let unit = if text.ends_with(['k', 'K', 'm', 'M', 'g', 'G']) { "iB" } else { "" };
@@ -22,7 +22,7 @@ pub(crate) fn bytes(text: &str) -> Result<usize, String> {
 }
 
 /// Parses a time in seconds or with a unit: 0.5, 500ms, 1m30s.
-pub(crate) fn duration(text: &str, range: RangeInclusive<f64>) -> Result<Duration, String> {
+pub fn duration(text: &str, range: RangeInclusive<f64>) -> Result<Duration, String> {
     let found = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
         Err(_) => Some(humantime::parse_duration(text).map_err(|_| {
@@ -35,17 +35,17 @@ pub(crate) fn duration(text: &str, range: RangeInclusive<f64>) -> Result<Duratio
 }
 
 /// Parses the time of a measurement or a limit: up to a day.
-pub(crate) fn time(text: &str) -> Result<Duration, String> {
+pub fn time(text: &str) -> Result<Duration, String> {
     duration(text, 0.001..=86_400.0)
 }
 
 /// Parses the interval of a display.
-pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+pub fn interval(text: &str) -> Result<Duration, String> {
     duration(text, 0.1..=86_400.0)
 }
 
 /// Parses the number of a process.
-pub(crate) fn pid(text: &str) -> Result<u32, String> {
+pub fn pid(text: &str) -> Result<u32, String> {
     let found = text.parse().ok().filter(|pid| *pid > 0);
     found.ok_or_else(|| {
         format!("{text:?} is not the number of a process; expected 1 or more, as \"ps\" shows")

@@ -1,7 +1,5 @@
 //! `mpib abi` as a user starts it, on small files that the C compiler makes.
 
-extern crate mpib_test_env as _;
-
 use std::{
     env, fs,
     path::{Path, PathBuf},

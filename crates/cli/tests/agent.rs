@@ -1,7 +1,5 @@
 //! `mpib agent` as a process.
 
-extern crate mpib_test_env as _;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;

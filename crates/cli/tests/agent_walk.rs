@@ -1,10 +1,6 @@
 //! The way of docs/guide/agent.md: two jobs, an agent that decides, and an operator who changes its
 //! mind.
 
-mod built;
-mod job;
-mod transfer;
-
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,8 +9,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use built::artifact;
-use transfer::{Ended, fabric_of, said, stats, until};
+use crate::built::artifact;
+use crate::transfer::{Ended, fabric_of, said, stats, until};
 
 const TEST: &str = "walk";
 
@@ -71,7 +67,7 @@ fn an_operator_walks_through_the_guide() {
     let [sout, sup] = &devices;
     let agent = Agent::start(folder.path(), "policy = \"static\"\ndefault_share = 341\n");
     let rails = format!("{sout}:addr=10.9.0.1/24,rate=100MB;{sup}:addr=10.9.1.1/24,rate=50MB");
-    let _jobs = [(); 2].map(|()| job::transfer(TEST, &rails, &devices, folder.path()));
+    let _jobs = [(); 2].map(|()| crate::job::transfer(TEST, &rails, &devices, folder.path()));
     both(sup, "the rule's share", |share| share == 341);
     agent.reload("policy = \"static\"\ndefault_share = 100\n");
     both(sup, "the new rule's share", |share| share == 100);

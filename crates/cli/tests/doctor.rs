@@ -1,9 +1,6 @@
 //! `mpib doctor` as an operator starts it, with the plugin of "make build", on simulated hosts.
 //! Every fault is named, and the exit code gives its severity.
 
-mod built;
-mod doctor_util;
-
 use std::{
     fs, io,
     os::unix::{net::UnixListener, process::CommandExt},
@@ -11,8 +8,8 @@ use std::{
     process::Command,
 };
 
-use built::artifact;
-use doctor_util::{Doctor, TWO, doctor, fabric, mpib};
+use crate::built::artifact;
+use crate::doctor_util::{Doctor, TWO, doctor, fabric, mpib};
 use serde_json::{Value, json};
 
 const BOTH: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup")];

@@ -1,8 +1,5 @@
 //! `mpib doctor --listen` on one simulated host and `mpib doctor HOST` on another.
 
-mod built;
-mod doctor_util;
-
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
@@ -10,8 +7,8 @@ use std::{
     thread,
 };
 
-use built::artifact;
-use doctor_util::{Doctor, fabric, mpib};
+use crate::built::artifact;
+use crate::doctor_util::{Doctor, fabric, mpib};
 use serde_json::{Value, json};
 
 const BOTH: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup")];

@@ -1,18 +1,13 @@
 //! `mpib doctor` with links down and addresses missing. A process with softverbs linked in makes
 //! these changes: `mpib` uses softverbs as a file.
 
-extern crate softverbs as _;
-
-mod built;
-mod doctor_util;
-
 use std::{
     io::{BufRead, BufReader, Write},
     process::{Child, Command, Stdio},
 };
 
-use built::artifact;
-use doctor_util::{Doctor, TWO, fabric, mpib};
+use crate::built::artifact;
+use crate::doctor_util::{Doctor, TWO, fabric, mpib};
 
 /// Set in the process that changes the fabric: `down DEVICE`, or `bare DEVICE` for a device without
 /// an address.
@@ -67,7 +62,11 @@ fn doctor(fabric: &str, env: &[(&str, &str)]) -> Doctor {
 #[test]
 fn a_port_that_is_down_is_a_note_unless_somebody_misses_it() {
     let fabric = fabric();
-    let _fault = with_fault("a_port_that_is_down_is_a_note_unless_somebody_misses_it", &fabric, "down sup");
+    let _fault = with_fault(
+        "doctor_ports::a_port_that_is_down_is_a_note_unless_somebody_misses_it",
+        &fabric,
+        "down sup",
+    );
     let found = doctor(&fabric, &[]);
     found.usable_with(&[]);
     found.says("ports", "note", &["ports left out: sup:1 (the port is not active)"]);
@@ -92,7 +91,8 @@ fn a_port_that_is_down_is_a_note_unless_somebody_misses_it() {
 #[test]
 fn a_port_that_has_link_local_addresses_only_is_a_loss() {
     let fabric = fabric();
-    let _fault = with_fault("a_port_that_has_link_local_addresses_only_is_a_loss", &fabric, "bare sout");
+    let _fault =
+        with_fault("doctor_ports::a_port_that_has_link_local_addresses_only_is_a_loss", &fabric, "bare sout");
     let found = doctor(&fabric, &[]);
     found.usable_with(&["addresses"]);
     found.says(

@@ -1,10 +1,6 @@
 //! The documents of `--json`: their schemas in the guide, and what is printed on failure. With
 //! `WRITE_MANUAL=1` the test writes the schemas.
 
-extern crate mpib_test_env as _;
-
-mod fake;
-
 use std::{
     collections::BTreeSet,
     fs,
@@ -12,7 +8,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use fake::{QUICK, fake, listener};
+use crate::fake::{QUICK, fake, listener};
 use serde_json::Value;
 
 fn mpib(args: &[&str]) -> (i32, String) {
@@ -23,7 +19,7 @@ fn mpib(args: &[&str]) -> (i32, String) {
 //= perf.md: the schemas of the documents
 #[test]
 fn the_guide_has_the_schemas() {
-    for command in ["perf", "compare", "doctor", "abi", "stats"] {
+    for command in ["perf", "doctor", "abi", "stats"] {
         let (code, schema) = mpib(&[command, "--schema"]);
         assert_eq!(code, 0, "{command}");
         let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide");
@@ -31,7 +27,7 @@ fn the_guide_has_the_schemas() {
         if std::env::var_os("WRITE_MANUAL").is_some() {
             fs::write(&path, &schema).unwrap();
         }
-        let hint = "WRITE_MANUAL=1 cargo test -p mpib --test documents";
+        let hint = "WRITE_MANUAL=1 cargo test --workspace --test cli documents::";
         assert!(fs::read_to_string(&path).unwrap() == schema, "{} differs: {hint}", path.display());
     }
 }
@@ -43,7 +39,6 @@ fn a_failure_is_a_document() {
         (&["abi", "--json", "/nonexistent"][..], "load", 3),
         (&["stats", "--json", "4194305"], "tool", 3),
         (&["doctor", "--json", "--plugin", "/nonexistent", "no such host"], "peer", 3),
-        (&["compare", "--json", "--plugin", "/nonexistent"], "load", 3),
     ] {
         let (code, text) = mpib(args);
         let document: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e}: {text}"));
@@ -127,8 +122,6 @@ fn every_call_prints_one_document() {
         ("", 2, vec!["doctor", "--plugin", "/nonexistent"]),
         ("", 2, vec!["doctor", "--listen"]),
         ("", 3, vec!["doctor", "--plugin", "/nonexistent", "no such host"]),
-        ("", 2, vec!["compare", "--rounds", "x"]),
-        ("", 3, vec!["compare", "--plugin", "/nonexistent"]),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
         command.args(&args).arg("--json").env("FAKE_FAULT", fault).stdin(Stdio::null());
@@ -158,7 +151,7 @@ fn every_call_prints_one_document() {
     assert_eq!(one_document("connect", &here), 8);
     assert_eq!(one_document("listen", &there.wait_with_output().unwrap()), 5);
     missing.remove(&("perf".to_owned(), 8));
-    missing.retain(|(command, _)| command != "compare" && command != "abi");
+    missing.retain(|(command, _)| command != "abi");
     assert_eq!(missing, BTreeSet::new(), "these have no case");
 }
 

@@ -1,7 +1,5 @@
 //! `mpib enable`, `disable` and `path` in an installed prefix, and the documents that `mpib` writes.
 
-extern crate mpib_test_env as _;
-
 use std::{
     fs,
     os::unix::fs::symlink,

@@ -1,10 +1,6 @@
 //! `mpib perf` on the example plugin of crate nccl-net-versions, which moves data over TCP between
 //! two processes.
 
-mod loopback_example;
-
-extern crate mpib_test_env as _;
-
 use std::{
     path::Path,
     process::{Command, Output, Stdio},
@@ -20,7 +16,10 @@ fn text(bytes: &[u8]) -> String {
 
 fn perf(args: &[&str]) -> Output {
     let mut command = Command::new(MPIB);
-    command.args(["perf", "--json", "--plugin"]).arg(loopback_example::path(Path::new(MPIB))).args(args);
+    command
+        .args(["perf", "--json", "--plugin"])
+        .arg(crate::loopback_example::path(Path::new(MPIB)))
+        .args(args);
     command.stdin(Stdio::null()).output().expect("mpib")
 }
 

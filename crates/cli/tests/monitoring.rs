@@ -1,9 +1,5 @@
 //! The dashboard and the alert rules, with a real Prometheus that scrapes an agent.
 
-mod built;
-mod job;
-mod transfer;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
+use crate::transfer::{Ended, said, until};
 use mpib_agent::http::Http;
 use mpib_agent::{Config, Server};
 use mpib_host_view::Source;
 use serde_json::Value;
-use transfer::{Ended, said, until};
 
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/grafana").join(name).canonicalize().unwrap()
@@ -105,13 +101,13 @@ fn no_panel_is_empty() {
             format!("{device}:addr=10.9.{i}.1/24,rate=200MB,counters=on,sysfs={place}")
         })
         .collect();
-    let _perf = job::transfer("monitoring", &rails.join(";"), &devices, dir.path());
+    let _perf = crate::job::transfer("monitoring", &rails.join(";"), &devices, dir.path());
 
     let [_, sup] = &devices;
     prometheus.has(&format!("rate(mpib_rail_transmit_bytes_total{{device=\"{sup}\"}}[5s]) > 0"));
-    job::link("monitoring", sup, "down");
+    crate::job::link("monitoring", sup, "down");
     prometheus.has(&format!("ALERTS{{alertname=\"MpibRailDown\", device=\"{sup}\"}}"));
-    job::link("monitoring", sup, "up");
+    crate::job::link("monitoring", sup, "up");
     prometheus.has(&format!("mpib_rail_state{{device=\"{sup}\", state=\"healthy\"}} == 1"));
 
     let dashboard: Value =

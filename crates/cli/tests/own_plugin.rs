@@ -1,15 +1,13 @@
 //! This project's plugin and softverbs of "make build", driven by `mpib perf` between real
 //! processes: every table, every byte, and the bytes of each rail.
 
-mod built;
-
 use std::{
     io::{BufRead, BufReader},
     process::{Command, Output, Stdio},
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use built::{artifact, mpib};
+use crate::built::{artifact, mpib};
 use serde_json::Value;
 
 /// Returns a new fabric for each test.

@@ -1,14 +1,9 @@
 //! The agent's page in a browser, while a job runs.
 
-mod browser;
-mod built;
-mod job;
-mod transfer;
-
 use std::fs;
 
-use browser::Browser;
-use job::{Job, TOKEN};
+use crate::browser::Browser;
+use crate::job::{Job, TOKEN};
 
 /// Names of devices that no other job on this machine has.
 fn devices(test: &str) -> [String; 2] {

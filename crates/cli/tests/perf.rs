@@ -1,14 +1,12 @@
 //! `mpib perf` as a user starts it, on a foreign plugin: a small one in C over TCP
 //! (`fake-plugin/fake.c`), which can have one fault.
 
-mod fake;
-
 use std::{
     io::{BufRead, Read},
     process::Command,
 };
 
-use fake::{MPIB, QUICK, fake, json, listener, perf, text};
+use crate::fake::{MPIB, QUICK, fake, json, listener, perf, text};
 
 /// Runs with a fault; returns the exit code and stderr.
 fn with_fault(fault: &str, args: &[&str]) -> (i32, String) {

@@ -1,13 +1,11 @@
 //! What `mpib perf` prints, on a foreign plugin.
 
-mod fake;
-
 use std::{
     io::{BufRead, BufReader, Read},
     process::{Command, Stdio},
 };
 
-use fake::{MPIB, QUICK, fake, fake_cuda, json, listener, perf, text};
+use crate::fake::{MPIB, QUICK, fake, fake_cuda, json, listener, perf, text};
 
 #[test]
 fn sizes_and_times_are_read_as_they_are_printed() {

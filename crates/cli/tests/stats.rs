@@ -1,8 +1,5 @@
 //! `mpib stats` with real processes: `mpib perf` with the plugin of "make build", and others.
 
-mod built;
-mod transfer;
-
 use std::{
     ffi::CString,
     fs,
@@ -14,9 +11,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use built::artifact;
+use crate::built::artifact;
+use crate::transfer::{Ended, fabric_of, perf, said, stats, until, workers};
 use serde_json::Value;
-use transfer::{Ended, fabric_of, perf, said, stats, until, workers};
 
 /// Returns the document of one process, if it has a page yet.
 fn document(pid: u32) -> Option<Value> {

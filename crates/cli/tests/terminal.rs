@@ -1,8 +1,5 @@
 //! Output on terminals of a width, and its colours.
 
-mod built;
-mod doctor_util;
-
 use std::{
     fs::File,
     io::Read,
@@ -11,8 +8,8 @@ use std::{
     ptr,
 };
 
-use built::artifact;
-use doctor_util::{TWO, fabric, mpib};
+use crate::built::artifact;
+use crate::doctor_util::{TWO, fabric, mpib};
 
 /// Makes a terminal; returns its two ends.
 fn terminal(columns: u16) -> (File, OwnedFd) {

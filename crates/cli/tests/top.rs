@@ -1,11 +1,8 @@
 //! `mpib top` with a running transfer: as text, and in a terminal of tmux.
 
-mod built;
-mod transfer;
-
 use std::process::{Command, Stdio};
 
-use transfer::{Ended, perf, said, until, workers};
+use crate::transfer::{Ended, perf, said, until, workers};
 
 fn top(args: &[&str]) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));

@@ -1,13 +1,11 @@
 //! Demonstration and tests use nothing of the host: not its agent, its configuration files or the
 //! settings of the shell. The host is simulated by namespaces.
 
-mod built;
-
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Output};
 
-use built::artifact;
+use crate::built::artifact;
 use nccl_net_mpib_agent_iface::environment::WITHOUT_HOST;
 use tempfile::TempDir;
 
@@ -69,7 +67,7 @@ impl Host {
 }
 
 fn perf() -> Command {
-    let mut command = built::mpib(&format!("host-{}", std::process::id()), "soft0:addr=10.9.0.1/24");
+    let mut command = crate::built::mpib(&format!("host-{}", std::process::id()), "soft0:addr=10.9.0.1/24");
     command.args(["perf", "--sizes", "8", "--iterations", "10", "--plugin"]);
     command.arg(artifact("libnccl-net-mpib.so"));
     command

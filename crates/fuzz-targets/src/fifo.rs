@@ -2,7 +2,7 @@
 
 use arbitrary::Arbitrary;
 use mpib_tests::code::Success;
-use mpib_tests::evil::{self, Evil};
+use mpib_tests::misbehaving_peer::{self, MisbehavingPeer};
 use mpib_tests::pair::{Buffer, until};
 use mpib_tests::table::{Ptr, newest};
 use nccl_net_mpib::proto::{CTS_BYTES, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, Sequence};
@@ -70,13 +70,13 @@ struct Model {
 pub fn fifo(data: &[u8]) {
     let Some(steps) = steps::<Step>(data, MAX_STEPS).filter(|steps| !steps.is_empty()) else { return };
     let table = newest();
-    let (comm, evil) = evil::sender(context());
+    let (comm, liar) = misbehaving_peer::sender(context());
     let buffer = Buffer::new(table, comm, vec![7; LEN]);
     let mut model = Model { fifo: vec![0; FIFO_BYTES], next: Sequence::FIRST, met: None };
     let mut requests = Vec::new();
     for step in steps {
         let Step::Send { tag, len } = step else {
-            model.write(step, &evil);
+            model.write(step, &liar);
             continue;
         };
         let len = usize::from(len) % (LEN + 1);
@@ -98,7 +98,7 @@ pub fn fifo(data: &[u8]) {
             break;
         }
     }
-    drop(evil);
+    drop(liar);
     requests.into_iter().for_each(ends);
     buffer.dereg();
     assert_eq!(table.close_send(comm), Success);
@@ -114,22 +114,22 @@ fn ends(request: Ptr) {
 
 impl Model {
     /// Writes entries into the sender's FIFO, and into the model's.
-    fn write(&mut self, step: Step, evil: &Evil) {
+    fn write(&mut self, step: Step, liar: &MisbehavingPeer) {
         match step {
             Step::Group { count, first_tag, room } => {
                 let count = count % MAX_RECVS as u8 + 1;
                 for index in 0..count {
                     let tag = (first_tag.wrapping_add(index) % 4).into();
-                    let cts = self.entry(evil, (index, count), tag, room);
-                    self.put(evil, self.next, index, &cts.encode());
+                    let cts = self.entry(liar, (index, count), tag, room);
+                    self.put(liar, self.next, index, &cts.encode());
                 }
             }
             Step::Entry { behind, place, index, count, tag, number, room } => {
                 let seq = if behind { self.next.next() } else { self.next };
-                let cts = self.entry(evil, (index % 9, count % 10), (tag % 4).into(), room);
+                let cts = self.entry(liar, (index % 9, count % 10), (tag % 4).into(), room);
                 // Mostly the right number.
                 let number = seq.number().saturating_add_signed((number / 32).into());
-                self.put(evil, seq, place % MAX_RECVS as u8, &Cts { seq: number, ..cts }.encode());
+                self.put(liar, seq, place % MAX_RECVS as u8, &Cts { seq: number, ..cts }.encode());
             }
             Step::Byte { at, value } => {
                 let at = usize::from(at) % (MAX_RECVS * CTS_BYTES);
@@ -140,7 +140,7 @@ impl Model {
                     let mut entry = [0; CTS_BYTES];
                     entry.copy_from_slice(&self.fifo[start..start + CTS_BYTES]);
                     entry[at] = value;
-                    self.put(evil, self.next, place as u8, &entry);
+                    self.put(liar, self.next, place as u8, &entry);
                 }
             }
             Step::Send { .. } => {}
@@ -148,18 +148,18 @@ impl Model {
     }
 
     /// Returns an entry of the next group that leads to memory of the receiver.
-    fn entry(&self, evil: &Evil, (index, count): (u8, u8), tag: i32, room: u16) -> Cts {
+    fn entry(&self, liar: &MisbehavingPeer, (index, count): (u8, u8), tag: i32, room: u16) -> Cts {
         let mut rkeys = [0; MAX_RAILS];
-        rkeys.iter_mut().zip(evil.region.mrs()).for_each(|(place, mr)| *place = mr.rkey());
-        let addr = evil.region.addr(0) as u64 + DATA as u64;
+        rkeys.iter_mut().zip(liar.region.mrs()).for_each(|(place, mr)| *place = mr.rkey());
+        let addr = liar.region.addr(0) as u64 + DATA as u64;
         let size = u64::from(room) % (LEN as u64 + 1);
         Cts { addr, size, rkeys, tag, count, index, seq: self.next.number() }
     }
 
-    fn put(&mut self, evil: &Evil, seq: Sequence, place: u8, entry: &[u8; CTS_BYTES]) {
+    fn put(&mut self, liar: &MisbehavingPeer, seq: Sequence, place: u8, entry: &[u8; CTS_BYTES]) {
         let at = seq.cts_offset(place.into());
         self.fifo[at..at + CTS_BYTES].copy_from_slice(entry);
-        evil.poke(at, entry);
+        liar.poke(at, entry);
     }
 
     /// Matches a send, as docs/internals/protocol.md has it.

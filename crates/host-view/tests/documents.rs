@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use mpib_host_view::{Adapter, Connection, Host, Port, Process, Rail, manual, schema};
 use serde_json::Value;
 
-const HINT: &str = "WRITE_MANUAL=1 cargo test -p mpib-host-view --test documents";
+const HINT: &str = "WRITE_MANUAL=1 cargo test -p mpib-host-view documents";
 
 fn guide(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide")).join(name)

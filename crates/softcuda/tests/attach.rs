@@ -28,11 +28,13 @@ fn library(options: &[&str]) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Runs a test of this file again, in a new process that finds the library.
+/// Runs a test of this module again, in a new process that finds the library.
 fn again(test: &str, options: &[&str]) -> Output {
     let (_folder, path) = library(options);
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(LIBRARY, &path);
+    command
+        .args([&format!("attach::{test}"), "--exact", "--nocapture", "--test-threads=1"])
+        .env(LIBRARY, &path);
     command.output().unwrap()
 }
 

@@ -6,6 +6,7 @@
 extern crate softverbs as _;
 
 #[path = "../tests/common/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the tests use the rest")]
 mod common;
 
 use std::io::{BufRead, BufReader, Write};

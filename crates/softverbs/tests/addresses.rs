@@ -1,14 +1,10 @@
-//! The addresses of a port change while programs run. The devices are those of the process:
-//! therefore this test has its own file.
-extern crate softverbs as _;
-
-mod common;
-mod peer;
+//! The addresses of a port change while programs run.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use common::*;
-use peer::{Peer, here};
+use crate::common::*;
+use crate::peer::own_process;
+use crate::peer::{Peer, here};
 
 const GID_CHANGE: u32 = 18;
 
@@ -27,6 +23,7 @@ fn write(from: &End, to: &End) -> u32 {
 /// old table gets no answer.
 #[test]
 fn addresses_change_for_every_process() {
+    own_process!();
     let v4 = |d| Some((IpAddr::from([192, 168, 200, d]), 24));
     let mapped = |d: u8| Ipv4Addr::new(192, 168, 200, d).to_ipv6_mapped();
     let none = Ipv6Addr::UNSPECIFIED;

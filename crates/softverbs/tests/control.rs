@@ -1,23 +1,13 @@
 //! Faults from outside: `softverbs-ctl` on running processes, and `SOFTVERBS_FAULTS`.
-extern crate softverbs as _;
-
-mod common;
-mod peer;
 
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::*;
-use peer::{Peer, again, here};
+use crate::common::*;
+use crate::peer::own_process;
+use crate::peer::{Peer, again, here};
 
 /// The argument of a test that plays a program with `SOFTVERBS_FAULTS`.
 const PLAY: &str = "TEST_PLAY";
-
-/// Lets one test at a time use the fabric of this process.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn ctl(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_softverbs-ctl"));
@@ -50,8 +40,8 @@ fn wait_event_kind(end: &End, kind: u32) {
 //= softverbs.md: softverbs-ctl breaks and heals running processes
 #[test]
 fn a_running_process_is_broken_and_healed_from_outside() {
-    peer::play();
-    let _alone = alone();
+    own_process!();
+    crate::peer::play();
     let mut peer = Peer::start(here!(), &[]);
     let end = End::new(Opts { timeout: 8, retry: 1, ..Opts::default() });
     let there = peer.connect(&end);
@@ -90,9 +80,9 @@ fn a_running_process_is_broken_and_healed_from_outside() {
 //= softverbs.md: softverbs-ctl changes the rate of a device
 #[test]
 fn a_running_process_is_throttled_from_outside() {
+    own_process!();
     const DEVICE_SPEED_CHANGE: u32 = 20;
-    peer::play();
-    let _alone = alone();
+    crate::peer::play();
     let mut peer = Peer::start(here!(), &[]);
     let end = End::new(Opts::default());
     let there = peer.connect(&end);
@@ -119,8 +109,8 @@ fn a_running_process_is_throttled_from_outside() {
 
 #[test]
 fn devices_of_two_hosts_with_one_name_are_distinguished() {
-    peer::play();
-    let _alone = alone();
+    own_process!();
+    crate::peer::play();
     let mut peer = Peer::start(here!(), &[("SOFTVERBS_DEVICES", "soft0:addr=192.168.200.2/24")]);
     let end = End::new(Opts { timeout: 8, retry: 1, ..Opts::default() });
     let there = peer.connect(&end);
@@ -148,6 +138,7 @@ fn program(test: &str, faults: &str) -> String {
 //= softverbs.md: SOFTVERBS_FAULTS injects faults
 #[test]
 fn the_environment_injects_faults() {
+    own_process!();
     if std::env::var_os(PLAY).is_some() {
         let (a, b) = pair(Opts { retry: 1, ..Opts::default() }, Opts::default());
         let mut seen = Vec::new();

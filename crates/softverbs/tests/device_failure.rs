@@ -1,19 +1,14 @@
-//! Devices and completion queues that fail, ports whose GIDs move, and the hardware counters. The
-//! devices are those of the process: therefore these tests have their own file.
-extern crate softverbs as _;
-
-mod common;
-mod faulty;
-mod peer;
+//! Devices and completion queues that fail, ports whose GIDs move, and the hardware counters.
 
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::ptr::null_mut;
 
-use common::*;
-use faulty::*;
-use peer::{Peer, here};
+use crate::common::*;
+use crate::faulty::*;
+use crate::peer::own_process;
+use crate::peer::{Peer, here};
 use softverbs::{CqOf, Direction, Fault, HwCounters, Only, Part, Then};
 
 const RETRY: u32 = status::IBV_WC_RETRY_EXC_ERR;
@@ -43,7 +38,8 @@ fn wait_async(end: &End, kind: u32) {
 //= softverbs.md: a removed device completes nothing, and can be opened again when healed
 #[test]
 fn a_failed_device_completes_nothing_and_can_be_opened_again() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let (mut a, b) = across(short);
     let to_a = a.address();
     let (old, mut far) = across(short);
@@ -95,7 +91,8 @@ fn a_failed_device_completes_nothing_and_can_be_opened_again() {
 
 #[test]
 fn a_large_write_of_a_failed_device_ends_in_the_middle() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let large = || Opts { len: 8 << 20, ..short() };
     let (mut a, b) = across(large);
     a.buf.fill(1);
@@ -128,8 +125,9 @@ fn a_large_write_of_a_failed_device_ends_in_the_middle() {
 
 #[test]
 fn a_device_fails_at_a_work_request_and_in_every_process() {
-    peer::play();
-    let _alone = Alone::new();
+    own_process!();
+    crate::peer::play();
+    devices();
     let devices = "soft0:addr=10.0.0.1/24;soft1:addr=10.0.0.2/24";
     let mut peer = Peer::start(here!(), &[("SOFTVERBS_DEVICES", devices)]);
     let mut a = End::new(Opts { device: 1, ..short() });
@@ -152,7 +150,8 @@ fn a_device_fails_at_a_work_request_and_in_every_process() {
 //= softverbs.md: a failed completion queue returns nothing, and its queue pairs are in ERR
 #[test]
 fn a_failed_completion_queue_returns_nothing_and_its_queue_pairs_are_in_err() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     for of in [CqOf::Send, CqOf::Recv] {
         let (mut a, b) = across(short);
         assert_eq!(a.recv(7, 0, 8), 0);
@@ -176,7 +175,8 @@ fn a_failed_completion_queue_returns_nothing_and_its_queue_pairs_are_in_err() {
 //= softverbs.md: GIDs move to another index
 #[test]
 fn gids_move_to_another_index() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let (mut a, b) = across(short);
     let gid = |end: &End, index| Ipv6Addr::from(end.gid_at(index));
     let mapped = |d| Ipv4Addr::new(10, 0, 0, d).to_ipv6_mapped();
@@ -210,7 +210,8 @@ fn sysfs(end: &End) -> PathBuf {
 //= softverbs.md: the hardware counters show a rail without answers
 #[test]
 fn the_counters_show_a_rail_without_answers() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let (mut a, b) = across(long);
     let folder = sysfs(&a).join("ports/1/hw_counters");
     let file = |name: &str| -> u64 {

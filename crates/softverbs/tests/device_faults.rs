@@ -1,12 +1,8 @@
-//! Faults of devices: silence, triggers by the number of a work request, and their scripts. The
-//! devices are those of the process: therefore these tests have their own file.
-extern crate softverbs as _;
+//! Faults of devices: silence, triggers by the number of a work request, and their scripts.
 
-mod common;
-mod faulty;
-
-use common::*;
-use faulty::*;
+use crate::common::*;
+use crate::faulty::*;
+use crate::peer::own_process;
 use softverbs::{Direction, Fault, Only};
 
 fn state_of(end: &End) -> u32 {
@@ -21,7 +17,8 @@ fn state_of(end: &End) -> u32 {
 //= softverbs.md: a silent device swallows packets in one direction or both
 #[test]
 fn a_silent_device_swallows_requests_until_the_queue_pair_gives_up() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     for (device, direction) in
         [("soft0", Direction::Out), ("soft1", Direction::In), ("soft1", Direction::Both)]
     {
@@ -39,7 +36,8 @@ fn a_silent_device_swallows_requests_until_the_queue_pair_gives_up() {
 //= softverbs.md: a WRITE whose answer is swallowed has arrived
 #[test]
 fn a_write_whose_answer_is_swallowed_has_arrived() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     for (device, direction) in [("soft0", Direction::In), ("soft1", Direction::Out)] {
         let (mut a, b) = across(short);
         softverbs::inject(device, Fault::Silence(direction)).expect("a device");
@@ -59,7 +57,8 @@ fn a_write_whose_answer_is_swallowed_has_arrived() {
 //= softverbs.md: a healed device completes what waits, and executes nothing twice
 #[test]
 fn a_healed_device_completes_what_waits_and_nothing_twice() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let (mut a, b) = across(long);
     for direction in [Direction::In, Direction::Out, Direction::Both] {
         softverbs::inject("soft1", Fault::Silence(direction)).expect("a device");
@@ -83,7 +82,8 @@ fn a_healed_device_completes_what_waits_and_nothing_twice() {
 //= softverbs.md: what is behind a WRITE whose answer is lost arrives as well
 #[test]
 fn everything_arrives_while_only_answers_are_swallowed() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     const LARGE: usize = 1 << 20;
     for healed in [true, false] {
         let (mut a, b) = across(|| Opts { len: 4 * LARGE, ..long() });
@@ -128,7 +128,8 @@ fn everything_arrives_while_only_answers_are_swallowed() {
 
 #[test]
 fn a_read_without_an_answer_changes_nothing() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let (a, mut b) = across(short);
     b.buf[0] = 4;
     softverbs::inject("soft1", Fault::Silence(Direction::Out)).expect("a device");
@@ -141,7 +142,8 @@ fn a_read_without_an_answer_changes_nothing() {
 //= softverbs.md: a fault begins with the work request of its number
 #[test]
 fn a_fault_begins_with_the_work_request_of_its_number() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     for (fault, event) in [(Fault::Silence(Direction::Both), None), (Fault::LinkDown, Some(10))] {
         let (mut a, b) = across(short);
         let before = softverbs::posted("soft0", Only::ALL).expect("a device");
@@ -169,7 +171,8 @@ fn a_fault_begins_with_the_work_request_of_its_number() {
 //= softverbs.md: only the work requests that count trigger a fault
 #[test]
 fn only_the_work_requests_that_count_are_counted() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let (a, b) = across(short);
     let this = End::new(short());
     this.connect(&this.address());
@@ -199,7 +202,8 @@ fn only_the_work_requests_that_count_are_counted() {
 
 #[test]
 fn a_script_does_what_the_calls_do() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let (mut a, b) = across(short);
     softverbs::run_faults("soft1:link=down; soft0:silence=out,at=1").expect("valid");
     assert_eq!(state_of(&b), sys::ibv_port_state::IBV_PORT_DOWN);
@@ -224,7 +228,8 @@ fn a_script_does_what_the_calls_do() {
 //= softverbs.md: ERR flushes unanswered work requests at once and in order
 #[test]
 fn unanswered_work_requests_are_flushed_at_once_and_a_marker_comes_last() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let (mut a, b) = across(long);
     write(&mut a, &b, 1);
     softverbs::inject("soft0", Fault::Silence(Direction::Both)).expect("a device");
@@ -242,7 +247,8 @@ fn unanswered_work_requests_are_flushed_at_once_and_a_marker_comes_last() {
 //= softverbs.md: a queue pair on a shared receive queue reports its last receive
 #[test]
 fn a_queue_pair_on_a_shared_receive_queue_reports_its_last_receive() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     const LAST_WQE_REACHED: u32 = 16;
     let shared = Shared::new(1, 4);
     let on_srq = || shared.end_with(Opts { device: 1, ..short() });
@@ -269,7 +275,8 @@ fn a_queue_pair_on_a_shared_receive_queue_reports_its_last_receive() {
 //= softverbs.md: a link flaps until it is healed, and ends up
 #[test]
 fn a_link_flaps_until_it_is_healed_and_ends_up() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let (mut a, b) = across(long);
     softverbs::run_faults("soft0:flap=7,down=1ms-2ms,up=1ms-2ms").expect("valid");
     let (down, up) = (Some(10), Some(9));

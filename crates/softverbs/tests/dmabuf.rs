@@ -1,20 +1,14 @@
-//! DMA-BUFs: data that is written to one is in its file. The devices are those of the process:
-//! therefore these tests have their own file.
-extern crate softverbs as _;
-
-mod common;
-mod peer;
+//! DMA-BUFs: data that is written to one is in its file.
 
 use std::ffi::c_int;
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use common::*;
-use peer::here;
+use crate::common::*;
+use crate::peer::own_process;
 
 /// A multiple of every page size.
 const PAGE: usize = 1 << 16;
@@ -36,12 +30,9 @@ const LATER: Duration = Duration::from_secs(1);
 /// The first device supports DMA-BUFs, the second does not. Only one test uses the third. Data lands
 /// late through the fourth.
 fn devices() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let text = "with:addr=10.0.0.1/24,dmabuf=on;without:addr=10.0.1.1/24;faulty:addr=10.0.2.1/24;\
-                    late:addr=10.0.3.1/24,dmabuf=on,posted=1s";
-        softverbs::configure(softverbs::DeviceSpec::parse_list(text).unwrap()).unwrap();
-    });
+    let text = "with:addr=10.0.0.1/24,dmabuf=on;without:addr=10.0.1.1/24;faulty:addr=10.0.2.1/24;\
+                late:addr=10.0.3.1/24,dmabuf=on,posted=1s";
+    softverbs::configure(softverbs::DeviceSpec::parse_list(text).unwrap()).unwrap();
 }
 
 /// Creates a memfd filled with `byte`.
@@ -92,6 +83,7 @@ fn mapped() -> bool {
 //= softverbs.md: writes land in the file of a DMA-BUF
 #[test]
 fn bytes_land_in_the_file_and_come_from_it() {
+    own_process!();
     devices();
     const LEN: usize = 1 << 20;
     let (a, b) = pair(Opts { len: LEN, ..Opts::default() }, Opts::default());
@@ -138,6 +130,7 @@ fn bytes_land_in_the_file_and_come_from_it() {
 /// A descriptor whose position was moved stands for the rest of its file.
 #[test]
 fn an_offset_counts_from_the_position_of_the_descriptor() {
+    own_process!();
     devices();
     let (a, b) = pair(Opts::default(), Opts::default());
     let mut file = memfd(4 * PAGE, 0xee);
@@ -210,6 +203,7 @@ impl LateEnds {
 /// A READ of other memory does not bring the data, one of any DMA-BUF through the device does.
 #[test]
 fn data_lands_late_and_before_a_read() {
+    own_process!();
     let ends = LateEnds::new();
     let other = memfd(PAGE, 0);
     let other_mr = reg(&ends.b, &other, 0, PAGE, 0).unwrap();
@@ -227,6 +221,7 @@ fn data_lands_late_and_before_a_read() {
 /// WRITEs to one place land in their order, and without a READ, too.
 #[test]
 fn data_lands_in_order() {
+    own_process!();
     let ends = LateEnds::new();
     ends.write(7);
     ends.write(8);
@@ -242,6 +237,7 @@ fn data_lands_in_order() {
 /// The queue pair may be in any state by then.
 #[test]
 fn what_has_completed_lands_before_a_deregistration_returns() {
+    own_process!();
     let ends = LateEnds::new();
     ends.write(7);
     assert_eq!(ends.b.set_state(sys::ibv_qp_state::IBV_QPS_ERR), 0);
@@ -251,11 +247,8 @@ fn what_has_completed_lands_before_a_deregistration_returns() {
 
 #[test]
 fn a_mapping_lasts_as_long_as_its_registration() {
+    own_process!();
     // In its own process, because other tests map such files too.
-    if std::env::var_os("TEST_ALONE").is_none() {
-        let status = peer::again(here!()).env("TEST_ALONE", "1").status();
-        return assert!(status.expect("this program can be started").success());
-    }
     devices();
     let end = End::new(Opts::default());
     let (made, objects) = (softverbs::registrations_made(), softverbs::objects().unwrap().mrs);
@@ -272,6 +265,7 @@ fn a_mapping_lasts_as_long_as_its_registration() {
 
 #[test]
 fn what_the_kernel_refuses_is_refused() {
+    own_process!();
     devices();
     let end = End::new(Opts::default());
     let file = memfd(2 * PAGE - 100, 0);
@@ -307,6 +301,7 @@ fn what_the_kernel_refuses_is_refused() {
 /// The way in which programs probe the capabilities of a device.
 #[test]
 fn probing_returns_eopnotsupp_without_support_and_ebadf_with_it() {
+    own_process!();
     devices();
     for (device, code) in [(0, libc::EBADF), (1, libc::EOPNOTSUPP)] {
         let end = End::new(Opts { device, ..Opts::default() });
@@ -318,6 +313,7 @@ fn probing_returns_eopnotsupp_without_support_and_ebadf_with_it() {
 
 #[test]
 fn registrations_fail_as_often_as_requested() {
+    own_process!();
     devices();
     let end = End::new(Opts { device: 2, ..Opts::default() });
     let mut bytes = [0_u8; 100];

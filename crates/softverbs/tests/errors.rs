@@ -1,9 +1,7 @@
 //! Misuse has the same results as on hardware: a completion status, an errno, an asynchronous
 //! event, and the QP in ERR.
-extern crate softverbs as _;
 
-mod common;
-use common::*;
+use crate::common::*;
 use sys::ibv_qp_state::{IBV_QPS_ERR, IBV_QPS_RTS};
 
 const QP_REQ_ERR: u32 = 2;

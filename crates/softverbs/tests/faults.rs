@@ -1,11 +1,8 @@
-//! Faults on command. The devices are those of the process: therefore this test has its own file.
-extern crate softverbs as _;
+//! Faults on command.
 
-mod common;
-mod peer;
-
-use common::*;
-use peer::{Peer, here};
+use crate::common::*;
+use crate::peer::own_process;
+use crate::peer::{Peer, here};
 
 const PORT_ACTIVE: u32 = 9;
 const PORT_ERR: u32 = 10;
@@ -32,6 +29,7 @@ fn port_event(end: &End) -> u32 {
 
 #[test]
 fn a_link_that_is_down_delivers_nothing_until_it_is_up() {
+    own_process!();
     let mut peer = Peer::start(here!(), &[]);
     // Enough retries to outlast the time in which the link is down.
     let here = End::new(Opts { timeout: 20, retry: 7, ..Opts::default() });

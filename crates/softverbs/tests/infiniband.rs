@@ -1,10 +1,7 @@
-//! Delivery between InfiniBand ports: LIDs, subnets, FLIDs, required GRHs; and loopback. The devices
-//! are those of the process: therefore these tests have their own file.
-extern crate softverbs as _;
+//! Delivery between InfiniBand ports: LIDs, subnets, FLIDs, required GRHs; and loopback.
 
-mod common;
-
-use common::*;
+use crate::common::*;
+use crate::peer::own_process;
 use rdma_sys::ibv_qp_state::IBV_QPS_RTR;
 use softverbs::DeviceSpec;
 
@@ -87,6 +84,7 @@ impl InfiniBand for End {
 
 #[test]
 fn the_lid_decides_in_a_subnet() {
+    own_process!();
     let reached = |there, back| delivers(&end("a"), lid(there), &end("b"), lid(back));
     assert!(reached(2, 1));
     // The LID of another port, that of none, and answers that go to another port.
@@ -99,6 +97,7 @@ fn the_lid_decides_in_a_subnet() {
 
 #[test]
 fn a_port_with_lmc_has_all_its_lids() {
+    own_process!();
     for (dlid, reached) in [(15, false), (16, true), (19, true), (23, true), (24, false)] {
         assert_eq!(delivers(&end("a"), lid(dlid), &end("many"), lid(1)), reached, "LID {dlid}");
     }
@@ -108,6 +107,7 @@ fn a_port_with_lmc_has_all_its_lids() {
 
 #[test]
 fn a_port_that_requires_a_grh_refuses_and_drops_packets_without_one() {
+    own_process!();
     let (vf, b) = (end("vf"), end("b"));
     assert_eq!(port(&vf).flags, 1);
     assert_eq!(to_rtr(&vf, b.address_ib().qpn, lid(2)), libc::EINVAL);
@@ -126,6 +126,7 @@ fn a_port_that_requires_a_grh_refuses_and_drops_packets_without_one() {
 
 #[test]
 fn routers_forward_by_the_flid_alone() {
+    own_process!();
     let (one, two) = (end("one"), end("two"));
     assert_eq!(one.gid_at(0)[..8], [0xfe, 0x80, 0, 0, 0, 0, 0, 1]);
     assert_eq!(one.gid_at(1)[..8], [0xfe, 0xc0, 0, 0, 0x03, 0xe9, 0, 1]);
@@ -154,6 +155,7 @@ fn routers_forward_by_the_flid_alone() {
 
 #[test]
 fn a_port_without_loopback_drops_packets_to_itself() {
+    own_process!();
     for (name, reached) in [("a", true), ("deaf", false)] {
         let own = if name == "a" { 1 } else { 4 };
         let (one, other) = (end(name), end(name));

@@ -1,11 +1,7 @@
-//! Large WRITEs and READs, which are executed after the post. The devices are those of the process:
-//! therefore these tests have their own file.
-extern crate softverbs as _;
+//! Large WRITEs and READs, which are executed after the post.
 
-mod common;
-mod peer;
-
-use common::*;
+use crate::common::*;
+use crate::peer::own_process;
 
 /// Size of a piece.
 const PIECE: usize = 1 << 17;
@@ -56,6 +52,7 @@ fn begin(a: &End, b: &End, to: &Address) {
 
 #[test]
 fn data_is_written_when_the_link_can_have_sent_it() {
+    own_process!();
     let (a, b) = large_pair(SLOW);
     begin(&a, &b, &b.address());
     assert_eq!(b.buf[..PIECE], a.buf[..PIECE]);
@@ -70,6 +67,7 @@ fn data_is_written_when_the_link_can_have_sent_it() {
 
 #[test]
 fn a_queue_in_error_flushes_the_work_request_in_progress() {
+    own_process!();
     let (a, b) = large_pair(SLOW);
     let to = b.address();
     begin(&a, &b, &to);
@@ -85,6 +83,7 @@ fn a_queue_in_error_flushes_the_work_request_in_progress() {
 
 #[test]
 fn a_key_that_is_invalidated_fails_the_work_request_in_progress() {
+    own_process!();
     let (a, b) = large_pair(SLOW);
     // SAFETY: a living PD and a buffer that outlives the registration.
     let mr = unsafe { sys::ibv_reg_mr(b.pd, b.buf.as_ptr().cast_mut().cast(), LARGE, ALL_ACCESS) };
@@ -102,6 +101,7 @@ fn a_key_that_is_invalidated_fails_the_work_request_in_progress() {
 
 #[test]
 fn a_link_that_goes_down_in_the_middle_ends_it() {
+    own_process!();
     devices();
     // The transfer would take two minutes.
     let opts = || Opts { device: STEADY, len: 1 << 27, ..Opts::default() };
@@ -120,6 +120,7 @@ fn a_link_that_goes_down_in_the_middle_ends_it() {
 
 #[test]
 fn a_reset_queue_drops_the_work_request_in_progress() {
+    own_process!();
     let (a, b) = large_pair(SLOW);
     begin(&a, &b, &b.address());
     assert_eq!(a.set_state(sys::ibv_qp_state::IBV_QPS_RESET), 0);
@@ -136,6 +137,7 @@ fn a_reset_queue_drops_the_work_request_in_progress() {
 
 #[test]
 fn later_work_requests_are_executed_after_a_large_one() {
+    own_process!();
     let (a, b) = large_pair(FREE);
     let to = b.address();
     assert_eq!((b.recv(8, 0, 0), b.recv(9, 0, 0)), (0, 0));
@@ -165,6 +167,7 @@ fn later_work_requests_are_executed_after_a_large_one() {
 
 #[test]
 fn a_receive_that_comes_late_takes_a_large_one() {
+    own_process!();
     let (a, b) = large_pair(FREE);
     let mut sges = [a.sge(0, LARGE)];
     let wr = Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&b.address(), 0);
@@ -179,11 +182,8 @@ fn a_receive_that_comes_late_takes_a_large_one() {
 
 #[test]
 fn a_large_write_completes_without_polling() {
+    own_process!();
     // In its own process: a polling thread executes work requests of all queues of its process.
-    if std::env::var_os("TEST_ALONE").is_none() {
-        let status = peer::again(peer::here!()).env("TEST_ALONE", "1").status();
-        return assert!(status.expect("this program can be started").success());
-    }
     devices();
     let opts = |channel| Opts { channel, len: LARGE, ..Opts::default() };
     let (a, b) = pair(opts(true), opts(false));

@@ -1,13 +1,13 @@
 //! Linked into a program: the crate provides its `ibv_*` symbols, and the program chooses the
 //! devices.
 
-extern crate mpib_test_env as _;
-
 use std::ffi::CStr;
 use std::net::IpAddr;
 
 use rdma_sys as sys;
 use softverbs::{DeviceSpec, configure};
+
+use crate::peer::own_process;
 
 fn names() -> Vec<String> {
     let mut count = -1;
@@ -24,9 +24,9 @@ fn names() -> Vec<String> {
     }
 }
 
-/// A single test, because the devices of a process are chosen once.
 #[test]
 fn the_devices_are_those_that_were_configured() {
+    own_process!();
     let device = |name: &str, last: u8| DeviceSpec::roce(name, &[(IpAddr::from([10, 0, 0, last]), 24)]);
     let devices = vec![device("sout", 1), device("sup", 2)];
     let twice = vec![device("sout", 1), device("sout", 2)];

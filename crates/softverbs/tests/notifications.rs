@@ -1,8 +1,6 @@
 //! Completion channels.
-extern crate softverbs as _;
 
-mod common;
-use common::*;
+use crate::common::*;
 
 fn arm(cq: *mut sys::ibv_cq, solicited: i32) {
     // SAFETY: a living CQ.

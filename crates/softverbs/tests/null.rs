@@ -1,16 +1,7 @@
 //! The null data path: `complete_at_once`.
-extern crate softverbs as _;
 
-mod common;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use common::*;
-
-/// The switch concerns the whole process: one test at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::common::*;
+use crate::peer::own_process;
 
 fn complete_at_once() -> Result<(), softverbs::Error> {
     // SAFETY: the work requests of these tests name buffers of `End`s, and each test posts and
@@ -40,7 +31,7 @@ fn arrived(wc: &sys::ibv_wc) -> (u64, u32, u32, u32, u32, u32) {
 
 #[test]
 fn work_requests_complete_inside_their_post() {
-    let _alone = alone();
+    own_process!();
     let [mut a, b] = pair(Opts::default);
     for (place, value) in a.buf.iter_mut().zip(1u8..=200) {
         *place = value;
@@ -85,7 +76,7 @@ fn work_requests_complete_inside_their_post() {
 
 #[test]
 fn a_shared_queue_serves_all_its_queue_pairs() {
-    let _alone = alone();
+    own_process!();
     let shared = Shared::new(0, 4);
     let to = [shared.end(), shared.end()];
     let from = [End::new(Opts::default()), End::new(Opts::default())];
@@ -108,7 +99,7 @@ fn a_shared_queue_serves_all_its_queue_pairs() {
 
 #[test]
 fn what_cannot_complete_at_once_fails_at_the_post() {
-    let _alone = alone();
+    own_process!();
     let [a, b] = pair(|| Opts { sig_all: true, cqe: 2, ..Opts::default() });
     complete_at_once().unwrap();
     let (to, mut first, mut second) = (b.address(), [a.sge(0, 8)], [a.sge(8, 8)]);
@@ -130,7 +121,7 @@ fn what_cannot_complete_at_once_fails_at_the_post() {
 
 #[test]
 fn queue_pairs_without_a_peer_here_are_named_and_nothing_changes() {
-    let _alone = alone();
+    own_process!();
     let [a, b] = pair(Opts::default);
     let lonely = End::new(Opts::default());
     lonely.connect(&Address { qpn: 0x00ff_fff0, ..b.address() });
@@ -158,7 +149,7 @@ fn queue_pairs_without_a_peer_here_are_named_and_nothing_changes() {
 
 #[test]
 fn a_queue_pair_connected_to_itself_completes_too() {
-    let _alone = alone();
+    own_process!();
     let own = End::new(Opts::default());
     own.connect(&own.address());
     // SAFETY: as for `complete_at_once`.

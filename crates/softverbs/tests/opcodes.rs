@@ -1,8 +1,6 @@
 //! Every opcode between two QPs of one process.
-extern crate softverbs as _;
 
-mod common;
-use common::*;
+use crate::common::*;
 
 #[test]
 fn write_notifies_only_the_writer() {

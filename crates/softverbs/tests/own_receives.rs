@@ -1,12 +1,9 @@
-//! The receive queue of a queue pair, on devices that have no shared receive queues. The devices
-//! are those of the process: therefore these tests have their own file.
-extern crate softverbs as _;
+//! The receive queue of a queue pair, on devices that have no shared receive queues.
 
-mod common;
 use std::ptr::null_mut;
-use std::sync::Once;
 
-use common::*;
+use crate::common::*;
+use crate::peer::own_process;
 
 /// `calls` reports SRQs that it cannot create; `small` has short queues.
 const DEVICES: &str = "none:addr=10.0.0.1/24,without=srq;calls:addr=10.0.1.1/24,without=srq_calls;\
@@ -14,11 +11,8 @@ const DEVICES: &str = "none:addr=10.0.0.1/24,without=srq;calls:addr=10.0.1.1/24,
 const SMALL: usize = 2;
 
 fn devices() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let devices = softverbs::DeviceSpec::parse_list(DEVICES).expect("a good list");
-        softverbs::configure(devices).expect("before first use");
-    });
+    let devices = softverbs::DeviceSpec::parse_list(DEVICES).expect("a good list");
+    softverbs::configure(devices).expect("before first use");
 }
 
 fn attributes(device: usize) -> sys::ibv_device_attr {
@@ -32,6 +26,7 @@ fn attributes(device: usize) -> sys::ibv_device_attr {
 
 #[test]
 fn devices_without_shared_receive_queues_report_and_create_none() {
+    own_process!();
     devices();
     let reported = |device| {
         let attr = attributes(device);
@@ -79,6 +74,7 @@ fn rnr(end: &End) -> u64 {
 
 #[test]
 fn a_chain_of_receives_takes_immediates_in_order_and_an_empty_queue_delays_them() {
+    own_process!();
     devices();
     let (a, b) = pair(Opts::default(), Opts { recv_depth: 4, ..Opts::default() });
     assert_eq!(post_chain(&b, 10..14), (0, 4));
@@ -99,6 +95,7 @@ fn a_chain_of_receives_takes_immediates_in_order_and_an_empty_queue_delays_them(
 
 #[test]
 fn a_full_queue_takes_the_first_part_of_a_chain() {
+    own_process!();
     devices();
     let (a, b) = pair(Opts::default(), Opts { recv_depth: 4, ..Opts::default() });
     assert_eq!(post_chain(&b, 0..6), (libc::ENOMEM, 4));
@@ -111,6 +108,7 @@ fn a_full_queue_takes_the_first_part_of_a_chain() {
 
 #[test]
 fn a_failed_queue_pair_flushes_its_receives() {
+    own_process!();
     devices();
     let (_a, b) = pair(Opts::default(), Opts::default());
     assert_eq!(post_chain(&b, 0..3), (0, 3));
@@ -124,6 +122,7 @@ fn a_failed_queue_pair_flushes_its_receives() {
 
 #[test]
 fn queues_are_as_short_as_the_device_reports() {
+    own_process!();
     devices();
     assert_eq!(attributes(SMALL).max_qp_wr, 8);
     let deep = |depth, recv_depth| Opts { device: SMALL, depth, recv_depth, ..Opts::default() };

@@ -1,11 +1,8 @@
 //! Two processes: the test, and a second instance of the program as its peer.
-extern crate softverbs as _;
 
-mod common;
-mod peer;
-
-use common::*;
-use peer::{Peer, here};
+use crate::common::*;
+use crate::peer::own_process;
+use crate::peer::{Peer, here};
 
 fn fill(bytes: &mut [u8], seed: u8) {
     for (i, byte) in bytes.iter_mut().enumerate() {
@@ -68,7 +65,7 @@ fn every_opcode_through_shared_memory() {
     if std::env::var("SOFTVERBS_COPY").as_deref() == Ok("bounce") {
         return all_opcodes(here!(), &[]);
     }
-    let status = peer::again(here!()).env("SOFTVERBS_COPY", "bounce").status();
+    let status = crate::peer::again(here!()).env("SOFTVERBS_COPY", "bounce").status();
     assert!(status.expect("this program can be started").success());
 }
 
@@ -86,7 +83,7 @@ fn unmapped_memory(test: &str) {
                 // SAFETY: alive.
                 sges[0] = sys::ibv_sge { addr, length: LEN as u32, lkey: unsafe { (*mr).lkey } };
             } else {
-                there = peer::parse(&peer.ask(&format!("unmap {LEN}")));
+                there = crate::peer::parse(&peer.ask(&format!("unmap {LEN}")));
             }
             assert_eq!(here.send(Send::new(opcode, &mut sges).to(&there, 0)), 0);
             assert_eq!(here.poll_send().status, status::IBV_WC_REM_OP_ERR, "opcode {opcode}, local: {local}");
@@ -108,17 +105,14 @@ fn unmapped_memory_is_an_error_through_shared_memory() {
     if std::env::var("SOFTVERBS_COPY").as_deref() == Ok("bounce") {
         return unmapped_memory(here!());
     }
-    let status = peer::again(here!()).env("SOFTVERBS_COPY", "bounce").status();
+    let status = crate::peer::again(here!()).env("SOFTVERBS_COPY", "bounce").status();
     assert!(status.expect("this program can be started").success());
 }
 
 #[test]
 fn a_receive_posted_late_is_found_without_polling_by_the_sender() {
     // In its own process: a polling thread executes work requests of all queues of its process.
-    if std::env::var_os("TEST_ALONE").is_none() {
-        let status = peer::again(here!()).env("TEST_ALONE", "1").status();
-        return assert!(status.expect("this program can be started").success());
-    }
+    own_process!();
     let mut peer = Peer::start(here!(), &[]);
     let here = End::new(Opts { channel: true, ..Opts::default() });
     let there = peer.connect(&here);
@@ -210,15 +204,11 @@ fn a_queue_changes_state_while_a_peer_copies_through_shared_memory() {
 #[test]
 fn a_key_that_was_never_allocated_takes_no_memory() {
     // In its own fabric, in which no other segment grows.
-    if std::env::var_os("TEST_ALONE").is_none() {
-        let fabric = format!("{}-keys", fabric());
-        let mut again = peer::again(here!());
-        let status = again.env("TEST_ALONE", "1").env("SOFTVERBS_FABRIC", fabric).status();
-        return assert!(status.expect("this program can be started").success());
-    }
+    own_process!();
     use std::os::unix::fs::MetadataExt;
     let blocks = || {
-        let files = std::fs::read_dir(peer::base().join(fabric())).expect("the fabric exists").flatten();
+        let files =
+            std::fs::read_dir(crate::peer::base().join(fabric())).expect("the fabric exists").flatten();
         files.map(|file| file.metadata().expect("it exists").blocks()).sum::<u64>()
     };
     let mut peer = Peer::start(here!(), &[]);
@@ -238,10 +228,7 @@ fn a_key_that_was_never_allocated_takes_no_memory() {
 #[test]
 fn a_stopped_queue_lets_the_service_thread_sleep() {
     // In its own process, in which nothing else wakes that thread.
-    if std::env::var_os("TEST_ALONE").is_none() {
-        let status = peer::again(here!()).env("TEST_ALONE", "1").status();
-        return assert!(status.expect("this program can be started").success());
-    }
+    own_process!();
     let (a, b) = pair(Opts::default(), Opts::default());
     let to = b.address();
     assert_eq!(a.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut []).to(&to, 0)), 0);
@@ -266,7 +253,7 @@ fn a_stopped_queue_lets_the_service_thread_sleep() {
 #[test]
 fn leftovers_of_a_killed_process_are_removed_by_the_next() {
     let fabric = format!("{}-left", fabric());
-    let dir = peer::base().join(&fabric);
+    let dir = crate::peer::base().join(&fabric);
     let segments = || {
         let names = std::fs::read_dir(&dir).expect("the fabric exists").flatten();
         names.filter(|f| f.file_name().to_string_lossy().starts_with("segment")).count()
@@ -301,7 +288,7 @@ fn a_peer_killed_while_it_writes_into_us_leaves_nothing_locked() {
 
 #[test]
 fn a_forked_child_is_refused_and_does_no_harm() {
-    peer::play();
+    crate::peer::play();
     let here = End::new(Opts::default());
     here.connect(&here.address());
     let to = here.address();
@@ -332,9 +319,9 @@ fn a_forked_child_is_refused_and_does_no_harm() {
 #[test]
 fn a_directory_that_others_can_reach_is_refused() {
     use std::os::unix::fs::PermissionsExt;
-    peer::play();
+    crate::peer::play();
     let fabric = format!("{}-open", fabric());
-    let dir = peer::base().join(&fabric);
+    let dir = crate::peer::base().join(&fabric);
     setup();
     let _end = End::new(Opts::default());
     // Created in another place and renamed: an empty directory would be removed as unused.
@@ -342,7 +329,7 @@ fn a_directory_that_others_can_reach_is_refused() {
     std::fs::write(making.join("fabric-kept"), b"").expect("written");
     std::fs::set_permissions(&making, std::fs::Permissions::from_mode(0o777)).expect("set");
     std::fs::rename(&making, &dir).expect("moved");
-    let mut command = peer::peer(here!());
+    let mut command = crate::peer::peer(here!());
     command.env("SOFTVERBS_FABRIC", &fabric).env_remove("SOFTVERBS_LOG");
     let out = command.stdin(std::process::Stdio::null()).output();
     std::fs::remove_file(dir.join("fabric-kept"))
@@ -355,9 +342,9 @@ fn a_directory_that_others_can_reach_is_refused() {
 #[test]
 fn orphans_are_removed_by_the_next_process() {
     use std::os::unix::fs::DirBuilderExt;
-    peer::play();
+    crate::peer::play();
     let _end = End::new(Opts::default());
-    let dir = peer::base().join(format!("{}-orphan", fabric()));
+    let dir = crate::peer::base().join(format!("{}-orphan", fabric()));
     std::fs::DirBuilder::new().mode(0o700).create(&dir).expect("made");
     // Another process may remove it before the write; that is correct too.
     let _ = std::fs::write(dir.join("segment-0-1"), b"left");

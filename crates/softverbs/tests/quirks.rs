@@ -1,15 +1,10 @@
-//! Devices that differ from the specification as the drivers of adapters do. The devices are those of
-//! the process: therefore these tests have their own file.
-extern crate softverbs as _;
-
-mod common;
-mod peer;
+//! Devices that differ from the specification as the drivers of adapters do.
 
 use std::process::Stdio;
-use std::sync::Once;
 
-use common::*;
-use peer::{again, here};
+use crate::common::*;
+use crate::peer::own_process;
+use crate::peer::{again, here};
 
 const DEVICES: &str = "plain:addr=10.0.0.1/24,quirks=none;bnxt:addr=10.0.0.2/24,quirks=bnxt_re;\
      irdma:addr=10.0.0.3/24,quirks=irdma";
@@ -21,11 +16,8 @@ const RTS: u32 = sys::ibv_qp_state::IBV_QPS_RTS;
 const PLAY: &str = "TEST_PLAY";
 
 fn devices() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let devices = softverbs::DeviceSpec::parse_list(DEVICES).expect("a good list");
-        softverbs::configure(devices).expect("before first use");
-    });
+    let devices = softverbs::DeviceSpec::parse_list(DEVICES).expect("a good list");
+    softverbs::configure(devices).expect("before first use");
 }
 
 fn on(device: usize) -> Opts {
@@ -48,6 +40,7 @@ fn message(a: &End, b: &End, opcode: u32) -> [(u32, u32); 2] {
 //= softverbs.md: bnxt_re: a receive without an SGE fails in a shared receive queue
 #[test]
 fn a_receive_without_an_sge_fails_in_a_shared_receive_queue_of_bnxt_re() {
+    own_process!();
     devices();
     let failed = [(status::IBV_WC_REM_OP_ERR, ERR), (status::IBV_WC_LOC_QP_OP_ERR, ERR)];
     // The device of the receiver decides.
@@ -73,6 +66,7 @@ fn a_receive_without_an_sge_fails_in_a_shared_receive_queue_of_bnxt_re() {
 
 #[test]
 fn a_queue_pairs_own_queue_of_bnxt_re_takes_receives_without_an_sge() {
+    own_process!();
     devices();
     let (a, b) = pair(on(PLAIN), on(BNXT));
     assert_eq!(b.recv(1, 0, 0), 0);
@@ -94,6 +88,7 @@ fn without_sges(a: &End, b: &End, opcode: u32, flags: u32, list: *mut sys::ibv_s
 //= softverbs.md: irdma: a WRITE without an immediate, or a READ, uses the first SGE even if num_sge is 0
 #[test]
 fn a_write_without_sges_sends_the_first_one_on_irdma() {
+    own_process!();
     devices();
     for (device, bytes) in [(PLAIN, 0), (IRDMA, 8)] {
         let (mut a, mut b) = pair(on(device), on(PLAIN));
@@ -116,6 +111,7 @@ fn a_write_without_sges_sends_the_first_one_on_irdma() {
 
 #[test]
 fn other_work_requests_of_irdma_have_no_sge() {
+    own_process!();
     devices();
     let (mut a, b) = pair(on(IRDMA), on(PLAIN));
     a.buf[..8].fill(7);
@@ -156,6 +152,7 @@ fn report() {
 //= softverbs.md: SOFTVERBS_QUIRKS applies to devices that name no quirks
 #[test]
 fn the_environment_gives_quirks_to_devices_that_name_none() {
+    own_process!();
     if std::env::var_os(PLAY).is_some() {
         return report();
     }

@@ -1,9 +1,7 @@
-//! Rate and latency. The model is arithmetic: results are compared exactly, not timed. The devices
-//! are those of the process: therefore these tests have their own file.
-extern crate softverbs as _;
+//! Rate and latency. The model is arithmetic: results are compared exactly, not timed.
 
-mod common;
-use common::*;
+use crate::common::*;
+use crate::peer::own_process;
 
 /// Small enough to be executed during the post.
 const SMALL: usize = 1 << 16;
@@ -37,6 +35,7 @@ fn burst(index: usize, n: usize) -> Vec<u64> {
 
 #[test]
 fn completions_are_due_when_the_link_has_sent_the_data() {
+    own_process!();
     devices();
     let (fast, slow) = (burst(0, 4), burst(1, 4));
     let gaps = |times: &[u64]| times.windows(2).map(|w| w[1] - w[0]).collect::<Vec<_>>();

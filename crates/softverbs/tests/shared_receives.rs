@@ -1,8 +1,6 @@
 //! Shared receive queues.
-extern crate softverbs as _;
 
-mod common;
-use common::*;
+use crate::common::*;
 
 fn connected(to: &End) -> End {
     let end = End::new(Opts::default());

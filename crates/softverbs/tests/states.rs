@@ -1,8 +1,6 @@
 //! The state machine of a QP, through `ibv_modify_qp` and `ibv_query_qp`.
-extern crate softverbs as _;
 
-mod common;
-use common::*;
+use crate::common::*;
 use sys::ibv_qp_state as st;
 
 /// The three transitions of a connection, with each required attribute left out in turn.

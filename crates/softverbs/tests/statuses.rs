@@ -1,12 +1,8 @@
-//! Completions with a status on command. The devices are those of the process: therefore these tests
-//! have their own file.
-extern crate softverbs as _;
+//! Completions with a status on command.
 
-mod common;
-mod faulty;
-
-use common::*;
-use faulty::*;
+use crate::common::*;
+use crate::faulty::*;
+use crate::peer::own_process;
 use softverbs::{CompletionStatus, Fault, Only};
 
 const RTS: u32 = sys::ibv_qp_state::IBV_QPS_RTS;
@@ -19,7 +15,8 @@ fn statuses() -> impl Iterator<Item = u32> {
 //= softverbs.md: a work request completes with any status on command
 #[test]
 fn a_work_request_completes_with_any_status() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     for wanted in statuses() {
         let (mut a, b) = across(short);
         let fault = Fault::Status(CompletionStatus { status: wanted, vendor_err: 0x88 });
@@ -43,7 +40,8 @@ fn a_work_request_completes_with_any_status() {
 //= softverbs.md: a receive completes with any status on command
 #[test]
 fn a_receive_completes_with_any_status() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     for wanted in statuses() {
         let (mut a, b) = across(short);
         softverbs::run_faults(&format!("soft0:recv_status={wanted},vendor=0x88,at=2")).expect("valid");
@@ -70,7 +68,8 @@ fn a_receive_completes_with_any_status() {
 
 #[test]
 fn healing_disarms_a_status() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     softverbs::run_faults("soft0:status=11;soft0:recv_status=2").expect("valid");
     softverbs::heal("soft0").expect("a device");
     let (mut a, b) = across(short);

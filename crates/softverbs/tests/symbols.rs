@@ -1,15 +1,9 @@
 //! The shared library exports the symbols and versions of rdma-core's, and nothing else.
 
-extern crate mpib_test_env as _;
-
-#[path = "support/elf.rs"]
-mod elf;
-#[path = "support/stand_in.rs"]
-mod stand_in;
-
 use std::path::Path;
 
-use elf::Versioned;
+use crate::support::elf::{self, Versioned};
+use crate::support::stand_in;
 use softverbs::symbols::{OWN, OWN_VERSION, symbols};
 
 /// rdma-core's own library, where Debian and Ubuntu put it.

@@ -1,10 +1,7 @@
-//! Reachability of ports: wires, prefixes and packet lengths. The devices are those of the process:
-//! therefore these tests have their own file.
-extern crate softverbs as _;
+//! Reachability of ports: wires, prefixes and packet lengths.
 
-mod common;
-
-use common::*;
+use crate::common::*;
+use crate::peer::own_process;
 use softverbs::DeviceSpec;
 
 const DEVICES: &str = "
@@ -39,6 +36,7 @@ fn reaches(from: &str, to: &str) -> bool {
 
 #[test]
 fn ports_reach_those_of_their_wire_alone() {
+    own_process!();
     let expected = [("a", "b", true), ("a", "c", false), ("a", "d", false), ("c", "d", false)];
     for (from, to, reached) in expected {
         assert_eq!(reaches(from, to), reached, "{from} {to}");
@@ -47,6 +45,7 @@ fn ports_reach_those_of_their_wire_alone() {
 
 #[test]
 fn each_end_must_find_the_other_in_its_own_subnet() {
+    own_process!();
     for (from, to, reached) in [
         ("a", "wide", true),
         ("a", "low", true),
@@ -64,6 +63,7 @@ fn each_end_must_find_the_other_in_its_own_subnet() {
 /// The path MTU of these ends is 1024.
 #[test]
 fn packets_that_are_too_long_for_a_port_or_for_the_way_get_no_answer() {
+    own_process!();
     for (to, len, expected) in [
         ("big", 5000, 0),
         ("small", 512, 0),

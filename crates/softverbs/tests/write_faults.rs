@@ -1,14 +1,10 @@
-//! Faults that strike one WRITE: its answer is lost, it arrives late, or in part. The devices are
-//! those of the process: therefore these tests have their own file.
-extern crate softverbs as _;
-
-mod common;
-mod faulty;
+//! Faults that strike one WRITE: its answer is lost, it arrives late, or in part.
 
 use std::time::{Duration, Instant};
 
-use common::*;
-use faulty::*;
+use crate::common::*;
+use crate::faulty::*;
+use crate::peer::own_process;
 use softverbs::{Fault, Only, Part, Then};
 
 const RETRY: u32 = status::IBV_WC_RETRY_EXC_ERR;
@@ -51,7 +47,8 @@ fn wait_past_due() {
 //= softverbs.md: a WRITE whose ACK is lost has arrived and fails
 #[test]
 fn a_write_whose_ack_is_lost_has_arrived_and_fails() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     for then in [Then::Silent, Then::Down, Then::Alive] {
         let (mut a, b) = across(short);
         let (mut other, far) = across(short);
@@ -82,7 +79,8 @@ fn a_write_whose_ack_is_lost_has_arrived_and_fails() {
 
 #[test]
 fn a_lost_ack_of_a_large_write_comes_after_all_of_it() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let large = || Opts { len: 1 << 20, ..short() };
     let (mut a, b) = across(large);
     a.buf.fill(3);
@@ -95,7 +93,8 @@ fn a_lost_ack_of_a_large_write_comes_after_all_of_it() {
 
 #[test]
 fn a_device_healed_in_time_sends_the_answer() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     for fault in [
         Fault::LostAck(Then::Silent),
         Fault::Partial(Part::Bytes(1), Then::Down),
@@ -127,7 +126,8 @@ fn a_device_healed_in_time_sends_the_answer() {
 //= softverbs.md: a late WRITE arrives after its sender has ended, with the old bytes
 #[test]
 fn a_swallowed_write_arrives_after_its_sender_has_given_up() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     // How the sender ends: by itself, by the program, and by destruction.
     for end in ["fails", "is moved to ERR", "is reset", "is destroyed"] {
         let retry = end == "fails";
@@ -158,7 +158,8 @@ fn a_swallowed_write_arrives_after_its_sender_has_given_up() {
 //= softverbs.md: a receiver in ERR does not stop a late WRITE
 #[test]
 fn a_receiver_in_err_does_not_stop_a_late_write() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let mut a = End::new(long());
     let shared = Shared::new(1, 4);
     let b = shared.end_with(Opts { device: 1, ..long() });
@@ -180,7 +181,8 @@ fn a_receiver_in_err_does_not_stop_a_late_write() {
 //= softverbs.md: a destroyed or reset receiver stops a late WRITE
 #[test]
 fn a_destroyed_or_reset_receiver_stops_a_late_write() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     for way in ["destroyed", "reset", "connected again", "deregistered"] {
         let (mut a, mut b) = across(long);
         inject(Fault::Late(LATE, Then::Silent));
@@ -216,7 +218,8 @@ fn a_destroyed_or_reset_receiver_stops_a_late_write() {
 //= softverbs.md: only the first part of a partial WRITE arrives
 #[test]
 fn only_the_first_part_of_a_write_arrives() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let large = || Opts { len: 1 << 20, ..short() };
     for (part, len, bytes) in [
         (Part::Bytes(5), 8, 5),
@@ -241,7 +244,8 @@ fn only_the_first_part_of_a_write_arrives() {
 //= softverbs.md: a fault can strike at every work request of a transfer
 #[test]
 fn every_write_of_a_transfer_can_be_struck() {
-    let _alone = Alone::new();
+    own_process!();
+    devices();
     let count = || softverbs::posted("soft0", Only::WRITES).expect("a device");
     // Returns the statuses and what has arrived.
     let transfer = || {

@@ -1,4 +1,4 @@
-//! The locks of the cache. `tests/suites/loom.rs` replaces them by loom's.
+//! The locks of the cache. `tests/suites/loom` replaces them by loom's.
 
 pub(super) use std::sync::Arc;
 

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 
-use crate::config::Config;
 use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, SLOTS, Sequence, rails};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
@@ -37,8 +36,6 @@ pub(crate) struct CtsWriter {
     home: usize,
     /// Whether the writes must go back there.
     wants_home: bool,
-    /// `MPIB_CTS_SIGNAL_INTERVAL`
-    wanted_interval: u32,
     /// Every n-th write is signalled.
     signal_interval: u32,
     /// Whether the queue pair takes an entry inline.
@@ -50,7 +47,7 @@ pub(crate) struct CtsWriter {
 }
 
 impl CtsWriter {
-    pub(crate) fn new(comm: &Comm, config: &Config) -> Self {
+    pub(crate) fn new(comm: &Comm) -> Self {
         let mut writer = Self {
             seq: Sequence::FIRST,
             again: None,
@@ -58,7 +55,6 @@ impl CtsWriter {
             rail: 0,
             home: comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0),
             wants_home: false,
-            wanted_interval: config.cts_signal_interval,
             signal_interval: 1,
             inline: false,
             fifo: Remote { addr: comm.remote.addr, rkey: 0 },
@@ -75,7 +71,7 @@ impl CtsWriter {
         let queue = comm.rails.get(rail).and_then(|r| r.send_queues.get(CTS_QUEUE));
         // At least twice per queue: a queue full of unsignalled writes would never drain.
         let depth = queue.map_or(2, SendQueue::send_depth);
-        self.signal_interval = self.wanted_interval.min(depth / 2).max(1);
+        self.signal_interval = (depth / 2).max(1);
         self.wants_home = false;
         self.inline = queue.is_some_and(|queue| queue.inline() >= CTS_BYTES);
         (self.rail, self.fifo.rkey) = (rail, comm.remote.rkeys[rail]);

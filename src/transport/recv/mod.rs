@@ -98,7 +98,7 @@ impl RecvState {
         memory: Arc<LivingMrs>,
     ) -> Self {
         Self {
-            cts: CtsWriter::new(&comm, config),
+            cts: CtsWriter::new(&comm),
             recovery: failover::Receiver::new(RailSet::from_bits(comm.layout.all_rails()))
                 .without(RailSet::from_bits(comm.failures.noticed())),
             comm,

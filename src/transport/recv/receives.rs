@@ -69,10 +69,11 @@ pub(crate) fn is_flushed(completion: &Completion) -> bool {
 }
 
 impl Receives {
-    /// Makes an SRQ of this depth, which is refilled when `low` receives are left.
-    pub(crate) fn shared(pd: &Arc<Pd>, depth: u32, low: u32) -> Result<Self> {
+    /// Makes an SRQ of this depth. It is refilled when half of what the slots leave free is used, or
+    /// when the outstanding slots need more.
+    pub(crate) fn shared(pd: &Arc<Pd>, depth: u32) -> Result<Self> {
         let (srq, blanks) = (Srq::new(pd, depth)?, pd.srq_receives(BLANKS, RECEIVE)?);
-        Ok(Self::new(Queues::Shared(Arc::new(srq)), blanks, depth, low, SLOTS as u32))
+        Ok(Self::new(Queues::Shared(Arc::new(srq)), blanks, depth, depth / 2, SLOTS as u32))
     }
 
     /// Makes receives for the queues of `qps` queue pairs, each of this depth. They are refilled

@@ -5,7 +5,7 @@ use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, both_fail, connect, init, pattern};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{evil, here, mpib, with_and_without_srq};
+use mpib_tests::{here, misbehaving_peer, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::CACHE_LINE;
 use softverbs::Counters;
 
@@ -170,10 +170,10 @@ fn what_peers_write_begins_a_cache_line() {
         let table = newest();
         let ctx = init(table);
         for _ in 0..5 {
-            let (recv, its_sender) = evil::receiver(ctx);
-            let (send, its_receiver) = evil::sender(ctx);
-            for evil in [its_sender, its_receiver] {
-                assert_eq!(evil.memory().addr % CACHE_LINE as u64, 0, "{:?}", evil.memory());
+            let (recv, its_sender) = misbehaving_peer::receiver(ctx);
+            let (send, its_receiver) = misbehaving_peer::sender(ctx);
+            for liar in [its_sender, its_receiver] {
+                assert_eq!(liar.memory().addr % CACHE_LINE as u64, 0, "{:?}", liar.memory());
             }
             assert_eq!((table.close_send(send), table.close_recv(recv)), (Success, Success));
         }

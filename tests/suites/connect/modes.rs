@@ -2,12 +2,12 @@
 //! settings both ends must share. A second process with other addresses plays another host.
 
 use mpib_tests::code::{InvalidUsage, Success};
-use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::log::{take_warnings, warnings};
+use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour};
 use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{SPLIT_ALL, TWO_RAILS, here, set, with_and_without_srq};
+use mpib_tests::{SPLIT_ALL, TWO_RAILS, here, set, two_adapters, with_and_without_srq};
 use nccl_net_mpib::proto::Message;
 use softverbs::QpCounters;
 
@@ -236,15 +236,15 @@ fn a_rail_of_the_class_without_a_route_is_replaced_with_one_warning() {
 }
 
 /// A peer without SUP, in the island of this host.
-fn without_sup() -> Lies {
-    Lies {
+fn without_sup() -> Misbehaviour {
+    Misbehaviour {
         hello: Some(|hello| hello.rails.truncate(1)),
         wiring: Some(|wiring| {
             wiring.routes.truncate(1);
             wiring.memory.rkeys.truncate(1);
         }),
         probed: Some(Message::Probed { mask: 1, reasons: Vec::new(), accepts: false }),
-        ..Lies::default()
+        ..Misbehaviour::default()
     }
 }
 
@@ -252,10 +252,10 @@ fn without_sup() -> Lies {
 #[test]
 fn within_an_island_sout_stands_in_for_sup() {
     with_and_without_srq(here!(), &host(&[]), || {
-        let (table, listener) = (newest(), Evil::listen());
+        let (table, listener) = (newest(), MisbehavingPeer::listen());
         let ctx = init(table);
         let mut handle = listener.handle().encode();
-        let evil = std::thread::spawn(move || Evil::accept(&listener, &without_sup()).unwrap());
+        let liar = std::thread::spawn(move || MisbehavingPeer::accept(&listener, &without_sup()).unwrap());
         let comm = mpib_tests::peer::connected(table, ctx, &mut handle);
         let said = warnings();
         assert_eq!(said.len(), 1, "{said:?}");
@@ -267,7 +267,7 @@ fn within_an_island_sout_stands_in_for_sup() {
             assert!(said[0].contains(part), "{part:?} is not in {said:?}");
         }
         assert_eq!(table.close_send(comm), Success);
-        drop(evil.join().unwrap());
+        drop(liar.join().unwrap());
     });
 }
 
@@ -275,16 +275,16 @@ fn within_an_island_sout_stands_in_for_sup() {
 #[test]
 fn strict_refuses_to_do_without_the_rail_of_the_class() {
     with_and_without_srq(here!(), &host(&[("MPIB_STRICT", "1")]), || {
-        let (table, listener) = (newest(), Evil::listen());
+        let (table, listener) = (newest(), MisbehavingPeer::listen());
         let ctx = init(table);
         let mut handle = listener.handle().encode();
-        let evil = std::thread::spawn(move || Evil::accept(&listener, &without_sup()));
+        let liar = std::thread::spawn(move || MisbehavingPeer::accept(&listener, &without_sup()));
         let code =
             until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));
         assert_eq!(code, InvalidUsage);
         let said = warnings().pop().unwrap();
         assert!(said.contains("belongs on SUP (MPIB_MODE=0) (MPIB_STRICT=1)"), "{said}");
-        let refusal = evil.join().unwrap().err().expect("the peer has the reason");
+        let refusal = liar.join().unwrap().err().expect("the peer has the reason");
         assert!(refusal.contains("MPIB_STRICT=1"), "{refusal}");
     });
 }
@@ -295,10 +295,10 @@ fn strict_refuses_to_do_without_the_rail_of_the_class() {
 #[test]
 fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
     with_and_without_srq(here!(), &host(&mpib_tests::SHORT), || {
-        let (table, listener) = (newest(), Evil::listen());
+        let (table, listener) = (newest(), MisbehavingPeer::listen());
         let ctx = init(table);
         let mut handle = listener.handle().encode();
-        let lies = Lies {
+        let misbehaviour = Misbehaviour {
             // An address that nobody has, in another island.
             hello: Some(|hello| hello.rails[0].addrs[0].gid[12..].copy_from_slice(&[10, 1, 99, 9])),
             wiring: Some(|wiring| {
@@ -306,11 +306,11 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
                 wiring.memory.rkeys.truncate(1);
             }),
             probed: Some(Message::Probed { mask: 0, reasons: vec![(0, "no answer".into())], accepts: false }),
-            ..Lies::default()
+            ..Misbehaviour::default()
         };
-        let evil = std::thread::spawn(move || Evil::accept(&listener, &lies).unwrap());
-        let second = |evil: Evil| {
-            let wiring = until("the second WIRING", || evil.channel.try_recv().unwrap());
+        let liar = std::thread::spawn(move || MisbehavingPeer::accept(&listener, &misbehaviour).unwrap());
+        let second = |liar: MisbehavingPeer| {
+            let wiring = until("the second WIRING", || liar.channel.try_recv().unwrap());
             let Message::Wiring(wiring) = wiring else { panic!("{wiring:?}") };
             let route = &wiring.routes[..][0];
             assert_eq!(
@@ -318,7 +318,7 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
                 (1, 1, 1, 4)
             );
         };
-        let done = std::thread::spawn(move || second(evil.join().unwrap()));
+        let done = std::thread::spawn(move || second(liar.join().unwrap()));
         let code = until("connect", || {
             Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success || done.is_finished())
         });
@@ -484,9 +484,9 @@ fn bursts_of_empty_messages_on_four_queue_pairs_find_receives() {
 //= protocol.md: a write with immediate always finds a receive in the SRQ
 #[test]
 fn bursts_of_empty_messages_find_receives_with_low_marks() {
-    let marks =
-        [("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "256"), ("MPIB_SUP_SHARE", "512"), ("MPIB_SOUT_QP", "4")];
-    with_and_without_srq(here!(), &host(&marks), empty_bursts);
+    let devices = two_adapters("max_srq_wr=66");
+    let marks = [("SOFTVERBS_DEVICES", devices.as_str()), ("MPIB_SUP_SHARE", "512"), ("MPIB_SOUT_QP", "4")];
+    with_and_without_srq(here!(), &[&TWO_RAILS[..], &[HERE], &marks].concat(), empty_bursts);
 }
 
 /// Two rails of 4 and 2 GB/s.
@@ -497,7 +497,7 @@ fn speed(test: &str, more: &[(&'static str, &'static str)], expected: fn(&[u32])
     with_and_without_srq(test, &[&TWO_RAILS[..], &[UNEVEN], more].concat(), || {
         init(newest());
         let props = newest().properties(0).1.unwrap();
-        let rails = Evil::rail_speeds();
+        let rails = MisbehavingPeer::rail_speeds();
         assert!(rails[0] < rails[1], "{rails:?}");
         assert_eq!(props.speed, expected(&rails) as i32, "{rails:?}");
     });

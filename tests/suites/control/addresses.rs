@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 
 use mpib_tests::code::{InvalidUsage, Success};
-use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::hosts::watch::{INFO, log, warnings};
 use mpib_tests::hosts::{Hosts, Topology, on_hosts};
 use mpib_tests::log::{LOG, take_warning, take_warnings};
+use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour};
 use mpib_tests::pair::{connect, init, until};
 use mpib_tests::peer::{Peer, handle_of};
 use mpib_tests::table::{TABLES, newest};
@@ -399,16 +399,17 @@ fn wired_after(test: &str, meanwhile: fn(), check: impl FnOnce(Vec<String>)) {
         assert_eq!(rc, Success);
         static MEANWHILE: std::sync::OnceLock<fn()> = std::sync::OnceLock::new();
         MEANWHILE.set(meanwhile).unwrap();
-        let lies = Lies { wiring: Some(|_| MEANWHILE.get().unwrap()()), ..Lies::default() };
-        let evil = std::thread::spawn(move || Evil::connect(&handle, &lies).unwrap());
+        let misbehaviour =
+            Misbehaviour { wiring: Some(|_| MEANWHILE.get().unwrap()()), ..Misbehaviour::default() };
+        let liar = std::thread::spawn(move || MisbehavingPeer::connect(&handle, &misbehaviour).unwrap());
         let comm = until("accept", || {
             let (rc, comm) = newest().accept(listen);
             assert_eq!(rc, Success);
             (!comm.is_null()).then_some(comm)
         });
-        let evil = evil.join().unwrap();
+        let liar = liar.join().unwrap();
         check(take_warnings());
-        drop(evil);
+        drop(liar);
         assert_eq!((newest().close_recv(comm), newest().close_listen(listen)), (Success, Success));
         assert_eq!(newest().finalize(ctx), Success);
     });

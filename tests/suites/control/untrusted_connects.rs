@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
 
 use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success};
-use mpib_tests::evil::{Evil, Lies, hello};
 use mpib_tests::log::{LOG, warnings};
+use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour, hello};
 use mpib_tests::pair::{Buffer, LIMIT, init, pattern, until};
 use mpib_tests::peer::{Peer, accepted, recv, wait, word};
 use mpib_tests::raw::{Raw, hello_frame};
@@ -365,17 +365,17 @@ fn wrong_queue_pairs_fail_alone() {
         ];
         for (i, lie) in cases.into_iter().enumerate() {
             let before = warnings().len();
-            let lies = Lies { wiring: Some(lie), ..Lies::default() };
-            let evil = std::thread::spawn(move || Evil::connect(&handle, &lies));
+            let misbehaviour = Misbehaviour { wiring: Some(lie), ..Misbehaviour::default() };
+            let liar = std::thread::spawn(move || MisbehavingPeer::connect(&handle, &misbehaviour));
             assert_eq!(fails(table, listen, "the handshake to fail"), RemoteError, "case {i}");
             // One message, in as many lines as it takes; nothing beside it.
             let last = warnings()[before..].concat();
             assert!(last.starts_with("NET/MPIB : accept: "), "case {i}: {last:?}");
-            for part in ["no rail works to", "evil", "to soft0:1 (192.168.200.1", "to soft1:1 (192.168.201.1"]
+            for part in ["no rail works to", "liar", "to soft0:1 (192.168.200.1", "to soft1:1 (192.168.201.1"]
             {
                 assert!(last.contains(part), "case {i}: {part:?} is not in {last:?}");
             }
-            drop(evil.join().unwrap());
+            drop(liar.join().unwrap());
         }
         the_real_peer_gets_in(table, listen, &handle);
     });

@@ -30,8 +30,6 @@ struct Setup {
     class: Option<u8>,
     cts_class: Option<u8>,
     timeout: u8,
-    receives: (u32, u32),
-    cts_interval: u32,
     /// Single CTS entries are inline in the work request.
     inline: bool,
     /// Single receives have the hint that their completion is optional.
@@ -50,8 +48,6 @@ const PLAIN: Setup = Setup {
     class: None,
     cts_class: None,
     timeout: 20,
-    receives: (64, 512),
-    cts_interval: 128,
     inline: true,
     optional: false,
 };
@@ -71,8 +67,6 @@ impl Setup {
             class: maybe(rng, 104).map(|n| n as u8),
             cts_class: maybe(rng, 184).map(|n| n as u8),
             timeout: rng.pick(&[14, 20]),
-            receives: rng.pick(&[(1, 2), (1, 512), (64, 512), (256, 300)]),
-            cts_interval: rng.pick(&[1, 2, 7, 128, 256]),
             inline: rng.below(2) == 1,
             optional: rng.below(2) == 1,
         }
@@ -90,9 +84,6 @@ impl Setup {
         number("NCCL_IB_TC", self.class.map(usize::from));
         number("NCCL_IB_FIFO_TC", self.cts_class.map(usize::from));
         number("NCCL_IB_TIMEOUT", Some(self.timeout.into()));
-        number("MPIB_SRQ_LOW", Some(self.receives.0 as usize));
-        number("MPIB_SRQ_HIGH", Some(self.receives.1 as usize));
-        number("MPIB_CTS_SIGNAL_INTERVAL", Some(self.cts_interval as usize));
         number("NCCL_IB_USE_INLINE", Some(self.inline.into()));
     }
 
@@ -236,9 +227,9 @@ fn check(setup: &Setup, speeds: &[u32], groups: &[Vec<usize>]) {
     assert_eq!(take_warnings(), Vec::<String>::new(), "{setup:?}");
 }
 
-/// `body` in a process with eight rails of these speeds.
-fn with_speeds(test: &str, of: &[u32; 8], case: &str, body: impl FnOnce()) {
-    let rails: Vec<_> = (0..8).map(|i| format!("r{i}:addr=10.0.{i}.1/24,ece=0x7")).collect();
+/// `body` in a process with eight rails of these speeds; `queues` limits the queues of the adapters.
+fn with_speeds(test: &str, of: &[u32; 8], queues: &str, case: &str, body: impl FnOnce()) {
+    let rails: Vec<_> = (0..8).map(|i| format!("r{i}:addr=10.0.{i}.1/24,ece=0x7{queues}")).collect();
     let (rails, of) = (rails.join(";"), speeds(of));
     let env = [
         ("SOFTVERBS_DEVICES", rails.as_str()),
@@ -255,7 +246,7 @@ fn with_speeds(test: &str, of: &[u32; 8], case: &str, body: impl FnOnce()) {
 const SPEEDS: [u32; 8] = [40_000, 30_000, 20_000, 10_000, 10_000, 25_000, 5_000, 12_500];
 
 fn each_alone(test: &str, on: &[Setup]) {
-    with_speeds(test, &SPEEDS, "", || {
+    with_speeds(test, &SPEEDS, "", "", || {
         let groups =
             [vec![0], vec![1], vec![8192], vec![8193], vec![300_000], vec![MIB, 0, 77], vec![3 * MIB + 1]];
         for rails in RAILS {
@@ -326,17 +317,18 @@ fn everything_together() {
     each_alone(here!(), &[all]);
 }
 
-/// Speeds, settings and groups of a seed.
-fn combination(seed: u64) -> ([u32; 8], Setup, Vec<Vec<usize>>) {
+/// Speeds, limits of queues, settings and groups of a seed.
+fn combination(seed: u64) -> ([u32; 8], &'static str, Setup, Vec<Vec<usize>>) {
     let mut rng = Rng::new(seed);
     // Whole shares for any number of stripes.
     let of = [0; 8].map(|_| 840 * (1 + rng.below(70)) as u32);
+    let queues = rng.pick(&["", ",max_srq_wr=2", ",max_srq_wr=66", ",max_qp_wr=64"]);
     let setup = Setup::draw(&mut rng);
     let group = |_| {
         let most = rng.pick(&[2, 200, 20_000, 200_000, MIB / 2]);
         (0..rng.pick(&[1, 1, 1, 2, 8])).map(|_| rng.below(most)).collect()
     };
-    (of, setup, (0..20).map(group).collect())
+    (of, queues, setup, (0..20).map(group).collect())
 }
 
 /// Each combination runs in a separate process, because tables before v11 have one init per
@@ -349,8 +341,8 @@ fn combinations_drawn_at_random() {
             Ok(case) => case.parse().unwrap(),
             Err(_) => rng.draw(),
         };
-        let (of, setup, groups) = combination(case);
-        with_speeds(here!(), &of, &case.to_string(), || check(&setup, &of, &groups));
+        let (of, queues, setup, groups) = combination(case);
+        with_speeds(here!(), &of, queues, &case.to_string(), || check(&setup, &of, &groups));
         if is_child(here!()) {
             return;
         }

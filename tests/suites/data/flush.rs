@@ -6,7 +6,7 @@ use mpib_tests::log::{take_warning, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, until};
 use mpib_tests::peer::{Peer, from_peer, recv, wait};
 use mpib_tests::table::{Ptr, TABLES, newest};
-use mpib_tests::{TWO_RAILS, evil, here, mpib, with_and_without_srq};
+use mpib_tests::{TWO_RAILS, here, misbehaving_peer, mpib, with_and_without_srq};
 
 use super::flush_util::{during, force_flush, iflush, line, reads};
 
@@ -292,15 +292,15 @@ fn a_flush_after_the_peer_has_closed() {
 fn a_flush_on_a_connection_that_the_peer_has_ruined() {
     with_and_without_srq(here!(), &mpib("512", &[ON, SLOW]), || {
         let (table, ctx) = (newest(), init(newest()));
-        let (comm, evil) = evil::receiver(ctx);
+        let (comm, liar) = misbehaving_peer::receiver(ctx);
         let to = Buffer::new(table, comm, vec![0; 1000]);
         let request = recv(table, comm, &to, 1000);
         // The message is empty and therefore on SOUT. The first receive has slot 1.
         let layout = nccl_net_mpib::proto::ImmLayout::new(2).unwrap();
-        evil.signal(0, layout.encode(1, 1, layout.size(0)));
+        liar.signal(0, layout.encode(1, 1, layout.size(0)));
         assert_eq!(wait(table, request), 0);
         // The completion is in the queue until the plugin polls.
-        evil.signal(0, layout.encode(60, 1, layout.size(0)));
+        liar.signal(0, layout.encode(60, 1, layout.size(0)));
         let flush = iflush(table, comm, &[(to.addr(), 1000, to.mr)]);
         assert!(!flush.is_null());
         let code = until("a failure", || {

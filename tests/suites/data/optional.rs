@@ -7,7 +7,7 @@ use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Pair, assert_no_rnr, connect, init, pattern, until};
 use mpib_tests::recorder::{FIRST, first};
 use mpib_tests::table::{TABLES, newest, set_profiler, set_profiler_handles};
-use mpib_tests::{SHORT, here, isolated, mpib, with_and_without_srq};
+use mpib_tests::{SHORT, here, isolated, mpib, two_adapters, with_and_without_srq};
 
 use super::optional_util::{OPTIONAL, SLOTS, here, optional, shown, taken, tested};
 
@@ -181,17 +181,16 @@ fn all_slots_come_round_on_both_rails() {
 //= receives.md: slots and receive queues hold with a late sender
 #[test]
 fn slots_wait_for_the_receives_of_small_queues() {
-    let marks = [("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "2")];
-    isolated(here!(), &mpib("512", &marks), || come_round(2));
+    let devices = two_adapters("max_srq_wr=2");
+    isolated(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", &devices)]), || come_round(2));
 }
 
 /// The queues of the queue pairs are shorter than the slots that use them.
 //= receives.md: slots and receive queues hold with a late sender
 #[test]
 fn slots_wait_for_the_receives_of_small_queues_of_queue_pairs() {
-    let small =
-        "soft0:addr=10.1.0.1/16,without=srq,max_qp_wr=16;soft1:addr=10.2.0.1/16,without=srq,max_qp_wr=16";
-    isolated(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", small)]), || come_round(16));
+    let devices = two_adapters("without=srq,max_qp_wr=16");
+    isolated(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", &devices)]), || come_round(16));
 }
 
 /// Optional receives are in flight until their data has arrived. Messages and bytes count from then

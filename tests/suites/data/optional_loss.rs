@@ -6,7 +6,7 @@ use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{SHORT, evil, here, mpib, with_and_without_srq};
+use mpib_tests::{SHORT, here, misbehaving_peer, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::{ImmLayout, SizeQ};
 use softverbs::{Direction, EventTarget, Fault, inject, raise_event};
 
@@ -123,7 +123,7 @@ fn a_peer_that_closes_after_its_data_is_no_loss() {
 //= receives.md: failures are logged without a call of NCCL
 #[test]
 fn a_failed_write_is_reported_without_a_call() {
-    let env = [&SHORT[..], &[("MPIB_CTS_SIGNAL_INTERVAL", "1"), ("MPIB_FAILOVER_WAIT", "0")]].concat();
+    let env = [&SHORT[..], &[("MPIB_FAILOVER_WAIT", "0")]].concat();
     with_and_without_srq(here!(), &mpib("512", &env), || {
         let table = newest();
         let pair = Pair::new(table);
@@ -179,10 +179,10 @@ fn arrivals_for_done_receives_are_checked() {
             (&[(0, layout.encode(1, 1, SizeQ::RECORD)); 2], "slot 1, where no receive waits"),
         ];
         for (words, said) in cases {
-            let (comm, evil) = evil::receiver(ctx);
+            let (comm, liar) = misbehaving_peer::receiver(ctx);
             let to = Buffer::new(table, comm, vec![0; 1000]);
             taken(table, optional(table, comm, &to, 0, 1000));
-            words.iter().for_each(|(rail, word)| evil.signal(*rail, *word));
+            words.iter().for_each(|(rail, word)| liar.signal(*rail, *word));
             let (rc, second) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
             assert_eq!(rc, Success);
             let code = until(said, || Some(table.test(second).0).filter(|rc| *rc != Success));

@@ -6,7 +6,7 @@ use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, assert_no_rnr, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
-use mpib_tests::{evil, here, isolated, mpib, with_and_without_srq};
+use mpib_tests::{here, isolated, misbehaving_peer, mpib, with_and_without_srq};
 use nccl_net_mpib::proto::ImmLayout;
 
 /// Two hosts, each with and without shared receive queues.
@@ -81,8 +81,8 @@ fn choices() -> Vec<String> {
 //= receives.md: the log names the form once for each adapter
 #[test]
 fn the_log_names_the_receive_queues_of_each_adapter_once() {
-    let devices = "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,without=srq;c:addr=10.0.2.1/24,without=srq_calls";
-    let env = [("SOFTVERBS_DEVICES", devices), ("NCCL_IB_QPS_PER_CONNECTION", "3"), ("MPIB_SRQ_HIGH", "100")];
+    let devices = "a:addr=10.0.0.1/24,max_srq_wr=100;b:addr=10.0.1.1/24,without=srq;c:addr=10.0.2.1/24,without=srq_calls";
+    let env = [("SOFTVERBS_DEVICES", devices), ("NCCL_IB_QPS_PER_CONNECTION", "3")];
     isolated(here!(), &env, || {
         let (table, ctx) = (newest(), init(newest()));
         for dev in [0, 1, 2, 0, 1, 2] {
@@ -94,7 +94,7 @@ fn the_log_names_the_receive_queues_of_each_adapter_once() {
         let [a, b, c] = &lines[..] else { panic!("{lines:?}") };
         let shared = "shared receive queues on a: the queue pairs of a rail receive from one (100 entries)";
         assert!(a.contains(shared), "{a}");
-        let own = "each queue pair receives from its own, and MPIB_SRQ_LOW and MPIB_SRQ_HIGH have no effect (44 entries)";
+        let own = "each queue pair receives from its own (44 entries)";
         for (line, why) in [
             (b, "no shared receive queues on b (max_srq of ibv_devinfo -v is 0): "),
             (c, "no shared receive queues on c (ibv_create_srq: Operation not supported (os error 95)): "),
@@ -183,11 +183,11 @@ fn failure(request: Ptr, expected: Code) -> String {
 #[test]
 fn a_failed_queue_pair_is_reported_with_its_cause() {
     with_and_without_srq(here!(), &mpib("512", &[("MPIB_FAILOVER", "0")]), || {
-        let (comm, evil) = evil::receiver(init(newest()));
+        let (comm, liar) = misbehaving_peer::receiver(init(newest()));
         let to = Buffer::new(newest(), comm, vec![0; 1000]);
         let request = recv(newest(), comm, &to, 1000);
         // IBV_WC_REM_INV_REQ_ERR
-        assert_eq!(evil.read(1), 9);
+        assert_eq!(liar.read(1), 9);
         let said = failure(request, SystemError);
         assert!(said.contains("IBV_EVENT_QP_") && !said.contains("WR_FLUSH_ERR"), "{said}");
         to.dereg();
@@ -203,15 +203,15 @@ fn an_immediate_on_the_wrong_queue_pair_is_an_error_without_shared_queues() {
     let without =
         ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,without=srq;soft1:addr=10.2.0.1/16,without=srq");
     isolated(here!(), &mpib("512", &[without]), || {
-        let (comm, evil) = evil::receiver(init(newest()));
+        let (comm, liar) = misbehaving_peer::receiver(init(newest()));
         let to = Buffer::new(newest(), comm, vec![0; 1000]);
         let layout = ImmLayout::new(2).unwrap();
         // The first receive has slot 1, and SOUT two queue pairs.
         let request = recv(newest(), comm, &to, 1000);
-        evil.signal_on(0, 1, layout.encode(1, 1, layout.size(9)));
+        liar.signal_on(0, 1, layout.encode(1, 1, layout.size(9)));
         assert_eq!(wait(newest(), request), 9);
         let request = recv(newest(), comm, &to, 1000);
-        evil.signal_on(0, 1, layout.encode(2, 1, layout.size(9)));
+        liar.signal_on(0, 1, layout.encode(2, 1, layout.size(9)));
         let said = failure(request, RemoteError);
         assert!(said.contains("data for slot 2 arrived on a queue pair that does not carry it"), "{said}");
         to.dereg();

@@ -1,8 +1,8 @@
 //! Where no rail stands in: without failover, without another rail, and for a peer that lies.
 
 use mpib_tests::code::{Code, RemoteError, Success, SystemError};
-use mpib_tests::evil::{receiver, sender};
 use mpib_tests::log::{assert_last_warning, assert_warned, assert_warned_one_of, take_warnings, warnings};
+use mpib_tests::misbehaving_peer::{receiver, sender};
 use mpib_tests::pair::{Buffer, Pair, failure, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{NO_PINGS, SHORT, here, isolated, mpib};
@@ -143,7 +143,7 @@ fn adapters_that_are_removed() {
     }
 }
 
-/// Numbers the messages of an evil peer.
+/// Numbers the messages of a misbehaving peer.
 struct Numbers<'a>(&'a Channel, u64);
 
 impl Numbers<'_> {
@@ -170,7 +170,7 @@ fn open(seq: u64, mask: u8, lost: u8) -> OpenGroup {
     OpenGroup { seq: Sequence::from_number(seq), mask, lost, size: Some(100) }
 }
 
-/// What an evil sender says on a receiver of two offered groups, and the words of the error.
+/// What a misbehaving sender says on a receiver of two offered groups, and the words of the error.
 type Lie = (Vec<Message>, Vec<u32>, &'static str);
 
 //= protocol.md: episode: a lying peer fails its own connection
@@ -206,20 +206,20 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
             ),
         ];
         for (messages, words, said) in lies {
-            let (comm, evil) = receiver(ctx);
+            let (comm, liar) = receiver(ctx);
             let to = Buffer::new(table, comm, vec![0; 4096]);
             let offer = || table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]).1;
             let (first, _second) = (offer(), offer());
             let answered = messages.len() == 1 && !words.is_empty();
-            let mut numbers = Numbers(&evil.channel, 0);
+            let mut numbers = Numbers(&liar.channel, 0);
             messages.iter().for_each(|message| numbers.say(message));
             let mut words = words.into_iter();
             let code = until(said, || {
                 let (rc, done, _) = table.test(first);
                 assert!(!done, "{said}");
-                let verdict = || matches!(answer(&evil.channel), Some(Message::Verdict(_)));
+                let verdict = || matches!(answer(&liar.channel), Some(Message::Verdict(_)));
                 if !answered || verdict() {
-                    words.by_ref().for_each(|word| evil.signal(1, word));
+                    words.by_ref().for_each(|word| liar.signal(1, word));
                 }
                 (!rc.is_success()).then_some(rc)
             });
@@ -237,12 +237,12 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
 fn a_sender_that_closes_does_not_hide_that_data_is_lost() {
     isolated(here!(), &mpib("512", &SHORT), || {
         let table = newest();
-        let (comm, evil) = receiver(init(table));
+        let (comm, liar) = receiver(init(table));
         let to = Buffer::new(table, comm, vec![0; 4096]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
         assert_eq!(rc, Success);
-        Numbers(&evil.channel, 0).say(&state(1, 2, vec![]));
-        evil.channel.close();
+        Numbers(&liar.channel, 0).say(&state(1, 2, vec![]));
+        liar.channel.close();
         assert_eq!(failure(table, request), RemoteError);
         assert_warned(&["group 1 from ", "acknowledged its data and did not deliver it"]);
         to.dereg();
@@ -255,16 +255,16 @@ fn a_sender_that_closes_does_not_hide_that_data_is_lost() {
 fn a_sender_that_closes_before_it_has_answered_for_a_failed_rail() {
     isolated(here!(), &mpib("512", &SHORT), || {
         let table = newest();
-        let (comm, evil) = receiver(init(table));
+        let (comm, liar) = receiver(init(table));
         let to = Buffer::new(table, comm, vec![0; 4096]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
         assert_eq!(rc, Success);
         softverbs::set_link("soft1", false).unwrap();
         until("DOWN", || {
             assert_eq!(table.test(request).0, Success);
-            answer(&evil.channel).filter(|message| matches!(message, Message::Down { .. }))
+            answer(&liar.channel).filter(|message| matches!(message, Message::Down { .. }))
         });
-        evil.channel.close();
+        liar.channel.close();
         assert_eq!(failure(table, request), RemoteError);
         assert_warned(&[
             "closed the connection with receives outstanding",
@@ -293,14 +293,14 @@ fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
             (vec![Message::Down { epoch: 0, rails: 0b11 }], "no rail"),
         ];
         for (messages, said) in lies {
-            let (comm, evil) = sender(ctx);
+            let (comm, liar) = sender(ctx);
             let from = Buffer::new(table, comm, vec![0; 4096]);
             let (first, rest) = messages.split_first().unwrap();
-            let mut numbers = Numbers(&evil.channel, 0);
+            let mut numbers = Numbers(&liar.channel, 0);
             numbers.say(first);
             let mut rest = rest.iter();
             let code = until(said, || {
-                if matches!(answer(&evil.channel), Some(Message::State(_))) {
+                if matches!(answer(&liar.channel), Some(Message::State(_))) {
                     rest.by_ref().for_each(|message| numbers.say(message));
                 }
                 let (rc, request) = table.isend(comm, from.addr(), 1000, 1, from.mr);
@@ -313,16 +313,16 @@ fn a_sender_refuses_a_receiver_that_lies_about_its_rails() {
             assert_eq!(table.close_send(comm), Success);
         }
         // A VERDICT that answers no STATE, and one of another epoch, change nothing.
-        let (comm, evil) = sender(ctx);
+        let (comm, liar) = sender(ctx);
         take_warnings();
-        Numbers(&evil.channel, 0).say(&verdict(vec![(seq, 1)]));
+        Numbers(&liar.channel, 0).say(&verdict(vec![(seq, 1)]));
         let from = Buffer::new(table, comm, vec![0; 4096]);
         (0..1000).for_each(|_| {
             assert_eq!(table.isend(comm, from.addr(), 10, 1, from.mr), (Success, Ptr::default()))
         });
         assert!(warnings().is_empty(), "{:?}", warnings());
         from.dereg();
-        drop(evil);
+        drop(liar);
         assert_eq!(table.close_send(comm), Success);
     });
 }
@@ -334,16 +334,16 @@ fn a_part_that_is_announced_and_does_not_come_ends_the_connection() {
     let env = [&SHORT[..], &[("MPIB_PEER_TIMEOUT_MS", "1000")]].concat();
     isolated(here!(), &mpib("512", &env), || {
         let (table, layout) = (newest(), ImmLayout::new(2).unwrap());
-        let (comm, evil) = receiver(init(table));
+        let (comm, liar) = receiver(init(table));
         let to = Buffer::new(table, comm, vec![0; 4096]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
         assert_eq!(rc, Success);
-        evil.signal(1, layout.encode(1, 0b11, layout.size(1000)));
+        liar.signal(1, layout.encode(1, 0b11, layout.size(1000)));
         assert_eq!(failure(table, request), RemoteError);
         let parts = ["a part of group 1 on rail 1 (soft1:1)", "a part on rail 0 (soft0:1)", "for 1.0 s"];
         assert_warned(&parts);
         to.dereg();
-        drop(evil);
+        drop(liar);
         assert_eq!(table.close_recv(comm), Success);
     });
 }
@@ -353,12 +353,12 @@ fn a_part_that_is_announced_and_does_not_come_ends_the_connection() {
 fn a_verdict_waits_for_data_that_the_sender_has_completed() {
     isolated(here!(), &mpib("512", &SHORT), || {
         let (table, ctx, layout) = (newest(), init(newest()), ImmLayout::new(2).unwrap());
-        let (comm, evil) = receiver(ctx);
+        let (comm, liar) = receiver(ctx);
         let to = Buffer::new(table, comm, vec![0; 4096]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
         assert_eq!(rc, Success);
-        Numbers(&evil.channel, 0).say(&state(1, 2, vec![]));
-        let answer = || match evil.channel.try_recv() {
+        Numbers(&liar.channel, 0).say(&state(1, 2, vec![]));
+        let answer = || match liar.channel.try_recv() {
             Ok(Some(Message::Numbered(numbered))) => match *numbered.message {
                 Message::Verdict(verdict) => Some(verdict),
                 other => panic!("{other:?}"),
@@ -372,7 +372,7 @@ fn a_verdict_waits_for_data_that_the_sender_has_completed() {
         });
         (0..100)
             .for_each(|_| assert!(!table.test(request).1 && answer().is_none(), "judged without the data"));
-        evil.signal(1, layout.encode(1, 0b10, layout.size(100)));
+        liar.signal(1, layout.encode(1, 0b10, layout.size(100)));
         let size = until("the data", || {
             let (rc, done, sizes) = table.test(request);
             assert_eq!(rc, Success);
@@ -386,7 +386,7 @@ fn a_verdict_waits_for_data_that_the_sender_has_completed() {
         });
         assert_eq!(verdict, Verdict { epoch: 1, again: vec![] });
         to.dereg();
-        drop(evil);
+        drop(liar);
         assert_eq!(table.close_recv(comm), Success);
     });
 }
@@ -398,18 +398,18 @@ fn a_rail_that_one_peer_gives_up_stays_in_use_for_others() {
     isolated(here!(), &mpib("512", &SHORT), || {
         let (table, ctx) = (newest(), init(newest()));
         let peers = [sender(ctx), sender(ctx)];
-        for ((comm, evil), rails) in peers.iter().zip([0b01, 0b10]) {
+        for ((comm, liar), rails) in peers.iter().zip([0b01, 0b10]) {
             let from = Buffer::new(table, *comm, vec![0; 4096]);
-            Numbers(&evil.channel, 0).say(&Message::Down { epoch: 0, rails });
+            Numbers(&liar.channel, 0).say(&Message::Down { epoch: 0, rails });
             let state = until("STATE", || {
                 assert_eq!(table.isend(*comm, from.addr(), 1000, 1, from.mr), (Success, Ptr::default()));
-                answer(&evil.channel)
+                answer(&liar.channel)
             });
             assert!(matches!(&state, Message::State(state) if state.dead == rails), "{state:?}");
             from.dereg();
         }
-        for (comm, evil) in peers {
-            drop(evil);
+        for (comm, liar) in peers {
+            drop(liar);
             assert_eq!(table.close_send(comm), Success);
         }
     });

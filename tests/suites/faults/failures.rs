@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
-use mpib_tests::evil::{Evil, Lies};
 use mpib_tests::holdings::descriptors;
 use mpib_tests::log::{assert_warned, take_warnings, warnings};
+use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour};
 use mpib_tests::pair::{Buffer, LIMIT, Pair, connect, failure, init, pattern, try_connect_both, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, mpib, with_and_without_srq};
@@ -122,14 +122,15 @@ fn receives_fail_when_the_sender_disappears() {
         let ctx = init(table);
         let mut handle = [0; 128];
         let (_, listen) = table.listen(ctx, 0, &mut handle);
-        let evil = std::thread::spawn(move || Evil::connect(&handle, &Lies::default()).unwrap());
+        let liar =
+            std::thread::spawn(move || MisbehavingPeer::connect(&handle, &Misbehaviour::default()).unwrap());
         let comm = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
         let to = Buffer::new(table, comm, vec![0; 100]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 100, 1, to.mr)]);
         assert_eq!(rc, Success);
-        drop(evil.join().unwrap());
+        drop(liar.join().unwrap());
         assert_eq!(failure(newest(), request), RemoteError);
-        assert_warned(&["evil", "was lost with receives outstanding"]);
+        assert_warned(&["liar", "was lost with receives outstanding"]);
         to.dereg();
         assert_eq!(table.close_recv(comm), Success);
         assert_eq!(table.close_listen(listen), Success);
@@ -174,10 +175,11 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
         let (_, listen) = table.listen(ctx, 0, &mut handle);
         let probed =
             Some(Message::Probed { mask: 1, reasons: vec![(1, "cable cut".into())], accepts: false });
-        let evil =
-            std::thread::spawn(move || Evil::connect(&handle, &Lies { probed, ..Lies::default() }).unwrap());
+        let liar = std::thread::spawn(move || {
+            MisbehavingPeer::connect(&handle, &Misbehaviour { probed, ..Misbehaviour::default() }).unwrap()
+        });
         let comm = until("accept", || Some(table.accept(listen).1).filter(|comm| !comm.is_null()));
-        let evil = evil.join().unwrap();
+        let liar = liar.join().unwrap();
         let lines = warnings();
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert_warned(&[
@@ -189,7 +191,7 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
         let to = Buffer::new(table, comm, vec![0; 100]);
         let (_, request) = table.irecv(comm, &[(to.addr(), 100, 1, to.mr)]);
         let layout = nccl_net_mpib::proto::ImmLayout::new(1).unwrap();
-        evil.signal(0, layout.encode(1, 1, layout.size(0)));
+        liar.signal(0, layout.encode(1, 1, layout.size(0)));
         until("test", || table.test(request).1.then_some(()));
         to.dereg();
         assert_eq!((table.close_recv(comm), table.close_listen(listen)), (Success, Success));
@@ -202,16 +204,18 @@ fn a_rail_that_the_peer_cannot_use_fails_a_strict_connect() {
     with_and_without_srq(here!(), &mpib("512", &[("MPIB_STRICT", "1")]), || {
         let table = newest();
         let ctx = init(table);
-        let listener = Evil::listen();
+        let listener = MisbehavingPeer::listen();
         let mut handle = listener.handle().encode();
         let probed =
             Some(Message::Probed { mask: 1, reasons: vec![(1, "cable cut".into())], accepts: false });
-        let evil = std::thread::spawn(move || Evil::accept(&listener, &Lies { probed, ..Lies::default() }));
+        let liar = std::thread::spawn(move || {
+            MisbehavingPeer::accept(&listener, &Misbehaviour { probed, ..Misbehaviour::default() })
+        });
         let code =
             until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));
         assert_eq!(code, InvalidUsage);
         assert_warned(&["MPIB_STRICT=1", "cable cut"]);
-        drop(evil.join().unwrap());
+        drop(liar.join().unwrap());
     });
 }
 
@@ -240,7 +244,7 @@ fn a_link_that_goes_down_under_a_transfer_is_named() {
 fn a_peer_that_stops_in_the_handshake_is_given_up_in_time() {
     with_and_without_srq(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {
         let table = newest();
-        assert_eq!(Evil::connect_to_silent(table, init(table)), RemoteError);
+        assert_eq!(MisbehavingPeer::connect_to_silent(table, init(table)), RemoteError);
         assert_warned(&["connect", "while waiting for WIRING (MPIB_CONNECT_TIMEOUT_MS)"]);
     });
 }
@@ -293,7 +297,7 @@ fn a_peer_that_accepts_late_is_waited_for() {
 fn a_peer_that_ends_before_it_accepts_is_an_error_at_once() {
     with_and_without_srq(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "300")]), || {
         let ctx = init(newest());
-        let listener = Evil::listen();
+        let listener = MisbehavingPeer::listen();
         let mut handle = listener.handle().encode();
         waits(&mut handle, ctx, 300, 3);
         drop(listener);
@@ -348,7 +352,7 @@ fn speed(share: &'static str, test: &str, expected: fn(i32) -> i32) {
             (Some("soft0+soft1"), 1, 8)
         );
         assert!(props.max_comms > 0 && props.guid != 0 && props.port == 1);
-        let one = Evil::rail_speeds();
+        let one = MisbehavingPeer::rail_speeds();
         assert_eq!(props.speed, expected(one[0] as i32), "{one:?}");
         assert_eq!(table.properties(1).0, InvalidArgument);
         assert_eq!(table.finalize(ctx), Success);

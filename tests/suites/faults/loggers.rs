@@ -8,8 +8,8 @@ use std::sync::{Condvar, Mutex};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mpib_tests::code::Success;
-use mpib_tests::evil::receiver;
 use mpib_tests::log::{WARN, as_logger};
+use mpib_tests::misbehaving_peer::receiver;
 use mpib_tests::pair::{Buffer, Pair, connect, failure, init, until};
 use mpib_tests::paths::artifact;
 use mpib_tests::table::{Ptr, Table, newest, table};
@@ -145,18 +145,18 @@ unsafe extern "C" fn slow_logger(
 fn the_reason_that_housekeeping_has_found_is_written_before_a_call_returns_its_error() {
     isolated(here!(), &mpib("512", &[&SHORT[..], &[("MPIB_PEER_TIMEOUT_MS", "1000")]].concat()), || {
         let (table, layout) = (newest(), ImmLayout::new(2).unwrap());
-        let (comm, evil) = receiver(init_with(table, as_logger(slow_logger)));
+        let (comm, liar) = receiver(init_with(table, as_logger(slow_logger)));
         let to = Buffer::new(table, comm, vec![0; 4096]);
         let (rc, request) = table.irecv(comm, &[(to.addr(), 1000, 1, to.mr)]);
         assert_eq!(rc, Success);
         // Rail 0 has a part, too, which never comes.
-        evil.signal(1, layout.encode(1, 0b11, layout.size(1000)));
+        liar.signal(1, layout.encode(1, 0b11, layout.size(1000)));
         assert_ne!(failure(table, request), Success);
         let written = WRITTEN.lock().unwrap();
         assert!(written.iter().any(|line| line.contains("that has not come for 1.0 s")), "{written:?}");
         drop(written);
         to.dereg();
-        drop(evil);
+        drop(liar);
         assert_eq!(table.close_recv(comm), Success);
     });
 }

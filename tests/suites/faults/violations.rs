@@ -2,8 +2,8 @@
 //! else.
 
 use mpib_tests::code::{InvalidUsage, RemoteError, Success};
-use mpib_tests::evil::{Evil, Lies, receiver, sender};
 use mpib_tests::log::{assert_last_warning, assert_warned, warnings};
+use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour, receiver, sender};
 use mpib_tests::pair::{Buffer, Pair, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, mpib, with_and_without_srq};
@@ -13,8 +13,8 @@ use nccl_net_mpib::proto::{Cts, ImmLayout, Memory, Message, RECORD_BYTES, Sequen
 type Case<'a> = (usize, &'a [(usize, u32)], &'a str);
 
 /// The peer got the reason, in the same words.
-fn gets_refusal(evil: &Evil, said: &str) {
-    let reason = until("REFUSE", || match evil.channel.try_recv() {
+fn gets_refusal(liar: &MisbehavingPeer, said: &str) {
+    let reason = until("REFUSE", || match liar.channel.try_recv() {
         Ok(Some(Message::Refuse { reason })) => Some(reason),
         Ok(_) => None,
         Err(e) => panic!("the channel ended without a reason: {e}"),
@@ -55,7 +55,7 @@ fn immediates_that_contradict_each_other() {
             (1, &[(0, word(1, 1, 9)), (0, word(1, 1, 9))], "slot 1, where no receive waits"),
         ];
         for (n, words, said) in cases {
-            let (comm, evil) = receiver(ctx);
+            let (comm, liar) = receiver(ctx);
             let buffer = Buffer::new(table, comm, vec![0; 4096]);
             let group: Vec<_> =
                 (0..*n).map(|i| (buffer.addr() + 1000 * i, 1000, i as i32, buffer.mr)).collect();
@@ -66,15 +66,15 @@ fn immediates_that_contradict_each_other() {
             assert_eq!(rc, Success);
             let mut sizes = [0; RECORD_BYTES];
             sizes[8..16].copy_from_slice(&1001u64.to_le_bytes());
-            evil.poke(Sequence::FIRST.record_offset(), &sizes);
-            words.iter().for_each(|(rail, word)| evil.signal(*rail, *word));
+            liar.poke(Sequence::FIRST.record_offset(), &sizes);
+            words.iter().for_each(|(rail, word)| liar.signal(*rail, *word));
             let code = until(said, || {
                 let (rc, _, _) = table.test(second);
                 (rc != Success).then_some(rc)
             });
             assert_eq!(code, RemoteError, "{said}");
             assert_last_warning(&[said]);
-            gets_refusal(&evil, said);
+            gets_refusal(&liar, said);
             let lines = warnings().len();
             // All further calls fail with the same code and log nothing.
             assert_eq!(table.test(second).0, RemoteError);
@@ -108,10 +108,10 @@ fn cts_entries_that_no_receiver_writes() {
             (&[good, Cts { seq: u64::MAX, ..second }], "expected 1"),
         ];
         for (entries, said) in cases {
-            let (comm, evil) = sender(ctx);
+            let (comm, liar) = sender(ctx);
             let buffer = Buffer::new(table, comm, vec![0; 64]);
             let bytes: Vec<u8> = entries.iter().flat_map(Cts::encode).collect();
-            evil.poke(Sequence::FIRST.cts_offset(0), &bytes);
+            liar.poke(Sequence::FIRST.cts_offset(0), &bytes);
             let code = until(said, || {
                 let (rc, request) = table.isend(comm, buffer.addr(), 64, 1, buffer.mr);
                 assert!(request.is_null());
@@ -119,7 +119,7 @@ fn cts_entries_that_no_receiver_writes() {
             });
             assert_eq!(code, RemoteError, "{said}");
             assert_last_warning(&[said]);
-            gets_refusal(&evil, said);
+            gets_refusal(&liar, said);
             assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, RemoteError);
             buffer.dereg();
             assert_eq!(table.close_send(comm), Success);
@@ -139,7 +139,7 @@ fn a_group_whose_count_changes_between_its_sends() {
         for (before, count, entries, len) in
             [(2, 1, 1, 64), (2, 1, 1, 0), (2, 1, 1, 5000), (2, 3, 2, 64), (3, 2, 2, 64)]
         {
-            let (comm, evil) = sender(ctx);
+            let (comm, liar) = sender(ctx);
             let buffer = Buffer::new(table, comm, vec![0; 5000]);
             let poke = |entries: u8, count: u8, tag: fn(u8) -> i32| {
                 let cts = |index| Cts {
@@ -152,7 +152,7 @@ fn a_group_whose_count_changes_between_its_sends() {
                     seq: 1,
                 };
                 let bytes: Vec<u8> = (0..entries).flat_map(|index| cts(index).encode()).collect();
-                evil.poke(Sequence::FIRST.cts_offset(0), &bytes);
+                liar.poke(Sequence::FIRST.cts_offset(0), &bytes);
             };
             poke(before, before, i32::from);
             let matched = until("a send that is matched", || {
@@ -164,7 +164,7 @@ fn a_group_whose_count_changes_between_its_sends() {
             let said = format!("a CTS entry is of a group of {count} receives, which had {before} before");
             assert_eq!(table.isend(comm, buffer.addr(), len, 1, buffer.mr).0, RemoteError, "{said}");
             assert_last_warning(&[&said]);
-            gets_refusal(&evil, &said);
+            gets_refusal(&liar, &said);
             assert_eq!(table.test(matched).0, RemoteError);
             buffer.dereg();
             assert_eq!(table.close_send(comm), Success);
@@ -179,10 +179,10 @@ fn a_group_whose_count_changes_between_its_sends() {
 fn a_cts_with_a_wrong_key_is_a_failed_completion() {
     with_and_without_srq(here!(), &mpib("0", &[]), || {
         let table = newest();
-        let (comm, evil) = sender(init(table));
+        let (comm, liar) = sender(init(table));
         let buffer = Buffer::new(table, comm, vec![0; 64]);
         let cts = Cts { addr: 4096, size: 100, rkeys: [0xdead; 8], tag: 1, count: 1, index: 0, seq: 1 };
-        evil.poke(Sequence::FIRST.cts_offset(0), &cts.encode());
+        liar.poke(Sequence::FIRST.cts_offset(0), &cts.encode());
         let request = until("isend", || {
             let (rc, request) = table.isend(comm, buffer.addr(), 64, 1, buffer.mr);
             assert_eq!(rc, Success);
@@ -191,8 +191,8 @@ fn a_cts_with_a_wrong_key_is_a_failed_completion() {
         let code = until("a failed completion", || Some(table.test(request).0).filter(|rc| *rc != Success));
         assert_eq!(code, RemoteError);
         // The refusing end is in this process, too, and its event has a line.
-        assert_warned(&["data write", "rail 0", "soft0:1", "vendor error", "IBV_WC_REM_ACCESS_ERR", "evil"]);
-        gets_refusal(&evil, "data write");
+        assert_warned(&["data write", "rail 0", "soft0:1", "vendor error", "IBV_WC_REM_ACCESS_ERR", "liar"]);
+        gets_refusal(&liar, "data write");
         assert_eq!(table.test(request).0, RemoteError);
         assert_eq!(table.isend(comm, buffer.addr(), 64, 1, buffer.mr).0, RemoteError);
         buffer.dereg();
@@ -201,9 +201,9 @@ fn a_cts_with_a_wrong_key_is_a_failed_completion() {
 }
 
 /// What may be wrong in a handshake, and what the log says of it.
-fn handshakes() -> Vec<(Lies, &'static str)> {
-    fn wiring(lie: fn(&mut Wiring)) -> Lies {
-        Lies { wiring: Some(lie), ..Lies::default() }
+fn handshakes() -> Vec<(Misbehaviour, &'static str)> {
+    fn wiring(lie: fn(&mut Wiring)) -> Misbehaviour {
+        Misbehaviour { wiring: Some(lie), ..Misbehaviour::default() }
     }
     let refuse = || Some(Message::Refuse { reason: "no wish to".into() });
     vec![
@@ -216,60 +216,60 @@ fn handshakes() -> Vec<(Lies, &'static str)> {
         (wiring(|w| w.memory.addr = u64::MAX - 5), "bytes at 0xfffffffffffffffa"),
         (wiring(|w| w.memory.rkeys.truncate(1)), "1 remote keys for 2 routes"),
         (
-            Lies {
+            Misbehaviour {
                 ready: Some(Message::Probed { mask: 3, reasons: Vec::new(), accepts: false }),
-                ..Lies::default()
+                ..Misbehaviour::default()
             },
             "PROBED while READY was due",
         ),
-        (Lies { ready: refuse(), ..Lies::default() }, "refuses: no wish to"),
+        (Misbehaviour { ready: refuse(), ..Misbehaviour::default() }, "refuses: no wish to"),
         (
-            Lies {
+            Misbehaviour {
                 probed: Some(Message::Probed { mask: 7, reasons: Vec::new(), accepts: false }),
-                ..Lies::default()
+                ..Misbehaviour::default()
             },
             "of 2",
         ),
         (
-            Lies {
+            Misbehaviour {
                 probed: Some(Message::Probed {
                     mask: 0,
                     reasons: vec![(0, "cable cut".into())],
                     accepts: false,
                 }),
-                ..Lies::default()
+                ..Misbehaviour::default()
             },
             "no rail works to",
         ),
         (
-            Lies {
+            Misbehaviour {
                 probed: Some(Message::Wiring(Wiring {
                     routes: Vec::new(),
                     memory: Memory { addr: 0, len: 0, rkeys: Vec::new() },
                 })),
-                ..Lies::default()
+                ..Misbehaviour::default()
             },
             "WIRING while PROBED was due",
         ),
         // The rails work, and the peer does not take the connection so.
-        (Lies { last: refuse(), ..Lies::default() }, "refuses: no wish to"),
+        (Misbehaviour { last: refuse(), ..Misbehaviour::default() }, "refuses: no wish to"),
         (
-            Lies {
+            Misbehaviour {
                 last: Some(Message::Probed { mask: 3, reasons: Vec::new(), accepts: false }),
-                ..Lies::default()
+                ..Misbehaviour::default()
             },
             "PROBED while READY to use the connection was due",
         ),
-        (Lies { last: Some(Message::Bye), ..Lies::default() }, "has closed the connection"),
-        (Lies { hello: Some(|h| h.rails.clear()), ..Lies::default() }, "no rail reaches"),
+        (Misbehaviour { last: Some(Message::Bye), ..Misbehaviour::default() }, "has closed the connection"),
+        (Misbehaviour { hello: Some(|h| h.rails.clear()), ..Misbehaviour::default() }, "no rail reaches"),
         (
-            Lies {
+            Misbehaviour {
                 hello: Some(|h| {
                     h.rails
                         .iter_mut()
                         .for_each(|r| r.link_layer = nccl_net_mpib::proto::LinkLayer::InfiniBand)
                 }),
-                ..Lies::default()
+                ..Misbehaviour::default()
             },
             "is InfiniBand",
         ),
@@ -284,11 +284,11 @@ fn a_lying_connector_does_not_keep_others_out() {
     with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
-        for (lies, said) in handshakes() {
+        for (misbehaviour, said) in handshakes() {
             let mut handle = [0; 128];
             let (rc, listen) = table.listen(ctx, 0, &mut handle);
             assert_eq!(rc, Success);
-            let evil = std::thread::spawn(move || Evil::connect(&handle, &lies));
+            let liar = std::thread::spawn(move || MisbehavingPeer::connect(&handle, &misbehaviour));
             let code = until(said, || {
                 let (rc, comm) = table.accept(listen);
                 assert!(comm.is_null(), "{said}");
@@ -296,7 +296,7 @@ fn a_lying_connector_does_not_keep_others_out() {
             });
             assert!([InvalidUsage, RemoteError].contains(&code), "{said}: {code}");
             assert_last_warning(&[said]);
-            drop(evil.join().unwrap());
+            drop(liar.join().unwrap());
             // The real one comes after it.
             let (mut send, mut recv) = (Ptr::default(), Ptr::default());
             until("a real peer", || {
@@ -325,10 +325,10 @@ fn a_lying_listener_fails_connect() {
     with_and_without_srq(here!(), &mpib("512", &[]), || {
         let table = newest();
         let ctx = init(table);
-        for (lies, said) in handshakes() {
-            let listener = Evil::listen();
+        for (misbehaviour, said) in handshakes() {
+            let listener = MisbehavingPeer::listen();
             let mut handle = listener.handle().encode();
-            let evil = std::thread::spawn(move || Evil::accept(&listener, &lies));
+            let liar = std::thread::spawn(move || MisbehavingPeer::accept(&listener, &misbehaviour));
             let code = until(said, || {
                 let (rc, comm) = table.connect(ctx, 0, &mut handle);
                 assert!(comm.is_null(), "{said}");
@@ -337,7 +337,7 @@ fn a_lying_listener_fails_connect() {
             assert!([InvalidUsage, RemoteError].contains(&code), "{said}: {code}");
             assert_last_warning(&[said]);
             assert_eq!(handle[120..], [0; 8], "the handle is as new");
-            drop(evil.join().unwrap());
+            drop(liar.join().unwrap());
         }
     });
 }
@@ -350,10 +350,10 @@ fn a_peer_may_write_and_not_read() {
         let ctx = init(newest());
         for rail in [0, 1] {
             // IBV_WC_REM_INV_REQ_ERR
-            let (comm, evil) = receiver(ctx);
-            assert_eq!((evil.read(rail), newest().close_recv(comm)), (9, Success));
-            let (comm, evil) = sender(ctx);
-            assert_eq!((evil.read(rail), newest().close_send(comm)), (9, Success));
+            let (comm, liar) = receiver(ctx);
+            assert_eq!((liar.read(rail), newest().close_recv(comm)), (9, Success));
+            let (comm, liar) = sender(ctx);
+            assert_eq!((liar.read(rail), newest().close_send(comm)), (9, Success));
         }
     });
 }

@@ -1,8 +1,8 @@
 //! What adapters and peers may do with registered memory.
 
 use mpib_tests::code::Success;
-use mpib_tests::evil::{Evil, receiver, sender};
 use mpib_tests::memory::{PAGE, Pages};
+use mpib_tests::misbehaving_peer::{MisbehavingPeer, receiver, sender};
 use mpib_tests::pair::{HOST, init};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{PEERMEM, here, mpib, set, with_sys};
@@ -45,13 +45,13 @@ fn only_what_a_flush_reads_permits_reads() {
         ] {
             set("MPIB_FLUSH", flush);
             let ctx = init(table);
-            let ((to, from_evil), (from, to_evil)) = (receiver(ctx), sender(ctx));
+            let ((to, from_liar), (from, to_liar)) = (receiver(ctx), sender(ctx));
             for comm in [to, from] {
                 assert_eq!((registered(comm, HOST), registered(comm, CUDA)), (host, gpu), "{flush:?}");
             }
             // That of a receiver is read when the connection is set up: can its adapters flush?
-            let control = |evil: &Evil| access(evil.memory().addr as usize);
-            assert_eq!((control(&from_evil), control(&to_evil)), (gpu, WRITES), "{flush:?}: control memory");
+            let control = |liar: &MisbehavingPeer| access(liar.memory().addr as usize);
+            assert_eq!((control(&from_liar), control(&to_liar)), (gpu, WRITES), "{flush:?}: control memory");
             assert_eq!((table.close_recv(to), table.close_send(from)), (Success, Success));
         }
     });

@@ -9,7 +9,7 @@ use mpib_tests::log::{LOG, take_warning, take_warnings};
 use mpib_tests::pair::{connect, init};
 use mpib_tests::paths::workspace;
 use mpib_tests::table::{TABLES, Table, newest};
-use mpib_tests::{here, isolated, mpib, set};
+use mpib_tests::{here, isolated, mpib, set, two_adapters};
 use nccl_net_mpib_agent_iface::environment::WITHOUT_HOST;
 
 /// Variable and form of each row of the manual's table: a new setting cannot be forgotten here.
@@ -283,13 +283,9 @@ fn contradictory_settings_are_reported_together() {
                 (format!("{sup}=\"{b}\""), format!("expected another HCA or port than {sout}={a}"));
             contradiction(&[(sout, a), (sup, b)], &[&found, &expected]);
         }
-        for (low, high) in [("64", "64"), ("65", "64"), ("32767", "2")] {
-            let found = [format!("MPIB_SRQ_LOW=\"{low}\""), format!("less than MPIB_SRQ_HIGH={high}")];
-            contradiction(&[("MPIB_SRQ_LOW", low), ("MPIB_SRQ_HIGH", high)], &[&found[0], &found[1]]);
-        }
         contradiction(
-            &[(sout, "soft0"), ("MPIB_SRQ_LOW", "600")],
-            &["MPIB_HCA_SUP=(unset)", "MPIB_SRQ_LOW=\"600\": expected less than MPIB_SRQ_HIGH=512"],
+            &[(sout, "soft0"), ("MPIB_SPLIT", "share")],
+            &["MPIB_HCA_SUP=(unset)", "MPIB_SPLIT=\"share\": expected speed or measured"],
         );
         assert_eq!(newest().init().0, Success);
     });
@@ -363,15 +359,12 @@ fn a_port_without_the_partition_is_left_out_at_init() {
     });
 }
 
-/// The ends of what the manual allows do connect, or the call that cannot says why.
-//= configuration.md: MPIB_SRQ_LOW
-//= configuration.md: MPIB_SRQ_HIGH
+//= receives.md: slots and receive queues hold with a late sender
 #[test]
-fn receive_queues_may_be_as_small_and_as_large_as_the_manual_says() {
-    for (low, high) in [("1", "2"), ("1", "32768"), ("32767", "32768")] {
-        let env =
-            mpib("512", &[("MPIB_SRQ_LOW", low), ("MPIB_SRQ_HIGH", high), ("MPIB_CTS_SIGNAL_INTERVAL", "1")]);
-        isolated(here!(), &env, || {
+fn receive_queues_may_be_as_small_as_an_adapter_has_them() {
+    for entries in [1, 2, 66] {
+        let devices = two_adapters(&format!("max_srq_wr={entries}"));
+        isolated(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", &devices)]), || {
             let ctx = init(newest());
             let pair = connect(newest(), ctx, 0);
             for size in [0, 1, 100_000, 50, 7_000, 128] {
@@ -412,6 +405,9 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
         ("NCCL_MESH_DEBUG", "1"),
         ("MPIB_BDP_THRESHOLD", "65536"),
         ("MPIB_SOUT_QP", "4"),
+        ("MPIB_SRQ_LOW", "0"),
+        ("MPIB_SRQ_HIGH", "many"),
+        ("MPIB_CTS_SIGNAL_INTERVAL", "256"),
     ];
     isolated(here!(), &vain, || {
         TABLES.iter().for_each(|table| assert_eq!(table.init().0, Success));
@@ -436,6 +432,13 @@ fn settings_without_effect_are_reported_and_fail_a_strict_init() {
             log.contains("NCCL_MESH_DEBUG=\"1\" has no effect on this plugin: NCCL_DEBUG=INFO and "),
             "{log}"
         );
+        for noted in [
+            "MPIB_SRQ_LOW=\"0\" has no effect on this plugin: a shared receive queue is refilled",
+            "MPIB_SRQ_HIGH=\"many\" has no effect on this plugin: a shared receive queue has 128 entries",
+            "MPIB_CTS_SIGNAL_INTERVAL=\"256\" has no effect on this plugin: a CTS write requests",
+        ] {
+            assert!(log.contains(noted), "{log}");
+        }
         set("MPIB_STRICT", Some("1"));
         for name in [
             "MPIB_SUPSHARE",

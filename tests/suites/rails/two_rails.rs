@@ -3,7 +3,7 @@
 use mpib_tests::code::Success;
 use mpib_tests::pair::{HOST, Pair, assert_no_rnr, pattern};
 use mpib_tests::table::newest;
-use mpib_tests::{TWO_RAILS, here, isolated, mpib, with_and_without_srq};
+use mpib_tests::{TWO_RAILS, here, isolated, mpib, two_adapters, with_and_without_srq};
 
 /// Since the process began, per rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,11 +170,12 @@ fn a_group_of_empty_sends_uses_sout_only() {
     });
 }
 
-/// CTS writes are accounted for by one completion in `interval`.
-//= configuration.md: MPIB_CTS_SIGNAL_INTERVAL
+/// The send queue of SOUT has 32 entries.
+//= mpib.md: one CTS write in half of the send queue requests a completion
 #[test]
 fn a_cts_write_asks_for_a_completion_now_and_then() {
-    with_and_without_srq(here!(), &mpib("1024", &[("MPIB_CTS_SIGNAL_INTERVAL", "16")]), || {
+    let devices = two_adapters("max_qp_wr=32");
+    with_and_without_srq(here!(), &mpib("1024", &[("SOFTVERBS_DEVICES", &devices)]), || {
         let pair = Pair::new(newest());
         let counted = during(|| (0..160).for_each(|i| pair.message(512, 512, i)));
         // All data is on SUP: SOUT's completions are those of CTS writes. The last completion may
@@ -222,8 +223,8 @@ fn sixty_four_receives_are_under_way() {
 
 #[test]
 fn sixty_four_receives_with_low_marks() {
-    let marks = [("MPIB_SRQ_LOW", "1"), ("MPIB_SRQ_HIGH", "256"), ("MPIB_CTS_SIGNAL_INTERVAL", "256")];
-    with_and_without_srq(here!(), &mpib("512", &marks), a_full_house);
+    let devices = two_adapters("max_srq_wr=66");
+    with_and_without_srq(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", &devices)]), a_full_house);
 }
 
 /// Two comms, one each way, driven by one loop: neither waits for the other.

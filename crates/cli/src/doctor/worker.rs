@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::failure::{Context, Failure, Kind};
 use crate::plugin;
-use mpib::rails;
+use crate::rails;
 use nccl_net_host::{Net, Settings};
 
 use super::ask;

@@ -3,16 +3,16 @@
 use anstyle::{AnsiColor, Style};
 
 /// As it should be.
-pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+pub const GOOD: Style = AnsiColor::Green.on_default();
 /// Worth knowing.
-pub(crate) const NOTE: Style = AnsiColor::Cyan.on_default();
+pub const NOTE: Style = AnsiColor::Cyan.on_default();
 /// Something is lost.
-pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
+pub const WARN: Style = AnsiColor::Yellow.on_default();
 /// It does not work.
-pub(crate) const BAD: Style = AnsiColor::Red.on_default();
+pub const BAD: Style = AnsiColor::Red.on_default();
 
 /// Colours a text.
-pub(crate) fn paint(style: Style, text: &str) -> String {
+pub fn paint(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
 }
 

@@ -9,7 +9,7 @@ use crate::failure::{Context, Failure, Kind, ended};
 
 /// A failure with its exit code.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct ErrorReport {
+pub struct ErrorReport {
     #[serde(flatten)]
     pub(crate) failure: Failure,
     pub(crate) exit_code: u8,
@@ -17,7 +17,7 @@ pub(crate) struct ErrorReport {
 
 /// The document of a command that has failed.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Failed {
+pub struct Failed {
     /// This tool's version.
     mpib: &'static str,
     /// Always false.
@@ -26,28 +26,28 @@ pub(crate) struct Failed {
 }
 
 /// Returns the text of a document.
-pub(crate) fn text<T: Serialize>(document: &T) -> Result<String, Failure> {
+pub fn text<T: Serialize>(document: &T) -> Result<String, Failure> {
     Ok(serde_json::to_string_pretty(document).tool("encode the document")? + "\n")
 }
 
 /// Prints a document.
-pub(crate) fn print<T: Serialize>(document: &T) -> Result<(), Failure> {
+pub fn print<T: Serialize>(document: &T) -> Result<(), Failure> {
     super::print(&text(document)?)
 }
 
 /// Returns the schema of a document.
-pub(crate) fn schema<T: JsonSchema>() -> String {
+pub fn schema<T: JsonSchema>() -> String {
     // Serialising a JSON value cannot fail.
     serde_json::to_string_pretty(&schema_for!(T)).unwrap_or_default() + "\n"
 }
 
 /// Prints the schema of a document; returns the exit code.
-pub(crate) fn show_schema<T: JsonSchema>() -> ExitCode {
+pub fn show_schema<T: JsonSchema>() -> ExitCode {
     ended(super::print(&schema::<T>()))
 }
 
 /// Reports a failure on stderr, and with `json` on stdout as well; returns the exit code.
-pub(crate) fn failed(json: bool, failure: Failure, exit_code: u8) -> ExitCode {
+pub fn failed(json: bool, failure: Failure, exit_code: u8) -> ExitCode {
     failure.print();
     if failure.kind == Kind::Closed {
         return failure.exit_code();
@@ -57,7 +57,7 @@ pub(crate) fn failed(json: bool, failure: Failure, exit_code: u8) -> ExitCode {
 
 /// Prints the document of a failure, in one line: it may follow others that have one each. Returns
 /// the exit code.
-pub(crate) fn failure(failure: Failure, exit_code: u8) -> ExitCode {
+pub fn failure(failure: Failure, exit_code: u8) -> ExitCode {
     let error = ErrorReport { failure, exit_code };
     let document = Failed { mpib: env!("CARGO_PKG_VERSION"), ok: false, error };
     let text = serde_json::to_string(&document).tool("encode the document");

@@ -1,17 +1,17 @@
 //! What all commands print: tables, colours and units for people, and documents for programs.
 
-pub(crate) mod colour;
-pub(crate) mod document;
-pub(crate) mod table;
-pub(crate) mod units;
+pub mod colour;
+pub mod document;
+pub mod table;
+pub mod units;
 
 use std::io::{self, Write};
 
-pub(crate) use crate::failure::printable;
+pub use crate::failure::printable;
 use crate::failure::{Failure, Kind};
 
 /// Writes to stdout, with colours as `--color` and the environment request them.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
+pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = anstream::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
         io::ErrorKind::BrokenPipe => Failure::new(Kind::Closed, "stdout was closed"),

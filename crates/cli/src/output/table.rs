@@ -13,32 +13,32 @@ const BETWEEN_ROWS: char = '\u{1}';
 
 /// A column.
 #[derive(Debug, Clone)]
-pub(crate) struct Column {
+pub struct Column {
     name: String,
     alignment: CellAlignment,
     least: u16,
 }
 
 /// Makes a column of text.
-pub(crate) fn left(name: impl Into<String>) -> Column {
+pub fn left(name: impl Into<String>) -> Column {
     Column { name: name.into(), alignment: CellAlignment::Left, least: 0 }
 }
 
 /// Makes a column of numbers.
-pub(crate) fn right(name: impl Into<String>) -> Column {
+pub fn right(name: impl Into<String>) -> Column {
     Column { alignment: CellAlignment::Right, ..left(name) }
 }
 
 impl Column {
     /// Sets the least width, for rows that are formatted one by one.
-    pub(crate) fn least(self, least: u16) -> Self {
+    pub fn least(self, least: u16) -> Self {
         Self { least, ..self }
     }
 }
 
 /// Rows of cells, each with notes below it.
 #[derive(Debug, Clone)]
-pub(crate) struct Table {
+pub struct Table {
     columns: Vec<Column>,
     rows: Vec<(Vec<String>, Vec<String>)>,
     indent: u16,
@@ -46,29 +46,29 @@ pub(crate) struct Table {
 
 impl Table {
     /// Makes a table without rows.
-    pub(crate) fn new(columns: impl IntoIterator<Item = Column>) -> Self {
+    pub fn new(columns: impl IntoIterator<Item = Column>) -> Self {
         Self { columns: columns.into_iter().collect(), rows: Vec::new(), indent: 0 }
     }
 
     /// Sets the number of spaces in front of each line.
-    pub(crate) fn indent(self, indent: u16) -> Self {
+    pub fn indent(self, indent: u16) -> Self {
         Self { indent, ..self }
     }
 
     /// Adds a row.
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push((cells.into_iter().collect(), Vec::new()));
     }
 
     /// Adds a text below the last row, two columns further to the right.
-    pub(crate) fn note(&mut self, text: impl Into<String>) {
+    pub fn note(&mut self, text: impl Into<String>) {
         if let Some((_, notes)) = self.rows.last_mut() {
             notes.push(text.into());
         }
     }
 
     /// Formats the names of the columns, unless all are empty, and all rows.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let head = Some(self.names()).filter(|names| names.iter().any(|name| !name.is_empty()));
         let is_headed = head.is_some();
         let cells = head.into_iter().chain(self.rows.iter().map(|(cells, _)| cells.clone())).collect();
@@ -82,17 +82,17 @@ impl Table {
     }
 
     /// Formats the names of the columns alone.
-    pub(crate) fn head(&self) -> String {
+    pub fn head(&self) -> String {
         self.blocks(vec![self.names()]).concat()
     }
 
     /// Formats one row alone, in columns of the least width.
-    pub(crate) fn line(&self, cells: impl IntoIterator<Item = String>) -> String {
+    pub fn line(&self, cells: impl IntoIterator<Item = String>) -> String {
         self.blocks(vec![cells.into_iter().collect()]).concat()
     }
 
     /// Formats the table as Markdown, on lines of any length.
-    pub(crate) fn markdown(&self) -> String {
+    pub fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
         let rules = self.columns.iter().map(|column| match column.alignment {
             CellAlignment::Right => "|---:",
@@ -134,7 +134,7 @@ impl Table {
 }
 
 /// Formats a text with spaces in front of each line.
-pub(crate) fn paragraph(indent: u16, text: &str) -> String {
+pub fn paragraph(indent: u16, text: &str) -> String {
     let mut table = plain();
     table.add_row([text]);
     if let Some(column) = table.column_mut(0) {

@@ -6,7 +6,7 @@
 use indicatif::{BinaryBytes, DecimalBytes};
 
 /// Formats 512 B, 4 KiB, 1536 KiB, 4095 B: exact, in the largest binary unit that divides it.
-pub(crate) fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
     let mut unit = 0;
     let mut value = bytes;
@@ -18,33 +18,33 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 /// Formats an amount with a binary unit: 1.91 MiB.
-pub(crate) fn binary(bytes: u64) -> String {
+pub fn binary(bytes: u64) -> String {
     BinaryBytes(bytes).to_string()
 }
 
 /// Formats an amount with a decimal unit: 2.00 MB.
-pub(crate) fn decimal(bytes: u64) -> String {
+pub fn decimal(bytes: u64) -> String {
     DecimalBytes(bytes).to_string()
 }
 
 /// Formats bytes per second: 120.40 MB/s.
-pub(crate) fn rate(bytes_per_second: f64) -> String {
+pub fn rate(bytes_per_second: f64) -> String {
     format!("{}/s", decimal(bytes_per_second as u64))
 }
 
 /// Formats the rate of a port: 100 Gb/s, 2.5 Gb/s.
-pub(crate) fn port_rate(mbps: impl Into<f64>) -> String {
+pub fn port_rate(mbps: impl Into<f64>) -> String {
     format!("{} Gb/s", mbps.into() / 1000.0)
 }
 
 /// Formats GB/s or Gb/s without the unit, with three significant digits or more.
-pub(crate) fn giga(value: f64) -> String {
+pub fn giga(value: f64) -> String {
     let digits = if value >= 0.1 { 3 } else { 5 };
     format!("{value:.digits$}")
 }
 
 /// Formats nanoseconds with a unit and at least three digits.
-pub(crate) fn duration(nanos: u64) -> String {
+pub fn duration(nanos: u64) -> String {
     let value = nanos as f64;
     match nanos {
         0..1_000 => format!("{nanos} ns"),
@@ -55,7 +55,7 @@ pub(crate) fn duration(nanos: u64) -> String {
 }
 
 /// Formats a number with four significant digits.
-pub(crate) fn significant(number: f64) -> String {
+pub fn significant(number: f64) -> String {
     match number.abs() {
         n if n >= 1000.0 => format!("{number:.0}"),
         n if n >= 100.0 => format!("{number:.1}"),
@@ -65,7 +65,7 @@ pub(crate) fn significant(number: f64) -> String {
 }
 
 /// Formats a number with three digits and the prefix of its unit: `999`, `1.23k`, `45.6M`.
-pub(crate) fn short(n: f64) -> String {
+pub fn short(n: f64) -> String {
     let mut value = n.max(0.0);
     for unit in ["", "k", "M", "G", "T", "P"] {
         let digits = match value {
@@ -83,7 +83,7 @@ pub(crate) fn short(n: f64) -> String {
 }
 
 /// Formats a part of a whole in percent: 66.7 %.
-pub(crate) fn percent(part: u64, whole: u64) -> String {
+pub fn percent(part: u64, whole: u64) -> String {
     let share = if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
     format!("{share:.1} %")
 }

@@ -178,7 +178,7 @@ pub(crate) enum Abi {
 }
 
 /// Parses `v8` or `8`.
-pub(crate) fn one_abi(word: &str) -> Result<u32, String> {
+pub fn one_abi(word: &str) -> Result<u32, String> {
     let number = word.strip_prefix('v').unwrap_or(word).parse().ok().filter(|v| TABLES.contains(v));
     number.ok_or_else(|| format!("{word:?}: expected v{} to v{}", TABLES.start(), TABLES.end()))
 }

@@ -10,8 +10,8 @@ use super::{
     rails::RailBytes,
     report::{Connections, PerConnection, SizeResult},
 };
+use crate::device::Device;
 use crate::failure::{Failure, Kind};
-use mpib::device::Device;
 use nccl_net_host::Watch;
 
 /// The two ends. A leads: it chooses the rounds, and it is the sender if there is only one

@@ -23,22 +23,21 @@ mod report;
 mod run;
 mod session;
 mod sizes;
-pub(crate) mod solo;
-mod thin;
 mod ui;
 pub(crate) mod worker;
 
-use mpib::{pattern, rails, region};
+use crate::{pattern, rails, region};
 use std::{path::PathBuf, process::ExitCode};
 
-pub(crate) use args::{PerfArgs, TABLES, one_abi};
+pub use args::one_abi;
+pub(crate) use args::{PerfArgs, TABLES};
 pub(crate) use control::Channel;
 use link::Role;
 use plan::Plan;
 pub(crate) use probe::Probe;
 pub(crate) use remote::{PROTOCOL, bind, canonical, dial, split};
 use report::{AbiReport, Report};
-pub(crate) use report::{Stage, StageKind};
+pub use report::{Stage, StageKind};
 use run::Run;
 use ui::Ui;
 use worker::Job;

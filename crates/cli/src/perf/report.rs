@@ -7,12 +7,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{plan::Plan, rails::RailBytes};
+use crate::device::Device;
 use crate::output::{
     document::ErrorReport,
     table::{Table, left, paragraph, right},
     units::{binary, duration, giga, percent, port_rate, size},
 };
-use mpib::device::Device;
 
 /// Times from an accepted isend to its completion, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -75,7 +75,8 @@ pub(crate) struct SizeResult {
 /// The stages of a run in which a rail fails and returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum StageKind {
+#[allow(missing_docs, reason = "a sentence here would be one of the schema")]
+pub enum StageKind {
     Before,
     Fails,
     Without,
@@ -97,24 +98,25 @@ impl StageKind {
 
 /// One stage of a run in which a rail fails and returns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub(crate) struct Stage {
-    pub(crate) kind: StageKind,
+#[allow(missing_docs, reason = "a sentence here would be one of the schema")]
+pub struct Stage {
+    pub kind: StageKind,
     /// Duration, filling and checking included. That of `Returns` is from the repair to data on
     /// the rail.
-    pub(crate) seconds: f64,
-    pub(crate) messages: u64,
-    pub(crate) bytes: u64,
+    pub seconds: f64,
+    pub messages: u64,
+    pub bytes: u64,
     /// 10^9 bytes per second, without filling and checking.
-    pub(crate) gigabytes_per_second: f64,
+    pub gigabytes_per_second: f64,
     /// Longest time without a completed send, in nanoseconds.
-    pub(crate) stall_ns: u64,
+    pub stall_ns: u64,
     /// Bytes that the first end's rails sent.
-    pub(crate) rails: Option<Vec<RailBytes>>,
+    pub rails: Option<Vec<RailBytes>>,
 }
 
 impl Stage {
     /// Returns whether the rail has returned before this stage.
-    pub(crate) fn is_after(&self) -> bool {
+    pub fn is_after(&self) -> bool {
         self.kind == StageKind::After
     }
 

@@ -12,8 +12,8 @@ use super::{
     region::Layout,
     report::{Connections, SizeResult},
 };
+use crate::device::Device;
 use crate::failure::{Failure, Kind};
-use mpib::device::Device;
 use nccl_net_host::{Handle, Listener as NetListener, Net, RecvComm, SendComm, Watch};
 
 /// `NCCL_PTR_HOST`

@@ -20,9 +20,9 @@ use super::{
     report::{Connections, SizeResult},
     session::{Listener, Session},
 };
+use crate::device::Device;
 use crate::failure::{Context, Failure};
 use crate::plugin;
-use mpib::device::Device;
 use nccl_net_host::{Call, Net, Settings, Table, Watch, logger};
 
 /// The name of the hidden command.

@@ -1,7 +1,5 @@
 //! A page in headless Chromium, by the DevTools protocol: JSON over a WebSocket.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};

@@ -1,16 +1,12 @@
 //! The files of "make build", and `mpib` with them.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
-
-extern crate mpib_test_env as _;
-
 use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 /// Returns a file of "make build".
-pub fn artifact(name: &str) -> PathBuf {
+pub(crate) fn artifact(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build").join(name);
     let path = path.canonicalize().unwrap_or(path);
     assert!(path.is_file(), "{}: not there; run \"make build\" first (make test does)", path.display());
@@ -18,12 +14,12 @@ pub fn artifact(name: &str) -> PathBuf {
 }
 
 /// Returns the folder of softverbs' libibverbs, for LD_LIBRARY_PATH.
-pub fn softverbs() -> PathBuf {
+pub(crate) fn softverbs() -> PathBuf {
     artifact("softverbs/libibverbs.so.1").parent().expect("the file is in a folder").to_owned()
 }
 
 /// Prepares `mpib` with these devices and no other settings. Its stdin is empty.
-pub fn mpib(fabric: &str, devices: &str) -> Command {
+pub(crate) fn mpib(fabric: &str, devices: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
     command
         .env("LD_LIBRARY_PATH", softverbs())

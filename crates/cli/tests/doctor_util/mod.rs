@@ -1,7 +1,5 @@
 //! Runs `mpib doctor` on simulated hosts.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
-
 use std::{
     process::{Command, Output},
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -11,17 +9,17 @@ use crate::built::{self, artifact, softverbs};
 use serde_json::Value;
 
 /// Returns a new fabric for each test.
-pub fn fabric() -> String {
+pub(crate) fn fabric() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("doctor-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
 /// Two ports in two networks.
-pub const TWO: &str = "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24";
+pub(crate) const TWO: &str = "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24";
 
 /// Prepares `mpib` with these devices and no other settings, the plugin where NCCL would find it,
 /// and NCCL_NET set to it.
-pub fn mpib(fabric: &str, devices: &str) -> Command {
+pub(crate) fn mpib(fabric: &str, devices: &str) -> Command {
     let mut command = built::mpib(fabric, devices);
     let (verbs, plugin) = (softverbs(), artifact("libnccl-net-mpib.so"));
     let folders = [&verbs, plugin.parent().unwrap()].map(|folder| folder.to_str().unwrap());
@@ -30,7 +28,7 @@ pub fn mpib(fabric: &str, devices: &str) -> Command {
 }
 
 /// Runs `mpib doctor --json` with these variables on top.
-pub fn doctor(devices: &str, env: &[(&str, &str)]) -> Doctor {
+pub(crate) fn doctor(devices: &str, env: &[(&str, &str)]) -> Doctor {
     let mut command = mpib(&fabric(), devices);
     command.args(["doctor", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so"));
     Doctor::of(command.envs(env.iter().copied()))
@@ -38,17 +36,17 @@ pub fn doctor(devices: &str, env: &[(&str, &str)]) -> Doctor {
 
 /// The result.
 #[derive(Debug)]
-pub struct Doctor {
-    pub code: i32,
-    pub document: Value,
+pub(crate) struct Doctor {
+    pub(crate) code: i32,
+    pub(crate) document: Value,
 }
 
 impl Doctor {
-    pub fn of(command: &mut Command) -> Self {
+    pub(crate) fn of(command: &mut Command) -> Self {
         Self::from(&command.output().unwrap())
     }
 
-    pub fn from(output: &Output) -> Self {
+    pub(crate) fn from(output: &Output) -> Self {
         let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         let document = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}\n{said}"));
         let doctor = Self { code: output.status.code().expect("it ends by itself"), document };
@@ -57,7 +55,7 @@ impl Doctor {
     }
 
     /// Returns text and remedy of the checks with this name and level.
-    pub fn checks(&self, id: &str, level: &str) -> Vec<(String, String)> {
+    pub(crate) fn checks(&self, id: &str, level: &str) -> Vec<(String, String)> {
         let all = self.document["checks"].as_array().unwrap();
         let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
         let found = all.iter().filter(|c| c["id"] == id && c["level"] == level);
@@ -66,7 +64,7 @@ impl Doctor {
 
     /// Returns the names of the checks of this level. The limit of this process's locked memory is
     /// ignored.
-    pub fn of_level(&self, level: &str) -> Vec<&str> {
+    pub(crate) fn of_level(&self, level: &str) -> Vec<&str> {
         let all = self.document["checks"].as_array().unwrap().iter();
         let names = all.filter(|c| c["level"] == level).map(|c| c["id"].as_str().unwrap());
         names.filter(|id| *id != "memlock").collect()
@@ -74,7 +72,7 @@ impl Doctor {
 
     /// Asserts that one check has this name, level and words; returns its text.
     #[track_caller]
-    pub fn says(&self, id: &str, level: &str, words: &[&str]) -> String {
+    pub(crate) fn says(&self, id: &str, level: &str, words: &[&str]) -> String {
         let found = self.checks(id, level);
         let fits = |(text, remedy): &&(String, String)| {
             words.iter().all(|word| text.contains(word) || remedy.contains(word))
@@ -86,13 +84,13 @@ impl Doctor {
 
     /// Asserts that the verdict is unusable.
     #[track_caller]
-    pub fn unusable(&self) {
+    pub(crate) fn unusable(&self) {
         assert_eq!((self.code, &self.document["verdict"]), (2, &Value::from("unusable")), "{self:#?}");
     }
 
     /// Asserts the verdict without failures and with these warnings.
     #[track_caller]
-    pub fn usable_with(&self, warnings: &[&str]) {
+    pub(crate) fn usable_with(&self, warnings: &[&str]) {
         assert_eq!(self.of_level("fail"), [""; 0], "{self:#?}");
         assert_eq!(self.of_level("warn"), warnings, "{self:#?}");
         let memlock = !self.checks("memlock", "warn").is_empty();

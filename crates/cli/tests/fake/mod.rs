@@ -1,9 +1,5 @@
 //! A foreign plugin: a small one in C over TCP (`fake-plugin/fake.c`), which can have one fault.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
-
-extern crate mpib_test_env as _;
-
 use std::{
     env,
     io::{BufRead, BufReader},
@@ -14,13 +10,13 @@ use std::{
 
 use serde_json::Value;
 
-pub const MPIB: &str = env!("CARGO_BIN_EXE_mpib");
+pub(crate) const MPIB: &str = env!("CARGO_BIN_EXE_mpib");
 
-pub const QUICK: &[&str] = &["--iterations", "100", "--sizes", "1000"];
+pub(crate) const QUICK: &[&str] = &["--iterations", "100", "--sizes", "1000"];
 
 /// The folder with a stand-in for libcuda.so.1 (`fake-cuda/cuda.c`), compiled once for all tests of
 /// this process.
-pub fn fake_cuda() -> &'static Path {
+pub(crate) fn fake_cuda() -> &'static Path {
     static BUILT: OnceLock<tempfile::TempDir> = OnceLock::new();
     let dir = BUILT.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
@@ -38,7 +34,7 @@ pub fn fake_cuda() -> &'static Path {
 }
 
 /// The fake plugin, compiled once for all tests of this process.
-pub fn fake() -> &'static Path {
+pub(crate) fn fake() -> &'static Path {
     static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = BUILT.get_or_init(|| {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -58,24 +54,24 @@ pub fn fake() -> &'static Path {
     path
 }
 
-pub fn perf(args: &[&str]) -> Command {
+pub(crate) fn perf(args: &[&str]) -> Command {
     let mut command = Command::new(MPIB);
     command.arg("perf").arg("--plugin").arg(fake()).args(args);
     command.stdin(Stdio::null());
     command
 }
 
-pub fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-pub fn json(output: &Output) -> Value {
+pub(crate) fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|e| panic!("{e}: {}\n{}", text(&output.stdout), text(&output.stderr)))
 }
 
 /// Starts a listening mpib; returns it and the address that it printed.
-pub fn listener(args: &[&str], fault: &str) -> (Child, BufReader<ChildStderr>, String) {
+pub(crate) fn listener(args: &[&str], fault: &str) -> (Child, BufReader<ChildStderr>, String) {
     let mut child =
         perf(args).env("FAKE_FAULT", fault).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::pages::{Block, Kind, Page, root};
+use super::pages::{Block, Kind, Page, root};
 
 /// Only a failing page runs this long.
 const LIMIT_SECONDS: &str = "300";

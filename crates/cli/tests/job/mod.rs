@@ -1,7 +1,5 @@
 //! A job on two simulated rails, with an agent that serves HTTP.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -20,9 +18,6 @@ pub(crate) const TOKEN: &str = "a-token-for-tests-only";
 pub(crate) struct Job {
     /// `http://ADDRESS`
     pub(crate) url: String,
-    /// Names of the devices of SOUT and SUP. Other jobs of this machine, which the agent sees too,
-    /// have others.
-    pub(crate) devices: [String; 2],
     test: String,
     _perf: Ended,
     agent: Option<Ended>,
@@ -30,6 +25,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// Starts a job on these devices as SOUT and SUP. Other jobs of this machine, which the agent sees
+    /// too, have others.
     pub(crate) fn start(test: &str, devices: [String; 2]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (token, config) = (dir.path().join("token"), dir.path().join("agent.toml"));
@@ -48,7 +45,7 @@ impl Job {
         let [sout, sup] = &devices;
         let rails = format!("{sout}:addr=10.9.0.1/24,rate=400MB;{sup}:addr=10.9.1.1/24,rate=200MB");
         let perf = transfer(test, &rails, &devices, dir.path());
-        Self { url, devices, test: test.to_owned(), _perf: perf, agent: Some(agent), _dir: dir }
+        Self { url, test: test.to_owned(), _perf: perf, agent: Some(agent), _dir: dir }
     }
 
     /// Takes the link of a device down, or up again.

@@ -1,7 +1,5 @@
 //! A transfer between two processes, for programs that show it.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;

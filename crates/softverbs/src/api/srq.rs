@@ -16,7 +16,7 @@ use crate::api::events;
 use crate::api::null::Ring;
 use crate::api::pd::Pd;
 use crate::config::Capability;
-use crate::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
+use crate::limits::MAX_SRQ_SGE;
 use crate::log::fault;
 use crate::process::counters::{self, Live};
 use crate::process::injected::{self, Post};
@@ -57,14 +57,15 @@ unsafe impl Send for Srq {}
 impl Srq {
     fn create(pd: Arc<Pd>, init: &mut sys::ibv_srq_init_attr) -> Result<Arc<Self>, Errno> {
         let (depth, max_sge) = (init.attr.max_wr, init.attr.max_sge.max(1));
-        if !(1..=MAX_SRQ_WR).contains(&depth) || max_sge > MAX_SRQ_SGE {
+        let spec = pd.context.device.spec;
+        let most = spec.max_srq_wr;
+        if !(1..=most).contains(&depth) || max_sge > MAX_SRQ_SGE {
             fault!(
-                "ibv_create_srq: max_wr {depth} (expected 1 to {MAX_SRQ_WR}), max_sge {max_sge} (expected at most {MAX_SRQ_SGE})"
+                "ibv_create_srq: max_wr {depth} (expected 1 to {most}), max_sge {max_sge} (expected at most {MAX_SRQ_SGE})"
             );
             return Err(Errno(libc::EINVAL));
         }
         pd.context.check()?;
-        let spec = pd.context.device.spec;
         if spec.without.iter().any(|lacks| matches!(lacks, Capability::Srq | Capability::SrqCalls)) {
             fault!("ibv_create_srq: {} does not support shared receive queues", spec.name);
             return Err(Errno(libc::EOPNOTSUPP));

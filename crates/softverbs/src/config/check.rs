@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::spec::DEFAULT_SUBNET;
 use super::{DeviceSpec, LinkLayer, MAX_ADDRS, gid};
 use crate::error::Error;
-use crate::limits::{MAX_DEVICES, MAX_INLINE, MAX_MSG, MAX_QP_WR};
+use crate::limits::{MAX_DEVICES, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SRQ_WR};
 
 /// Size of `ibdev_path` without its NUL.
 const MAX_PATH: usize = 255;
@@ -58,6 +58,9 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
     }
     if !(1..=MAX_QP_WR).contains(&device.max_qp_wr) {
         return Err(format!("max_qp_wr={}: expected 1 to {MAX_QP_WR}", device.max_qp_wr));
+    }
+    if !(1..=MAX_SRQ_WR).contains(&device.max_srq_wr) {
+        return Err(format!("max_srq_wr={}: expected 1 to {MAX_SRQ_WR}", device.max_srq_wr));
     }
     if !(1..=MAX_MSG).contains(&device.max_msg) {
         return Err(format!("max_msg={}: expected 1 to {MAX_MSG}", device.max_msg));

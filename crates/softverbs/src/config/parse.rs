@@ -8,7 +8,7 @@ use crate::limits::MAX_INLINE;
 
 /// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, quirks=irdma, inline=0, max_qp_wr=64, max_msg=65536";
+     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, quirks=irdma, inline=0, max_qp_wr=64, max_srq_wr=64, max_msg=65536";
 
 /// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
 /// variable of a script.
@@ -78,6 +78,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
                 bytes.ok_or_else(|| format!("expected a number of bytes, at most {MAX_INLINE}"))?;
         }
         "max_qp_wr" => spec.max_qp_wr = value.parse().map_err(|_| "expected a number from 1 to 16384")?,
+        "max_srq_wr" => spec.max_srq_wr = value.parse().map_err(|_| "expected a number from 1 to 65536")?,
         "max_msg" => spec.max_msg = value.parse().map_err(|_| "expected a number of bytes")?,
         "lid" => spec.lid = Some(value.parse().map_err(|_| "expected a number from 1 to 49151")?),
         "link" => {
@@ -89,7 +90,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, cqe_delay, mtu, path_mtu, wire, pkey, ece, dmabuf, posted, system, sysfs, counters, without, quirks, inline, max_qp_wr, max_msg"
+                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, cqe_delay, mtu, path_mtu, wire, pkey, ece, dmabuf, posted, system, sysfs, counters, without, quirks, inline, max_qp_wr, max_srq_wr, max_msg"
                     .to_owned(),
             );
         }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{Quirks, check, parse};
 use crate::error::Error;
-use crate::limits::{MAX_INLINE, MAX_MSG, MAX_QP_WR};
+use crate::limits::{MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SRQ_WR};
 
 /// The default subnet prefix of InfiniBand.
 pub(super) const DEFAULT_SUBNET: u64 = 0xfe80 << 48;
@@ -121,6 +121,8 @@ pub struct DeviceSpec {
     pub max_inline_data: u32,
     /// Most work requests in one queue of a queue pair, 1 to 16384.
     pub max_qp_wr: u32,
+    /// Most work requests in one shared receive queue, 1 to 65536.
+    pub max_srq_wr: u32,
     /// Largest message of the port in bytes (`max_msg_sz`), at most 2 GiB.
     pub max_msg: u32,
 }
@@ -156,6 +158,7 @@ impl DeviceSpec {
             quirks: None,
             max_inline_data: MAX_INLINE,
             max_qp_wr: MAX_QP_WR,
+            max_srq_wr: MAX_SRQ_WR,
             max_msg: MAX_MSG,
         }
     }

@@ -177,6 +177,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("a:addr=10.0.0.1/24,max_qp_wr=x", "max_qp_wr=x: expected a number from 1 to 16384"),
     ("a:addr=10.0.0.1/24,max_qp_wr=0", "max_qp_wr=0: expected 1 to 16384"),
     ("a:addr=10.0.0.1/24,max_qp_wr=16385", "max_qp_wr=16385: expected 1 to 16384"),
+    ("a:addr=10.0.0.1/24,max_srq_wr=x", "max_srq_wr=x: expected a number from 1 to 65536"),
+    ("a:addr=10.0.0.1/24,max_srq_wr=65537", "max_srq_wr=65537: expected 1 to 65536"),
     ("a:addr=10.0.0.1/24,rate", "rate: expected KEY=VALUE"),
     ("a:addr=10.0.0.1/24,lid=5", "found a LID, which only link=ib has"),
     ("a:link=ib,addr=10.0.0.1/24", "found an address, which only link=roce has"),

@@ -1,5 +1,4 @@
 //! Shared by the tests: one end of a connection, driven through the C functions.
-#![allow(dead_code, unused_imports, reason = "each test file uses a part")]
 #![allow(unreachable_pub, missing_docs, reason = "nobody else uses it")]
 
 extern crate mpib_test_env as _;

@@ -1,6 +1,6 @@
 //! ibv_devices and ibv_devinfo: the devices as programs see them.
 
-use crate::pair::{Ended, Running, fabric, program};
+use crate::support::pair::{Ended, Running, fabric, program};
 
 fn run(name: &str, args: &[&str], devices: Option<&str>) -> Ended {
     let mut command = program(name);

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::pair::{Ended, Pair, Port, Running, fabric, program};
-use crate::stand_in;
+use crate::support::pair::{Ended, Pair, Port, Running, fabric, program};
+use crate::support::stand_in;
 
 /// Checks that the client got no answer, with the completion status of a NIC.
 #[track_caller]

@@ -1,6 +1,6 @@
 //! Debian's perftest: RDMA writes, reads, atomics and sends, many in flight.
 
-use crate::pair::{HOSTS, Pair};
+use crate::support::pair::{HOSTS, Pair};
 
 /// Both ends, on two hosts with unlimited rate.
 fn pair(name: &'static str, args: &str) -> Pair {

@@ -1,6 +1,6 @@
 //! ibv_rc_pingpong and ibv_srq_pingpong: sends and receives, with the data compared (-c).
 
-use crate::pair::Pair;
+use crate::support::pair::Pair;
 
 /// Runs a program and checks the numbers that it prints.
 #[track_caller]
@@ -71,7 +71,7 @@ fn rc_pingpong_over_infiniband_needs_no_gid() {
 #[test]
 fn rc_pingpong_without_a_gid_fails_on_roce() {
     let pair = Pair::new("ibv_rc_pingpong", "-n 10");
-    let port = crate::pair::Port::new();
+    let port = crate::support::pair::Port::new();
     let server = pair.server(&port);
     let client = pair.client(&port).end();
     let server = server.end();
@@ -98,7 +98,7 @@ fn srq_pingpong() {
 }
 
 /// Asserts that a program ended with `IBV_WC_RETRY_EXC_ERR`.
-fn gave_up(ended: &crate::pair::Ended) {
+fn gave_up(ended: &crate::support::pair::Ended) {
     assert!(!ended.status.success() && ended.text.contains("retry counter exceeded"), "{}", ended.text);
 }
 
@@ -106,7 +106,7 @@ fn gave_up(ended: &crate::pair::Ended) {
 #[test]
 fn the_environment_breaks_an_unchanged_program() {
     let pair = Pair::new("ibv_rc_pingpong", "-g 3").env_of(1, "SOFTVERBS_FAULTS", "soft0:silence=out,at=5");
-    let port = crate::pair::Port::new();
+    let port = crate::support::pair::Port::new();
     let server = pair.server(&port);
     gave_up(&pair.client(&port).end());
     server.kill();
@@ -115,9 +115,9 @@ fn the_environment_breaks_an_unchanged_program() {
 //= softverbs.md: softverbs-ctl breaks and heals running processes
 #[test]
 fn softverbs_ctl_breaks_a_running_unchanged_program() {
-    let fabric = crate::pair::fabric();
+    let fabric = crate::support::pair::fabric();
     let pair = Pair::new("ibv_rc_pingpong", "-g 3 -n 1000000000").env("SOFTVERBS_FABRIC", &fabric);
-    let port = crate::pair::Port::new();
+    let port = crate::support::pair::Port::new();
     let server = pair.server(&port);
     let mut client = pair.client(&port);
     let ctl = |args: &[&str]| {
@@ -134,5 +134,5 @@ fn softverbs_ctl_breaks_a_running_unchanged_program() {
     });
     assert!(ctl(&["fault", "soft0@10.1.0.2", "silence"]).0);
     // The client has nothing outstanding if its ping had arrived, and then the server gives up.
-    gave_up(&crate::pair::Running::first_end([client, server]));
+    gave_up(&crate::support::pair::Running::first_end([client, server]));
 }

@@ -1,8 +1,5 @@
-//! Shared by the tests of faults: two devices in one subnet, one test at a time.
-#![allow(dead_code, reason = "each test file uses a part")]
+//! Shared by the tests of faults: two devices in one subnet.
 #![allow(unreachable_pub, missing_docs, reason = "nobody else uses it")]
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use softverbs::DeviceSpec;
 
@@ -10,29 +7,15 @@ use crate::common::*;
 
 pub const ERR: u32 = sys::ibv_qp_state::IBV_QPS_ERR;
 
-/// Lets one test at a time use the devices, and ends all faults before and after it.
-pub struct Alone(#[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
-
-impl Alone {
-    pub fn new() -> Self {
-        static ONE: Mutex<()> = Mutex::new(());
-        let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        setup();
-        let device = |name: &str, last| {
-            let mut spec = DeviceSpec::roce(name, &[([10, 0, 0, last].into(), 24)]);
-            spec.hw_counters = true;
-            spec
-        };
-        softverbs::configure(vec![device("soft0", 1), device("soft1", 2)]).expect("the same in each test");
-        heal();
-        Self(guard)
-    }
-}
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        heal();
-    }
+/// Makes the two devices, which count as adapters do.
+pub fn devices() {
+    setup();
+    let device = |name: &str, last| {
+        let mut spec = DeviceSpec::roce(name, &[([10, 0, 0, last].into(), 24)]);
+        spec.hw_counters = true;
+        spec
+    };
+    softverbs::configure(vec![device("soft0", 1), device("soft1", 2)]).expect("before first use");
 }
 
 pub fn heal() {

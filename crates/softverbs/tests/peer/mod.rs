@@ -1,6 +1,5 @@
 //! The other process: a second instance of the test program, controlled through its standard input
 //! and output.
-#![allow(dead_code, reason = "each test file uses a part")]
 #![allow(unreachable_pub, missing_docs, reason = "nobody else uses it")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -25,6 +24,31 @@ macro_rules! here {
 }
 pub(crate) use here;
 
+/// Runs the rest of the calling test in a new process, whose devices and faults no other test sees.
+macro_rules! own_process {
+    () => {
+        if !$crate::peer::is_alone() {
+            return $crate::peer::run_alone($crate::peer::here!());
+        }
+    };
+}
+pub(crate) use own_process;
+
+/// Set in the process that a test has for itself.
+const ALONE: &str = "TEST_ALONE";
+
+/// Whether this process runs a single test.
+pub fn is_alone() -> bool {
+    std::env::var_os(ALONE).is_some()
+}
+
+/// Runs `test` in a new process, and fails as it fails.
+pub fn run_alone(test: &str) {
+    let output = again(test).env(ALONE, "1").output().expect("this program can be started");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
 pub fn base() -> PathBuf {
     // SAFETY: cannot fail.
     PathBuf::from(format!("/dev/shm/softverbs-{}", unsafe { libc::geteuid() }))
@@ -45,7 +69,7 @@ pub fn again(test: &str) -> Command {
 /// Obeys, and does not return, if this process is a peer. For tests that act before they start one.
 pub fn play() {
     if std::env::var_os(PEER).is_some() {
-        obey();
+        serve();
         std::process::exit(0);
     }
 }
@@ -87,7 +111,7 @@ pub struct Peer {
 impl Peer {
     /// Starts it in the fabric of this process. It creates one end and prints its address.
     ///
-    /// The peer runs `test`, the calling test, as far as this call, and then obeys.
+    /// The peer runs `test`, the calling test, as far as this call, and then serves its commands.
     pub fn start(test: &str, env: &[(&str, &str)]) -> Self {
         play();
         setup();
@@ -124,14 +148,6 @@ impl Peer {
         self.answer()
     }
 
-    pub fn address(&self) -> Address {
-        self.address
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Connects both ends.
     pub fn connect(&mut self, here: &End) -> Address {
         let address = self.address;
@@ -152,7 +168,7 @@ impl Peer {
 }
 
 /// The child's side: one end, and one command per line until the input ends.
-fn obey() {
+fn serve() {
     let len = std::env::var("TEST_LEN").ok().and_then(|v| v.parse().ok()).unwrap_or(1 << 20);
     let mut end = End::new(Opts { len, ..Opts::default() });
     report(&hello(&end.address()));

@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::stand_in;
+use crate::support::stand_in;
 
 /// Far longer than any of these runs: only a hang reaches it.
 const HANG: Duration = Duration::from_secs(90);

@@ -57,7 +57,7 @@ fn attributes(device: &Device) -> sys::ibv_device_attr {
     attr.atomic_cap = sys::ibv_atomic_cap::IBV_ATOMIC_HCA;
     if !device.spec.without.contains(&Capability::Srq) {
         attr.max_srq = int(limits::MAX_SRQ);
-        attr.max_srq_wr = int(limits::MAX_SRQ_WR);
+        attr.max_srq_wr = int(device.spec.max_srq_wr);
         attr.max_srq_sge = int(limits::MAX_SRQ_SGE);
     }
     attr.max_pkeys = u16::try_from(device.spec.pkeys.len()).unwrap_or(u16::MAX);

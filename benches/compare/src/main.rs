@@ -1,0 +1,46 @@
+//! Benches of plugins as whole files: `compare` puts several side by side on simulated rails, and
+//! `solo` runs both ends of a connection in one process, for callgrind.
+
+mod callgrind;
+mod chart;
+mod child;
+mod compare;
+mod contestant;
+mod failover;
+mod figures;
+mod measure;
+mod null;
+mod reports;
+mod scenario;
+mod solo;
+mod table;
+#[cfg(test)]
+mod tests;
+mod thin;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use mpib::failure::ended;
+
+#[derive(Debug, Parser)]
+#[command(about = "Measures NCCL network plugins on simulated rails")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Compare(Box<compare::CompareArgs>),
+    /// Both ends of a run in one process and one thread
+    #[command(name = solo::COMMAND)]
+    Solo(solo::SoloArgs),
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Compare(args) => compare::main(&args),
+        Command::Solo(args) => ended(solo::main(&args)),
+    }
+}

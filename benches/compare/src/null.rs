@@ -1,0 +1,51 @@
+//! Figures of small messages on verbs that complete at once, in process: what is left is the
+//! plugin's own part.
+
+use super::{
+    figures::Metric,
+    measure::{Samples, Solo, Work},
+};
+use crate::solo::Workload;
+use mpib::failure::Failure;
+
+/// Repetitions of a run in one process. The fastest one counts.
+const REPEAT: u32 = 200;
+
+/// The runs. A repetition takes less than a millisecond, less than a time slice: on a loaded machine
+/// some of them are not interrupted.
+const RUNS: [(Solo, Metric, Metric); 4] = [
+    (Solo { groups: 500, repeat: REPEAT, ..Solo::MESSAGES }, Metric::NullTime8, Metric::Instructions8),
+    (
+        Solo { depth: 1, groups: 3_000, repeat: REPEAT, ..Solo::MESSAGES },
+        Metric::NullTime1,
+        Metric::Instructions1,
+    ),
+    (
+        Solo { workload: Workload::EmptyTest, groups: 30_000, repeat: REPEAT, ..Solo::MESSAGES },
+        Metric::NullTimeEmptyTest,
+        Metric::InstructionsEmptyTest,
+    ),
+    (
+        Solo { workload: Workload::EarlyIsend, groups: 30_000, repeat: REPEAT, ..Solo::MESSAGES },
+        Metric::NullTimeEarlyIsend,
+        Metric::InstructionsEarlyIsend,
+    ),
+];
+
+/// Runs one contestant's part of a round.
+pub(super) fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure> {
+    for (run, time, _) in RUNS {
+        let counts = work.solo(&of.scenario, index, run)?;
+        of.add(time, index, work.contestants.len(), counts.nanoseconds);
+    }
+    Ok(())
+}
+
+/// Counts instructions, which are the same in every run.
+pub(super) fn counted(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure> {
+    for (run, _, instructions) in RUNS {
+        let counted = work.instructions(&of.scenario, index, Solo { repeat: 1, ..run })?;
+        of.add(instructions, index, work.contestants.len(), counted.plugin);
+    }
+    Ok(())
+}

@@ -1,0 +1,4 @@
+//! The agent over its sockets.
+
+mod http;
+mod server;

@@ -1,0 +1,170 @@
+//! The commands of README.md and of the guide do what the pages show, and the guide's texts of the
+//! log are those of the plugin.
+//!
+//! A page is one shell session on simulated adapters. Behind the language of a block of commands
+//! stands why it is not run, if it is not: `sh needs=hardware`. [`pages::Kind`] has the other forms.
+
+mod pages;
+mod session;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use self::pages::{Page, root};
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+/// Fails with all of these.
+fn none(faults: Vec<String>) {
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+//= testing.md: every command of the guide runs, or has a reason not to
+#[test]
+fn every_block_of_commands_runs_or_has_a_reason() {
+    let mut faults = Vec::new();
+    for page in pages::all() {
+        let wrong = |block| Some(format!("{}: {}", page.name(), session::malformed(block)?));
+        faults.extend(page.blocks.iter().filter_map(wrong));
+        faults.extend(page.faults);
+    }
+    none(faults);
+}
+
+/// Runs these pages, two at a time: most of a page's time is waiting.
+fn run(pages: &[Page]) {
+    if let Some(why) = session::obstacle() {
+        let what = "no namespaces can be made here (a container without CAP_SYS_ADMIN?)";
+        assert!(std::env::var_os("TEST_NAMESPACES").is_none(), "TEST_NAMESPACES is set, and {what}: {why}");
+        // Without eprintln, whose output libtest captures.
+        let _ = writeln!(std::io::stderr(), "commands of pages: NOT RUN, {what}: {why}");
+        return;
+    }
+    let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(page) = pages.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let found = session::run(page);
+                    faults.lock().unwrap().extend(found);
+                }
+            });
+        }
+    });
+    none(faults.into_inner().unwrap());
+}
+
+//= testing.md: the commands of the guide do what the pages show
+#[test]
+fn the_commands_of_all_pages_do_what_they_show() {
+    // For the author of a page: only this one.
+    let only = std::env::var("GUIDE_PAGE").unwrap_or_default();
+    let mut pages = pages::all();
+    pages.retain(|page| page.name().contains(&only));
+    run(&pages);
+}
+
+//= testing.md: the installer's script and the batch scripts work
+#[test]
+fn the_installer_and_the_batch_scripts_work() {
+    let page = Page::read(root().join("crates/cli/tests/guide/packaging.md"));
+    none(page.faults.clone());
+    run(&[page]);
+}
+
+/// Returns the code in the first column of those tables of the page whose first column is "text".
+fn keys(page: &Page) -> Vec<String> {
+    let (mut keys, mut column, mut is_head, mut has_texts) = (Vec::new(), 0, false, false);
+    for event in Parser::new_ext(&page.source, Options::ENABLE_TABLES) {
+        match event {
+            Event::Start(Tag::TableHead) => (is_head, has_texts, column) = (true, false, 0),
+            Event::Start(Tag::TableRow) => (is_head, column) = (false, 0),
+            Event::End(TagEnd::TableCell) => column += 1,
+            Event::Text(text) if is_head && column == 0 => has_texts = &*text == "text",
+            Event::Code(code) if has_texts && !is_head && column == 0 => keys.push(code.to_string()),
+            Event::End(TagEnd::Table) => has_texts = false,
+            _ => {}
+        }
+    }
+    keys
+}
+
+/// Returns the texts of the plugin's sources, each place of a value as `…`.
+fn texts(folder: &Path, into: &mut String) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            texts(&path, into);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = fs::read_to_string(&path).unwrap();
+            // A text may go on in the next line, behind a backslash.
+            let mut joined = source.split("\\\n").map(str::trim_start);
+            let source = joined.next().unwrap_or_default().to_owned() + &joined.collect::<String>();
+            let mut pieces = source.split('{');
+            *into += pieces.next().unwrap_or_default();
+            let is_value =
+                |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "_.:?#$".contains(c));
+            for piece in pieces {
+                // Other braces are those of Rust.
+                let value = piece.split_once('}').filter(|(value, _)| is_value(value));
+                *into += if value.is_some() { "…" } else { "{" };
+                *into += value.map_or(piece, |(_, rest)| rest);
+            }
+        }
+    }
+}
+
+//= testing.md: the texts of the log in the guide are those of the plugin
+#[test]
+fn the_texts_of_the_log_in_the_guide_are_those_of_the_plugin() {
+    let mut said = String::new();
+    texts(&root().join("src"), &mut said);
+    let pages = pages::all();
+    let page = pages.iter().find(|page| page.name() == "troubleshooting.md").expect("the page is there");
+    let keys = keys(page);
+    assert!(keys.len() > 30, "only {keys:?}");
+    let missing = keys.into_iter().filter(|key| !said.contains(key.as_str()));
+    none(missing.map(|key| format!("troubleshooting.md: no text of src/ has {key:?}")).collect());
+}
+
+//= testing.md: the book has every page
+#[test]
+fn the_book_has_every_page() {
+    let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
+    let mut missing = Vec::new();
+    for folder in ["guide", "internals"] {
+        for entry in fs::read_dir(root().join("docs").join(folder)).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            if name.ends_with(".md") && !summary.contains(&format!("({folder}/{name})")) {
+                missing.push(format!("docs/SUMMARY.md has no link to {folder}/{name}"));
+            }
+        }
+    }
+    none(missing);
+}
+
+/// Returns the parts of the rails' sum that a page of figures has for 256 MiB on rails of 2 and 1
+/// GB/s: this plugin's and net_ib's, in percent.
+fn parts_of_the_sum(figures: &str) -> Option<[u32; 2]> {
+    let table = figures.split_once("| 2+1 GB/s |")?.1;
+    let row = table.lines().find(|line| line.starts_with("| bandwidth, 256 MiB, GB/s"))?;
+    let mut rates = row.split('|').skip(2).map(|cell| cell.trim().parse::<f64>());
+    let mut part = || Some((rates.next()?.ok()? / 3.0 * 100.0) as u32);
+    Some([part()?, part()?])
+}
+
+//= testing.md: the README's figures are those of the page of figures
+#[test]
+fn the_readme_has_the_figures_of_the_last_measurement() {
+    let figures = fs::read_to_string(root().join("docs/guide/performance-figures.md")).unwrap();
+    let [ours, theirs] = parts_of_the_sum(&figures).expect("performance-figures.md has the row");
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let cells = format!(" | {theirs} % of their sum | {ours} % |");
+    assert!(
+        readme.contains(&cells),
+        "README.md: no cells {cells:?}, which are those of \"make bench-peers\""
+    );
+}

@@ -1,0 +1,32 @@
+//! `mpib` as a user starts it.
+
+extern crate mpib_test_env as _;
+extern crate softverbs as _;
+
+mod browser;
+mod built;
+mod doctor_util;
+mod fake;
+mod job;
+mod loopback_example;
+mod transfer;
+
+mod abi;
+mod agent;
+mod agent_walk;
+mod doctor;
+mod doctor_pair;
+mod doctor_ports;
+mod documents;
+mod enable;
+mod guide;
+mod loopback;
+mod monitoring;
+mod own_plugin;
+mod page;
+mod perf;
+mod perf_output;
+mod stats;
+mod terminal;
+mod top;
+mod without_host;

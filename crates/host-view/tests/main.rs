@@ -1,0 +1,4 @@
+//! The document of a host and its metrics, and what the manual has of them.
+
+mod documents;
+mod host;

@@ -1,0 +1,5 @@
+//! The stand-in for the CUDA runtime below libraries and below a real NCCL.
+
+mod attach;
+mod real;
+mod world;

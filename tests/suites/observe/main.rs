@@ -1,0 +1,4 @@
+//! What others see of connections: the statistics page, and NCCL's profiler.
+
+mod profiler;
+mod stats;

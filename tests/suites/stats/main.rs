@@ -1,3 +1,0 @@
-//! The statistics page.
-
-mod stats;

@@ -1,0 +1,15 @@
+//! The adapters of every version, through their tables.
+
+#[macro_use]
+mod common;
+
+mod allocations;
+mod border;
+mod closed;
+mod connections;
+mod data;
+mod defaults;
+mod logger;
+mod memory;
+mod properties;
+mod setup;
