@@ -111,7 +111,8 @@ mod wire;
 
 pub use abi::symbols;
 pub use config::{
-    Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, QUIRKS_VAR, Quirks, configure, default_devices,
+    Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, QUIRKS_VAR, Quirks, VerbTime, configure,
+    default_devices,
 };
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{

@@ -191,6 +191,7 @@ fn publish(shared: &QpShared, attr: &sys::ibv_qp_attr) {
 impl Qp {
     fn modify(&self, process: &Process, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
         self.context.check()?;
+        super::qp::takes(self.context.device.spec.verb_time.modify_ns);
         if mask & STATE != 0 {
             injected::modify_qp(&self.context.device.spec.name, attr.qp_state)?;
         }

@@ -234,7 +234,9 @@ impl Qp {
     }
 
     fn destroy(&self, process: &Process) -> Result<(), Errno> {
-        injected::destruction(&self.context.device.spec.name)?;
+        let spec = &self.context.device.spec;
+        injected::destruction(&spec.name)?;
+        takes(spec.verb_time.destroy_ns);
         process.qps.hide(self.index);
         self.disconnect(process)?;
         process.fabric.free_qpn(self.qpn);
@@ -339,6 +341,7 @@ unsafe extern "C" fn ibv_create_qp(
         injected::creation(injected::Object::Qp)?;
         // SAFETY: alive, as the caller guarantees.
         let pd = unsafe { Pd::arc_from_c(pd) }?;
+        takes(pd.context.device.spec.verb_time.create_ns);
         // SAFETY: as above.
         let send_cq = unsafe { Cq::arc_from_c(init.send_cq.cast()) }?;
         // SAFETY: as above.
@@ -376,6 +379,13 @@ unsafe extern "C" fn ibv_query_qp(
         this.describe(init.ok_or(Errno(libc::EINVAL))?);
         Ok(())
     })
+}
+
+/// Takes as long as a command to an adapter's firmware.
+pub(super) fn takes(ns: u64) {
+    if ns > 0 {
+        std::thread::sleep(std::time::Duration::from_nanos(ns));
+    }
 }
 
 /// `ibv_destroy_qp(3)`: drops unpolled completions of the QP and waits until its events are

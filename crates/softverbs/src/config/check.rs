@@ -68,8 +68,14 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
     if device.rate == Some(0) {
         return Err("found a rate of 0, expected a rate above it".to_owned());
     }
-    let times =
-        [("latency", device.latency_ns), ("cqe_delay", device.cqe_delay_ns), ("posted", device.posted_ns)];
+    let verbs = device.verb_time;
+    let slowest = verbs.create_ns.max(verbs.modify_ns).max(verbs.destroy_ns);
+    let times = [
+        ("latency", device.latency_ns),
+        ("cqe_delay", device.cqe_delay_ns),
+        ("posted", device.posted_ns),
+        ("verb_time", slowest),
+    ];
     for (key, time) in times {
         if time > MAX_LATENCY_NS {
             return Err(format!("{key} of {time} ns: expected at most {} s", MAX_LATENCY_NS / 1_000_000_000));

@@ -8,7 +8,7 @@ use crate::limits::MAX_INLINE;
 
 /// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, quirks=irdma, inline=0, max_qp_wr=64, max_srq_wr=64, max_msg=65536";
+     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, quirks=irdma, inline=0, max_qp_wr=64, max_srq_wr=64, max_msg=65536, verb_time=destroy:5ms+modify:1ms";
 
 /// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
 /// variable of a script.
@@ -54,6 +54,19 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         "wire" => spec.wire = value.parse().map_err(|_| "expected a number")?,
         "pkey" => spec.pkeys = value.split('+').map(pkey).collect::<Result<_, _>>()?,
         "dmabuf" => spec.dmabuf = switch(value)?,
+        "verb_time" => {
+            for one in value.split('+') {
+                let expected = "expected create, modify or destroy, each with its time, like destroy:5ms";
+                let (verb, time) = one.split_once(':').ok_or(expected)?;
+                let time = quantity::nanoseconds(time)?;
+                match verb {
+                    "create" => spec.verb_time.create_ns = time,
+                    "modify" => spec.verb_time.modify_ns = time,
+                    "destroy" => spec.verb_time.destroy_ns = time,
+                    _ => return Err(expected.to_owned()),
+                }
+            }
+        }
         "posted" => spec.posted_ns = quantity::nanoseconds(value)?,
         "loopback" => spec.loopback = switch(value)?,
         "grh" => spec.grh_required = switch(value)?,
@@ -90,7 +103,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, cqe_delay, mtu, path_mtu, wire, pkey, ece, dmabuf, posted, system, sysfs, counters, without, quirks, inline, max_qp_wr, max_srq_wr, max_msg"
+                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, cqe_delay, mtu, path_mtu, wire, pkey, ece, dmabuf, posted, system, sysfs, counters, without, quirks, inline, max_qp_wr, max_srq_wr, max_msg, verb_time"
                     .to_owned(),
             );
         }

@@ -125,6 +125,20 @@ pub struct DeviceSpec {
     pub max_srq_wr: u32,
     /// Largest message of the port in bytes (`max_msg_sz`), at most 2 GiB.
     pub max_msg: u32,
+    /// How long verbs of queue pairs take.
+    pub verb_time: VerbTime,
+}
+
+/// How long each call takes, in nanoseconds, at most 10 s: a verb is a command to the adapter's
+/// firmware.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VerbTime {
+    /// `ibv_create_qp`
+    pub create_ns: u64,
+    /// `ibv_modify_qp`
+    pub modify_ns: u64,
+    /// `ibv_destroy_qp`
+    pub destroy_ns: u64,
 }
 
 impl DeviceSpec {
@@ -160,6 +174,7 @@ impl DeviceSpec {
             max_qp_wr: MAX_QP_WR,
             max_srq_wr: MAX_SRQ_WR,
             max_msg: MAX_MSG,
+            verb_time: VerbTime::default(),
         }
     }
 
