@@ -41,7 +41,7 @@ pub(super) fn enumerate(config: &Config, warned: &Warned) -> Result<Vec<Device>>
         );
     }
     let plans = selection::plan(config, &seen.found)?;
-    let left_out = left_out(config, &seen.found);
+    let left_out = left_out(config, &seen.found, &plans);
     if let Some(unknown) = left_out.unknown_text() {
         degraded(config, unknown)?;
     }
@@ -50,11 +50,6 @@ pub(super) fn enumerate(config: &Config, warned: &Warned) -> Result<Vec<Device>>
     }
     if let Some(idle) = left_out.idle_text() {
         tracing::info!(target: "init", "{idle}");
-    }
-    for down in plans.iter().flat_map(|plan| &plan.rails).map(|i| &seen.found[*i]) {
-        if down.trouble.is_some() {
-            degraded(config, format!("{down}: connections use it once it is active"))?;
-        }
     }
     let devices = build(config, plans, &seen)?;
     for text in devices.iter().filter_map(rails_apart) {

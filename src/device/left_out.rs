@@ -1,12 +1,13 @@
 //! Ports that are not among the devices, and names that select no port.
 
-use super::selection::{Found, Trouble, selected};
+use super::selection::{Found, Plan, Trouble, selected};
 use crate::config::{Config, HcaFilter, HcaName, nearest};
 
 /// Ports that are not among the devices although no setting excludes them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct LeftOut {
-    /// Faulty ports, and ports that `NCCL_IB_HCA` names: somebody misses them.
+    /// Faulty ports, ports that `NCCL_IB_HCA` names, and those of devices that are down: somebody
+    /// misses them.
     pub lost: Vec<String>,
     /// Ports that are down, as those without a cable are.
     pub idle: Vec<String>,
@@ -32,9 +33,13 @@ impl LeftOut {
     }
 }
 
-/// Returns what a plan of one device per port leaves out. Without SOUT or SUP there is no plan.
-pub(super) fn left_out(config: &Config, found: &[Found]) -> LeftOut {
+/// Returns what a plan of one device per port leaves out, and the ports of the planned devices that
+/// are down. With SOUT and SUP no other port is missed.
+pub(super) fn left_out(config: &Config, found: &[Found], plans: &[Plan]) -> LeftOut {
     let mut out = LeftOut::default();
+    let members = plans.iter().flat_map(|plan| &plan.rails).map(|i| &found[*i]);
+    let down = members.filter(|port| port.trouble.is_some());
+    out.lost.extend(down.map(|port| format!("{port}, which connections use once it is active")));
     if config.hca_sout.is_some() {
         return out;
     }
@@ -77,7 +82,7 @@ mod tests {
         let mut found = host(&[("a", 1, true), ("a", 2, false), ("b", 1, false), ("c", 1, false)]);
         found[3].trouble = Some(Trouble::Fault("no GID".into()));
         let left = |vars: &[(&str, &str)]| {
-            let LeftOut { lost, idle, unknown } = left_out(&config(vars), &found);
+            let LeftOut { lost, idle, unknown } = left_out(&config(vars), &found, &[]);
             assert_eq!(unknown, [""; 0]);
             (lost.join(" "), idle.join(" "))
         };
@@ -106,11 +111,15 @@ mod tests {
                 &["mlx5_1:2 (the adapter has no such port)", "rocep1s0:1 (the adapter has no such port)"],
             ),
         ] {
-            assert_eq!(left_out(&config(&[("NCCL_IB_HCA", filter)]), &found).unknown, unknown, "{filter}");
+            assert_eq!(
+                left_out(&config(&[("NCCL_IB_HCA", filter)]), &found, &[]).unknown,
+                unknown,
+                "{filter}"
+            );
         }
-        let text = left_out(&config(&[("NCCL_IB_HCA", "=mlx5_0,x")]), &found).unknown_text();
+        let text = left_out(&config(&[("NCCL_IB_HCA", "=mlx5_0,x")]), &found, &[]).unknown_text();
         assert!(text.unwrap().starts_with("NCCL_IB_HCA names what this host does not have: x (no adapter"));
         let set = config(&[("NCCL_IB_HCA", "x"), ("MPIB_HCA_SOUT", "a"), ("MPIB_HCA_SUP", "b")]);
-        assert_eq!(left_out(&set, &found), LeftOut::default());
+        assert_eq!(left_out(&set, &found, &[]), LeftOut::default());
     }
 }

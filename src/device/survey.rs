@@ -73,8 +73,9 @@ pub fn survey(config: &Config) -> Result<Survey> {
         }
     };
     let ports = seen.found.iter().zip(&seen.adapters).map(view).collect();
-    let left_out = left_out(config, &seen.found);
-    let devices = selection::plan(config, &seen.found).and_then(|plans| build(config, plans, &seen));
+    let plans = selection::plan(config, &seen.found);
+    let left_out = left_out(config, &seen.found, plans.as_deref().unwrap_or_default());
+    let devices = plans.and_then(|plans| build(config, plans, &seen));
     Ok(Survey {
         ports,
         apart: devices.iter().flatten().find_map(rails_apart),

@@ -78,7 +78,11 @@ fn a_port_that_is_down_is_a_note_unless_somebody_misses_it() {
     let found = doctor(&fabric, &[("NCCL_IB_HCA", "sout,sup")]);
     found.usable_with(&["ports"]);
     found.says("ports", "warn", &["ports that cannot be used: sup:1 (the port is not active)"]);
-    let found = doctor(&fabric, &[("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup")]);
+    let both = [("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup")];
+    let found = doctor(&fabric, &both);
+    found.usable_with(&["ports"]);
+    found.says("ports", "warn", &["sup:1 (the port is not active), which connections use once it is active"]);
+    let found = doctor(&fabric, &[&both[..], &[("MPIB_FAILOVER", "0")]].concat());
     found.unusable();
     found.says(
         "devices",
