@@ -30,6 +30,8 @@ pub mod error;
 pub mod failover;
 mod fork_guard;
 #[forbid(unsafe_code)]
+mod grace;
+#[forbid(unsafe_code)]
 pub mod housekeeping;
 mod latest;
 pub mod log;

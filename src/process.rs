@@ -9,6 +9,7 @@ use std::ffi::CStr;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -17,9 +18,14 @@ use crate::async_events::{AsyncEvents, PortScaler};
 use crate::config::Config;
 use crate::control::Control;
 use crate::device::Devices;
+use crate::grace::Grace;
 use crate::housekeeping::Housekeeping;
 use crate::stats::Stats;
 use crate::warned::Warned;
+
+/// How long receivers wait that close, and the least time of each of several.
+const CLOSING: Duration = Duration::from_millis(200);
+const LEAST_CLOSING: Duration = Duration::from_millis(1);
 
 /// The state that all communicators of a process share.
 ///
@@ -44,6 +50,8 @@ pub struct Process {
     pub begun: ConnectionCounts,
     /// Whether a profiler has ever accepted an event. NCCL passes handles with or without one.
     pub profiler_seen: Arc<AtomicBool>,
+    /// What closing receivers wait for immediates, which come right after the data that NCCL has seen.
+    pub(crate) closing: Arc<Grace>,
     /// The settings of the latest init.
     latest: RwLock<Option<Arc<Config>>>,
     /// The version of the table whose init was the latest.
@@ -75,6 +83,7 @@ impl Process {
             warned,
             begun: ConnectionCounts::default(),
             profiler_seen: Arc::default(),
+            closing: Arc::new(Grace::new(CLOSING, LEAST_CLOSING)),
             latest: RwLock::default(),
             table: AtomicU32::new(0),
             release: AtomicU32::new(0),

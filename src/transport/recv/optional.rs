@@ -6,15 +6,13 @@
 //! call. Then housekeeping alone can notice a dead peer or a failed queue. It logs a warning; NCCL
 //! gets the error from its next call.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::error::Fast;
+use crate::grace::Grace;
 use crate::transport::progress::Progress;
 use crate::transport::recv::RecvState;
 use crate::transport::request::cell::RequestCell;
-
-/// How long close waits for immediates, which arrive right after the data that NCCL has seen.
-const LAST: Duration = Duration::from_millis(200);
 
 impl RecvState {
     /// With this many receives outstanding, an optional receive polls first. NCCL has at most this
@@ -79,17 +77,22 @@ impl RecvState {
 
     /// Waits for outstanding data of completed receives while it can still arrive. If the queue
     /// pair were destroyed too early, the sender's write would fail although its data is here.
-    pub(crate) fn await_outstanding_data(&mut self) {
-        let until = Instant::now() + LAST;
+    /// Receivers that close one after another, as in an abort, share the time.
+    pub(crate) fn await_outstanding_data(&mut self, closing: &Grace) {
+        if !self.awaits_data() {
+            return;
+        }
+        let until = closing.begin(Instant::now());
         while self.awaits_data()
             && !self.comm.has_failed()
             && self.comm.peer.is_connected()
             && Instant::now() < until
         {
             if self.poll().is_err() {
-                return;
+                break;
             }
             std::thread::yield_now();
         }
+        closing.end(Instant::now());
     }
 }

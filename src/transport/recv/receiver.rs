@@ -7,6 +7,7 @@ use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 
 use crate::agent::Subscription;
 use crate::error::{Error, Fast, Result};
+use crate::grace::Grace;
 use crate::housekeeping::{Housekeeping, Job, JobId, Urgency, job, log_failure};
 use crate::proto::{MAX_RECVS, SLOTS};
 use crate::state_lock::{Entered, StateLock};
@@ -33,6 +34,7 @@ pub(crate) struct Receiver {
     /// Polls this receiver while NCCL makes no call.
     housekeeping: Arc<Housekeeping>,
     job: JobId,
+    closing: Arc<Grace>,
     /// Whether the last pass of housekeeping has left news to NCCL.
     urgency: Urgency,
     // Locked by NCCL's progress thread, and by housekeeping. Registration does not need it.
@@ -55,6 +57,7 @@ impl Receiver {
             flush_host: config.flush == Some(true),
             _flow: flow,
             housekeeping: Arc::clone(&settings.process.housekeeping),
+            closing: Arc::clone(&settings.process.closing),
             job: comm.watch().job(),
             urgency: Urgency::default(),
             state: StateLock::new(RecvState::new(comm, config, cells, flushes, living)),
@@ -155,7 +158,7 @@ impl Receiver {
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
         self.housekeeping.remove(self.job);
         let close = |state: &mut RecvState| {
-            state.await_outstanding_data();
+            state.await_outstanding_data(&self.closing);
             state.comm.peer.close();
             Ok(())
         };

@@ -1,9 +1,11 @@
 //! Optional receives whose data does not come. NCCL makes no call while it waits for the data, and
 //! the plugin has to find the failure without one.
 
+use std::time::{Duration, Instant};
+
 use mpib_tests::code::{RemoteError, Success, SystemError};
 use mpib_tests::log::{take_warnings, warnings};
-use mpib_tests::pair::{Buffer, Pair, init, pattern, until};
+use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, here, misbehaving_peer, mpib, with_and_without_srq};
@@ -192,5 +194,33 @@ fn arrivals_for_done_receives_are_checked() {
             to.dereg();
             assert_eq!(table.close_recv(comm), Success);
         }
+    });
+}
+
+/// As after an abort: the peer lives and sends nothing. The first close waits for data that may be on
+/// its way; it does not come to the others either.
+//= receives.md: receivers that close one after another wait for their data together
+#[test]
+fn receivers_that_close_one_after_another_wait_together() {
+    with_and_without_srq(here!(), &mpib("512", &[]), || {
+        let table = newest();
+        let ctx = init(table);
+        let pairs: Vec<Pair> = (0..20).map(|_| connect(table, ctx, 0)).collect();
+        let buffers: Vec<Buffer> = pairs.iter().map(|pair| pair.recv_buffer(100)).collect();
+        for (pair, to) in pairs.iter().zip(&buffers) {
+            taken(table, optional(table, pair.recv, to, 0, 100));
+        }
+        buffers.into_iter().for_each(Buffer::dereg);
+        let mut times = pairs.iter().map(|pair| {
+            let begun = Instant::now();
+            assert_eq!(table.close_recv(pair.recv), Success);
+            begun.elapsed()
+        });
+        let first = times.next().unwrap();
+        let others: Duration = times.sum();
+        // Each would take as long as the first.
+        assert!(others < first * 10, "{others:?} after {first:?}");
+        pairs.iter().for_each(|pair| assert_eq!(table.close_send(pair.send), Success));
+        assert_eq!(table.finalize(ctx), Success);
     });
 }

@@ -120,3 +120,23 @@ fn the_stall_of_a_connection_lasts_until_a_rail_lives() {
         link.close();
     });
 }
+
+/// Each queue pair of one rail takes two seconds to be destroyed.
+//= rail-life.md: an adapter that is slow to destroy queue pairs holds up no data that it does not carry
+#[test]
+fn an_adapter_that_is_slow_to_destroy_queue_pairs_delays_no_other_data() {
+    let devices =
+        two_hosts(2).replace("r1:", "r1:verb_time=destroy:2s,").replace("s1:", "s1:verb_time=destroy:2s,");
+    isolated(here!(), &env(&devices, &[]), || {
+        let ends = Ends::two_hosts(12, 2);
+        let mut link = ends.link(&Traffic::of(&[&[100_000]], 8, 2));
+        link.run(|| {});
+        let slow = ends.queue_pairs(&["s1"]);
+        let left = || ends.queue_pairs(&["s1"]).iter().filter(|qp| slow.contains(qp)).count();
+        set_link("s1", false).unwrap();
+        until("the rail to be given up", || has_logged("over other rails").then_some(()));
+        link.run(|| {});
+        assert!(left() > 0, "the traffic has waited for queue pairs of the dead rail");
+        link.close();
+    });
+}
