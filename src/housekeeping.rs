@@ -51,7 +51,7 @@ impl Urgency {
 }
 
 /// How often a job runs unless it has another interval.
-pub const TICK: Duration = Duration::from_millis(250);
+pub(crate) const TICK: Duration = Duration::from_millis(250);
 
 /// The interval of a job that leaves something to NCCL's next call, in case none comes.
 const SOON: Duration = Duration::from_millis(10);
@@ -60,7 +60,7 @@ const SOON: Duration = Duration::from_millis(10);
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Something to do now and then.
-pub trait Job: Send + Sync {
+pub(crate) trait Job: Send + Sync {
     /// Does what is due, without waiting. An error is logged once, under the job's name.
     fn run(&self) -> Result<()>;
 
@@ -91,7 +91,7 @@ pub(crate) struct JobId(u64);
 
 /// The jobs of a process.
 #[derive(Default)]
-pub struct Housekeeping {
+pub(crate) struct Housekeeping {
     jobs: Mutex<Jobs>,
     /// A run of a job has ended.
     ended: Condvar,

@@ -1,7 +1,13 @@
 //! An NCCL network plugin for every interface version.
 //!
-//! [`plugin`] implements NCCL's calls. [`connect`] makes connections, [`transport`] moves data over
-//! them. [`process`] holds what outlives a communicator.
+//! `plugin` implements NCCL's calls. `connect` makes connections, `transport` moves data over them.
+//! `process` holds what outlives a communicator. None of it is for other crates: a program gets the
+//! tables of the shared object, and the project's own tests the door `simulation`.
+
+#![cfg_attr(
+    not(any(test, feature = "simulation")),
+    allow(dead_code, unused_imports, unreachable_pub, reason = "`simulation` has more than the plugin uses")
+)]
 
 #[cfg(test)]
 extern crate mpib_test_env as _;
@@ -9,64 +15,129 @@ extern crate mpib_test_env as _;
 extern crate softverbs as _;
 
 #[forbid(unsafe_code)]
-pub mod agent;
+mod agent;
 #[forbid(unsafe_code)]
-pub mod async_events;
+mod async_events;
 mod background;
 #[forbid(unsafe_code)]
 mod clock;
 #[forbid(unsafe_code)]
-pub mod config;
+mod config;
 #[forbid(unsafe_code)]
-pub mod connect;
+mod connect;
 #[forbid(unsafe_code)]
-pub mod control;
+mod control;
 #[forbid(unsafe_code)]
-pub mod device;
-pub mod doctor;
+mod device;
+mod doctor;
 mod element;
-pub mod error;
+mod error;
 #[forbid(unsafe_code)]
-pub mod failover;
+mod failover;
 mod fork_guard;
 #[forbid(unsafe_code)]
 mod grace;
 #[forbid(unsafe_code)]
-pub mod housekeeping;
+mod housekeeping;
 mod latest;
-pub mod log;
+mod log;
 mod nccl;
 #[forbid(unsafe_code)]
-pub mod plugin;
+mod plugin;
 #[forbid(unsafe_code)]
-pub mod process;
+mod process;
 #[forbid(unsafe_code)]
-pub mod proto;
+mod proto;
 #[forbid(unsafe_code)]
-pub mod route;
+mod route;
 #[forbid(unsafe_code)]
-pub mod split;
+mod split;
 mod state_lock;
 #[forbid(unsafe_code)]
-pub mod stats;
+mod stats;
 mod sync;
 #[forbid(unsafe_code)]
-pub mod transport;
-pub mod verbs;
+mod transport;
+mod verbs;
 #[forbid(unsafe_code)]
-pub mod warned;
+mod warned;
 #[forbid(unsafe_code)]
-pub mod watchdog;
+mod watchdog;
 mod worker;
 
-/// Simulations of private modules, driven by bytes: each panics if a property does not hold.
+/// The inside of the plugin, for its own tests and fuzz targets.
 #[cfg(any(test, feature = "simulation"))]
+#[allow(missing_docs, reason = "each name has its documentation where it is defined")]
 pub mod simulation {
     pub use crate::agent::simulated as agent;
     pub use crate::connect::simulated as handshake;
     pub use crate::control::simulated as link;
     pub use crate::failover::simulated as episodes;
     pub use crate::transport::simulated_receiver as receiver;
+
+    /// Sets the scale of a port, as the agent does. Returns whether the process has the port.
+    pub fn set_port_scale(port: &str, scale: u16) -> bool {
+        crate::process::Process::global().events.scaler().set(port, scale)
+    }
+
+    pub mod agent {
+        pub use crate::agent::{Addresses, Clients, Options, PortScales, Subscription};
+    }
+
+    pub mod config {
+        pub use crate::config::Config;
+    }
+
+    pub mod control {
+        pub use crate::control::{
+            Channel, ChannelEvent, ChannelState, Control, Failover, Listener, News, Options, Tolerance,
+            interfaces,
+        };
+    }
+
+    pub mod device {
+        pub use crate::device::{Device, Nic};
+    }
+
+    pub mod error {
+        pub use crate::error::wc_status;
+    }
+
+    pub mod log {
+        pub use crate::log::{flush, install};
+    }
+
+    pub mod process {
+        pub use crate::process::Process;
+    }
+
+    pub mod proto {
+        pub use crate::proto::{
+            Addr, Attempt, CACHE_LINE, CTS_BYTES, Callback, Claim, Cts, Ends, FIFO_BYTES, FrameError,
+            GidKind, HANDLE_BYTES, HEADER_BYTES, HELLO_PREFIX_BYTES, Handle, Hello, HelloPrefix, ImmLayout,
+            Keys, LinkLayer, MAX_FRAME_BYTES, MAX_RAILS, MAX_RECVS, MailState, MailboxError, Memory, Message,
+            Mode, Mtu, NewRails, Nonce, Numbered, OpenGroup, PROBE_IMM, PROTOCOL_VERSION, Peeked, QpWiring,
+            RECORD_BYTES, RING_BYTES, RailAddr, RailInfo, RailRole, RebuildFailed, Redial, Release, Replay,
+            Role, RoutePolicy, RouteWiring, SCRATCH, STATE_OFFSET, Secret, SenderState, Sequence, Session,
+            SizeQ, TAG_BYTES, Terms, Transcript, UnusableRail, Verdict, Wiring, ended_commitment,
+            memory_bytes, printable, qp_of_slot, written_bytes,
+        };
+    }
+
+    pub mod route {
+        pub use crate::route::{Choice, End};
+    }
+
+    pub mod split {
+        pub use crate::split::{Plan, terms};
+    }
+
+    pub mod verbs {
+        pub use crate::verbs::{
+            Access, Batch, Blanks, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region,
+            Remote, Timing,
+        };
+    }
 }
 
 pub use plugin::Plugin;

@@ -16,8 +16,9 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
+pub(crate) use output::Hold;
 use output::Record;
-pub use output::{Hold, flush};
+pub use output::flush;
 pub(crate) use output::{Later, keep_logger, later};
 
 /// Sends lines to `logger` from now on. Lines before the first call are dropped.

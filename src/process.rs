@@ -39,17 +39,17 @@ pub struct Process {
     /// The threads of the agent's clients.
     pub agent: Clients,
     /// The thread of the adapters' events, and the comms that it marks.
-    pub events: AsyncEvents,
+    pub(crate) events: AsyncEvents,
     /// The jobs that run when no call of NCCL's does their work.
-    pub housekeeping: Arc<Housekeeping>,
+    pub(crate) housekeeping: Arc<Housekeeping>,
     /// Whether events are counted in the statistics page.
-    pub stats: Arc<Stats>,
+    pub(crate) stats: Arc<Stats>,
     /// What was logged once.
-    pub warned: Arc<Warned>,
+    pub(crate) warned: Arc<Warned>,
     /// Connections begun, which number the next one.
-    pub begun: ConnectionCounts,
+    pub(crate) begun: ConnectionCounts,
     /// Whether a profiler has ever accepted an event. NCCL passes handles with or without one.
-    pub profiler_seen: Arc<AtomicBool>,
+    pub(crate) profiler_seen: Arc<AtomicBool>,
     /// What closing receivers wait for immediates, which come right after the data that NCCL has seen.
     pub(crate) closing: Arc<Grace>,
     /// The settings of the latest init.
@@ -142,7 +142,7 @@ impl Process {
 
 /// How many connections were begun from each device to each host.
 #[derive(Debug, Default)]
-pub struct ConnectionCounts(Mutex<HashMap<(&'static CStr, Option<IpAddr>), u32>>);
+pub(crate) struct ConnectionCounts(Mutex<HashMap<(&'static CStr, Option<IpAddr>), u32>>);
 
 impl ConnectionCounts {
     /// Counts one more connection. Returns the number of those before it.

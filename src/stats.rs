@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-pub use nccl_net_mpib_agent_iface::stats::Reason;
+pub(crate) use nccl_net_mpib_agent_iface::stats::Reason;
 use nccl_net_mpib_agent_iface::stats::{
     ConnectionEntry, Data, Direction, Entry, Event, Islands, NewConnection, PortRecord, PortState,
     StatsWriter, UnlistedEntry,
@@ -30,7 +30,7 @@ fn page() -> std::io::Result<&'static StatsWriter> {
 
 /// Whether a process's events are counted.
 #[derive(Debug, Default)]
-pub struct Stats {
+pub(crate) struct Stats {
     /// An init requested the page, and the page is there.
     counts: AtomicBool,
 }
@@ -41,7 +41,7 @@ impl Stats {
     ///
     /// # Errors
     /// With `MPIB_STRICT=1`: the page cannot be made.
-    pub fn init(&self, config: &Config, warned: &Warned) -> Result<()> {
+    pub(crate) fn init(&self, config: &Config, warned: &Warned) -> Result<()> {
         let Some(page) = config.stats.then(page) else { return Ok(()) };
         let Err(e) = page else {
             self.counts.store(true, Ordering::Relaxed);
@@ -56,7 +56,7 @@ impl Stats {
     }
 
     /// Counts an event of an adapter.
-    pub fn event(&self, event: &AsyncEvent) {
+    pub(crate) fn event(&self, event: &AsyncEvent) {
         let kind = match event {
             e if e.is_link_down() => Event::LinkDown,
             e if e.is_link_up() => Event::LinkUp,
@@ -72,7 +72,7 @@ impl Stats {
 
     /// Counts a failover episode of a connection that began on a port, with the bytes that were sent
     /// again in it and its stall.
-    pub fn episode(&self, port: &str, reason: Reason, replayed: u64, stall: Duration) {
+    pub(crate) fn episode(&self, port: &str, reason: Reason, replayed: u64, stall: Duration) {
         if let Some(page) = self.page() {
             page.episode(port, reason, replayed, stall);
         }
@@ -80,26 +80,26 @@ impl Stats {
 
     /// Records the state of a port, and the cause of a state other than healthy with the time of the
     /// first sign.
-    pub fn port_state(&self, port: &str, state: PortState, cause: Option<(&str, SystemTime)>) {
+    pub(crate) fn port_state(&self, port: &str, state: PortState, cause: Option<(&str, SystemTime)>) {
         if let Some(page) = self.page() {
             page.port_state(port, state, cause);
         }
     }
 
     /// Returns the record of a port in the page, if there is one.
-    pub fn port(&self, port: &str) -> Option<&'static PortRecord> {
+    pub(crate) fn port(&self, port: &str) -> Option<&'static PortRecord> {
         self.page()?.port(port)
     }
 
     /// Adds the counts of connections that have no entry in the page to the totals.
-    pub fn count_unlisted(&self) {
+    pub(crate) fn count_unlisted(&self) {
         if let Some(page) = self.page() {
             page.count_unlisted();
         }
     }
 
     /// Counts a port or a route that came back into use.
-    pub fn returned(&self) {
+    pub(crate) fn returned(&self) {
         if let Some(page) = self.page() {
             page.returned();
         }
@@ -120,7 +120,7 @@ impl FrameCounts for Stats {
 
 /// The counters of a connection of several rails, as the watchdog reads them.
 #[derive(Debug, Clone, Copy)]
-pub struct RailCounters {
+pub(crate) struct RailCounters {
     entry: &'static Entry,
     direction: Direction,
 }
@@ -128,24 +128,24 @@ pub struct RailCounters {
 impl RailCounters {
     /// Returns the work requests that were posted on a rail, and those of them that are known to be
     /// complete.
-    pub fn progress(&self, rail: usize) -> (u64, u64) {
+    pub(crate) fn progress(&self, rail: usize) -> (u64, u64) {
         self.entry.rail(rail).progress()
     }
 
     /// Returns the bytes of all work requests that were posted on a rail.
-    pub fn bytes(&self, rail: usize) -> u64 {
+    pub(crate) fn bytes(&self, rail: usize) -> u64 {
         self.entry.rail(rail).bytes()
     }
 
     /// Returns whether the connection sends data.
-    pub fn are_of_a_sender(&self) -> bool {
+    pub(crate) fn are_of_a_sender(&self) -> bool {
         self.direction == Direction::Send
     }
 }
 
 /// The counters of one end of a connection, if it is counted.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub(crate) struct Counters {
     entry: Option<&'static Entry>,
     /// The direction, if the watchdog reads them.
     watched: Option<Direction>,
@@ -158,12 +158,12 @@ pub struct Counters {
 /// Counts the sends that wait for the peer. NCCL's progress thread alone calls isend, so there is
 /// one writer without the lock, too.
 #[derive(Debug, Clone, Copy)]
-pub struct Waits(Option<&'static Entry>);
+pub(crate) struct Waits(Option<&'static Entry>);
 
 impl Waits {
     /// Counts a call.
     #[inline(always)]
-    pub fn no_receive(self) {
+    pub(crate) fn no_receive(self) {
         if let Some(entry) = self.0 {
             entry.wait_for_peer();
         }
@@ -173,7 +173,7 @@ impl Waits {
 impl Counters {
     /// Begins to count. `rails` has the role, and HCA and port, of each rail. `elsewhere`: NCCL did
     /// not request one of the rails.
-    pub fn open(
+    pub(crate) fn open(
         config: &Config,
         direction: Direction,
         plan: Plan,
@@ -216,13 +216,13 @@ impl Counters {
 
     /// Returns the counters that the watchdog reads: those of a connection of several rails that
     /// may fail over.
-    pub fn of_rails(&self) -> Option<RailCounters> {
+    pub(crate) fn of_rails(&self) -> Option<RailCounters> {
         Some(RailCounters { entry: self.entry?, direction: self.watched? })
     }
 
     /// Counts a request that a call returned, and the share of a send.
     #[inline]
-    pub fn request(&self, share: Option<u16>) {
+    pub(crate) fn request(&self, share: Option<u16>) {
         let Some(entry) = self.entry else { return };
         entry.request();
         if let Some(share) = share {
@@ -232,7 +232,7 @@ impl Counters {
 
     /// Counts a completed request of so many messages with so many bytes in all.
     #[inline]
-    pub fn done(&self, messages: usize, bytes: usize) {
+    pub(crate) fn done(&self, messages: usize, bytes: usize) {
         if let Some(entry) = self.entry {
             entry.done(messages, bytes);
         }
@@ -240,19 +240,19 @@ impl Counters {
 
     /// Counts a send that returns no request since the peer has posted no receive.
     #[inline]
-    pub fn no_receive<T>(&self) -> Option<T> {
+    pub(crate) fn no_receive<T>(&self) -> Option<T> {
         self.waits().no_receive();
         None
     }
 
     /// Returns the counter of [`no_receive`](Self::no_receive), for use without the lock.
-    pub fn waits(&self) -> Waits {
+    pub(crate) fn waits(&self) -> Waits {
         Waits(self.entry)
     }
 
     /// Counts a usual send: a message that is one work request on one rail.
     #[inline(always)]
-    pub fn sent_whole(&self, rail: usize, bytes: usize, share: Option<u16>) {
+    pub(crate) fn sent_whole(&self, rail: usize, bytes: usize, share: Option<u16>) {
         if let Some(entry) = self.entry {
             entry.rail(rail).posted(1, 1, bytes);
             entry.request();
@@ -264,7 +264,7 @@ impl Counters {
 
     /// Counts a usual receive: its CTS write is a work request.
     #[inline(always)]
-    pub fn offered(&self, rail: usize) {
+    pub(crate) fn offered(&self, rail: usize) {
         if let Some(entry) = self.entry {
             entry.rail(rail).posted_bare();
             entry.request();
@@ -273,7 +273,7 @@ impl Counters {
 
     /// Counts a message that arrived on one rail and completes its request.
     #[inline(always)]
-    pub fn arrived_whole(&self, rail: usize, bytes: usize) {
+    pub(crate) fn arrived_whole(&self, rail: usize, bytes: usize) {
         if let Some(entry) = self.entry {
             entry.rail(rail).arrived();
             entry.done(1, bytes);
@@ -282,7 +282,7 @@ impl Counters {
 
     /// Counts a call that returns no request since a queue is full.
     #[inline]
-    pub fn no_room<T>(&self) -> Option<T> {
+    pub(crate) fn no_room<T>(&self) -> Option<T> {
         if let Some(entry) = self.entry {
             entry.wait_for_queue();
         }
@@ -292,7 +292,7 @@ impl Counters {
     /// Counts work requests posted on a rail. `parts` of them carry message data, `bytes` bytes in
     /// total.
     #[inline]
-    pub fn posted(&self, rail: usize, work_requests: usize, parts: usize, bytes: usize) {
+    pub(crate) fn posted(&self, rail: usize, work_requests: usize, parts: usize, bytes: usize) {
         if let Some(entry) = self.entry {
             entry.rail(rail).posted(work_requests, parts, bytes);
         }
@@ -300,7 +300,7 @@ impl Counters {
 
     /// Counts a posted work request that carries no part of a message.
     #[inline]
-    pub fn posted_bare(&self, rail: usize) {
+    pub(crate) fn posted_bare(&self, rail: usize) {
         if let Some(entry) = self.entry {
             entry.rail(rail).posted_bare();
         }
@@ -308,7 +308,7 @@ impl Counters {
 
     /// Counts completed work requests of a rail.
     #[inline]
-    pub fn completed(&self, rail: usize, work_requests: u32) {
+    pub(crate) fn completed(&self, rail: usize, work_requests: u32) {
         if let Some(entry) = self.entry {
             entry.rail(rail).completed(work_requests);
         }
@@ -316,7 +316,7 @@ impl Counters {
 
     /// Counts a message, or a part of one, that arrived on a rail.
     #[inline]
-    pub fn arrived(&self, rail: usize) {
+    pub(crate) fn arrived(&self, rail: usize) {
         if let Some(entry) = self.entry {
             entry.rail(rail).arrived();
         }
@@ -324,7 +324,7 @@ impl Counters {
 
     /// Counts a completion with an error.
     #[cold]
-    pub fn rail_error(&self, rail: usize) {
+    pub(crate) fn rail_error(&self, rail: usize) {
         if let Some(entry) = self.entry {
             entry.rail(rail).error();
         }
@@ -332,14 +332,14 @@ impl Counters {
 
     /// Records why the connection lacks a rail, or that the rail is in use again.
     #[cold]
-    pub fn rail_missing(&self, rail: usize, why: Option<&str>) {
+    pub(crate) fn rail_missing(&self, rail: usize, why: Option<&str>) {
         if let Some(entry) = self.entry {
             entry.rail(rail).missing(why);
         }
     }
 
     /// Records a rail that the connection expects and never uses.
-    pub fn rail_left_out(&self, role: RailRole, name: &str, why: &str) {
+    pub(crate) fn rail_left_out(&self, role: RailRole, name: &str, why: &str) {
         if let Some(taken) = &self.taken {
             taken.leave_out(role.index(), name, why);
         }
@@ -347,7 +347,7 @@ impl Counters {
 
     /// Records why a call failed, and with it the connection.
     #[cold]
-    pub fn failure(&self, why: &Error) {
+    pub(crate) fn failure(&self, why: &Error) {
         if let Some(entry) = self.entry {
             entry.failure(&why.to_string());
         }

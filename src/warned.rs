@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 /// Subject of a line that is logged once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Subject {
+pub(crate) enum Subject {
     /// `ibv_fork_init` failed.
     ForkInit,
     /// The statistics page cannot be made.
@@ -32,14 +32,14 @@ pub enum Subject {
 
 /// The subjects that were logged.
 #[derive(Debug, Default)]
-pub struct Warned(Mutex<HashSet<Subject>>);
+pub(crate) struct Warned(Mutex<HashSet<Subject>>);
 
 /// Most subjects that are remembered. No job has so many hosts; beyond it nothing is logged.
 const MAX: usize = 1 << 16;
 
 impl Warned {
     /// Returns `true` the first time that it is called for `subject`.
-    pub fn once(&self, subject: Subject) -> bool {
+    pub(crate) fn once(&self, subject: Subject) -> bool {
         let mut logged = self.0.lock();
         logged.len() < MAX && logged.insert(subject)
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::HwCounters;
 use backlog::Backlog;
-pub use backlog::Posted;
+pub(crate) use backlog::Posted;
 
 /// Without counters that show retransmissions soon, a rail has stalled after this time at the
 /// earliest.
@@ -36,7 +36,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// The watched time of a connection: it advances while the connection's completion queues are
 /// polled and the watchdog is on time.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub(crate) struct Watch {
     time: Duration,
     /// Complete polls of all completion queues, as of the last sample.
     polls: u32,
@@ -46,7 +46,7 @@ impl Watch {
     /// Takes in a sample: `passed` since the last one, and `polls` complete polls in all. A
     /// completion stays in its queue until it is polled, so a poll that finds none shows that none
     /// has come; without a poll nothing is known. Returns whether there was a poll.
-    pub fn advance(&mut self, passed: Duration, polls: u32) -> bool {
+    pub(crate) fn advance(&mut self, passed: Duration, polls: u32) -> bool {
         let polled = std::mem::replace(&mut self.polls, polls) != polls;
         if polled {
             self.time += passed;
@@ -55,14 +55,14 @@ impl Watch {
     }
 
     /// Returns the present moment.
-    pub fn at(&self, instant: Instant) -> Moment {
+    pub(crate) fn at(&self, instant: Instant) -> Moment {
         Moment { watched: self.time, instant }
     }
 }
 
 /// A moment of a connection.
 #[derive(Debug, Clone, Copy)]
-pub struct Moment {
+pub(crate) struct Moment {
     /// In watched time.
     pub watched: Duration,
     /// By the clock.
@@ -71,7 +71,7 @@ pub struct Moment {
 
 /// What is known of the progress of one rail.
 #[derive(Debug, Default)]
-pub struct RailProgress {
+pub(crate) struct RailProgress {
     /// Completions at the last sample.
     done: u64,
     /// Completions of the other rails at the last sample.
@@ -99,7 +99,7 @@ struct Waiting {
 
 /// A connection's counters of one rail, and what is known of the rail's port.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// Work requests known to be complete.
     pub done: u64,
     /// Work requests outstanding.
@@ -114,11 +114,11 @@ pub struct Sample {
 
 /// How old a port's counters may be when a wait begins. Each reading may be a command of the
 /// adapter's firmware, which serves all processes of the host.
-pub const HARDWARE_AGE: Duration = Duration::from_millis(500);
+pub(crate) const HARDWARE_AGE: Duration = Duration::from_millis(500);
 
 /// What speaks for and against a stall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// Watched time without a completion, work requests outstanding.
     pub waited: Duration,
     /// The rail's usual time per completion.
@@ -139,7 +139,7 @@ pub struct Facts {
 
 /// What the rails of other connections show.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Shared {
+pub(crate) struct Shared {
     /// The longest [backlog](RailProgress::backlog) on the port.
     pub backlog: Duration,
     /// When a rail over the same route last completed something.
@@ -148,7 +148,7 @@ pub struct Shared {
 
 /// The state of a connection's other rails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Company {
+pub(crate) enum Company {
     /// None of them makes progress: the peer or the whole network may be the cause.
     Stuck,
     /// One of them at least makes progress, or waits for nothing.
@@ -159,7 +159,7 @@ pub enum Company {
 
 /// What a port's counters show since the wait began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Evidence {
+pub(crate) enum Evidence {
     /// The link went down, by an event.
     LinkDown,
     /// Packets were lost.
@@ -175,7 +175,7 @@ pub enum Evidence {
 impl RailProgress {
     /// Takes in a sample. Returns whether the rail is active: work requests are outstanding, or have
     /// completed since the last sample.
-    pub fn add(&mut self, now: Moment, sample: Sample) -> bool {
+    pub(crate) fn add(&mut self, now: Moment, sample: Sample) -> bool {
         let new = sample.done.wrapping_sub(self.done);
         if let Some(waiting) = self.waiting.filter(|_| new > 0) {
             let waited = now.watched.saturating_sub(waiting.since.watched);
@@ -194,24 +194,24 @@ impl RailProgress {
     }
 
     /// Forgets the earlier life of a rail that returns. `posted`: what was posted in it.
-    pub fn restart(&mut self, posted: Posted) {
+    pub(crate) fn restart(&mut self, posted: Posted) {
         (self.waiting, self.backlog) = (None, Backlog::none(posted));
     }
 
     /// Returns whether the rail has completed nothing since an earlier sample, work requests
     /// outstanding.
-    pub fn is_silent(&self, now: Moment) -> bool {
+    pub(crate) fn is_silent(&self, now: Moment) -> bool {
         self.waiting.is_some_and(|waiting| waiting.since.instant < now.instant)
     }
 
     /// Returns whether its outstanding work requests show whether the rail works. If they are not
     /// `signalled`, only a ping does.
-    pub fn is_judged(&self, signalled: bool) -> bool {
+    pub(crate) fn is_judged(&self, signalled: bool) -> bool {
         signalled || self.waiting.is_some_and(|waiting| waiting.pinged.is_some())
     }
 
     /// Returns whether pings are due: nothing shows yet whether this rail works, or the other ones.
-    pub fn is_ping_due(&self, now: Moment, limit: Duration, signalled: bool) -> bool {
+    pub(crate) fn is_ping_due(&self, now: Moment, limit: Duration, signalled: bool) -> bool {
         let Some(waiting) = &self.waiting else { return false };
         let patience = patience(limit, self.usual, Duration::ZERO);
         let since = |then| now.instant.saturating_duration_since(then);
@@ -224,7 +224,7 @@ impl RailProgress {
 
     /// Records that pings were requested. The first ping of work requests that are not `signalled`
     /// begins the wait again. What the port's counters showed at the first begin still counts.
-    pub fn ping(&mut self, now: Moment, signalled: bool) {
+    pub(crate) fn ping(&mut self, now: Moment, signalled: bool) {
         let is_judged = self.is_judged(signalled);
         if let Some(waiting) = &mut self.waiting {
             waiting.pinged = Some(now.instant);
@@ -235,30 +235,30 @@ impl RailProgress {
     }
 
     /// Returns how long the rail has completed nothing, work requests outstanding.
-    pub fn waited(&self, now: Moment) -> Duration {
+    pub(crate) fn waited(&self, now: Moment) -> Duration {
         let since = |waiting: Waiting| now.watched.saturating_sub(waiting.since.watched);
         self.waiting.map_or(Duration::ZERO, since)
     }
 
     /// Returns whether the rail has waited for so long that counters have to be read.
-    pub fn is_late(&self, now: Moment, limit: Duration) -> bool {
+    pub(crate) fn is_late(&self, now: Moment, limit: Duration) -> bool {
         self.waited(now) >= patience(limit, self.usual, Duration::ZERO)
     }
 
     /// Returns the completions at the last sample.
-    pub fn done(&self) -> u64 {
+    pub(crate) fn done(&self) -> u64 {
         self.done
     }
 
     /// Returns how long the outstanding bytes take. `speed`: bytes per second as long as the goodput
     /// of the rail is not known.
-    pub fn backlog(&self, speed: u64) -> Duration {
+    pub(crate) fn backlog(&self, speed: u64) -> Duration {
         self.backlog.time(speed)
     }
 
     /// Returns what is known of a rail that is late. `hardware`: the port's present counters.
     /// `shared`: what other rails show of its port and its route.
-    pub fn facts(
+    pub(crate) fn facts(
         &self,
         now: Moment,
         limit: Duration,
@@ -304,7 +304,7 @@ impl Evidence {
 
 impl Facts {
     /// Returns whether the rail has stalled.
-    pub fn is_stall(&self) -> bool {
+    pub(crate) fn is_stall(&self) -> bool {
         let exceeds = |limit, backlog| self.waited >= patience(limit, self.usual, backlog);
         let busy = self.others > 0 && self.company != Company::Stuck;
         !self.limit.is_zero()

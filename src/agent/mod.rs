@@ -28,4 +28,4 @@ pub use hint::Addresses;
 pub use link::simulated;
 pub use options::Options;
 pub use ports::PortScales;
-pub use subscription::{Clients, Source, Subscription};
+pub use subscription::{Clients, Subscription};

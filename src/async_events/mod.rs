@@ -33,11 +33,11 @@ use crate::stats::{RailCounters, Stats};
 use crate::verbs::Context;
 use stalls::Watchdog;
 use state::EventState;
-pub use watch::{CommWatch, Queues, Route};
+pub(crate) use watch::{CommWatch, Queues, Route};
 
 /// The events of a process's adapters.
 #[derive(Debug)]
-pub struct AsyncEvents {
+pub(crate) struct AsyncEvents {
     running: Mutex<Weak<EventThread>>,
     state: Arc<EventState>,
     /// A job: it runs while this exists.
@@ -46,7 +46,7 @@ pub struct AsyncEvents {
 
 /// The thread as contexts hold it: it ends with the last of them.
 #[derive(Debug)]
-pub struct EventThread {
+pub(crate) struct EventThread {
     stop: Arc<AtomicBool>,
     wake: Arc<EventFd>,
     housekeeping: Arc<Housekeeping>,
@@ -66,7 +66,11 @@ impl AsyncEvents {
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
-    pub fn start(&self, config: &Config, nics: impl FnOnce() -> Vec<Arc<Nic>>) -> Result<Arc<EventThread>> {
+    pub(crate) fn start(
+        &self,
+        config: &Config,
+        nics: impl FnOnce() -> Vec<Arc<Nic>>,
+    ) -> Result<Arc<EventThread>> {
         self.state.configure(config);
         let mut running = self.running.lock();
         if let Some(thread) = running.upgrade() {
@@ -80,30 +84,35 @@ impl AsyncEvents {
     }
 
     /// Returns the connections whose weights the events of ports renew.
-    pub fn followers(&self) -> &Followers {
+    pub(crate) fn followers(&self) -> &Followers {
         &self.state.followers
     }
 
     /// Returns what sets the scales of ports.
-    pub fn scaler(&self) -> Arc<PortScaler> {
+    pub(crate) fn scaler(&self) -> Arc<PortScaler> {
         Arc::new(PortScaler(Arc::clone(&self.state)))
     }
 
     /// Begins to watch the queues of a comm, until the result is dropped. `counters`: those that show
     /// whether a rail makes progress, if the comm has them.
-    pub fn watch(&self, name: String, rails: Vec<Queues>, counters: Option<RailCounters>) -> Arc<CommWatch> {
+    pub(crate) fn watch(
+        &self,
+        name: String,
+        rails: Vec<Queues>,
+        counters: Option<RailCounters>,
+    ) -> Arc<CommWatch> {
         EventState::watch(&self.state, name, rails, counters)
     }
 }
 
 /// Sets the scales of a process's ports.
 #[derive(Debug)]
-pub struct PortScaler(Arc<EventState>);
+pub(crate) struct PortScaler(Arc<EventState>);
 
 impl PortScaler {
     /// Sets the scale of a port, in parts per 1024: its part of the data that it would carry without.
     /// 0 drains it. `port` is a name such as `mlx5_0:1`. Returns whether the process has the port.
-    pub fn set(&self, port: &str, scale: u16) -> bool {
+    pub(crate) fn set(&self, port: &str, scale: u16) -> bool {
         self.0.set_port_scale(port, scale)
     }
 }

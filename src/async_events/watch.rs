@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_millis(200);
 
 /// What a comm uses, and what happened to it.
 #[derive(Debug)]
-pub struct CommWatch {
+pub(crate) struct CommWatch {
     /// For messages.
     name: String,
     /// The comm's job, and its key in the list of all comms.
@@ -86,7 +86,7 @@ struct WatchedRail {
 
 /// The local port and GID of a rail, and the remote GID.
 #[derive(Debug, Clone)]
-pub struct Route {
+pub(crate) struct Route {
     /// The local port.
     pub nic: Arc<Nic>,
     /// The local GID and its type.
@@ -97,7 +97,7 @@ pub struct Route {
 
 /// What a comm uses on one rail.
 #[derive(Debug)]
-pub struct Queues {
+pub(crate) struct Queues {
     /// The port and the addresses.
     pub route: Route,
     /// [`Context::id`](crate::verbs::Context::id)
@@ -165,18 +165,18 @@ impl CommWatch {
     /// condemned, if an event has ended the comm or will when its grace period is over, or if
     /// anyone else has called [`mark`](Self::mark).
     #[inline]
-    pub fn is_marked(&self) -> bool {
+    pub(crate) fn is_marked(&self) -> bool {
         self.attention.is_marked()
     }
 
     /// Makes the next call on the comm look closer. Writes of the caller from before are visible to
     /// the thread that sees the mark.
-    pub fn mark(&self) {
+    pub(crate) fn mark(&self) {
         self.attention.mark();
     }
 
     /// Marks the comm, and makes housekeeping look at it now: NCCL may not call for a while.
-    pub fn notify(&self) {
+    pub(crate) fn notify(&self) {
         self.mark();
         self.wake();
     }
@@ -185,7 +185,7 @@ impl CommWatch {
     /// have changed, and [`mark`](Self::mark) again afterwards if something is still going on:
     /// a change that another thread makes after this call comes with a new mark, and a change from
     /// before is visible after this call. The other order loses marks.
-    pub fn unmark(&self) {
+    pub(crate) fn unmark(&self) {
         self.attention.unmark();
         if self.ended.get().is_some() {
             self.mark();
@@ -194,19 +194,19 @@ impl CommWatch {
 
     /// Sets whether the comm gives single rails up. Without it, as at first, faults of rails end the
     /// comm, and no rail is condemned by others.
-    pub fn set_failover(&self, on: bool) {
+    pub(crate) fn set_failover(&self, on: bool) {
         self.failover.store(on, Ordering::Relaxed);
     }
 
     /// Returns whether the comm gives single rails up.
-    pub fn has_failover(&self) -> bool {
+    pub(crate) fn has_failover(&self) -> bool {
         self.failover.load(Ordering::Relaxed)
     }
 
     /// Gives rails up, by mask, and makes the next call on the comm find that, or housekeeping if
     /// NCCL does not call. The first cause of each rail stays until the rail is made anew, and
     /// a rail that is given up already is not given up again. Returns the rails that are new.
-    pub fn condemn(&self, mask: u8, reason: Reason, why: &str) -> u8 {
+    pub(crate) fn condemn(&self, mask: u8, reason: Reason, why: &str) -> u8 {
         let mut new = 0;
         let mut all = self.rails.lock();
         for rail in rails(mask) {
@@ -225,7 +225,7 @@ impl CommWatch {
     }
 
     /// Returns the mask of the rails that were condemned since the last call.
-    pub fn take_condemned(&self) -> u8 {
+    pub(crate) fn take_condemned(&self) -> u8 {
         self.attention.take_condemned()
     }
 
@@ -254,19 +254,19 @@ impl CommWatch {
     }
 
     /// Returns the mask of the rails that were late since the last call.
-    pub fn take_late(&self) -> u8 {
+    pub(crate) fn take_late(&self) -> u8 {
         self.attention.take_late()
     }
 
     /// Returns why a rail was given up; `None` while it is in use.
-    pub fn cause(&self, rail: usize) -> Option<String> {
+    pub(crate) fn cause(&self, rail: usize) -> Option<String> {
         self.rails.lock().get(rail)?.cause.as_ref().map(|(why, _)| why.clone())
     }
 
     /// Sets the queues of a rail: `None` once they are destroyed, others when the rail is made anew.
     /// The rail is in use then: a condemnation of its earlier life is dropped. Call this before the
     /// new queues are used.
-    pub fn set_rail(&self, rail: usize, queues: Option<Queues>) {
+    pub(crate) fn set_rail(&self, rail: usize, queues: Option<Queues>) {
         let mut all = self.rails.lock();
         let Some(watched) = all.get_mut(rail) else { return };
         if let Some(queues) = &queues {
@@ -288,7 +288,7 @@ impl CommWatch {
     /// the cause, and all rails of the process over the route are. One warning is logged for the
     /// port or the route. The caller's rail is condemned in any case.
     #[cold]
-    pub fn rail_failed(&self, rail: usize, reason: Reason, why: &str) {
+    pub(crate) fn rail_failed(&self, rail: usize, reason: Reason, why: &str) {
         if let (Some(owner), Some(route)) = (self.owner.upgrade(), self.route(rail)) {
             owner.rail_failed(&route, reason, why);
         }
@@ -299,7 +299,7 @@ impl CommWatch {
     /// given them up, and may lie, or it may have ended. If a port of theirs cannot be used, all rails
     /// of the process on it are condemned; the comm's own rails are in any case.
     #[cold]
-    pub fn rails_failed_alone(&self, mask: u8, reason: Reason, why: &str) {
+    pub(crate) fn rails_failed_alone(&self, mask: u8, reason: Reason, why: &str) {
         if let Some(owner) = self.owner.upgrade() {
             owner.rails_failed_alone(self, mask, reason, why);
         }
@@ -308,7 +308,7 @@ impl CommWatch {
 
     /// Reports that the comm has no rail left, and waits so long for one.
     #[cold]
-    pub fn has_no_rail(&self, wait: Duration) {
+    pub(crate) fn has_no_rail(&self, wait: Duration) {
         if let Some(owner) = self.owner.upgrade().filter(|_| !wait.is_zero()) {
             owner.has_no_rail(self, wait);
         }
@@ -316,7 +316,7 @@ impl CommWatch {
 
     /// Sets that a rail is dead from the beginning. If the port of this end is down, that concerns all
     /// connections on it; else the connection alone, as what its peer gives up.
-    pub fn dead_at_connect(&self, rail: usize, why: &str) {
+    pub(crate) fn dead_at_connect(&self, rail: usize, why: &str) {
         let mut all = self.rails.lock();
         let Some(watched) = all.get_mut(rail) else { return };
         (watched.queues, watched.reason) = (None, Reason::Peer);
@@ -328,7 +328,7 @@ impl CommWatch {
     }
 
     /// Returns whether a rail that was given up may be made anew now.
-    pub fn may_return(&self, rail: usize) -> bool {
+    pub(crate) fn may_return(&self, rail: usize) -> bool {
         self.may_return_at(rail, Instant::now())
     }
 
@@ -343,7 +343,7 @@ impl CommWatch {
 
     /// Returns in what time a rail [may return](Self::may_return), to a tenth of a second; `None` if
     /// its port cannot be reached.
-    pub fn may_return_in(&self, rail: usize) -> Option<Duration> {
+    pub(crate) fn may_return_in(&self, rail: usize) -> Option<Duration> {
         let now = Instant::now();
         // The longest hold-down is 30 s.
         let mut times = (0..=310).map(|tenths| Duration::from_millis(100 * tenths));
@@ -352,7 +352,7 @@ impl CommWatch {
 
     /// Reports that these rails, which join the same two ports, could not be made anew: at this end,
     /// or because the peer has `refused`.
-    pub fn attempt_failed(&self, which: u8, refused: bool) {
+    pub(crate) fn attempt_failed(&self, which: u8, refused: bool) {
         let now = Instant::now();
         let mut all = self.rails.lock();
         for (i, rail) in rails(which).enumerate() {
@@ -367,7 +367,7 @@ impl CommWatch {
     }
 
     /// Reports that the peer can use its ports of these rails again.
-    pub fn peer_returned(&self, which: u8) {
+    pub(crate) fn peer_returned(&self, which: u8) {
         let all = self.rails.lock();
         for WatchedRail { route, .. } in rails(which).filter_map(|rail| all.get(rail)) {
             route.nic.health().peer_returned(&route.peer);
@@ -376,7 +376,7 @@ impl CommWatch {
 
     /// Reports that a rail made anew has proved to work. The first rail that returns to a port or a
     /// route is logged.
-    pub fn rail_returned(&self, rail: usize) {
+    pub(crate) fn rail_returned(&self, rail: usize) {
         if let (Some(owner), Some(route)) = (self.owner.upgrade(), self.route(rail)) {
             owner.rail_works(&route);
         }
@@ -384,7 +384,7 @@ impl CommWatch {
 
     /// Reports a finished episode that began with the failure of `rail`. Housekeeping logs the
     /// episodes of a port within a second together.
-    pub fn report_episode(&self, rail: usize, replayed: u64, stall: Duration) {
+    pub(crate) fn report_episode(&self, rail: usize, replayed: u64, stall: Duration) {
         let of_rail = self.rails.lock().get(rail).map(|watched| (watched.route.clone(), watched.reason));
         if let (Some(owner), Some((route, reason))) = (self.owner.upgrade(), of_rail) {
             owner.episode(&route, reason, replayed, stall);
@@ -392,7 +392,7 @@ impl CommWatch {
     }
 
     /// Returns why an event ended the comm, once the grace period is over.
-    pub fn ended(&self) -> Option<&str> {
+    pub(crate) fn ended(&self) -> Option<&str> {
         self.ended.get().filter(|(_, since)| since.elapsed() >= GRACE).map(|(why, _)| why.as_str())
     }
 

@@ -7,7 +7,7 @@ use super::form::{Described, number};
 use super::items::{NotOfThisForm, items, shown};
 
 /// Planes are below it: NCCL marks the planes of fused devices with this bit.
-pub const PLANE_END: i16 = 1 << 14;
+pub(crate) const PLANE_END: i16 = 1 << 14;
 
 /// An HCA, or one port of an HCA.
 #[derive(Debug, Clone, PartialEq, Eq)]

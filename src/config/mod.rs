@@ -20,15 +20,16 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use address::{AddrRange, GidIndex};
-pub use filter::{Family, HcaFilter, HcaName, NameFilter, PLANE_END, RailSpeeds};
+pub(crate) use address::{AddrRange, GidIndex};
+pub(crate) use filter::PLANE_END;
+pub(crate) use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
 use form::{
     AbsolutePath, Flag, Form, ModeNumber, Optional, OrDefault, Parsed, Text, Time, Whole, WholeOrAuto,
     WholeOrLargest, WholeOrUnset,
 };
-pub use retries::RetryTime;
-pub use split_by::SplitBy;
-pub use unsupported::{Finding, nearest};
+pub(crate) use split_by::SplitBy;
+pub(crate) use unsupported::Finding;
+pub(crate) use unsupported::nearest;
 
 use crate::error::{BadSetting, Error, Result};
 use crate::proto::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy};

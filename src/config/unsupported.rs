@@ -215,7 +215,7 @@ fn nearest_variable(name: &str) -> Option<&'static str> {
 
 /// Returns the one of `known` that an unknown name most likely means. `None` if more than a third of
 /// the name would have to change.
-pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let changes = known.iter().map(|known| (strsim::damerau_levenshtein(known, name), *known));
     let (changes, nearest) = changes.min_by_key(|(changes, _)| *changes)?;
     (changes <= name.chars().count() / 3).then_some(nearest)

@@ -51,7 +51,7 @@ struct PendingConnect {
 
 /// The connectors of one context that are between two calls of `connect`.
 #[derive(Debug, Default)]
-pub struct PendingConnects {
+pub(crate) struct PendingConnects {
     /// By the number in the handle's last eight bytes.
     by_id: Mutex<HashMap<u64, Box<PendingConnect>>>,
     /// The last number. 0 is that of a handle without a connector.
@@ -61,7 +61,7 @@ pub struct PendingConnects {
 impl PendingConnects {
     /// Begins or continues a connection to the listener of `handle`. The last eight bytes of the
     /// handle hold the number of the attempt.
-    pub fn connect(
+    pub(crate) fn connect(
         &self,
         settings: &Arc<Settings>,
         device: &'static Device,
@@ -117,7 +117,7 @@ impl PendingConnects {
     }
 
     /// Drops the connections that NCCL has begun and will not continue.
-    pub fn abandon(self) {
+    pub(crate) fn abandon(self) {
         let dropped = self.by_id.into_inner().len();
         if dropped > 0 {
             tracing::info!(target: "net", "{dropped} connection attempts were abandoned");

@@ -69,7 +69,7 @@ fn ip_of(storage: SockaddrStorage) -> Option<IpAddr> {
 /// networks, bridges inside of the host. Loopback is last: with it two processes of one host
 /// connect without a network. IPv6 link-local addresses mean nothing without an interface and are
 /// left out.
-pub fn reachable(interfaces: &[Interface], options: &Options<'_>) -> Result<Vec<Addr>> {
+pub(crate) fn reachable(interfaces: &[Interface], options: &Options<'_>) -> Result<Vec<Addr>> {
     let own = options.sout.filter(|_| options.interfaces.is_none());
     let own = own.and_then(|ip| interfaces.iter().find(|i| i.addr.ip() == ip));
     let of_sout =

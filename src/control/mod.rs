@@ -49,7 +49,9 @@ mod targets;
 
 pub use channel::Channel;
 pub use end::ChannelState;
-pub use interfaces::{Interface, interfaces, reachable};
+pub(crate) use interfaces::Interface;
+pub use interfaces::interfaces;
+pub(crate) use interfaces::reachable;
 #[cfg(any(test, feature = "simulation"))]
 pub use link::simulated;
 pub use listener::Listener;
@@ -57,4 +59,4 @@ pub use news::{ChannelEvent, News};
 pub use options::{Failover, Options, Tolerance};
 pub use reactor::Control;
 pub(crate) use seats::Seat;
-pub use sockets::FrameCounts;
+pub(crate) use sockets::FrameCounts;

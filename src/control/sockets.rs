@@ -40,7 +40,7 @@ pub(super) const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
 const TICK: Duration = Duration::from_millis(5);
 
 /// Where frames are counted for the statistics.
-pub trait FrameCounts: fmt::Debug + Send + Sync {
+pub(crate) trait FrameCounts: fmt::Debug + Send + Sync {
     /// Counts a frame with a wrong tag.
     fn forged(&self);
 }

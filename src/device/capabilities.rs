@@ -9,7 +9,7 @@ use crate::config::{Config, Finding};
 use crate::verbs;
 
 /// Describes each feature: GPUDirect, relaxed ordering, flush, DMA-BUF.
-pub fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
+pub(crate) fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
     let answers = dmabuf(devices);
     let by_file = !answers.is_empty() && answers.iter().all(|a| a.lacks.is_none());
     let texts: Vec<String> = answers.iter().map(Answer::text).collect();
@@ -26,7 +26,7 @@ pub fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
 }
 
 /// Describes each adapter of the devices with a Data Direct interface, which is not used.
-pub fn data_direct(config: &Config, devices: &[&Device]) -> Vec<Finding> {
+pub(crate) fn data_direct(config: &Config, devices: &[&Device]) -> Vec<Finding> {
     let mut found: Vec<(usize, Finding)> = Vec::new();
     for nic in devices.iter().flat_map(|device| &device.rails) {
         let context = nic.context();
@@ -46,7 +46,7 @@ pub fn data_direct(config: &Config, devices: &[&Device]) -> Vec<Finding> {
 
 /// Ports or adapters that either all have a feature, or all lack it for the same reason.
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     names: Vec<String>,
     /// Why they lack it.
     pub lacks: Option<String>,
@@ -56,13 +56,13 @@ pub struct Answer {
 
 impl Answer {
     /// Describes the answer.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         (self.text)(&self.names.join(", "), self.lacks.as_deref())
     }
 }
 
 /// Groups the ports of the devices by whether they register DMA-BUFs.
-pub fn dmabuf(devices: &[&Device]) -> Vec<Answer> {
+pub(crate) fn dmabuf(devices: &[&Device]) -> Vec<Answer> {
     let text = |ports: &str, lacks: Option<&str>| match lacks {
         None => format!("DMA-BUFs are registered on {ports} if the GPU's driver exports them"),
         Some(why) => format!("DMA-BUFs are not registered on {ports}: {why}"),
@@ -71,7 +71,7 @@ pub fn dmabuf(devices: &[&Device]) -> Vec<Answer> {
 }
 
 /// Groups the adapters of the devices by whether they have shared receive queues.
-pub fn receive_queues(devices: &[&Device]) -> Vec<Answer> {
+pub(crate) fn receive_queues(devices: &[&Device]) -> Vec<Answer> {
     grouped(devices, Nic::adapter, Nic::has_srq, describe_queues)
 }
 

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 
 /// A maker of GPUs: its driver, and what connects that with the RDMA core.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Maker {
+pub(crate) struct Maker {
     name: &'static str,
     /// Below sysfs: the driver itself.
     driver: &'static str,
@@ -54,7 +54,7 @@ static MAKERS: [&Maker; 2] = [&NVIDIA, &AMD];
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gpu {
+pub(crate) enum Gpu {
     /// Adapters reach GPU memory: this file below sysfs exists.
     Direct(&'static str),
     /// This maker's driver is loaded, but no module that connects it with the RDMA core.
@@ -65,13 +65,13 @@ pub enum Gpu {
 
 impl Gpu {
     /// Returns what this machine has. Looked up once: the result cannot change while a job runs.
-    pub fn here() -> Self {
+    pub(crate) fn here() -> Self {
         static FOUND: OnceLock<Gpu> = OnceLock::new();
         *FOUND.get_or_init(|| Self::probe(Path::new("/sys")))
     }
 
     /// Examines the files below `sys`.
-    pub fn probe(sys: &Path) -> Self {
+    pub(crate) fn probe(sys: &Path) -> Self {
         let there = |file: &str| sys.join(file).exists();
         let count = |maker: &&&Maker| !maker.with_driver || there(maker.driver);
         let file = MAKERS.iter().filter(count).flat_map(|maker| maker.files).find(|file| there(file));
@@ -82,7 +82,7 @@ impl Gpu {
     }
 
     /// Whether GPU memory can be registered.
-    pub fn is_direct(self) -> bool {
+    pub(crate) fn is_direct(self) -> bool {
         matches!(self, Self::Direct(_))
     }
 }

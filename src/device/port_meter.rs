@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use super::port_busy::PortBusy;
 
 /// The scale that changes nothing, and the denominator of scales and weights.
-pub const SCALE_ONE: u16 = 1024;
+pub(crate) const SCALE_ONE: u16 = 1024;
 
 /// The meter of one port. All its connections write it without a lock: of two measurements at the
 /// same moment one may be lost.

@@ -14,7 +14,7 @@ use crate::verbs::{Context, Gid, Port};
 
 /// One port, whether it can be used or not.
 #[derive(Debug)]
-pub struct PortView {
+pub(crate) struct PortView {
     /// The adapter's name.
     pub hca: String,
     /// Port number, from 1.
@@ -34,7 +34,7 @@ pub struct PortView {
 
 /// Every port, and the devices made of them.
 #[derive(Debug)]
-pub struct Survey {
+pub(crate) struct Survey {
     /// Every port.
     pub ports: Vec<PortView>,
     /// The devices that NCCL would be shown, or why there are none.
@@ -51,7 +51,7 @@ pub struct Survey {
 
 /// Opens the devices anew, even if the process has them open, and logs nothing. Fails if there is
 /// no list of adapters.
-pub fn survey(config: &Config) -> Result<Survey> {
+pub(crate) fn survey(config: &Config) -> Result<Survey> {
     let seen = discover(config)?;
     let view = |(found, adapter): (&Found, &Option<Adapter>)| {
         let context = adapter.as_ref().map(|a| &a.context);

@@ -16,7 +16,7 @@ use std::slice;
 /// # Safety
 /// `out` is writable for `cap` bytes; it may be NULL where `cap` is 0.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mpib_doctor_v1(out: *mut c_char, cap: usize) -> usize {
+pub(crate) unsafe extern "C" fn mpib_doctor_v1(out: *mut c_char, cap: usize) -> usize {
     let document = caught(|| serde_json::to_vec(&super::report()).ok());
     // SAFETY: the caller's promise.
     unsafe { give(document, out, cap) }
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn mpib_doctor_v1(out: *mut c_char, cap: usize) -> usize {
 /// `ours` and `theirs` are readable for `ours_len` and `theirs_len` bytes, `out` is writable for
 /// `cap`. Each may be NULL if its length is 0.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mpib_doctor_routes_v1(
+pub(crate) unsafe extern "C" fn mpib_doctor_routes_v1(
     ours: *const c_char,
     ours_len: usize,
     theirs: *const c_char,

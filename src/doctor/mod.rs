@@ -3,7 +3,7 @@
 //! `border` has the C functions, `report` collects the facts, `checks` rates them. The sentences
 //! are those of the log, made by the same code.
 
-pub mod border;
+pub(crate) mod border;
 #[forbid(unsafe_code)]
 mod checks;
 #[forbid(unsafe_code)]
@@ -13,5 +13,5 @@ mod report;
 #[forbid(unsafe_code)]
 mod routes;
 
-pub use report::report;
-pub use routes::routes;
+pub(crate) use report::report;
+pub(crate) use routes::routes;

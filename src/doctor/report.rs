@@ -23,7 +23,7 @@ use crate::split;
 use crate::verbs;
 
 /// Reports on this host, with the settings of this process.
-pub fn report() -> Report {
+pub(crate) fn report() -> Report {
     let (config, bad) = Config::read_lenient(|name| std::env::var_os(name));
     let networks = interfaces();
     let survey = survey(&config);

@@ -8,7 +8,7 @@ use crate::route::{Choice, Class, End, Route};
 use crate::split::Plan;
 
 /// Compares the `hello` fields of two reports. This host is the one that connects.
-pub fn routes(ours: &[u8], theirs: &[u8]) -> Routes {
+pub(crate) fn routes(ours: &[u8], theirs: &[u8]) -> Routes {
     let empty = Routes { format: FORMAT, error: None, differences: Vec::new(), pairs: Vec::new() };
     let read =
         |whose: &str, text| hello(text).map_err(|e| format!("the hello field of {whose} host's report: {e}"));

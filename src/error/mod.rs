@@ -13,13 +13,15 @@ use nix::errno::Errno;
 use crate::proto;
 
 pub(crate) use hints::RAISE_MEMLOCK;
-pub use wc_status::{Blame, WcStatus, status_text, wc_status};
+pub(crate) use wc_status::Blame;
+pub(crate) use wc_status::status_text;
+pub use wc_status::wc_status;
 
 /// The result of every fallible function of the plugin.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The result of functions of the data path. The error is boxed: the result then fits in registers.
-pub type Fast<T> = std::result::Result<T, Box<Error>>;
+pub(crate) type Fast<T> = std::result::Result<T, Box<Error>>;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]

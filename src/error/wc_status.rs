@@ -46,7 +46,7 @@ pub const fn wc_status(number: u32) -> WcStatus {
 }
 
 /// Returns a status of a completion as logs show it: number, name and the vendor's code.
-pub fn status_text(status: u32, vendor_err: u32) -> String {
+pub(crate) fn status_text(status: u32, vendor_err: u32) -> String {
     format!("status={status} {}, vendor error {vendor_err:#x}", wc_status(status).name)
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::proto::GidKind;
 
 /// How long what a connect has found counts, unless the network changes: its cause may be over.
-pub const EXPIRY: Duration = Duration::from_secs(60);
+pub(crate) const EXPIRY: Duration = Duration::from_secs(60);
 
 /// Most routes that are remembered. Beyond it a failure is not remembered, which costs time alone.
 const MAX: usize = 4096;

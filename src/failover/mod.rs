@@ -34,8 +34,8 @@ mod stream;
 #[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "the tests use all of it"))]
 mod tests;
 
-pub use failed_routes::{EXPIRY, RouteKey};
-pub use health::{Cause, Change, Episodes, Happening, Moment, PortHealth, PortState};
+pub(crate) use failed_routes::{EXPIRY, RouteKey};
+pub(crate) use health::{Cause, Change, Happening, Moment, PortHealth, PortState};
 pub(crate) use receiver::{Held, Receiver, ReceiverAction, ReceiverWorked};
 pub(crate) use sender::{Posted, Sender, SenderAction};
 pub(crate) use stream::Stream;

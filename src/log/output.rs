@@ -76,7 +76,7 @@ pub(crate) fn keep_logger() {
 /// A context's hold on the logger. The logger is not called after the last one is dropped, until the
 /// next init.
 #[derive(Debug)]
-pub struct Hold(());
+pub(crate) struct Hold(());
 
 impl Hold {
     /// Holds the logger of the latest init.

@@ -9,12 +9,12 @@ use super::slot::{FIFO_BYTES, RECORDS_BYTES};
 pub const SCRATCH: usize = FIFO_BYTES + RECORDS_BYTES;
 /// Bytes of the scratch memory: a packet of the largest path MTU. Probes of a new queue pair write
 /// from it and into it, and flushes read into it, at any time. Nothing uses its content.
-pub const SCRATCH_BYTES: usize = 4096;
+pub(crate) const SCRATCH_BYTES: usize = 4096;
 /// Offset of the mailbox's ring, which the peer writes. The chunks to send follow it, in the same
 /// layout.
-pub const MAILBOX: usize = SCRATCH + SCRATCH_BYTES;
+pub(crate) const MAILBOX: usize = SCRATCH + SCRATCH_BYTES;
 /// Offset of the mailbox's chunks to send.
-pub const MAILBOX_STAGING: usize = MAILBOX + RING_BYTES;
+pub(crate) const MAILBOX_STAGING: usize = MAILBOX + RING_BYTES;
 
 /// Returns the bytes of control memory whose address an end sends to its peer: all that the peer
 /// writes lies in them.

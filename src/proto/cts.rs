@@ -7,7 +7,7 @@ use super::{MAX_RAILS, MAX_RECVS};
 pub const CTS_BYTES: usize = 64;
 /// Words of an entry. The sequence number is the last one: it arrives with or after the rest of its
 /// line.
-pub const CTS_WORDS: usize = CTS_BYTES / 8;
+pub(crate) const CTS_WORDS: usize = CTS_BYTES / 8;
 
 /// `addr` @0, `size` @8, `rkeys` @16, `tag` @48, `count` @52, `index` @53, two zero bytes, `seq`
 /// @56; little-endian.
@@ -86,7 +86,7 @@ impl Cts {
 
 /// The word before the sequence number, which differs among the entries of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Head {
+pub(crate) struct Head {
     /// See [`Cts::tag`].
     pub tag: i32,
     /// See [`Cts::count`].
@@ -98,13 +98,13 @@ pub struct Head {
 impl Head {
     /// Returns the word.
     #[inline]
-    pub const fn word(self) -> u64 {
+    pub(crate) const fn word(self) -> u64 {
         self.tag as u32 as u64 | (self.count as u64) << 32 | (self.index as u64) << 40
     }
 
     /// Decodes a word, and refuses those that no entry of a valid group has.
     #[inline]
-    pub const fn of(word: u64) -> Result<Self, CtsError> {
+    pub(crate) const fn of(word: u64) -> Result<Self, CtsError> {
         let (count, index, padding) = ((word >> 32) as u8, (word >> 40) as u8, (word >> 48) as u16);
         if count == 0 || count as usize > MAX_RECVS {
             Err(CtsError::Count(count))

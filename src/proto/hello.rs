@@ -11,9 +11,9 @@ const HOST_BYTES: usize = 255;
 const WHY_BYTES: usize = 512;
 /// The maximum number of usable rails in a HELLO, and of unusable ones. A connection uses at most
 /// [`MAX_RAILS`](super::MAX_RAILS).
-pub const MAX_OFFERS: usize = 32;
+pub(crate) const MAX_OFFERS: usize = 32;
 /// The maximum number of addresses of a rail in a HELLO.
-pub const MAX_RAIL_ADDRS: usize = 16;
+pub(crate) const MAX_RAIL_ADDRS: usize = 16;
 
 /// The first message of an end. Magic, version and claim come first in every version of the
 /// protocol from 10 on: ends of different versions can refuse each other by name.
@@ -99,7 +99,7 @@ pub struct RailAddr {
 }
 
 /// Returns why no connection can use a GID with this address, whichever end has it.
-pub fn unusable_gid(addr: IpAddr) -> Option<&'static str> {
+pub(crate) fn unusable_gid(addr: IpAddr) -> Option<&'static str> {
     match addr {
         addr if addr.is_loopback() => Some("loopback"),
         addr if addr.is_multicast() => Some("multicast"),

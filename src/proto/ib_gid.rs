@@ -19,14 +19,14 @@ fn prefix(gid: [u8; 16]) -> u64 {
 }
 
 /// Returns the FLID in a GID; `None` if the GID has none.
-pub fn flid(gid: [u8; 16]) -> Option<u16> {
+pub(crate) fn flid(gid: [u8; 16]) -> Option<u16> {
     let flid = u16::from_be_bytes([gid[4], gid[5]]);
     (gid[..4] == [0xfe, 0xc0, 0, 0] && flid != 0).then_some(flid)
 }
 
 /// A subnet, as the first half of a GID identifies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Subnet {
+pub(crate) struct Subnet {
     prefix: u64,
     /// Whether the low 16 bits of the prefix are all that is known.
     partial: bool,
@@ -34,7 +34,7 @@ pub struct Subnet {
 
 impl Subnet {
     /// Returns the subnet of the port with this GID.
-    pub fn of(gid: [u8; 16]) -> Self {
+    pub(crate) fn of(gid: [u8; 16]) -> Self {
         match flid(gid) {
             Some(_) => Self { prefix: prefix(gid) & 0xffff, partial: true },
             None => Self { prefix: prefix(gid), partial: false },
@@ -42,7 +42,7 @@ impl Subnet {
     }
 
     /// Returns whether both are one subnet, by the bits that are known of both.
-    pub fn is_same(self, other: Self) -> bool {
+    pub(crate) fn is_same(self, other: Self) -> bool {
         let mask = if self.partial || other.partial { 0xffff } else { u64::MAX };
         self.prefix & mask == other.prefix & mask
     }

@@ -22,7 +22,7 @@ const CHUNKS: usize = 4;
 /// Bytes of a ring, and of a staging area.
 pub const RING_BYTES: usize = 4096;
 /// The most writes that are due at a time: each chunk and the acknowledgement.
-pub const MAX_WRITES: usize = CHUNKS + 1;
+pub(crate) const MAX_WRITES: usize = CHUNKS + 1;
 
 /// Bytes of the line with the acknowledgement, the first of a ring. Its first word is the number of
 /// the last accepted chunk; the rest is zero.

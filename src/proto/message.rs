@@ -9,15 +9,15 @@ use super::{
 };
 
 /// Begins the reason in PROBED of a route for which the kernel of an end has no route.
-pub const NO_ROUTE: &str = "no route from ";
+pub(crate) const NO_ROUTE: &str = "no route from ";
 /// Begins the reason in PROBED of a route that an end does not try, because it failed lately.
-pub const NOT_TRIED: &str = "not tried, since ";
+pub(crate) const NOT_TRIED: &str = "not tried, since ";
 /// Begins the reason in an acceptor's PROBED of a route on which a receive of its shared receive
 /// queue failed. Both ends try it once more, with receives in the queues of its queue pairs.
-pub const SRQ_FAILED: &str = "a receive in the shared receive queue failed: ";
+pub(crate) const SRQ_FAILED: &str = "a receive in the shared receive queue failed: ";
 /// Begins the reason in PROBED of a route that failed while the port of the end was not active, or had
 /// reported an event since its HELLO: the ends may wait for it.
-pub const PORT_CHANGED: &str = "the port has changed meanwhile: ";
+pub(crate) const PORT_CHANGED: &str = "the port has changed meanwhile: ";
 
 /// A message of an established connection about its rails. Each end numbers its own, and repeats
 /// those that the peer has not acknowledged.

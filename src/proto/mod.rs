@@ -36,41 +36,49 @@ mod text;
 mod wire;
 mod wiring;
 
-pub use auth::{
-    Claim, FrameKey, Keys, ListenerId, Secret, Session, TAG_BYTES, Tag, Transcript, ended_commitment,
-    ended_proof, same_tag,
-};
-pub use control_memory::{MAILBOX, MAILBOX_STAGING, SCRATCH, SCRATCH_BYTES, memory_bytes, written_bytes};
-pub use cts::{CTS_BYTES, CTS_WORDS, Cts, CtsError, Head};
+pub(crate) use auth::FrameKey;
+pub use auth::{Claim, Keys, Secret, Session, TAG_BYTES, Transcript, ended_commitment};
+pub(crate) use auth::{ListenerId, Tag, ended_proof, same_tag};
+pub(crate) use control_memory::{MAILBOX, MAILBOX_STAGING, SCRATCH_BYTES};
+pub use control_memory::{SCRATCH, memory_bytes, written_bytes};
+pub(crate) use cts::CtsError;
+pub use cts::{CTS_BYTES, Cts};
+pub(crate) use cts::{CTS_WORDS, Head};
 pub use ends::{Ends, Role};
 pub use episode::{OpenGroup, SenderState, Verdict};
 pub use failback::{Attempt, NewRails, RebuildFailed};
-pub use frame::{
-    FrameError, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked, REDIAL_BYTES, hello_of_version,
-};
-pub use handle::{Addr, HANDLE_BYTES, Handle, HandleError, STATE_OFFSET};
-pub use hello::{
-    GidKind, Hello, LinkLayer, MAX_OFFERS, MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, UnusableRail,
-    unusable_gid,
-};
-pub use host_id::HostId;
-pub use ib_gid::{Subnet, flid};
-pub use imm::{Imm, ImmLayout, PROBE_IMM, Replay, SizeQ};
-pub use mailbox::{MAX_WRITES, MailState, MailboxError, RING_BYTES, Span};
-pub use mask::{Arrivals, Step, Violation, rails};
-pub use message::{Message, NO_ROUTE, NOT_TRIED, Numbered, PORT_CHANGED, SRQ_FAILED};
-pub use rail_set::RailSet;
-pub use record::{RECORD_BYTES, Record, RecordError};
+pub use frame::{FrameError, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked};
+pub(crate) use frame::{REDIAL_BYTES, hello_of_version};
+pub(crate) use handle::HandleError;
+pub use handle::{Addr, HANDLE_BYTES, Handle, STATE_OFFSET};
+pub use hello::{GidKind, Hello, LinkLayer, Mtu, RailAddr, RailInfo, UnusableRail};
+pub(crate) use hello::{MAX_OFFERS, MAX_RAIL_ADDRS, unusable_gid};
+pub(crate) use host_id::HostId;
+pub(crate) use ib_gid::{Subnet, flid};
+pub(crate) use imm::Imm;
+pub use imm::{ImmLayout, PROBE_IMM, Replay, SizeQ};
+pub(crate) use mailbox::MAX_WRITES;
+pub use mailbox::{MailState, MailboxError, RING_BYTES};
+pub(crate) use mask::{Arrivals, Step, Violation, rails};
+pub use message::{Message, Numbered};
+pub(crate) use message::{NO_ROUTE, NOT_TRIED, PORT_CHANGED, SRQ_FAILED};
+pub(crate) use rail_set::RailSet;
+pub use record::RECORD_BYTES;
+pub(crate) use record::{Record, RecordError};
 pub use redial::{Callback, Redial};
 pub use release::Release;
 pub use role::RailRole;
-pub use slot::{CACHE_LINE, FIFO_BYTES, RECORDS_BYTES, SLOTS, Sequence, qp_of_slot};
-pub use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split, Weights};
-pub use terms::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy, Terms};
+pub use slot::{CACHE_LINE, FIFO_BYTES, Sequence, qp_of_slot};
+pub(crate) use slot::{RECORDS_BYTES, SLOTS};
+pub(crate) use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split, Weights};
+pub(crate) use terms::{MAX_PLAIN_QPS, MAX_RAIL_QPS};
+pub use terms::{Mode, RoutePolicy, Terms};
 pub(crate) use text::head;
 pub use text::printable;
-pub use wire::{DecodeError, HEADER_BYTES};
-pub use wiring::{Ece, Memory, QpWiring, RouteWiring, Wiring};
+pub(crate) use wire::DecodeError;
+pub use wire::HEADER_BYTES;
+pub(crate) use wiring::Ece;
+pub use wiring::{Memory, QpWiring, RouteWiring, Wiring};
 
 /// The maximum number of rails of a connection: a mask is a byte.
 pub const MAX_RAILS: usize = 8;
@@ -79,6 +87,6 @@ pub const MAX_RECVS: usize = 8;
 /// The version of the protocol. Ends with different versions refuse each other.
 pub const PROTOCOL_VERSION: u16 = nccl_net_mpib_agent_iface::WIRE_PROTOCOL;
 /// The first bytes of a handle and of a HELLO.
-pub const MAGIC: [u8; 4] = *b"MPIB";
+pub(crate) const MAGIC: [u8; 4] = *b"MPIB";
 /// Random bytes: a secret, a token or a challenge.
 pub type Nonce = [u8; 16];

@@ -7,61 +7,61 @@ use crate::proto::{MAX_RAILS, rails};
 
 /// A set of a connection's rails, by their index. On the wire it is one byte: bit `i` is rail `i`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RailSet(u8);
+pub(crate) struct RailSet(u8);
 
 const _: () = assert!(MAX_RAILS <= u8::BITS as usize);
 
 impl RailSet {
     /// No rail.
-    pub const EMPTY: Self = Self(0);
+    pub(crate) const EMPTY: Self = Self(0);
 
     /// Returns the set with these bits.
-    pub const fn from_bits(bits: u8) -> Self {
+    pub(crate) const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
 
     /// Returns the rails 0 to `count` - 1; `count` is at most [`MAX_RAILS`].
-    pub const fn first(count: usize) -> Self {
+    pub(crate) const fn first(count: usize) -> Self {
         Self(((1u16 << count) - 1) as u8)
     }
 
     /// Returns the set of one rail.
-    pub const fn of(rail: usize) -> Self {
+    pub(crate) const fn of(rail: usize) -> Self {
         Self(1 << rail)
     }
 
     /// Returns the bits.
-    pub const fn bits(self) -> u8 {
+    pub(crate) const fn bits(self) -> u8 {
         self.0
     }
 
     /// Returns whether there is no rail.
-    pub const fn is_empty(self) -> bool {
+    pub(crate) const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// Returns the number of rails.
-    pub const fn len(self) -> usize {
+    pub(crate) const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
     /// Returns whether `rail` is in the set.
-    pub const fn contains(self, rail: usize) -> bool {
+    pub(crate) const fn contains(self, rail: usize) -> bool {
         self.0 >> rail & 1 == 1
     }
 
     /// Returns whether all rails of `other` are in the set.
-    pub const fn includes(self, other: Self) -> bool {
+    pub(crate) const fn includes(self, other: Self) -> bool {
         other.0 & !self.0 == 0
     }
 
     /// Returns the rails that are not in `other`.
-    pub const fn without(self, other: Self) -> Self {
+    pub(crate) const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
     /// Returns the rail with the lowest index.
-    pub const fn lowest(self) -> Option<usize> {
+    pub(crate) const fn lowest(self) -> Option<usize> {
         match self.0 {
             0 => None,
             bits => Some(bits.trailing_zeros() as usize),
@@ -69,17 +69,12 @@ impl RailSet {
     }
 
     /// Adds a rail.
-    pub const fn insert(&mut self, rail: usize) {
+    pub(crate) const fn insert(&mut self, rail: usize) {
         self.0 |= 1 << rail;
     }
 
-    /// Removes a rail.
-    pub const fn remove(&mut self, rail: usize) {
-        self.0 &= !(1 << rail);
-    }
-
     /// Yields the rails in the order of their indices.
-    pub fn iter(self) -> impl Iterator<Item = usize> + Clone {
+    pub(crate) fn iter(self) -> impl Iterator<Item = usize> + Clone {
         rails(self.0)
     }
 }
@@ -142,9 +137,9 @@ mod tests {
             assert_eq!(set.iter().collect::<Vec<_>>(), rails);
             assert_eq!((set.len(), set.lowest()), (rails.len(), rails.first().copied()));
             assert_eq!(rails.iter().copied().collect::<RailSet>(), set);
-            let mut without = set;
-            rails.iter().for_each(|rail| without.remove(*rail));
-            assert!(without.is_empty() && set.includes(without));
+            let mut all = RailSet::EMPTY;
+            rails.iter().for_each(|rail| all.insert(*rail));
+            assert!(all == set && set.includes(all));
             assert_eq!(set.without(RailSet::from_bits(!bits)), set);
         }
         assert_eq!(RailSet::first(8), RailSet::from_bits(0xff));

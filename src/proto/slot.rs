@@ -4,11 +4,11 @@ use super::{CTS_BYTES, MAX_RECVS, RECORD_BYTES};
 
 /// The maximum number of groups in flight. NCCL has at most 32; a slot of an optional receive stays
 /// in use until its data has arrived. Few slots stay in the processors' caches.
-pub const SLOTS: usize = 64;
+pub(crate) const SLOTS: usize = 64;
 /// Bytes of the sender's FIFO of CTS entries.
 pub const FIFO_BYTES: usize = SLOTS * MAX_RECVS * CTS_BYTES;
 /// Bytes of the receiver's completion records.
-pub const RECORDS_BYTES: usize = SLOTS * RECORD_BYTES;
+pub(crate) const RECORDS_BYTES: usize = SLOTS * RECORD_BYTES;
 /// Bytes of a cache line.
 pub const CACHE_LINE: usize = 64;
 

@@ -7,9 +7,9 @@ use std::str::FromStr;
 use super::wire::{DecodeError, Reader, Writer};
 
 /// The maximum number of queue pairs of a rail of SOUT and SUP.
-pub const MAX_RAIL_QPS: u8 = 32;
+pub(crate) const MAX_RAIL_QPS: u8 = 32;
 /// The maximum number of queue pairs of any other rail.
-pub const MAX_PLAIN_QPS: u8 = 128;
+pub(crate) const MAX_PLAIN_QPS: u8 = 128;
 
 /// The split between SOUT and SUP: `MPIB_MODE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -163,7 +163,7 @@ pub(super) fn link_local(addr: &RailAddr) -> bool {
 }
 
 /// Returns the IP address in a RoCE GID.
-pub fn gid_addr(gid: [u8; 16]) -> IpAddr {
+pub(crate) fn gid_addr(gid: [u8; 16]) -> IpAddr {
     let v6 = Ipv6Addr::from(gid);
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
 }

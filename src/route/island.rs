@@ -32,7 +32,7 @@ impl fmt::Display for Class {
 /// of InfiniBand. If a SOUT is missing or has a link-local address, or if the two cannot be joined,
 /// the islands are unknown, which counts as two islands: SOUT joins islands. With a `prefix_len` of
 /// 0 all hosts are in one island.
-pub fn class(prefix_len: u8, a: &[RailInfo], b: &[RailInfo]) -> Class {
+pub(crate) fn class(prefix_len: u8, a: &[RailInfo], b: &[RailInfo]) -> Class {
     let sout = |rails: &'_ [RailInfo]| rails.iter().find(|r| r.role == RailRole::SOUT).cloned();
     let one = match (sout(a), sout(b)) {
         _ if prefix_len == 0 => true,

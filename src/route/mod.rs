@@ -14,11 +14,13 @@ mod kernel;
 mod local;
 mod rank;
 
-pub use address::gid_addr;
-pub use choice::{Choice, End, Refused, Route};
+pub(crate) use address::gid_addr;
+pub use choice::{Choice, End};
+pub(crate) use choice::{Refused, Route};
 pub(crate) use explain::{is_untried, joined, untried};
 pub(crate) use infiniband::dlid;
-pub use island::{Class, class};
+pub(crate) use island::Class;
+pub(crate) use island::class;
 pub(crate) use kernel::{is_unrouted, unrouted};
 pub(crate) use local::{LocalRail, host_name, prefix_len, rail_info};
 
@@ -28,7 +30,12 @@ pub(crate) use choice::is_disjoint;
 
 /// Chooses the routes between two devices, at least one of them of plain rails. `rotation` selects
 /// which of several equal routes comes first.
-pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo], rotation: u32) -> Choice {
+pub(crate) fn choose(
+    policy: RoutePolicy,
+    connector: &[RailInfo],
+    acceptor: &[RailInfo],
+    rotation: u32,
+) -> Choice {
     let (mut routes, mut down, refused) = survey(connector, acceptor, |c, a, one_subnet| match policy {
         RoutePolicy::Subnet if !one_subnet => Err(explain::no_subnet(policy)),
         RoutePolicy::Strict if !(c.requested && a.requested) => {
@@ -57,7 +64,7 @@ pub fn choose(policy: RoutePolicy, connector: &[RailInfo], acceptor: &[RailInfo]
 
 /// Chooses the routes between two devices that are SOUT and SUP: SOUT to SOUT and SUP to SUP, also
 /// if an end offers only one of them. Rails that were not requested are ignored.
-pub fn choose_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Choice {
+pub(crate) fn choose_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Choice {
     let (routes, down, refused) = survey(connector, acceptor, |c, a, _| {
         if c.role != a.role || !c.requested || !a.requested {
             return Err(format!("{} is {}, {} is {}", c.name, c.role, a.name, a.role));

@@ -13,6 +13,8 @@ mod splitter;
 #[cfg(test)]
 mod tests;
 
-pub use plan::{Plan, Stripes, max_connections, speed, terms};
-pub use reported::{Followers, Reported};
+pub(crate) use plan::Stripes;
+pub use plan::{Plan, terms};
+pub(crate) use plan::{max_connections, speed};
+pub(crate) use reported::{Followers, Reported};
 pub(crate) use splitter::{HintSource, Splitter};

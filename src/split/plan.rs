@@ -164,7 +164,7 @@ impl fmt::Display for Plan {
 /// Returns the speed in Mb/s that transfers of a device can reach. Plain rails add up. SOUT and SUP
 /// add up in advanced mode, and with a fixed share that uses both. In vanilla mode the faster one
 /// counts, because a connection uses only one.
-pub fn speed(device: &Device, config: &Config) -> u32 {
+pub(crate) fn speed(device: &Device, config: &Config) -> u32 {
     let speed = |rail: usize| device.rails.get(rail).map_or(0, |n| n.port().speed);
     match (config.sup_share, config.mode) {
         (Some(0), _) if device.is_sout_sup => speed(0),
@@ -177,7 +177,7 @@ pub fn speed(device: &Device, config: &Config) -> u32 {
 /// Returns how many connections the HCAs of a device have queues for. On each rail a flush needs
 /// one more queue pair. Each stripe has one SRQ at a receiver. The stripes of a rail share a
 /// completion queue.
-pub fn max_connections(device: &Device, config: &Config) -> u32 {
+pub(crate) fn max_connections(device: &Device, config: &Config) -> u32 {
     let flush = usize::from(device.rails.iter().any(|nic| nic.flushes(config)));
     // A peer may use fewer rails, which then get more stripes.
     let plain = (1..=device.rails.len()).map(|n| Stripes::plain(config.ib_qps, config.ib_split, n));

@@ -15,14 +15,14 @@ const PER_WORD: usize = 4;
 /// renew them between two messages. A message that reads half of each set is cut by valid weights,
 /// too.
 #[derive(Debug, Default)]
-pub struct Reported {
+pub(crate) struct Reported {
     words: [AtomicU64; MAX_RAILS / PER_WORD],
     renewals: AtomicU32,
 }
 
 impl Reported {
     /// Makes the weights for the speeds of both ends of each rail in Mb/s.
-    pub fn new(speeds: &[(u32, u32)]) -> Self {
+    pub(crate) fn new(speeds: &[(u32, u32)]) -> Self {
         let reported = Self::default();
         reported.renew(speeds);
         reported
@@ -72,7 +72,7 @@ fn of_speeds(speeds: &[(u32, u32)]) -> [u16; MAX_RAILS] {
 
 /// The connections whose weights follow the speeds of this end's ports.
 #[derive(Debug, Default)]
-pub struct Followers(Mutex<Vec<Follower>>);
+pub(crate) struct Followers(Mutex<Vec<Follower>>);
 
 /// One connection.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ struct Follower {
 impl Followers {
     /// Renews `reported` on events until it is dropped. `nics` has this end's port of each rail,
     /// `speeds` the present speeds of both ends.
-    pub fn add(&self, reported: &Arc<Reported>, nics: Vec<Arc<Nic>>, speeds: Vec<(u32, u32)>) {
+    pub(crate) fn add(&self, reported: &Arc<Reported>, nics: Vec<Arc<Nic>>, speeds: Vec<(u32, u32)>) {
         let mut followers = self.0.lock();
         // Only when the list would grow: the cost per connection then does not depend on their number.
         if followers.len() == followers.capacity() {
@@ -99,7 +99,7 @@ impl Followers {
     /// Renews the weights of each connection that uses the adapter with this
     /// [`Context::id`](crate::verbs::Context::id). Returns the ports whose speed has changed, with
     /// the new one in Mb/s. A port that is down keeps its speed.
-    pub fn renew(&self, context: usize) -> Vec<(String, u32)> {
+    pub(crate) fn renew(&self, context: usize) -> Vec<(String, u32)> {
         // Without the lock: a query may wait for the adapter, and set-up for the lock.
         let now: Vec<(String, Option<u32>)> = self.nics_of(context).iter().map(present_speed).collect();
         let mut changed: Vec<(String, u32)> = Vec::new();
@@ -118,7 +118,7 @@ impl Followers {
     }
 
     /// Renews the weights of all connections after a port's scale has changed.
-    pub fn rescale(&self) {
+    pub(crate) fn rescale(&self) {
         self.renew_each(|_, _| {});
     }
 

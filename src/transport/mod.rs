@@ -29,9 +29,9 @@ mod settings;
 mod unusual;
 pub(crate) mod work;
 
-pub use comms::{RecvComm, SendComm};
-pub use memory::Mr;
+pub(crate) use comms::{RecvComm, SendComm};
+pub(crate) use memory::Mr;
 #[cfg(any(test, feature = "simulation"))]
 pub use recv::simulated as simulated_receiver;
-pub use request::Request;
-pub use settings::Settings;
+pub(crate) use request::Request;
+pub(crate) use settings::Settings;

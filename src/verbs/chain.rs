@@ -9,10 +9,10 @@ use rdma_sys as sys;
 const MAX: usize = 9;
 
 /// `opcode` of an RDMA write.
-pub const WRITE: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+pub(crate) const WRITE: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
 
 /// `opcode` of one with immediate.
-pub const WRITE_WITH_IMM: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+pub(crate) const WRITE_WITH_IMM: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
 
 /// Registered local memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

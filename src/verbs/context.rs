@@ -85,7 +85,7 @@ impl DeviceLimits {
 /// queues shared with adapters out of forked children. Without it, on kernels that do not copy such
 /// pages at a fork, the parent's next write goes to a page that no adapter reads. The call has an
 /// effect only before the first registration; later calls return the result of the first.
-pub fn survive_forks() -> Result<()> {
+pub(crate) fn survive_forks() -> Result<()> {
     shim::fork_init().map_err(|source| Error::verbs("ibv_fork_init", source, ""))
 }
 
@@ -93,7 +93,7 @@ pub fn survive_forks() -> Result<()> {
 ///
 /// # Errors
 /// There is no list of devices.
-pub fn open_all() -> Result<Vec<(String, Result<Arc<Context>>)>> {
+pub(crate) fn open_all() -> Result<Vec<(String, Result<Arc<Context>>)>> {
     let list = DeviceList::new()?;
     Ok(list.devices().map(|listed| (listed.name.clone(), Context::open(&listed).map(Arc::new))).collect())
 }

@@ -113,7 +113,7 @@ impl Drop for Pd {
 
 /// Duplicates the descriptor of a DMA-BUF that the caller keeps open meanwhile. `None` if it is not
 /// an open file, or if the process has no descriptor left.
-pub fn keep_dmabuf(fd: c_int) -> Option<OwnedFd> {
+pub(crate) fn keep_dmabuf(fd: c_int) -> Option<OwnedFd> {
     if fd < 0 {
         return None;
     }
@@ -123,7 +123,7 @@ pub fn keep_dmabuf(fd: c_int) -> Option<OwnedFd> {
 
 /// A memory region on one device, for local use and for RDMA writes of the peer.
 #[derive(Debug)]
-pub struct Mr {
+pub(crate) struct Mr {
     // Dropped before the PD.
     raw: RawMr,
     keys: Keys,
@@ -165,7 +165,7 @@ unsafe impl Sync for RawMr {}
 
 /// How memory is registered. Local work requests and the peer's writes may use it in any case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MrOptions {
+pub(crate) struct MrOptions {
     /// Permits RDMA reads: those of flushes, which the adapter sends to itself.
     pub reads: bool,
     /// Requests relaxed ordering on PCIe where the library supports it.
@@ -186,7 +186,7 @@ impl MrOptions {
 
 impl Mr {
     /// Calls `ibv_reg_mr` for `len` bytes at `addr`.
-    pub fn new(pd: &Arc<Pd>, addr: usize, len: usize, options: MrOptions) -> Result<Self> {
+    pub(crate) fn new(pd: &Arc<Pd>, addr: usize, len: usize, options: MrOptions) -> Result<Self> {
         // SAFETY: the PD is live while we hold it.
         let (call, raw) = unsafe { shim::reg_mr(pd.as_ptr(), addr, len, options.access(), options.relaxed) };
         let raw = non_null(call, || format!("{} for {len} bytes at {addr:#x}", pd.context.name()), raw)?;
@@ -196,7 +196,7 @@ impl Mr {
     /// Calls `ibv_reg_dmabuf_mr` for `len` bytes from `offset` of a DMA-BUF, which work requests
     /// address as `addr`. Offset and address must be equal modulo the page size. The caller may
     /// close the file afterwards.
-    pub fn of_dmabuf(
+    pub(crate) fn of_dmabuf(
         pd: &Arc<Pd>,
         (fd, offset): (c_int, u64),
         (addr, len): (usize, usize),
@@ -222,18 +222,18 @@ impl Mr {
     }
 
     /// Returns the keys.
-    pub fn keys(&self) -> Keys {
+    pub(crate) fn keys(&self) -> Keys {
         self.keys
     }
 
     /// Returns whether it was made in this PD.
-    pub fn is_in(&self, pd: &Arc<Pd>) -> bool {
+    pub(crate) fn is_in(&self, pd: &Arc<Pd>) -> bool {
         Arc::ptr_eq(&self.pd, pd)
     }
 
     /// Deregisters the memory when the PD is released, after the last queue pair in it: until then
     /// the peers' writes over these queue pairs may use the key.
-    pub fn retire(self) {
+    pub(crate) fn retire(self) {
         let Self { raw, pd, .. } = self;
         pd.retired.lock().push(raw);
     }

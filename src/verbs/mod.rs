@@ -26,18 +26,23 @@ use std::ptr::NonNull;
 use crate::error::{Error, Result};
 
 pub use blanks::Blanks;
-pub use chain::{Chain, Local, Remote, WRITE, WRITE_WITH_IMM};
-pub use context::{Context, DeviceLimits, open_all, survive_forks};
-pub use cq::{Batch, Completion, Cq, Kind};
-pub use event::{About, AsyncEvent};
-pub use memory::{Keys, Mr, MrOptions, Pd, keep_dmabuf};
-pub use pages::page_size;
-pub use port::{Gid, Port};
-pub use prepared::{INLINE, ImmWrite, WordsWrite};
+pub use chain::{Chain, Local, Remote};
+pub(crate) use chain::{WRITE, WRITE_WITH_IMM};
+pub(crate) use context::{Context, DeviceLimits};
+pub(crate) use context::{open_all, survive_forks};
+pub(crate) use cq::Kind;
+pub use cq::{Batch, Completion, Cq};
+pub(crate) use event::{About, AsyncEvent};
+pub(crate) use memory::{Keys, Pd};
+pub(crate) use memory::{Mr, MrOptions, keep_dmabuf};
+pub(crate) use pages::page_size;
+pub(crate) use port::{Gid, Port};
+pub(crate) use prepared::{ImmWrite, WordsWrite};
 pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
-pub use region::{Region, Words};
-pub use shim::{PendingEvent, can_relax_ordering};
-pub use srq::Srq;
+pub use region::Region;
+pub(crate) use region::Words;
+pub(crate) use shim::can_relax_ordering;
+pub(crate) use srq::Srq;
 
 /// Pointer-returning calls set `errno`.
 fn non_null<T>(call: &'static str, on: impl FnOnce() -> String, p: *mut T) -> Result<NonNull<T>> {

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use super::log_failure;
 
 /// Returns the page size of this system in bytes.
-pub fn page_size() -> usize {
+pub(crate) fn page_size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
     *SIZE.get_or_init(|| {
         // SAFETY: the call takes an integer.

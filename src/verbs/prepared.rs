@@ -8,7 +8,7 @@ use rdma_sys as sys;
 use super::{Local, Remote, WRITE, WRITE_WITH_IMM};
 
 /// Bytes of a [`WordsWrite`].
-pub const INLINE: usize = 64;
+pub(crate) const INLINE: usize = 64;
 
 const SIGNALED: u32 = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
 const INLINED: u32 = sys::ibv_send_flags::IBV_SEND_INLINE.0;
@@ -84,7 +84,6 @@ impl Drop for Prepared {
 
 impl ImmWrite {
     /// Builds the work request.
-    #[expect(clippy::new_without_default, reason = "it allocates")]
     pub fn new() -> Self {
         Self(Prepared::new(WRITE_WITH_IMM, SIGNALED))
     }
@@ -112,7 +111,6 @@ impl ImmWrite {
 
 impl<const N: usize> WordsWrite<N> {
     /// Builds the work request.
-    #[expect(clippy::new_without_default, reason = "it allocates")]
     pub fn new() -> Self {
         Self { prepared: Prepared::new(WRITE, INLINED), kept: Box::new([[0; INLINE / 8]; N]) }
     }

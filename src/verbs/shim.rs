@@ -255,7 +255,7 @@ fn reg_mr_iova2() -> Option<RegMrIova2> {
 }
 
 /// Returns whether registrations can request relaxed ordering. The adapter may ignore it.
-pub fn can_relax_ordering() -> bool {
+pub(crate) fn can_relax_ordering() -> bool {
     reg_mr_iova2().is_some()
 }
 

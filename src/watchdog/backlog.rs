@@ -10,7 +10,7 @@ const LEAST: u64 = 256 << 10;
 
 /// What was ever posted on a rail.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Posted {
+pub(crate) struct Posted {
     /// Work requests.
     pub work_requests: u64,
     /// Their bytes.

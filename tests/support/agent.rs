@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib::agent::{Addresses, Options, Subscription};
-use nccl_net_mpib::process::Process;
+use nccl_net_mpib::simulation::agent::{Addresses, Options, Subscription};
+use nccl_net_mpib::simulation::process::Process;
 use nccl_net_mpib_agent_iface::agent::memory::{MEMORY_SIZE, MemoryWriter};
 use nccl_net_mpib_agent_iface::agent::{
     HintsWriter, IN_MEMORY, Request, Response, Status, entry_offset, flags, passing,
@@ -50,7 +50,7 @@ impl Place {
             // Host programs in C have it so, unlike Rust's: a signal for a lost agent would end
             // this process. SAFETY: no handler is involved.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-            nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, text| {
+            nccl_net_mpib::simulation::log::install(Logger::from_fn(|level, _, _, text| {
                 let level = if level == Level::Warn { WARN } else { INFO };
                 LOG.lock().unwrap().push((level, text.to_string_lossy().into_owned()));
             }));

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::sync::Mutex;
 
 use nccl_net_abi as abi;
-use nccl_net_mpib::log::flush;
+use nccl_net_mpib::simulation::log::flush;
 
 /// Levels of NCCL's log.
 pub const WARN: c_int = 2;

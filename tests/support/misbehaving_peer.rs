@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use nccl_net_mpib::config::Config;
-use nccl_net_mpib::control::{Channel, Control, Listener, Options};
-use nccl_net_mpib::device::{self, Device};
-use nccl_net_mpib::process::Process;
-use nccl_net_mpib::proto::{
+use nccl_net_mpib::simulation::config::Config;
+use nccl_net_mpib::simulation::control::{Channel, Control, Listener, Options};
+use nccl_net_mpib::simulation::device::{self, Device};
+use nccl_net_mpib::simulation::process::Process;
+use nccl_net_mpib::simulation::proto::{
     Claim, FIFO_BYTES, Handle, Hello, Memory, Message, PROBE_IMM, QpWiring, RailAddr, RailInfo, Role,
     RouteWiring, SCRATCH, Wiring, memory_bytes, qp_of_slot, written_bytes,
 };
-use nccl_net_mpib::verbs::{
+use nccl_net_mpib::simulation::verbs::{
     Access, Batch, Blanks, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote,
     Timing,
 };
@@ -73,18 +73,18 @@ pub fn hello() -> Hello {
             name: nic.name().into(),
             port: port.number,
             link_layer: port.link,
-            mtu: nccl_net_mpib::proto::Mtu::B4096,
+            mtu: nccl_net_mpib::simulation::proto::Mtu::B4096,
             lid: port.lid,
             addrs: vec![RailAddr { gid: gid.raw, gid_index: gid.index, gid_kind: gid.kind, prefix_len: 24 }],
             speed_mbps: port.speed,
-            role: nccl_net_mpib::proto::RailRole::new(role as u8).unwrap(),
+            role: nccl_net_mpib::simulation::proto::RailRole::new(role as u8).unwrap(),
             requested: true,
             grh_required: port.grh_required,
             is_down: false,
         }
     };
     let rails = device().rails.iter().enumerate().map(rail).collect();
-    let terms = nccl_net_mpib::split::terms(&config(), device().is_sout_sup);
+    let terms = nccl_net_mpib::simulation::split::terms(&config(), device().is_sout_sup);
     let (host, pid) = ("liar".into(), std::process::id());
     Hello {
         claim: Claim::default(),

@@ -4,11 +4,11 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 
-use nccl_net_mpib::config::Config;
-use nccl_net_mpib::proto::{
+use nccl_net_mpib::simulation::config::Config;
+use nccl_net_mpib::simulation::proto::{
     Claim, HEADER_BYTES, Handle, Hello, Keys, Message, Nonce, Role, Secret, Session, Transcript,
 };
-use nccl_net_mpib::split;
+use nccl_net_mpib::simulation::split;
 
 use crate::pair::LIMIT;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-use nccl_net_mpib::config::Config;
+use nccl_net_mpib::simulation::config::Config;
 
 /// Most bytes of what the error has for one variable.
 const ROW_MAX: usize = 2000;

@@ -5,7 +5,7 @@ use mpib_tests::code::Success;
 use mpib_tests::misbehaving_peer::{self, MisbehavingPeer};
 use mpib_tests::pair::{Buffer, until};
 use mpib_tests::table::{Ptr, newest};
-use nccl_net_mpib::proto::{CTS_BYTES, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, Sequence};
+use nccl_net_mpib::simulation::proto::{CTS_BYTES, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, Sequence};
 
 use crate::steps;
 use crate::table::context;

@@ -1,9 +1,9 @@
 //! The routes that two HELLOs result in.
 
 use arbitrary::{Arbitrary, Unstructured};
-use nccl_net_mpib::proto::{Ends, Hello};
-use nccl_net_mpib::route::{Choice, End};
-use nccl_net_mpib::split::Plan;
+use nccl_net_mpib::simulation::proto::{Ends, Hello};
+use nccl_net_mpib::simulation::route::{Choice, End};
+use nccl_net_mpib::simulation::split::Plan;
 
 use crate::hellos::{Hellos, over_the_wire};
 

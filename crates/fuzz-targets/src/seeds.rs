@@ -2,8 +2,8 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 use mpib_tests::rng::Rng;
-use nccl_net_mpib::config::Config;
-use nccl_net_mpib::proto::{
+use nccl_net_mpib::simulation::config::Config;
+use nccl_net_mpib::simulation::proto::{
     Addr, Attempt, Callback, Handle, ImmLayout, Memory, Message, NewRails, Numbered, OpenGroup, QpWiring,
     RebuildFailed, Redial, Role, RouteWiring, SenderState, Sequence, Verdict, Wiring,
 };

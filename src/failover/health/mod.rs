@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
-pub use nccl_net_mpib_agent_iface::stats::PortState;
+pub(crate) use nccl_net_mpib_agent_iface::stats::PortState;
 
 use crate::failover::failed_routes::{EXPIRY, FailedRoutes, RouteKey};
 use crate::failover::hold_down::HoldDown;

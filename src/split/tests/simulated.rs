@@ -124,7 +124,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn a_splitter_keeps_its_rules_whatever_happens(
+    fn a_splitter_keeps_its_rules(
         rails in 1usize..=4,
         hinted: bool,
         events in prop::collection::vec(event(), 1..300),

@@ -5,7 +5,7 @@ use mpib_tests::log::assert_warned;
 use mpib_tests::pair::{Pair, connect, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::STATE_OFFSET;
+use nccl_net_mpib::simulation::proto::STATE_OFFSET;
 
 #[test]
 fn handles_are_checked() {

@@ -7,7 +7,7 @@ use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::table::newest;
 use mpib_tests::vdevices::Rig;
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::Handle;
+use nccl_net_mpib::simulation::proto::Handle;
 
 /// Pieces of a handshake before the acceptor uses the connection: HELLO and WIRING; the acceptor's
 /// WELCOME, HELLO, WIRING and READY; PROOF and READY.

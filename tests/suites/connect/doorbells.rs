@@ -6,7 +6,7 @@ use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, both_fail, connect, init, pattern};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, misbehaving_peer, mpib, with_and_without_srq};
-use nccl_net_mpib::proto::CACHE_LINE;
+use nccl_net_mpib::simulation::proto::CACHE_LINE;
 use softverbs::Counters;
 
 /// Work that both ends posted on a rail.

@@ -8,7 +8,7 @@ use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SPLIT_ALL, TWO_RAILS, here, set, two_adapters, with_and_without_srq};
-use nccl_net_mpib::proto::Message;
+use nccl_net_mpib::simulation::proto::Message;
 use softverbs::QpCounters;
 
 /// This host and two others: one of this island, one of another.

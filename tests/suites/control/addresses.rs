@@ -12,7 +12,7 @@ use mpib_tests::pair::{connect, init, until};
 use mpib_tests::peer::{Peer, handle_of};
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated, mpib, set};
-use nccl_net_mpib::proto::Handle;
+use nccl_net_mpib::simulation::proto::Handle;
 
 /// Two hosts with a port each, whose interface has all addresses that its table may have, and a
 /// network for control connections.

@@ -10,8 +10,10 @@ use mpib_tests::peer::{Peer, commands, handle_of, word};
 use mpib_tests::process::Role;
 use mpib_tests::raw::Raw;
 use mpib_tests::{here, isolated_with};
-use nccl_net_mpib::control::{Channel, ChannelState};
-use nccl_net_mpib::proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, TAG_BYTES, Wiring};
+use nccl_net_mpib::simulation::control::{Channel, ChannelState};
+use nccl_net_mpib::simulation::proto::{
+    Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, TAG_BYTES, Wiring,
+};
 
 use super::util::{
     SILENCE, a_real_peer_gets_in, accept, connect, control, handle_with, hello, listen, raw_peer, recv,

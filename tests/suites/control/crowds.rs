@@ -13,8 +13,8 @@ use mpib_tests::peer::{Peer, answer, commands, handle_of, word};
 use mpib_tests::process::Role;
 use mpib_tests::raw::{Raw, dial, hello_frame};
 use mpib_tests::{here, isolated, isolated_with};
-use nccl_net_mpib::control::{Channel, Listener};
-use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Handle, Message, TAG_BYTES};
+use nccl_net_mpib::simulation::control::{Channel, Listener};
+use nccl_net_mpib::simulation::proto::{HELLO_PREFIX_BYTES, Handle, Message, TAG_BYTES};
 use nccl_net_versions::Logger;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -175,7 +175,7 @@ fn holders_of_the_id_keep_nobody_out() {
 fn holders_of_many_secrets_keep_nobody_out() {
     isolated(here!(), &[], || {
         static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-        nccl_net_mpib::log::install(Logger::from_fn(|_, _, _, text| {
+        nccl_net_mpib::simulation::log::install(Logger::from_fn(|_, _, _, text| {
             LINES.lock().unwrap().push(text.to_string_lossy().into_owned());
         }));
         // An eighth of these, 64, is the bound.
@@ -219,9 +219,9 @@ fn a_connection_to_an_address_that_is_not_advertised_is_closed() {
     isolated(here!(), &[], || {
         let options = super::util::options();
         let named = Some(("MPIB_OOB_IF", "=lo".parse().unwrap()));
-        let only_loopback = nccl_net_mpib::control::Options { interfaces: named, ..options };
+        let only_loopback = nccl_net_mpib::simulation::control::Options { interfaces: named, ..options };
         let listener = Listener::open(super::util::control(), &only_loopback).unwrap();
-        let all = nccl_net_mpib::control::interfaces().unwrap();
+        let all = nccl_net_mpib::simulation::control::interfaces().unwrap();
         let others = all.iter().map(|i| i.addr.ip()).filter(|ip| ip.is_ipv4() && !ip.is_loopback());
         for ip in others {
             let mut one = TcpStream::connect((ip, listener.handle().port())).unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::proto::Message;
+use nccl_net_mpib::simulation::proto::Message;
 use nccl_net_versions::{Level, Logger};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -18,7 +18,7 @@ static WARNINGS: AtomicUsize = AtomicUsize::new(0);
 #[test]
 fn a_listener_without_descriptors_warns_once_and_recovers() {
     isolated(here!(), &[], || {
-        nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, text| {
+        nccl_net_mpib::simulation::log::install(Logger::from_fn(|level, _, _, text| {
             let text = text.to_string_lossy();
             assert!(level != Level::Warn || text.contains("ulimit -n"), "{text}");
             WARNINGS.fetch_add(usize::from(level == Level::Warn), Ordering::Relaxed);

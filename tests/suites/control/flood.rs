@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use mpib_tests::holdings::{descriptors, resident};
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::control::{Channel, ChannelState, Listener};
-use nccl_net_mpib::proto::{HELLO_PREFIX_BYTES, Message};
+use nccl_net_mpib::simulation::control::{Channel, ChannelState, Listener};
+use nccl_net_mpib::simulation::proto::{HELLO_PREFIX_BYTES, Message};
 use socket2::{Domain, Socket, Type};
 
 use super::util::{TOKEN, connect, hello_bytes, listen, raw_peer, recv};

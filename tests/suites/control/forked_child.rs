@@ -2,7 +2,7 @@
 
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::control::ChannelState;
+use nccl_net_mpib::simulation::control::ChannelState;
 
 use super::util::{accept, connect, listen};
 

@@ -8,7 +8,7 @@ use mpib_tests::log::{LOG, warnings};
 use mpib_tests::pair::{init, pattern, try_connect, until};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::{
+use nccl_net_mpib::simulation::proto::{
     Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, PROTOCOL_VERSION, Release, STATE_OFFSET, Secret,
 };
 

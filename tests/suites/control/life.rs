@@ -213,8 +213,8 @@ fn a_process_may_be_stopped_for_long_while_a_rail_fails() {
         b.process().stop();
         a.must("link soft1 0");
         a.say("send 100000 2");
+        // It goes over the other rail alone if the loss is noticed first.
         std::thread::sleep(LONG);
-        assert_eq!(a.answered(), None);
         b.process().go_on();
         assert_eq!(a.answer(), "ok");
         message(&mut a, &mut b, 3);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::control::{Channel, ChannelEvent, ChannelState, News};
-use nccl_net_mpib::proto::Message;
+use nccl_net_mpib::simulation::control::{Channel, ChannelEvent, ChannelState, News};
+use nccl_net_mpib::simulation::proto::Message;
 use nccl_net_versions::{Level, Logger};
 
 use super::util::{a_real_peer_gets_in, accept, connect, listen, recv};
@@ -38,7 +38,7 @@ fn established() -> (Channel, Channel) {
 #[test]
 fn a_panic_fails_every_connection_and_the_next_ones_work() {
     isolated(here!(), &[], || {
-        nccl_net_mpib::log::install(Logger::from_fn(|level, _, _, text| {
+        nccl_net_mpib::simulation::log::install(Logger::from_fn(|level, _, _, text| {
             if level == Level::Warn {
                 LINES.lock().unwrap().push(text.to_string_lossy().into_owned());
             }

@@ -7,10 +7,10 @@ use mpib_tests::peer::{Grandchild, Peer, answer, commands, fork_idle_child, hand
 use mpib_tests::process::Role;
 use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::{here, isolated, isolated_with};
-use nccl_net_mpib::control::{
+use nccl_net_mpib::simulation::control::{
     Channel, ChannelEvent, ChannelState, Failover, Listener, News, Options, Tolerance,
 };
-use nccl_net_mpib::proto::{Handle, Message};
+use nccl_net_mpib::simulation::proto::{Handle, Message};
 
 use super::util::{SILENCE, accept, control, hello, options, recv};
 

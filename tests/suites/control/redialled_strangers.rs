@@ -8,8 +8,8 @@ use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::proxy::reset;
 use mpib_tests::raw::{Raw, dial, hello_frame, read_plain};
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::control::{Channel, ChannelState, Listener};
-use nccl_net_mpib::proto::{Callback, Message, Redial, Role, Secret, ended_commitment};
+use nccl_net_mpib::simulation::control::{Channel, ChannelState, Listener};
+use nccl_net_mpib::simulation::proto::{Callback, Message, Redial, Role, Secret, ended_commitment};
 
 use super::redial::listen;
 use super::util::{HALF_OPEN, control, handle_with, hello, is_dropped, recv};

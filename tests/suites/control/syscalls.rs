@@ -11,7 +11,7 @@ use mpib_tests::pair::{HOST, init, until};
 use mpib_tests::process::watchdog;
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::{Addr, Handle};
+use nccl_net_mpib::simulation::proto::{Addr, Handle};
 
 /// Numbers of system calls that do not exist, by which the traced thread marks what it is about to
 /// do; the last one says that it is over.

@@ -5,7 +5,7 @@ use mpib_tests::pair::{connect_both, init};
 use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::Handle;
+use nccl_net_mpib::simulation::proto::Handle;
 
 /// Connections. The one with the fewest turns counts, since what the ends send at the same time
 /// may pass the proxy in any order.

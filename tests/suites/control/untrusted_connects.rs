@@ -12,7 +12,9 @@ use mpib_tests::peer::{Peer, accepted, recv, wait, word};
 use mpib_tests::raw::{Raw, hello_frame};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::{Claim, HELLO_PREFIX_BYTES, Handle, Hello, LinkLayer, Message, TAG_BYTES, Wiring};
+use nccl_net_mpib::simulation::proto::{
+    Claim, HELLO_PREFIX_BYTES, Handle, Hello, LinkLayer, Message, TAG_BYTES, Wiring,
+};
 use nccl_net_mpib_agent_iface::stats::pages_of;
 
 use super::util::{is_dropped, show_figures};

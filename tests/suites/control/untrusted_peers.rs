@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::raw::{Raw, hello_frame, read_plain};
-use nccl_net_mpib::control::{ChannelState, Listener, Options};
-use nccl_net_mpib::proto::{Claim, HELLO_PREFIX_BYTES, Message, Release, TAG_BYTES, Transcript};
+use nccl_net_mpib::simulation::control::{ChannelState, Listener, Options};
+use nccl_net_mpib::simulation::proto::{Claim, HELLO_PREFIX_BYTES, Message, Release, TAG_BYTES, Transcript};
 
 use super::util::{
     TOKEN, a_real_peer_gets_in, a_real_peer_gets_in_again, accept, connect, control, hello, hello_bytes,

@@ -123,7 +123,7 @@ fn fewer_connections_fit_with_flushes() {
     let env = mpib("512", &[("MPIB_SOUT_QP", "2"), ("MPIB_SUP_QP", "3"), ON]);
     with_and_without_srq(here!(), &env, || {
         init(newest());
-        let device = nccl_net_mpib::process::Process::global().devices.get(0).unwrap();
+        let device = nccl_net_mpib::simulation::process::Process::global().devices.get(0).unwrap();
         let each = device.rails[1].limits().max_qp / 4;
         assert_eq!(newest().properties(0).1.unwrap().max_comms, each as i32);
     });
@@ -296,7 +296,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
         let to = Buffer::new(table, comm, vec![0; 1000]);
         let request = recv(table, comm, &to, 1000);
         // The message is empty and therefore on SOUT. The first receive has slot 1.
-        let layout = nccl_net_mpib::proto::ImmLayout::new(2).unwrap();
+        let layout = nccl_net_mpib::simulation::proto::ImmLayout::new(2).unwrap();
         liar.signal(0, layout.encode(1, 1, layout.size(0)));
         assert_eq!(wait(table, request), 0);
         // The completion is in the queue until the plugin polls.

@@ -9,7 +9,7 @@ use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, here, misbehaving_peer, mpib, with_and_without_srq};
-use nccl_net_mpib::proto::{ImmLayout, SizeQ};
+use nccl_net_mpib::simulation::proto::{ImmLayout, SizeQ};
 use softverbs::{Direction, EventTarget, Fault, inject, raise_event};
 
 use super::optional_util::{OPTIONAL, here, optional, shown, taken, tested};

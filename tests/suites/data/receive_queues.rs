@@ -7,7 +7,7 @@ use mpib_tests::pair::{Buffer, Pair, assert_no_rnr, connect, init, pattern, unti
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, misbehaving_peer, mpib, with_and_without_srq};
-use nccl_net_mpib::proto::ImmLayout;
+use nccl_net_mpib::simulation::proto::ImmLayout;
 
 /// Two hosts, each with and without shared receive queues.
 const HOSTS: [[&str; 2]; 2] = [

@@ -6,8 +6,10 @@ use mpib_tests::misbehaving_peer::{receiver, sender};
 use mpib_tests::pair::{Buffer, Pair, failure, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{NO_PINGS, SHORT, here, isolated, mpib};
-use nccl_net_mpib::control::Channel;
-use nccl_net_mpib::proto::{ImmLayout, Message, Numbered, OpenGroup, Replay, SenderState, Sequence, Verdict};
+use nccl_net_mpib::simulation::control::Channel;
+use nccl_net_mpib::simulation::proto::{
+    ImmLayout, Message, Numbered, OpenGroup, Replay, SenderState, Sequence, Verdict,
+};
 use softverbs::{CqOf, Direction, Fault, Only, heal, inject_at};
 
 use super::points::{Ends, env, two_hosts};

@@ -3,7 +3,7 @@
 use mpib_tests::code::Success;
 use mpib_tests::log::{assert_warned, take_warnings};
 use mpib_tests::{NO_PINGS, here, isolated};
-use nccl_net_mpib::error::wc_status;
+use nccl_net_mpib::simulation::error::wc_status;
 use softverbs::{CompletionStatus, Fault, Only, Post, fail_post, faults_struck, inject_at};
 
 use super::points::{Ends, env, two_hosts};

@@ -7,7 +7,7 @@ use mpib_tests::peer::{Grandchild, Peer, connected, from_peer, handle_of, recv, 
 use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::proto::Handle;
+use nccl_net_mpib::simulation::proto::Handle;
 
 //= faults.md: 50: the control connection is reset: data moves on while it is dialled again
 //= reach.md: a control connection that breaks is dialled again

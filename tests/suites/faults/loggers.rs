@@ -15,7 +15,7 @@ use mpib_tests::paths::artifact;
 use mpib_tests::table::{Ptr, Table, newest, table};
 use mpib_tests::{SHORT, here, isolated, mpib};
 use nccl_net_abi::ncclDebugLogger_t;
-use nccl_net_mpib::proto::ImmLayout;
+use nccl_net_mpib::simulation::proto::ImmLayout;
 use softverbs::{EventTarget, qp_attributes, raise_event};
 
 const QP_FATAL: u32 = 1;

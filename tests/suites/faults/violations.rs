@@ -7,7 +7,9 @@ use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour, receiver, send
 use mpib_tests::pair::{Buffer, Pair, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, mpib, with_and_without_srq};
-use nccl_net_mpib::proto::{Cts, ImmLayout, Memory, Message, RECORD_BYTES, Sequence, SizeQ, Wiring};
+use nccl_net_mpib::simulation::proto::{
+    Cts, ImmLayout, Memory, Message, RECORD_BYTES, Sequence, SizeQ, Wiring,
+};
 
 /// Receives in the group, immediates as (rail, word), what is said of them.
 type Case<'a> = (usize, &'a [(usize, u32)], &'a str);
@@ -267,7 +269,7 @@ fn handshakes() -> Vec<(Misbehaviour, &'static str)> {
                 hello: Some(|h| {
                     h.rails
                         .iter_mut()
-                        .for_each(|r| r.link_layer = nccl_net_mpib::proto::LinkLayer::InfiniBand)
+                        .for_each(|r| r.link_layer = nccl_net_mpib::simulation::proto::LinkLayer::InfiniBand)
                 }),
                 ..Misbehaviour::default()
             },

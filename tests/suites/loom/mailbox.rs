@@ -9,13 +9,13 @@
 mod source;
 
 mod frame {
-    pub(crate) use nccl_net_mpib::proto::{FrameError, MAX_FRAME_BYTES, Peeked};
+    pub(crate) use nccl_net_mpib::simulation::proto::{FrameError, MAX_FRAME_BYTES, Peeked};
 }
 mod slot {
-    pub(crate) use nccl_net_mpib::proto::CACHE_LINE;
+    pub(crate) use nccl_net_mpib::simulation::proto::CACHE_LINE;
 }
 mod wire {
-    pub(crate) use nccl_net_mpib::proto::HEADER_BYTES;
+    pub(crate) use nccl_net_mpib::simulation::proto::HEADER_BYTES;
 }
 
 use std::sync::atomic::{AtomicU64 as Word, AtomicUsize};
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64 as Word, AtomicUsize};
 use crate::sync::{AtomicU64, Ordering::Relaxed};
 use loom::sync::Arc;
 use loom::thread;
-use nccl_net_mpib::proto::MailState;
+use nccl_net_mpib::simulation::proto::MailState;
 
 const WORDS: usize = source::RING_BYTES / 8;
 /// The words at the end of a chunk that differ between chunks with the same frame: checksum and

@@ -20,7 +20,7 @@ mod sync {
 }
 
 mod proto {
-    pub(crate) use nccl_net_mpib::proto::{GidKind, MAX_RECVS};
+    pub(crate) use nccl_net_mpib::simulation::proto::{GidKind, MAX_RECVS};
 }
 
 mod attention;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mpib_tests::agent::{Agent, Place, overwrite, wait_share};
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::agent::Subscription;
+use nccl_net_mpib::simulation::agent::Subscription;
 use nccl_net_mpib_agent_iface::agent::entry_offset;
 
 fn warnings(place: &Place) -> Vec<String> {

@@ -8,7 +8,7 @@ use mpib_tests::agent::{Place, addresses, wait_share};
 use mpib_tests::log::warnings;
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::agent::{Clients, PortScales, Subscription};
+use nccl_net_mpib::simulation::agent::{Clients, PortScales, Subscription};
 
 /// Panics once.
 #[derive(Debug, Default)]

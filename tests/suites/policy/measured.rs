@@ -8,7 +8,7 @@ use mpib_tests::pair::{Buffer, Pair, connect, init};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, carried, newest_device, speeds};
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::process::Process;
+use nccl_net_mpib::simulation::set_port_scale as scale;
 use nccl_net_mpib_agent_iface::stats::pages_of;
 
 const MIB: usize = 1 << 20;
@@ -128,10 +128,6 @@ fn equal_rails_carry_half_each() {
         let found = parts(rig, 2, MIB, 100);
         assert!((48.0..=52.0).contains(&found[0]), "{found:?}");
     });
-}
-
-fn scale(port: &str, scale: u16) -> bool {
-    Process::global().events.scaler().set(port, scale)
 }
 
 /// Drains r0, gives it back, and lowers its share.

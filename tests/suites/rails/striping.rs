@@ -309,7 +309,7 @@ fn a_rail_that_is_down_takes_its_queue_pairs_with_it() {
 fn fewer_connections_fit_with_more_queue_pairs() {
     on_rails(here!(), 1, "4", "1", || {
         let ctx = init(table(12));
-        let device = nccl_net_mpib::process::Process::global().devices.get(0).unwrap();
+        let device = nccl_net_mpib::simulation::process::Process::global().devices.get(0).unwrap();
         let limits = device.rails[0].limits();
         // The four stripes share a completion queue. Each has an SRQ if the adapter has them.
         let mut most = limits.max_qp.min(4 * limits.max_cq);

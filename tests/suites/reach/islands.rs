@@ -12,7 +12,7 @@ use mpib_tests::hosts::{Hosts, on_hosts};
 use mpib_tests::pair::until;
 use mpib_tests::peer::{Peer, handle_of};
 use mpib_tests::process::Role;
-use nccl_net_mpib::proto::Handle;
+use nccl_net_mpib::simulation::proto::Handle;
 
 const MIB: usize = 1 << 20;
 

@@ -5,9 +5,9 @@ use std::io::Write;
 
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::raw::{Raw, dial, hello, hello_frame};
-use nccl_net_mpib::control::{Channel, ChannelState, Listener};
-use nccl_net_mpib::process::Process;
-use nccl_net_mpib::proto::{Callback, Message, Nonce, Numbered, Verdict};
+use nccl_net_mpib::simulation::control::{Channel, ChannelState, Listener};
+use nccl_net_mpib::simulation::process::Process;
+use nccl_net_mpib::simulation::proto::{Callback, Message, Nonce, Numbered, Verdict};
 
 use super::tolerance;
 

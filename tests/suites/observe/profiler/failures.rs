@@ -8,7 +8,7 @@ use mpib_tests::peer::{Peer, accepted, from_peer, recv, send, to_peer, wait};
 use mpib_tests::recorder::{FIRST, Mood, first};
 use mpib_tests::table::{Ptr, Table, set_profiler, set_profiler_handles};
 use mpib_tests::{SHORT, here, isolated, mpib};
-use nccl_net_mpib::proto::ImmLayout;
+use nccl_net_mpib::simulation::proto::ImmLayout;
 
 const LEN: usize = 1 << 20;
 
