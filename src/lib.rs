@@ -4,6 +4,7 @@
 //! `process` holds what outlives a communicator. None of it is for other crates: a program gets the
 //! tables of the shared object, and the project's own tests the door `simulation`.
 
+#![allow(rustdoc::private_intra_doc_links, reason = "its documentation is for its own developers")]
 #![cfg_attr(
     not(any(test, feature = "simulation")),
     allow(dead_code, unused_imports, unreachable_pub, reason = "`simulation` has more than the plugin uses")

@@ -2,6 +2,8 @@
 //! child processes, test patterns, memory for messages, the simulated rails' counters, plugin files,
 //! and failures in words.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "comments of options are their help: HOST[:PORT]")]
+
 mod abi;
 mod agent;
 mod demo;
