@@ -44,7 +44,7 @@ impl Progress for SendState {
     }
 
     fn is_busy(&mut self) -> bool {
-        self.blocks_sends() || self.recovery.has_unposted()
+        self.blocks_sends() || self.recovery.is_fencing() || self.recovery.has_unposted()
     }
 
     #[inline(always)]

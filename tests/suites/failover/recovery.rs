@@ -140,3 +140,19 @@ fn an_adapter_that_is_slow_to_destroy_queue_pairs_delays_no_other_data() {
         link.close();
     });
 }
+
+/// A part is on the rail whose queue pairs are not destroyed in time, at both ends.
+//= rail-life.md: an adapter that hangs is left alone, and lost data goes over other rails
+#[test]
+fn an_adapter_that_hangs_costs_no_data() {
+    let devices =
+        two_hosts(2).replace("r1:", "r1:verb_time=destroy:10s,").replace("s1:", "s1:verb_time=destroy:10s,");
+    isolated(here!(), &env(&devices, &[]), || {
+        let mut link = Ends::two_hosts(12, 2).link(&Traffic::of(&[&[100_000]], 8, 2));
+        link.run(|| {});
+        inject_at("s1", Fault::Silence(Direction::Both), 1, Only::WRITES).unwrap();
+        link.run(|| {});
+        assert!(has_logged("does not destroy queue pairs"), "the adapter does not hang");
+        link.close();
+    });
+}
