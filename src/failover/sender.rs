@@ -168,18 +168,14 @@ impl Sender {
         SenderState { epoch: self.epoch, dead: self.dead.bits(), next, open }
     }
 
-    /// Handles a message of the receiver; `open` returns the groups that are open.
+    /// Handles a message of the receiver; `open` are the groups that are open.
     ///
     /// # Errors
     /// It contradicts what this end knows, or a sender gets no such message.
-    pub(crate) fn on_message(
-        &mut self,
-        message: Message,
-        open: impl Fn() -> Vec<Posted>,
-    ) -> Fast<SenderAction> {
+    pub(crate) fn on_message(&mut self, message: Message, open: &[Posted]) -> Fast<SenderAction> {
         match message {
             Message::Down { epoch, rails } => self.on_down(epoch, RailSet::from_bits(rails)),
-            Message::Verdict(verdict) => self.on_verdict(&verdict, &open()),
+            Message::Verdict(verdict) => self.on_verdict(&verdict, open),
             Message::Rebuilt(answer) => Ok(self.on_rebuilt(answer)),
             Message::RebuildFailed(failed) => Ok(self.on_rebuild_failed(failed)),
             Message::Up(attempt) => Ok(self.on_up(attempt)),
@@ -348,7 +344,7 @@ mod tests {
     use crate::failover::tests::new_rails;
 
     fn hears(sender: &mut Sender, message: Message) -> SenderAction {
-        sender.on_message(message, Vec::new).unwrap()
+        sender.on_message(message, &[]).unwrap()
     }
 
     //= protocol.md: failback: a message of another attempt or epoch has no effect

@@ -652,7 +652,7 @@ impl World {
         let Some(Message::Numbered(frame)) = frame else { panic!("{frame:?}") };
         let Some(message) = self.sender_stream.accept(frame).expect("a right number") else { return };
         let open = self.open();
-        let action = self.sender.on_message(message, || open.clone());
+        let action = self.sender.on_message(message, &open);
         match action.expect("an honest receiver") {
             SenderAction::Nothing | SenderAction::GivenUpByPeer(_) => {}
             SenderAction::Judged(groups) => {

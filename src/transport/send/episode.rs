@@ -3,7 +3,7 @@
 use nccl_net_versions::Buffer;
 
 use crate::error::{Error, Fast};
-use crate::failover::{Posted, Sender, SenderAction};
+use crate::failover::{Posted, SenderAction};
 use crate::proto::{MAX_RECVS, Message, RailSet, Sequence, SizeQ, Split, rails};
 use crate::transport::comm::Comm;
 use crate::transport::ping::Pinged;
@@ -29,10 +29,8 @@ impl SendState {
         self.recovery.failed(RailSet::from_bits(self.comm.take_failed()));
         self.comm.repeat_after_a_break();
         while let Some(message) = self.comm.next_message()? {
-            let mut recovery = std::mem::replace(&mut self.recovery, Sender::new(RailSet::EMPTY));
-            let action = recovery.on_message(message, || self.open_groups());
-            self.recovery = recovery;
-            self.act(action?)?;
+            let action = self.recovery.on_message(message, &self.open_groups())?;
+            self.act(action)?;
         }
         self.give_up()?;
         self.comm.ping_if_late(Pinged::Others)?;
