@@ -171,6 +171,11 @@ impl Channel {
         self.state() != ChannelState::Open || self.link.has_message()
     }
 
+    /// Returns whether a message has come that the owner has not read.
+    pub(crate) fn has_message(&self) -> bool {
+        self.link.has_message()
+    }
+
     /// Calls `hook` on each event of the connection from now on: see [`News`]. What has happened
     /// before is found by [`state`](Self::state) and [`received`](Self::received), which the caller
     /// calls once after this.

@@ -222,6 +222,11 @@ impl Comm {
         if self.has_mail() {
             self.mark();
         }
+        if self.peer.has_message() {
+            // What the peer has said comes before its end: it may say that data is lost.
+            self.mark();
+            return Ok(());
+        }
         let looked = self.look_for_life();
         self.fail_on_error(looked)?;
         let here = self.peer.check(outstanding);

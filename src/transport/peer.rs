@@ -89,6 +89,11 @@ impl Peer {
         }
     }
 
+    /// Returns whether a message has come that is not handled yet.
+    pub(crate) fn has_message(&self) -> bool {
+        self.channel.as_ref().is_some_and(Channel::has_message)
+    }
+
     /// Returns whether the control connection has news.
     pub(crate) fn has_news(&self) -> bool {
         self.channel.as_ref().is_some_and(Channel::has_news)
