@@ -120,17 +120,24 @@ impl EventState {
 
     /// Condemns all rails on a port that is down, but not the last ones of a connection unless the
     /// adapter was removed: their queue pairs go on if the port is back within the adapter's own limit,
-    /// and nothing else could carry their data. Returns why the port is down and what that costs, if
-    /// it costs anything. Connections without another rail count if the fault is `new`.
+    /// and nothing else could carry their data. Those look whether they have waited too long. Returns
+    /// why the port is down and what that costs, if it costs anything. Connections without another
+    /// rail count if the fault is `new`.
     fn condemn_port(&self, nic: &Nic, new: bool) -> Option<(Cause, Toll)> {
         let cause = nic.health().cause()?;
         let mut toll = Toll::default();
         for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
             let lost = comm.rails_in_use(|route| route.is_on(nic));
-            if lost == comm.rails_in_use(|_| true) && !nic.health().is_removed() {
-                (0..u8::from(new && lost != 0)).for_each(|_| toll.wait());
-            } else {
+            if lost == 0 {
+                continue;
+            }
+            if lost != comm.rails_in_use(|_| true) || nic.health().is_removed() {
                 toll.condemn(comm, lost, Reason::Port, &cause.why);
+                continue;
+            }
+            comm.mark();
+            if new {
+                toll.wait();
             }
         }
         (!toll.is_empty()).then_some((cause, toll))

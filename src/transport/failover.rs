@@ -136,8 +136,22 @@ impl Comm {
 
     /// Posts nothing more on these rails, and drops the attempt.
     pub(crate) fn stop_rails(&mut self, which: RailSet) {
+        let since = self.without_a_rail_since();
         self.failures.dead |= which.bits();
         self.drop_attempt();
+        if self.living() == 0 && self.failures.none_since.is_none() {
+            self.failures.none_since = since.or_else(|| Some(Instant::now()));
+            self.watch.has_no_rail(self.failures.wait);
+        }
+    }
+
+    /// Returns since when no rail works: all are given up, or the ports of the others are down.
+    fn without_a_rail_since(&self) -> Option<Instant> {
+        let down_since = |rail: usize| self.rails[rail].nic.health().down_since();
+        match self.living() {
+            0 => self.failures.none_since,
+            living => rails(living).map(down_since).reduce(|a, b| Some(a?.max(b?))).flatten(),
+        }
     }
 
     /// Destroys everything that the comm has on these rails, on the threads of their adapters. Once
@@ -162,10 +176,6 @@ impl Comm {
         if let Some(profiler) = &mut self.profiler {
             profiler.stop_all();
             profiler.keep(!which);
-        }
-        if self.living() == 0 && self.failures.none_since.is_none() {
-            self.failures.none_since = Some(Instant::now());
-            self.watch.has_no_rail(self.failures.wait);
         }
         self.check_rails()
     }
@@ -193,9 +203,11 @@ impl Comm {
     }
 
     /// Returns an error if the comm has been without a rail for too long.
-    pub(crate) fn check_rails(&mut self) -> Fast<()> {
-        match self.failures.none_since.map(|since| since.elapsed()) {
-            Some(outage) if outage >= self.failures.wait => Err(self.no_rail(outage)),
+    pub(crate) fn check_rails(&self) -> Fast<()> {
+        match self.without_a_rail_since().map(|since| since.elapsed()) {
+            Some(outage) if outage >= self.failures.wait && self.failures.enabled => {
+                Err(self.no_rail(outage))
+            }
             _ => Ok(()),
         }
     }

@@ -169,6 +169,12 @@ impl PortHealth {
         self.state() == PortState::Down && self.record.lock().port.removed
     }
 
+    /// Returns since when the port is down.
+    pub fn down_since(&self) -> Option<Instant> {
+        let (state, cause) = self.state_and_cause();
+        cause.filter(|_| state == PortState::Down).map(|cause| cause.since.instant)
+    }
+
     /// Returns why the port is not healthy, and since when.
     pub fn cause(&self) -> Option<Cause> {
         self.record.lock().port.cause.clone()

@@ -234,6 +234,36 @@ fn a_connection_without_rails_fails_in_the_end_and_names_what_was_tried() {
     });
 }
 
+/// The adapter would try for half a minute.
+//= failover.md: a link that stays down ends the connections without another rail after the wait
+#[test]
+fn the_wait_begins_when_the_last_link_goes_down() {
+    let devices = two_hosts(2);
+    let settings = [("MPIB_FAILOVER_WAIT", "2"), ("NCCL_IB_TIMEOUT", "20"), ("NCCL_IB_RETRY_CNT", "7")];
+    isolated(here!(), &env(&devices, &settings), || {
+        let rig = Rig::of(Ends::two_hosts(12, 2).connect(), MIB);
+        let (from, to) = (rig.pair.send_buffer(vec![1; MIB]), rig.pair.recv_buffer(MIB));
+        let recv = rig.pair.irecv(&[(to.addr(), MIB, 0, to.mr)]);
+        ["r0", "r1"].iter().for_each(|link| softverbs::set_link(link, false).unwrap());
+        let _ = failure(table(12), recv);
+        let said = warnings().join("\n");
+        for part in [
+            "no rail of the connection with ",
+            " has worked for 2.",
+            " s (MPIB_FAILOVER_WAIT=2)",
+            "0:1: the port cannot be used: ",
+            "1:1: the port cannot be used: ",
+            "no attempt to bring it back has begun",
+        ] {
+            assert!(said.contains(part), "{part:?} is not in {said}");
+        }
+        assert!(!said.contains("IBV_WC"), "the adapter was first: {said}");
+        from.dereg();
+        to.dereg();
+        rig.close();
+    });
+}
+
 /// The outage begins without a link that is down, and ends with one.
 //= failover.md: the last error names the outage, the ports, the attempts and the first failure
 #[test]
