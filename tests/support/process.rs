@@ -95,7 +95,7 @@ pub fn isolated_with(
 }
 
 /// Set in the processes of a test whose adapters have no shared receive queues.
-const WITHOUT_SRQ: (&str, &str) = ("TEST_WITHOUT_SRQ", "1");
+pub const WITHOUT_SRQ: (&str, &str) = ("TEST_WITHOUT_SRQ", "1");
 
 /// As [`isolated`], twice: the second time no adapter has shared receive queues.
 pub fn with_and_without_srq(test: &str, env: &[(&str, &str)], body: impl FnOnce()) {

@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -129,6 +129,25 @@ pub fn reset(stream: &TcpStream) {
         libc::connect(stream.as_raw_fd(), &raw const nobody, size_of::<libc::sockaddr>() as libc::socklen_t)
     };
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Resets the connected sockets of this process whose local address `fits` accepts, as `ss -K` does.
+/// Returns their number.
+pub fn reset_sockets(fits: impl Fn(SocketAddr) -> bool) -> usize {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+    let fds = fds.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<i32>().ok());
+    let of = |fd: i32| {
+        // SAFETY: the descriptor may be closed meanwhile: then this fails, and nothing is done.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        let addr = SockRef::from(&socket).local_addr().ok()?.as_socket()?;
+        let is_connected = SockRef::from(&socket).peer_addr().is_ok();
+        let fits = is_connected && fits(SocketAddr::new(addr.ip().to_canonical(), addr.port()));
+        fits.then(|| socket.try_clone_to_owned().ok())?
+    };
+    let found: Vec<_> = fds.filter_map(of).collect();
+    let number = found.len();
+    found.into_iter().for_each(|socket| reset(&socket.into()));
+    number
 }
 
 impl Shared {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::peer::{Grandchild, Peer, answer, commands, fork_idle_child, handle_of, word};
 use mpib_tests::process::Role;
-use mpib_tests::proxy::{Proxy, Side};
+use mpib_tests::proxy::{Proxy, Side, reset_sockets};
 use mpib_tests::{here, isolated, isolated_with};
 use nccl_net_mpib::simulation::control::{
     Channel, ChannelEvent, ChannelState, Failover, Listener, News, Options, Tolerance,
@@ -141,24 +141,9 @@ fn it_goes_on_as_often_as_it_breaks() {
             events.wait(ChannelEvent::Resumed);
         }
         goes_on([(&connector, &ours), (&acceptor, &theirs)], n);
-        reset_socket(connector.local().unwrap());
+        let local = connector.local().unwrap();
+        assert_eq!(reset_sockets(|addr| addr == local), 1);
     }
-}
-
-/// Resets the socket of this process with this local address, as `ss -K` does.
-fn reset_socket(local: std::net::SocketAddr) {
-    let fds = std::fs::read_dir("/proc/self/fd").unwrap();
-    let fds = fds.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<i32>().ok());
-    let of = |fd: i32| {
-        // SAFETY: the descriptor may be closed meanwhile: then this fails, and nothing is done.
-        let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-        let addr = socket2::SockRef::from(&socket).local_addr().ok()?.as_socket()?;
-        let same = (addr.ip().to_canonical(), addr.port()) == (local.ip(), local.port());
-        let connected = socket2::SockRef::from(&socket).peer_addr().is_ok();
-        (same && connected).then(|| socket.try_clone_to_owned().unwrap())
-    };
-    let socket = fds.into_iter().find_map(of).expect("the socket");
-    mpib_tests::proxy::reset(&socket.into());
 }
 
 /// Neither end with failover alone is enough.

@@ -7,6 +7,7 @@ mod kinds;
 mod links;
 mod outages;
 mod points;
+mod random;
 mod recovery;
 mod refusals;
 mod replugged;

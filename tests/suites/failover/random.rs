@@ -1,0 +1,273 @@
+//! Scenarios that are drawn: traffic of any kind over 1 to 8 rails while any faults that can be
+//! survived strike and end. No byte may be wrong, no request may fail, and nothing may stand still.
+
+use std::panic::catch_unwind;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use mpib_tests::pair::LIMIT;
+use mpib_tests::process::{WITHOUT_SRQ, is_child};
+use mpib_tests::proxy::reset_sockets;
+use mpib_tests::rng::Rng;
+use mpib_tests::table::TABLES;
+use mpib_tests::{here, isolated};
+use softverbs::{
+    CompletionStatus, CqOf, Direction, Fault, Only, Part, Then, counters, heal, inject, inject_at, set_link,
+    set_rate,
+};
+
+use super::points::{Ends, env};
+use super::traffic::Traffic;
+
+/// How many scenarios run, and from which number on.
+const COUNT: &str = "RANDOM_FAULTS";
+const BY_DEFAULT: u64 = 12;
+/// The seed of the scenario of a process.
+const SEED: &str = "TEST_SEED";
+
+/// Bytes per second of a port that no fault slows down.
+const FULL_RATE: u64 = 100_000_000_000;
+/// Statuses that cost a rail, and numbers that no library knows.
+const STATUSES: [u32; 12] = [2, 3, 6, 7, 11, 12, 13, 19, 20, 21, 77, 1 << 31];
+
+/// What happens to one adapter, or to the control connection.
+#[derive(Debug, Clone, Copy)]
+enum Strike {
+    /// A fault of the whole port.
+    Port(Fault),
+    /// A fault of one of the next work requests.
+    Request(Fault, u64),
+    /// The link goes down and up.
+    Blink,
+    /// The port has this rate in bytes per second.
+    Rate(u64),
+    /// The control connection is reset.
+    Reset,
+}
+
+/// A fault, and when it begins and ends.
+#[derive(Debug, Clone, Copy)]
+struct Event {
+    begins: Duration,
+    lasts: Duration,
+    /// The index of the adapter: receivers are first.
+    adapter: usize,
+    strike: Strike,
+}
+
+#[derive(Debug)]
+struct Scenario {
+    rails: usize,
+    version: u32,
+    infiniband: bool,
+    srq: bool,
+    settings: Vec<(&'static str, &'static str)>,
+    traffic: Traffic,
+    events: Vec<Event>,
+    /// Whether all rails must carry data in the end.
+    returns: bool,
+}
+
+fn between(rng: &mut Rng, least: u64, most: u64) -> Duration {
+    Duration::from_millis(least + rng.below((most - least) as usize) as u64)
+}
+
+impl Strike {
+    fn draw(rng: &mut Rng, sender: bool) -> Self {
+        let then = rng.pick(&[Then::Silent, Then::Down, Then::Alive]);
+        let at = 1 + rng.below(30) as u64;
+        match rng.below(12) {
+            0 | 1 => Self::Port(Fault::LinkDown),
+            2 | 3 => Self::Port(Fault::Silence(rng.pick(&[Direction::In, Direction::Out, Direction::Both]))),
+            4 => Self::Request(Fault::LostAck(then), at),
+            5 => Self::Request(Fault::Late(between(rng, 0, 20), then), at),
+            6 => Self::Request(Fault::Partial(Part::Percent(rng.below(101) as u8), then), at),
+            7 => Self::Request(Fault::Status(CompletionStatus::from(rng.pick(&STATUSES))), at),
+            // A receiver whose completion queue fails may lose what it has acknowledged.
+            8 if sender => Self::Request(Fault::CqError(rng.pick(&[CqOf::Send, CqOf::Recv])), at),
+            8 | 9 => Self::Blink,
+            10 => Self::Rate(rng.pick(&[1_000_000, 20_000_000, 500_000_000])),
+            _ => Self::Reset,
+        }
+    }
+
+    fn begin(self, device: &str) {
+        match self {
+            Self::Port(fault) => inject(device, fault).unwrap(),
+            Self::Request(fault, at) => {
+                let writes = matches!(fault, Fault::LostAck(_) | Fault::Late(..) | Fault::Partial(..));
+                inject_at(device, fault, at, if writes { Only::WRITES } else { Only::ALL }).unwrap();
+            }
+            Self::Blink => [false, true].into_iter().for_each(|up| set_link(device, up).unwrap()),
+            Self::Rate(rate) => set_rate(device, rate).unwrap(),
+            Self::Reset => drop(reset_sockets(|_| true)),
+        }
+    }
+
+    fn end(self, device: &str) {
+        match self {
+            Self::Port(_) | Self::Request(..) => heal(device).unwrap(),
+            Self::Rate(_) => set_rate(device, FULL_RATE).unwrap(),
+            Self::Blink | Self::Reset => {}
+        }
+    }
+}
+
+impl Scenario {
+    fn draw(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let rails = rng.pick(&[1, 1, 2, 2, 2, 2, 3, 4, 6, 8]);
+        let version = TABLES[rng.below(TABLES.len())].version();
+        let mut settings = Vec::new();
+        if rng.below(3) == 0 {
+            settings.push(("NCCL_IB_QPS_PER_CONNECTION", rng.pick(&["2", "3", "4"])));
+            settings.push(("NCCL_IB_SPLIT_DATA_ON_QPS", rng.pick(&["0", "1"])));
+        }
+        if rng.below(4) == 0 {
+            settings.push(("NCCL_IB_ADAPTIVE_ROUTING", "1"));
+            settings.push(("NCCL_IB_AR_THRESHOLD", rng.pick(&["0", "256"])));
+        }
+        if rng.below(4) == 0 {
+            settings.push(("MPIB_SPLIT", "speed"));
+        }
+        if rng.below(4) == 0 {
+            settings.push(("MPIB_SPLIT_MIN", rng.pick(&["4096", "1000000"])));
+        }
+        // NCCL flushes no optional receive, and makes only small ones.
+        let optional = rng.below(3) == 0;
+        let largest = if optional { 2_000 } else { rng.pick(&[2_000, 10_000, 10_000, 100_000]) };
+        let flush = !optional && rng.below(2) == 0;
+        if flush {
+            settings.push(("MPIB_FLUSH", "1"));
+        }
+        let size = |rng: &mut Rng| match rng.below(6) {
+            0 => 0,
+            1 | 2 => rng.below(256),
+            3 => 128 * rng.below(largest / 128),
+            _ => rng.below(largest),
+        };
+        let mut group = || {
+            let places = rng.pick(&[1, 1, 1, 1, 2, 3, 8]);
+            (0..places).map(|_| size(&mut rng)).collect::<Vec<_>>()
+        };
+        let groups: Vec<_> = (0..24).map(|_| group()).collect();
+        let in_flight = 1 + rng.below(16);
+        let traffic = Traffic { groups, in_flight, optional, flush };
+        let event = |rng: &mut Rng| {
+            let adapter = rng.below(2 * rails);
+            let strike = Strike::draw(rng, adapter >= rails);
+            Event { begins: between(rng, 0, 600), lasts: between(rng, 1, 700), adapter, strike }
+        };
+        let events = (0..1 + rng.below(6)).map(|_| event(&mut rng)).collect();
+        let (infiniband, srq) = (rng.below(4) == 0, rng.below(3) > 0);
+        // Whole messages need not use every rail.
+        let returns = settings.iter().all(|(name, _)| *name != "MPIB_SPLIT_MIN") && rng.below(6) == 0;
+        Self { rails, version, infiniband, srq, settings, traffic, events, returns }
+    }
+
+    fn devices(&self) -> String {
+        let device = |name: &str, rail: usize, host: usize| match self.infiniband {
+            true => {
+                format!("{name}{rail}:link=ib,lid={},subnet=0xfe8000000000{rail:04x}", 1 + 2 * rail + host)
+            }
+            false => format!("{name}{rail}:addr=10.0.{rail}.{host}/24"),
+        };
+        let hosts = [("r", 1), ("s", 2)];
+        let all = hosts.iter().flat_map(|(name, host)| (0..self.rails).map(|rail| device(name, rail, *host)));
+        all.collect::<Vec<_>>().join(";")
+    }
+
+    /// Runs the traffic until all events are over, and twice more.
+    fn run(&self) {
+        let ends = Ends::two_hosts(self.version, self.rails);
+        let mut link = ends.link(&self.traffic);
+        link.run(|| {});
+        let (start, mut begun, mut ended) = (Instant::now(), 0u64, 0u64);
+        let all = (1 << self.events.len()) - 1;
+        while ended != all {
+            link.run(|| {
+                let now = start.elapsed();
+                for (i, event) in self.events.iter().enumerate() {
+                    let device = &ends.devices[event.adapter];
+                    if begun >> i & 1 == 0 && now >= event.begins {
+                        event.strike.begin(device);
+                        begun |= 1 << i;
+                    }
+                    if begun >> i & 1 == 1 && ended >> i & 1 == 0 && now >= event.begins + event.lasts {
+                        event.strike.end(device);
+                        ended |= 1 << i;
+                    }
+                }
+            });
+        }
+        // An event's end may have healed what a later one has begun, and a fault that has not struck yet
+        // must not strike a connection that is closed.
+        ends.devices.iter().for_each(|device| heal(device).unwrap());
+        (0..2).for_each(|_| link.run(|| {}));
+        if self.returns {
+            self.all_rails_return(&ends, &mut || link.run(|| {}));
+        }
+        link.close();
+    }
+
+    /// Runs traffic until each sender's adapter has carried data.
+    fn all_rails_return(&self, ends: &Ends, run: &mut dyn FnMut()) {
+        let carried = |device: &str| {
+            let counters = counters();
+            counters.iter().find(|c| c.name == device).map(|c| c.total.bytes).unwrap()
+        };
+        let senders = &ends.devices[self.rails..];
+        let before: Vec<u64> = senders.iter().map(|device| carried(device)).collect();
+        let begin = Instant::now();
+        // Small messages may go whole on one rail: data of all sizes is enough.
+        while senders.iter().zip(&before).any(|(device, before)| carried(device) == *before) {
+            assert!(begin.elapsed() < LIMIT, "a rail does not return");
+            run();
+        }
+    }
+}
+
+/// One scenario, in its own process.
+fn scenario(test: &str, seed: u64) {
+    let scenario = Scenario::draw(seed);
+    let (devices, seed) = (scenario.devices(), seed.to_string());
+    let mut more = vec![(SEED, seed.as_str())];
+    more.extend_from_slice(&scenario.settings);
+    more.extend((!scenario.srq).then_some(WITHOUT_SRQ));
+    isolated(test, &env(&devices, &more), || {
+        eprintln!("{SEED}={seed}: {scenario:?}");
+        scenario.run();
+    });
+}
+
+//= failover.md: random faults of any rails under any traffic cost no byte and no connection
+#[test]
+fn random_faults() {
+    let test = here!();
+    if is_child(test) {
+        return scenario(test, std::env::var(SEED).unwrap().parse().unwrap());
+    }
+    let count = std::env::var(COUNT).map_or(BY_DEFAULT, |n| n.parse().expect("RANDOM_FAULTS is a number"));
+    let (first, _) = Rng::from_env();
+    let (next, failed) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                return;
+            }
+            if catch_unwind(|| scenario(test, first + number)).is_err() {
+                failed.lock().unwrap().push(first + number);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    println!("random faults: {count} scenarios from {SEED}={first} on");
+    let failed = failed.into_inner().unwrap();
+    assert!(failed.is_empty(), "{} of {count} scenarios failed: {SEED} of {failed:?}", failed.len());
+}
