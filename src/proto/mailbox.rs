@@ -12,8 +12,8 @@
 
 use std::collections::VecDeque;
 
+use super::control_memory::CACHE_LINE;
 use super::frame::{FrameError, MAX_FRAME_BYTES, Peeked};
-use super::slot::CACHE_LINE;
 use super::wire::HEADER_BYTES;
 use crate::sync::{AtomicU64, Ordering};
 
