@@ -208,7 +208,7 @@ impl World {
         self.change_file(|file| file.write_all_at(&hint.encode(), at));
     }
 
-    fn change_file(&mut self, change: impl FnOnce(&File) -> std::io::Result<()>) {
+    fn change_file(&mut self, change: impl FnOnce(&File) -> io::Result<()>) {
         if let Ok(file) = OpenOptions::new().write(true).open(&self.path) {
             change(&file).unwrap();
         }

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::form::{Described, number};
-use super::items::{NotOfThisForm, items, shown};
+use super::form::{Described, NotOfThisForm, items, number, shown};
 
 /// Planes are below it: NCCL marks the planes of fused devices with this bit.
 pub(crate) const PLANE_END: i16 = 1 << 14;

@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 
 use super::Config;
-use super::items::shown;
+use super::form::shown;
 use crate::error::BadSetting;
 
 /// The state of a feature, or the effect of a setting, that a user may have requested.

@@ -49,11 +49,7 @@ impl Addr {
     /// Returns whether `other` is in the network of this address. Addresses of different families
     /// are not.
     pub fn same_subnet(&self, other: IpAddr) -> bool {
-        match (self.ip, other) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => same_bits((a.to_bits() ^ b.to_bits()).into(), 32, self.prefix),
-            (IpAddr::V6(a), IpAddr::V6(b)) => same_bits(a.to_bits() ^ b.to_bits(), 128, self.prefix),
-            _ => false,
-        }
+        is_in_network(other, self.ip, self.prefix)
     }
 
     /// Returns the bytes of its [`Layout`].
@@ -83,9 +79,15 @@ impl Layout for Addr {
     }
 }
 
-/// Returns whether the top `prefix` of `bits` bits of `difference` are zero.
-fn same_bits(difference: u128, bits: u8, prefix: u8) -> bool {
-    difference.checked_shr(u32::from(bits - prefix.min(bits))).unwrap_or(0) == 0
+/// Returns whether the first `prefix` bits of both addresses are the same. Addresses of different
+/// families have none in common.
+pub(crate) fn is_in_network(ip: IpAddr, network: IpAddr, prefix: u8) -> bool {
+    let (difference, bits) = match (ip, network) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(a.to_bits() ^ b.to_bits()), 32),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits(), 128),
+        _ => return false,
+    };
+    difference.checked_shr(bits - u32::from(prefix).min(bits)).unwrap_or(0) == 0
 }
 
 impl fmt::Display for Addr {
