@@ -110,7 +110,7 @@ impl Options {
     }
 
     /// Names the places of the socket, for messages.
-    pub fn sockets_text(&self) -> String {
+    pub(crate) fn sockets_text(&self) -> String {
         list(&self.sockets)
     }
 }
@@ -226,7 +226,7 @@ impl Subscription {
     }
 
     /// Returns the registration as the send path uses it.
-    pub fn into_source(self) -> Source {
+    pub(crate) fn into_source(self) -> Source {
         Source { reader: Reader::new(Arc::clone(&self.hint)), _subscription: self }
     }
 }
@@ -239,7 +239,7 @@ impl Drop for Subscription {
 
 /// A registered connection's hint, read at each transfer.
 #[derive(Debug)]
-pub struct Source {
+pub(crate) struct Source {
     reader: Reader,
     _subscription: Subscription,
 }

@@ -20,7 +20,7 @@ pub struct HcaName {
 impl HcaName {
     /// Whether both mean the same port, or may mean it: a name without a port means the HCA's first
     /// active port.
-    pub fn same_port(&self, other: &Self) -> bool {
+    pub(crate) fn same_port(&self, other: &Self) -> bool {
         self.name == other.name && (self.port.is_none() || other.port.is_none() || self.port == other.port)
     }
 }

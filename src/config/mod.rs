@@ -336,12 +336,12 @@ impl Config {
     ///
     /// # Errors
     /// With `MPIB_STRICT=1`: the same text.
-    pub fn degraded(&self, what: String) -> Result<String> {
+    pub(crate) fn degraded(&self, what: String) -> Result<String> {
         if self.strict { Err(Error::Usage(format!("{what} (MPIB_STRICT=1)"))) } else { Ok(what) }
     }
 
     /// Returns the filter of control interfaces in effect, and its variable.
-    pub fn oob_filter(&self) -> Option<(&'static str, &NameFilter)> {
+    pub(crate) fn oob_filter(&self) -> Option<(&'static str, &NameFilter)> {
         let own = self.oob_if.as_ref().map(|f| ("MPIB_OOB_IF", f));
         own.or_else(|| self.socket_ifname.as_ref().map(|f| ("NCCL_SOCKET_IFNAME", f)))
     }

@@ -13,7 +13,7 @@ const LONGEST_WAIT: u32 = 4;
 
 /// The time from the first transmission of a packet to the error, if nothing is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RetryTime {
+pub(crate) struct RetryTime {
     /// One timeout for each transmission.
     pub nominal: Duration,
     /// The longest time that the InfiniBand specification allows.
@@ -22,13 +22,13 @@ pub struct RetryTime {
 
 impl Config {
     /// Returns how long adapters try with these settings.
-    pub fn retry_time(&self) -> RetryTime {
+    pub(crate) fn retry_time(&self) -> RetryTime {
         let nominal = UNIT * 2_u32.pow(self.timeout.into()) * (u32::from(self.retry_cnt) + 1);
         RetryTime { nominal, longest: nominal * LONGEST_WAIT }
     }
 
     /// Describes how long adapters try.
-    pub fn retry_text(&self) -> String {
+    pub(crate) fn retry_text(&self) -> String {
         let RetryTime { nominal, longest } = self.retry_time();
         format!(
             "adapters give up on a peer that does not answer after {} (NCCL_IB_TIMEOUT={}, NCCL_IB_RETRY_CNT={}), and may take up \
@@ -55,7 +55,7 @@ impl Config {
     }
 
     /// Describes what a rail that fails costs its connections.
-    pub fn failover_text(&self) -> String {
+    pub(crate) fn failover_text(&self) -> String {
         if !self.failover {
             return format!("failover is off ({}): a rail that fails fails its connections", self.off_by());
         }
@@ -68,7 +68,7 @@ impl Config {
     }
 
     /// Describes how soon a rail that fails is noticed.
-    pub fn detection_text(&self) -> String {
+    pub(crate) fn detection_text(&self) -> String {
         let RetryTime { nominal, longest } = self.retry_time();
         let error = format!(
             "the adapter's error after {} to {} (NCCL_IB_TIMEOUT={}, NCCL_IB_RETRY_CNT={})",

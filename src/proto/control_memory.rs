@@ -72,7 +72,7 @@ impl Sequence {
     }
 
     /// Yields the receives before this one whose slots have not been used again, the newest first.
-    pub fn predecessors(self) -> impl Iterator<Item = Self> {
+    pub(crate) fn predecessors(self) -> impl Iterator<Item = Self> {
         let oldest = self.0.saturating_sub(SLOTS as u64).max(Self::FIRST.0);
         (oldest..self.0).rev().map(Self)
     }

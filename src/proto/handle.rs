@@ -48,7 +48,7 @@ impl Addr {
 
     /// Returns whether `other` is in the network of this address. Addresses of different families
     /// are not.
-    pub fn same_subnet(&self, other: IpAddr) -> bool {
+    pub(crate) fn same_subnet(&self, other: IpAddr) -> bool {
         is_in_network(other, self.ip, self.prefix)
     }
 
@@ -251,7 +251,7 @@ impl Handle {
 
     /// Decodes the handle of another version that has its fields at the same places: a connector
     /// reports its version to that listener. `None` if it has not.
-    pub fn of_other_version(bytes: &[u8; HANDLE_BYTES]) -> Option<Self> {
+    pub(crate) fn of_other_version(bytes: &[u8; HANDLE_BYTES]) -> Option<Self> {
         let version = u16::from_le_bytes([bytes[4], bytes[5]]);
         let same = bytes[0..4] == MAGIC && version >= FIRST_STABLE_VERSION && version != PROTOCOL_VERSION;
         same.then(|| Self::decode_fields(&bytes[..STATE_OFFSET]).ok()).flatten()

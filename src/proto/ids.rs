@@ -143,12 +143,12 @@ pub struct HostId {
 
 impl HostId {
     /// Returns whether processes with these ids may share a kernel: unknown ids may.
-    pub fn may_share_kernel(self, other: Self) -> bool {
+    pub(crate) fn may_share_kernel(self, other: Self) -> bool {
         may_be_same(self.boot, other.boot)
     }
 
     /// Returns whether processes with these ids may share a network namespace: unknown ids may.
-    pub fn may_share_network(self, other: Self) -> bool {
+    pub(crate) fn may_share_network(self, other: Self) -> bool {
         self.may_share_kernel(other) && may_be_same(self.network, other.network)
     }
 }

@@ -195,7 +195,7 @@ impl MailState {
     }
 
     /// Returns whether the peer has not acknowledged a chunk yet.
-    pub fn is_unacknowledged(&self) -> bool {
+    pub(crate) fn is_unacknowledged(&self) -> bool {
         self.outgoing.acked != self.outgoing.staged
     }
 
