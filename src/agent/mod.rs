@@ -10,6 +10,14 @@
 //! `MPIB_SPLIT` decides if there never was one. A fault is logged once when it begins and once when
 //! it is over.
 
+mod client;
+mod fault_log;
+mod file;
+mod hint;
+mod link;
+mod ports;
+mod table;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -20,14 +28,6 @@ use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::error::Result;
-
-mod client;
-mod fault_log;
-mod file;
-mod hint;
-mod link;
-mod ports;
-mod table;
 
 use client::Client;
 pub use hint::Addresses;
