@@ -12,14 +12,13 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::conn_id::ConnId;
+use super::Options;
 use super::fault_log::{Change, FaultLog, Human};
 use super::file::{self, HintFile};
 use super::hint::{Addresses, LatestHint};
 use super::link::{self, Link, State};
-use super::options::Options;
 use super::ports::{PortScales, Scales};
-use super::table::{Sum, TROUBLES, Table};
+use super::table::{ConnId, Sum, TROUBLES, Table};
 use crate::background;
 use crate::error::{Error, Result};
 

@@ -58,9 +58,7 @@ impl<F> FaultLog<F> {
             None => Some(Change::Good { after: self.logged_since.take().map(age) }),
         }
     }
-}
 
-impl<F> FaultLog<F> {
     /// Returns when to call [`update`](Self::update) again, if it held something back.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due

@@ -12,7 +12,7 @@ use nccl_net_mpib_agent_iface::agent::{
     self as iface, BadHeader, ENTRIES, ENTRY_SIZE, HEADER_SIZE, HINTS_SIZE, Snapshot, snapshot,
 };
 
-use super::options::list;
+use super::list;
 
 /// How often one read of the file retries entries that are being written.
 const TRIES: usize = 4;

@@ -2,6 +2,7 @@
 //! more.
 
 use std::fmt;
+use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,11 +12,10 @@ use std::time::{Duration, Instant};
 use nccl_net_mpib_agent_iface::agent::memory::Memory;
 use nccl_net_mpib_agent_iface::agent::paths::Trust;
 use nccl_net_mpib_agent_iface::agent::{
-    IN_MEMORY, MESSAGE_MAX, Malformed, NoAgent, Request, Response, Status, TAKES_MEMORY, flags,
+    self, IN_MEMORY, MESSAGE_MAX, Malformed, NoAgent, Request, Response, Status, TAKES_MEMORY, flags, passing,
 };
 
-use super::options::Options;
-use super::socket::{AgentSocket, Received, connect};
+use super::Options;
 use super::table::{Place, Table};
 
 #[cfg(any(test, feature = "simulation"))]
@@ -84,7 +84,7 @@ pub(super) struct Link {
 
 #[derive(Debug)]
 struct Open {
-    socket: AgentSocket,
+    socket: UnixStream,
     out: ([u8; MESSAGE_MAX], usize),
     sent: usize,
     input: Vec<u8>,
@@ -125,7 +125,7 @@ impl Link {
 
     /// Returns the open socket, and whether there is something to write.
     pub(super) fn socket(&self) -> Option<(&UnixStream, bool)> {
-        self.open.as_ref().map(|open| (&open.socket.socket, open.sent < open.out.1))
+        self.open.as_ref().map(|open| (&open.socket, open.sent < open.out.1))
     }
 
     /// Returns the path of the agent's socket, if there was a connection.
@@ -155,12 +155,6 @@ impl Link {
         }
     }
 
-    /// Whether REGISTER of the next connection has the flag of the memory file. An agent that fails
-    /// twice before its first answer may be one that does not ignore flags.
-    fn offer(&self) -> bool {
-        self.unanswered % 3 != 2
-    }
-
     /// Proceeds as far as possible without waiting. Returns `true` if the agent has answered.
     pub(super) fn step(&mut self, now: Instant, table: &mut Table, options: &Options) -> bool {
         let mut answered = false;
@@ -183,14 +177,10 @@ impl Link {
                 return Ok(());
             }
             None => {
-                let socket = connect(&options.sockets, &self.trust, &mut self.skipped);
-                let socket = socket.map_err(|e| match e {
-                    NoAgent::Unsafe(why) => Fault::Unsafe(why),
-                    other => Fault::Away(other.to_string()),
-                })?;
-                self.path = Some(socket.path.clone());
-                let offer = self.offer();
-                self.open.insert(Open::new(socket, offer))
+                let socket = self.connect(&options.sockets)?;
+                // An agent that fails twice before its first answer may be one that does not ignore
+                // flags: REGISTER of the next connection then has none.
+                self.open.insert(Open::new(socket, self.unanswered % 3 != 2))
             }
         };
         for _ in 0..STEPS {
@@ -207,11 +197,33 @@ impl Link {
         Ok(())
     }
 
+    /// Connects to the first of the paths where a trusted agent listens. The fault is about a place
+    /// that is not used because of what is there, if there is one, else about the first path.
+    fn connect(&mut self, paths: &[PathBuf]) -> Result<UnixStream, Fault> {
+        self.skipped.clear();
+        let mut first = None;
+        for path in paths {
+            match agent::connect(path, &self.trust) {
+                Ok(socket) => {
+                    self.path = Some(path.clone());
+                    return Ok(socket);
+                }
+                Err(NoAgent::Unsafe(why)) => self.skipped.push((path.clone(), why)),
+                Err(other) => first = first.or(Some(other)),
+            }
+        }
+        Err(match (self.skipped.first(), first) {
+            (Some((_, why)), _) => Fault::Unsafe(why.clone()),
+            (None, Some(first)) => Fault::Away(first.to_string()),
+            (None, None) => Fault::Unsafe(String::from("no path of a socket")),
+        })
+    }
+
     /// Shuts the connection down: the agent sees the end even if a forked process holds the
     /// descriptor.
     pub(super) fn close(&mut self) {
         if let Some(open) = self.open.take() {
-            let _ = open.socket.socket.shutdown(Shutdown::Both);
+            let _ = open.socket.shutdown(Shutdown::Both);
         }
     }
 
@@ -229,7 +241,7 @@ impl Link {
 }
 
 impl Open {
-    fn new(socket: AgentSocket, offer: bool) -> Self {
+    fn new(socket: UnixStream, offer: bool) -> Self {
         Self {
             socket,
             out: ([0; MESSAGE_MAX], 0),
@@ -316,32 +328,44 @@ impl Open {
         Ok(())
     }
 
+    /// Sends what fits now.
     fn send(&mut self) -> Result<(), Fault> {
         while self.sent < self.out.1 {
-            let sent = self.socket.send(&self.out.0[self.sent..self.out.1]);
-            match sent.map_err(|e| Fault::Away(format!("the connection to the agent broke: {e}")))? {
-                0 => break,
-                n => self.sent += n,
+            match passing::send(&self.socket, &self.out.0[self.sent..self.out.1], None) {
+                Ok(0) => break,
+                Ok(n) => self.sent += n,
+                Err(e) if again(&e) => break,
+                Err(e) => return Err(broken(&e)),
             }
         }
         Ok(())
     }
 
-    /// Returns `true` if something came.
+    /// Reads what there is. Returns `true` if something came.
     fn receive(&mut self) -> Result<bool, Fault> {
-        match self.socket.receive(&mut self.input) {
-            Ok(Received::Nothing) => Ok(false),
-            Ok(Received::Closed) => Err(Fault::Away("the agent has closed the connection".into())),
-            Ok(Received::Some(None)) => Ok(true),
-            Ok(Received::Some(Some(file))) => {
-                let memory = Memory::open(file).map_err(|bad| Fault::Garbage(bad.to_string()))?;
-                self.memory = Some(Arc::new(memory));
-                self.ports_changed = true;
+        let mut bytes = [0; MESSAGE_MAX];
+        match passing::receive(&self.socket, &mut bytes) {
+            Ok((0, _)) => Err(Fault::Away("the agent has closed the connection".into())),
+            Ok((n, file)) => {
+                self.input.extend_from_slice(&bytes[..n]);
+                if let Some(file) = file {
+                    let memory = Memory::open(file).map_err(|bad| Fault::Garbage(bad.to_string()))?;
+                    (self.memory, self.ports_changed) = (Some(Arc::new(memory)), true);
+                }
                 Ok(true)
             }
-            Err(e) => Err(Fault::Away(format!("the connection to the agent broke: {e}"))),
+            Err(e) if again(&e) => Ok(false),
+            Err(e) => Err(broken(&e)),
         }
     }
+}
+
+fn again(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
+}
+
+fn broken(e: &io::Error) -> Fault {
+    Fault::Away(format!("the connection to the agent broke: {e}"))
 }
 
 /// Describes bytes that are no message. An agent that follows only the list of fields sends an

@@ -15,9 +15,9 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::*;
 use crate::agent::Addresses;
-use crate::agent::conn_id::ConnIds;
 use crate::agent::file::HintFile;
 use crate::agent::hint::{LatestHint, Reader};
+use crate::agent::table::ConnIds;
 use crate::config::Config;
 
 const OURS: Addresses = Addresses {
@@ -146,8 +146,7 @@ impl World {
             let (ours, agent) = UnixStream::pair().unwrap();
             ours.set_nonblocking(true).unwrap();
             agent.set_nonblocking(true).unwrap();
-            let socket = AgentSocket { socket: ours, path: self.path.clone() };
-            self.open = Some((Open::new(socket, offer), agent));
+            self.open = Some((Open::new(ours, offer), agent));
         }
     }
 
@@ -209,7 +208,7 @@ impl World {
         self.change_file(|file| file.write_all_at(&hint.encode(), at));
     }
 
-    fn change_file(&mut self, change: impl FnOnce(&File) -> std::io::Result<()>) {
+    fn change_file(&mut self, change: impl FnOnce(&File) -> io::Result<()>) {
         if let Ok(file) = OpenOptions::new().write(true).open(&self.path) {
             change(&file).unwrap();
         }

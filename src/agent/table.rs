@@ -1,19 +1,18 @@
-//! All connections of one client: the state of each registration, and the content of its slot. No
-//! I/O, time as an argument.
+//! All connections of one client: the identifier and the state of each registration, and the content
+//! of its slot. No I/O, time as an argument.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use nccl_net_mpib_agent_iface::agent::memory::Memory;
-use nccl_net_mpib_agent_iface::agent::{ENTRIES, Register, Request, Response, Snapshot, Status};
+use nccl_net_mpib_agent_iface::agent::{ENTRIES, Hint, Register, Request, Response, Snapshot, Status};
+use parking_lot::Mutex;
 
-use super::conn_id::ConnId;
+use super::Options;
 use super::hint::{Addresses, Flow, LatestHint};
-use super::options::Options;
-use super::trouble::Trouble;
-pub(super) use super::trouble::{Sum, TROUBLES};
 
 /// State of a connection's registration with the present agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -332,19 +331,171 @@ impl Table {
         let mut sums: [Option<Sum>; TROUBLES] = [None; TROUBLES];
         for entry in self.entries.values().filter(|e| !e.closing) {
             let Some((trouble, since)) = entry.trouble else { continue };
-            let grace = if trouble.kind() == 0 { now } else { since + options.settle_timeout };
-            if grace > now {
+            if trouble.kind() != 0 && since + options.settle_timeout > now {
                 continue;
             }
             let sum = &mut sums[trouble.kind()];
-            let (first, mut all) = (sum.is_none(), sum.take());
-            let all = all.get_or_insert(Sum { trouble, first: entry.addresses, count: 0, since });
-            all.count += 1;
-            if !first && since < all.since {
-                (all.trouble, all.first, all.since) = (trouble, entry.addresses, since);
-            }
-            *sum = Some(*all);
+            let new = Sum { trouble, first: entry.addresses, count: 1, since };
+            *sum = Some(match *sum {
+                Some(old) if since < old.since => Sum { count: old.count + 1, ..new },
+                Some(old) => Sum { count: old.count + 1, ..old },
+                None => new,
+            });
         }
         sums
+    }
+}
+
+/// Why one connection gets no new hints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// The agent has refused a slot.
+    Refused(Status),
+    /// The slot stays half-written.
+    HalfWritten(u8, u32),
+    /// The slot has other addresses.
+    WrongAddresses(u8, Hint),
+}
+
+/// Number of kinds of [`Trouble`].
+pub(super) const TROUBLES: usize = 3;
+
+impl Trouble {
+    pub(super) fn kind(&self) -> usize {
+        match self {
+            Self::Refused(_) => 0,
+            Self::HalfWritten(..) => 1,
+            Self::WrongAddresses(..) => 2,
+        }
+    }
+}
+
+/// The troubles of one kind, over all connections.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sum {
+    pub(super) trouble: Trouble,
+    pub(super) first: Addresses,
+    pub(super) count: usize,
+    /// When the first of them began.
+    pub(super) since: Instant,
+}
+
+impl fmt::Display for Sum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Addresses { sout_src, sout_dst, .. } = self.first;
+        match self.trouble {
+            Trouble::Refused(status) => {
+                let meaning = status.meaning();
+                write!(
+                    f,
+                    "the agent gives {sout_src} -> {sout_dst} no slot: status {}, {meaning}",
+                    status.0
+                )?;
+            }
+            Trouble::HalfWritten(slot, seq) => {
+                write!(
+                    f,
+                    "slot {slot}, of {sout_src} -> {sout_dst}, stays half-written (sequence number {seq}): "
+                )?;
+                f.write_str("its writer has stopped in the middle")?;
+            }
+            Trouble::WrongAddresses(slot, found) => {
+                let (src, dst) = (found.src, found.dst);
+                write!(f, "slot {slot} is of {src} -> {dst}, expected {sout_src} -> {sout_dst}")?;
+            }
+        }
+        match self.count {
+            1 => Ok(()),
+            n => write!(f, "; likewise {} more", n - 1),
+        }
+    }
+}
+
+// Identifiers. The field has 32 bits and a process id alone needs up to 22: no rule makes identifiers
+// unique on a host. Within a process they are always unique. The first 1024 of a process begin with
+// its process id: they are also unique among processes of one PID namespace, for agents that do not
+// distinguish sockets.
+
+/// An identifier that no other connection of this process has until it is dropped.
+#[derive(Debug)]
+pub(super) struct ConnId {
+    id: u32,
+    ids: ConnIds,
+}
+
+/// Number of identifiers that begin with the process id.
+const OWN: u32 = 1 << 10;
+
+#[derive(Debug, Default)]
+struct Reserved {
+    ids: BTreeSet<u32>,
+    /// Where the search begins. Not at one that was just released: a late answer about it must find
+    /// no connection.
+    next: u32,
+}
+
+impl Reserved {
+    fn reserve(&mut self, pid: u32) -> u32 {
+        let (first, next) = (pid.wrapping_mul(OWN), self.next);
+        let own = (0..OWN).map(|i| first.wrapping_add((next + i) % OWN));
+        // Then those of process ids far from this one.
+        let others = (OWN..=u32::MAX).map(|i| first.wrapping_sub(i));
+        let id = own.chain(others).find(|id| !self.ids.contains(id)).unwrap_or(first);
+        self.ids.insert(id);
+        self.next = id.wrapping_sub(first).wrapping_add(1) % OWN;
+        id
+    }
+}
+
+/// The identifiers of one process.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ConnIds(Arc<Mutex<Reserved>>);
+
+impl ConnIds {
+    /// Reserves an identifier.
+    pub(super) fn reserve(&self) -> ConnId {
+        ConnId { id: self.0.lock().reserve(std::process::id()), ids: self.clone() }
+    }
+}
+
+impl ConnId {
+    pub(super) fn get(&self) -> u32 {
+        self.id
+    }
+}
+
+impl Drop for ConnId {
+    fn drop(&mut self) {
+        self.ids.0.lock().ids.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers_are_unique_while_they_live_and_begin_with_the_process_id() {
+        for pid in [1, 65_536, 4_194_303] {
+            let mut reserved = Reserved { ids: BTreeSet::new(), next: 0 };
+            let first = reserved.reserve(pid);
+            reserved.ids.remove(&first);
+            assert_ne!(first, reserved.reserve(pid), "one that was given back is not the next");
+            let many: Vec<u32> = (1..3000).map(|_| reserved.reserve(pid)).collect();
+            assert_eq!(reserved.ids.len(), 3000, "no two are the same");
+            assert_eq!(reserved.ids.iter().filter(|id| *id / OWN == pid).count(), OWN as usize);
+            reserved.ids.remove(&many[17]);
+            assert_eq!(reserved.reserve(pid), many[17], "the only free one with this process id");
+        }
+    }
+
+    #[test]
+    fn a_dropped_identifier_is_free() {
+        let ids = ConnIds::default();
+        let (one, other) = (ids.reserve(), ids.reserve());
+        let n = one.get();
+        assert!(n != other.get() && ids.0.lock().ids.contains(&n));
+        drop(one);
+        assert!(!ids.0.lock().ids.contains(&n));
     }
 }

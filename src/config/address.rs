@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use super::filter::{Family, HcaName, of_port, per_port, write_list};
-use super::form::{Described, number};
-use super::items::NotOfThisForm;
+use super::form::{Described, NotOfThisForm, number};
+use crate::proto::is_in_network;
 
 /// `NCCL_IB_GID_INDEX`
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,15 +77,7 @@ pub struct AddrRange {
 impl AddrRange {
     /// Whether the address is in the range. An IPv4 address is in no IPv6 range.
     pub fn contains(&self, ip: IpAddr) -> bool {
-        let same = |a: u128, b: u128, bits: u8| {
-            let differing = a ^ b;
-            differing.checked_shr(u32::from(bits - self.prefix)).unwrap_or(0) == 0
-        };
-        match (self.ip, ip) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => same(a.to_bits().into(), b.to_bits().into(), 32),
-            (IpAddr::V6(a), IpAddr::V6(b)) => same(a.to_bits(), b.to_bits(), 128),
-            _ => false,
-        }
+        is_in_network(ip, self.ip, self.prefix)
     }
 
     /// Returns the family of its addresses.

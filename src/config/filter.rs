@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::form::{Described, number};
-use super::items::{NotOfThisForm, items, shown};
+use super::form::{Described, NotOfThisForm, items, number, shown};
 
 /// Planes are below it: NCCL marks the planes of fused devices with this bit.
 pub(crate) const PLANE_END: i16 = 1 << 14;
@@ -21,7 +20,7 @@ pub struct HcaName {
 impl HcaName {
     /// Whether both mean the same port, or may mean it: a name without a port means the HCA's first
     /// active port.
-    pub fn same_port(&self, other: &Self) -> bool {
+    pub(crate) fn same_port(&self, other: &Self) -> bool {
         self.name == other.name && (self.port.is_none() || other.port.is_none() || self.port == other.port)
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::items::has_empty_items;
+use crate::config::form::has_empty_items;
 
 //= configuration.md: NCCL_IB_HCA
 #[test]

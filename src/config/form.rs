@@ -1,13 +1,12 @@
 //! Forms of values: how they parse, how an error describes them, how they are written.
 
 use std::ffi::OsStr;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::items::{self, NotOfThisForm, shown};
 use crate::error::BadSetting;
 use crate::proto::{Mode, RoutePolicy};
 
@@ -15,16 +14,12 @@ use crate::proto::{Mode, RoutePolicy};
 pub(super) trait Form {
     /// The parsed value.
     type Value;
-    /// Returns `None` for a text that is not of this form. `text` has no space around it.
-    fn parse(&self, text: &str) -> Option<Self::Value>;
+    /// Parses a text without space around it.
+    fn parse(&self, text: &str) -> Result<Self::Value, NotOfThisForm>;
     /// Describes valid values.
     fn expected(&self) -> String;
     /// Writes the value as a user would.
     fn show(&self, value: &Self::Value) -> String;
-    /// Names the item of a list that does not fit. `None` if the value is no list of several items.
-    fn misfit(&self, _text: &str) -> Option<String> {
-        None
-    }
     /// Whether a value is a list, in which empty items are skipped.
     fn is_list(&self) -> bool {
         false
@@ -36,26 +31,48 @@ pub(super) trait Form {
     }
 }
 
-/// Parses the text of one variable.
-pub(super) fn parse<F: Form>(form: &F, variable: &'static str, text: &OsStr) -> Result<F::Value, BadSetting> {
-    let trimmed = text.to_str().map(str::trim);
-    trimmed.and_then(|t| form.parse(t)).ok_or_else(|| {
-        let found = shown(&text.to_string_lossy());
-        let misfit = trimmed.and_then(|t| form.misfit(t)).map(|why| format!("; {why}"));
-        BadSetting { variable, found, expected: form.expected() + ", or unset" + &misfit.unwrap_or_default() }
-    })
+/// What is wrong with the settings that were read.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    pub(super) bad: Vec<BadSetting>,
+    /// Each with the value that is used in its place.
+    pub(super) substituted: Vec<(BadSetting, String)>,
+    pub(super) with_empty_items: Vec<&'static str>,
 }
 
-/// Whether the value is a list with empty items, which are skipped.
-pub(super) fn has_empty_items<F: Form>(form: &F, text: &OsStr) -> bool {
-    form.is_list() && text.to_str().is_some_and(items::has_empty_items)
-}
-
-/// Returns the value that is used for a text that does not parse, and how a warning names it.
-pub(super) fn substitute<F: Form>(form: &F, text: &OsStr) -> Option<(F::Value, String)> {
-    let value = form.substitute(text.to_str()?.trim())?;
-    let shown = form.show(&value);
-    Some((value, shown))
+impl Faults {
+    /// Reads the text of one variable into `value`.
+    pub(super) fn read<F: Form>(
+        &mut self,
+        form: &F,
+        variable: &'static str,
+        text: &OsStr,
+        value: &mut F::Value,
+    ) {
+        let trimmed = text.to_str().map(str::trim);
+        let misfit = match trimmed.map(|text| (text, form.parse(text))) {
+            Some((text, Ok(parsed))) => {
+                *value = parsed;
+                if form.is_list() && has_empty_items(text) {
+                    self.with_empty_items.push(variable);
+                }
+                return;
+            }
+            // An item is named only among several.
+            Some((text, Err(e))) => e.item.filter(|_| text.contains(',')),
+            None => None,
+        };
+        let misfit = misfit.map(|why| format!("; {why}")).unwrap_or_default();
+        let expected = form.expected() + ", or unset" + &misfit;
+        let bad = BadSetting { variable, found: shown(&text.to_string_lossy()), expected };
+        match trimmed.and_then(|text| form.substitute(text)) {
+            Some(used) => {
+                self.substituted.push((bad, form.show(&used)));
+                *value = used;
+            }
+            None => self.bad.push(bad),
+        }
+    }
 }
 
 /// The header of the manual's table.
@@ -86,11 +103,11 @@ pub(super) struct Flag;
 
 impl Form for Flag {
     type Value = bool;
-    fn parse(&self, text: &str) -> Option<bool> {
+    fn parse(&self, text: &str) -> Result<bool, NotOfThisForm> {
         match text {
-            "0" => Some(false),
-            "1" => Some(true),
-            _ => None,
+            "0" => Ok(false),
+            "1" => Ok(true),
+            _ => Err(NotOfThisForm::default()),
         }
     }
     fn expected(&self) -> String {
@@ -98,6 +115,23 @@ impl Form for Flag {
     }
     fn show(&self, value: &bool) -> String {
         u8::from(*value).to_string()
+    }
+}
+
+/// `MPIB_MODE`
+#[derive(Debug)]
+pub(super) struct ModeNumber;
+
+impl Form for ModeNumber {
+    type Value = Mode;
+    fn parse(&self, text: &str) -> Result<Mode, NotOfThisForm> {
+        Ok(if Flag.parse(text)? { Mode::Advanced } else { Mode::Vanilla })
+    }
+    fn expected(&self) -> String {
+        Flag.expected()
+    }
+    fn show(&self, value: &Mode) -> String {
+        value.raw().to_string()
     }
 }
 
@@ -116,18 +150,26 @@ pub(super) fn number(text: &str) -> Option<u64> {
 pub(super) struct Whole<T> {
     low: T,
     high: T,
+    or_largest: bool,
 }
 
 impl<T> Whole<T> {
     pub(super) const fn new(low: T, high: T) -> Self {
-        Self { low, high }
+        Self { low, high, or_largest: false }
+    }
+
+    /// Uses the largest number, with a warning, for any number out of bounds: verbs keeps a few bits of
+    /// such a number, or takes 0 for no limit.
+    pub(super) fn or_largest(self) -> Self {
+        Self { or_largest: true, ..self }
     }
 }
 
-impl<T: TryFrom<u64> + PartialOrd + Display> Form for Whole<T> {
+impl<T: TryFrom<u64> + PartialOrd + Display + Copy> Form for Whole<T> {
     type Value = T;
-    fn parse(&self, text: &str) -> Option<T> {
-        number(text).and_then(|n| T::try_from(n).ok()).filter(|n| (&self.low..=&self.high).contains(&n))
+    fn parse(&self, text: &str) -> Result<T, NotOfThisForm> {
+        let number = number(text).and_then(|n| T::try_from(n).ok());
+        number.filter(|n| (self.low..=self.high).contains(n)).ok_or_else(NotOfThisForm::default)
     }
     fn expected(&self) -> String {
         format!("a whole number from {} to {}", self.low, self.high)
@@ -135,32 +177,8 @@ impl<T: TryFrom<u64> + PartialOrd + Display> Form for Whole<T> {
     fn show(&self, value: &T) -> String {
         value.to_string()
     }
-}
-
-/// A whole number within bounds. The largest one is used, with a warning, for any number out of
-/// bounds: verbs keeps a few bits of such a number, or takes 0 for no limit.
-#[derive(Debug)]
-pub(super) struct WholeOrLargest<T>(Whole<T>);
-
-impl<T> WholeOrLargest<T> {
-    pub(super) const fn new(low: T, high: T) -> Self {
-        Self(Whole::new(low, high))
-    }
-}
-
-impl<T: TryFrom<u64> + PartialOrd + Display + Copy> Form for WholeOrLargest<T> {
-    type Value = T;
-    fn parse(&self, text: &str) -> Option<T> {
-        self.0.parse(text)
-    }
-    fn expected(&self) -> String {
-        self.0.expected()
-    }
-    fn show(&self, value: &T) -> String {
-        self.0.show(value)
-    }
     fn substitute(&self, text: &str) -> Option<T> {
-        number(text).map(|_| self.0.high)
+        number(text).filter(|_| self.or_largest).map(|_| self.high)
     }
 }
 
@@ -170,7 +188,7 @@ pub(super) struct Optional<F>(pub(super) F);
 
 impl<F: Form> Form for Optional<F> {
     type Value = Option<F::Value>;
-    fn parse(&self, text: &str) -> Option<Self::Value> {
+    fn parse(&self, text: &str) -> Result<Self::Value, NotOfThisForm> {
         self.0.parse(text).map(Some)
     }
     fn expected(&self) -> String {
@@ -179,89 +197,25 @@ impl<F: Form> Form for Optional<F> {
     fn show(&self, value: &Self::Value) -> String {
         value.as_ref().map_or("unset".into(), |value| self.0.show(value))
     }
+    fn is_list(&self) -> bool {
+        self.0.is_list()
+    }
 }
 
-/// `MPIB_MODE`
+/// Another form, or a number that stands for no value: -1 for "choose", -2 for NCCL's default.
 #[derive(Debug)]
-pub(super) struct ModeNumber;
+pub(super) struct Or<F>(pub(super) &'static str, pub(super) F);
 
-impl Form for ModeNumber {
-    type Value = Mode;
-    fn parse(&self, text: &str) -> Option<Mode> {
-        match text {
-            "0" => Some(Mode::Vanilla),
-            "1" => Some(Mode::Advanced),
-            _ => None,
-        }
-    }
-    fn expected(&self) -> String {
-        "0 or 1".into()
-    }
-    fn show(&self, value: &Mode) -> String {
-        (*value as u8).to_string()
-    }
-}
-
-/// A number, or -1 for "choose".
-#[derive(Debug)]
-pub(super) struct WholeOrAuto<T>(Whole<T>);
-
-impl<T> WholeOrAuto<T> {
-    pub(super) const fn new(low: T, high: T) -> Self {
-        Self(Whole::new(low, high))
-    }
-}
-
-impl<T: TryFrom<u64> + PartialOrd + Display> Form for WholeOrAuto<T> {
-    type Value = Option<T>;
-    fn parse(&self, text: &str) -> Option<Option<T>> {
-        if text == "-1" { Some(None) } else { self.0.parse(text).map(Some) }
-    }
-    fn expected(&self) -> String {
-        format!("-1 or {}", self.0.expected())
-    }
-    fn show(&self, value: &Option<T>) -> String {
-        value.as_ref().map_or("-1".into(), ToString::to_string)
-    }
-}
-
-/// Another form, or -2 for NCCL's default.
-#[derive(Debug)]
-pub(super) struct OrDefault<F>(pub(super) F);
-
-impl<F: Form> Form for OrDefault<F> {
+impl<F: Form> Form for Or<F> {
     type Value = Option<F::Value>;
-    fn parse(&self, text: &str) -> Option<Option<F::Value>> {
-        if text == "-2" { Some(None) } else { self.0.parse(text).map(Some) }
+    fn parse(&self, text: &str) -> Result<Self::Value, NotOfThisForm> {
+        if text == self.0 { Ok(None) } else { self.1.parse(text).map(Some) }
     }
     fn expected(&self) -> String {
-        format!("-2 or {}", self.0.expected())
+        format!("{} or {}", self.0, self.1.expected())
     }
-    fn show(&self, value: &Option<F::Value>) -> String {
-        value.as_ref().map_or("-2".into(), |v| self.0.show(v))
-    }
-}
-
-/// A whole number within bounds, or nothing.
-#[derive(Debug)]
-pub(super) struct WholeOrUnset<T>(Whole<T>);
-
-impl<T> WholeOrUnset<T> {
-    pub(super) const fn new(low: T, high: T) -> Self {
-        Self(Whole::new(low, high))
-    }
-}
-
-impl<T: TryFrom<u64> + PartialOrd + Display> Form for WholeOrUnset<T> {
-    type Value = Option<T>;
-    fn parse(&self, text: &str) -> Option<Option<T>> {
-        self.0.parse(text).map(Some)
-    }
-    fn expected(&self) -> String {
-        self.0.expected()
-    }
-    fn show(&self, value: &Option<T>) -> String {
-        value.as_ref().map_or("unset".into(), ToString::to_string)
+    fn show(&self, value: &Self::Value) -> String {
+        value.as_ref().map_or(self.0.into(), |value| self.1.show(value))
     }
 }
 
@@ -277,9 +231,9 @@ impl AbsolutePath {
 
 impl Form for AbsolutePath {
     type Value = PathBuf;
-    fn parse(&self, text: &str) -> Option<PathBuf> {
+    fn parse(&self, text: &str) -> Result<PathBuf, NotOfThisForm> {
         let good = text.starts_with('/') && !text.ends_with('/') && text.len() <= self.0;
-        good.then(|| text.into())
+        good.then(|| text.into()).ok_or_else(NotOfThisForm::default)
     }
     fn expected(&self) -> String {
         format!("an absolute path of a file, at most {} bytes", self.0)
@@ -310,7 +264,7 @@ impl Time {
 
 impl Form for Time {
     type Value = Duration;
-    fn parse(&self, text: &str) -> Option<Duration> {
+    fn parse(&self, text: &str) -> Result<Duration, NotOfThisForm> {
         self.number.parse(text).map(|n| Duration::from_millis(n * self.unit))
     }
     fn expected(&self) -> String {
@@ -329,44 +283,11 @@ pub(super) trait Described: FromStr<Err: Into<NotOfThisForm>> + Display {
     const LIST: bool = false;
 }
 
-/// Returns what is wrong with which of several items.
-fn misfit<T: Described>(text: &str) -> Option<String> {
-    let several = T::LIST && text.contains(',');
-    text.parse::<T>().err().filter(|_| several).and_then(|e| e.into().item)
-}
-
 impl Described for RoutePolicy {
     const EXPECTED: &'static str = "any, strict, prefer-subnet or subnet";
 }
 
-/// An optional value of a type that parses itself.
-#[derive(Debug)]
-pub(super) struct Parsed<T>(PhantomData<T>);
-
-impl<T> Parsed<T> {
-    pub(super) const OPTIONAL: Self = Self(PhantomData);
-}
-
-impl<T: Described> Form for Parsed<T> {
-    type Value = Option<T>;
-    fn parse(&self, text: &str) -> Option<Option<T>> {
-        text.parse().ok().map(Some)
-    }
-    fn expected(&self) -> String {
-        T::EXPECTED.into()
-    }
-    fn misfit(&self, text: &str) -> Option<String> {
-        misfit::<T>(text)
-    }
-    fn is_list(&self) -> bool {
-        T::LIST
-    }
-    fn show(&self, value: &Option<T>) -> String {
-        value.as_ref().map_or("unset".into(), ToString::to_string)
-    }
-}
-
-/// Like [`Parsed`], for a type that has a default.
+/// A value of a type that parses itself.
 #[derive(Debug)]
 pub(super) struct Text<T>(PhantomData<T>);
 
@@ -376,14 +297,11 @@ impl<T> Text<T> {
 
 impl<T: Described> Form for Text<T> {
     type Value = T;
-    fn parse(&self, text: &str) -> Option<T> {
-        text.parse().ok()
+    fn parse(&self, text: &str) -> Result<T, NotOfThisForm> {
+        text.parse().map_err(Into::into)
     }
     fn expected(&self) -> String {
         T::EXPECTED.into()
-    }
-    fn misfit(&self, text: &str) -> Option<String> {
-        misfit::<T>(text)
     }
     fn is_list(&self) -> bool {
         T::LIST
@@ -391,4 +309,90 @@ impl<T: Described> Form for Text<T> {
     fn show(&self, value: &T) -> String {
         value.to_string()
     }
+}
+
+/// `MPIB_SPLIT`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SplitBy {
+    /// By the speeds that the ports report.
+    Speed,
+    /// By the goodput that is measured.
+    Measured,
+    /// By the share for SUP alone.
+    Share,
+}
+
+impl SplitBy {
+    const ALL: [Self; 3] = [Self::Speed, Self::Measured, Self::Share];
+}
+
+/// The value of the setting.
+impl Display for SplitBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Speed => "speed",
+            Self::Measured => "measured",
+            Self::Share => "share",
+        })
+    }
+}
+
+impl FromStr for SplitBy {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|by| by.to_string() == text).ok_or(())
+    }
+}
+
+impl Described for SplitBy {
+    const EXPECTED: &'static str = "speed, measured or share";
+}
+
+/// Most characters of a value that an error repeats.
+const SHOWN: usize = 120;
+
+/// Quotes a value, and cuts a long one.
+pub(super) fn shown(text: &str) -> String {
+    let mut found: String = text.chars().take(SHOWN).collect();
+    if found.len() < text.len() {
+        found.push('…');
+    }
+    format!("{found:?}")
+}
+
+/// The text is not of the form. The caller describes the form.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NotOfThisForm {
+    /// What is wrong with which item of a list.
+    pub item: Option<String>,
+}
+
+impl From<()> for NotOfThisForm {
+    fn from((): ()) -> Self {
+        Self::default()
+    }
+}
+
+impl NotOfThisForm {
+    /// Names the item of a list that does not fit.
+    pub(super) fn of(item: &str) -> Self {
+        Self { item: Some(format!("its item {} does not fit", shown(item))) }
+    }
+}
+
+/// Returns the items of a list. Empty ones are skipped, as NCCL does it: scripts that join names
+/// leave commas at the ends.
+///
+/// # Errors
+/// The list has no item.
+pub(super) fn items(list: &str) -> Result<Vec<&str>, NotOfThisForm> {
+    let items: Vec<&str> = list.split(',').map(str::trim).filter(|item| !item.is_empty()).collect();
+    if items.is_empty() { Err(NotOfThisForm { item: Some("it has no item".into()) }) } else { Ok(items) }
+}
+
+/// Whether a list has empty items, which are skipped.
+pub(super) fn has_empty_items(list: &str) -> bool {
+    let list = list.trim_start_matches(['^', '=']);
+    list.split(',').any(|item| item.trim().is_empty())
 }

@@ -7,13 +7,9 @@
 
 mod address;
 mod contradictions;
-mod failover;
 mod filter;
 mod form;
-mod items;
-mod profile;
 mod retries;
-mod split_by;
 mod unsupported;
 
 use std::ffi::{OsStr, OsString};
@@ -21,15 +17,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) use address::{AddrRange, GidIndex};
-pub(crate) use filter::PLANE_END;
-pub(crate) use filter::{Family, HcaFilter, HcaName, NameFilter, RailSpeeds};
-use form::{
-    AbsolutePath, Flag, Form, ModeNumber, Optional, OrDefault, Parsed, Text, Time, Whole, WholeOrAuto,
-    WholeOrLargest, WholeOrUnset,
-};
-pub(crate) use split_by::SplitBy;
-pub(crate) use unsupported::Finding;
-pub(crate) use unsupported::nearest;
+pub(crate) use filter::{Family, HcaFilter, HcaName, NameFilter, PLANE_END, RailSpeeds};
+pub(crate) use form::SplitBy;
+use form::{AbsolutePath, Faults, Flag, Form, ModeNumber, Optional, Or, Text, Time, Whole};
+pub(crate) use unsupported::{Finding, nearest};
 
 use crate::error::{BadSetting, Error, Result};
 use crate::proto::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy};
@@ -70,24 +61,12 @@ macro_rules! settings {
             /// invalid one has its default.
             pub fn read_lenient(var: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<BadSetting>) {
                 let mut config = Self { runtime_dir: var("XDG_RUNTIME_DIR"), ..Self::default() };
-                let mut bad = Vec::new();
+                let mut faults = Faults::default();
                 $(if let Some(text) = var($var).filter(|text| !is_unset($var, text)) {
-                    match form::parse(&$form, $var, &text) {
-                        Ok(value) => {
-                            config.$field = value;
-                            if form::has_empty_items(&$form, &text) {
-                                config.with_empty_items.push($var);
-                            }
-                        }
-                        Err(e) => match form::substitute(&$form, &text) {
-                            Some((value, used)) => {
-                                config.$field = value;
-                                config.substituted.push((e, used));
-                            }
-                            None => bad.push(e),
-                        },
-                    }
+                    faults.read(&$form, $var, &text, &mut config.$field);
                 })*
+                let Faults { mut bad, substituted, with_empty_items } = faults;
+                (config.substituted, config.with_empty_items) = (substituted, with_empty_items);
                 let is_set = |name| var(name).is_some_and(|text| !is_unset(name, &text));
                 if !is_set("MPIB_FAILOVER") {
                     config.failover = config.port_failover.unwrap_or(!config.strict);
@@ -107,16 +86,6 @@ macro_rules! settings {
                 vec![$(($var, $form.show(&self.$field), self.$field == default.$field)),*]
             }
 
-            /// Returns the settings that differ from their defaults, for one line in the log.
-            pub fn differing(&self) -> Vec<String> {
-                let default = Self::default();
-                let mut out = Vec::new();
-                $(if self.$field != default.$field {
-                    out.push(format!("{}={}", $var, $form.show(&self.$field)));
-                })*
-                out
-            }
-
             /// Makes the table in `docs/guide/configuration.md`.
             pub fn manual() -> String {
                 let default = Self::default();
@@ -134,9 +103,9 @@ macro_rules! settings {
 settings! {
     /// HCA and port of rail 0, the scale-out network. Set it together with `MPIB_HCA_SUP`: NCCL
     /// then sees one device with both rails. With neither set, each port is a device.
-    hca_sout: Option<HcaName> = None, "MPIB_HCA_SOUT", Parsed::<HcaName>::OPTIONAL;
+    hca_sout: Option<HcaName> = None, "MPIB_HCA_SOUT", Optional(Text::<HcaName>::NEW);
     /// HCA and port of rail 1, the scale-up network.
-    hca_sup: Option<HcaName> = None, "MPIB_HCA_SUP", Parsed::<HcaName>::OPTIONAL;
+    hca_sup: Option<HcaName> = None, "MPIB_HCA_SUP", Optional(Text::<HcaName>::NEW);
     /// Decides which of the two rails carries a transfer. 0 (vanilla): SUP within an island, SOUT
     /// between islands. 1 (advanced): the connection's hint splits each transfer over both rails.
     /// See [mpib.md](mpib.md).
@@ -176,16 +145,16 @@ settings! {
     route: RoutePolicy = RoutePolicy::Any, "MPIB_ROUTE", Text::<RoutePolicy>::NEW;
     /// Network interfaces whose addresses a listener advertises for control connections. Overrides
     /// `NCCL_SOCKET_IFNAME`.
-    oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Parsed::<NameFilter>::OPTIONAL;
+    oob_if: Option<NameFilter> = None, "MPIB_OOB_IF", Optional(Text::<NameFilter>::NEW);
     /// Like `MPIB_OOB_IF`. With neither set, the interface that has the address of `MPIB_HCA_SOUT`;
     /// if there is none, every interface that is up, loopback and bridges last.
-    socket_ifname: Option<NameFilter> = None, "NCCL_SOCKET_IFNAME", Parsed::<NameFilter>::OPTIONAL,
+    socket_ifname: Option<NameFilter> = None, "NCCL_SOCKET_IFNAME", Optional(Text::<NameFilter>::NEW),
         differs: "same filter; the default differs";
     /// Address family of the control connections. Unset: both.
-    socket_family: Option<Family> = None, "NCCL_SOCKET_FAMILY", Parsed::<Family>::OPTIONAL;
+    socket_family: Option<Family> = None, "NCCL_SOCKET_FAMILY", Optional(Text::<Family>::NEW);
     /// HCAs and ports to use if `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` are not set. After the port an
     /// item may give the rail and plane of the network, which NCCL learns from v12 on.
-    ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Parsed::<HcaFilter>::OPTIONAL;
+    ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Optional(Text::<HcaFilter>::NEW);
     /// 1: adapters are ordered by PCI address, those without one last. Hosts that enumerate
     /// adapters differently then number them alike. 0: the order of the verbs library.
     device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag;
@@ -197,7 +166,7 @@ settings! {
     merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag;
     /// Capacity of a port in Mb/s, if it differs from what the port reports. It determines the
     /// speed that NCCL sees and the parts of a message on the rails of a fused device.
-    rail_speed: Option<RailSpeeds> = None, "MPIB_RAIL_SPEED", Parsed::<RailSpeeds>::OPTIONAL;
+    rail_speed: Option<RailSpeeds> = None, "MPIB_RAIL_SPEED", Optional(Text::<RailSpeeds>::NEW);
     /// Queue pairs per connection on each rail, if the devices are not SOUT and SUP. Must be equal
     /// on both ends.
     ib_qps: u8 = 1, "NCCL_IB_QPS_PER_CONNECTION", Whole::<u8>::new(1, MAX_PLAIN_QPS);
@@ -209,9 +178,9 @@ settings! {
     /// For networks that route each packet by itself. 1: the immediate of large messages follows in
     /// a separate work request. 0: data and immediate are one work request. -2: 1 if all rails of
     /// the connection are InfiniBand, else 0.
-    adaptive_routing: Option<bool> = None, "NCCL_IB_ADAPTIVE_ROUTING", OrDefault(Flag);
+    adaptive_routing: Option<bool> = None, "NCCL_IB_ADAPTIVE_ROUTING", Or("-2", Flag);
     /// Messages above this many bytes are large in that sense. -2: 8192.
-    ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", OrDefault(Whole::<u32>::new(0, 1 << 30));
+    ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", Or("-2", Whole::<u32>::new(0, 1 << 30));
     /// Index into the GID table: one number for every RoCE port, or a list such as
     /// `mlx5_0:3,mlx5_1:1:5` of HCA, optional port, and index. -1, and HCAs that are not in the
     /// list: chosen for each connection, see [reach.md](reach.md#choice-of-addresses). InfiniBand
@@ -223,10 +192,10 @@ settings! {
     flid_gid_index: u8 = 1, "NCCL_IB_ROUTABLE_FLID_GID_INDEX", Whole::<u8>::new(0, 255),
         differs: "a peer in another subnet without an FLID is refused; net_ib uses its LID";
     /// RoCE ports without `NCCL_IB_GID_INDEX` use addresses of this family only. Unset: of both.
-    addr_family: Option<Family> = None, "NCCL_IB_ADDR_FAMILY", Parsed::<Family>::OPTIONAL,
+    addr_family: Option<Family> = None, "NCCL_IB_ADDR_FAMILY", Optional(Text::<Family>::NEW),
         differs: "unset is both, not AF_INET";
     /// RoCE ports without `NCCL_IB_GID_INDEX` use addresses in this range only.
-    addr_range: Option<AddrRange> = None, "NCCL_IB_ADDR_RANGE", Parsed::<AddrRange>::OPTIONAL,
+    addr_range: Option<AddrRange> = None, "NCCL_IB_ADDR_RANGE", Optional(Text::<AddrRange>::NEW),
         differs: "a port without an address in it is left out; net_ib uses entry 0";
     /// RoCE ports without `NCCL_IB_GID_INDEX` use this version of RoCE only. Unset: 2 if both ends
     /// have it, else 1.
@@ -235,10 +204,10 @@ settings! {
     /// Acknowledge timeout of queue pairs: 4.096 µs times 2 to this power. Adapters may wait up to
     /// four times as long, see [reach.md](reach.md#how-long-adapters-try). When another value is
     /// better: [failover.md](failover.md#how-soon-a-fault-is-noticed).
-    timeout: u8 = 20, "NCCL_IB_TIMEOUT", WholeOrLargest::<u8>::new(1, 31),
+    timeout: u8 = 20, "NCCL_IB_TIMEOUT", Whole::<u8>::new(1, 31).or_largest(),
         differs: "31, with a warning, for 0 (no timeout) and above 31";
     /// Retransmissions of an unacknowledged packet.
-    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", WholeOrLargest::<u8>::new(0, 7),
+    retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", Whole::<u8>::new(0, 7).or_largest(),
         differs: "7, with a warning, for more than 7";
     /// Index into each port's P_Key table, if `NCCL_IB_PKEY_VALUE` is -1. A port without a P_Key
     /// there is not used.
@@ -246,19 +215,19 @@ settings! {
         differs: "a port without it is left out";
     /// Partition by number: the first entry of each port's P_Key table with these low 15 bits. A
     /// port without it is not used. -1: `NCCL_IB_PKEY`.
-    pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", WholeOrAuto::<u16>::new(0, 65535),
+    pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", Or("-1", Whole::<u16>::new(0, 65535)),
         differs: "a port without it is left out";
     /// InfiniBand service level. -1: the communicator's traffic class; without one, 0 at a sender
     /// and the sender's level at a receiver.
-    sl: Option<u8> = None, "NCCL_IB_SL", WholeOrAuto::<u8>::new(0, 15),
+    sl: Option<u8> = None, "NCCL_IB_SL", Or("-1", Whole::<u8>::new(0, 15)),
         differs: "a traffic class above 15 gives 0; a receiver uses its own setting, net_ib the sender's";
     /// RoCE traffic class. -1: the communicator's; without one, 0 at a sender and the sender's at a
     /// receiver.
-    tc: Option<u8> = None, "NCCL_IB_TC", WholeOrAuto::<u8>::new(0, 255),
+    tc: Option<u8> = None, "NCCL_IB_TC", Or("-1", Whole::<u8>::new(0, 255)),
         differs: "a receiver uses its own setting, net_ib the sender's";
     /// RoCE traffic class of the receiver's first queue pair on each rail, which carries CTS writes
     /// and the acknowledgements of its data. -1: that of the other queue pairs.
-    fifo_tc: Option<u8> = None, "NCCL_IB_FIFO_TC", WholeOrAuto::<u8>::new(0, 255);
+    fifo_tc: Option<u8> = None, "NCCL_IB_FIFO_TC", Or("-1", Whole::<u8>::new(0, 255));
     /// 1: CTS writes of single receives are inline (`IBV_SEND_INLINE`); a warning if an adapter has
     /// no room for that. 0: the adapter reads them from memory, and queue pairs have no inline
     /// room. Unset: 1 if the adapter has room. See
@@ -342,7 +311,7 @@ settings! {
     stats: bool = true, "MPIB_STATS", Flag;
     /// User id that may own the agent's socket and hint file, besides root and the process's own
     /// user.
-    agent_uid: Option<u32> = None, "MPIB_AGENT_UID", WholeOrUnset::<u32>::new(0, u32::MAX - 1);
+    agent_uid: Option<u32> = None, "MPIB_AGENT_UID", Optional(Whole::<u32>::new(0, u32::MAX - 1));
 }
 
 /// Whether the variable counts as not set. NCCL treats its own empty variables so, and scripts
@@ -357,16 +326,22 @@ impl Config {
         Self::read(|name| std::env::var_os(name))
     }
 
+    /// Returns the settings that differ from their defaults, for one line in the log.
+    pub fn differing(&self) -> Vec<String> {
+        let set = self.all().into_iter().filter(|(_, _, is_default)| !is_default);
+        set.map(|(variable, value, _)| format!("{variable}={value}")).collect()
+    }
+
     /// Returns `what`, which the user requested and does not get, for one warning.
     ///
     /// # Errors
     /// With `MPIB_STRICT=1`: the same text.
-    pub fn degraded(&self, what: String) -> Result<String> {
+    pub(crate) fn degraded(&self, what: String) -> Result<String> {
         if self.strict { Err(Error::Usage(format!("{what} (MPIB_STRICT=1)"))) } else { Ok(what) }
     }
 
     /// Returns the filter of control interfaces in effect, and its variable.
-    pub fn oob_filter(&self) -> Option<(&'static str, &NameFilter)> {
+    pub(crate) fn oob_filter(&self) -> Option<(&'static str, &NameFilter)> {
         let own = self.oob_if.as_ref().map(|f| ("MPIB_OOB_IF", f));
         own.or_else(|| self.socket_ifname.as_ref().map(|f| ("NCCL_SOCKET_IFNAME", f)))
     }

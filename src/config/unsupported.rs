@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 
 use super::Config;
-use super::items::shown;
+use super::form::shown;
 use crate::error::BadSetting;
 
 /// The state of a feature, or the effect of a setting, that a user may have requested.
@@ -17,64 +17,6 @@ pub struct Finding {
     /// The sentence for the log.
     pub text: String,
 }
-
-/// Every `NCCL_IB_` variable of NCCL 2.32. Each is either a setting or one of [`OTHERS`].
-#[cfg(test)]
-pub(super) const NCCL_IB: &[&str] = &[
-    "NCCL_IB_ADAPTIVE_ROUTING",
-    "NCCL_IB_ADDR_FAMILY",
-    "NCCL_IB_ADDR_RANGE",
-    "NCCL_IB_AR_THRESHOLD",
-    "NCCL_IB_DATA_DIRECT",
-    "NCCL_IB_DEVICE_PCI_ORDER",
-    "NCCL_IB_DISABLE",
-    "NCCL_IB_ECE_ENABLE",
-    "NCCL_IB_EVENT_BASED_LB",
-    "NCCL_IB_EVENT_BASED_LB_REMOTE",
-    "NCCL_IB_FIFO_TC",
-    "NCCL_IB_GID_INDEX",
-    "NCCL_IB_HCA",
-    "NCCL_IB_MERGE_NICS",
-    "NCCL_IB_MERGE_VFS",
-    "NCCL_IB_MQP_RETRY_ALL",
-    "NCCL_IB_MQP_RETRY_CNT",
-    "NCCL_IB_MQP_RETRY_SLEEP_MSEC",
-    "NCCL_IB_OOO_RQ",
-    "NCCL_IB_PCI_RELAXED_ORDERING",
-    "NCCL_IB_PKEY",
-    "NCCL_IB_PKEY_VALUE",
-    "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS",
-    "NCCL_IB_QPS_PER_CONNECTION",
-    "NCCL_IB_QUERY_PORT_SPEED",
-    "NCCL_IB_RAIL_POLICY",
-    "NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME",
-    "NCCL_IB_RESILIENCY_PORT_FAILOVER",
-    "NCCL_IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS",
-    "NCCL_IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY",
-    "NCCL_IB_RESILIENCY_PORT_RECOVERY",
-    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT",
-    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL",
-    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE",
-    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE",
-    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT",
-    "NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX",
-    "NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY",
-    "NCCL_IB_RETRY_CNT",
-    "NCCL_IB_RETURN_ASYNC_EVENTS",
-    "NCCL_IB_ROCE_VERSION_NUM",
-    "NCCL_IB_ROUTABLE_FLID_GID_INDEX",
-    "NCCL_IB_SL",
-    "NCCL_IB_SORT_MERGE_NICS",
-    "NCCL_IB_SPLIT_DATA_ON_QPS",
-    "NCCL_IB_SUBNET_AWARE_ROUTING",
-    "NCCL_IB_SUBNET_PREFIX_LEN",
-    "NCCL_IB_TC",
-    "NCCL_IB_TIMEOUT",
-    "NCCL_IB_USE_INLINE",
-    "NCCL_IB_WARN_RAIL_LOCAL",
-    "NCCL_IB_WQE_LATENCY_REPORT",
-    "NCCL_IB_WQE_LATENCY_THRESHOLD_NS",
-];
 
 /// A variable that is known and not read.
 #[derive(Debug)]
@@ -219,17 +161,4 @@ pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let changes = known.iter().map(|known| (strsim::damerau_levenshtein(known, name), *known));
     let (changes, nearest) = changes.min_by_key(|(changes, _)| *changes)?;
     (changes <= name.chars().count() / 3).then_some(nearest)
-}
-
-/// Makes the second table in `docs/guide/configuration.md`.
-#[cfg(test)]
-pub(super) fn manual() -> String {
-    let mut out = String::from(
-        "| variable | level | silent values | why it has no effect on this plugin |\n|---|---|---|---|\n",
-    );
-    for Other { variable, as_is, missed, why } in OTHERS.iter().chain(OBSOLETE) {
-        let level = if *missed { "warning" } else { "info" };
-        out += &format!("| `{variable}` | {level} | {} | {why} |\n", as_is.join(", "));
-    }
-    out
 }

@@ -3,8 +3,7 @@
 
 use super::gpu::Gpu;
 use super::net_device::Device;
-use super::nic::Nic;
-use super::receive_queues::describe_queues;
+use super::nic::{Nic, describe_queues};
 use crate::config::{Config, Finding};
 use crate::verbs;
 

@@ -1,34 +1,40 @@
-//! Finds every port of the host.
+//! Finds every port of the host, makes the devices that the settings select, and shows both to the
+//! doctor.
 
+use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::gid::Wanted;
-use super::nic::usable;
-use super::selection::{Found, Trouble};
-use super::{partition, pci};
+use super::gid::{self, Wanted};
+use super::net_device::{Device, PciPaths, leak};
+use super::nic::{Nic, usable};
+use super::selection::{self, Found, Plan, Trouble, left_out};
+use super::{nic, pci};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::verbs::{self, Context, DeviceLimits, Port};
+use crate::failover::{Happening, Moment};
+use crate::proto::{Mode, SHARE_ONE};
+use crate::verbs::{self, Context, DeviceLimits, Gid, Pd, Port};
+use crate::warned::{Subject, Warned};
 
 /// Every port of this host, and the adapters behind them. Both lists have the same order.
-pub(super) struct Seen {
-    pub(super) found: Vec<Found>,
+struct Seen {
+    found: Vec<Found>,
     /// `None` if the adapter cannot be opened.
-    pub(super) adapters: Vec<Option<Adapter>>,
+    adapters: Vec<Option<Adapter>>,
     /// Why connections may break when this process forks, if they may.
-    pub(super) fork_unsafe: Option<Error>,
+    fork_unsafe: Option<Error>,
 }
 
 /// The adapter of a port.
-pub(super) struct Adapter {
-    pub(super) context: Arc<Context>,
-    pub(super) limits: DeviceLimits,
+struct Adapter {
+    context: Arc<Context>,
+    limits: DeviceLimits,
     /// The port as it was found; `None` if it has a fault.
-    pub(super) port: Option<Port>,
+    port: Option<Port>,
 }
 
 /// Opens every adapter. Fails if there is no list of adapters.
-pub(super) fn discover(config: &Config) -> Result<Seen> {
+fn discover(config: &Config) -> Result<Seen> {
     // Before anything is registered, or it has no effect.
     let fork_unsafe = verbs::survive_forks().err();
     let mut seen = Seen { found: Vec::new(), adapters: Vec::new(), fork_unsafe };
@@ -47,7 +53,7 @@ pub(super) fn discover(config: &Config) -> Result<Seen> {
                 for number in 1..=limits.ports {
                     let wanted = Wanted::new(config, &hca, number);
                     let port = usable(&context, &limits, number, &wanted).and_then(|(port, _)| {
-                        partition::index(&context, &port, config).map_err(Trouble::Fault)?;
+                        nic::partition(&context, &port, config).map_err(Trouble::Fault)?;
                         Ok(port)
                     });
                     let trouble = port.as_ref().err().cloned();
@@ -68,4 +74,180 @@ pub(super) fn discover(config: &Config) -> Result<Seen> {
         }
     }
     Ok(seen)
+}
+
+/// Logs what the user requested and does not get; an error with `MPIB_STRICT=1`.
+pub(super) fn degraded(config: &Config, what: String) -> Result<()> {
+    tracing::warn!(target: "init", "{}", config.degraded(what)?);
+    Ok(())
+}
+
+pub(super) fn enumerate(config: &Config, warned: &Warned) -> Result<Vec<Device>> {
+    let seen = discover(config)?;
+    if let Some(e) = &seen.fork_unsafe
+        && warned.once(Subject::ForkInit)
+    {
+        tracing::warn!(
+            target: "init",
+            "{e}. Connections hang or carry old data if this process forks children that do not exec at once. \
+             EINVAL: another library of the process had registered memory before; RDMAV_FORK_SAFE=1 lets libibverbs see to it from \
+             its beginning"
+        );
+    }
+    let plans = selection::plan(config, &seen.found)?;
+    let left_out = left_out(config, &seen.found, &plans);
+    if let Some(unknown) = left_out.unknown_text() {
+        degraded(config, unknown)?;
+    }
+    if let Some(lost) = left_out.lost_text() {
+        degraded(config, lost)?;
+    }
+    if let Some(idle) = left_out.idle_text() {
+        tracing::info!(target: "init", "{idle}");
+    }
+    let devices = build(config, plans, &seen)?;
+    for text in devices.iter().filter_map(rails_apart) {
+        tracing::warn!(target: "init", "{text}");
+    }
+    Ok(devices)
+}
+
+/// Returns the rail of SOUT and SUP that carries most data, as far as the settings say it. In
+/// vanilla mode that is SUP, which carries all data within an island.
+fn data_rail(config: &Config) -> usize {
+    const SUP: usize = 1;
+    match (config.sup_share, config.mode) {
+        (Some(share), _) if share >= SHARE_ONE / 2 => SUP,
+        (None, Mode::Vanilla) => SUP,
+        _ => 0,
+    }
+}
+
+/// Describes SOUT and SUP if they are far from each other on this host.
+fn rails_apart(device: &Device) -> Option<String> {
+    let [sout, sup] = &device.rails[..] else { return None };
+    let apart = device.is_sout_sup.then(|| sout.place()?.away_from(&sup.place()?)).flatten()?;
+    let shown = device.shown()?;
+    Some(format!(
+        "SOUT {} and SUP {} are {apart}: NCCL sees the place of {} alone, and chooses GPUs, GPUDirect and channels by it, also for \
+         data on the other rail. Two ports of one NUMA node and PCI root are faster",
+        sout.name(),
+        sup.name(),
+        shown.name()
+    ))
+}
+
+/// Makes the devices of these plans.
+fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> {
+    let mut devices: Vec<Device> = Vec::with_capacity(plans.len());
+    let mut cards: Vec<Option<pci::Address>> = Vec::with_capacity(plans.len());
+    for plan in plans {
+        let mut rails = Vec::with_capacity(plan.rails.len());
+        for &i in &plan.rails {
+            let Some(Adapter { context, limits, port: Some(port) }) = &seen.adapters[i] else { continue };
+            let wanted = Wanted::new(config, context.name(), port.number);
+            let nic = Arc::new(Nic::new(Pd::new(context)?, *limits, *port, wanted));
+            if let Some(trouble) = &seen.found[i].trouble {
+                let why = format!("{}: {trouble}", nic.name());
+                nic.health().happened(Moment::now(), Happening::Failed(&why));
+            }
+            rails.push(nic);
+        }
+        let shown = if rails.len() > 1 { data_rail(config) } else { 0 };
+        let pci_path = rails.get(shown).and_then(|nic: &Arc<Nic>| nic.context().pci_path());
+        let card = pci_path.as_deref().and_then(pci::card);
+        let on_card = |other: &&Option<pci::Address>| {
+            card.zip(**other).is_some_and(|(ours, theirs)| ours.is_of_card(&theirs))
+        };
+        let card_place = u8::try_from(cards.iter().filter(on_card).count()).unwrap_or(u8::MAX);
+        cards.push(card);
+        let index = c_int::try_from(devices.len()).map_err(|_| Error::Internal("too many devices".into()))?;
+        devices.push(Device {
+            name: leak(plan.name),
+            pci: pci_path
+                .map(|path| PciPaths { card: leak(pci::folded(&path, config.merge_vfs)), own: leak(path) }),
+            shown,
+            card_place,
+            is_sout_sup: rails.len() > 1,
+            rails,
+            members: vec![index],
+            rail_id: plan.ids.0,
+            plane_id: plan.ids.1,
+        });
+    }
+    Ok(devices)
+}
+
+/// One port, whether it can be used or not.
+#[derive(Debug)]
+pub(crate) struct PortView {
+    /// The adapter's name.
+    pub hca: String,
+    /// Port number, from 1.
+    pub number: u8,
+    /// Why it cannot be used.
+    pub trouble: Option<String>,
+    /// Whether `NCCL_IB_HCA` selects it.
+    pub selected: bool,
+    /// The port's attributes; `None` if they cannot be queried.
+    pub state: Option<Port>,
+    /// sysfs path of the PCI device.
+    pub pci_path: Option<String>,
+    /// The used entries of its GID table. Each with its rank among those that a connection may use,
+    /// 0 for the best, or why it is not one of them.
+    pub gids: Vec<(Gid, Result<usize, String>)>,
+}
+
+/// Every port, and the devices made of them.
+#[derive(Debug)]
+pub(crate) struct Survey {
+    /// Every port.
+    pub ports: Vec<PortView>,
+    /// The devices that NCCL would be shown, or why there are none.
+    pub devices: Result<Vec<Device>>,
+    /// One sentence on faulty ports that somebody misses. A failure with `MPIB_STRICT=1`.
+    pub lost: Option<String>,
+    /// One sentence on idle ports that nobody misses.
+    pub idle: Option<String>,
+    /// One sentence on SOUT and SUP if they are far from each other.
+    pub apart: Option<String>,
+    /// One sentence on names in `NCCL_IB_HCA` that select no port. A failure with `MPIB_STRICT=1`.
+    pub unknown: Option<String>,
+}
+
+/// Opens the devices anew, even if the process has them open, and logs nothing. Fails if there is
+/// no list of adapters.
+pub(crate) fn survey(config: &Config) -> Result<Survey> {
+    let seen = discover(config)?;
+    let view = |(found, adapter): (&Found, &Option<Adapter>)| {
+        let context = adapter.as_ref().map(|a| &a.context);
+        let state = context.and_then(|context| context.port(found.port).ok());
+        let wanted = Wanted::new(config, &found.hca, found.port);
+        let judged = |(context, port): (&Arc<Context>, &Port)| {
+            let table = context.gids(port);
+            let verdicts = gid::verdicts(&table, port.link, &wanted);
+            table.into_iter().zip(verdicts).collect()
+        };
+        PortView {
+            hca: found.hca.clone(),
+            number: found.port,
+            trouble: found.trouble.as_ref().map(ToString::to_string),
+            selected: selection::selected(config, found),
+            gids: context.zip(state.as_ref()).map_or_else(Vec::new, judged),
+            state,
+            pci_path: context.and_then(|context| context.pci_path()),
+        }
+    };
+    let ports = seen.found.iter().zip(&seen.adapters).map(view).collect();
+    let plans = selection::plan(config, &seen.found);
+    let left_out = left_out(config, &seen.found, plans.as_deref().unwrap_or_default());
+    let devices = plans.and_then(|plans| build(config, plans, &seen));
+    Ok(Survey {
+        ports,
+        apart: devices.iter().flatten().find_map(rails_apart),
+        devices,
+        lost: left_out.lost_text(),
+        idle: left_out.idle_text(),
+        unknown: left_out.unknown_text(),
+    })
 }

@@ -1,48 +1,50 @@
-//! One port of one HCA, as connections use it.
+//! One port of one HCA, as connections use it: its addresses, its partition, its receive queues.
+//!
+//! ionic, irdma (E810), erdma and others have no shared receive queues. There each queue pair has a
+//! receive queue, which `transport::recv::receives` fills.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use parking_lot::{Mutex, RwLock};
 
 use super::gid::{self, Wanted};
 use super::gpu::Gpu;
-use super::hw_counters::HwCounters;
 use super::mr_cache::Registrations;
-use super::partition;
 use super::pci::Place;
-use super::port_meter::PortMeter;
+use super::port_meter::{HwCounters, PortMeter};
 use super::selection::Trouble;
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, errno};
 use crate::failover::PortHealth;
 use crate::proto::{GidKind, Mtu};
-use crate::verbs::{Context, Cq, DeviceLimits, Gid, Pd, Port, Qp, QpOptions};
+use crate::verbs::{Context, Cq, DeviceLimits, Gid, Pd, Port, Qp, QpOptions, Srq};
 use crate::worker::Worker;
 
 /// One port of one HCA.
 #[derive(Debug)]
 pub struct Nic {
-    pub(super) name: String,
+    name: String,
     /// On the present context of the HCA. Those who make objects keep what they have read.
     pub(super) pd: RwLock<Arc<Pd>>,
-    pub(super) limits: DeviceLimits,
+    limits: DeviceLimits,
     pub(super) port: Port,
-    pub(super) wanted: Wanted,
+    wanted: Wanted,
     /// Registrations of NCCL's memory, shared by all comms.
     pub(super) registrations: Registrations,
     /// What [`known`](Self::known) has read.
-    pub(super) known: Mutex<Option<Known>>,
+    known: Mutex<Option<Known>>,
     /// Whether it registers DMA-BUFs, or why not, once that was tried.
     pub(super) dmabuf: OnceLock<Result<(), String>>,
     /// Whether it has SRQs, or why not, once that was tried.
-    pub(super) srq: OnceLock<Result<(), String>>,
+    srq: OnceLock<Result<(), String>>,
     /// Why its SRQs do not work, although it has them, once that was seen.
-    pub(super) srq_failed: OnceLock<String>,
+    srq_failed: OnceLock<String>,
     pub(super) health: PortHealth,
-    pub(super) meter: PortMeter,
+    meter: PortMeter,
     /// For verbs that block.
-    pub(super) worker: Worker,
+    worker: Worker,
 }
 
 /// How long [`Nic::known`] is used without an event: a change of the MTU raises none.
@@ -50,7 +52,7 @@ const FRESH: Duration = Duration::from_secs(1);
 
 /// A usable port as it was read, with [`Context::changes`] from before.
 #[derive(Debug)]
-pub(super) struct Known {
+struct Known {
     since: Instant,
     changes: u64,
     port: Port,
@@ -60,6 +62,25 @@ pub(super) struct Known {
 }
 
 impl Nic {
+    /// Makes the port. Nothing was tried or measured on it yet.
+    pub(super) fn new(pd: Pd, limits: DeviceLimits, port: Port, wanted: Wanted) -> Self {
+        Self {
+            name: format!("{}:{}", pd.context().name(), port.number),
+            pd: RwLock::new(Arc::new(pd)),
+            limits,
+            port,
+            wanted,
+            registrations: Registrations::new(),
+            known: Mutex::default(),
+            dmabuf: OnceLock::new(),
+            srq: OnceLock::new(),
+            srq_failed: OnceLock::new(),
+            health: PortHealth::default(),
+            meter: PortMeter::default(),
+            worker: Worker::new("mpib-verbs"),
+        }
+    }
+
     /// Returns `hca:port`.
     pub fn name(&self) -> &str {
         &self.name
@@ -102,7 +123,7 @@ impl Nic {
     }
 
     /// Returns what the port's connections have measured, and the operator's scale.
-    pub fn meter(&self) -> &PortMeter {
+    pub(crate) fn meter(&self) -> &PortMeter {
         &self.meter
     }
 
@@ -113,7 +134,7 @@ impl Nic {
 
     /// Returns whether any entry of the port's table is this GID; `None` if the port cannot be
     /// queried.
-    pub fn has_gid(&self, raw: [u8; 16], kind: GidKind) -> Option<bool> {
+    pub(crate) fn has_gid(&self, raw: [u8; 16], kind: GidKind) -> Option<bool> {
         let context = self.context();
         let port = context.port(self.port.number).ok()?;
         let same = |gid: &Gid| (gid.raw, gid.kind) == (raw, kind);
@@ -139,7 +160,7 @@ impl Nic {
 
     /// Returns whether the HCA was removed or has failed as a whole: the present context never works
     /// again.
-    pub fn has_dead_context(&self) -> bool {
+    pub(crate) fn has_dead_context(&self) -> bool {
         self.context().is_dead(self.port.number)
     }
 
@@ -185,11 +206,47 @@ impl Nic {
 
     /// Returns how many of `bytes` a queue pair carries inline: all, or none if the adapter has no
     /// room for them. Makes a queue pair.
-    pub fn inline_room(&self, bytes: u32) -> Result<u32> {
+    pub(crate) fn inline_room(&self, bytes: u32) -> Result<u32> {
         let pd = self.pd();
         let cq = Arc::new(Cq::new(pd.context(), 1)?);
         let options = QpOptions { send_depth: 1, inline: bytes, receives: 1 };
         Ok(Qp::new(&pd, &cq, None, options)?.inline())
+    }
+
+    /// Whether the adapter has shared receive queues that work, as far as is known. Their creation
+    /// is tried once. The error is the reason.
+    pub fn has_srq(&self) -> Result<(), &str> {
+        if let Some(why) = self.srq_failed.get() {
+            return Err(why);
+        }
+        let found = self.srq.get_or_init(|| self.try_srq());
+        found.as_ref().copied().map_err(String::as_str)
+    }
+
+    /// Some drivers report a limit although their library has no calls for SRQs. Any other failure is
+    /// that of the moment: a connection then reports it.
+    fn try_srq(&self) -> Result<(), String> {
+        if self.limits.max_srq == 0 || self.limits.max_srq_wr == 0 {
+            return Err("max_srq of ibv_devinfo -v is 0".into());
+        }
+        match Srq::new(&self.pd(), 1) {
+            Err(Error::Verbs { source, .. })
+                if matches!(errno(&source), Errno::EOPNOTSUPP | Errno::ENOSYS) =>
+            {
+                Err(format!("ibv_create_srq: {source}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes why receives in the adapter's shared queues do not work. Returns whether that is new.
+    pub(crate) fn set_srq_failed(&self, why: &str) -> bool {
+        self.srq_failed.set(why.to_owned()).is_ok()
+    }
+
+    /// Describes the receive queues of the adapter.
+    pub fn receive_queues(&self) -> String {
+        describe_queues(self.adapter(), self.has_srq().err())
     }
 
     /// Returns its place in the PCI tree; `None` for software devices.
@@ -207,7 +264,7 @@ impl Nic {
         let context = self.context();
         let last = self.known.lock().as_ref().and_then(|known| known.pkey_index);
         if let Some(index) = last
-            && partition::is_of(context.pkey(self.port.number, index)?, value)
+            && is_of(context.pkey(self.port.number, index)?, value)
         {
             return Ok(index);
         }
@@ -224,7 +281,7 @@ impl Nic {
     fn partition(&self, config: &Config, context: &Context) -> Result<u16> {
         let port = context.port(self.port.number)?;
         let name = &self.name;
-        partition::index(context, &port, config).map_err(|why| Error::Usage(format!("{name}: {why}")))
+        partition(context, &port, config).map_err(|why| Error::Usage(format!("{name}: {why}")))
     }
 
     /// Returns the present index of a GID in the port's table. The error is the reason why it
@@ -285,4 +342,46 @@ fn present(
     port.speed = wanted.speed.unwrap_or(port.speed);
     let gids = gid::candidates(&context.gids(&port), port.link, wanted).map_err(Trouble::Fault)?;
     Ok((port, gids))
+}
+
+/// The number of the partition in a P_Key. The top bit marks full members.
+const NUMBER: u16 = 0x7fff;
+
+/// Whether the P_Key is of the partition with this number.
+fn is_of(key: u16, value: u16) -> bool {
+    key & NUMBER == value & NUMBER
+}
+
+/// Returns the index of the configured partition in the port's P_Key table, as the table is now. The
+/// error is the reason why the port cannot be used.
+pub(super) fn partition(context: &Context, port: &Port, config: &Config) -> Result<u16, String> {
+    let wanted = match (config.pkey_value, config.pkey_index) {
+        // A port always has the first entry.
+        (None, 0) => return Ok(0),
+        (None, index) => format!("NCCL_IB_PKEY={index} is not an entry of its P_Key table"),
+        (Some(value), _) => format!("NCCL_IB_PKEY_VALUE={value:#06x} is not in its P_Key table"),
+    };
+    let fits = |index: u16, key: u16| match config.pkey_value {
+        Some(value) => is_of(key, value),
+        None => index == config.pkey_index && key & NUMBER != 0,
+    };
+    let mut others = Vec::new();
+    for index in 0..port.pkeys {
+        match context.pkey(port.number, index).map_err(|e| e.to_string())? {
+            key if fits(index, key) => return Ok(index),
+            key if key & NUMBER == 0 => {}
+            key => others.push(format!("{key:#06x} at {index}")),
+        }
+    }
+    Err(format!("{wanted}, which has {}", others.join(", ")))
+}
+
+/// Describes the receive queues of adapters, with the reason if they have no shared ones.
+pub(super) fn describe_queues(adapters: &str, lacks: Option<&str>) -> String {
+    match lacks {
+        None => format!("shared receive queues on {adapters}: the queue pairs of a rail receive from one"),
+        Some(why) => {
+            format!("no shared receive queues on {adapters} ({why}): each queue pair receives from its own")
+        }
+    }
 }

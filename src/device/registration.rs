@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
-use nix::errno::Errno;
 
 use super::gpu;
 use super::mr_cache::{How, Memory, Registered, Registration, Span};
 use super::nic::Nic;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, errno};
 use crate::verbs::{Context, Keys, Mr, Pd, page_size};
 
 impl Nic {
@@ -70,7 +69,7 @@ impl Nic {
     }
 
     /// Whether the device registers DMA-BUFs. Tried once. The error is the reason.
-    pub fn takes_dmabuf(&self) -> Result<(), &str> {
+    pub(crate) fn takes_dmabuf(&self) -> Result<(), &str> {
         let found = self.dmabuf.get_or_init(|| probe(&self.pd()));
         found.as_ref().copied().map_err(String::as_str)
     }
@@ -78,9 +77,9 @@ impl Nic {
 
 fn probe(pd: &Pd) -> Result<(), String> {
     pd.takes_dmabuf().map_err(|e| {
-        let name = Errno::from_raw(e.raw_os_error().unwrap_or(0));
         format!(
-            "ibv_reg_dmabuf_mr returned {name:?}: libibverbs (rdma-core 34), the kernel (5.12) or the adapter's driver is too old for it"
+            "ibv_reg_dmabuf_mr returned {:?}: libibverbs (rdma-core 34), the kernel (5.12) or the adapter's driver is too old for it",
+            errno(&e)
         )
     })
 }
@@ -109,8 +108,7 @@ fn explain(e: Error, memory: &Memory, whole: bool) -> Error {
         detail += &format!(", the whole pages of {len} bytes at {addr:#x}");
     }
     if memory.kind != MemKind::Host || memory.dmabuf.is_some() {
-        let errno = Errno::from_raw(source.raw_os_error().unwrap_or(0));
-        detail += &format!(". {}", gpu::causes(errno, memory.dmabuf.is_some()));
+        detail += &format!(". {}", gpu::causes(errno(&source), memory.dmabuf.is_some()));
     }
     Error::Verbs { call, source, detail }
 }

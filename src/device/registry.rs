@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::enumeration::{degraded, enumerate};
-use super::net_device::Device;
+use super::discovery::{degraded, enumerate};
+use super::net_device::{self, Device};
 use super::nic::Nic;
-use super::{merge, planes, selection};
+use super::selection;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log;
@@ -119,7 +119,7 @@ impl Devices {
 
     /// Returns the plane of a device as NCCL 2.30.7 and later expect it.
     pub fn plane_id(&self, device: &Device) -> Option<i16> {
-        planes::plane_id(device, self.list.read().as_ref()?.physical())
+        net_device::plane_id(device, self.list.read().as_ref()?.physical())
     }
 
     /// Returns the index of the virtual device of these physical ones, in the order of their planes.
@@ -129,7 +129,7 @@ impl Devices {
         let Some(list) = &mut *list else {
             return Err(Error::Usage("no init has succeeded before this call".into()));
         };
-        let members = &planes::sorted(members, list.physical())[..];
+        let members = &net_device::sorted(members, list.physical())[..];
         let same = |device: &&'static Device| device.members == members;
         if let Some(there) = list.shown[list.physical..].iter().position(same) {
             return Ok(list.physical + there);
@@ -137,7 +137,7 @@ impl Devices {
         let device = match list.made.iter().copied().find(|device| same(device)) {
             Some(device) => device,
             None => {
-                let device = keep(merge::merge(members, &list.shown, list.physical)?);
+                let device = keep(net_device::merge(members, &list.shown, list.physical)?);
                 list.made.push(device);
                 device
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Link, Port, Report};
-use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use nix::sys::resource::RLIM_INFINITY;
 
 use Level::{Fail, Note, Ok as Good, Warn};
 
@@ -11,7 +11,7 @@ use super::loopback::try_shared_queues;
 use crate::config::{Config, Finding};
 use crate::connect::local_route::{INLINE, not_inline};
 use crate::device::{Answer, Device, Gpu, Nic, Survey, data_direct, dmabuf, findings, receive_queues};
-use crate::error::{BadSetting, RAISE_MEMLOCK, Result};
+use crate::error::{BadSetting, RAISE_MEMLOCK, Result, memlock_limit};
 use crate::plugin;
 use crate::proto::Addr;
 
@@ -39,7 +39,7 @@ pub(super) fn all(
     checks.push(Check::new("failover", if config.failover { Good } else { Note }, config.failover_text()));
     checks.push(Check::new("failover", Good, config.detection_text()));
     checks.extend(memory(config, &devices));
-    checks.push(memlock(getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft), may_lock()));
+    checks.push(memlock(memlock_limit(), may_lock()));
     checks
 }
 
@@ -303,8 +303,7 @@ fn memory(config: &Config, devices: &[&Device]) -> Vec<Check> {
 /// Below this NCCL's own buffers for a few peers do not fit.
 const ENOUGH: u64 = 1 << 30;
 
-/// Checks the limit on locked memory. `limit` is in bytes; `None` if it cannot be read. `unbound`:
-/// the limit does not apply to this process.
+/// Checks the limit on locked memory. `unbound`: the limit does not apply to this process.
 fn memlock(limit: Option<u64>, unbound: bool) -> Check {
     let id = "memlock";
     match limit {

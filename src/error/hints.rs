@@ -7,7 +7,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
     let text = match (call, errno) {
         (_, Errno::ENOMEM) => {
-            return Some(memlock_text(getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft)));
+            return Some(memlock_text(memlock_limit()));
         }
         ("ibv_reg_mr" | "ibv_reg_mr_iova2", Errno::EFAULT | Errno::EINVAL | Errno::EOPNOTSUPP) => {
             "The memory cannot be registered: was it freed? Is it mapped read-only?"
@@ -51,11 +51,16 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
     Some(text.into())
 }
 
+/// Returns the limit on locked memory in bytes; `None` if it cannot be read.
+pub(crate) fn memlock_limit() -> Option<u64> {
+    getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft)
+}
+
 /// How to raise the limit on locked memory.
 pub(crate) const RAISE_MEMLOCK: &str =
     "set it to unlimited (limits.conf, LimitMEMLOCK=infinity, --ulimit memlock=-1)";
 
-/// Describes the limit on locked memory. `limit` is in bytes; `None` if it cannot be read.
+/// Describes the limit on locked memory.
 fn memlock_text(limit: Option<u64>) -> String {
     let now = match limit {
         Some(RLIM_INFINITY) => {

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 
 use crate::proto;
 
-pub(crate) use hints::RAISE_MEMLOCK;
+pub(crate) use hints::{RAISE_MEMLOCK, memlock_limit};
 pub(crate) use wc_status::Blame;
 pub(crate) use wc_status::status_text;
 pub use wc_status::wc_status;
@@ -142,6 +142,11 @@ impl fmt::Display for FailedCompletion {
                 .map_or_else(|| status.advice.to_owned(), |why| format!("{} now: {why}", self.device)),
         )
     }
+}
+
+/// Returns the errno of a failed call.
+pub(crate) fn errno(source: &io::Error) -> Errno {
+    Errno::from_raw(source.raw_os_error().unwrap_or(0))
 }
 
 /// Formats an errno: "Cannot allocate memory (ENOMEM, errno 12)".

@@ -12,7 +12,9 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::{Ends, HEADER_BYTES, Nonce, PROTOCOL_VERSION, Release, Role, kind};
+use super::message::kind;
+use super::wire::{Codec, DecodeError, Layout, Nested, Reader, Writer, layout};
+use super::{Ends, HEADER_BYTES, Nonce, PROTOCOL_VERSION, Release, Role};
 
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
@@ -93,18 +95,20 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// What a connector claims in its HELLO: that it knows the secret of the listener with this id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub struct Claim {
-    /// The connector's release. The tag does not cover it.
-    pub release: Release,
-    /// The listener.
-    pub id: ListenerId,
-    /// A random number per connection, by which the listener recognizes several tries of one
-    /// connector. It is the connector's challenge, too.
-    pub token: Nonce,
-    /// The HMAC of the version, the id and the token under the secret.
-    pub tag: Tag,
+layout! {
+    /// What a connector claims in its HELLO: that it knows the secret of the listener with this id.
+    #[derive(Copy, Default)]
+    pub struct Claim {
+        /// The connector's release. The tag does not cover it.
+        pub release: Release = Nested,
+        /// The listener.
+        pub id: ListenerId = "listener id",
+        /// A random number per connection, by which the listener recognizes several tries of one
+        /// connector. It is the connector's challenge, too.
+        pub token: Nonce = "token",
+        /// The HMAC of the version, the id and the token under the secret.
+        pub tag: Tag = "tag",
+    }
 }
 
 impl Claim {

@@ -3,20 +3,26 @@
 //! A *part* is what one rail was to carry of a group: its bytes and its immediate. The sender
 //! counts the changes of the set of rails in an epoch. All messages may be repeated.
 
-use super::wire::{DecodeError, Reader, Writer};
+use super::wire::{
+    Codec, DecodeError, Layout, Nested, Optional, Reader, Within, Writer, layout, list, some_rails, within,
+};
 use super::{MAX_RAILS, SLOTS, Sequence};
 
-/// STATE: the sender has given up rails. None of its queue pairs on them exists any more.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct SenderState {
-    /// Counts the STATE messages of a connection, from 1.
-    pub epoch: u32,
-    /// All rails that are given up, also those of earlier epochs.
-    pub dead: u8,
-    /// The next group that the sender will post.
-    pub next: Sequence,
-    /// The groups that are posted and not completed, at most one per slot.
-    pub open: Vec<OpenGroup>,
+/// The codec of an epoch.
+pub(super) const EPOCH: Within = within("epoch", 1..=u32::MAX as u64, "at least 1");
+
+layout! {
+    /// STATE: the sender has given up rails. None of its queue pairs on them exists any more.
+    pub struct SenderState {
+        /// Counts the STATE messages of a connection, from 1.
+        pub epoch: u32 = EPOCH,
+        /// All rails that are given up, also those of earlier epochs.
+        pub dead: u8 = some_rails("given-up rails"),
+        /// The next group that the sender will post.
+        pub next: Sequence = Nested,
+        /// The groups that are posted and not completed, at most one per slot.
+        pub open: Vec<OpenGroup> = list("open groups", SLOTS, Nested),
+    }
 }
 
 /// A group of sends that is posted and not completed.
@@ -32,83 +38,45 @@ pub struct OpenGroup {
     pub size: Option<u64>,
 }
 
-/// VERDICT: the receiver has given up the same rails, and knows what has arrived over them.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Verdict {
-    /// The epoch of the STATE that it answers.
-    pub epoch: u32,
-    /// The parts to be sent again, by group. All other lost parts are done.
-    pub again: Vec<(Sequence, u8)>,
-}
+const SIZE: Optional<&str> = Optional("size", "size");
 
-impl SenderState {
-    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
-        out.u32(self.epoch).u8(self.dead).u64(self.next.number());
-        out.list(&self.open, SLOTS, "open groups", |out, group| {
-            out.u64(group.seq.number()).u8(group.mask).u8(group.lost).u8(group.size.is_some().into());
-            if let Some(size) = group.size {
-                out.u64(size);
-            }
-            Ok(())
-        })
+impl Layout for OpenGroup {
+    fn write(&self, out: &mut Writer) {
+        self.seq.write(out);
+        SIZE.write(&self.size, out.u8(self.mask).u8(self.lost));
     }
 
-    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self {
-            epoch: epoch(from)?,
-            dead: some_rails(from, "given-up rails")?,
-            next: sequence(from)?,
-            open: from.list(SLOTS, "open groups", |from| {
-                let (seq, mask) = (sequence(from)?, some_rails(from, "rails of a group")?);
-                let lost = from.u8("lost parts")?;
-                if lost & !mask != 0 {
-                    let expected = "a subset of the group's rails";
-                    return Err(DecodeError::Range { what: "lost parts", found: lost.into(), expected });
-                }
-                let size = if from.flag("size")? { Some(from.u64("size")?) } else { None };
-                Ok(OpenGroup { seq, mask, lost, size })
-            })?,
-        })
+    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let (seq, mask): (_, u8) = (Nested, some_rails("rails of a group")).read(from)?;
+        let lost = from.u8("lost parts")?;
+        if lost & !mask != 0 {
+            let expected = "a subset of the group's rails";
+            return Err(DecodeError::Range { what: "lost parts", found: lost.into(), expected });
+        }
+        Ok(Self { seq, mask, lost, size: SIZE.read(from)? })
     }
 }
 
-impl Verdict {
-    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
-        out.u32(self.epoch);
-        out.list(&self.again, SLOTS, "groups to be sent again", |out, (seq, parts)| {
-            out.u64(seq.number()).u8(*parts);
-            Ok(())
-        })
-    }
-
-    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let epoch = epoch(from)?;
-        let again = from.list(SLOTS, "groups to be sent again", |from| {
-            Ok((sequence(from)?, some_rails(from, "parts to be sent again")?))
-        })?;
-        Ok(Self { epoch, again })
+layout! {
+    /// VERDICT: the receiver has given up the same rails, and knows what has arrived over them.
+    pub struct Verdict {
+        /// The epoch of the STATE that it answers.
+        pub epoch: u32 = EPOCH,
+        /// The parts to be sent again, by group. All other lost parts are done.
+        pub again: Vec<(Sequence, u8)> =
+            list("groups to be sent again", SLOTS, (Nested, some_rails("parts to be sent again"))),
     }
 }
 
-/// Reads a mask of at least one rail.
-pub(super) fn some_rails(from: &mut Reader<'_>, what: &'static str) -> Result<u8, DecodeError> {
-    match from.u8(what)? {
-        0 => Err(DecodeError::Range { what, found: 0, expected: "at least one rail" }),
-        mask => Ok(mask),
-    }
-}
+const SEQUENCE: Within = within("sequence number", 1..=u64::MAX, "at least 1");
 
-pub(super) fn epoch(from: &mut Reader<'_>) -> Result<u32, DecodeError> {
-    match from.u32("epoch")? {
-        0 => Err(DecodeError::Range { what: "epoch", found: 0, expected: "at least 1" }),
-        epoch => Ok(epoch),
+impl Layout for Sequence {
+    fn write(&self, out: &mut Writer) {
+        SEQUENCE.write(&self.number(), out);
     }
-}
 
-fn sequence(from: &mut Reader<'_>) -> Result<Sequence, DecodeError> {
-    match from.u64("sequence number")? {
-        0 => Err(DecodeError::Range { what: "sequence number", found: 0, expected: "at least 1" }),
-        number => Ok(Sequence::from_number(number)),
+    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        SEQUENCE.read(from).map(Self::from_number)
     }
 }
 

@@ -4,8 +4,8 @@
 //! that join the same two ports. All messages may be repeated. Those of another attempt or epoch are
 //! ignored.
 
-use super::episode::{epoch, some_rails};
-use super::wire::{DecodeError, REASON_BYTES, Reader, Writer};
+use super::episode::EPOCH;
+use super::wire::{Codec, DecodeError, Layout, REASON_BYTES, Reader, Writer, some_rails};
 use super::{MAX_RAILS, RailInfo, RouteWiring};
 
 /// Names an attempt.
@@ -50,27 +50,24 @@ impl Attempt {
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         match from.u32("attempt")? {
             0 => Err(DecodeError::Range { what: "attempt", found: 0, expected: "at least 1" }),
-            number => Ok(Self { number, epoch: epoch(from)? }),
+            number => Ok(Self { number, epoch: EPOCH.read(from)? }),
         }
     }
 }
 
 impl NewRails {
-    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
+    pub(super) fn write(&self, out: &mut Writer) {
         self.attempt.write(out);
         out.u8(self.rails);
-        self.port.write(out)?;
-        out.list(&self.routes, MAX_RAILS, "routes", |out, route| route.write(out))?;
-        out.list(&self.rkeys, MAX_RAILS, "remote keys", |out, rkey| {
-            out.u32(*rkey);
-            Ok(())
-        })
+        self.port.write(out);
+        out.list(&self.routes, MAX_RAILS, "routes", |out, route| route.write(out));
+        out.list(&self.rkeys, MAX_RAILS, "remote keys", |out, rkey| _ = out.u32(*rkey));
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(Self {
             attempt: Attempt::read(from)?,
-            rails: some_rails(from, "rails that come back")?,
+            rails: some_rails("rails that come back").read(from)?,
             port: RailInfo::read(from)?,
             routes: from.list(MAX_RAILS, "routes", RouteWiring::read)?,
             rkeys: from.list(MAX_RAILS, "remote keys", |from| from.u32("remote key"))?,

@@ -1,9 +1,11 @@
 //! The frames of the control connection: a little-endian u32 length of the body, then the body,
 //! which is a type byte, a payload, and on an authenticated connection a tag.
 
+use super::hello::Beginning;
+use super::message::kind;
 use super::release::RELEASE_BYTES;
-use super::wire::{DecodeError, Reader, Writer, number};
-use super::{Claim, HEADER_BYTES, ListenerId, MAGIC, Message, Nonce, Redial, TAG_BYTES, kind};
+use super::wire::{Codec, DecodeError, Layout, Reader, Writer, number};
+use super::{Claim, HEADER_BYTES, ListenerId, MAGIC, Message, Nonce, Redial, TAG_BYTES};
 
 /// The maximum length of a body.
 pub const MAX_FRAME_BYTES: usize = 64 << 10;
@@ -98,10 +100,8 @@ impl HelloPrefix {
 /// versions.
 pub(crate) fn hello_of_version(claim: &Claim) -> Vec<u8> {
     let mut out = Writer::default();
-    out.u32((HELLO_PREFIX_BYTES - HEADER_BYTES) as u32).u8(kind::HELLO);
-    out.bytes(&MAGIC).u16(super::PROTOCOL_VERSION);
-    claim.write(&mut out);
-    out.0
+    Beginning.write(claim, out.u32((HELLO_PREFIX_BYTES - HEADER_BYTES) as u32).u8(kind::HELLO));
+    out.bytes
 }
 
 impl Message {
@@ -111,9 +111,8 @@ impl Message {
     /// The message exceeds a limit of the protocol.
     pub fn encode(&self) -> Result<Vec<u8>, DecodeError> {
         let mut out = Writer::default();
-        out.u32(0);
-        self.write(&mut out)?;
-        let mut frame = out.0;
+        self.write(out.u32(0));
+        let mut frame = out.finish()?;
         let len = frame.len() - HEADER_BYTES;
         // The tag follows.
         let limit = MAX_FRAME_BYTES - TAG_BYTES;

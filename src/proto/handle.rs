@@ -9,7 +9,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::release::RELEASE_BYTES;
-use super::wire::number;
+use super::wire::{DecodeError, Layout, Reader, Writer, number};
 use super::{HostId, ListenerId, MAGIC, Nonce, PROTOCOL_VERSION, Release, Secret};
 
 /// `NCCL_NET_HANDLE_MAXSIZE`
@@ -48,22 +48,46 @@ impl Addr {
 
     /// Returns whether `other` is in the network of this address. Addresses of different families
     /// are not.
-    pub fn same_subnet(&self, other: IpAddr) -> bool {
-        match (self.ip, other) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => same_bits((a.to_bits() ^ b.to_bits()).into(), 32, self.prefix),
-            (IpAddr::V6(a), IpAddr::V6(b)) => same_bits(a.to_bits() ^ b.to_bits(), 128, self.prefix),
-            _ => false,
-        }
+    pub(crate) fn same_subnet(&self, other: IpAddr) -> bool {
+        is_in_network(other, self.ip, self.prefix)
     }
 
-    fn entry_bytes(&self) -> usize {
+    /// Returns the bytes of its [`Layout`].
+    fn bytes(&self) -> usize {
         2 + if self.ip.is_ipv4() { 4 } else { 16 }
     }
 }
 
-/// Returns whether the top `prefix` of `bits` bits of `difference` are zero.
-fn same_bits(difference: u128, bits: u8, prefix: u8) -> bool {
-    difference.checked_shr(u32::from(bits - prefix.min(bits))).unwrap_or(0) == 0
+impl Layout for Addr {
+    fn write(&self, out: &mut Writer) {
+        match self.ip {
+            IpAddr::V4(ip) => out.bytes(&[4, self.prefix]).bytes(&ip.octets()),
+            IpAddr::V6(ip) => out.bytes(&[6, self.prefix]).bytes(&ip.octets()),
+        };
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let (family, prefix) = (from.u8("address family")?, from.u8("prefix length")?);
+        let range = |what, found: u8, expected| DecodeError::Range { what, found: found.into(), expected };
+        let ip: IpAddr = match family {
+            4 => Ipv4Addr::from(from.array::<4>("address")?).into(),
+            6 => Ipv6Addr::from(from.array::<16>("address")?).into(),
+            found => return Err(range("address family", found, "4 or 6")),
+        };
+        let expected = "a length within an address that is specified";
+        Self::new(ip, prefix).ok_or(range("prefix length", prefix, expected))
+    }
+}
+
+/// Returns whether the first `prefix` bits of both addresses are the same. Addresses of different
+/// families have none in common.
+pub(crate) fn is_in_network(ip: IpAddr, network: IpAddr, prefix: u8) -> bool {
+    let (difference, bits) = match (ip, network) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(a.to_bits() ^ b.to_bits()), 32),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits(), 128),
+        _ => return false,
+    };
+    difference.checked_shr(bits - u32::from(prefix).min(bits)).unwrap_or(0) == 0
 }
 
 impl fmt::Display for Addr {
@@ -139,8 +163,8 @@ impl Handle {
         }
         let mut room = STATE_OFFSET - ENTRIES_OFFSET;
         let fits = |a: &&Addr| {
-            let fits = a.entry_bytes() <= room;
-            room -= if fits { a.entry_bytes() } else { 0 };
+            let fits = a.bytes() <= room;
+            room -= if fits { a.bytes() } else { 0 };
             fits
         };
         let addrs: Vec<Addr> = addrs.iter().filter(fits).copied().collect();
@@ -165,7 +189,7 @@ impl Handle {
 
     /// Returns whether a handle has room for all of these addresses.
     pub fn holds(addrs: &[Addr]) -> bool {
-        addrs.iter().map(Addr::entry_bytes).sum::<usize>() <= STATE_OFFSET - ENTRIES_OFFSET
+        addrs.iter().map(Addr::bytes).sum::<usize>() <= STATE_OFFSET - ENTRIES_OFFSET
     }
 
     /// Returns the random bytes that only processes with the handle know. They never cross the wire
@@ -196,33 +220,14 @@ impl Handle {
 
     /// Returns the bytes of the handle. The connector's eight bytes are zero.
     pub fn encode(&self) -> [u8; HANDLE_BYTES] {
-        let mut out = [0; HANDLE_BYTES];
-        out[0..4].copy_from_slice(&MAGIC);
-        out[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-        out[6..8].copy_from_slice(&self.port.to_le_bytes());
-        out[8..24].copy_from_slice(self.secret.bytes());
-        out[24..28].copy_from_slice(&self.host.boot.to_le_bytes());
-        out[28..32].copy_from_slice(&self.host.network.to_le_bytes());
-        out[32] = self.addrs.len() as u8;
-        out[RELEASE_OFFSET..ENTRIES_OFFSET].copy_from_slice(&self.release.encode());
-        let mut at = ENTRIES_OFFSET;
-        let mut put = |bytes: &[u8]| {
-            out[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        };
-        for Addr { ip, prefix } in &self.addrs {
-            match ip {
-                IpAddr::V4(ip) => {
-                    put(&[4, *prefix]);
-                    put(&ip.octets());
-                }
-                IpAddr::V6(ip) => {
-                    put(&[6, *prefix]);
-                    put(&ip.octets());
-                }
-            }
-        }
-        out
+        let mut out = Writer::default();
+        out.bytes(&MAGIC).u16(PROTOCOL_VERSION).u16(self.port).bytes(self.secret.bytes());
+        out.u32(self.host.boot).u32(self.host.network).u8(self.addrs.len() as u8);
+        self.release.write(&mut out);
+        self.addrs.iter().for_each(|addr| addr.write(&mut out));
+        let mut handle = [0; HANDLE_BYTES];
+        handle.iter_mut().zip(out.bytes).for_each(|(to, byte)| *to = byte);
+        handle
     }
 
     /// Decodes a handle. Accepts exactly what [`Self::encode`] returns; the connector's eight bytes
@@ -246,14 +251,14 @@ impl Handle {
 
     /// Decodes the handle of another version that has its fields at the same places: a connector
     /// reports its version to that listener. `None` if it has not.
-    pub fn of_other_version(bytes: &[u8; HANDLE_BYTES]) -> Option<Self> {
+    pub(crate) fn of_other_version(bytes: &[u8; HANDLE_BYTES]) -> Option<Self> {
         let version = u16::from_le_bytes([bytes[4], bytes[5]]);
         let same = bytes[0..4] == MAGIC && version >= FIRST_STABLE_VERSION && version != PROTOCOL_VERSION;
         same.then(|| Self::decode_fields(&bytes[..STATE_OFFSET]).ok()).flatten()
     }
 
     fn decode_fields(body: &[u8]) -> Result<Self, HandleError> {
-        let port = u16::from_le_bytes([body[6], body[7]]);
+        let port = number(&body[6..8]) as u16;
         if port == 0 {
             return Err(HandleError::Port);
         }
@@ -261,16 +266,20 @@ impl Handle {
         secret.copy_from_slice(&body[8..24]);
         let host = HostId { boot: number(&body[24..28]) as u32, network: number(&body[28..32]) as u32 };
         let count = usize::from(body[32]);
-        let mut rest = &body[ENTRIES_OFFSET..];
-        let mut addrs = Vec::new();
-        for index in 0..count {
-            let (addr, behind) = entry(rest).map_err(|what| HandleError::Entry { index, count, what })?;
-            addrs.push(addr);
-            rest = behind;
-        }
+        let mut from = Reader::new(&body[ENTRIES_OFFSET..]);
+        let mut addr = |index| {
+            let what = |fault| match fault {
+                DecodeError::Short("address") => "the handle ends inside it",
+                DecodeError::Short(_) => "the handle ends before it",
+                DecodeError::Range { what: "address family", .. } => "its family is neither 4 nor 6",
+                _ => "it is unspecified, or its prefix is too long",
+            };
+            Addr::read(&mut from).map_err(|fault| HandleError::Entry { index, count, what: what(fault) })
+        };
+        let addrs = (0..count).map(&mut addr).collect::<Result<Vec<_>, _>>()?;
         if addrs.is_empty() {
             Err(HandleError::NoAddress)
-        } else if rest.iter().any(|b| *b != 0) {
+        } else if from.rest().iter().any(|b| *b != 0) {
             Err(HandleError::Trailing(count))
         } else {
             Ok(Self { secret: secret.into(), host, port, release: release(body), addrs })
@@ -278,26 +287,9 @@ impl Handle {
     }
 }
 
-/// Reads the listener's release.
+/// Reads the listener's release. Any bytes are one.
 fn release(body: &[u8]) -> Release {
-    body[RELEASE_OFFSET..].first_chunk().map(Release::decode).unwrap_or_default()
-}
-
-/// Reads one address; returns the bytes behind it, too.
-fn entry(bytes: &[u8]) -> Result<(Addr, &[u8]), &'static str> {
-    let (&[family, prefix], rest) = bytes.split_first_chunk().ok_or("the handle ends before it")?;
-    let (ip, rest): (IpAddr, _) = match family {
-        4 => {
-            let (octets, rest) = rest.split_first_chunk::<4>().ok_or("the handle ends inside it")?;
-            (Ipv4Addr::from(*octets).into(), rest)
-        }
-        6 => {
-            let (octets, rest) = rest.split_first_chunk::<16>().ok_or("the handle ends inside it")?;
-            (Ipv6Addr::from(*octets).into(), rest)
-        }
-        _ => return Err("its family is neither 4 nor 6"),
-    };
-    Ok((Addr::new(ip, prefix).ok_or("it is unspecified, or its prefix is too long")?, rest))
+    Release::read(&mut Reader::new(&body[RELEASE_OFFSET..])).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ impl ImmLayout {
 
     /// Returns the bits of a size in an immediate; `None` if it is in the completion record.
     #[inline(always)]
-    pub const fn size_bits(self, bytes: usize) -> Option<u32> {
+    pub(crate) const fn size_bits(self, bytes: usize) -> Option<u32> {
         match self.quantised(bytes) {
             Some(size_q) => Some(size_q << self.low_bits),
             None => None,
@@ -142,20 +142,20 @@ impl ImmLayout {
     }
 
     /// Returns the largest size below which every size is exact.
-    pub const fn exact_below(self) -> usize {
+    pub(crate) const fn exact_below(self) -> usize {
         1 << self.count_bits()
     }
 
     /// Like [`encode`](Self::encode), for a size below [`exact_below`](Self::exact_below).
     #[inline]
-    pub const fn encode_exact(self, slot: u8, mask: u8, bytes: u32) -> u32 {
+    pub(crate) const fn encode_exact(self, slot: u8, mask: u8, bytes: u32) -> u32 {
         slot as u32 | (mask as u32) << 8 | bytes << self.low_bits
     }
 
     /// Decodes the immediate of a message that is whole on `rail`: its slot, and its size in the
     /// small unit. `None` for all others.
     #[inline(always)]
-    pub const fn decode_whole(self, word: u32, rail: usize) -> Option<(u8, usize)> {
+    pub(crate) const fn decode_whole(self, word: u32, rail: usize) -> Option<(u8, usize)> {
         let size = word.wrapping_shr(self.low_bits) as usize;
         if word & self.fixed == 1u32.wrapping_shl(8 + rail as u32) { Some((word as u8, size)) } else { None }
     }
@@ -168,7 +168,7 @@ impl ImmLayout {
 
     /// Decodes the immediate of a part that is sent again. `None` for words that no sender makes,
     /// and for all that have a mask.
-    pub const fn decode_replay(self, word: u32) -> Option<Replay> {
+    pub(crate) const fn decode_replay(self, word: u32) -> Option<Replay> {
         let (slot, rest) = (word as u8, word >> self.low_bits);
         let (part, epoch) = (rest & ((1 << PART_BITS) - 1), rest >> PART_BITS);
         let mask = (word & ((1 << self.low_bits) - 1)) >> 8;

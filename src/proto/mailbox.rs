@@ -12,8 +12,8 @@
 
 use std::collections::VecDeque;
 
+use super::control_memory::CACHE_LINE;
 use super::frame::{FrameError, MAX_FRAME_BYTES, Peeked};
-use super::slot::CACHE_LINE;
 use super::wire::HEADER_BYTES;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -195,7 +195,7 @@ impl MailState {
     }
 
     /// Returns whether the peer has not acknowledged a chunk yet.
-    pub fn is_unacknowledged(&self) -> bool {
+    pub(crate) fn is_unacknowledged(&self) -> bool {
         self.outgoing.acked != self.outgoing.staged
     }
 

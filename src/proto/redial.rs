@@ -1,10 +1,8 @@
 //! Dialling a connection again: where an end can be reached, and the first message of a new TCP
 //! connection that replaces a broken one.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
 use super::auth::redial_tag;
-use super::wire::{DecodeError, Reader, Writer};
+use super::wire::{DecodeError, Layout, Reader, Writer};
 use super::{Addr, ListenerId, Nonce, Role, Secret, TAG_BYTES, Tag, same_tag};
 
 /// Most addresses of a CALLBACK.
@@ -40,17 +38,10 @@ pub struct Redial {
 }
 
 impl Callback {
-    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
+    pub(super) fn write(&self, out: &mut Writer) {
         out.bytes(&self.id).u16(self.port);
-        out.list(&self.addrs, MAX_ADDRS, "addresses", |out, addr| {
-            match addr.ip() {
-                IpAddr::V4(ip) => out.u8(4).u8(addr.prefix()).bytes(&ip.octets()),
-                IpAddr::V6(ip) => out.u8(6).u8(addr.prefix()).bytes(&ip.octets()),
-            };
-            Ok(())
-        })?;
+        out.list(&self.addrs, MAX_ADDRS, "addresses", |out, addr| addr.write(out));
         out.bytes(&self.ended);
-        Ok(())
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -59,23 +50,9 @@ impl Callback {
         if port == 0 {
             return Err(DecodeError::Range { what: "port", found: 0, expected: "1 to 65535" });
         }
-        let addrs = from.list(MAX_ADDRS, "addresses", read_addr)?;
+        let addrs = from.list(MAX_ADDRS, "addresses", Addr::read)?;
         Ok(Self { id, port, addrs, ended: from.array("hash of the end")? })
     }
-}
-
-fn read_addr(from: &mut Reader<'_>) -> Result<Addr, DecodeError> {
-    let (family, prefix) = (from.u8("address family")?, from.u8("prefix length")?);
-    let ip: IpAddr = match family {
-        4 => Ipv4Addr::from(from.array::<4>("address")?).into(),
-        6 => Ipv6Addr::from(from.array::<16>("address")?).into(),
-        found => {
-            let found = found.into();
-            return Err(DecodeError::Range { what: "address family", found, expected: "4 or 6" });
-        }
-    };
-    let expected = "a length within an address that is specified";
-    Addr::new(ip, prefix).ok_or(DecodeError::Range { what: "prefix length", found: prefix.into(), expected })
 }
 
 impl Redial {
@@ -97,9 +74,7 @@ impl Redial {
 
     /// Returns the fields that the tag covers.
     fn fields(&self) -> Vec<u8> {
-        let mut out = Writer::default();
-        out.bytes(&self.id).bytes(&self.token).u8(self.from as u8).bytes(&self.challenge);
-        out.0
+        [&self.id[..], &self.token, &[self.from as u8], &self.challenge].concat()
     }
 
     pub(super) fn write(&self, out: &mut Writer) {

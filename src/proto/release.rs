@@ -5,19 +5,22 @@ use std::fmt;
 use nccl_net_mpib_agent_iface::COMMIT;
 
 use super::PROTOCOL_VERSION;
+use super::wire::{Codec, DecodeError, Layout, Reader, Writer, layout};
 
 /// Bytes of a release in a handle and in a HELLO.
 pub(super) const RELEASE_BYTES: usize = 10;
 
-/// A release: for people, who see it in the log. Nothing is decided by it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub struct Release {
-    /// Major, minor, patch. All zeros: unknown.
-    pub version: [u8; 3],
-    /// 0: this release. Others: after the release before it, as `-dev` says.
-    pub stage: u8,
-    /// The first bytes of the commit. All zeros: unknown.
-    pub commit: [u8; 6],
+layout! {
+    /// A release: for people, who see it in the log. Nothing is decided by it.
+    #[derive(Copy, Default)]
+    pub struct Release {
+        /// Major, minor, patch. All zeros: unknown.
+        pub version: [u8; 3] = "release",
+        /// 0: this release. Others: after the release before it, as `-dev` says.
+        pub stage: u8 = "release",
+        /// The first bytes of the commit. All zeros: unknown.
+        pub commit: [u8; 6] = "release",
+    }
 }
 
 impl Release {
@@ -36,22 +39,6 @@ impl Release {
             stage: u8::from(!env!("CARGO_PKG_VERSION_PRE").is_empty()),
             commit: commit.and_then(|bytes| bytes.try_into().ok()).unwrap_or_default(),
         }
-    }
-
-    pub(super) fn encode(&self) -> [u8; RELEASE_BYTES] {
-        let mut out = [0; RELEASE_BYTES];
-        out[..3].copy_from_slice(&self.version);
-        out[3] = self.stage;
-        out[4..].copy_from_slice(&self.commit);
-        out
-    }
-
-    /// Decodes a release. Any bytes are one.
-    pub(super) fn decode(bytes: &[u8; RELEASE_BYTES]) -> Self {
-        let (mut version, mut commit) = ([0; 3], [0; 6]);
-        version.copy_from_slice(&bytes[..3]);
-        commit.copy_from_slice(&bytes[4..]);
-        Self { version, stage: bytes[3], commit }
     }
 }
 
@@ -93,7 +80,10 @@ mod tests {
             (Release { commit, ..Release::default() }, "of an unknown version"),
         ] {
             assert_eq!(release.to_string(), text);
-            assert_eq!(Release::decode(&release.encode()), release);
+            let mut out = Writer::default();
+            release.write(&mut out);
+            assert_eq!(out.bytes.len(), RELEASE_BYTES);
+            assert_eq!(Release::read(&mut Reader::new(&out.bytes)), Ok(release));
         }
         assert!(Release::ours().to_string().starts_with(concat!("version ", env!("CARGO_PKG_VERSION"))));
     }

@@ -4,27 +4,28 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::wire::{DecodeError, Reader, Writer};
+use super::wire::{Codec, DecodeError, Layout, Nested, Reader, Writer, layout, numbered, within};
 
 /// The maximum number of queue pairs of a rail of SOUT and SUP.
 pub(crate) const MAX_RAIL_QPS: u8 = 32;
 /// The maximum number of queue pairs of any other rail.
 pub(crate) const MAX_PLAIN_QPS: u8 = 128;
 
-/// The split between SOUT and SUP: `MPIB_MODE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Mode {
+/// The name of a number of queue pairs.
+const QPS: &str = "queue pairs of a rail";
+
+numbered! {
+    /// The split between SOUT and SUP: `MPIB_MODE`.
+    Mode, "mode", "0 or 1":
     /// By island: one rail carries all data.
     Vanilla = 0,
     /// By hints: both rails are always joined.
     Advanced = 1,
 }
 
-/// The pairs of rails that a connection may use, and their order: `MPIB_ROUTE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum RoutePolicy {
+numbered! {
+    /// The pairs of rails that a connection may use, and their order: `MPIB_ROUTE`.
+    RoutePolicy, "route policy", "0 to 3":
     /// Pairs on a common subnet first.
     PreferSubnet = 0,
     /// Only pairs on a common subnet.
@@ -33,11 +34,6 @@ pub enum RoutePolicy {
     Any = 2,
     /// Only pairs of the requested devices.
     Strict = 3,
-}
-
-impl RoutePolicy {
-    /// All policies.
-    pub const ALL: [Self; 4] = [Self::PreferSubnet, Self::Subnet, Self::Any, Self::Strict];
 }
 
 /// The value of the setting.
@@ -60,30 +56,32 @@ impl FromStr for RoutePolicy {
     }
 }
 
-/// The settings of one end that must equal the other's: `route` always; those of SOUT and SUP if
-/// both devices are SOUT and SUP; the last two otherwise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Terms {
-    /// `MPIB_ROUTE`
-    pub route: RoutePolicy,
-    /// Whether the device is SOUT and SUP, in any state of their ports.
-    pub fused: bool,
-    /// `MPIB_MODE`
-    pub mode: Mode,
-    /// Whether `MPIB_SUP_SHARE` is set: both rails are joined in either mode then. Only the sender
-    /// uses its value.
-    pub fixed_share: bool,
-    /// `MPIB_ISLAND_PREFIX_LEN`, 0 to 32.
-    pub island_prefix_len: u8,
-    /// `MPIB_SOUT_QP` and `MPIB_SUP_QP`, 1 to [`MAX_RAIL_QPS`].
-    pub qps: [u8; 2],
-    /// `NCCL_IB_QPS_PER_CONNECTION`, 1 to [`MAX_PLAIN_QPS`]. Ignored if both devices are SOUT and
-    /// SUP.
-    pub plain_qps: u8,
-    /// `NCCL_IB_SPLIT_DATA_ON_QPS`. Ignored likewise.
-    pub plain_split: bool,
-    /// `MPIB_FAILOVER`. It may differ: a connection has failover if both ends have.
-    pub failover: bool,
+layout! {
+    /// The settings of one end that must equal the other's: `route` always; those of SOUT and SUP if
+    /// both devices are SOUT and SUP; the last two otherwise.
+    #[derive(Copy)]
+    pub struct Terms {
+        /// `MPIB_ROUTE`
+        pub route: RoutePolicy = Nested,
+        /// Whether the device is SOUT and SUP, in any state of their ports.
+        pub fused: bool = "fused",
+        /// `MPIB_MODE`
+        pub mode: Mode = Nested,
+        /// Whether `MPIB_SUP_SHARE` is set: both rails are joined in either mode then. Only the sender
+        /// uses its value.
+        pub fixed_share: bool = "fixed share",
+        /// `MPIB_ISLAND_PREFIX_LEN`, 0 to 32.
+        pub island_prefix_len: u8 = within("island prefix length", 0..=32, "0 to 32"),
+        /// `MPIB_SOUT_QP` and `MPIB_SUP_QP`, 1 to [`MAX_RAIL_QPS`].
+        pub qps: [u8; 2] = [const { within(QPS, 1..=MAX_RAIL_QPS as u64, "1 to 32") }; 2],
+        /// `NCCL_IB_QPS_PER_CONNECTION`, 1 to [`MAX_PLAIN_QPS`]. Ignored if both devices are SOUT and
+        /// SUP.
+        pub plain_qps: u8 = within(QPS, 1..=MAX_PLAIN_QPS as u64, "1 to 128"),
+        /// `NCCL_IB_SPLIT_DATA_ON_QPS`. Ignored likewise.
+        pub plain_split: bool = "split",
+        /// `MPIB_FAILOVER`. It may differ: a connection has failover if both ends have.
+        pub failover: bool = "failover",
+    }
 }
 
 impl Terms {
@@ -112,37 +110,6 @@ impl Terms {
             format!("{name} is {ours} here and {theirs} there")
         };
         route.iter().chain(rows).filter(|(_, ours, theirs)| ours != theirs).map(row).collect()
-    }
-
-    pub(super) fn write(&self, out: &mut Writer) {
-        out.u8(self.route as u8).u8(self.fused.into()).u8(self.mode as u8).u8(self.fixed_share.into());
-        out.u8(self.island_prefix_len).u8(self.qps[0]).u8(self.qps[1]);
-        out.u8(self.plain_qps).u8(self.plain_split.into()).u8(self.failover.into());
-    }
-
-    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let route = RoutePolicy::ALL[usize::from(from.below(4, "route policy", "0 to 3")?)];
-        let fused = from.flag("fused")?;
-        let mode = if from.flag("mode")? { Mode::Advanced } else { Mode::Vanilla };
-        let fixed_share = from.flag("fixed share")?;
-        let island_prefix_len = from.below(33, "island prefix length", "0 to 32")?;
-        let mut qps = [0; 2];
-        for place in &mut qps {
-            *place = queue_pairs(from, MAX_RAIL_QPS, "1 to 32")?;
-        }
-        let plain_qps = queue_pairs(from, MAX_PLAIN_QPS, "1 to 128")?;
-        let plain_split = from.flag("split")?;
-        let failover = from.flag("failover")?;
-        Ok(Self { route, fused, mode, fixed_share, island_prefix_len, qps, plain_qps, plain_split, failover })
-    }
-}
-
-/// Reads a number from 1 to `most`.
-fn queue_pairs(from: &mut Reader<'_>, most: u8, expected: &'static str) -> Result<u8, DecodeError> {
-    let what = "queue pairs of a rail";
-    match from.below(most + 1, what, expected)? {
-        0 => Err(DecodeError::Range { what, found: 0, expected }),
-        found => Ok(found),
     }
 }
 

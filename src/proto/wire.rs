@@ -1,7 +1,13 @@
 //! Reading and writing of little-endian fields, with limits for all lengths.
+//!
+//! [`layout!`] makes a structure's write and its read of one list of fields, each with its codec. The
+//! name of a field alone is the codec of any number, flag or array.
+
+use std::ops::RangeInclusive;
+
+pub use nccl_net_mpib_agent_iface::text::printable;
 
 use super::Release;
-use super::text::{head, printable};
 
 /// Bytes of the length field of a frame.
 pub const HEADER_BYTES: usize = 4;
@@ -51,6 +57,15 @@ pub enum DecodeError {
         /// The peer's release.
         release: Release,
     },
+}
+
+/// Returns the longest head of `text` with at most `limit` bytes.
+pub(crate) fn head(text: &str, limit: usize) -> &str {
+    let mut end = text.len().min(limit);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// Returns the little-endian integer of up to eight bytes.
@@ -137,6 +152,11 @@ impl<'a> Reader<'a> {
         Ok(printable(&text))
     }
 
+    /// Returns the bytes that are not read yet.
+    pub(super) fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+
     pub(super) fn end(self) -> Result<(), DecodeError> {
         if self.0.is_empty() { Ok(()) } else { Err(DecodeError::Trailing(self.0.len())) }
     }
@@ -144,16 +164,24 @@ impl<'a> Reader<'a> {
 
 /// Appends fields to a message.
 #[derive(Debug, Default)]
-pub(super) struct Writer(pub(super) Vec<u8>);
+pub(super) struct Writer {
+    pub(super) bytes: Vec<u8>,
+    /// The first list that is too long: a mistake of this end.
+    fault: Option<DecodeError>,
+}
 
 impl Writer {
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.0.extend_from_slice(bytes);
+        self.bytes.extend_from_slice(bytes);
         self
     }
 
     pub(super) fn u8(&mut self, n: u8) -> &mut Self {
         self.bytes(&[n])
+    }
+
+    pub(super) fn flag(&mut self, flag: bool) -> &mut Self {
+        self.u8(flag.into())
     }
 
     pub(super) fn u16(&mut self, n: u16) -> &mut Self {
@@ -168,23 +196,295 @@ impl Writer {
         self.bytes(&n.to_le_bytes())
     }
 
-    /// Appends a list. A list that is too long is a mistake of this end, found before it is sent.
+    /// Appends a list.
     pub(super) fn list<T>(
         &mut self,
         items: &[T],
         limit: usize,
         what: &'static str,
-        mut item: impl FnMut(&mut Self, &T) -> Result<(), DecodeError>,
-    ) -> Result<(), DecodeError> {
-        let count = u8::try_from(items.len()).ok().filter(|n| usize::from(*n) <= limit);
-        let count = count.ok_or(DecodeError::TooLong { what, found: items.len(), limit })?;
-        self.u8(count);
-        items.iter().try_for_each(|i| item(self, i))
+        item: impl Fn(&mut Self, &T),
+    ) -> &mut Self {
+        let found = items.len();
+        if found > limit {
+            self.fault.get_or_insert(DecodeError::TooLong { what, found, limit });
+        }
+        self.u8(found as u8);
+        items.iter().for_each(|i| item(self, i));
+        self
     }
 
     /// Appends a text, cut to `limit` bytes.
     pub(super) fn text(&mut self, text: &str, limit: usize) -> &mut Self {
         let text = head(text, limit.min(usize::from(u16::MAX)));
         self.u16(text.len() as u16).bytes(text.as_bytes())
+    }
+
+    /// Returns the bytes.
+    ///
+    /// # Errors
+    /// A list is too long.
+    pub(super) fn finish(self) -> Result<Vec<u8>, DecodeError> {
+        self.fault.map_or(Ok(self.bytes), Err)
+    }
+}
+
+/// How a field is written, and what is accepted of a peer.
+pub(super) trait Codec<T> {
+    fn write(&self, value: &T, out: &mut Writer);
+    fn read(&self, from: &mut Reader<'_>) -> Result<T, DecodeError>;
+}
+
+macro_rules! plain_codecs {
+    ($($type:ident: $method:ident),+) => {$(
+        impl Codec<$type> for &'static str {
+            fn write(&self, value: &$type, out: &mut Writer) {
+                out.$method(*value);
+            }
+
+            fn read(&self, from: &mut Reader<'_>) -> Result<$type, DecodeError> {
+                from.$method(self)
+            }
+        }
+    )+};
+}
+
+plain_codecs!(u8: u8, u16: u16, u32: u32, u64: u64, bool: flag);
+
+impl<const N: usize> Codec<[u8; N]> for &'static str {
+    fn write(&self, value: &[u8; N], out: &mut Writer) {
+        out.bytes(value);
+    }
+
+    fn read(&self, from: &mut Reader<'_>) -> Result<[u8; N], DecodeError> {
+        from.array(self)
+    }
+}
+
+/// A number in a range.
+pub(super) struct Within {
+    what: &'static str,
+    range: RangeInclusive<u64>,
+    expected: &'static str,
+}
+
+pub(super) const fn within(what: &'static str, range: RangeInclusive<u64>, expected: &'static str) -> Within {
+    Within { what, range, expected }
+}
+
+/// A set of rails that is not empty.
+pub(super) const fn some_rails(what: &'static str) -> Within {
+    within(what, 1..=u8::MAX as u64, "at least one rail")
+}
+
+impl<T: Copy + Into<u64>> Codec<T> for Within
+where
+    &'static str: Codec<T>,
+{
+    fn write(&self, value: &T, out: &mut Writer) {
+        self.what.write(value, out);
+    }
+
+    fn read(&self, from: &mut Reader<'_>) -> Result<T, DecodeError> {
+        let (value, &Self { what, ref range, expected }) = (self.what.read(from)?, self);
+        let found = value.into();
+        if range.contains(&found) { Ok(value) } else { Err(DecodeError::Range { what, found, expected }) }
+    }
+}
+
+/// A text, cut to `limit` bytes when it is written.
+pub(super) struct Text {
+    what: &'static str,
+    limit: usize,
+}
+
+pub(super) const fn text(what: &'static str, limit: usize) -> Text {
+    Text { what, limit }
+}
+
+impl Codec<String> for Text {
+    fn write(&self, value: &String, out: &mut Writer) {
+        out.text(value, self.limit);
+    }
+
+    fn read(&self, from: &mut Reader<'_>) -> Result<String, DecodeError> {
+        from.text(self.limit, self.what)
+    }
+}
+
+/// A list of at most `limit` items.
+pub(super) struct List<C> {
+    what: &'static str,
+    limit: usize,
+    item: C,
+    /// The lengths that are allowed, if an empty list is not.
+    not_empty: Option<&'static str>,
+}
+
+pub(super) const fn list<C>(what: &'static str, limit: usize, item: C) -> List<C> {
+    List { what, limit, item, not_empty: None }
+}
+
+impl<C> List<C> {
+    /// Refuses an empty list.
+    pub(super) fn not_empty(self, expected: &'static str) -> Self {
+        Self { not_empty: Some(expected), ..self }
+    }
+}
+
+impl<T, C: Codec<T>> Codec<Vec<T>> for List<C> {
+    fn write(&self, value: &Vec<T>, out: &mut Writer) {
+        out.list(value, self.limit, self.what, |out, item| self.item.write(item, out));
+    }
+
+    fn read(&self, from: &mut Reader<'_>) -> Result<Vec<T>, DecodeError> {
+        let list = from.list(self.limit, self.what, |from| self.item.read(from))?;
+        match self.not_empty {
+            Some(expected) if list.is_empty() => {
+                Err(DecodeError::Range { what: self.what, found: 0, expected })
+            }
+            _ => Ok(list),
+        }
+    }
+}
+
+/// A flag, and the value if it is set.
+pub(super) struct Optional<C>(pub(super) &'static str, pub(super) C);
+
+impl<T, C: Codec<T>> Codec<Option<T>> for Optional<C> {
+    fn write(&self, value: &Option<T>, out: &mut Writer) {
+        out.flag(value.is_some());
+        if let Some(value) = value {
+            self.1.write(value, out);
+        }
+    }
+
+    fn read(&self, from: &mut Reader<'_>) -> Result<Option<T>, DecodeError> {
+        from.flag(self.0)?.then(|| self.1.read(from)).transpose()
+    }
+}
+
+/// Two values, one behind the other.
+impl<A, B, C: Codec<A>, D: Codec<B>> Codec<(A, B)> for (C, D) {
+    fn write(&self, value: &(A, B), out: &mut Writer) {
+        self.0.write(&value.0, out);
+        self.1.write(&value.1, out);
+    }
+
+    fn read(&self, from: &mut Reader<'_>) -> Result<(A, B), DecodeError> {
+        Ok((self.0.read(from)?, self.1.read(from)?))
+    }
+}
+
+impl<T, C: Codec<T>> Codec<[T; 2]> for [C; 2] {
+    fn write(&self, value: &[T; 2], out: &mut Writer) {
+        self.iter().zip(value).for_each(|(codec, value)| codec.write(value, out));
+    }
+
+    fn read(&self, from: &mut Reader<'_>) -> Result<[T; 2], DecodeError> {
+        Ok([self[0].read(from)?, self[1].read(from)?])
+    }
+}
+
+/// A type with one layout.
+pub(super) trait Layout: Sized {
+    fn write(&self, out: &mut Writer);
+    fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError>;
+}
+
+/// A value by its type's [`Layout`].
+pub(super) struct Nested;
+
+impl<T: Layout> Codec<T> for Nested {
+    fn write(&self, value: &T, out: &mut Writer) {
+        value.write(out);
+    }
+
+    fn read(&self, from: &mut Reader<'_>) -> Result<T, DecodeError> {
+        T::read(from)
+    }
+}
+
+/// Defines a structure and its [`Layout`]: the fields in their order, each with its codec.
+macro_rules! layout {
+    ($(#[$attr:meta])* pub struct $name:ident {
+        $($(#[$doc:meta])* pub $field:ident: $type:ty = $codec:expr,)+
+    }) => {
+        $(#[$attr])*
+        #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+        pub struct $name {
+            $($(#[$doc])* pub $field: $type,)+
+        }
+
+        impl Layout for $name {
+            fn write(&self, out: &mut Writer) {
+                $($codec.write(&self.$field, out);)+
+            }
+
+            fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+                Ok(Self { $($field: $codec.read(from)?,)+ })
+            }
+        }
+    };
+}
+pub(super) use layout;
+
+/// Defines an enum of small numbers, and its [`Layout`] of one byte.
+macro_rules! numbered {
+    ($(#[$attr:meta])* $name:ident, $what:literal, $expected:literal:
+        $($(#[$doc:meta])* $variant:ident = $n:literal,)+
+    ) => {
+        $(#[$attr])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name {
+            $($(#[$doc])* $variant = $n,)+
+        }
+
+        impl $name {
+            /// All variants.
+            pub const ALL: [Self; [$($n),+].len()] = [$(Self::$variant),+];
+
+            /// Returns the variant with this number; `None` for others.
+            pub const fn from_raw(n: u32) -> Option<Self> {
+                match n {
+                    $($n => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+
+            /// Returns the number.
+            pub const fn raw(self) -> u32 {
+                self as u32
+            }
+        }
+
+        impl Layout for $name {
+            fn write(&self, out: &mut Writer) {
+                out.u8(*self as u8);
+            }
+
+            fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+                let (what, expected) = ($what, $expected);
+                let found = from.u8(what)?.into();
+                Self::from_raw(found).ok_or(DecodeError::Range { what, found: found.into(), expected })
+            }
+        }
+    };
+}
+pub(super) use numbered;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_head_is_as_long_as_it_may_be(text: String, limit in 0usize..40) {
+            let head = head(&text, limit);
+            prop_assert!(text.starts_with(head) && head.len() <= limit);
+            // The next character does not fit.
+            let next = text[head.len()..].chars().next().map_or(limit + 1, |c| head.len() + c.len_utf8());
+            prop_assert!(next > limit);
+        }
     }
 }

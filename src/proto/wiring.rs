@@ -67,13 +67,10 @@ pub struct Memory {
 }
 
 impl Wiring {
-    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
-        out.list(&self.routes, MAX_RAILS, "routes", |out, route| route.write(out))?;
+    pub(super) fn write(&self, out: &mut Writer) {
+        out.list(&self.routes, MAX_RAILS, "routes", |out, route| route.write(out));
         out.u64(self.memory.addr).u64(self.memory.len);
-        out.list(&self.memory.rkeys, MAX_RAILS, "remote keys", |out, rkey| {
-            out.u32(*rkey);
-            Ok(())
-        })
+        out.list(&self.memory.rkeys, MAX_RAILS, "remote keys", |out, rkey| _ = out.u32(*rkey));
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -88,17 +85,13 @@ impl Wiring {
 }
 
 impl RouteWiring {
-    pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
+    pub(super) fn write(&self, out: &mut Writer) {
         out.u8(self.local_rail).u8(self.remote_rail);
-        out.list(&self.qps, MAX_QPS, "queue pairs", |out, qp| {
-            out.u32(qp.qpn).u32(qp.psn);
-            Ok(())
-        })?;
+        out.list(&self.qps, MAX_QPS, "queue pairs", |out, qp| _ = out.u32(qp.qpn).u32(qp.psn));
         out.u8(self.service_level).u8(self.traffic_class).u8(self.ece.is_some().into());
         if let Some(ece) = self.ece {
             out.u32(ece.vendor_id).u32(ece.options).u32(ece.comp_mask);
         }
-        Ok(())
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {

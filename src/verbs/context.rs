@@ -179,7 +179,7 @@ impl Context {
 
     /// Opens the device again: the one with the same node GUID, or if there is none, the one with
     /// the same name. Devices that `is_taken` are others. `None` if the device is not there.
-    pub fn open_again(&self, is_taken: impl Fn(&str) -> bool) -> Result<Option<Arc<Self>>> {
+    pub(crate) fn open_again(&self, is_taken: impl Fn(&str) -> bool) -> Result<Option<Arc<Self>>> {
         let list = DeviceList::new()?;
         let free: Vec<_> = list.devices().filter(|listed| !is_taken(&listed.name)).collect();
         let same_guid = free.iter().find(|listed| self.guid != 0 && listed.guid == self.guid);
@@ -189,7 +189,7 @@ impl Context {
 
     /// Returns whether the context is dead: the device was removed, or has failed as a whole. Calls
     /// fail then, also when the device is there again.
-    pub fn is_dead(&self, port: u8) -> bool {
+    pub(crate) fn is_dead(&self, port: u8) -> bool {
         matches!(self.port(port), Err(Error::Verbs { source, .. }) if is_removal(&source))
     }
 
@@ -300,7 +300,7 @@ impl Context {
     ///
     /// # Errors
     /// No more events will come.
-    pub fn next_event(&self) -> io::Result<Option<PendingEvent<'_>>> {
+    pub(crate) fn next_event(&self) -> io::Result<Option<PendingEvent<'_>>> {
         // SAFETY: open context whose descriptor does not block.
         match unsafe { shim::next_event(self.raw.as_ptr()) } {
             Ok(event) => {

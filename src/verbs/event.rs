@@ -4,7 +4,7 @@ use std::fmt;
 
 /// One event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AsyncEvent {
+pub(crate) struct AsyncEvent {
     /// `enum ibv_event_type` as a number: newer libraries deliver events that older headers do not
     /// name.
     pub kind: i32,
@@ -14,7 +14,7 @@ pub struct AsyncEvent {
 
 /// The subject of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum About {
+pub(crate) enum About {
     /// A queue pair, by its number.
     Qp(u32),
     /// A completion queue, by [`Cq::id`](super::Cq::id).
@@ -83,43 +83,43 @@ pub(super) fn element(kind: i32) -> Element {
 impl AsyncEvent {
     /// Returns whether the event is a normal effect of a queue pair's life: COMM_EST, SQ_DRAINED,
     /// QP_LAST_WQE_REACHED.
-    pub fn is_consequence(&self) -> bool {
+    pub(crate) fn is_consequence(&self) -> bool {
         matches!(self.kind, 4 | 5 | 16)
     }
 
     /// Returns whether the subject of the event can no longer be used.
-    pub fn is_fatal(&self) -> bool {
+    pub(crate) fn is_fatal(&self) -> bool {
         matches!(self.kind, 0..=3 | DEVICE_FATAL | 14)
     }
 
     /// Returns whether a peer's request was wrong, which is no fault of a rail: QP_ACCESS_ERR.
-    pub fn is_mistake(&self) -> bool {
+    pub(crate) fn is_mistake(&self) -> bool {
         self.kind == 3
     }
 
     /// Returns whether the GID table of a port changed.
-    pub fn is_gid_change(&self) -> bool {
+    pub(crate) fn is_gid_change(&self) -> bool {
         self.kind == 18
     }
 
     /// Returns whether a port went down. Work requests in flight fail if it stays down.
-    pub fn is_link_down(&self) -> bool {
+    pub(crate) fn is_link_down(&self) -> bool {
         self.kind == PORT_ERR
     }
 
     /// Returns whether a port came up.
-    pub fn is_link_up(&self) -> bool {
+    pub(crate) fn is_link_up(&self) -> bool {
         self.kind == 9
     }
 
     /// Returns whether the speed of a port may have changed: an adapter reports that, or a link came up,
     /// which may have trained to another width.
-    pub fn is_speed(&self) -> bool {
+    pub(crate) fn is_speed(&self) -> bool {
         self.kind == DEVICE_SPEED_CHANGE || self.is_link_up()
     }
 
     /// Returns whether a table of a port, or its LID, changed.
-    pub fn is_table(&self) -> bool {
+    pub(crate) fn is_table(&self) -> bool {
         matches!(self.kind, 11 | 12 | 18)
     }
 }

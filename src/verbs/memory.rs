@@ -11,7 +11,7 @@ use rdma_sys as sys;
 
 use crate::error::{Error, Result};
 
-use super::pages::Pages;
+use super::region::Pages;
 use super::{Blanks, Context, Local, log_failure, non_null, shim};
 
 /// A protection domain.
@@ -59,7 +59,7 @@ impl Pd {
 
     /// Returns an error if DMA-BUFs cannot be registered in this PD. Probes with an invalid
     /// descriptor: where the call is supported, it fails with another error.
-    pub fn takes_dmabuf(&self) -> io::Result<()> {
+    pub(crate) fn takes_dmabuf(&self) -> io::Result<()> {
         // SAFETY: the PD is live while we hold it.
         match unsafe { shim::reg_dmabuf_mr(self.as_ptr(), (-1, 0), (0, 0), 0, false) } {
             Ok(raw) => {
@@ -78,7 +78,7 @@ impl Pd {
     /// Returns a chain of `n` receives with this `wr_id` for the SRQs in this PD. Each has one byte
     /// of registered memory that nothing writes. The first call makes the chain, which all later ones
     /// share, and registers the memory until the PD is released.
-    pub fn srq_receives(&self, n: usize, wr_id: u64) -> Result<Arc<Blanks>> {
+    pub(crate) fn srq_receives(&self, n: usize, wr_id: u64) -> Result<Arc<Blanks>> {
         if let Some(made) = self.receives.get() {
             return Ok(Arc::clone(&made.blanks));
         }

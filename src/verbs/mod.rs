@@ -4,20 +4,17 @@
 //! Nothing here knows of connections or messages. Only symbols of `IBVERBS_1.1` or older are
 //! linked; `shim` looks newer ones up at run time.
 
-mod blanks;
-mod chain;
 mod context;
 mod cq;
 mod event;
 mod memory;
 mod mlx5dv;
-mod pages;
 mod port;
-mod prepared;
 mod qp;
+mod receives;
 mod region;
+mod sends;
 mod shim;
-mod srq;
 
 use std::ffi::c_int;
 use std::io;
@@ -25,24 +22,20 @@ use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
 
-pub use blanks::Blanks;
-pub use chain::{Chain, Local, Remote};
-pub(crate) use chain::{WRITE, WRITE_WITH_IMM};
-pub(crate) use context::{Context, DeviceLimits};
-pub(crate) use context::{open_all, survive_forks};
+pub(crate) use context::{Context, DeviceLimits, open_all, survive_forks};
 pub(crate) use cq::Kind;
 pub use cq::{Batch, Completion, Cq};
 pub(crate) use event::{About, AsyncEvent};
-pub(crate) use memory::{Keys, Pd};
-pub(crate) use memory::{Mr, MrOptions, keep_dmabuf};
-pub(crate) use pages::page_size;
+pub(crate) use memory::{Keys, Mr, MrOptions, Pd, keep_dmabuf};
 pub(crate) use port::{Gid, Port};
-pub(crate) use prepared::{ImmWrite, WordsWrite};
 pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
+pub use receives::Blanks;
+pub(crate) use receives::Srq;
 pub use region::Region;
-pub(crate) use region::Words;
+pub(crate) use region::{Words, page_size};
+pub use sends::{Chain, Local, Remote};
+pub(crate) use sends::{ImmWrite, WRITE, WRITE_WITH_IMM, WordsWrite};
 pub(crate) use shim::can_relax_ordering;
-pub(crate) use srq::Srq;
 
 /// Pointer-returning calls set `errno`.
 fn non_null<T>(call: &'static str, on: impl FnOnce() -> String, p: *mut T) -> Result<NonNull<T>> {

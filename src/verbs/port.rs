@@ -79,13 +79,8 @@ pub struct Gid {
 impl Gid {
     /// Returns `None` if the entry is empty, or if its index does not fit into an address handle.
     pub(super) fn of(entry: shim::GidEntry) -> Option<Self> {
-        let kind = match entry.kind {
-            shim::GidType::Plain => GidKind::Ib,
-            shim::GidType::RoceV1 => GidKind::RoceV1,
-            shim::GidType::RoceV2 => GidKind::RoceV2,
-        };
-        let index = u8::try_from(entry.index).ok()?;
-        let gid = Self { index, raw: entry.raw, kind, interface: entry.interface };
+        let shim::GidEntry { raw, kind, interface, .. } = entry;
+        let gid = Self { index: u8::try_from(entry.index).ok()?, raw, kind, interface };
         gid.is_set().then_some(gid)
     }
 
@@ -97,7 +92,7 @@ impl Gid {
     }
 
     /// Returns whether the address is valid on one link only: `fe80::/10` or `169.254.0.0/16`.
-    pub fn is_link_local(&self) -> bool {
+    pub(crate) fn is_link_local(&self) -> bool {
         match self.addr() {
             IpAddr::V4(v4) => v4.is_link_local(),
             IpAddr::V6(v6) => v6.is_unicast_link_local(),

@@ -10,7 +10,7 @@ use sys::ibv_qp_attr_mask as bits;
 use crate::error::{Error, Fast, Result};
 use crate::proto::{Ece, LinkLayer};
 
-use super::prepared::Prepared;
+use super::sends::Prepared;
 use super::{
     Blanks, Chain, Cq, Gid, ImmWrite, Pd, Port, Srq, WordsWrite, failed, is_put_off, is_removal, log_failure,
     non_null, shim, zero,
@@ -80,7 +80,7 @@ pub struct Path {
 
 impl Path {
     /// Returns the path of a queue pair to itself, which the port loops back.
-    pub fn to_itself(port: &Port, gid: &Gid, pkey_index: u16, qpn: u32, access: Access) -> Self {
+    pub(crate) fn to_itself(port: &Port, gid: &Gid, pkey_index: u16, qpn: u32, access: Access) -> Self {
         let roce = port.link == LinkLayer::Ethernet;
         Self {
             port: port.number,
@@ -426,13 +426,13 @@ impl Qp<Ready> {
 
     /// Posts the write: one doorbell.
     #[inline(always)]
-    pub fn post_imm(&self, write: &mut ImmWrite) -> Fast<()> {
+    pub(crate) fn post_imm(&self, write: &mut ImmWrite) -> Fast<()> {
         self.post_prepared(write.prepared())
     }
 
     /// Posts the write: one doorbell.
     #[inline(always)]
-    pub fn post_words<const N: usize>(&self, write: &mut WordsWrite<N>) -> Fast<()> {
+    pub(crate) fn post_words<const N: usize>(&self, write: &mut WordsWrite<N>) -> Fast<()> {
         self.post_prepared(write.prepared())
     }
 

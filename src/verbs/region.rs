@@ -1,13 +1,74 @@
-//! Control memory, which peers write.
+//! Memory that adapters read and write: whole pages that hold nothing else. Control memory, which peers
+//! write, is made of them.
 
+use std::io;
 use std::ops::Deref;
-use std::ptr::NonNull;
-use std::sync::Arc;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
+use super::log_failure;
 use super::memory::{Keys, Mr, MrOptions, Pd};
-use super::pages::Pages;
 use crate::error::{Error, Result};
+
+/// Returns the page size of this system in bytes.
+pub(crate) fn page_size() -> usize {
+    static SIZE: OnceLock<usize> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        // SAFETY: the call takes an integer.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        // The smallest page size there is. It divides every other.
+        usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+    })
+}
+
+/// Zeroed words in pages that hold nothing else: `ibv_fork_init` may withhold registered pages from
+/// forked children, with all that lies in them.
+#[derive(Debug)]
+pub(super) struct Pages {
+    start: NonNull<AtomicU64>,
+    words: usize,
+    /// Whole pages.
+    bytes: usize,
+}
+
+// SAFETY: the only owner of plain memory that is accessed as atomics only.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    pub(super) fn new(words: usize) -> io::Result<Self> {
+        let bytes = words.checked_mul(8).and_then(|bytes| bytes.checked_next_multiple_of(page_size()));
+        let bytes = bytes.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, where the kernel has room.
+        let start = unsafe { libc::mmap(ptr::null_mut(), bytes, access, kind, -1, 0) };
+        match NonNull::new(start.cast()) {
+            Some(found) if start != libc::MAP_FAILED => Ok(Self { start: found, words, bytes }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Returns the address of the first word.
+    pub(super) fn start(&self) -> NonNull<AtomicU64> {
+        self.start
+    }
+
+    /// Returns the words.
+    pub(super) fn words(&self) -> &[AtomicU64] {
+        // SAFETY: `words` zeroed words at the start of a page, mapped as long as `self` lives.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping from `new`, which nothing borrows any more.
+        let rc = unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+        log_failure("munmap", "registered memory", if rc == 0 { 0 } else { -1 });
+    }
+}
 
 /// Control memory, registered on several devices. Peers write it at any time, so it is only
 /// accessed as atomic words. A clone is the same memory, which lives as long as any of them.
@@ -72,7 +133,7 @@ impl Region {
     }
 
     /// Replaces all registrations by those in one PD.
-    pub fn move_to(&mut self, pd: &Arc<Pd>) -> Result<()> {
+    pub(crate) fn move_to(&mut self, pd: &Arc<Pd>) -> Result<()> {
         let mut moved = self.clone();
         for _ in &self.mrs {
             moved.add(pd)?;
@@ -121,5 +182,54 @@ impl Region {
         let wanted = |i: &usize| wanted(*i);
         self.keys = (0..self.keys.len()).filter(wanted).map(|i| self.keys[i]).collect();
         self.mrs = (0..self.mrs.len()).filter(wanted).map(|i| Arc::clone(&self.mrs[i])).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    /// Returns whether the page at this address is mapped.
+    fn mapped(start: usize) -> bool {
+        // SAFETY: touches nothing; fails where nothing is mapped.
+        unsafe { libc::msync(ptr::without_provenance_mut(start), 1, libc::MS_ASYNC) == 0 }
+    }
+
+    /// Returns the number of the first check that fails.
+    fn wrong(words: usize, page: usize) -> i32 {
+        let Ok(memory) = Pages::new(words) else { return 1 };
+        let (start, pages) = (memory.start.as_ptr().addr(), (words * 8).div_ceil(page));
+        let last = start + (pages - 1) * page;
+        if start % page != 0 || !mapped(start) || !mapped(last) {
+            return 2;
+        }
+        if memory.words().len() != words || memory.words().iter().any(|word| word.load(Relaxed) != 0) {
+            return 3;
+        }
+        drop(memory);
+        // Another object in one of the pages would have kept it.
+        if mapped(start) || mapped(last) { 4 } else { 0 }
+    }
+
+    #[test]
+    fn registered_memory_shares_its_pages_with_nothing_and_is_unmapped_at_its_end() {
+        let page = page_size();
+        for words in [1, page / 8, page / 8 + 1, 40_000] {
+            // The child has one thread, so nothing is mapped meanwhile.
+            // SAFETY: the child accesses memory and exits.
+            let child = unsafe { libc::fork() };
+            assert!(child >= 0);
+            if child == 0 {
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(wrong(words, page)) };
+            }
+            let mut status = 0;
+            // SAFETY: a child of this process, which no one else waits for.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0), "{words} words");
+        }
+        assert!(Pages::new(usize::MAX).is_err());
     }
 }

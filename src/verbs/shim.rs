@@ -12,7 +12,7 @@ use nix::net::if_::if_nametoindex;
 use rdma_sys as sys;
 
 use super::event::{About, AsyncEvent, Element, element};
-use crate::proto::Ece;
+use crate::proto::{Ece, GidKind};
 
 /// `IBV_LINK_LAYER_INFINIBAND`, of an anonymous enum that bindgen drops.
 pub(super) const LINK_LAYER_INFINIBAND: u8 = 1;
@@ -20,22 +20,6 @@ pub(super) const LINK_LAYER_INFINIBAND: u8 = 1;
 pub(super) const LINK_LAYER_ETHERNET: u8 = 2;
 /// `IBV_QPF_GRH_REQUIRED`, of an anonymous enum as well.
 pub(super) const GRH_REQUIRED: u8 = 1;
-/// `IBV_GID_TYPE_ROCE_V1` of `enum ibv_gid_type`.
-const GID_TYPE_ROCE_V1: u32 = 1;
-/// `IBV_GID_TYPE_ROCE_V2`
-const GID_TYPE_ROCE_V2: u32 = 2;
-
-/// `enum ibv_gid_type`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GidType {
-    /// `IBV_GID_TYPE_IB`, or a RoCE GID of unknown version.
-    Plain,
-    /// `IBV_GID_TYPE_ROCE_V1`
-    RoceV1,
-    /// `IBV_GID_TYPE_ROCE_V2`
-    RoceV2,
-}
-
 /// Looks up a libibverbs symbol newer than `IBVERBS_1.1`; null if there is none. A linked symbol
 /// would keep the plugin from loading with an older rdma-core. Not `dlvsym`: with a version it
 /// skips an unversioned stand-in and returns the real library's function, which would then get the
@@ -152,7 +136,8 @@ pub(super) struct GidEntry {
     pub(super) port: u32,
     pub(super) index: u32,
     pub(super) raw: [u8; 16],
-    pub(super) kind: GidType,
+    /// [`GidKind::Ib`] also for a RoCE GID of unknown version.
+    pub(super) kind: GidKind,
     /// Index of the network interface; 0 if unknown.
     pub(super) interface: u32,
 }
@@ -202,11 +187,7 @@ pub(super) unsafe fn gid_at(context: *mut sys::ibv_context, port: u8, index: u8)
 }
 
 fn gid_entry(entry: sys::ibv_gid_entry) -> GidEntry {
-    let kind = match entry.gid_type {
-        GID_TYPE_ROCE_V1 => GidType::RoceV1,
-        GID_TYPE_ROCE_V2 => GidType::RoceV2,
-        _ => GidType::Plain,
-    };
+    let kind = GidKind::from_raw(entry.gid_type).unwrap_or(GidKind::Ib);
     // SAFETY: both views of the union are plain bytes.
     let raw = unsafe { entry.gid.raw };
     GidEntry { port: entry.port_num, index: entry.gid_index, raw, kind, interface: entry.ndev_ifindex }
@@ -234,9 +215,9 @@ pub(super) unsafe fn query_gid(
     let attribute =
         |what| std::fs::read_to_string(format!("{ibdev_path}/ports/{port}/gid_attrs/{what}/{index}"));
     let kind = match attribute("types") {
-        Ok(text) if text.trim() == "RoCE v2" => GidType::RoceV2,
-        Ok(text) if text.trim() == "IB/RoCE v1" => GidType::RoceV1,
-        _ => GidType::Plain,
+        Ok(text) if text.trim() == "RoCE v2" => GidKind::RoceV2,
+        Ok(text) if text.trim() == "IB/RoCE v1" => GidKind::RoceV1,
+        _ => GidKind::Ib,
     };
     let interface = attribute("ndevs").ok().and_then(|name| if_nametoindex(name.trim()).ok()).unwrap_or(0);
     Some(GidEntry { port: port.into(), index: index.into(), raw, kind, interface })
@@ -359,7 +340,7 @@ const _: () = assert!(size_of::<RawEvent>() == size_of::<sys::ibv_async_event>()
 
 /// An asynchronous event that is not acknowledged yet. Its queue cannot be destroyed before that, and
 /// no other queue gets its number or its address.
-pub struct PendingEvent<'a> {
+pub(crate) struct PendingEvent<'a> {
     raw: RawEvent,
     event: AsyncEvent,
     context: PhantomData<&'a sys::ibv_context>,

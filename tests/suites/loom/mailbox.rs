@@ -8,11 +8,11 @@
 #[allow(dead_code, unreachable_pub, reason = "a part of it is the peer's")]
 mod source;
 
+mod control_memory {
+    pub(crate) use nccl_net_mpib::simulation::proto::CACHE_LINE;
+}
 mod frame {
     pub(crate) use nccl_net_mpib::simulation::proto::{FrameError, MAX_FRAME_BYTES, Peeked};
-}
-mod slot {
-    pub(crate) use nccl_net_mpib::simulation::proto::CACHE_LINE;
 }
 mod wire {
     pub(crate) use nccl_net_mpib::simulation::proto::HEADER_BYTES;
