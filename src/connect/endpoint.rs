@@ -11,7 +11,8 @@ use crate::connect::machine::Stripes;
 use crate::connect::queue_depths::Depths;
 use crate::error::{Error, Result};
 use crate::proto::{
-    Ece, MAX_RAILS, Memory, QpWiring, Role, RouteWiring, SCRATCH, Wiring, memory_bytes, written_bytes,
+    Ece, MAX_RAILS, Memory, QpWiring, RailSet, Role, RouteWiring, SCRATCH, Wiring, memory_bytes,
+    written_bytes,
 };
 use crate::route::Route;
 use crate::transport::Settings;
@@ -37,43 +38,42 @@ pub(crate) struct Endpoint {
     pub(crate) mtus: [u32; MAX_RAILS],
     /// The ECE options in effect on the queue pairs of each route.
     pub(crate) eces: Vec<Option<Ece>>,
-    /// Routes that this end has not tried to the end, as bits: their failure proves nothing.
-    pub(crate) untried: u8,
+    /// Routes that this end has not tried to the end: their failure proves nothing.
+    pub(crate) untried: RailSet,
+    /// Routes on which no packet has got through. Some fault may have ended by the next attempt.
+    pub(crate) silent: RailSet,
 }
 
 impl LocalEndpoint {
     /// Creates the queue pairs of each route, in the number given, and registers the memory that
-    /// the peer writes.
+    /// the peer writes: that of the former life of the rails, if they have one.
     pub(crate) fn new(
         role: Role,
         settings: &Settings,
         local_rails: &[LocalRail],
         stripes: &Stripes,
-    ) -> Result<Self> {
-        let Stripes { each: routes, has_mailbox } = stripes;
-        let pd = |(route, _): &(Route, usize)| Arc::clone(&local_rails[*route.rails.local(role)].pd);
-        let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
-        let flushes =
-            |(route, _): &(Route, usize)| local_rails[*route.rails.local(role)].nic.flushes(&settings.config);
-        let reads = role == Role::Acceptor && routes.iter().any(flushes);
-        let region = Region::new(&pds, memory_bytes(*has_mailbox) / 8, reads)?;
-        // The probes read and write the scratch memory. If it is read first, the kernel maps its page
-        // of zeros, and must interrupt the CPUs of all threads to replace it.
-        region.words()[SCRATCH / 8].store(0, Ordering::Relaxed);
-        Ok(Self { has_mailbox: *has_mailbox, ..Self::on(region, role, settings, local_rails, routes, None)? })
-    }
-
-    /// Like [`new`](Self::new), with memory that is registered already, and for rails with this former
-    /// life.
-    pub(crate) fn on(
-        region: Region,
-        role: Role,
-        settings: &Settings,
-        local_rails: &[LocalRail],
-        routes: &[(Route, usize)],
         former: Option<&FormerLife>,
     ) -> Result<Self> {
+        let Stripes { each: routes, has_mailbox } = stripes;
         let rail = |route: &Route| &local_rails[*route.rails.local(role)];
+        let region = match former {
+            Some(former) => {
+                let mut region = former.region.clone();
+                // An adapter that was opened again has another protection domain.
+                routes.first().map_or(Ok(()), |(route, _)| region.move_to(&rail(route).pd))?;
+                region
+            }
+            None => {
+                let pds: Vec<Arc<Pd>> = routes.iter().map(|(route, _)| Arc::clone(&rail(route).pd)).collect();
+                let flushes = |(route, _): &(Route, usize)| rail(route).nic.flushes(&settings.config);
+                let reads = role == Role::Acceptor && routes.iter().any(flushes);
+                let region = Region::new(&pds, memory_bytes(*has_mailbox) / 8, reads)?;
+                // The probes read and write the scratch memory. If it is read first, the kernel maps
+                // its page of zeros, and must interrupt the CPUs of all threads to replace it.
+                region.words()[SCRATCH / 8].store(0, Ordering::Relaxed);
+                region
+            }
+        };
         let mut queues = Vec::with_capacity(routes.len());
         for (i, (route, qps)) in routes.iter().enumerate() {
             let leads = i == 0 || routes[i - 1].0 != *route;
@@ -97,7 +97,7 @@ impl LocalEndpoint {
                 LocalRoute::new((role, settings), rail(route), *route, queues, cq, former)
             })
             .collect::<Result<_>>()?;
-        Ok(Self { routes: locals, region, has_mailbox: false })
+        Ok(Self { routes: locals, region, has_mailbox: *has_mailbox })
     }
 
     /// Sets the addresses of the routes, which were not known when the queue pairs were created. The

@@ -7,6 +7,7 @@ use nccl_net_mpib_agent_iface::stats::Direction;
 use crate::agent::Subscription;
 use crate::connect::endpoint::Endpoint;
 use crate::connect::local_rails::LocalRail;
+use crate::connect::local_work::LocalWork;
 use crate::connect::machine::{Keep, LeftOut, Member};
 use crate::connect::rebuild::Rebuilder;
 use crate::connect::registration;
@@ -17,7 +18,6 @@ use crate::proto::{Ends, ImmLayout, RailInfo, Role};
 use crate::route::Route;
 use crate::split::Plan;
 use crate::stats::Counters;
-use crate::transport::Settings;
 use crate::transport::comm::Comm;
 use crate::transport::failback::Failover;
 use crate::transport::peer::Peer;
@@ -45,14 +45,10 @@ pub(crate) struct Formed {
 impl Formed {
     /// Keeps the stripes that work, destroys the others, adds those that are dead from the beginning,
     /// and registers the connection with the agent.
-    pub(crate) fn new(
-        (role, settings): (Role, &Settings),
-        channel: &Channel,
-        local: &[LocalRail],
-        endpoint: Endpoint,
-        keep: Keep,
-    ) -> Result<Self> {
-        let Endpoint { rails: mut all, mut region, remote: from, .. } = endpoint;
+    pub(crate) fn new(work: &mut LocalWork, channel: &Channel, keep: Keep) -> Result<Self> {
+        let Endpoint { rails: mut all, mut region, remote: from, .. } = work.take_endpoint()?;
+        let LocalWork { role, settings, rails: local, .. } = work;
+        let role = *role;
         let (made, mut remote) =
             (region.clone(), RemoteMemory { addr: from.addr, ..RemoteMemory::default() });
         // Registrations of dead rails are made with their queue pairs.

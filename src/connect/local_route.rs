@@ -16,7 +16,7 @@ use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
 use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues};
-use crate::verbs::{Access, Fresh, Gid, Path, Qp, QpOptions};
+use crate::verbs::{Access, Fresh, Gid, Path, Qp, QpOptions, Region};
 use crate::warned::Subject;
 
 /// Bytes that a CTS write of one entry carries in itself.
@@ -71,9 +71,11 @@ pub(crate) struct LocalRoute {
     gid_index: Option<u8>,
 }
 
-/// What is known of rails that are made anew.
+/// What is left of rails that are made again.
 #[derive(Debug)]
 pub(crate) struct FormerLife {
+    /// The control memory of this end.
+    pub(crate) region: Region,
     /// Numbers of the queue pairs that they have had. A late packet of theirs must not meet a new one.
     pub(crate) qps: Vec<u32>,
     /// Whether they could flush. Then they can, and a read that fails shows another fault.

@@ -111,9 +111,8 @@ pub(super) fn attempt() -> impl Strategy<Value = Attempt> {
 }
 
 pub(super) fn new_rails() -> impl Strategy<Value = NewRails> {
-    let (routes, rkeys) = (prop::collection::vec(route(), 0..=8), prop::collection::vec(any::<u32>(), 0..=8));
-    (attempt(), 1u8.., rail_info(), routes, rkeys)
-        .prop_map(|(attempt, rails, port, routes, rkeys)| NewRails { attempt, rails, port, routes, rkeys })
+    let offer = (rail_info(), wiring()).prop_map(|(port, wiring)| Offer { port, wiring });
+    (attempt(), 1u8.., offer).prop_map(|(attempt, rails, offer)| NewRails { attempt, rails, offer })
 }
 
 pub(super) fn sequence() -> impl Strategy<Value = Sequence> + Clone {

@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::proto::{Ece, Hello, Message, RailInfo, Role, Wiring};
+use crate::proto::{Ece, Hello, Message, RailInfo, RailSet, Role, Wiring};
 use crate::route::{Route, is_untried};
 use crate::split::Plan;
 use stage::Stage;
@@ -52,6 +52,7 @@ pub(crate) use attempts::{LeftOut, Member, Report};
 pub(crate) use guess::expected_stripes;
 #[cfg(any(test, feature = "simulation"))]
 pub use tests::simulated;
+pub(crate) use wiring::check as check_wiring;
 
 /// How long an end pauses before it describes its ports again, if no rail works.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -85,10 +86,10 @@ pub(crate) enum Action {
     Probe,
     /// End the work in progress, which takes too long, with the results so far.
     Stop,
-    /// End the probes of the stripes in this mask: the peer does not try them.
-    Abandon(u8),
-    /// The peer's probes of the stripes in this mask have failed: no more of them arrives.
-    PeerFailed(u8),
+    /// End the probes of these stripes: the peer does not try them.
+    Abandon(RailSet),
+    /// The peer's probes of these stripes have failed: no more of them arrives.
+    PeerFailed(RailSet),
     /// Forget the failures of these routes in the last attempt: they are tried again in another way.
     Forget(Vec<Route>),
     /// Form the connection of some stripes, destroy the others and register it with the agent:
@@ -298,12 +299,12 @@ impl Machine {
                 if let (Stage::Probe(..), Message::Probed { reasons, .. }) = (&self.stage, &message) {
                     let (untried, failed): (Vec<_>, Vec<_>) =
                         reasons.iter().partition(|(_, why)| is_untried(why));
-                    let mask = |routes: Vec<&(u8, String)>| {
-                        routes.iter().fold(0, |mask, (i, _)| mask | 1u8.checked_shl((*i).into()).unwrap_or(0))
+                    let set = |routes: Vec<&(u8, String)>| {
+                        Some(routes.iter().map(|(i, _)| usize::from(*i)).collect::<RailSet>())
+                            .filter(|set| !set.is_empty())
                     };
-                    let (untried, failed) = (mask(untried), mask(failed));
-                    self.actions.extend((untried != 0).then_some(Action::Abandon(untried)));
-                    self.actions.extend((failed != 0).then_some(Action::PeerFailed(failed)));
+                    self.actions.extend(set(untried).map(Action::Abandon));
+                    self.actions.extend(set(failed).map(Action::PeerFailed));
                 }
                 self.early.push_back(message);
             }

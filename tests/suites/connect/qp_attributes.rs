@@ -323,8 +323,13 @@ fn a_probe_waits_as_long_as_the_settings_say() {
         if mpib_tests::is_child(here!()) && std::env::var("TEST_CASE").unwrap() != case {
             continue;
         }
-        let env =
-            [&limits[..], &[("SOFTVERBS_DEVICES", devices), ("MPIB_ROUTE", "strict"), ("TEST_CASE", &case)]];
+        let more = [
+            ("SOFTVERBS_DEVICES", devices),
+            ("MPIB_ROUTE", "strict"),
+            ("MPIB_FAILOVER_WAIT", "0"),
+            ("TEST_CASE", &case),
+        ];
+        let env = [&limits[..], &more];
         isolated(here!(), &env.concat(), || {
             let (table, ctx) = (newest(), init(newest()));
             let mut handle = [0; 128];
