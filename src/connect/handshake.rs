@@ -6,13 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::agent::{Options, Subscription};
-use crate::connect::formed::Formed;
+use crate::connect::formed::{Formed, check_distance, unhinted};
 use crate::connect::known_failures::KnownFailures;
 use crate::connect::local_rails::{add_others, prepare, rotation};
 use crate::connect::local_work::{Done, LocalWork, out_of_place};
 use crate::connect::machine::{Action, Machine, Member, Outcome, Report, expected_stripes};
-use crate::connect::registration::unhinted;
-use crate::connect::substitutes::check_distance;
 use crate::control::{Channel, ChannelState, Seat};
 use crate::device::Device;
 use crate::error::{Error, Result};

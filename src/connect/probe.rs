@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::connect::endpoint::Endpoint;
-use crate::connect::local_route::FormerLife;
-use crate::connect::loopback::keep_without_flush;
+use crate::connect::local_route::{FormerLife, keep_without_flush};
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Fast, Result, status_text, wc_status};
 use crate::proto::{MAX_RAILS, PROBE_IMM, RailSet, SCRATCH, SRQ_FAILED};

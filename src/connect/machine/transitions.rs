@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::attempts::{Attempts, Failure, Next};
-use super::stage::Stage;
-use super::step::Step;
-use super::{AGAIN, Action, BringUp, Keep, Machine, Outcome, wiring};
+use super::{AGAIN, Action, BringUp, Keep, Machine, Outcome, Stage, Step, check_wiring, wiring_difference};
 use crate::error::{Error, Result, wc_status};
 use crate::proto::{
     Ece, Hello, Message, NO_ANSWER, PORT_CHANGED, RailSet, Role, SRQ_FAILED, Wiring, written_bytes,
@@ -152,7 +150,7 @@ impl Machine {
             guess.filter(|guess| {
                 // The memory of a connection with a mailbox is no lie for one without.
                 let other = written_bytes(!stripes.has_mailbox) as u64;
-                guess.memory.len != other && wiring::difference(Role::Connector, &stripes, guess).is_none()
+                guess.memory.len != other && wiring_difference(Role::Connector, &stripes, guess).is_none()
             }),
         ) {
             (_, None) => self.attempt(attempts),
@@ -257,7 +255,7 @@ impl Machine {
     }
 
     fn on_wiring(&mut self, attempts: Attempts, local: Wiring, remote: Wiring) -> Result<()> {
-        wiring::check(self.role, &self.peer, &attempts.stripes(), &remote)?;
+        check_wiring(self.role, &self.peer, &attempts.stripes(), &remote)?;
         let Hello { rails, host, .. } = attempts.remote();
         let (rails, host) = (rails.clone(), host.clone());
         let (retry_until, last) = (self.until - self.config.connect_timeout / 2, attempts.is_last());
