@@ -238,3 +238,47 @@ impl Comm {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+    use crate::connect::tests::ports;
+    use crate::process::Process;
+
+    /// Is in a step until the first channel ends. The other ends with it.
+    #[derive(Debug)]
+    struct Stuck(Receiver<()>, Sender<()>);
+
+    impl RailAttempt for Stuck {
+        fn pursue(&mut self, _: &Goal) -> Result<bool> {
+            self.1.send(()).unwrap();
+            Ok(self.0.recv().is_ok())
+        }
+
+        fn offer(&self) -> Option<Offer> {
+            None
+        }
+
+        fn finish(self: Box<Self>) -> Result<(Vec<Rail>, Region, RemoteMemory)> {
+            unreachable!("it never ends")
+        }
+    }
+
+    //= rail-life.md: an attempt ends with its connection, whose close does not wait for it
+    #[test]
+    fn nobody_waits_for_the_step_of_an_attempt_that_is_given_up() {
+        let watch = Process::global().events.watch("a test".into(), Vec::new(), None);
+        let (go_on, waits) = channel();
+        let (steps, begun) = channel();
+        let nic = Arc::clone(&ports()[0].rails[0]);
+        let job = Job::new(Box::new(Stuck(waits, steps)), nic, watch);
+        job.pursue([Goal::Made]).unwrap();
+        begun.recv().unwrap();
+        drop(job);
+        // The step still goes on. Its thread destroys the attempt.
+        drop(go_on);
+        assert_eq!(begun.iter().count(), 0, "no further step");
+    }
+}

@@ -16,7 +16,7 @@ const PIECES: usize = 3;
 const BOTH: &[Side] = &[Side::Connector, Side::Acceptor];
 const ONE: &[Side] = &[Side::Connector];
 
-//= faults.md: 89: the control connection is reset in the handshake: the handshake begins again
+//= faults.md: 89: the control connection breaks in the handshake: the handshake begins again
 //= reach.md: a handshake whose control connection breaks begins again
 #[test]
 fn a_handshake_whose_control_connection_breaks_begins_again() {

@@ -13,6 +13,7 @@ use softverbs::{Direction, Fault, inject};
 const MIB: usize = 1 << 20;
 
 /// The probes of all rails end without an answer. The paths work again once the connection waits.
+//= faults.md: 93: all rails are silent while a connection is made: it waits for one
 //= failover.md: paths that are silent while a connection is made cost time and nothing else
 #[test]
 fn a_connection_is_made_once_a_silent_path_works() {
