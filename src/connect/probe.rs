@@ -315,7 +315,11 @@ fn completed(i: usize, rail: &mut Rail, probes: &mut Probes, completion: &Comple
     }
     if completion.status() != 0 {
         let srq = rail.receives.as_ref().is_some_and(|receives| receives.srq().is_some());
-        match rail.failed(i, completion) {
+        let mut failed = rail.failed(i, completion);
+        if let Error::Completion(c) = &mut failed {
+            c.port = rail.nic.now().err();
+        }
+        match failed {
             Error::Completion(c) if c.loopback => {
                 (probes.reads, probes.unread) = (0, Some(in_few_words(&c)));
                 probes.is_lost = c.status == RETRY_EXC && !probes.is_repeated;

@@ -11,7 +11,7 @@ use mpib_tests::pair::{Buffer, LIMIT, init, pattern, until};
 use mpib_tests::peer::{Peer, accepted, recv, wait, word};
 use mpib_tests::raw::{Raw, hello_frame};
 use mpib_tests::table::{Ptr, Table, newest};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{NO_WAIT, SHORT, here, isolated, mpib};
 use nccl_net_mpib::simulation::proto::{
     Claim, HELLO_PREFIX_BYTES, Handle, Hello, LinkLayer, Message, TAG_BYTES, Wiring,
 };
@@ -353,7 +353,7 @@ fn a_copied_claim_before_an_unreadable_hello_is_no_failure_of_accept() {
 /// Queue pairs that do not exist, or belong to another connection.
 #[test]
 fn wrong_queue_pairs_fail_alone() {
-    with_listener(here!(), &mpib_tests::SHORT, |table, listen, handle| {
+    with_listener(here!(), &[&SHORT[..], &[NO_WAIT]].concat(), |table, listen, handle| {
         let cases: [fn(&mut Wiring); 4] = [
             |w| w.routes.iter_mut().for_each(|r| r.qps[0].qpn = 0),
             |w| w.routes.iter_mut().for_each(|r| r.qps[0].qpn = 1),

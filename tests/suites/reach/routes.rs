@@ -5,13 +5,13 @@ use mpib_tests::code::{Code, InvalidUsage, RemoteError};
 use mpib_tests::hosts::watch::{Count, INFO, WARN, adapters, log};
 use mpib_tests::hosts::{Hosts, Topology, on_hosts};
 use mpib_tests::peer::Peer;
-use mpib_tests::{SHORT, here};
+use mpib_tests::{NO_WAIT, SHORT, here};
 
 type Env<'a> = Vec<(&'a str, &'a str)>;
 
 /// A process on a host, with these devices.
 fn start(hosts: &Hosts, host: &str, devices: &str, env: &[(&str, &str)]) -> Peer {
-    let all: Env<'_> = [&[("SOFTVERBS_DEVICES", devices)], env].concat();
+    let all: Env<'_> = [&[("SOFTVERBS_DEVICES", devices), NO_WAIT], env].concat();
     hosts.peer(host, &all)
 }
 
