@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// The pause after a step that has not ended the work: it waits for the network or for the kernel.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Most threads of a worker. A step may wait in the kernel for a second, for a peer that is away.
-const THREADS: usize = 4;
+pub(crate) const THREADS: usize = 4;
 
 /// Work in steps.
 pub(crate) trait Steps: Send + Sync {

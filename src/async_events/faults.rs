@@ -1,12 +1,12 @@
 //! Verdicts on ports and routes: one for all connections of the process, with one line in the log.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::async_events::state::EventState;
 use crate::async_events::toll::Toll;
-use crate::async_events::watch::{CommWatch, Owner, Route};
+use crate::async_events::watch::{CommWatch, Failure, Owner, Route};
 use crate::device::Nic;
 use crate::error::Result;
 use crate::failover::{Cause, Change, Happening, Moment, PortHealth, PortState};
@@ -15,6 +15,7 @@ use crate::proto::rails;
 use crate::route::gid_addr;
 use crate::stats::Reason;
 use crate::verbs::{About, AsyncEvent, Context};
+use crate::worker::{Steps, Urgency};
 
 /// How long the episodes of a port are collected for one line.
 const REPORT: Duration = Duration::from_secs(1);
@@ -22,6 +23,24 @@ const REPORT: Duration = Duration::from_secs(1);
 const BURST: Duration = Duration::from_secs(1);
 /// How often a port is queried that is suspect.
 const SUSPECT: Duration = Duration::from_millis(10);
+
+/// The failure of a rail. An adapter's thread judges it, because a query of the port may block.
+#[derive(Debug)]
+struct Report {
+    state: Weak<EventState>,
+    route: Route,
+    failure: Failure,
+    /// What it has cost so far.
+    toll: Toll,
+    at: Moment,
+}
+
+impl Steps for Report {
+    fn step(&self) -> bool {
+        self.state.upgrade().iter().for_each(|state| state.judge(self));
+        true
+    }
+}
 
 /// What an event has changed of its ports, for the event's line.
 #[derive(Debug, Default)]
@@ -89,14 +108,13 @@ impl EventState {
         lost.retain(|(gid, kind)| nic.has_gid(*gid, *kind) == Some(false));
         let why = format!("its address is no longer in the GID table of {}", nic.name());
         let on_lost = |route: &Route| route.is_on(nic) && lost.contains(&route.local);
-        let toll = self.give_up(on_lost, Reason::Address, &why);
+        let toll = self.give_up(on_lost, Reason::Address, &why, Toll::default());
         let lost: Vec<_> = lost.iter().map(|(gid, _)| gid_addr(*gid).to_string()).collect();
         (!toll.is_empty()).then(|| format!("; it no longer has {}; {toll}", lost.join(", ")))
     }
 
-    /// Condemns all rails whose route `fits` accepts.
-    fn give_up(&self, fits: impl Fn(&Route) -> bool, reason: Reason, why: &str) -> Toll {
-        let mut toll = Toll::default();
+    /// Condemns all rails whose route `fits` accepts, and adds what that costs.
+    fn give_up(&self, fits: impl Fn(&Route) -> bool, reason: Reason, why: &str, mut toll: Toll) -> Toll {
         for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
             toll.condemn(comm, comm.rails_in_use(&fits), reason, why);
         }
@@ -107,25 +125,32 @@ impl EventState {
     /// rails on it, and returns what that costs.
     fn query(&self, nic: &Nic, now: Moment) -> Option<Toll> {
         let trouble = nic.now().err()?;
-        self.happened(nic, now, Happening::Queried(Err(&trouble))).1.map(|(_, toll)| toll)
+        let down = self.happened(nic, now, Happening::Queried(Err(&trouble)), Toll::default());
+        down.1.map(|(_, toll)| toll)
     }
 
     /// Applies what has happened to a port. If the port is down from now on, condemns the rails on it
-    /// before another thread reports one of them, and returns why and what that costs.
-    fn happened(&self, nic: &Nic, now: Moment, what: Happening<'_>) -> (Change, Option<(Cause, Toll)>) {
+    /// before another thread reports one of them, and returns why and what that costs, with what it
+    /// has cost before.
+    fn happened(
+        &self,
+        nic: &Nic,
+        now: Moment,
+        what: Happening<'_>,
+        toll: Toll,
+    ) -> (Change, Option<(Cause, Toll)>) {
         let _verdict = self.verdict.lock();
         let change = nic.health().happened(now, what);
-        (change, (change == Change::Died).then(|| self.condemn_port(nic, true)).flatten())
+        (change, (change == Change::Died).then(|| self.condemn_port(nic, true, toll)).flatten())
     }
 
     /// Condemns all rails on a port that is down, but not the last ones of a connection unless the
     /// adapter was removed: their queue pairs go on if the port is back within the adapter's own limit,
     /// and nothing else could carry their data. Those look whether they have waited too long. Returns
-    /// why the port is down and what that costs, if it costs anything. Connections without another
-    /// rail count if the fault is `new`.
-    fn condemn_port(&self, nic: &Nic, new: bool) -> Option<(Cause, Toll)> {
+    /// why the port is down and what that costs in all, if it costs anything. Connections without
+    /// another rail count if the fault is `new`.
+    fn condemn_port(&self, nic: &Nic, new: bool, mut toll: Toll) -> Option<(Cause, Toll)> {
         let cause = nic.health().cause()?;
-        let mut toll = Toll::default();
         for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
             let lost = comm.rails_in_use(|route| route.is_on(nic));
             if lost == 0 {
@@ -143,23 +168,27 @@ impl EventState {
         (!toll.is_empty()).then_some((cause, toll))
     }
 
-    /// Condemns all rails over a route that has failed while its port is active.
-    fn give_up_route(&self, now: Moment, route: &Route, reason: Reason, why: &str) {
-        let is_new = route.nic.health().route_failed(now, route.peer, why);
-        let same = |other: &Route| other.is_on(&route.nic) && other.peer == route.peer;
-        let toll = self.give_up(same, reason, why);
-        if is_new && !toll.is_empty() {
-            log_route(now, route, why, &toll);
-        }
-    }
-
-    /// Applies the failure of a rail to the life of its port. Returns whether the port is down, and
-    /// its rails are given up.
-    fn port_of_rail_failed(&self, nic: &Nic, now: Moment, why: &str) -> bool {
+    /// Applies the failure of a rail to the life of its port, and if the port works to its route.
+    fn judge(&self, Report { route, failure, toll, at, .. }: &Report) {
+        let (nic, now, why) = (&route.nic, *at, failure.why.as_str());
         let trouble = nic.now().err().map(|trouble| format!("{trouble}; {why}"));
         let what = trouble.as_deref().map_or(Happening::Stalled(why), Happening::Failed);
-        log_port(nic, self.happened(nic, now, what).1);
-        nic.health().state() == PortState::Down
+        log_port(nic, self.happened(nic, now, what, toll.clone()).1);
+        if nic.health().state() != PortState::Down {
+            let (is_new, toll) = match failure.is_alone {
+                true => (nic.health().route_reported(now, route.peer, why), toll.clone()),
+                false => {
+                    let is_new = nic.health().route_failed(now, route.peer, why);
+                    let same = |other: &Route| other.is_same(route);
+                    (is_new, self.give_up(same, failure.reason, why, toll.clone()))
+                }
+            };
+            if is_new && !toll.is_empty() {
+                log_route(now, route, why, &toll);
+            }
+        }
+        self.show(nic);
+        self.housekeeping.wake(self.job);
     }
 
     /// Queries a port that is not healthy, and reports the episodes of its connections.
@@ -178,7 +207,7 @@ impl EventState {
         }
         if health.state() == PortState::Down {
             // What was the last rail of a connection may have company again.
-            log_port(nic, self.condemn_port(nic, false));
+            log_port(nic, self.condemn_port(nic, false, Toll::default()));
         }
         let fits = |route: &Route| route.is_on(nic);
         if health.state() == PortState::Probing
@@ -218,7 +247,7 @@ impl EventState {
 
     /// Applies what has happened to a port without an event, and logs what that changes.
     fn changed(&self, nic: &Nic, now: Moment, what: Happening<'_>) {
-        let (change, cost) = self.happened(nic, now, what);
+        let (change, cost) = self.happened(nic, now, what, Toll::default());
         log_port(nic, cost);
         if let Change::Back { outage } = change {
             self.stats.returned();
@@ -260,31 +289,22 @@ impl Owner for EventState {
         self.housekeeping.wake(comm);
     }
 
-    fn rail_failed(&self, route: &Route, reason: Reason, why: &str) {
-        let now = Moment::now();
-        if !self.port_of_rail_failed(&route.nic, now, why) {
-            self.give_up_route(now, route, reason, why);
-        }
-        self.show(&route.nic);
-        self.housekeeping.wake(self.job);
-    }
-
-    fn rails_failed_alone(&self, comm: &CommWatch, mask: u8, reason: Reason, why: &str) {
-        let now = Moment::now();
+    fn rails_failed(&self, comm: &CommWatch, mask: u8, failure: Failure) {
         let mut routes: Vec<Route> = rails(mask).filter_map(|rail| comm.route(rail)).collect();
-        routes.retain(|route| {
-            let is_down = self.port_of_rail_failed(&route.nic, now, why);
-            self.show(&route.nic);
-            !is_down
-        });
-        let mut toll = Toll::default();
-        toll.condemn(comm, mask, reason, why);
+        routes.dedup_by(|a, b| a.is_same(b));
+        // With all their stripes.
+        let mask = routes.iter().fold(mask, |all, failed| all | comm.rails_in_use(|r| r.is_same(failed)));
+        let (mut toll, at) = (Toll::default(), Moment::now());
+        toll.condemn(comm, mask, failure.reason, &failure.why);
         for route in routes {
-            if route.nic.health().route_reported(now, route.peer, why) && !toll.is_empty() {
-                log_route(now, &route, why, &toll);
+            let nic = Arc::clone(&route.nic);
+            let (state, failure, toll) = (self.this.clone(), failure.clone(), toll.clone());
+            let report = Arc::new(Report { state, route, failure, toll, at });
+            if nic.worker().add(Arc::<Report>::clone(&report), Urgency::High).is_err() {
+                // The system has no thread left.
+                self.judge(&report);
             }
         }
-        self.housekeeping.wake(self.job);
     }
 
     fn has_no_rail(&self, comm: &CommWatch, wait: Duration) {

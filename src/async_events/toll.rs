@@ -6,7 +6,7 @@ use crate::async_events::watch::CommWatch;
 use crate::stats::Reason;
 
 /// The connections that a fault costs a rail.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Toll {
     /// Those with other rails.
     carrying_on: usize,

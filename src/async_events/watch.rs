@@ -49,18 +49,24 @@ pub(super) struct Progress {
     pub(super) rails: Vec<RailProgress>,
 }
 
+/// Why rails have failed.
+#[derive(Debug, Clone)]
+pub(super) struct Failure {
+    pub(super) reason: Reason,
+    pub(super) why: String,
+    /// The reason may concern the comm alone. If their port works, no other comm gives a rail up.
+    pub(super) is_alone: bool,
+}
+
 /// What a comm requires of the one who made its watch.
 pub(super) trait Owner: fmt::Debug + Send + Sync {
     /// Removes a comm from the list.
     fn closed(&self, comm: JobId);
     /// Makes housekeeping run the job of a comm now.
     fn wake(&self, comm: JobId);
-    /// A rail failed: decides whether its port or its route is the cause, and condemns all rails
-    /// that the cause concerns.
-    fn rail_failed(&self, route: &Route, reason: Reason, why: &str);
-    /// Rails of a comm have failed, for a reason that may concern this comm alone. If their port
-    /// works, no other comm gives a rail up.
-    fn rails_failed_alone(&self, comm: &CommWatch, mask: u8, reason: Reason, why: &str);
+    /// Rails of a comm have failed: condemns them, and then, on a thread, all other rails that the
+    /// cause concerns.
+    fn rails_failed(&self, comm: &CommWatch, mask: u8, failure: Failure);
     /// A comm has no rail left, and waits so long for one.
     fn has_no_rail(&self, comm: &CommWatch, wait: Duration);
     /// An episode has ended that began with the failure of a rail over a route.
@@ -283,27 +289,28 @@ impl CommWatch {
         watched.queues = queues;
     }
 
-    /// Reports that a rail failed: a completion with an error, or a limit that has passed. If its
-    /// port cannot be used, all rails of the process on the port are condemned. Else the route is
-    /// the cause, and all rails of the process over the route are. One warning is logged for the
-    /// port or the route. The caller's rail is condemned in any case.
+    /// Reports that a rail failed: a completion with an error, or a limit that has passed. The caller's
+    /// rail is condemned at once. A thread of the adapter then queries the port. If it cannot be used,
+    /// all rails of the process on the port are condemned. Else the route is the cause, and all rails
+    /// of the process over the route are. One warning is logged for the port or the route.
     #[cold]
     pub(crate) fn rail_failed(&self, rail: usize, reason: Reason, why: &str) {
-        if let (Some(owner), Some(route)) = (self.owner.upgrade(), self.route(rail)) {
-            owner.rail_failed(&route, reason, why);
-        }
-        self.condemn(1 << rail, reason, why);
+        self.rails_failed(1 << rail, Failure { reason, why: why.to_owned(), is_alone: false });
     }
 
     /// Reports that rails have failed for a reason that may concern this comm alone: the peer has
-    /// given them up, and may lie, or it may have ended. If a port of theirs cannot be used, all rails
-    /// of the process on it are condemned; the comm's own rails are in any case.
+    /// given them up, and may lie, or it may have ended. They are condemned at once. If a port of theirs
+    /// cannot be used, all rails of the process on it are.
     #[cold]
     pub(crate) fn rails_failed_alone(&self, mask: u8, reason: Reason, why: &str) {
-        if let Some(owner) = self.owner.upgrade() {
-            owner.rails_failed_alone(self, mask, reason, why);
+        self.rails_failed(mask, Failure { reason, why: why.to_owned(), is_alone: true });
+    }
+
+    fn rails_failed(&self, mask: u8, failure: Failure) {
+        match self.owner.upgrade() {
+            Some(owner) => owner.rails_failed(self, mask, failure),
+            None => drop(self.condemn(mask, failure.reason, &failure.why)),
         }
-        self.condemn(mask, reason, why);
     }
 
     /// Reports that the comm has no rail left, and waits so long for one.
@@ -322,9 +329,7 @@ impl CommWatch {
         (watched.queues, watched.reason) = (None, Reason::Peer);
         watched.cause = Some((why.to_owned(), Instant::now()));
         drop(all);
-        if let Some(owner) = self.owner.upgrade() {
-            owner.rails_failed_alone(self, 1 << rail, Reason::Peer, why);
-        }
+        self.rails_failed_alone(1 << rail, Reason::Peer, why);
     }
 
     /// Returns whether a rail that was given up may be made anew now.
@@ -493,5 +498,10 @@ impl Route {
     /// Returns whether the local port is the one of `nic`.
     pub(super) fn is_on(&self, nic: &Nic) -> bool {
         self.nic.name() == nic.name()
+    }
+
+    /// Returns whether the other route joins the same two ports.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.is_on(&other.nic) && self.peer == other.peer
     }
 }

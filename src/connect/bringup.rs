@@ -11,7 +11,7 @@ use crate::connect::local_rails::LocalRail;
 use crate::connect::local_route::{BringupContext, LocalRoute, path_mtu};
 use crate::connect::machine::BringUp;
 use crate::error::{Error, Result};
-use crate::proto::{Ece, MAX_RAILS, Mtu, RailInfo, Role, RouteWiring};
+use crate::proto::{Ece, MAX_RAILS, Mtu, RailInfo, RailSet, Role, RouteWiring};
 use crate::route::Route;
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
@@ -31,8 +31,8 @@ pub(crate) struct Bringup {
     mtus: [u32; MAX_RAILS],
     /// The peer's name.
     name: String,
-    /// Routes that were given up without a try, as bits.
-    untried: u8,
+    /// Routes that were given up without a try.
+    untried: RailSet,
 }
 
 /// The bring-up of one route.
@@ -75,10 +75,12 @@ impl Bringup {
             let number = path_mtu(&local_rails[ours], &peer.rails[theirs]);
             *mtu = Mtu::from_raw(number.into()).map_or(0, Mtu::bytes);
         }
-        let (mut routes, mut untried) = (Vec::with_capacity(local.routes.len()), 0);
+        let (mut routes, mut untried) = (Vec::with_capacity(local.routes.len()), RailSet::EMPTY);
         for (i, (local, remote)) in local.routes.into_iter().zip(peer.wiring.routes).enumerate() {
             let why = known(&local.route);
-            untried |= u8::from(why.is_some()) << i;
+            if why.is_some() {
+                untried.insert(i);
+            }
             routes.push(why.map_or_else(
                 || RouteBringup::new(local, remote),
                 |why| RouteBringup::Done(Err(Error::Peer(why))),
@@ -119,7 +121,7 @@ impl Bringup {
             eces.push(ece);
         }
         let Self { region, remote, mtus, untried, .. } = self;
-        Endpoint { rails, region, remote, mtus, eces, untried }
+        Endpoint { rails, region, remote, mtus, eces, untried, silent: RailSet::EMPTY }
     }
 }
 

@@ -1,23 +1,37 @@
 //! Queues and memory of one end: created, described to the peer in WIRING, and connected to the
 //! peer's.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-use crate::connect::completion_queues::{CqNeeds, completion_queues};
 use crate::connect::local_rails::LocalRail;
 use crate::connect::local_route::{FormerLife, LocalRoute, RouteQueues};
 use crate::connect::machine::Stripes;
-use crate::connect::queue_depths::Depths;
+use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{
-    Ece, MAX_RAILS, Memory, QpWiring, Role, RouteWiring, SCRATCH, Wiring, memory_bytes, written_bytes,
+    Ece, MAX_RAILS, MAX_RECVS, MAX_WRITES, Memory, QpWiring, RailSet, Role, RouteWiring, SCRATCH, SLOTS,
+    Wiring, memory_bytes, written_bytes,
 };
 use crate::route::Route;
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
+use crate::transport::recv::flush::FLUSHES;
+use crate::transport::recv::receives::{MAX_DEPTH, slots_per_queue};
 use crate::transport::remote_memory::RemoteMemory;
-use crate::verbs::{Pd, Region};
+use crate::verbs::{Context, Cq, Pd, Region};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Work requests of all groups in flight: a write and the signaled write on each rail.
+const SEND_DEPTH: u32 = 2 * SLOTS as u32;
+/// CTS writes: those of all groups in flight, and as many before them whose completion is not known
+/// yet, because one in half the depth is signalled.
+const CTS_DEPTH: u32 = 2 * SLOTS as u32;
+/// One read for each flush.
+const FLUSH_DEPTH: u32 = FLUSHES as u32;
+/// The longest chain of a group.
+pub(crate) const MIN_DEPTH: u32 = MAX_RECVS as u32 + 1;
+
+// The first queue pair of each rail also carries the writes of the mailbox, as it has room.
+const _: () = assert!(MAX_WRITES <= MIN_DEPTH as usize);
 
 /// The local objects of an attempt, before the peer's WIRING has arrived.
 #[derive(Debug)]
@@ -37,43 +51,42 @@ pub(crate) struct Endpoint {
     pub(crate) mtus: [u32; MAX_RAILS],
     /// The ECE options in effect on the queue pairs of each route.
     pub(crate) eces: Vec<Option<Ece>>,
-    /// Routes that this end has not tried to the end, as bits: their failure proves nothing.
-    pub(crate) untried: u8,
+    /// Routes that this end has not tried to the end: their failure proves nothing.
+    pub(crate) untried: RailSet,
+    /// Routes on which no packet has got through. Some fault may have ended by the next attempt.
+    pub(crate) silent: RailSet,
 }
 
 impl LocalEndpoint {
     /// Creates the queue pairs of each route, in the number given, and registers the memory that
-    /// the peer writes.
+    /// the peer writes: that of the former life of the rails, if they have one.
     pub(crate) fn new(
         role: Role,
         settings: &Settings,
         local_rails: &[LocalRail],
         stripes: &Stripes,
-    ) -> Result<Self> {
-        let Stripes { each: routes, has_mailbox } = stripes;
-        let pd = |(route, _): &(Route, usize)| Arc::clone(&local_rails[*route.rails.local(role)].pd);
-        let pds: Vec<Arc<Pd>> = routes.iter().map(pd).collect();
-        let flushes =
-            |(route, _): &(Route, usize)| local_rails[*route.rails.local(role)].nic.flushes(&settings.config);
-        let reads = role == Role::Acceptor && routes.iter().any(flushes);
-        let region = Region::new(&pds, memory_bytes(*has_mailbox) / 8, reads)?;
-        // The probes read and write the scratch memory. If it is read first, the kernel maps its page
-        // of zeros, and must interrupt the CPUs of all threads to replace it.
-        region.words()[SCRATCH / 8].store(0, Ordering::Relaxed);
-        Ok(Self { has_mailbox: *has_mailbox, ..Self::on(region, role, settings, local_rails, routes, None)? })
-    }
-
-    /// Like [`new`](Self::new), with memory that is registered already, and for rails with this former
-    /// life.
-    pub(crate) fn on(
-        region: Region,
-        role: Role,
-        settings: &Settings,
-        local_rails: &[LocalRail],
-        routes: &[(Route, usize)],
         former: Option<&FormerLife>,
     ) -> Result<Self> {
+        let Stripes { each: routes, has_mailbox } = stripes;
         let rail = |route: &Route| &local_rails[*route.rails.local(role)];
+        let region = match former {
+            Some(former) => {
+                let mut region = former.region.clone();
+                // An adapter that was opened again has another protection domain.
+                routes.first().map_or(Ok(()), |(route, _)| region.move_to(&rail(route).pd))?;
+                region
+            }
+            None => {
+                let pds: Vec<Arc<Pd>> = routes.iter().map(|(route, _)| Arc::clone(&rail(route).pd)).collect();
+                let flushes = |(route, _): &(Route, usize)| rail(route).nic.flushes(&settings.config);
+                let reads = role == Role::Acceptor && routes.iter().any(flushes);
+                let region = Region::new(&pds, memory_bytes(*has_mailbox) / 8, reads)?;
+                // The probes read and write the scratch memory. If it is read first, the kernel maps
+                // its page of zeros, and must interrupt the CPUs of all threads to replace it.
+                region.words()[SCRATCH / 8].store(0, Ordering::Relaxed);
+                region
+            }
+        };
         let mut queues = Vec::with_capacity(routes.len());
         for (i, (route, qps)) in routes.iter().enumerate() {
             let leads = i == 0 || routes[i - 1].0 != *route;
@@ -97,7 +110,7 @@ impl LocalEndpoint {
                 LocalRoute::new((role, settings), rail(route), *route, queues, cq, former)
             })
             .collect::<Result<_>>()?;
-        Ok(Self { routes: locals, region, has_mailbox: false })
+        Ok(Self { routes: locals, region, has_mailbox: *has_mailbox })
     }
 
     /// Sets the addresses of the routes, which were not known when the queue pairs were created. The
@@ -124,4 +137,106 @@ impl LocalEndpoint {
         let memory = Memory { addr: self.region.addr(0) as u64, len, rkeys };
         Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
     }
+}
+
+/// Entries of the queues of one rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Depths {
+    /// SRQ of a receiver; 0 if the adapter has none.
+    pub(crate) srq: u32,
+    /// Receive queue of each queue pair of a receiver; 0 if they share an SRQ.
+    pub(crate) receives: u32,
+    /// Send queue of the first queue pair.
+    first: u32,
+    /// Send queue of each other queue pair.
+    others: u32,
+    /// Send queue of the queue pair for flushes; 0 if there is none.
+    pub(crate) flush: u32,
+}
+
+impl Depths {
+    /// Returns the depths for `n` queue pairs, within the limits of the device. The groups of a
+    /// sender use its queue pairs in rotation. The CTS writes of a receiver are all on the first
+    /// queue pair of one rail, which may be any; the other queue pairs carry a probe and nothing
+    /// else.
+    pub(crate) fn new(role: Role, settings: &Settings, nic: &Nic, n: u32, leads: bool) -> Result<Self> {
+        let limits = nic.limits();
+        let too_small = |what: &str, has: u32, needs: u32| {
+            Error::Usage(format!("{}: {what} of {has} entries, and a connection needs {needs}", nic.name()))
+        };
+        let allowed = settings.queue_depth.min(limits.max_qp_wr);
+        let depths = match role {
+            Role::Connector => {
+                let wanted = SEND_DEPTH.div_ceil(n).max(MIN_DEPTH);
+                let each = wanted.min(allowed).min(limits.max_cqe / n);
+                Self { srq: 0, receives: 0, first: each, others: each, flush: 0 }
+            }
+            Role::Acceptor => {
+                let shared = MAX_DEPTH.min(limits.max_srq_wr).min(limits.max_cqe / 2);
+                let own = (2 * slots_per_queue(n)).min(limits.max_qp_wr).min(limits.max_cqe / 2 / n);
+                let (srq, receives) = if nic.has_srq().is_ok() { (shared, 0) } else { (0, own) };
+                let flush = if leads && nic.flushes(&settings.config) { FLUSH_DEPTH } else { 0 };
+                let first = CTS_DEPTH
+                    .min(allowed)
+                    .min(limits.max_cqe.saturating_sub(srq + n * receives + flush + n - 1));
+                Self { srq, receives, first, others: 1, flush }
+            }
+        };
+        if depths.first < MIN_DEPTH {
+            return Err(too_small("a send or completion queue", depths.first, MIN_DEPTH));
+        }
+        if depths.flush > limits.max_qp_wr {
+            return Err(too_small("a send queue", limits.max_qp_wr, depths.flush));
+        }
+        if role == Role::Acceptor && depths.srq + depths.receives == 0 {
+            return Err(too_small("a receive queue", 0, 1));
+        }
+        Ok(depths)
+    }
+
+    pub(crate) fn send(&self, queue: u32) -> u32 {
+        if queue == 0 { self.first } else { self.others }
+    }
+
+    /// Returns the depth of the completion queue: after a failure every request completes, signaled
+    /// or not.
+    pub(crate) fn completions(&self, n: u32) -> u32 {
+        self.srq + n * self.receives + self.first + (n - 1) * self.others + self.flush
+    }
+}
+
+/// What a route needs of a CQ.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CqNeeds<'a> {
+    pub(crate) context: &'a Arc<Context>,
+    /// The most completions of the route at one time.
+    pub(crate) completions: u32,
+    /// The most entries of a CQ of this context.
+    pub(crate) max_cqe: u32,
+}
+
+/// The CQ of a route.
+#[derive(Debug, Clone)]
+pub(crate) struct RouteCq {
+    pub(crate) cq: Arc<Cq>,
+    /// Whether other routes of the attempt use it, too.
+    pub(crate) shared: bool,
+}
+
+/// Creates the CQs of the routes, in their order. Routes on one context share a CQ if it can hold
+/// the completions of all of them. Otherwise each has its own.
+pub(crate) fn completion_queues(routes: &[CqNeeds<'_>]) -> Result<Vec<RouteCq>> {
+    let mut cqs: Vec<RouteCq> = Vec::with_capacity(routes.len());
+    for (i, route) in routes.iter().enumerate() {
+        let here = |other: &&CqNeeds<'_>| other.context.id() == route.context.id();
+        let sum = routes.iter().filter(here).fold(0_u32, |sum, other| sum.saturating_add(other.completions));
+        let shared = routes.iter().filter(here).count() > 1 && sum <= route.max_cqe;
+        let first = routes[..i].iter().position(|other| here(&other));
+        let cq = match first.filter(|_| shared) {
+            Some(first) => Arc::clone(&cqs[first].cq),
+            None => Arc::new(Cq::new(route.context, if shared { sum } else { route.completions })?),
+        };
+        cqs.push(RouteCq { cq, shared });
+    }
+    Ok(cqs)
 }

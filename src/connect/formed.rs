@@ -1,20 +1,18 @@
 //! A connection that the probes have confirmed and that both ends have not committed to yet.
 
-use std::sync::Arc;
-
-use nccl_net_mpib_agent_iface::stats::Direction;
-
-use crate::agent::Subscription;
+use crate::agent::{Addresses, Options, Subscription};
+use crate::config::Config;
 use crate::connect::endpoint::Endpoint;
 use crate::connect::local_rails::LocalRail;
+use crate::connect::local_work::LocalWork;
 use crate::connect::machine::{Keep, LeftOut, Member};
 use crate::connect::rebuild::Rebuilder;
-use crate::connect::registration;
 use crate::control::Channel;
+use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::proto::{Ends, ImmLayout, RailInfo, Role};
-use crate::route::Route;
+use crate::route::{Route, gid_addr};
 use crate::split::Plan;
 use crate::stats::Counters;
 use crate::transport::Settings;
@@ -24,6 +22,10 @@ use crate::transport::peer::Peer;
 use crate::transport::rail::{Names, Rail};
 use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::Region;
+use crate::warned::Subject;
+use nccl_net_mpib_agent_iface::stats::Direction;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 const VERB: Ends<&str> = Ends { connector: "sending to", acceptor: "receiving from" };
 const DIRECTION: Ends<Direction> = Ends { connector: Direction::Send, acceptor: Direction::Receive };
@@ -45,14 +47,10 @@ pub(crate) struct Formed {
 impl Formed {
     /// Keeps the stripes that work, destroys the others, adds those that are dead from the beginning,
     /// and registers the connection with the agent.
-    pub(crate) fn new(
-        (role, settings): (Role, &Settings),
-        channel: &Channel,
-        local: &[LocalRail],
-        endpoint: Endpoint,
-        keep: Keep,
-    ) -> Result<Self> {
-        let Endpoint { rails: mut all, mut region, remote: from, .. } = endpoint;
+    pub(crate) fn new(work: &mut LocalWork, channel: &Channel, keep: Keep) -> Result<Self> {
+        let Endpoint { rails: mut all, mut region, remote: from, .. } = work.take_endpoint()?;
+        let LocalWork { role, settings, rails: local, .. } = work;
+        let role = *role;
         let (made, mut remote) =
             (region.clone(), RemoteMemory { addr: from.addr, ..RemoteMemory::default() });
         // Registrations of dead rails are made with their queue pairs.
@@ -98,7 +96,7 @@ impl Formed {
         for LeftOut { name, role, why } in &keep.left_out {
             stats.rail_left_out(*role, name, why);
         }
-        let flow = registration::open(settings, plan, &rails, &peer)?;
+        let flow = register(settings, plan, &rails, &peer)?;
         let failover = Failover {
             is_enabled: keep.failover,
             wait: settings.config.failover_wait,
@@ -122,4 +120,80 @@ fn dead_rail(local: &LocalRail, (role, route): (Role, &Route), peer: &RailInfo, 
     let remote_gid = peer.addrs[*route.addrs.remote(role)].gid;
     let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name };
     Rail::dead(&local.nic, local.role, (local.port.speed, peer.speed_mbps), names)
+}
+
+/// Returns the error of a connection that needs a hint and has none.
+pub(crate) fn unhinted(peer: &str, flow: &Subscription, config: &Config) -> Error {
+    let options = Options::from(config);
+    let unanswered = || format!("agent {}: it has not answered yet", options.sockets_text());
+    let why = flow.fault().unwrap_or_else(unanswered);
+    Error::Usage(format!(
+        "no hint for the connection with {peer} within {:?}: {why}. Start the agent of this host, or set MPIB_AGENT_SOCKET and \
+         MPIB_HINTS to where it is; without MPIB_STRICT=1 MPIB_SPLIT={} decides until a hint arrives (MPIB_STRICT=1)",
+        options.patience(),
+        config.split,
+    ))
+}
+
+/// Registers the connection of these rails, in the background. `None` if hints do not apply: the
+/// mode is not advanced, the share is fixed, only one rail is left, or a rail has no IPv4 address.
+/// The agent's messages have no room for other addresses.
+///
+/// # Errors
+/// The client's thread cannot be started, or `MPIB_STRICT=1` and a rail has no IPv4 address.
+fn register(settings: &Settings, plan: Plan, rails: &[Rail], peer: &str) -> Result<Option<Subscription>> {
+    let Settings { process, config, .. } = settings;
+    if !plan.takes_hints(config) {
+        process.agent.attach(&Options::from(&**config))?;
+        return Ok(None);
+    }
+    let [sout, sup] = rails else { return Ok(None) };
+    match (addresses(sout), addresses(sup)) {
+        (Some((sout_src, sout_dst)), Some((sup_src, sup_dst))) => {
+            let addresses = Addresses { sout_src, sout_dst, sup_src, sup_dst };
+            Subscription::open(&process.agent, &Options::from(&**config), addresses).map(Some)
+        }
+        _ => {
+            let what =
+                format!("no hints for the connection with {peer}: they are for rails with IPv4 addresses");
+            let what = config.degraded(what)?;
+            tracing::warn!(target: "net", "{what}; MPIB_SPLIT={} decides how its data is split", config.split);
+            Ok(None)
+        }
+    }
+}
+
+/// Returns the IPv4 addresses of a rail, this end's first.
+fn addresses(rail: &Rail) -> Option<(Ipv4Addr, Ipv4Addr)> {
+    match (gid_addr(rail.names.local_gid), gid_addr(rail.names.remote_gid)) {
+        (IpAddr::V4(local), IpAddr::V4(remote)) => Some((local, remote)),
+        _ => None,
+    }
+}
+
+/// Logs once for each pair of NICs that a connection uses a NIC under another PCI root or at
+/// another NUMA node than the requested ones, if NCCL may register GPU memory.
+///
+/// # Errors
+/// `MPIB_STRICT=1`: the same text.
+pub(crate) fn check_distance(settings: &Settings, requested: &[Arc<Nic>], used: &[&Arc<Nic>]) -> Result<()> {
+    let others = used.iter().filter(|nic| requested.iter().all(|r| r.name() != nic.name()));
+    for nic in others.filter(|nic| nic.takes_gpu_memory()) {
+        let Some(place) = nic.place() else { continue };
+        let places: Vec<_> = requested.iter().filter_map(|r| Some((r, r.place()?))).collect();
+        let is_near = places.iter().any(|(_, other)| place.away_from(other).is_none());
+        let Some((other, there)) = places.first().filter(|_| !is_near) else { continue };
+        let (name, other) = (nic.name(), other.name());
+        let what = format!(
+            "connections go over {name} ({place}) and not over {other} ({there}), which NCCL requested: the two are under \
+             different PCI roots or at different NUMA nodes. NCCL chose GPUDirect RDMA by the distance of {other} to the \
+             GPU; over {name} it may be slow, and some platforms do not support it. Make the peer reachable from {other}, \
+             or refuse such connections with MPIB_ROUTE=strict, or turn GPUDirect RDMA off with NCCL_NET_GDR_LEVEL=LOC"
+        );
+        let what = settings.config.degraded(what)?;
+        if settings.process.warned.once(Subject::FarSubstitute(name.to_owned(), other.to_owned())) {
+            tracing::warn!(target: "net", "{what}");
+        }
+    }
+    Ok(())
 }

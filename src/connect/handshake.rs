@@ -6,15 +6,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::agent::{Options, Subscription};
-use crate::connect::local_rails::{prepare, rotation};
-use crate::connect::local_work::LocalWork;
-use crate::connect::machine::{Action, Machine, Outcome, expected_stripes};
+use crate::connect::formed::{Formed, check_distance, unhinted};
+use crate::connect::known_failures::KnownFailures;
+use crate::connect::local_rails::{add_others, prepare, rotation};
+use crate::connect::local_work::{Done, LocalWork, out_of_place};
+use crate::connect::machine::{Action, Machine, Member, Outcome, Report, expected_stripes};
 use crate::control::{Channel, ChannelState, Seat};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::proto::{Handle, Hello, Message, Role, Wiring};
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
+use crate::warned::Subject;
 
 /// How long a connector may take for its proof after the handshake has failed. The proof takes one
 /// round trip.
@@ -23,8 +26,8 @@ const PROOF_MAX: Duration = Duration::from_secs(10);
 /// A handshake in progress.
 #[derive(Debug)]
 pub(crate) struct Handshake {
-    /// Name of the device that NCCL requested.
-    device: String,
+    /// The device that NCCL requested.
+    device: &'static Device,
     /// `None` after the end of the handshake.
     channel: Option<Channel>,
     /// Whether the peer had proved itself when the channel was last seen.
@@ -37,6 +40,11 @@ pub(crate) struct Handshake {
     failed: Option<(Error, Instant)>,
     machine: Machine,
     work: LocalWork,
+    known: KnownFailures,
+    /// The connection that the probes have confirmed.
+    formed: Option<Formed>,
+    /// Whether the agent's first hint is waited for.
+    awaits_hint: bool,
     /// That of an accepted peer.
     _seat: Option<Seat>,
 }
@@ -50,14 +58,14 @@ impl Handshake {
     ) -> Result<Self> {
         let rotation = rotation(&settings.process, device, handle);
         let (rails, hello) = prepare(settings, device, rotation)?;
-        let mut work = LocalWork::new(Role::Connector, settings, device, rails);
+        let mut work = LocalWork::new(Role::Connector, settings, rails, None);
         // Without a guess the handshake creates the queue pairs, and reports what fails then.
-        let wiring = expected_stripes(&hello).and_then(|stripes| work.offer(&stripes).ok());
+        let wiring = expected_stripes(&hello).and_then(|stripes| work.make(&stripes).ok());
         let (process, config) = (&settings.process, &settings.config);
         let connect = config.connect_timeout;
         let first = (&hello, wiring.as_ref());
         let channel = Channel::connect(&process.control, handle, first, connect, &**config)?;
-        Ok(Self::new(Role::Connector, settings, device, channel, work, (hello, wiring)))
+        Ok(Self::new(device, channel, work, (hello, wiring)))
     }
 
     /// Begins as the listening end, on a control connection whose peer has sent its HELLO.
@@ -69,8 +77,8 @@ impl Handshake {
         let seat = channel.take_seat();
         match prepare(settings, device, 0) {
             Ok((rails, hello)) => {
-                let work = LocalWork::new(Role::Acceptor, settings, device, rails);
-                let new = Self::new(Role::Acceptor, settings, device, channel, work, (hello, None));
+                let work = LocalWork::new(Role::Acceptor, settings, rails, None);
+                let new = Self::new(device, channel, work, (hello, None));
                 Ok(Self { _seat: seat, ..new })
             }
             Err(e) => {
@@ -83,16 +91,14 @@ impl Handshake {
     }
 
     fn new(
-        role: Role,
-        settings: &Arc<Settings>,
         device: &'static Device,
         channel: Channel,
         work: LocalWork,
         first: (Hello, Option<Wiring>),
     ) -> Self {
-        let device = device.name.to_string_lossy().into_owned();
-        let patience = Options::from(&*settings.config).patience();
-        let machine = Machine::new(role, Instant::now(), &settings.config, device.clone(), first, patience);
+        let (name, config) = (device.name.to_string_lossy().into_owned(), &work.settings.config);
+        let patience = Options::from(&**config).patience();
+        let machine = Machine::new(work.role, Instant::now(), config, name, first, patience);
         Self {
             device,
             channel: Some(channel),
@@ -102,6 +108,9 @@ impl Handshake {
             failed: None,
             machine,
             work,
+            known: KnownFailures::new(),
+            formed: None,
+            awaits_hint: false,
             _seat: None,
         }
     }
@@ -130,7 +139,8 @@ impl Handshake {
                     Action::Established => {
                         let channel = self.take_channel()?;
                         channel.flush();
-                        return self.work.take_comm(channel).map(Some);
+                        let formed = self.formed.take().ok_or_else(out_of_place)?;
+                        return Ok(Some(formed.into_comm(&self.work.settings.process, channel)));
                     }
                     Action::Fail(e) => self.failed = Some((e, Instant::now() + PROOF_MAX)),
                     action => self.perform(action),
@@ -166,12 +176,12 @@ impl Handshake {
     /// Passes one input to the machine; returns whether there was one. Finished work and messages
     /// take precedence over time limits: a rank that polls late may find what it waited for.
     fn advance(&mut self) -> Result<bool> {
-        let channel = self.channel.as_ref().ok_or_else(ended)?;
         let now = Instant::now();
-        if let Some(outcome) = self.work.poll() {
-            self.machine.on_done(now, outcome);
+        if let Some(outcome) = self.poll_work() {
+            self.machine.on_done(now, outcome.unwrap_or_else(Outcome::Failed));
             return Ok(true);
         }
+        let channel = self.channel.as_ref().ok_or_else(ended)?;
         match channel.try_recv() {
             Ok(Some(message)) => {
                 self.machine.set_peer(channel.describe());
@@ -219,11 +229,89 @@ impl Handshake {
             Action::Await(Some(step)) => channel.expect(step),
             Action::Await(None) => channel.expect_nothing(),
             Action::Warn(text) => tracing::warn!(target: "net", "{text}"),
-            Action::Report(report) => self.work.log_first(&report, &self.device, channel),
+            Action::Report(report) => self.log_first(&report, channel),
             Action::Flush => channel.flush(),
-            action => return self.work.perform(action, channel),
+            action => return self.work_on(action),
         }
         Ok(None)
+    }
+
+    /// Starts, ends or carries out the local work of an action; returns the outcome of work that takes
+    /// no time.
+    fn work_on(&mut self, action: Action) -> Result<Option<Outcome>> {
+        let Self { device, channel, work, known, .. } = self;
+        let channel = channel.as_ref().ok_or_else(ended)?;
+        match action {
+            Action::MakeEndpoint(stripes) => {
+                known.remember();
+                return work.make(&stripes).map(|wiring| Some(Outcome::Made(wiring)));
+            }
+            Action::Adopt(stripes) => work.adopt(stripes.each.iter().map(|(route, _)| *route).collect())?,
+            Action::ListPorts(first) => {
+                let hello = add_others(&work.settings, device, &mut work.rails, &first)?;
+                return Ok(Some(Outcome::Listed(hello)));
+            }
+            Action::ListAgain(rotation) => {
+                work.discard();
+                known.clear();
+                let (rails, hello) = prepare(&work.settings, device, rotation)?;
+                work.rails = rails;
+                return Ok(Some(Outcome::Listed(hello)));
+            }
+            Action::BringUp(peer) => {
+                known.begin(&peer);
+                work.join(channel.describe(), peer, Some(known))?;
+            }
+            Action::Probe => work.probe()?,
+            Action::Stop if self.awaits_hint => {
+                let flow = self.formed.as_ref().and_then(|formed| formed.flow.as_ref());
+                let flow = flow.ok_or_else(out_of_place)?;
+                return Err(unhinted(&channel.describe(), flow, &work.settings.config));
+            }
+            Action::Stop => work.stop()?,
+            Action::Abandon(which) => work.probes()?.abandon(which),
+            Action::PeerFailed(which) => work.probes()?.peer_failed(which),
+            Action::Forget(routes) => known.forget(&routes),
+            Action::Keep(keep) => {
+                known.remember();
+                if keep.substitute {
+                    let nic = |member: &Member| &work.rails[*member.route().rails.local(work.role)].nic;
+                    let used: Vec<_> = keep.members.iter().map(nic).collect();
+                    check_distance(&work.settings, &device.rails, &used)?;
+                }
+                let formed = Formed::new(work, channel, keep)?;
+                let registered = formed.flow.is_some();
+                self.formed = Some(formed);
+                return Ok(Some(Outcome::Kept { registered }));
+            }
+            Action::AwaitHint => self.awaits_hint = true,
+            _ => return Err(out_of_place()),
+        }
+        Ok(None)
+    }
+
+    /// Advances the local work in progress; returns its outcome once it has ended.
+    fn poll_work(&mut self) -> Option<Result<Outcome>> {
+        if self.awaits_hint {
+            let flow = self.formed.as_ref().and_then(|formed| formed.flow.as_ref());
+            self.awaits_hint = !flow.is_some_and(Subscription::hinted);
+            return (!self.awaits_hint).then_some(Ok(Outcome::Hinted));
+        }
+        Some(match self.work.poll()? {
+            Done::BroughtUp => self.work.endpoint().map(|endpoint| Outcome::BroughtUp(endpoint.eces.clone())),
+            Done::Probed => self.known.learn(&self.work).map(Outcome::Probed),
+        })
+    }
+
+    /// Logs a report if it is the first on its device and host.
+    fn log_first(&self, Report { fault, text }: &Report, channel: &Channel) {
+        let (device, host) = (self.device.name.to_string_lossy(), channel.peer().map(|peer| peer.ip()));
+        let first = Subject::Substituted(device.into_owned(), host);
+        match self.work.settings.process.warned.once(first) {
+            true if *fault => tracing::warn!(target: "net", "{text}"),
+            true => tracing::info!(target: "net", "{text}"),
+            false => {}
+        }
     }
 
     /// Returns whether the peer has shown that it knows the secret of the handle.

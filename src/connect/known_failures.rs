@@ -7,13 +7,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::connect::endpoint::Endpoint;
 use crate::connect::local_rails::LocalRail;
+use crate::connect::local_work::LocalWork;
 use crate::connect::machine::BringUp;
 use crate::device::Nic;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::failover::{EXPIRY, RouteKey};
-use crate::proto::{LinkLayer, RailInfo, Role};
+use crate::proto::{LinkLayer, NO_ANSWER, PORT_CHANGED, RailInfo, Role};
 use crate::route::{Route, gid_addr, unrouted, untried};
 
 /// The failures that concern one handshake.
@@ -35,8 +35,10 @@ pub(crate) struct KnownFailures {
 struct Tried {
     route: Route,
     why: String,
-    /// For later connections, until they know.
+    /// For later connections.
     key: Option<(Arc<Nic>, RouteKey)>,
+    /// Whether they know.
+    is_remembered: bool,
 }
 
 impl KnownFailures {
@@ -66,36 +68,43 @@ impl KnownFailures {
         })
     }
 
-    /// Learns from an attempt whose probes have ended; `stripes` are its routes. Returns for each
-    /// why it does not work.
-    pub(crate) fn learn(
-        &mut self,
-        role: Role,
-        rails: &[LocalRail],
-        stripes: &[Route],
-        endpoint: &Endpoint,
-    ) -> Vec<Result<(), String>> {
-        let mut results = Vec::with_capacity(stripes.len());
-        for (i, (route, result)) in stripes.iter().zip(&endpoint.rails).enumerate() {
+    /// Learns from an attempt whose probes have ended. Returns for each of its stripes why it does not
+    /// work.
+    pub(crate) fn learn(&mut self, work: &LocalWork) -> Result<Vec<Result<(), String>>> {
+        let (endpoint, role, rails) = (work.endpoint()?, work.role, &work.rails);
+        let mut results = Vec::with_capacity(work.routes.len());
+        for (i, (route, result)) in work.routes.iter().zip(&endpoint.rails).enumerate() {
             let key = || self.key(role, rails, route);
-            results.push(match result {
+            let text = match result {
                 Ok(_) => {
                     key().iter().for_each(|(nic, key)| nic.health().connect_works(key));
-                    Ok(())
+                    results.push(Ok(()));
+                    continue;
                 }
-                Err(e) if endpoint.untried >> i & 1 == 1 => Err(e.to_string()),
+                Err(e) if endpoint.untried.contains(i) => e.to_string(),
                 Err(e) => {
                     // Other errors concern this handshake alone, as an address that was removed.
                     let of_network = is_of_network(e);
                     let (why, key) = (e.to_string(), key().filter(|_| of_network));
                     let missing = self.missing(role, rails, route).filter(|_| self.last);
                     let text = missing.map_or(why.clone(), |missing| format!("{why}; {missing}"));
-                    self.tried.push(Tried { route: *route, why, key });
-                    Err(text)
+                    self.tried.push(Tried { route: *route, why, key, is_remembered: false });
+                    text
                 }
-            });
+            };
+            // A route that the kernel does not have is not expected to work.
+            let is_silent = || endpoint.silent.contains(i) && self.missing(role, rails, route).is_none();
+            results.push(Err(match rails[*route.rails.local(role)].has_changed() {
+                true => format!("{PORT_CHANGED}{text}"),
+                false if is_silent() => format!("{NO_ANSWER}{text}"),
+                false => text,
+            }));
         }
-        results
+        // What the HELLO had may be out of date.
+        if results.iter().any(Result::is_err) {
+            rails.iter().for_each(|rail| rail.nic.forget());
+        }
+        Ok(results)
     }
 
     /// Forgets what this handshake has learnt of these routes.
@@ -106,16 +115,25 @@ impl KnownFailures {
     /// Remembers the failures for later connections. Called once the peer has reported its probes
     /// too: before, it may have ended.
     pub(crate) fn remember(&mut self) {
-        for Tried { why, key, .. } in &mut self.tried {
-            let Some((nic, key)) = key.take() else { continue };
+        for Tried { why, key, is_remembered, .. } in &mut self.tried {
+            let Some((nic, key)) = key.as_ref().filter(|_| !std::mem::replace(is_remembered, true)) else {
+                continue;
+            };
             let (from, to, secs) = (gid_addr(key.gid), gid_addr(key.peer), EXPIRY.as_secs());
             tracing::info!(
                 target: "net",
                 "{} from {from} to {to} on {} does not work, and is a last resort for {secs} s: {why}",
                 nic.name(), key.host
             );
-            nic.health().connect_failed(Instant::now(), self.began, key, why.clone());
+            nic.health().connect_failed(Instant::now(), self.began, key.clone(), why.clone());
         }
+    }
+
+    /// Forgets everything, for this and later connections: the ends wait until a route works.
+    pub(crate) fn clear(&mut self) {
+        let remembered = self.tried.drain(..).filter(|tried| tried.is_remembered);
+        remembered.filter_map(|tried| tried.key).for_each(|(nic, key)| nic.health().connect_works(&key));
+        *self = Self::new();
     }
 
     /// Returns why the kernel leads from no address of the route to the other, if so.

@@ -1,12 +1,12 @@
 //! Queues of one route at one end: created, and connected to the peer's.
-
-use std::sync::Arc;
+//!
+//! A flush reads over a queue pair that is connected to itself. Some virtual functions and ports loop
+//! nothing back. Data does not need that, and most GPUs need no flush, so such a rail is kept without
+//! one. An iflush that needs the rail is an error.
 
 use crate::config::Config;
-use crate::connect::completion_queues::RouteCq;
+use crate::connect::endpoint::{Depths, RouteCq};
 use crate::connect::local_rails::LocalRail;
-use crate::connect::loopback::{keep_without_flush, known_failure};
-use crate::connect::queue_depths::Depths;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{CTS_BYTES, Ece, LinkLayer, QpWiring, RailInfo, Role, RouteWiring};
@@ -16,8 +16,10 @@ use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
 use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues};
-use crate::verbs::{Access, Fresh, Gid, Path, Qp, QpOptions};
+use crate::verbs::{Access, Fresh, Gid, Path, Qp, QpOptions, Region};
 use crate::warned::Subject;
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Bytes that a CTS write of one entry carries in itself.
 pub(crate) const INLINE: u32 = CTS_BYTES as u32;
@@ -71,9 +73,11 @@ pub(crate) struct LocalRoute {
     gid_index: Option<u8>,
 }
 
-/// What is known of rails that are made anew.
+/// What is left of rails that are made again.
 #[derive(Debug)]
 pub(crate) struct FormerLife {
+    /// The control memory of this end.
+    pub(crate) region: Region,
     /// Numbers of the queue pairs that they have had. A late packet of theirs must not meet a new one.
     pub(crate) qps: Vec<u32>,
     /// Whether they could flush. Then they can, and a read that fails shows another fault.
@@ -323,4 +327,30 @@ impl LocalRoute {
 
 fn no_address(why: impl std::fmt::Display) -> Error {
     Error::Usage(format!("the address of the route has been removed: {why}"))
+}
+
+/// Reports that a rail is kept without flushes. Connections of the next minute do not try them on
+/// this port, unless an event of a port comes, or a fault of the port may be the cause.
+///
+/// # Errors
+/// `MPIB_STRICT=1`: the rail must not be kept.
+pub(crate) fn keep_without_flush(settings: &Settings, nic: &Nic, why: &str) -> Result<()> {
+    let name = nic.name();
+    let what = format!(
+        "{name} does not reach itself, so it cannot flush: {why}; connections use it, and iflush of GPU memory that it \
+         has written is an error. If no GPU needs flushes (NVIDIA from Hopper on), set MPIB_FLUSH=0; otherwise allow \
+         loopback (hairpin) on the adapter and its switch port, or use another adapter"
+    );
+    let what = settings.config.degraded(what)?;
+    nic.health().loopback_failed(Instant::now(), why);
+    if settings.process.warned.once(Subject::NoLoopback(name.to_owned())) {
+        tracing::warn!(target: "net", "{what}");
+    }
+    Ok(())
+}
+
+/// Returns why earlier connections could not flush on a port. With `MPIB_STRICT=1` every connection
+/// tries, because none goes without.
+pub(crate) fn known_failure(settings: &Settings, nic: &Nic) -> Option<String> {
+    nic.health().no_loopback(Instant::now()).filter(|_| !settings.config.strict)
 }

@@ -2,7 +2,6 @@
 
 mod again;
 mod bringup;
-mod completion_queues;
 mod endpoint;
 mod formed;
 mod handshake;
@@ -10,13 +9,9 @@ mod known_failures;
 mod local_rails;
 pub(crate) mod local_route;
 mod local_work;
-mod loopback;
 mod machine;
 mod probe;
-mod queue_depths;
 mod rebuild;
-mod registration;
-mod substitutes;
 #[cfg(test)]
 pub(crate) mod tests;
 

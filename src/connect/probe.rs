@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::connect::endpoint::Endpoint;
-use crate::connect::local_route::FormerLife;
-use crate::connect::loopback::keep_without_flush;
+use crate::connect::local_route::{FormerLife, keep_without_flush};
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Fast, Result, status_text, wc_status};
-use crate::proto::{MAX_RAILS, PROBE_IMM, SCRATCH, SRQ_FAILED};
+use crate::proto::{MAX_RAILS, PROBE_IMM, RailSet, SCRATCH, SRQ_FAILED};
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
 use crate::transport::recv::{self, receives};
@@ -202,6 +201,9 @@ impl ProbeRun {
         // What the rail has carried before it can carry now, and a fault loses packets of any length.
         let infers = self.is_first && self.endpoint.rails[i].as_ref().is_ok_and(is_steady);
         let mtu = infers.then_some(self.endpoint.mtus[i]);
+        if matches!(&e, Error::Completion(c) if c.status == RETRY_EXC) && !self.routes[i].reached {
+            self.endpoint.silent.insert(i);
+        }
         self.endpoint.rails[i] = Err(self.routes[i].explain(e, mtu));
         self.routes[i] = Probes::default();
     }
@@ -210,6 +212,8 @@ impl ProbeRun {
     pub(crate) fn stop(&mut self, settings: &Settings) {
         let late = "the probe did not complete in time (MPIB_PROBE_TIMEOUT_MS)";
         let must_flush = self.must_flush;
+        let silent = self.routes.iter().enumerate().filter(|(_, probes)| probes.pending() && !probes.reached);
+        self.endpoint.silent |= silent.map(|(i, _)| i).collect();
         self.fail_if(Probes::pending, |rail, probes| match (probes.writes, probes.awaits_imm) {
             (0, false) if !must_flush => give_up_flush(settings, rail, late),
             (0, true) => {
@@ -222,20 +226,19 @@ impl ProbeRun {
         self.routes = Default::default();
     }
 
-    /// Handles the peer's report that its probes of the routes in the mask have failed.
-    pub(crate) fn peer_failed(&mut self, mask: u8) {
+    /// Handles the peer's report that its probes of these routes have failed.
+    pub(crate) fn peer_failed(&mut self, which: RailSet) {
         let by = Instant::now() + LATE;
-        let failed = self.routes.iter_mut().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
-        failed.for_each(|(_, probes)| probes.arrive_by = Some(by));
+        which.iter().for_each(|i| self.routes[i].arrive_by = Some(by));
     }
 
-    /// Ends the pending probes of the routes in the mask.
-    pub(crate) fn abandon(&mut self, mask: u8) {
+    /// Ends the pending probes of these routes.
+    pub(crate) fn abandon(&mut self, which: RailSet) {
         for (i, (place, probes)) in self.endpoint.rails.iter_mut().zip(&mut self.routes).enumerate() {
-            if probes.pending() && mask >> i & 1 == 1 {
+            if probes.pending() && which.contains(i) {
                 *place = Err(Error::Peer("the peer does not try it".into()));
                 *probes = Probes::default();
-                self.endpoint.untried |= 1 << i;
+                self.endpoint.untried.insert(i);
             }
         }
     }
@@ -312,7 +315,11 @@ fn completed(i: usize, rail: &mut Rail, probes: &mut Probes, completion: &Comple
     }
     if completion.status() != 0 {
         let srq = rail.receives.as_ref().is_some_and(|receives| receives.srq().is_some());
-        match rail.failed(i, completion) {
+        let mut failed = rail.failed(i, completion);
+        if let Error::Completion(c) = &mut failed {
+            c.port = rail.nic.now().err();
+        }
+        match failed {
             Error::Completion(c) if c.loopback => {
                 (probes.reads, probes.unread) = (0, Some(in_few_words(&c)));
                 probes.is_lost = c.status == RETRY_EXC && !probes.is_repeated;

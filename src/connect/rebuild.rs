@@ -1,25 +1,25 @@
-//! Rails of an established connection that are made anew after they have failed: queue pairs,
-//! bring-up and probes as in a handshake, on the present ports and addresses.
+//! Rails of an established connection that are made again after they have failed: an attempt as in a
+//! handshake, on the present ports and addresses, on a thread.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::connect::bringup::Bringup;
-use crate::connect::endpoint::{Endpoint, LocalEndpoint};
+use crate::connect::endpoint::Endpoint;
 use crate::connect::local_route::FormerLife;
-use crate::connect::machine::BringUp;
-use crate::connect::probe::ProbeRun;
+use crate::connect::local_work::LocalWork;
+use crate::connect::machine::{BringUp, Stripes, check_wiring};
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::failover::{Happening, Moment};
-use crate::proto::{Ends, Memory, RailRole, Role, RouteWiring, Wiring, written_bytes};
+use crate::proto::{Ends, Offer, RailRole, RailSet, Role};
 use crate::route::{LocalRail, Route, rejoin};
 use crate::transport::Settings;
-use crate::transport::rail_maker::{DeadRail, Goal, NewRail, Offer, RailAttempt, RailMaker};
+use crate::transport::failback::{Goal, RailAttempt, RailMaker};
+use crate::transport::rail::Rail;
 use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::Region;
 
-/// Makes the rails of one connection anew.
+/// Makes the rails of one connection again.
 #[derive(Debug)]
 pub(crate) struct Rebuilder {
     role: Role,
@@ -31,36 +31,21 @@ pub(crate) struct Rebuilder {
 /// One attempt for rails that join the same two ports.
 #[derive(Debug)]
 struct Rebuild {
-    role: Role,
-    settings: Arc<Settings>,
-    /// Index of each rail in the connection.
-    rails: Vec<usize>,
-    /// The number of queue pairs of each.
-    queues: Vec<usize>,
+    work: LocalWork,
+    /// A route for each rail, all between the same two ports.
+    stripes: Stripes,
     nic: Arc<Nic>,
     /// The place of the rails in the device.
     place: RailRole,
     /// The addresses of the rails when they failed.
     gids: Ends<[u8; 16]>,
-    former: FormerLife,
     peer: String,
-    /// The control memory, kept as long as a queue pair may write it.
-    region: Region,
-    remote: RemoteMemory,
-    port: Option<LocalRail>,
-    /// Described by [`RailAttempt::offer`] once they exist.
+    /// The address of the peer's control memory.
+    remote: u64,
+    /// What this end has made.
     offer: Option<Offer>,
-    stage: Stage,
-}
-
-#[derive(Debug)]
-enum Stage {
-    New,
-    Made(LocalEndpoint),
-    BringUp(Bringup),
-    Joined(Endpoint),
-    Probe(Box<ProbeRun>, Instant),
-    Proved(Endpoint),
+    /// Until when the probes may take, once they have begun.
+    probes_until: Option<Instant>,
 }
 
 impl Rebuilder {
@@ -70,41 +55,36 @@ impl Rebuilder {
 }
 
 impl RailMaker for Rebuilder {
-    fn begin(&self, rails: &[DeadRail<'_>]) -> Result<Box<dyn RailAttempt>> {
-        let DeadRail { rail, region, remote, .. } =
-            rails.first().ok_or_else(|| Error::Internal("an attempt without rails".into()))?;
-        let indices: Vec<usize> = rails.iter().map(|dead| dead.index).collect();
-        if rails.iter().any(|dead| !dead.rail.joins_the_ports_of(rail)) {
-            return Err(Error::Protocol(format!("rails {indices:?} join different ports")));
+    fn begin(
+        &self,
+        which: RailSet,
+        rails: &[Rail],
+        region: &Region,
+        remote: &RemoteMemory,
+    ) -> Result<Box<dyn RailAttempt>> {
+        let dead = || which.iter().filter_map(|rail| rails.get(rail));
+        let first = dead().next().ok_or_else(|| Error::Internal("an attempt without rails".into()))?;
+        if dead().count() != which.len() || dead().any(|rail| !rail.joins_the_ports_of(first)) {
+            return Err(Error::Protocol(format!("rails {which} join different ports")));
         }
-        let (ours, theirs) = (rail.names.local_gid, rail.names.remote_gid);
-        let gids = match self.role {
-            Role::Connector => Ends { connector: ours, acceptor: theirs },
-            Role::Acceptor => Ends { connector: theirs, acceptor: ours },
-        };
+        let mut region = region.clone();
+        region.retain(|rail| which.contains(rail));
         let former = FormerLife {
-            qps: rails.iter().flat_map(|dead| dead.rail.former.iter().copied()).collect(),
-            flushed: rails.iter().all(|dead| dead.rail.no_flush.is_none()),
-        };
-        let mut region = (*region).clone();
-        region.retain(|i| indices.contains(&i));
-        let mut remote = RemoteMemory { addr: remote.addr, ..RemoteMemory::default() };
-        remote.rkeys.iter_mut().zip(rails).for_each(|(rkey, dead)| *rkey = dead.remote.rkey);
-        Ok(Box::new(Rebuild {
-            role: self.role,
-            settings: Arc::clone(&self.settings),
-            queues: indices.iter().map(|i| self.queues[*i]).collect(),
-            rails: indices,
-            nic: Arc::clone(&rail.nic),
-            place: rail.role,
-            gids,
-            former,
-            peer: rail.names.peer.clone(),
+            qps: dead().flat_map(|rail| rail.former.iter().copied()).collect(),
+            flushed: dead().all(|rail| rail.no_flush.is_none()),
             region,
-            remote,
-            port: None,
+        };
+        let each = which.iter().map(|rail| (Route::ONLY, self.queues[rail])).collect();
+        Ok(Box::new(Rebuild {
+            work: LocalWork::new(self.role, &self.settings, Vec::new(), Some(former)),
+            stripes: Stripes { each, has_mailbox: false },
+            nic: Arc::clone(&first.nic),
+            place: first.role,
+            gids: Ends::new(self.role, first.names.local_gid, first.names.remote_gid),
+            peer: first.names.peer.clone(),
+            remote: remote.addr,
             offer: None,
-            stage: Stage::New,
+            probes_until: None,
         }))
     }
 }
@@ -125,133 +105,77 @@ impl RailAttempt for Rebuild {
         self.offer.clone()
     }
 
-    fn finish(self: Box<Self>) -> Result<Vec<NewRail>> {
-        let Stage::Proved(endpoint) = self.stage else {
-            return Err(Error::Internal("rails are used before they are proved".into()));
-        };
-        let made = self.rails.into_iter().zip(endpoint.rails).enumerate().map(|(place, (index, rail))| {
-            let (region, rkey) = (endpoint.region.clone(), endpoint.remote.rkeys[place]);
-            Ok(NewRail { index, rail: rail?, region, place, rkey })
-        });
-        made.collect()
+    fn finish(mut self: Box<Self>) -> Result<(Vec<Rail>, Region, RemoteMemory)> {
+        let Endpoint { rails, region, remote, .. } = self.work.take_endpoint()?;
+        Ok((rails.into_iter().collect::<Result<_>>()?, region, remote))
     }
 }
 
 impl Rebuild {
     /// See [`RailAttempt::pursue`].
     fn step(&mut self, goal: &Goal) -> Result<bool> {
-        let stage = std::mem::replace(&mut self.stage, Stage::New);
-        let (stage, is_reached) = match (goal, stage) {
-            (Goal::Made, _) => (Stage::Made(self.make()?), true),
-            (Goal::Joined(peer), Stage::Made(local)) => (Stage::BringUp(self.join(local, peer)?), false),
-            (Goal::Joined(_), Stage::BringUp(mut bringup)) => {
-                match bringup.poll(self.role, &self.settings, self.port.as_slice()) {
-                    false => (Stage::BringUp(bringup), false),
-                    true => (Stage::Joined(self.joined(bringup.finish())?), true),
-                }
+        match goal {
+            Goal::Made => return self.make().map(|()| true),
+            Goal::Joined(peer) if self.work.is_made() => self.join(peer)?,
+            Goal::Proved if self.probes_until.is_none() => {
+                self.probes_until = Some(Instant::now() + self.work.settings.config.probe_timeout);
+                self.work.probe()?;
             }
-            (Goal::Proved, Stage::Joined(endpoint)) => {
-                let until = Instant::now() + self.settings.config.probe_timeout;
-                (Stage::Probe(Box::new(ProbeRun::start(endpoint, Some(&self.former))), until), false)
-            }
-            (Goal::Proved, Stage::Probe(mut probe, until)) => {
-                let has_ended = probe.poll(&self.settings);
-                if !has_ended && Instant::now() < until {
-                    (Stage::Probe(probe, until), false)
-                } else {
-                    probe.stop(&self.settings);
-                    (Stage::Proved(all_work(probe.endpoint)?), true)
-                }
-            }
-            (goal, stage) => return Err(Error::Internal(format!("{goal:?} in stage {stage:?}"))),
-        };
-        self.stage = stage;
-        Ok(is_reached)
+            Goal::Joined(_) | Goal::Proved => {}
+        }
+        let mut done = self.work.poll();
+        if done.is_none() && self.probes_until.is_some_and(|until| until <= Instant::now()) {
+            self.work.stop()?;
+            done = self.work.poll();
+        }
+        if done.is_none() {
+            return Ok(false);
+        }
+        let endpoint = self.work.endpoint()?;
+        if endpoint.rails.iter().any(Result::is_err) {
+            let rails: Result<Vec<Rail>> = self.work.take_endpoint()?.rails.into_iter().collect();
+            return rails.map(|_| false);
+        }
+        if let Some(offer) = self.offer.as_mut().filter(|_| self.work.role == Role::Acceptor) {
+            offer.wiring.set_eces(&endpoint.eces);
+        }
+        Ok(true)
     }
 
     /// Creates the queue pairs on the port in its present state.
-    fn make(&mut self) -> Result<LocalEndpoint> {
-        let (nic, settings) = (&self.nic, &self.settings);
+    fn make(&mut self) -> Result<()> {
+        let nic = &self.nic;
         let (port, gids) = nic.now().map_err(|why| Error::Usage(format!("{}: {why}", nic.name())))?;
         let mut rail = LocalRail::new(nic, port, gids, self.place, true);
-        // An adapter that was opened again has another protection domain.
-        self.region.move_to(&rail.pd)?;
-        let info = rail.info(&settings.process.control.interfaces()?)?;
-        // The addresses follow with those of the peer.
-        let route = Route::ONLY;
-        let stripes: Vec<_> = self.queues.iter().map(|queues| (route, *queues)).collect();
-        let rails = std::slice::from_ref(&rail);
-        let local =
-            LocalEndpoint::on(self.region.clone(), self.role, settings, rails, &stripes, Some(&self.former))?;
-        let Wiring { mut routes, memory } = local.message(self.role, settings)?;
-        for (route, rail) in routes.iter_mut().zip(&self.rails) {
-            (route.local_rail, route.remote_rail) = (*rail as u8, *rail as u8);
-        }
-        self.offer = Some(Offer { port: info, routes, rkeys: memory.rkeys });
-        self.port = Some(rail);
-        Ok(local)
+        let port = rail.info(&self.work.settings.process.control.interfaces()?)?;
+        self.work.rails = vec![rail];
+        let wiring = self.work.make(&self.stripes)?;
+        self.offer = Some(Offer { port, wiring });
+        Ok(())
     }
 
     /// Begins to connect the queue pairs to the peer's.
-    fn join(&self, mut local: LocalEndpoint, peer: &Offer) -> Result<Bringup> {
+    fn join(&mut self, Offer { port, wiring }: &Offer) -> Result<()> {
         let ours = self.offer.as_ref().map(|offer| &offer.port);
         let ours = ours.ok_or_else(|| Error::Internal("no queue pairs to connect".into()))?;
-        check(&peer.routes, &self.rails, &self.queues).map_err(|why| self.unfit(&why))?;
-        if peer.rkeys.len() != self.rails.len() {
-            let (found, expected) = (peer.rkeys.len(), self.rails.len());
-            return Err(self.unfit(&format!("{found} remote keys for {expected} rails")));
+        let (role, config) = (self.work.role, Arc::clone(&self.work.settings.config));
+        check_wiring(role, &self.peer, &self.stripes, wiring)?;
+        if wiring.memory.addr != self.remote {
+            let (found, expected) = (wiring.memory.addr, self.remote);
+            let what = format!("{}: control memory at {found:#x}, expected {expected:#x}", self.peer);
+            return Err(Error::Protocol(what));
         }
-        let (connector, acceptor) = match self.role {
-            Role::Connector => (ours, &peer.port),
-            Role::Acceptor => (&peer.port, ours),
-        };
-        let policy = self.settings.config.route;
-        let route = rejoin(policy, connector, acceptor, &self.gids).map_err(Error::Usage)?;
-        local.routes.iter_mut().for_each(|stripe| stripe.route = route);
-        let (addr, rkeys) = (self.remote.addr, peer.rkeys.clone());
-        let memory = Memory { addr, len: written_bytes(false) as u64, rkeys };
-        let now = Instant::now();
+        let ports = Ends::new(role, ours, port);
+        let route =
+            rejoin(config.route, ports.connector, ports.acceptor, &self.gids).map_err(Error::Usage)?;
+        self.work.adopt(vec![route; self.stripes.each.len()])?;
         let with = BringUp {
-            wiring: Wiring { routes: peer.routes.clone(), memory },
-            rails: vec![peer.port.clone()],
+            wiring: wiring.clone(),
+            rails: vec![port.clone()],
             host: String::new(),
-            retry_until: now + self.settings.config.connect_timeout / 2,
+            retry_until: Instant::now() + config.connect_timeout / 2,
             last: true,
         };
-        Ok(Bringup::start(local, self.role, self.port.as_slice(), self.peer.clone(), with, |_| None))
-    }
-
-    fn unfit(&self, why: &str) -> Error {
-        Error::Protocol(format!("{}: {why}", self.peer))
-    }
-
-    /// Notes the options in effect.
-    fn joined(&mut self, endpoint: Endpoint) -> Result<Endpoint> {
-        let endpoint = all_work(endpoint)?;
-        if let Some(offer) = self.offer.as_mut().filter(|_| self.role == Role::Acceptor) {
-            offer.routes.iter_mut().zip(&endpoint.eces).for_each(|(route, ece)| route.ece = *ece);
-        }
-        Ok(endpoint)
-    }
-}
-
-/// Returns the endpoint unless one of its rails does not work.
-fn all_work(mut endpoint: Endpoint) -> Result<Endpoint> {
-    match endpoint.rails.iter().position(Result::is_err) {
-        None => Ok(endpoint),
-        Some(i) => match endpoint.rails.swap_remove(i) {
-            Err(e) => Err(e),
-            Ok(_) => Ok(endpoint),
-        },
-    }
-}
-
-/// Checks that the peer's queue pairs are those of these rails.
-fn check(routes: &[RouteWiring], rails: &[usize], queues: &[usize]) -> Result<(), String> {
-    let found: Vec<_> = routes.iter().map(|route| (usize::from(route.local_rail), route.qps.len())).collect();
-    let expected: Vec<_> = rails.iter().copied().zip(queues.iter().copied()).collect();
-    match found == expected {
-        true => Ok(()),
-        false => Err(format!("queue pairs by rail: {found:?}, expected {expected:?}")),
+        self.work.join(self.peer.clone(), with, None)
     }
 }

@@ -8,9 +8,8 @@ use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Sizes, Tagg
 
 use super::{Listening, PendingConnects};
 use crate::config::Config;
-use crate::connect::completion_queues::{CqNeeds, RouteCq, completion_queues};
+use crate::connect::endpoint::{CqNeeds, Depths, MIN_DEPTH, RouteCq, completion_queues};
 use crate::connect::local_rails::{add_others, prepare};
-use crate::connect::queue_depths::{Depths, MIN_DEPTH};
 use crate::device::Device;
 use crate::plugin::Plugin;
 use crate::process::Process;

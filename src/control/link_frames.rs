@@ -95,10 +95,10 @@ impl Link {
         let why = "a frame with a wrong authentication tag: something between the ends changes their control connection";
         inner.forged = inner.forged.saturating_add(1);
         inner.forged_news = true;
-        let count = inner.forged;
+        let what = format!("the peer's address sent {why} (number {})", inner.forged);
         match inner.may_resume() {
-            true => self.break_off(inner, format!("the peer's address sent {why} (number {count})")),
-            false => self.finish(inner, End::Violation(why.into())),
+            true => self.break_off(inner, what),
+            false => self.finish(inner, End::Broken(what)),
         }
     }
 }

@@ -95,10 +95,10 @@ impl Link {
                         self.broken_by(inner, &e);
                         return true;
                     }
-                    self.finish(
-                        inner,
-                        End::Lost("closed the connection without a BYE; did its process end?".into()),
-                    );
+                    let why = "closed the connection without a BYE; did its process end?".to_owned();
+                    // Within a handshake something between the ends may have closed it.
+                    let is_done = inner.established || !inner.proved;
+                    self.finish(inner, if is_done { End::Lost(why) } else { End::Broken(why) });
                     return true;
                 }
                 Ok(n) => {

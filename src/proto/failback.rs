@@ -6,7 +6,7 @@
 
 use super::episode::EPOCH;
 use super::wire::{Codec, DecodeError, Layout, REASON_BYTES, Reader, Writer, some_rails};
-use super::{MAX_RAILS, RailInfo, RouteWiring};
+use super::{RailInfo, Wiring};
 
 /// Names an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,20 +17,24 @@ pub struct Attempt {
     pub epoch: u32,
 }
 
-/// REBUILD and REBUILT: the port, the new queue pairs and the keys of one end.
+/// REBUILD and REBUILT: what one end has made for an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NewRails {
     /// The attempt.
     pub attempt: Attempt,
     /// The rails; never zero.
     pub rails: u8,
+    /// Their port and queue pairs.
+    pub offer: Offer,
+}
+
+/// The port and the new queue pairs of one end: a HELLO and a WIRING about one port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Offer {
     /// The present port of the end.
     pub port: RailInfo,
-    /// The queue pairs of each rail, in order. Both rails of a route are the index of the rail in
-    /// the connection.
-    pub routes: Vec<RouteWiring>,
-    /// The remote key of the end's control memory on each rail, in order.
-    pub rkeys: Vec<u32>,
+    /// One route for each rail, in order. Each joins rail 0 to rail 0: the ports of the two ends.
+    pub wiring: Wiring,
 }
 
 /// REBUILD_FAILED: the receiver gives the attempt up.
@@ -59,18 +63,15 @@ impl NewRails {
     pub(super) fn write(&self, out: &mut Writer) {
         self.attempt.write(out);
         out.u8(self.rails);
-        self.port.write(out);
-        out.list(&self.routes, MAX_RAILS, "routes", |out, route| route.write(out));
-        out.list(&self.rkeys, MAX_RAILS, "remote keys", |out, rkey| _ = out.u32(*rkey));
+        self.offer.port.write(out);
+        self.offer.wiring.write(out);
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(Self {
             attempt: Attempt::read(from)?,
             rails: some_rails("rails that come back").read(from)?,
-            port: RailInfo::read(from)?,
-            routes: from.list(MAX_RAILS, "routes", RouteWiring::read)?,
-            rkeys: from.list(MAX_RAILS, "remote keys", |from| from.u32("remote key"))?,
+            offer: Offer { port: RailInfo::read(from)?, wiring: Wiring::read(from)? },
         })
     }
 }

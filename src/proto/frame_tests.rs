@@ -112,9 +112,8 @@ fn attempt() -> impl Strategy<Value = Attempt> {
 }
 
 fn new_rails() -> impl Strategy<Value = NewRails> {
-    let (routes, rkeys) = (prop::collection::vec(route(), 0..=8), prop::collection::vec(any::<u32>(), 0..=8));
-    (attempt(), 1u8.., rail_info(), routes, rkeys)
-        .prop_map(|(attempt, rails, port, routes, rkeys)| NewRails { attempt, rails, port, routes, rkeys })
+    let offer = (rail_info(), wiring()).prop_map(|(port, wiring)| Offer { port, wiring });
+    (attempt(), 1u8.., offer).prop_map(|(attempt, rails, offer)| NewRails { attempt, rails, offer })
 }
 
 fn sequence() -> impl Strategy<Value = Sequence> + Clone {
@@ -403,6 +402,7 @@ fn text_is_cut_when_sent_and_cleaned_when_read() {
 fn reasons_that_both_ends_recognize_stay() {
     assert_eq!((NO_ROUTE, NOT_TRIED), ("no route from ", "not tried, since "));
     assert_eq!(SRQ_FAILED, "a receive in the shared receive queue failed: ");
+    assert_eq!((PORT_CHANGED, NO_ANSWER), ("the port has changed meanwhile: ", "nothing answers: "));
 }
 
 #[test]
@@ -410,11 +410,7 @@ fn the_largest_message_fits_a_frame() {
     let qps = vec![QpWiring { qpn: 0, psn: 0 }; 128];
     let ece = Some(Ece { vendor_id: 0, options: 0, comp_mask: 0 });
     let route = RouteWiring { local_rail: 0, remote_rail: 0, qps, service_level: 0, traffic_class: 0, ece };
-    let routes = vec![route; 8];
-    let wiring = Message::Wiring(Wiring {
-        routes: routes.clone(),
-        memory: Memory { addr: 0, len: 0, rkeys: vec![0; 8] },
-    });
+    let wiring = Wiring { routes: vec![route; 8], memory: Memory { addr: 0, len: 0, rkeys: vec![0; 8] } };
     let probed = Message::Probed { mask: 0, reasons: vec![(0, "x".repeat(2000)); 8], accepts: true };
     let mut hello = hello();
     let addrs = vec![hello.rails[0].addrs[0]; 16];
@@ -423,14 +419,14 @@ fn the_largest_message_fits_a_frame() {
         vec![UnusableRail { name: "x".repeat(64), why: "x".repeat(600), ..hello.unusable[0].clone() }; 32];
     hello.host = "x".repeat(255);
     let attempt = Attempt { number: 1, epoch: 1 };
-    let new_rails =
-        NewRails { attempt, rails: u8::MAX, port: hello.rails[0].clone(), routes, rkeys: vec![0; 8] };
+    let offer = Offer { port: hello.rails[0].clone(), wiring: wiring.clone() };
+    let new_rails = NewRails { attempt, rails: u8::MAX, offer };
     let rebuild = Message::Numbered(Numbered {
         number: u64::MAX,
         received: u64::MAX,
         message: Box::new(Message::Rebuild(new_rails)),
     });
-    for message in [wiring, probed, rebuild, Message::Hello(hello)] {
+    for message in [Message::Wiring(wiring), probed, rebuild, Message::Hello(hello)] {
         assert!(message.encode().is_ok());
     }
 }

@@ -19,8 +19,8 @@ fn messages() -> Vec<Message> {
     let memory = Memory { addr: 0x1122_3344_5566_7788, len: 45_056, rkeys: vec![0xa1b2_c3d4] };
     let attempt = Attempt { number: 5, epoch: 6 };
     let port = hello().rails[0].clone();
-    let rails =
-        NewRails { attempt, rails: 0b10, port, routes: vec![route.clone()], rkeys: vec![0xa1b2_c3d4] };
+    let wiring = Wiring { routes: vec![route], memory };
+    let rails = NewRails { attempt, rails: 0b10, offer: Offer { port, wiring: wiring.clone() } };
     let seq = Sequence::from_number;
     let open = vec![OpenGroup { seq: seq(7), mask: 0b11, lost: 0b01, size: Some(4096) }];
     let addr = |ip: &str, prefix| Addr::new(ip.parse().unwrap(), prefix).unwrap();
@@ -28,7 +28,7 @@ fn messages() -> Vec<Message> {
     vec![
         Message::Hello(hello()),
         Message::Welcome { challenge: [1; 16], proof: [2; 16] },
-        Message::Wiring(Wiring { routes: vec![route], memory }),
+        Message::Wiring(wiring),
         Message::Ready,
         Message::Probed { mask: 0b01, reasons: vec![(1, "no".into())], accepts: true },
         Message::Refuse { reason: "why".into() },

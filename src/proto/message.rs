@@ -15,6 +15,8 @@ pub(crate) const NOT_TRIED: &str = "not tried, since ";
 /// Begins the reason in an acceptor's PROBED of a route on which a receive of its shared receive
 /// queue failed. Both ends try it once more, with receives in the queues of its queue pairs.
 pub(crate) const SRQ_FAILED: &str = "a receive in the shared receive queue failed: ";
+/// Begins the reason in PROBED of a route on which no packet gets through: the ends may wait for it.
+pub(crate) const NO_ANSWER: &str = "nothing answers: ";
 /// Begins the reason in PROBED of a route that failed while the port of the end was not active, or had
 /// reported an event since its HELLO: the ends may wait for it.
 pub(crate) const PORT_CHANGED: &str = "the port has changed meanwhile: ";

@@ -67,6 +67,11 @@ pub struct Memory {
 }
 
 impl Wiring {
+    /// Sets the options in effect, by route.
+    pub(crate) fn set_eces(&mut self, eces: &[Option<Ece>]) {
+        self.routes.iter_mut().zip(eces).for_each(|(route, ece)| route.ece = *ece);
+    }
+
     pub(super) fn write(&self, out: &mut Writer) {
         out.list(&self.routes, MAX_RAILS, "routes", |out, route| route.write(out));
         out.u64(self.memory.addr).u64(self.memory.len);

@@ -79,14 +79,21 @@ impl Comm {
     /// Handles a failed call of the adapter's library for a queue of these rails. If they cost the
     /// comm no more than the rails, the request of the call counts as posted: it is lost with them.
     #[cold]
-    pub(crate) fn rails_failed(&mut self, which: u8, error: Box<Error>) -> Fast<()> {
+    pub(crate) fn rails_failed(&mut self, which: u8, mut error: Box<Error>) -> Fast<()> {
         let failed = self.with_stripes(which);
         if failed & !self.failures.noticed() == 0 {
             return Ok(());
         }
         let is_last = self.living() & !(self.failures.new | failed) == 0;
         let gives_up = is_last && self.failures.wait.is_zero();
-        if !self.failures.enabled || !is_fault_of_a_rail(&error) || gives_up {
+        let goes_on = self.failures.enabled && !gives_up;
+        if let Error::Completion(c) = &mut *error
+            && (!goes_on || wc_status(c.status).is_mistake)
+        {
+            // Here a query does no harm: the connection ends, unless its port is the cause.
+            c.port = rails(which).next().and_then(|rail| self.rails[rail].nic.now().err());
+        }
+        if !goes_on || !is_fault_of_a_rail(&error) {
             return Err(error);
         }
         self.failures.new |= failed;

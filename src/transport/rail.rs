@@ -218,7 +218,7 @@ impl Rail {
         }
     }
 
-    /// Describes a failed completion in full.
+    /// Describes a failed completion, but for the state of its port: a query may block.
     #[cold]
     pub(crate) fn failed(&self, rail: usize, completion: &Completion) -> Error {
         let loopback = self.is_loopback(completion.qpn());
@@ -229,7 +229,7 @@ impl Rail {
         let remote_qpn =
             self.queue_pairs().find(|l| l.number() == completion.qpn()).map_or(0, |l| l.remote_qpn);
         Error::Completion(Box::new(FailedCompletion {
-            port: self.nic.now().err(),
+            port: None,
             loopback,
             status: completion.status(),
             vendor_err: completion.vendor_err(),

@@ -23,6 +23,9 @@ pub const BY_SPEED: (&str, &str) = ("MPIB_SPLIT", "speed");
 /// Ends a probe or a write that nobody answers soon.
 pub const SHORT: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "1")];
 
+/// A connection that has no rail fails at once.
+pub const NO_WAIT: (&str, &str) = ("MPIB_FAILOVER_WAIT", "0");
+
 /// The MPIB profile with a share for SUP of each message, also of small ones, and `more`.
 pub fn mpib<'a>(share: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     [&TWO_RAILS[..], &[("MPIB_SUP_SHARE", share), SPLIT_ALL], more].concat()

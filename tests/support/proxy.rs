@@ -21,6 +21,17 @@ pub enum Side {
     Acceptor,
 }
 
+/// What becomes of a connection in the middle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Break {
+    /// A RST at these sides.
+    Reset(&'static [Side]),
+    /// A FIN at these sides.
+    Close(&'static [Side]),
+    /// A changed byte: the last one, which belongs to a tag.
+    Change,
+}
+
 /// A proxy for all connections to one listener.
 pub struct Proxy {
     port: u16,
@@ -34,8 +45,8 @@ struct Shared {
     /// By side: whether what it sends is swallowed, and how many bytes of it were.
     swallows: [AtomicBool; 2],
     swallowed: [AtomicUsize; 2],
-    /// Which of the pieces that are passed on resets its connection instead, and at which sides.
-    reset_at: Mutex<Option<(usize, Vec<Side>)>>,
+    /// Which of the pieces that are passed on breaks its connection, and how.
+    break_at: Mutex<Option<(usize, Break)>>,
     /// Pieces so far.
     pieces: AtomicUsize,
     /// The sides whose bytes were passed on, in order; repetitions are left out.
@@ -87,15 +98,14 @@ impl Proxy {
         }
     }
 
-    /// Resets a connection at these sides in place of the piece of bytes with this number, from 1.
-    /// Connections after it work.
-    pub fn reset_at(&self, piece: usize, sides: &[Side]) {
-        *self.shared.reset_at.lock().unwrap() = Some((piece, sides.to_vec()));
+    /// Breaks a connection at the piece of bytes with this number, from 1. Connections after it work.
+    pub fn break_at(&self, piece: usize, how: Break) {
+        *self.shared.break_at.lock().unwrap() = Some((piece, how));
     }
 
     /// Returns whether that has happened.
-    pub fn has_reset(&self) -> bool {
-        self.shared.reset_at.lock().unwrap().is_none()
+    pub fn has_broken(&self) -> bool {
+        self.shared.break_at.lock().unwrap().is_none()
     }
 
     /// Returns the sides that have sent so far, in turn.
@@ -151,11 +161,11 @@ pub fn reset_sockets(fits: impl Fn(SocketAddr) -> bool) -> usize {
 }
 
 impl Shared {
-    /// Counts a piece. Returns the sides at which its connection is reset, if it is.
-    fn reset_now(&self) -> Option<Vec<Side>> {
+    /// Counts a piece. Returns how it breaks its connection, if it does.
+    fn break_now(&self) -> Option<Break> {
         let piece = self.pieces.fetch_add(1, Ordering::SeqCst) + 1;
-        let mut reset_at = self.reset_at.lock().unwrap();
-        reset_at.take_if(|(at, _)| *at == piece).map(|(_, sides)| sides)
+        let mut break_at = self.break_at.lock().unwrap();
+        break_at.take_if(|(at, _)| *at == piece).map(|(_, how)| how)
     }
 
     fn sends(&self, side: Side) {
@@ -179,11 +189,15 @@ fn pass_on(side: Side, mut from: TcpStream, mut to: TcpStream, shared: &Shared) 
                 _ => return,
             }
         }
-        if matches!(read, Ok(1..)) {
-            if let Some(sides) = shared.reset_now() {
-                let is_own = |reset: &&Side| **reset == side;
-                sides.iter().for_each(|at| reset(if is_own(&at) { &from } else { &to }));
-                return;
+        if let Ok(n @ 1..) = read {
+            let at = |broken: &Side| if *broken == side { &from } else { &to };
+            match shared.break_now() {
+                Some(Break::Reset(sides)) => return sides.iter().map(at).for_each(reset),
+                Some(Break::Close(sides)) => {
+                    return sides.iter().map(at).for_each(|at| drop(at.shutdown(Shutdown::Both)));
+                }
+                Some(Break::Change) => chunk[n - 1] ^= 1,
+                None => {}
             }
             shared.sends(side);
         }

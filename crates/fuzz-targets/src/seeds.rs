@@ -4,8 +4,8 @@ use arbitrary::{Arbitrary, Unstructured};
 use mpib_tests::rng::Rng;
 use nccl_net_mpib::simulation::config::Config;
 use nccl_net_mpib::simulation::proto::{
-    Addr, Attempt, Callback, Handle, ImmLayout, Memory, Message, NewRails, Numbered, OpenGroup, QpWiring,
-    RebuildFailed, Redial, Role, RouteWiring, SenderState, Sequence, Verdict, Wiring,
+    Addr, Attempt, Callback, Handle, ImmLayout, Memory, Message, NewRails, Numbered, Offer, OpenGroup,
+    QpWiring, RebuildFailed, Redial, Role, RouteWiring, SenderState, Sequence, Verdict, Wiring,
 };
 use nccl_net_mpib_agent_iface::agent::{Response, Status};
 
@@ -53,14 +53,13 @@ fn sample() -> Vec<Message> {
     let qps = vec![QpWiring { qpn: 17, psn: 4711 }; 2];
     let route =
         RouteWiring { local_rail: 0, remote_rail: 1, qps, service_level: 3, traffic_class: 106, ece: None };
+    let memory = |n: u32| Memory { addr: 4096, len: 1 << 20, rkeys: (1..=n).collect() };
+    let wiring = |n: u32| Wiring { routes: vec![route.clone(); n as usize], memory: memory(n) };
     let attempt = Attempt { number: 1, epoch: 2 };
     let bytes = random(1, 4096).next().unwrap_or_default();
     let hellos = Hellos::arbitrary(&mut Unstructured::new(&bytes)).expect("enough bytes");
     let mut messages = vec![
-        Message::Wiring(Wiring {
-            routes: vec![route.clone(); 2],
-            memory: Memory { addr: 4096, len: 1 << 20, rkeys: vec![1, 2] },
-        }),
+        Message::Wiring(wiring(2)),
         Message::Ready,
         Message::Probed { mask: 1, reasons: vec![(1, "no route from here".into())], accepts: false },
         Message::Down { epoch: 1, rails: 2 },
@@ -91,7 +90,8 @@ fn sample() -> Vec<Message> {
         }),
     ];
     if let Some(port) = hellos.acceptor.rails.first().or(hellos.connector.rails.first()) {
-        let rails = NewRails { attempt, rails: 2, port: port.clone(), routes: vec![route], rkeys: vec![3] };
+        let offer = Offer { port: port.clone(), wiring: wiring(1) };
+        let rails = NewRails { attempt, rails: 2, offer };
         messages.extend([Message::Rebuild(rails.clone()), Message::Rebuilt(rails)]);
     }
     let numbered = |(number, message): (u64, &Message)| {

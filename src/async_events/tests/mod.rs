@@ -3,7 +3,10 @@
 mod stalls;
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::state::EventState;
 use super::watch::{CommWatch, Queues, Route};
@@ -17,6 +20,7 @@ use crate::process::Process;
 use crate::proto::GidKind;
 use crate::stats::{Counters, Reason};
 use crate::verbs::{About, AsyncEvent};
+use crate::worker::{Steps, THREADS, Urgency};
 
 const QP_FATAL: i32 = 1;
 const QP_ACCESS_ERR: i32 = 3;
@@ -76,6 +80,15 @@ impl World {
     fn port_event(&self, nic: usize, kind: i32) {
         self.event(nic, kind, About::Port(self.nics[nic].port().number));
     }
+}
+
+/// Waits until these rails are condemned, on an adapter's thread.
+fn await_condemned<const N: usize>(comms: [&CommWatch; N], expected: [u8; N]) {
+    let mut all = [0; N];
+    until(|| {
+        all.iter_mut().zip(comms).for_each(|(all, comm)| *all |= comm.take_condemned());
+        (all == expected).then_some(())
+    });
 }
 
 #[test]
@@ -183,8 +196,8 @@ fn a_link_that_goes_down_costs_rails_when_one_of_them_stalls() {
     assert_eq!(world.nics[0].health().state(), PortState::Suspect);
     assert!(comms.iter().all(|comm| !comm.is_marked()));
     comms[0].rail_failed(0, Reason::Completion, "no progress");
+    await_condemned([&comms[0], &comms[1]], [0b01, 0b01]);
     assert_eq!(world.nics[0].health().state(), PortState::Down);
-    assert_eq!(comms.each_ref().map(|comm| comm.take_condemned()), [0b01, 0b01]);
     assert_eq!(late.take_condemned(), 0, "its queue pairs may outlive the outage");
     late.rail_failed(0, Reason::Completion, "no progress");
     assert_eq!(late.take_condemned(), 0b01, "and have not");
@@ -209,8 +222,8 @@ fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
     let plain = world.comm(40, &[(0, 1), (1, 1)], None);
     plain.set_failover(false);
     failed.rail_failed(0, Reason::Completion, "retries exceeded");
-    let taken = [&failed, &same, &other, &plain].map(|comm| comm.take_condemned());
-    assert_eq!(taken, [0b01, 0b10, 0, 0]);
+    await_condemned([&failed, &same], [0b01, 0b10]);
+    assert_eq!([&other, &plain].map(|comm| comm.take_condemned()), [0, 0]);
     assert_eq!(same.cause(1).as_deref(), Some("retries exceeded"));
     assert_eq!(world.nics[0].health().state(), PortState::Healthy);
     assert!(!failed.may_return(0) && other.may_return(0));
@@ -236,7 +249,7 @@ fn a_peer_that_gives_rails_up_costs_its_own_connection_alone() {
     // This end's own sign concerns all that are left.
     late.set_rail(0, Some(world.queues(0, 1, 40)));
     late.rail_failed(0, Reason::Completion, "retries exceeded");
-    assert_eq!(other.take_condemned(), 0b01);
+    await_condemned([&other], [0b01]);
     assert!(!late.may_return(0));
 }
 
@@ -249,8 +262,41 @@ fn the_word_of_a_peer_confirms_that_a_link_is_down() {
     world.port_event(0, PORT_ERR);
     assert_eq!(world.nics[0].health().state(), PortState::Suspect);
     reported.rails_failed_alone(0b01, Reason::Peer, "the peer has given it up");
+    await_condemned([&reported, &other], [0b01, 0b01]);
     assert_eq!(world.nics[0].health().state(), PortState::Down);
-    assert_eq!([&reported, &other].map(|comm| comm.take_condemned()), [0b01, 0b01]);
+}
+
+/// Is in a step until the second channel ends.
+struct Stuck(Sender<()>, Mutex<Receiver<()>>);
+
+impl Steps for Stuck {
+    fn step(&self) -> bool {
+        self.0.send(()).unwrap();
+        self.1.lock().recv().is_err()
+    }
+}
+
+/// The query of a port may block in the kernel. Here all threads of the port do.
+//= rail-life.md: no call of NCCL waits for the query of a port
+#[test]
+fn a_rail_fails_before_its_port_is_queried() {
+    let world = World::new();
+    let [failed, other] = [10, 20].map(|first| world.comm(first, &[(0, 1), (1, 1)], None));
+    let (begun, steps) = channel();
+    let stuck: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let (go_on, waits) = channel();
+            let job = Arc::new(Stuck(begun.clone(), Mutex::new(waits)));
+            world.nics[0].worker().add(job, Urgency::High).unwrap();
+            steps.recv().unwrap();
+            go_on
+        })
+        .collect();
+    failed.rail_failed(0, Reason::Completion, "retries exceeded");
+    assert_eq!([&failed, &other].map(|comm| comm.take_condemned()), [0b01, 0]);
+    assert!(!failed.may_return(0), "it rests");
+    drop(stuck);
+    await_condemned([&other], [0b01]);
 }
 
 //= faults.md: 21: a GID is removed under load: the rails that use it are given up at once

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use nccl_net_mpib_agent_iface::stats::Direction;
 
-use super::{PORT_ERR, World};
+use super::{PORT_ERR, World, await_condemned};
 use crate::async_events::stalls::Watchdog;
 use crate::async_events::watch::CommWatch;
 use crate::config::Config;
+use crate::connect::tests::until;
 use crate::failover::PortState;
 use crate::housekeeping::{Job, TICK};
 use crate::proto::RailRole;
@@ -77,7 +78,8 @@ fn the_watchdog_condemns_a_rail_that_completes_nothing_while_another_one_does() 
             .unwrap()
             .contains("completed nothing for 500 ms with 8 work requests outstanding")
     );
-    assert_eq!(other.take_condemned(), 0b01, "the route is the cause");
+    // The route is the cause.
+    await_condemned([&other], [0b01]);
     assert_eq!(sender.at(2000, [0, 0], [0, 0]), 0, "once");
 }
 
@@ -289,7 +291,8 @@ fn the_watchdog_acts_at_once_on_a_port_whose_link_is_down() {
         assert_eq!(sender.at(20 * i, [0, 1], [0, 1]), 0, "{i}");
     }
     assert_eq!(sender.at(100, [0, 1], [0, 1]), 0b01);
-    assert_eq!(sender.world.nics[0].health().state(), PortState::Down);
+    let health = sender.world.nics[0].health();
+    until(|| (health.state() == PortState::Down).then_some(()));
 }
 
 //= rail-life.md: when a rail has stalled

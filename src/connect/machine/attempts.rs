@@ -34,8 +34,8 @@ pub(crate) struct Attempts {
     failed: Vec<(Route, String)>,
     /// Those of them for which the kernel of an end has no route, which are no faults.
     unrouted: Vec<Route>,
-    /// Whether the port of a route that failed has changed meanwhile.
-    port_changed: bool,
+    /// Whether a route that failed may work later: its port has changed meanwhile, or nothing answers.
+    may_heal: bool,
     /// Whether an attempt without any working route precedes the current one.
     repeated: bool,
     /// How many of them precede the routes of the connection.
@@ -65,6 +65,8 @@ pub(super) struct Failure {
     pub(super) srq: bool,
     /// Whether the port of an end has changed meanwhile: its link may have been down.
     pub(super) changed: bool,
+    /// Whether no packet has got through.
+    pub(super) silent: bool,
 }
 
 /// What follows an attempt.
@@ -154,7 +156,7 @@ impl Attempts {
             later: Vec::new(),
             failed: Vec::new(),
             unrouted: Vec::new(),
-            port_changed: false,
+            may_heal: false,
             repeated: false,
             preceding: 0,
             faulty: false,
@@ -285,12 +287,13 @@ impl Attempts {
         let kept = self.choice.keep(&self.current, |i| works[i]);
         let mut is_mesh = !self.repeated;
         for ((i, route), failure) in self.current.iter().enumerate().zip(failures) {
-            let Some(Failure { why, unrouted, changed, .. }) = failure else { continue };
+            let Some(Failure { why, unrouted, changed, silent, .. }) = failure else { continue };
             is_mesh &= unrouted;
-            self.port_changed |= changed;
             if unrouted && !self.unrouted.contains(route) {
                 self.unrouted.push(*route);
             }
+            let is_expected = route.requested == 2 && !self.unrouted.contains(route);
+            self.may_heal |= changed || (silent && is_expected);
             match self.failed.iter_mut().find(|(failed, _)| failed == route) {
                 Some((_, before)) => *before += &format!("; tried nevertheless: {why}"),
                 None => self.failed.push((*route, why)),
@@ -342,10 +345,10 @@ impl Attempts {
         self.hellos.connector.terms.failover && self.hellos.acceptor.terms.failover
     }
 
-    /// Returns whether a rail may work later although none does now: a port is not active, or has
-    /// changed meanwhile.
+    /// Returns whether a rail may work later although none does now: a port is not active or has
+    /// changed meanwhile, or nothing answers on a route.
     pub(super) fn may_wait(&self) -> bool {
-        self.has_failover() && self.complete && (self.port_changed || !self.choice.down.is_empty())
+        self.has_failover() && self.complete && (self.may_heal || !self.choice.down.is_empty())
     }
 
     /// Returns the rails that the connection begins without and uses once they work, beside the `kept`

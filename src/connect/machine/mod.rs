@@ -27,29 +27,23 @@
 //! ```
 
 mod attempts;
-mod guess;
-mod stage;
-mod step;
 #[cfg(any(test, feature = "simulation"))]
 #[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "the tests use all of it"))]
 mod tests;
 mod transitions;
-mod wiring;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
-use crate::error::Error;
-use crate::proto::{Ece, Hello, Message, RailInfo, Role, Wiring};
+use crate::error::{Error, Result};
+use crate::proto::{Ece, Hello, Message, RailInfo, RailSet, Role, Wiring, written_bytes};
 use crate::route::{Route, is_untried};
 use crate::split::Plan;
-use stage::Stage;
-use step::{Overdue, Step};
 
+use attempts::Attempts;
 pub(crate) use attempts::{LeftOut, Member, Report};
-pub(crate) use guess::expected_stripes;
 #[cfg(any(test, feature = "simulation"))]
 pub use tests::simulated;
 
@@ -85,10 +79,10 @@ pub(crate) enum Action {
     Probe,
     /// End the work in progress, which takes too long, with the results so far.
     Stop,
-    /// End the probes of the stripes in this mask: the peer does not try them.
-    Abandon(u8),
-    /// The peer's probes of the stripes in this mask have failed: no more of them arrives.
-    PeerFailed(u8),
+    /// End the probes of these stripes: the peer does not try them.
+    Abandon(RailSet),
+    /// The peer's probes of these stripes have failed: no more of them arrives.
+    PeerFailed(RailSet),
     /// Forget the failures of these routes in the last attempt: they are tried again in another way.
     Forget(Vec<Route>),
     /// Form the connection of some stripes, destroy the others and register it with the agent:
@@ -298,12 +292,12 @@ impl Machine {
                 if let (Stage::Probe(..), Message::Probed { reasons, .. }) = (&self.stage, &message) {
                     let (untried, failed): (Vec<_>, Vec<_>) =
                         reasons.iter().partition(|(_, why)| is_untried(why));
-                    let mask = |routes: Vec<&(u8, String)>| {
-                        routes.iter().fold(0, |mask, (i, _)| mask | 1u8.checked_shl((*i).into()).unwrap_or(0))
+                    let set = |routes: Vec<&(u8, String)>| {
+                        Some(routes.iter().map(|(i, _)| usize::from(*i)).collect::<RailSet>())
+                            .filter(|set| !set.is_empty())
                     };
-                    let (untried, failed) = (mask(untried), mask(failed));
-                    self.actions.extend((untried != 0).then_some(Action::Abandon(untried)));
-                    self.actions.extend((failed != 0).then_some(Action::PeerFailed(failed)));
+                    self.actions.extend(set(untried).map(Action::Abandon));
+                    self.actions.extend(set(failed).map(Action::PeerFailed));
                 }
                 self.early.push_back(message);
             }
@@ -384,4 +378,175 @@ impl Machine {
             self.handle(now, message);
         }
     }
+}
+
+/// What the machine waits for: a message of the peer, or work of the driver.
+#[derive(Debug)]
+enum Stage {
+    Hello,
+    /// An acceptor has the connector's HELLO. The WIRING that the connector has sent with it is due.
+    Guess(Hello),
+    /// The driver lists all ports of the process.
+    ListPorts(Attempts),
+    /// The peer's second HELLO is due.
+    Others(Attempts),
+    /// No rail works. Until then the ends wait for one.
+    Pause(Instant),
+    /// The driver lists its ports again.
+    ListAgain,
+    /// The peer's HELLO with the present state of its ports is due.
+    Again,
+    /// With the connector's WIRING, if the acceptor has it already.
+    MakeEndpoint(Attempts, Option<Wiring>),
+    /// The local WIRING has been sent by a connector; an acceptor sends it after bring-up.
+    Wiring(Attempts, Wiring),
+    BringUp(Attempts, Wiring),
+    Ready(Attempts),
+    /// With the time limit of the probes, until it is over.
+    Probe(Attempts, Option<Instant>),
+    /// With the results of the local probes.
+    Probed(Attempts, Vec<Result<(), String>>),
+    /// `accepted`: the connector has committed to the connection with its PROBED.
+    Keep {
+        plan: Plan,
+        accepted: bool,
+    },
+    /// `MPIB_STRICT=1`: the first hint has to come until `by`.
+    Hint {
+        plan: Plan,
+        by: Option<Instant>,
+        peer_ready: bool,
+    },
+    /// The peer's second READY.
+    Commit,
+    Ended,
+}
+
+impl Stage {
+    /// Returns the name of the message that the peer has to send.
+    const fn due(&self) -> &'static str {
+        match self {
+            Self::Hello | Self::Again => "HELLO",
+            Self::Others(_) => "HELLO with all ports",
+            Self::Guess(_) | Self::Wiring(..) => "WIRING",
+            Self::Ready(_) => "READY",
+            Self::Probed(..) => "PROBED",
+            Self::Commit | Self::Hint { peer_ready: false, .. } => "READY to use the connection",
+            Self::ListPorts(_)
+            | Self::Pause(_)
+            | Self::ListAgain
+            | Self::MakeEndpoint(..)
+            | Self::BringUp(..)
+            | Self::Probe(..)
+            | Self::Keep { .. }
+            | Self::Hint { .. }
+            | Self::Ended => "nothing",
+        }
+    }
+}
+
+/// A wait for one message of the peer.
+#[derive(Debug)]
+struct Step {
+    name: &'static str,
+    limit: Duration,
+    until: Instant,
+    /// Number of warnings so far; `None` if the step ends with its time.
+    warnings: Option<u32>,
+}
+
+/// The consequence of a step whose time is over.
+#[derive(Debug, PartialEq, Eq)]
+enum Overdue {
+    /// A line for the log. The wait goes on.
+    Warn(String),
+    /// The reason why the handshake fails.
+    Fail(String),
+}
+
+impl Step {
+    /// Begins a wait that ends after `limit`.
+    fn new(name: &'static str, now: Instant, limit: Duration) -> Self {
+        Self { name, limit, until: now + limit, warnings: None }
+    }
+
+    /// Begins a wait without an end. A warning follows each `interval`.
+    fn patient(name: &'static str, now: Instant, interval: Duration) -> Self {
+        Self { warnings: Some(0), ..Self::new(name, now, interval) }
+    }
+
+    const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    const fn deadline(&self) -> Instant {
+        self.until
+    }
+
+    /// Begins anew: the peer has all of the step's time.
+    fn restart(&mut self, now: Instant) {
+        self.until = now + self.limit;
+    }
+
+    /// Ends the wait, or prolongs a patient one.
+    fn expire(&mut self, now: Instant, peer: &str) -> Overdue {
+        let (name, ms) = (self.name, self.limit.as_millis());
+        let Some(warnings) = &mut self.warnings else {
+            return Overdue::Fail(format!(
+                "{peer}: nothing came within {ms} ms while waiting for {name} (MPIB_CONNECT_TIMEOUT_MS)"
+            ));
+        };
+        *warnings = warnings.saturating_add(1);
+        let ms = ms.saturating_mul((*warnings).into());
+        self.until = now + self.limit;
+        Overdue::Warn(format!("connect: connected to {peer}; still waiting for {name} after {ms} ms"))
+    }
+}
+
+/// Returns the stripes of the first attempt with a peer that has the same rails as this end, on the
+/// same networks, and the same settings: the usual peer. The addresses in the routes are meaningless.
+/// `None` if there is no such attempt, or if the choice of rails depends on the peer's addresses.
+pub(crate) fn expected_stripes(local: &Hello) -> Option<Stripes> {
+    let attempts = Attempts::new(Role::Connector, local.clone(), local.clone(), "").ok()?;
+    if matches!(attempts.plan, Plan::Isolated(_) | Plan::StandIn) {
+        return None;
+    }
+    Some(attempts.stripes()).filter(|stripes| !stripes.each.is_empty())
+}
+
+/// Accepts a WIRING that has this end's routes in order, each with its number of queue pairs and a
+/// remote key, and memory of the peer's role.
+///
+/// # Errors
+/// The first difference, with the value found and the value expected.
+pub(crate) fn check_wiring(role: Role, peer: &str, stripes: &Stripes, wiring: &Wiring) -> Result<()> {
+    let refuse = |what: String| Err(Error::Protocol(format!("WIRING of {peer}: {what}")));
+    if let Some(what) = wiring_difference(role.other(), stripes, wiring) {
+        return refuse(what);
+    }
+    let (memory, needed) = (&wiring.memory, written_bytes(stripes.has_mailbox) as u64);
+    if memory.len < needed || memory.addr.checked_add(needed).is_none() {
+        return refuse(format!("{} bytes at {:#x}, expected {needed}", memory.len, memory.addr));
+    }
+    if memory.rkeys.len() != stripes.each.len() {
+        return refuse(format!("{} remote keys for {} routes", memory.rkeys.len(), stripes.each.len()));
+    }
+    Ok(())
+}
+
+/// Returns how the routes of the WIRING of an end, `from`, differ from these stripes in their rails
+/// or their numbers of queue pairs, if they do.
+fn wiring_difference(from: Role, stripes: &Stripes, wiring: &Wiring) -> Option<String> {
+    if wiring.routes.len() != stripes.each.len() {
+        return Some(format!("{} routes, expected {}", wiring.routes.len(), stripes.each.len()));
+    }
+    wiring.routes.iter().zip(&stripes.each).enumerate().find_map(|(i, (found, (route, qps)))| {
+        let pair = (usize::from(found.remote_rail), usize::from(found.local_rail));
+        let expected = (*route.rails.remote(from), *route.rails.local(from));
+        if pair != expected {
+            return Some(format!("route {i} joins our rail and its rail {pair:?}, expected {expected:?}"));
+        }
+        let n = found.qps.len();
+        (n != *qps).then(|| format!("{n} queue pairs for route {i}, expected {qps}"))
+    })
 }

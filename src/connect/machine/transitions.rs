@@ -3,16 +3,16 @@
 use std::time::{Duration, Instant};
 
 use super::attempts::{Attempts, Failure, Next};
-use super::stage::Stage;
-use super::step::Step;
-use super::{AGAIN, Action, BringUp, Keep, Machine, Outcome, wiring};
+use super::{AGAIN, Action, BringUp, Keep, Machine, Outcome, Stage, Step, check_wiring, wiring_difference};
 use crate::error::{Error, Result, wc_status};
-use crate::proto::{Ece, Hello, Message, PORT_CHANGED, Role, SRQ_FAILED, Wiring, written_bytes};
+use crate::proto::{
+    Ece, Hello, Message, NO_ANSWER, PORT_CHANGED, RailSet, Role, SRQ_FAILED, Wiring, written_bytes,
+};
 use crate::route::{Route, is_unrouted};
 use crate::split::Plan;
 
 /// `IBV_WC_RETRY_EXC_ERR`
-const NO_ANSWER: u32 = 12;
+const RETRY_EXC: u32 = 12;
 
 impl Machine {
     /// Handles a message while no local work is in progress.
@@ -150,7 +150,7 @@ impl Machine {
             guess.filter(|guess| {
                 // The memory of a connection with a mailbox is no lie for one without.
                 let other = written_bytes(!stripes.has_mailbox) as u64;
-                guess.memory.len != other && wiring::difference(Role::Connector, &stripes, guess).is_none()
+                guess.memory.len != other && wiring_difference(Role::Connector, &stripes, guess).is_none()
             }),
         ) {
             (_, None) => self.attempt(attempts),
@@ -179,17 +179,24 @@ impl Machine {
                 self.patience = Some(now + wait);
                 let ms = wait.as_millis();
                 self.warn(Some(format!(
-                    "no rail works to {peer}: {table}; the connection waits up to {ms} ms for one (MPIB_CONNECT_TIMEOUT_MS, \
-                     MPIB_FAILOVER_WAIT)"
+                    "no rail works to {peer}; the connection waits up to {ms} ms for one (MPIB_CONNECT_TIMEOUT_MS, \
+                     MPIB_FAILOVER_WAIT): {table}"
                 )));
             }
             Some(until) if now < until => {}
-            _ => return Err(Error::Peer(format!("no rail works to {peer}: {table}"))),
+            _ => return Err(self.no_rail(attempts)),
         }
         self.actions.push_back(Action::Flush);
         self.await_message(None);
         self.stage = Stage::Pause(now + AGAIN);
         Ok(())
+    }
+
+    /// Returns the error of a handshake without a rail that works.
+    fn no_rail(&self, attempts: &Attempts) -> Error {
+        // An unanswered probe has the same causes on every route.
+        let (table, advice) = (attempts.table(), wc_status(RETRY_EXC).advice);
+        Error::Peer(format!("no rail works to {}: {table}. {advice}", self.peer))
     }
 
     /// Lists all ports of the process: the requested ones do not reach the peer, which comes to the
@@ -248,7 +255,7 @@ impl Machine {
     }
 
     fn on_wiring(&mut self, attempts: Attempts, local: Wiring, remote: Wiring) -> Result<()> {
-        wiring::check(self.role, &self.peer, &attempts.stripes(), &remote)?;
+        check_wiring(self.role, &self.peer, &attempts.stripes(), &remote)?;
         let Hello { rails, host, .. } = attempts.remote();
         let (rails, host) = (rails.clone(), host.clone());
         let (retry_until, last) = (self.until - self.config.connect_timeout / 2, attempts.is_last());
@@ -259,7 +266,7 @@ impl Machine {
 
     fn on_brought_up(&mut self, now: Instant, attempts: Attempts, mut wiring: Wiring, eces: &[Option<Ece>]) {
         if self.role == Role::Acceptor {
-            wiring.routes.iter_mut().zip(eces).for_each(|(route, ece)| route.ece = *ece);
+            wiring.set_eces(eces);
             self.send(Message::Wiring(wiring));
         }
         self.send(Message::Ready);
@@ -277,11 +284,10 @@ impl Machine {
         if results.len() != stripes {
             return Err(Error::Internal(format!("{} probes of {stripes}", results.len())));
         }
-        let each = || (0u8..).zip(&results);
-        let mask = each().filter(|(_, r)| r.is_ok()).fold(0, |mask, (i, _)| mask | 1 << i);
-        let reasons = each().filter_map(|(i, r)| Some((i, r.clone().err()?))).collect();
+        let works: RailSet = (0..stripes).filter(|i| results[*i].is_ok()).collect();
+        let reasons = (0..).zip(&results).filter_map(|(i, r)| Some((i, r.clone().err()?))).collect();
         let accepts = self.accepts(&results);
-        self.send(Message::Probed { mask, reasons, accepts });
+        self.send(Message::Probed { mask: works.bits(), reasons, accepts });
         self.expect("PROBED", now, Duration::ZERO);
         self.stage = Stage::Probed(attempts, results);
         Ok(())
@@ -311,11 +317,12 @@ impl Machine {
             );
             return Err(Error::Protocol(what));
         }
-        if n < 8 && mask >> n != 0 {
-            return Err(Error::Protocol(format!("{} probed rails {mask:#010b} of {n}", self.peer)));
+        let theirs = RailSet::from_bits(mask);
+        if !RailSet::first(n).includes(theirs) {
+            return Err(Error::Protocol(format!("{} probed rails {theirs} of {n}", self.peer)));
         }
         let (routes, each) = (attempts.current().to_vec(), n / attempts.current().len().max(1));
-        let remote = |i: usize| mask >> i & 1 == 1;
+        let remote = |i: usize| theirs.contains(i);
         let good = |i: &usize| results[*i].is_ok() && remote(*i);
         // A route works if each of its stripes does.
         let stripes = |route: usize| route * each..(route + 1) * each;
@@ -326,13 +333,14 @@ impl Machine {
             let reason = |i| reasons.iter().find(|(r, _)| usize::from(*r) == i).map(|(_, why)| why.clone());
             let remote = failed.filter(|i| !remote(*i));
             let reported = remote.map(|i| reason(i).unwrap_or_else(|| "no reason".to_owned()));
-            let changed = local.iter().chain(&reported).any(|why| why.starts_with(PORT_CHANGED));
+            let begins = |with: &str| local.iter().chain(&reported).any(|why| why.starts_with(with));
+            let (changed, silent) = (begins(PORT_CHANGED), begins(NO_ANSWER));
             let unrouted = local.iter().chain(&reported).any(|why| is_unrouted(why));
             let of_acceptor = if self.role == Role::Acceptor { &local } else { &reported };
             let srq = of_acceptor.as_ref().is_some_and(|why| why.starts_with(SRQ_FAILED));
             let remote = reported.map(|reason| format!("reported by the peer: {reason}"));
             let why = [local, remote].into_iter().flatten().collect::<Vec<_>>().join("; ");
-            Failure { why, unrouted, srq, changed }
+            Failure { why, unrouted, srq, changed, silent }
         };
         match attempts.conclude(&works, why) {
             Next::Keep(kept) => {
@@ -362,9 +370,7 @@ impl Machine {
             Next::List if now < self.until => self.list_others(now, attempts),
             Next::GiveUp if attempts.may_wait() => return self.wait_for_rail(now, &attempts),
             Next::Retry | Next::List | Next::GiveUp => {
-                // An unanswered probe has the same causes on every route.
-                let (table, advice) = (attempts.table(), wc_status(NO_ANSWER).advice);
-                return Err(Error::Peer(format!("no rail works to {}: {table}. {advice}", self.peer)));
+                return Err(self.no_rail(&attempts));
             }
         }
         Ok(())

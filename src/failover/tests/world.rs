@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use super::{Bounds, Rule};
 use crate::failover::{Held, Posted, Receiver, ReceiverAction, ReceiverWorked, Sender, SenderAction, Stream};
 use crate::proto::{
-    Arrivals, Attempt, LinkLayer, Message, Mtu, NewRails, RailInfo, RailRole, RailSet, Replay, Sequence,
-    Step, rails,
+    Arrivals, Attempt, LinkLayer, Memory, Message, Mtu, NewRails, Offer, RailInfo, RailRole, RailSet, Replay,
+    Sequence, Step, Wiring, rails,
 };
 
 /// Groups in flight.
@@ -843,7 +843,9 @@ fn renumbered(stream: &Stream) -> impl Fn(Message) -> Message + use<> {
 }
 
 pub(in crate::failover) fn new_rails(attempt: Attempt, which: RailSet) -> NewRails {
-    NewRails { attempt, rails: which.bits(), port: port(), routes: Vec::new(), rkeys: Vec::new() }
+    let memory = Memory { addr: 0, len: 0, rkeys: Vec::new() };
+    let offer = Offer { port: port(), wiring: Wiring { routes: Vec::new(), memory } };
+    NewRails { attempt, rails: which.bits(), offer }
 }
 
 fn port() -> RailInfo {

@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Fast};
 use crate::failover::ReceiverWorked;
-use crate::proto::{Message, NewRails, RailSet};
-use crate::transport::rail_maker::{Goal, Offer};
+use crate::proto::{Message, NewRails, Offer, RailSet};
+use crate::transport::failback::Goal;
 use crate::transport::recv::RecvState;
 
 impl RecvState {
@@ -15,8 +15,8 @@ impl RecvState {
     /// Makes queue pairs, and connects them to the sender's.
     pub(super) fn make(&mut self, request: NewRails) -> Fast<()> {
         let which = RailSet::from_bits(request.rails);
-        let peer = Offer { port: request.port, routes: request.routes, rkeys: request.rkeys };
-        let begun = self.comm.begin_attempt(which, [Goal::Made, Goal::Joined(peer)]);
+        let joined = Goal::Joined(Box::new(request.offer));
+        let begun = self.comm.begin_attempt(which, [Goal::Made, joined]);
         begun.or_else(|e| self.attempt_failed(&e))
     }
 
@@ -38,11 +38,11 @@ impl RecvState {
     }
 
     /// Sends REBUILT once the queue pairs are connected. Uses the rails once the probes have arrived.
-    fn attempt_worked(&mut self, Offer { port, routes, rkeys }: Offer) -> Fast<()> {
+    fn attempt_worked(&mut self, offer: Offer) -> Fast<()> {
         match self.recovery.worked() {
             ReceiverWorked::Nothing => Ok(()),
             ReceiverWorked::Made(attempt, which) => {
-                let answer = NewRails { attempt, rails: which.bits(), port, routes, rkeys };
+                let answer = NewRails { attempt, rails: which.bits(), offer };
                 self.comm.send_message(Message::Rebuilt(answer))
             }
             ReceiverWorked::Use(which) => self.use_rails(which),

@@ -1,8 +1,8 @@
 //! The sender's work to bring dead rails back: it begins the attempts. Traffic goes on meanwhile.
 
 use crate::error::{Error, Fast};
-use crate::proto::{NewRails, RailSet};
-use crate::transport::rail_maker::{Goal, Offer};
+use crate::proto::{NewRails, Offer, RailSet};
+use crate::transport::failback::Goal;
 use crate::transport::send::SendState;
 
 impl SendState {
@@ -32,9 +32,8 @@ impl SendState {
     }
 
     /// Sends REBUILD once the queue pairs are made, and PROVED once the probes have arrived.
-    fn attempt_worked(&mut self, Offer { port, routes, rkeys }: Offer) -> Fast<()> {
-        let rebuild =
-            |attempt, which: RailSet| NewRails { attempt, rails: which.bits(), port, routes, rkeys };
+    fn attempt_worked(&mut self, offer: Offer) -> Fast<()> {
+        let rebuild = |attempt, which: RailSet| NewRails { attempt, rails: which.bits(), offer };
         self.recovery.worked(rebuild).map_or(Ok(()), |message| self.comm.send_message(message))
     }
 
@@ -45,8 +44,8 @@ impl SendState {
 
     /// Connects the new queue pairs to the receiver's, and probes.
     pub(super) fn join(&mut self, answer: NewRails) {
-        let peer = Offer { port: answer.port, routes: answer.routes, rkeys: answer.rkeys };
-        let continued = self.comm.continue_attempt([Goal::Joined(peer), Goal::Proved]);
+        let joined = Goal::Joined(Box::new(answer.offer));
+        let continued = self.comm.continue_attempt([joined, Goal::Proved]);
         continued.unwrap_or_else(|e| self.attempt_failed(&e));
     }
 }

@@ -6,4 +6,5 @@ mod doorbells;
 mod modes;
 mod qp_attributes;
 mod retries;
+mod silent_paths;
 mod simultaneous_connect;

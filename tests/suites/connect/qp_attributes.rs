@@ -7,7 +7,7 @@ use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::pair::{Pair, both_fail, connect, init, until};
 use mpib_tests::table::{Table, newest, set_traffic_class, table};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{NO_WAIT, here, isolated, mpib};
 use softverbs::QpAttributes;
 
 /// `IBV_QPS_RTR`
@@ -323,8 +323,8 @@ fn a_probe_waits_as_long_as_the_settings_say() {
         if mpib_tests::is_child(here!()) && std::env::var("TEST_CASE").unwrap() != case {
             continue;
         }
-        let env =
-            [&limits[..], &[("SOFTVERBS_DEVICES", devices), ("MPIB_ROUTE", "strict"), ("TEST_CASE", &case)]];
+        let more = [("SOFTVERBS_DEVICES", devices), ("MPIB_ROUTE", "strict"), NO_WAIT, ("TEST_CASE", &case)];
+        let env = [&limits[..], &more];
         isolated(here!(), &env.concat(), || {
             let (table, ctx) = (newest(), init(newest()));
             let mut handle = [0; 128];

@@ -78,11 +78,13 @@ fn a_listener_that_dies_before_it_answers() {
     });
 }
 
-//= faults.md: 2: the connector dies in the handshake: accept fails once, the next peer gets in
+//= faults.md: 2: the connector dies in the handshake: accept waits for another handshake, then fails once
 //= reach.md: a failed handshake fails accept unless another is in progress
 #[test]
 fn a_connector_that_dies_in_the_handshake() {
-    with_short_retries(here!(), |table, ctx| {
+    isolated(here!(), &mpib("512", &[("MPIB_CONNECT_TIMEOUT_MS", "5000")]), || {
+        let table = newest();
+        let ctx = init(table);
         let mut handle = [0; 128];
         let (rc, listen) = table.listen(ctx, 0, &mut handle);
         assert_eq!(rc, Success);
@@ -98,14 +100,14 @@ fn a_connector_that_dies_in_the_handshake() {
         });
         assert_eq!(answer, "ok");
         peer.kill();
-        // No other connector would come: NCCL makes one for each listener.
+        // Something on the way may have closed the connection. No other handshake comes.
         let code = until("the handshake to fail", || {
             let (rc, comm) = table.accept(listen);
             assert!(comm.is_null());
             (rc != Success).then_some(rc)
         });
         assert_eq!(code, RemoteError);
-        warned(&peer, &["accept", "did its process end?", "WIRING"]);
+        warned(&peer, &["accept", "did its process end?", "WIRING", "no other handshake came"]);
         // The listener still works.
         let mut second = Peer::start();
         second.say(&format!("connect {}", word(&handle)));

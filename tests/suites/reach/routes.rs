@@ -5,13 +5,13 @@ use mpib_tests::code::{Code, InvalidUsage, RemoteError};
 use mpib_tests::hosts::watch::{Count, INFO, WARN, adapters, log};
 use mpib_tests::hosts::{Hosts, Topology, on_hosts};
 use mpib_tests::peer::Peer;
-use mpib_tests::{SHORT, here};
+use mpib_tests::{NO_WAIT, SHORT, here};
 
 type Env<'a> = Vec<(&'a str, &'a str)>;
 
 /// A process on a host, with these devices.
 fn start(hosts: &Hosts, host: &str, devices: &str, env: &[(&str, &str)]) -> Peer {
-    let all: Env<'_> = [&[("SOFTVERBS_DEVICES", devices)], env].concat();
+    let all: Env<'_> = [&[("SOFTVERBS_DEVICES", devices), NO_WAIT], env].concat();
     hosts.peer(host, &all)
 }
 
@@ -187,7 +187,7 @@ fn with_subnet_a_pair_without_a_common_one_is_refused_with_the_way_out() {
         // Nothing passes on what is for others, which the probe finds.
         let env = [("MPIB_ROUTE", "any"), SHORT[0], SHORT[1]];
         let [mut x, mut y] = ends.map(|(host, devices)| start(&hosts, host, devices, &env));
-        let row = "soft0:1 (10.0.1.1/24) to soft0:1 (10.0.3.3/24), no common subnet: the probe failed";
+        let row = "soft0:1 (10.0.1.1/24) to soft0:1 (10.0.3.3/24), no common subnet: nothing answers: the probe failed";
         refused(&mut x, &mut y, (0, 0), RemoteError, &["no rail works to", row, "ping -I"]);
         // Where something does, it is a route.
         let routed = [("a", "soft0:addr=10.0.1.1/16"), ("c", "soft0:addr=10.0.3.3/16")];
@@ -232,7 +232,8 @@ fn the_probe_finds_the_truth_where_addresses_do_not_tell_it() {
                 let lines = instead(&lines);
                 assert_eq!(lines.len(), times, "{lines:?}");
                 for line in lines {
-                    let row = "soft0:1 (10.0.1.1/16) to soft0:1 (10.0.2.2/16): the probe failed";
+                    let row =
+                        "soft0:1 (10.0.1.1/16) to soft0:1 (10.0.2.2/16): nothing answers: the probe failed";
                     let chosen = "goes from soft1:1 (10.0.2.1/16) to soft0:1 (10.0.2.2/16)";
                     assert!(line.0 == WARN && line.1.contains(row) && line.1.contains(chosen), "{line:?}");
                 }
@@ -263,8 +264,9 @@ fn if_nothing_works_every_pair_is_reported_with_its_reason() {
             ]
             .map(|(x, y)| format!("soft{x} to soft{y}, no common subnet: {why}"))
         };
-        let rows =
-            rows("the probe failed: the peer did not acknowledge, however often it was tried (status=12");
+        let rows = rows(
+            "nothing answers: the probe failed: the peer did not acknowledge, however often it was tried (status=12",
+        );
         let parts: Vec<&str> =
             ["no rail works to"].into_iter().chain(rows.iter().map(String::as_str)).collect();
         refused(&mut a, &mut b, (0, 0), RemoteError, &parts);

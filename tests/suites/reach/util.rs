@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use mpib_tests::NO_WAIT;
 use mpib_tests::code::{Code, RemoteError};
 use mpib_tests::hosts::watch::{Count, INFO, WARN, adapters, log};
 use mpib_tests::hosts::{Hosts, Topology, exchange};
@@ -87,7 +88,7 @@ impl Reach {
                 .iter()
                 .copied()
                 .chain(own)
-                .chain([("SOFTVERBS_DEVICES", devices.as_str())])
+                .chain([("SOFTVERBS_DEVICES", devices.as_str()), NO_WAIT])
                 .collect();
             hosts.peer(host, &env)
         };

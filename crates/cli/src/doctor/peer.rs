@@ -159,6 +159,8 @@ pub(super) fn only(port: &str) -> Vec<(String, Option<String>)> {
         ("MPIB_ROUTE", Some("strict".into())),
         ("MPIB_PROBE_TIMEOUT_MS", Some("3000".into())),
         ("MPIB_CONNECT_TIMEOUT_MS", Some("10000".into())),
+        // A route that does not work is a result.
+        ("MPIB_FAILOVER_WAIT", Some("0".into())),
         ("MPIB_HCA_SOUT", None),
         ("MPIB_HCA_SUP", None),
         ("MPIB_MODE", None),

@@ -14,7 +14,7 @@ use super::scenario::{Dice, How, PATIENCE, Scenario};
 use super::wirings::{fits, wiring};
 use crate::connect::machine::{Action, BringUp, Keep, Machine, Member, Outcome, Stripes, expected_stripes};
 use crate::error::Error;
-use crate::proto::{Ends, Hello, Message, Role, SRQ_FAILED};
+use crate::proto::{Ends, Hello, Message, NO_ANSWER, Role, SRQ_FAILED};
 use crate::route::Route;
 
 /// Polls of one end, at most.
@@ -343,7 +343,7 @@ impl Sim<'_> {
                         Some(How::Refused | How::Doubted) if !node.last => {
                             Err("no route from here to there".to_owned())
                         }
-                        Some(How::Silent | How::Refused) => Err("no answer".to_owned()),
+                        Some(How::Silent | How::Refused) => Err(format!("{NO_ANSWER}the probe failed")),
                         Some(How::Srq) if !node.without_srq.contains(route) => Err(match node.role {
                             Role::Acceptor => format!("{SRQ_FAILED}status=2"),
                             Role::Connector => "status=11".to_owned(),
@@ -364,8 +364,8 @@ impl Sim<'_> {
                 node.results.fill(Err("too late".into()));
                 node.work = Work::Probe(Some(self.now));
             }
-            (Action::Abandon(mask), Work::Probe(ends)) => {
-                let excluded = |i: usize| mask >> i & 1 == 1;
+            (Action::Abandon(which), Work::Probe(ends)) => {
+                let excluded = |i: usize| which.contains(i);
                 for (i, result) in node.results.iter_mut().enumerate().filter(|(i, _)| excluded(*i)) {
                     *result = Err(format!("stripe {i} is abandoned"));
                 }

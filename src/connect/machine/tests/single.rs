@@ -204,7 +204,7 @@ fn a_mask_with_absent_routes_is_refused() {
     let mut connector = End::new(false);
     connector.reach_probed();
     connector.receive(Message::Probed { mask: 7, reasons: Vec::new(), accepts: false });
-    assert_eq!(connector.failure(), "protocol error: node7 probed rails 0b00000111 of 2");
+    assert_eq!(connector.failure(), "protocol error: node7 probed rails 0b111 of 2");
 }
 
 /// With `MPIB_STRICT=1` the peer's READY may come before the first hint, and does not establish the
