@@ -6,8 +6,8 @@ use std::sync::Arc;
 use mio::Token;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::bounds::{Seat, Seats};
 use super::link::Link;
-use super::seats::{Seat, Seats};
 
 /// Most channels that may wait for `try_accept`, and most tokens that are remembered.
 pub(super) const WAITING_MAX: usize = 64;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use mio::Token;
 
 use super::attempt::Opening;
+use super::bounds::Seat;
 use super::connector::Connector;
 use super::end::ChannelState;
 use super::link::{Link, encoded};
@@ -15,7 +16,6 @@ use super::options::Tolerance;
 use super::reactor::{Control, Reactor};
 use super::redial_listener::RedialListener;
 use super::redial_terms::{RedialTerms, random};
-use super::seats::Seat;
 use super::sockets::Entry;
 use super::targets::Targets;
 use crate::error::Result;

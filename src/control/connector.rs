@@ -10,9 +10,9 @@ use mio::Token;
 
 use super::attempt::{Attempt, Opening, Outcome};
 use super::end::ChannelState;
-use super::known_addresses::KnownAddresses;
 use super::link::{Link, PROOF_WAITS};
 use super::sockets::{Entry, Sockets};
+use super::targets::KnownAddresses;
 use super::targets::{Target, Targets};
 use crate::proto::{Addr, Role};
 
