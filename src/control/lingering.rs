@@ -2,16 +2,14 @@
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
 use mio::net::TcpStream;
 
-use super::link::{Link, LinkStatus};
-use super::socket::Stream;
-use super::sockets::{Answer, BOTH, Entry, Sockets};
-use crate::proto::{Message, Role};
+use super::sockets::{BOTH, Entry, Sockets};
+use super::wire::{Wire, encoded};
+use crate::proto::Message;
 
 /// How long a closed channel waits until its peer has read what is left, and has closed too.
 const LINGER: Duration = Duration::from_secs(2);
@@ -24,7 +22,7 @@ const FIRST_LOOK: Duration = Duration::from_millis(20);
 /// A connection that has sent its last frame, and waits until the peer has read it and closed.
 #[derive(Debug)]
 pub(super) struct Lingering {
-    link: Arc<Link>,
+    wire: Wire,
     /// Bytes that are not sent.
     left: usize,
     until: Instant,
@@ -36,52 +34,40 @@ impl Sockets {
     /// Sends a BYE, and closes the channel once all is sent and the peer has closed. A channel that
     /// is not connected is closed at once.
     pub(super) fn close(&mut self, token: Token) {
-        if let Some(Entry::Link(link)) = self.entries.get(&token) {
-            let link = Arc::clone(link);
-            self.entries.remove(&token);
-            self.ended(token, &link);
-            // The peer closes at about the same time, and its BYE would wake the thread.
-            let unwatched = link.with_stream(|stream, _| self.unwatch(stream)).is_ok();
-            link.send_bye();
-            let all_sent = link.unsent() == 0;
-            if unwatched && !all_sent {
-                // If it fails, the connection ends after the time to linger.
-                let _ = link.with_stream(|stream, _| self.established.register(stream, token, BOTH));
-            }
-            let pause = (unwatched && all_sent).then_some(FIRST_LOOK);
-            let entry = self.linger(token, link, pause);
-            self.put_back(token, entry);
-        } else {
-            self.remove(token);
+        let wire = match self.entries.get(&token) {
+            Some(Entry::Link(link)) => link.leave(),
+            _ => None,
+        };
+        self.remove(token);
+        // A BYE always encodes.
+        let (Some(mut wire), Ok(bye)) = (wire, encoded(&Message::Bye)) else { return };
+        // The peer closes at about the same time, and its BYE would wake the thread.
+        let unwatched = self.unwatch(&mut wire.stream).is_ok();
+        wire.append(bye);
+        wire.write();
+        let all_sent = wire.unsent() == 0;
+        if unwatched && !all_sent {
+            // If it fails, the connection ends after the time to linger.
+            let _ = self.established.register(&mut *wire.stream, token, BOTH);
         }
+        let pause = (unwatched && all_sent).then_some(FIRST_LOOK);
+        let entry = self.linger(token, wire, pause);
+        self.put_back(token, entry);
     }
 
-    /// Sends `last` on an accepted connection, behind the answer to its first frame if that can be
-    /// given, and keeps the connection until the peer has read that.
+    /// Sends `last` on an accepted connection, behind what is queued, and keeps the connection until
+    /// the peer has read that.
     pub(super) fn refuse(
         &mut self,
         token: Token,
-        (stream, addr): (Stream, SocketAddr),
-        answer: Option<Answer>,
+        (mut wire, addr): (Wire, SocketAddr),
         last: &Message,
     ) -> Option<Entry> {
-        let link = match answer {
-            Some(Answer { session, welcome, early }) => {
-                let link = Link::with_redial(None);
-                link.secure(&session, Role::Acceptor, Some(early)).ok()?;
-                link.enqueue_first(&welcome);
-                link
-            }
-            None => Link::unauthenticated(),
-        };
+        wire.append(encoded(last).ok()?);
         // It counts as half open until it ends. It belongs to no listener: NCCL may close that while
         // the peer reads.
         self.add_half_open(token, token, addr);
-        let link = Arc::new(link);
-        link.establish(stream, addr, Vec::new());
-        // The peer may have closed.
-        let _ = link.send(last);
-        self.linger(token, link, None)
+        self.linger(token, wire, None)
     }
 
     /// Ends the events of a connection, which is registered with one of the two.
@@ -90,9 +76,9 @@ impl Sockets {
         established.or_else(|_| self.handshakes.registry().deregister(stream))
     }
 
-    /// Keeps `link` until the peer has read its last frame.
-    fn linger(&mut self, token: Token, link: Arc<Link>, pause: Option<Duration>) -> Option<Entry> {
-        let lingering = Lingering { link, left: usize::MAX, until: Instant::now(), pause };
+    /// Keeps `wire` until the peer has read its last frame.
+    fn linger(&mut self, token: Token, wire: Wire, pause: Option<Duration>) -> Option<Entry> {
+        let lingering = Lingering { wire, left: usize::MAX, until: Instant::now(), pause };
         lingering.advance(token, self)
     }
 }
@@ -100,16 +86,16 @@ impl Sockets {
 impl Lingering {
     /// Extends the time whenever the peer has read something.
     pub(super) fn advance(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
-        if self.link.discard() == LinkStatus::Closed {
+        if self.wire.discard() {
             return self.end(me, sockets);
         }
-        let left = self.link.unsent();
+        let left = self.wire.unsent();
         if left < self.left {
             self.left = left;
             if left == 0 {
                 // Two ends that close at the same time both wait: each finds the other's end by this.
                 // It fails only if the connection has ended.
-                let _ = self.link.with_stream(|stream, _| stream.shutdown(Shutdown::Write));
+                let _ = self.wire.stream.shutdown(Shutdown::Write);
             }
             self.until = Instant::now() + LINGER;
             sockets.wake_at(self.until, me);
@@ -125,8 +111,8 @@ impl Lingering {
         Some(Entry::Lingering(self))
     }
 
-    fn end(&self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
-        self.link.abort();
+    fn end(self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
+        self.wire.hang_up();
         sockets.half_open.remove(me);
         None
     }

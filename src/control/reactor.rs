@@ -20,8 +20,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::bounds::Seats;
 use super::interfaces::{Interface, Interfaces};
-use super::news::Call;
-use super::redial_listener::SharedListener;
+use super::link::Call;
+use super::redial::SharedListener;
 use super::sockets::{FrameCounts, HANDSHAKES, Sockets, WAKER};
 use super::targets::{self, KnownAddresses};
 use crate::background;

@@ -1,7 +1,7 @@
 //! The order in which a connector tries the addresses of a handle: what it knows of the listener's
 //! host, and of its own.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -22,8 +22,6 @@ const GROUP_STAGGER: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub(super) addr: SocketAddr,
-    /// Not before this.
-    pub(super) from: Instant,
     /// Not before this while others are in progress.
     pub(super) next_at: Instant,
 }
@@ -31,7 +29,7 @@ pub(super) struct Target {
 /// The addresses of a handle that a connector tries, in order.
 #[derive(Debug)]
 pub(super) struct Targets {
-    pub(super) targets: VecDeque<Target>,
+    pub(super) targets: Vec<Target>,
     /// Those that lead to this host although the listener is on another one.
     pub(super) skipped: Vec<SocketAddr>,
 }
@@ -49,9 +47,9 @@ impl Targets {
         let skips = |ip| leads_here(ip, handle.host(), here, local);
         let worked = worked.filter(|ip| !skips(*ip)).map(|ip| SocketAddr::new(ip, handle.port()));
         let mut next_at = now;
-        let mut targets = VecDeque::new();
+        let mut targets = Vec::new();
         let mut push = |addr, pause| {
-            targets.push_back(Target { addr, from: now, next_at });
+            targets.push(Target { addr, next_at });
             next_at += pause;
         };
         worked.into_iter().for_each(|addr| push(addr, GROUP_STAGGER));

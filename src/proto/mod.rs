@@ -65,6 +65,7 @@ pub(crate) use message::{NO_ROUTE, NOT_TRIED, PORT_CHANGED, SRQ_FAILED};
 pub(crate) use rail_set::RailSet;
 pub use record::RECORD_BYTES;
 pub(crate) use record::{Record, RecordError};
+pub(crate) use redial::MAX_CALLBACK_ADDRS;
 pub use redial::{Callback, Redial};
 pub use release::Release;
 pub use role::RailRole;

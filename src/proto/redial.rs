@@ -8,7 +8,7 @@ use super::wire::{DecodeError, Reader, Writer};
 use super::{Addr, ListenerId, Nonce, Role, Secret, TAG_BYTES, Tag, same_tag};
 
 /// Most addresses of a CALLBACK.
-const MAX_ADDRS: usize = 16;
+pub(crate) const MAX_CALLBACK_ADDRS: usize = 16;
 
 /// Where the process of an end accepts connections that replace a broken one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ pub struct Redial {
 impl Callback {
     pub(super) fn write(&self, out: &mut Writer) -> Result<(), DecodeError> {
         out.bytes(&self.id).u16(self.port);
-        out.list(&self.addrs, MAX_ADDRS, "addresses", |out, addr| {
+        out.list(&self.addrs, MAX_CALLBACK_ADDRS, "addresses", |out, addr| {
             match addr.ip() {
                 IpAddr::V4(ip) => out.u8(4).u8(addr.prefix()).bytes(&ip.octets()),
                 IpAddr::V6(ip) => out.u8(6).u8(addr.prefix()).bytes(&ip.octets()),
@@ -59,7 +59,7 @@ impl Callback {
         if port == 0 {
             return Err(DecodeError::Range { what: "port", found: 0, expected: "1 to 65535" });
         }
-        let addrs = from.list(MAX_ADDRS, "addresses", read_addr)?;
+        let addrs = from.list(MAX_CALLBACK_ADDRS, "addresses", read_addr)?;
         Ok(Self { id, port, addrs, ended: from.array("hash of the end")? })
     }
 }

@@ -238,10 +238,11 @@ fn a_killed_process_is_lost_though_its_child_lives() {
     });
 }
 
-/// Its host sends a RST: that is no death, until the host refuses to connect.
-//= reach.md: the death of a process is known at once
+/// Its host sends a RST: that is no death, even if the host then refuses to connect. The owner of the
+/// channel, who decides how long to wait, can name it.
+//= protocol.md: dialling again: no failed dial is the end of the process
 #[test]
-fn a_process_killed_with_unread_bytes_is_lost() {
+fn a_process_killed_with_unread_bytes_is_dialled_again_in_vain() {
     isolated_with(here!(), &[], forks_and_stays, || {
         let (mut peer, _child, channel) = parent();
         let events = Events::of(&channel);
@@ -249,9 +250,12 @@ fn a_process_killed_with_unread_bytes_is_lost() {
         channel.send(&numbered(1)).unwrap();
         until_acknowledged(&channel);
         peer.kill();
-        assert_eq!(events.wait(ChannelEvent::Ended), [ChannelEvent::Broken, ChannelEvent::Ended]);
-        let text = channel.try_recv().unwrap_err().to_string();
-        assert!(text.contains("refuses connections to the process: did its process end?"), "{text}");
+        assert_eq!(events.wait(ChannelEvent::Broken), [ChannelEvent::Broken]);
+        let text = until("a dial that is refused", || {
+            channel.broken().map(|(_, why)| why).filter(|why| why.contains("refused"))
+        });
+        assert!(text.contains("did its process end?; dialled again: "), "{text}");
+        assert_eq!(channel.state(), ChannelState::Broken);
     });
 }
 

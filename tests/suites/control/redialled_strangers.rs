@@ -254,26 +254,33 @@ fn the_new_connection_begins_with_a_whole_frame() {
     until("the loss", || (channel.state() == ChannelState::Lost).then_some(()));
 }
 
-/// The connector's host refuses: it is dead. One that does not answer may be alive.
-//= protocol.md: dialling again: refusals of the established address are the end of the process
+/// However often it refuses, and if nobody answers there.
+//= protocol.md: dialling again: no failed dial is the end of the process
 #[test]
-fn refusals_of_the_established_address_are_death_and_silence_is_not() {
+fn neither_refusals_nor_silence_end_a_broken_connection() {
     let listener = listen();
     let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-    let alive = known(&listener, silent.local_addr().unwrap().port());
-    let dead = known(&listener, free);
-    reset(&alive.peer.stream);
-    reset(&dead.peer.stream);
-    until("the loss", || (dead.channel.state() == ChannelState::Lost).then_some(()));
-    assert_eq!(alive.channel.state(), ChannelState::Broken);
-    let (_, why) = alive.channel.broken().unwrap();
-    assert!(why.contains("the connection broke"), "{why}");
-    // It is asked to dial.
-    let (mut asked, _) = silent.accept().unwrap();
-    let Message::Redial(redial) = read_plain(&mut asked) else { panic!("no REDIAL") };
-    assert_eq!((redial.id, redial.from), ([9; 8], Role::Acceptor));
-    // What is sent meanwhile is lost, and no error.
-    alive.channel.send(&Message::Ready).unwrap();
-    assert_eq!(alive.channel.received().unwrap(), None);
+    let asked = known(&listener, silent.local_addr().unwrap().port());
+    let refused = known(&listener, free);
+    reset(&asked.peer.stream);
+    reset(&refused.peer.stream);
+    // It is asked to dial, again and again. Meanwhile the other dials in vain.
+    let mut attempts = Vec::new();
+    for _ in 0..4 {
+        let (mut attempt, _) = silent.accept().unwrap();
+        let Message::Redial(redial) = read_plain(&mut attempt) else { panic!("no REDIAL") };
+        assert_eq!((redial.id, redial.from), ([9; 8], Role::Acceptor));
+        attempts.push(attempt);
+    }
+    for known in [&asked, &refused] {
+        assert_eq!(known.channel.state(), ChannelState::Broken);
+        let (_, why) = known.channel.broken().unwrap();
+        assert!(why.contains("the connection broke"), "{why}");
+        // What is sent meanwhile is lost, and no error.
+        known.channel.send(&Message::Ready).unwrap();
+        assert_eq!(known.channel.received().unwrap(), None);
+    }
+    let (_, why) = refused.channel.broken().unwrap();
+    assert!(why.contains("dialled again: 127.0.0.1:") && why.contains("refused"), "{why}");
 }
