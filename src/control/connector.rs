@@ -186,7 +186,7 @@ struct Failure {
 }
 
 impl Dialer {
-    /// Makes the one of `targets`, none of which is dialled before `from`.
+    /// Makes the one of `targets`, and dials nothing before `from`.
     pub(super) fn new(
         targets: Vec<Target>,
         from: Instant,
@@ -283,20 +283,6 @@ impl Dialer {
     pub(super) fn failures(&self) -> Vec<String> {
         let failed = self.addresses.iter().filter_map(|a| Some((a.addr, a.failure.as_ref()?)));
         failed.map(|(addr, failure)| format!("{addr}: {}", failure.why)).collect()
-    }
-
-    /// Dials each address again at `at`, as if none had failed.
-    pub(super) fn begin_again(&mut self, at: Instant, stagger: Duration, sockets: &mut Sockets) {
-        self.end_attempts(sockets);
-        for (n, address) in (0..).zip(&mut self.addresses) {
-            (address.from, address.next_at, address.failures) = (at, at + stagger * n, 0);
-        }
-    }
-
-    /// Dials the addresses now that would wait.
-    pub(super) fn hurry(&mut self) {
-        let now = Instant::now();
-        self.addresses.iter_mut().for_each(|a| a.from = a.from.min(now));
     }
 
     /// Ends the attempts in progress.

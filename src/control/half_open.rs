@@ -32,6 +32,8 @@ pub(super) struct HalfOpen {
     read: Vec<u8>,
     /// What the first look has found, if that was a whole frame.
     found: Option<Verdict>,
+    /// Until when another connection with the same HELLO may prove itself.
+    waits_until: Option<Instant>,
 }
 
 /// With which message the peers of a listener begin.
@@ -77,8 +79,8 @@ impl HalfOpen {
         first: FirstFrame,
         until: Instant,
     ) -> Self {
-        let (read, found) = (Vec::new(), None);
-        Self { listener, stream, addr, secret, first, until, read, found }
+        let (read, found, waits_until) = (Vec::new(), None, None);
+        Self { listener, stream, addr, secret, first, until, read, found, waits_until }
     }
 
     /// Reads what has come with the connection.
@@ -108,11 +110,12 @@ impl HalfOpen {
         sockets.half_open.remove(me);
         match verdict {
             Verdict::Hello(hello, len) => {
-                if !is_new {
+                let entry = self.admit(me, hello, len, sockets);
+                if matches!(entry, Some(Entry::Link(_))) && !is_new {
                     // More may have come behind the HELLO. A new socket's first event is still due.
                     sockets.again(me);
                 }
-                self.admit(me, hello, len, sockets)
+                entry
             }
             Verdict::Redial(redial, len) => self.resume(me, &redial, len, sockets),
             // Accept fails: the claim covers the version.
@@ -150,7 +153,7 @@ impl HalfOpen {
     }
 
     /// Answers a peer of this listener. Its messages may be read before it has proved itself.
-    fn admit(self, me: Token, hello: Hello, len: usize, sockets: &mut Sockets) -> Option<Entry> {
+    fn admit(mut self, me: Token, hello: Hello, len: usize, sockets: &mut Sockets) -> Option<Entry> {
         let connector = hello.claim.token;
         let acceptor = sockets.acceptor(self.listener)?;
         match acceptor.admission(&connector) {
@@ -162,7 +165,9 @@ impl HalfOpen {
             Admission::Beside(until) => {
                 // Its HELLO has come, but it waits like one without.
                 sockets.add_half_open(me, self.listener, self.addr);
-                sockets.wake_at(until, me);
+                if self.waits_until.replace(until) != Some(until) {
+                    sockets.wake_at(until, me);
+                }
                 return Some(Entry::HalfOpen(self));
             }
             Admission::First => {}
@@ -258,12 +263,14 @@ impl HalfOpen {
     }
 
     fn examine_redial(&self) -> Verdict {
-        let Some(frame) = self.read.get(..REDIAL_BYTES) else { return Verdict::Wait };
-        match (Peeked::at(frame), Message::decode(&frame[HEADER_BYTES..])) {
-            (Ok(Peeked::Whole { .. }), Ok(Message::Redial(redial))) if redial.id == *self.secret.id() => {
-                Verdict::Redial(redial, REDIAL_BYTES)
-            }
-            _ => Verdict::Stranger("it began with no REDIAL to this process".into()),
+        let len = match Peeked::at(&self.read) {
+            Ok(Peeked::Whole { len }) => HEADER_BYTES + len,
+            Ok(Peeked::Partial) if self.read.len() < REDIAL_BYTES => return Verdict::Wait,
+            Ok(Peeked::Partial) | Err(_) => return Verdict::Stranger("it began with no REDIAL".into()),
+        };
+        match Message::decode(&self.read[HEADER_BYTES..len]) {
+            Ok(Message::Redial(redial)) if redial.id == *self.secret.id() => Verdict::Redial(redial, len),
+            _ => Verdict::Stranger("it began with no REDIAL for this process".into()),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::channel::{ChannelEvent, ChannelState, News};
-use super::redial::{RedialId, RedialTerms};
+use super::redial::RedialTerms;
 use super::socket::canonical;
 use super::wire::{Rest, Wire, Wrong, encoded};
 use crate::error::{Error, Result};
@@ -211,7 +211,7 @@ impl Link {
                 return None;
             }
         };
-        inner.peer = wire.addrs().1.or(inner.peer);
+        inner.peer = wire.peer().or(inner.peer);
         let open = Phase::Open { wire, resumed: Some(Instant::now()) };
         self.enter(&mut inner, open, ChannelEvent::Resumed).into_iter().for_each(Wire::abandon);
         broke
@@ -259,7 +259,7 @@ impl Link {
     }
 
     pub(super) fn local(&self) -> Option<SocketAddr> {
-        self.lock().phase.wire()?.addrs().0
+        self.lock().phase.wire()?.local()
     }
 
     pub(super) fn describe(&self) -> String {
@@ -324,12 +324,7 @@ impl Link {
         }
     }
 
-    /// Returns by what a re-dial names the connection; `None` if it is not to be dialled again.
-    pub(super) fn redial_id(&self) -> Option<RedialId> {
-        self.lock().redial.as_ref().map(RedialTerms::id)
-    }
-
-    /// Returns how the connection is dialled again.
+    /// Returns how the connection is dialled again; `None` if it is not.
     pub(super) fn redial_terms(&self) -> Option<RedialTerms> {
         self.lock().redial.clone()
     }

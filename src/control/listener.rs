@@ -29,7 +29,7 @@ const STRANGER_LIMIT: Duration = Duration::from_secs(10);
 const WAITING_MAX: usize = 64;
 /// How long a connector may take for its proof, which takes one round trip, until another TCP
 /// connection of it is answered, too: the way back to the connector may not work.
-const PROOF_MAX: Duration = Duration::from_secs(1);
+const PROOF_MAX: Duration = Duration::from_secs(5);
 /// Most connections accepted before other sockets are served.
 const ACCEPT_BATCH: usize = 16;
 /// How long to wait if the process or the system has no descriptor or memory left.

@@ -12,8 +12,8 @@
 //! the handle's addresses on its own networks, then the others, each soon after the one before
 //! (`targets`). On each that connects it sends the same HELLO with a random token. The listener
 //! answers the first HELLO with that token by WELCOME, and drops the others once the connector has
-//! proved itself. An address that leads to
-//! another host does no harm: every host may have a 172.17.0.1.
+//! proved itself. An address that leads to another host does no harm: every host may have a
+//! 172.17.0.1.
 //!
 //! With failover a TCP connection that breaks is no end of its channel: the ends replace it by a
 //! new one (`redial`). A FIN without BYE is the end of the peer's process, and ends the channel.
@@ -23,7 +23,6 @@ mod channel;
 mod connector;
 mod half_open;
 mod interfaces;
-mod lingering;
 mod link;
 mod listener;
 mod options;
@@ -36,9 +35,8 @@ mod wire;
 
 pub(crate) use bounds::Seat;
 pub use channel::{Channel, ChannelEvent, ChannelState, News};
-pub(crate) use interfaces::Interface;
 pub use interfaces::interfaces;
-pub(crate) use interfaces::reachable;
+pub(crate) use interfaces::{Interface, reachable};
 #[cfg(any(test, feature = "simulation"))]
 pub use link::simulated;
 pub use listener::Listener;

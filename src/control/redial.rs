@@ -1,10 +1,9 @@
 //! Another TCP connection for a connection whose own one broke.
 //!
 //! With failover each process has one listener for re-dials, and the ends say in CALLBACK where theirs
-//! is. The connector dials the acceptor's and sends REDIAL. After WELCOME it sends RESUME, and both ends
-//! go on with the new TCP connection; what the peer has not acknowledged is repeated by the owner. The
-//! acceptor waits for that, and dials the connector's listener meanwhile, which makes the connector
-//! dial: a break may show at one end only.
+//! is. An end that finds the connection broken dials the other's, the acceptor a little later, and sends
+//! REDIAL. After WELCOME it sends RESUME, and both ends go on with the new TCP connection; what the peer
+//! has not acknowledged is repeated by the owner. A break may show at one end only.
 //!
 //! Nothing here ends a connection but a peer that proves that it has no such connection any more. How
 //! long a break may last is decided by the owner.
@@ -42,8 +41,7 @@ const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How long the acceptor waits for the connector before it dials.
 const ACCEPTOR_WAITS: Duration = Duration::from_millis(100);
-/// How long to wait after a break if the connection was resumed just before, and after the connector
-/// was reached.
+/// How long to wait after a break if the connection was resumed just before.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// By what a connection of this process is found: the token of its HELLO, and this end's role. Both
@@ -214,19 +212,13 @@ impl Redialled {
             return Some(Entry::Redialled(self));
         }
         sockets.half_open.remove(me);
-        if !matches!(next, Ok(Some(Message::Resume))) {
-            let from = self.wire.addrs().1;
-            tracing::debug!(target: "net", "dropped a re-dialled control connection from {from:?}: no RESUME came");
+        // A peer that has reset the TCP connection meanwhile has given it up.
+        if matches!(rest, Rest::Broken(_)) || !matches!(next, Ok(Some(Message::Resume))) {
+            let from = self.wire.peer().map_or("a peer".into(), |peer| peer.to_string());
+            tracing::debug!(target: "net", "dropped a re-dialled control connection from {from}: it has not gone on");
             return None;
         }
-        match self.from {
-            Role::Connector => sockets.replace(self.channel, self.wire),
-            // The acceptor has found that the connection is broken.
-            Role::Acceptor => {
-                socket::close_in_order(&self.wire.stream);
-                sockets.interrupted(self.channel);
-            }
-        }
+        sockets.replace(self.channel, self.from, self.wire);
         None
     }
 }
@@ -283,18 +275,11 @@ impl Redialer {
     ) -> Option<Entry> {
         match result {
             Outcome::Welcome(stream, rest, session) => {
-                let role = self.terms.id.1;
-                let mut wire = Wire::new(stream, session.keys_of(role, None), rest);
+                let mut wire = Wire::new(stream, session.keys_of(self.terms.id.1, None), rest);
                 // Has no fields: it always encodes.
                 wire.append(encoded(&Message::Resume).ok()?);
-                if role == Role::Connector {
-                    self.dialer.end_attempts(sockets);
-                    return sockets.attach(me, self.link, wire);
-                }
-                // The connector dials when it has read this. The TCP connection has no other use, and the
-                // socket has room. If it is lost, this end dials again.
-                wire.write();
-                self.dialer.begin_again(Instant::now() + AGAIN, STAGGER, sockets);
+                self.dialer.end_attempts(sockets);
+                return sockets.attach(me, self.link, wire);
             }
             Outcome::Ended(proof) if self.terms.is_end(&proof) => {
                 self.link.fail(format!("{addr}: its process has closed the connection"));
@@ -308,12 +293,6 @@ impl Redialer {
         self.on_timer(me, sockets)
     }
 
-    /// Dials again at once: the peer has found that the connection is broken.
-    fn hurry(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
-        self.dialer.hurry();
-        self.on_timer(me, sockets)
-    }
-
     /// Ends the attempts in progress.
     pub(super) fn close(mut self, sockets: &mut Sockets) {
         self.dialer.end_attempts(sockets);
@@ -322,10 +301,13 @@ impl Redialer {
 
 /// The part of the table that replaces TCP connections.
 impl Sockets {
-    /// Replaces the TCP connection of a channel of the table, unless it has ended.
-    fn replace(&mut self, channel: Token, wire: Wire) {
+    /// Replaces the TCP connection of a channel by one that the peer, the end `from`, has dialled. If both
+    /// ends have dialled, the connector's TCP connection counts.
+    fn replace(&mut self, channel: Token, from: Role, wire: Wire) {
         let entry = match self.take(channel) {
-            Some(Entry::Link(link)) => self.attach(channel, link, wire),
+            Some(Entry::Link(link)) if from == Role::Connector || !link.just_resumed() => {
+                self.attach(channel, link, wire)
+            }
             Some(Entry::Redialer(redialer)) => {
                 let link = Arc::clone(redialer.link());
                 redialer.close(self);
@@ -348,6 +330,7 @@ impl Sockets {
         let _ = self.handshakes.registry().deregister(&mut *wire.stream);
         if let Err(e) = self.established.register(&mut *wire.stream, channel, BOTH) {
             link.fail(format!("epoll_ctl failed: {e}"));
+            return self.step_link(channel, link);
         }
         let broke = link.attach(wire);
         let peer = link.describe();
@@ -356,18 +339,5 @@ impl Sockets {
         });
         tracing::info!(target: "net", "the control connection to {peer} {how}");
         self.step_link(channel, link)
-    }
-
-    /// Dials a connection again at once: the peer has found that it is broken.
-    fn interrupted(&mut self, channel: Token) {
-        let entry = match self.take(channel) {
-            Some(Entry::Redialer(redialer)) => redialer.hurry(channel, self),
-            Some(Entry::Link(link)) if !link.just_resumed() => {
-                link.interrupt("the peer found it broken");
-                self.step_link(channel, link)
-            }
-            other => other,
-        };
-        self.put_back(channel, entry);
     }
 }

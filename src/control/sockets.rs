@@ -17,11 +17,10 @@ use super::bounds::HalfOpenList;
 use super::channel::ChannelState;
 use super::connector::{Attempt, Connector, Outcome};
 use super::half_open::HalfOpen;
-use super::lingering::Lingering;
 use super::link::{Call, Link, LinkStatus};
 use super::listener::Acceptor;
 use super::redial::{RedialId, Redialer, Redialled};
-use super::wire::Wire;
+use super::wire::{Lingering, Wire};
 
 /// The token by which the thread is woken.
 pub(super) const WAKER: Token = Token(0);
@@ -278,8 +277,8 @@ impl Sockets {
 
     /// Makes a connection known to peers that dial it again.
     pub(super) fn began(&mut self, channel: Token, link: &Link) {
-        if let Some(id) = link.redial_id() {
-            self.redials.insert(id, channel);
+        if let Some(terms) = link.redial_terms() {
+            self.redials.insert(terms.id(), channel);
         }
     }
 
@@ -293,7 +292,8 @@ impl Sockets {
     /// Drops what is known of a connection that has ended, and notifies its owner.
     pub(super) fn ended(&mut self, channel: Token, link: &Link) {
         link.take_news(&mut self.news);
-        if let Some(id) = link.redial_id().filter(|id| self.redials.get(id) == Some(&channel)) {
+        let id = link.redial_terms().map(|terms| terms.id());
+        if let Some(id) = id.filter(|id| self.redials.get(id) == Some(&channel)) {
             self.redials.remove(&id);
         }
     }

@@ -1,5 +1,4 @@
-//! The order in which a connector tries the addresses of a handle: what it knows of the listener's
-//! host, and of its own.
+//! The order in which a connector tries the addresses of a handle, by what it knows of both hosts.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

@@ -36,7 +36,6 @@ mod text;
 mod wire;
 mod wiring;
 
-pub(crate) use auth::FrameKey;
 pub use auth::{Claim, Keys, Secret, Session, TAG_BYTES, Transcript, ended_commitment};
 pub(crate) use auth::{ListenerId, Tag, ended_proof, same_tag};
 pub(crate) use control_memory::{MAILBOX, MAILBOX_STAGING, SCRATCH_BYTES};
