@@ -92,6 +92,8 @@ pub(super) struct Break {
 #[derive(Debug)]
 enum End {
     Bye,
+    /// This end has closed the connection.
+    Left,
     Lost(String),
     /// The TCP connection was reset, has timed out or was changed on the way, which says nothing of
     /// the peer.
@@ -220,8 +222,7 @@ impl Link {
     /// Ends the connection on this end's side. Returns the TCP connection, if there is one.
     pub(super) fn leave(&self) -> Option<Wire> {
         let mut inner = self.lock();
-        let end = Phase::Ended(End::Lost("this end has closed the connection".into()));
-        self.enter(&mut inner, end, ChannelEvent::Ended)
+        self.enter(&mut inner, Phase::Ended(End::Left), ChannelEvent::Ended)
     }
 
     /// Ends the connection, for another reason than its TCP connection.
@@ -252,6 +253,11 @@ impl Link {
     /// Returns whether the connection has ended by a fault of its TCP connection.
     pub(super) fn is_broken_for_good(&self) -> bool {
         matches!(self.lock().phase, Phase::Ended(End::Broken(_)))
+    }
+
+    /// Returns whether this end has closed the connection.
+    pub(super) fn has_left(&self) -> bool {
+        matches!(self.lock().phase, Phase::Ended(End::Left))
     }
 
     pub(super) fn peer(&self) -> Option<SocketAddr> {
@@ -462,7 +468,7 @@ impl Link {
         let why = match end {
             End::Violation(why) => format!("the peer's address sent {why}"),
             End::Broken(why) | End::Lost(why) => why,
-            End::Bye => return self.finish(inner, end),
+            End::Bye | End::Left => return self.finish(inner, end),
         };
         let broken = Phase::Broken(Break { since: Instant::now(), why, resumed, dials: String::new() });
         self.enter(inner, broken, ChannelEvent::Broken).into_iter().for_each(Wire::abandon);
@@ -509,6 +515,7 @@ impl Inner {
             // The reason names the addresses.
             End::Lost(why) | End::Broken(why) if peer.is_none() => Error::Peer(why.clone()),
             End::Bye => Error::Peer(format!("{name} has closed the connection{during}")),
+            End::Left => Error::Peer(format!("this end has closed the connection to {name}")),
             End::Lost(why) | End::Broken(why) => Error::Peer(format!("{name}: {why}{during}")),
             End::Violation(why) => Error::Protocol(format!("{name} sent {why}{during}")),
         })

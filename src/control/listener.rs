@@ -201,7 +201,7 @@ pub(super) enum Admission {
     First,
     /// Another one of its connector may prove itself until then.
     Beside(Instant),
-    /// Its connector has a connection.
+    /// Its connector has a connection, or had one that this end has closed.
     Denied,
     /// Too many peers wait.
     Full,
@@ -315,7 +315,8 @@ impl Acceptor {
         let now = Instant::now();
         match self.welcomed.iter().find(|welcomed| welcomed.connector == *connector) {
             _ if self.accepted.as_ref().is_none_or(full) => Admission::Full,
-            Some(Welcomed { link, .. }) if link.is_proved() => Admission::Denied,
+            // Late copies of one HELLO, on other addresses.
+            Some(Welcomed { link, .. }) if link.is_proved() || link.has_left() => Admission::Denied,
             Some(Welcomed { link, until, .. }) if link.state() == ChannelState::Open && now < *until => {
                 Admission::Beside(*until)
             }
