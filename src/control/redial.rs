@@ -215,7 +215,7 @@ impl Redialled {
         // A peer that has reset the TCP connection meanwhile has given it up.
         if matches!(rest, Rest::Broken(_)) || !matches!(next, Ok(Some(Message::Resume))) {
             let from = self.wire.peer().map_or("a peer".into(), |peer| peer.to_string());
-            tracing::debug!(target: "net", "dropped a re-dialled control connection from {from}: it has not gone on");
+            tracing::debug!(target: "net", "dropped a re-dialled control connection from {from}: its RESUME did not come");
             return None;
         }
         sockets.replace(self.channel, self.from, self.wire);
