@@ -230,7 +230,7 @@ impl Link {
         self.finish(&mut self.lock(), End::Lost(why));
     }
 
-    /// Ends the TCP connection, on which the peer hears nothing.
+    /// Ends the TCP connection by a reset.
     pub(super) fn interrupt(&self, why: &str) {
         self.lose(&mut self.lock(), End::Broken(why.into()));
     }
