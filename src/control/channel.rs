@@ -1,28 +1,74 @@
 //! The owner's end of a control connection.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
 
-use super::attempt::Opening;
-use super::connector::Connector;
-use super::end::ChannelState;
-use super::link::{Link, encoded};
-use super::news::News;
+use super::bounds::Seat;
+use super::connector::{Connector, Opening};
+use super::interfaces::Interface;
+use super::link::Link;
 use super::options::Tolerance;
 use super::reactor::{Control, Reactor};
-use super::redial_listener::RedialListener;
-use super::redial_terms::{RedialTerms, random};
-use super::seats::Seat;
+use super::redial::{RedialListener, RedialTerms};
+use super::socket::random;
 use super::sockets::Entry;
 use super::targets::Targets;
+use super::wire::encoded;
 use crate::error::Result;
 use crate::proto::{Claim, Handle, Hello, Message, Role, Transcript, Wiring, hello_of_version};
 
 /// How long a listener of another version is tried.
 const REPORT_MAX: Duration = Duration::from_secs(2);
+
+/// State of the connection to the peer, as far as this end knows. Read with one atomic load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ChannelState {
+    /// No end of the connection is known. A connection that is not established yet counts as open.
+    Open,
+    /// The peer has sent BYE.
+    ByePeer,
+    /// The peer's process has ended without a BYE, or breaks the protocol. Without failover also: the
+    /// peer cannot be reached.
+    Lost,
+    /// With failover: the TCP connection of an established connection broke, which is no sign of the
+    /// peer's death. It is dialled again until the channel is closed.
+    Broken,
+}
+
+impl ChannelState {
+    pub(super) fn from_raw(n: u8) -> Self {
+        [Self::Open, Self::ByePeer, Self::Lost, Self::Broken][usize::from(n.min(3))]
+    }
+}
+
+/// Something that the owner of a channel is notified of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChannelEvent {
+    /// Messages have come, which [`Channel::received`](super::Channel::received) returns.
+    Message,
+    /// The TCP connection broke. It is dialled again. Messages that the peer has not received are
+    /// lost, and so is what is sent until [`Resumed`](Self::Resumed).
+    Broken,
+    /// A new TCP connection has replaced the broken one. Messages that the peer may not have
+    /// received must be repeated.
+    Resumed,
+    /// The connection is closed or lost.
+    Ended,
+}
+
+/// What is called on each event of a channel.
+///
+/// The thread `mpib-bootstrap` calls it, which serves the control connections of the process. No
+/// lock of the control connections is held. An implementation must not wait, and must not panic.
+pub trait News: fmt::Debug + Send + Sync {
+    /// Handles an event.
+    fn on_news(&self, event: ChannelEvent);
+}
 
 /// A control connection. If it is dropped without [`close`](Self::close), no BYE is sent, and the
 /// peer sees a loss.
@@ -76,34 +122,24 @@ impl Channel {
         let interfaces = control.interfaces()?;
         let token = random()?;
         let (claim, wiring_follows) = (Claim::new(handle.secret(), token), wiring.is_some());
-        let hello = Message::Hello(Hello { claim, wiring_follows, ..hello.clone() });
-        let (mut redials, mut redial) = (None, None);
+        let mut bytes = encoded(&Message::Hello(Hello { claim, wiring_follows, ..hello.clone() }))?;
+        let transcript = Transcript::new(handle.secret(), &bytes);
+        let (mut redials, mut terms, mut callback) = (None, None, None);
         if let Some(failover) = &failover {
             let (listener, here) = control.redials.get(control, &interfaces, failover)?;
-            redial = Some(RedialTerms::new(Role::Connector, token, &here, silence));
+            callback = Some(here.callback(&token, Role::Connector));
+            terms = Some(RedialTerms::new(Role::Connector, token, silence));
             redials = Some((listener, failover.wait));
         }
-        let callback = redial.as_ref().map(RedialTerms::callback);
-        let mut bytes = encoded(&hello)?;
-        let transcript = Transcript::new(handle.secret(), &bytes);
-        let mut early = None;
+        let mut early = transcript.early_key();
         for message in callback.into_iter().chain(wiring.cloned().map(Message::Wiring)) {
             let mut frame = encoded(&message)?;
-            early.get_or_insert_with(|| transcript.early_key()).seal(&mut frame);
+            early.seal(&mut frame);
             bytes.extend(frame);
         }
         let opening = Opening { bytes: bytes.into(), transcript };
-        let reactor = control.reactor()?;
-        let link = Arc::new(Link::with_redial(redial));
-        let (host, times, known) = (handle.addrs(), (timeout, silence), Arc::clone(&control.known));
-        let targets = Targets::of(handle, (control.host, &interfaces), known.of(host), Instant::now());
-        let connector = Connector::new(Arc::clone(&link), host, targets, opening, times, known);
-        let id = reactor.begin(|sockets| {
-            let id = sockets.next_token();
-            sockets.insert(id, Entry::Connector(connector));
-            sockets.step(id);
-            id
-        })?;
+        let link = Arc::new(Link::new(terms));
+        let (id, reactor) = dial(control, &interfaces, handle, (&link, opening), (timeout, silence))?;
         Ok(Self::new(link, reactor, id, redials))
     }
 
@@ -113,25 +149,19 @@ impl Channel {
         let bytes = hello_of_version(&Claim::new(handle.secret(), random()?));
         let transcript = Transcript::new(handle.secret(), &bytes);
         let opening = Opening { bytes: bytes.into(), transcript };
-        let (interfaces, host) = (control.interfaces()?, handle.addrs());
-        let link = Arc::new(Link::with_redial(None));
+        let link = Arc::new(Link::new(None));
         // No channel comes of it.
         link.fail("the versions differ".into());
-        let targets = Targets::of(handle, (control.host, &interfaces), None, Instant::now());
-        let known = Arc::clone(&control.known);
         let times = (REPORT_MAX, REPORT_MAX);
-        let connector = Connector::new(link, host, targets, opening, times, known);
-        control.reactor()?.begin(|sockets| {
-            let id = sockets.next_token();
-            sockets.insert(id, Entry::Connector(connector));
-            sockets.step(id);
-        })
+        dial(control, &control.interfaces()?, handle, (&link, opening), times).map(drop)
     }
 
     /// Sends a message, or queues what the socket does not accept. An error means that the
     /// connection has ended. A message that is sent while the connection is broken is lost.
     pub fn send(&self, message: &Message) -> Result<()> {
-        self.link.send(message)
+        self.link.enqueue(message)?;
+        self.link.flush();
+        Ok(())
     }
 
     /// Queues a message for the next [`flush`](Self::flush): several messages are one packet then.
@@ -244,10 +274,8 @@ impl Channel {
     pub fn close(mut self) {
         self.closed = true;
         self.link.on_news(None);
-        if self.reactor.with(|sockets| sockets.close(self.token)).is_err() {
-            // The thread has ended, and nothing else is left to close.
-            self.link.send_bye();
-        }
+        // If the thread has ended, nothing is left to close.
+        let _ = self.reactor.with(|sockets| sockets.close(self.token));
     }
 }
 
@@ -259,4 +287,28 @@ impl Drop for Channel {
             let _ = self.reactor.with(|sockets| sockets.remove(self.token));
         }
     }
+}
+
+/// Begins to connect `link` to the listener behind `handle`, as its entry in the table, within the first
+/// of `times`. The second one is how long the peer's host may be silent.
+fn dial(
+    control: &Control,
+    interfaces: &[Interface],
+    handle: &Handle,
+    (link, opening): (&Arc<Link>, Opening),
+    times: (Duration, Duration),
+) -> Result<(Token, Arc<Reactor>)> {
+    let known = Arc::clone(&control.known);
+    let (host, worked) = (handle.addrs(), known.of(handle.addrs()));
+    let targets = Targets::of(handle, (control.host, interfaces), worked, Instant::now());
+    let connector = Connector::new(Arc::clone(link), host, targets, opening, times, known);
+    let reactor = control.reactor()?;
+    let id = reactor.begin(|sockets| {
+        let id = sockets.next_token();
+        sockets.insert(id, Entry::Connector(connector));
+        sockets.began(id, link);
+        sockets.step(id);
+        id
+    })?;
+    Ok((id, reactor))
 }

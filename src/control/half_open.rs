@@ -1,29 +1,25 @@
-//! Accepted connections of unknown peers: nothing they send counts until a whole HELLO with the
-//! right claim has come.
+//! Accepted connections of unknown peers: nothing they send counts until their first frame has come
+//! whole, with the tag of a holder of the secret.
 
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mio::Token;
 
-use super::acceptor::Admission;
 use super::link::Link;
-use super::redial_terms::random;
-use super::rival::Rival;
-use super::socket::Stream;
-use super::sockets::{Answer, Entry, Sockets};
+use super::listener::Admission;
+use super::redial::Redialled;
+use super::socket::{Stream, read_some};
+use super::sockets::{Entry, Sockets};
+use super::wire::{Wire, encoded, welcome};
 use crate::proto::{
-    self, HEADER_BYTES, Hello, HelloPrefix, MAX_FRAME_BYTES, Message, PROTOCOL_VERSION, Peeked, Role, Secret,
-    Transcript,
+    self, HEADER_BYTES, Hello, HelloPrefix, MAX_FRAME_BYTES, Message, PROTOCOL_VERSION, Peeked, REDIAL_BYTES,
+    Redial, Role, Secret, Session, Transcript, ended_proof,
 };
 
-/// How long the first of several connections with one HELLO may take for its proof, which takes one
-/// round trip, until the others are answered, too.
-const FIRST_PROVES: Duration = Duration::from_millis(100);
-
-/// A connection whose HELLO has not come.
+/// A connection whose first frame has not come.
 #[derive(Debug)]
 pub(super) struct HalfOpen {
     listener: Token,
@@ -31,14 +27,20 @@ pub(super) struct HalfOpen {
     addr: SocketAddr,
     /// The listener's.
     secret: Arc<Secret>,
+    first: FirstFrame,
     until: Instant,
     read: Vec<u8>,
-    /// Whether the claim was found to be right.
-    claimed: bool,
     /// What the first look has found, if that was a whole frame.
     found: Option<Verdict>,
     /// Until when another connection with the same HELLO may prove itself.
     waits_until: Option<Instant>,
+}
+
+/// With which message the peers of a listener begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FirstFrame {
+    Hello,
+    Redial,
 }
 
 /// What a new connection has brought.
@@ -64,19 +66,21 @@ enum Verdict {
     /// A peer whose HELLO of this many bytes cannot be decoded. Gets a REFUSE with the reason.
     Unreadable(String, usize),
     /// A peer of this listener, with its HELLO of this many bytes.
-    Peer(Hello, usize),
+    Hello(Hello, usize),
+    /// One that dials a connection again, with its REDIAL of this many bytes.
+    Redial(Redial, usize),
 }
 
 impl HalfOpen {
     pub(super) fn new(
         listener: Token,
-        stream: Stream,
-        addr: SocketAddr,
+        (stream, addr): (Stream, SocketAddr),
         secret: Arc<Secret>,
+        first: FirstFrame,
         until: Instant,
     ) -> Self {
-        let (read, claimed, found, waits_until) = (Vec::new(), false, None, None);
-        Self { listener, stream, addr, secret, until, read, claimed, found, waits_until }
+        let (read, found, waits_until) = (Vec::new(), None, None);
+        Self { listener, stream, addr, secret, first, until, read, found, waits_until }
     }
 
     /// Reads what has come with the connection.
@@ -84,7 +88,7 @@ impl HalfOpen {
         match self.read_on() {
             Verdict::Wait => Look::Partial,
             Verdict::Stranger(why) => {
-                tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);
+                self.report(&why);
                 Look::Stranger
             }
             whole => {
@@ -100,109 +104,125 @@ impl HalfOpen {
         let is_new = found.is_some();
         let verdict = match found.unwrap_or_else(|| self.read_on()) {
             Verdict::Wait if Instant::now() < self.until => return Some(Entry::HalfOpen(self)),
-            Verdict::Wait => Verdict::Stranger("no HELLO came in time".into()),
+            Verdict::Wait => Verdict::Stranger("its first frame did not come in time".into()),
             known => known,
         };
         sockets.half_open.remove(me);
         match verdict {
-            Verdict::Peer(hello, len) => {
-                if !is_new {
+            Verdict::Hello(hello, len) => {
+                let entry = self.admit(me, hello, len, sockets);
+                if matches!(entry, Some(Entry::Link(_))) && !is_new {
                     // More may have come behind the HELLO. A new socket's first event is still due.
                     sockets.again(me);
                 }
-                self.admit(me, hello, len, sockets)
+                entry
             }
-            Verdict::OtherVersion(reason) => self.refuse(me, reason, sockets),
+            Verdict::Redial(redial, len) => self.resume(me, &redial, len, sockets),
+            // Accept fails: the claim covers the version.
+            Verdict::OtherVersion(reason) => {
+                let why = format!("refused a control connection from {}: {reason}", self.addr);
+                sockets.acceptor(self.listener)?.refuse(why);
+                sockets.refuse(me, (Wire::plain(self.stream), self.addr), &Message::Refuse { reason })
+            }
+            // Accept waits for the connector: the claim does not cover the rest.
             Verdict::Unreadable(reason, len) => {
-                // Its sender may have copied the claim alone: accept waits for the connector.
                 tracing::info!(target: "net", "refused a control connection from {}: {reason}", self.addr);
-                let answer = self.answer(len)?;
-                sockets.refuse(me, (self.stream, self.addr), Some(answer), &Message::Refuse { reason })
+                let addr = self.addr;
+                let (wire, _) = self.answer(len)?;
+                sockets.refuse(me, (wire, addr), &Message::Refuse { reason })
             }
             Verdict::Stranger(why) => {
-                tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);
+                self.report(&why);
                 None
             }
             Verdict::Wait => None,
         }
     }
 
-    /// Makes the answer to a HELLO of `len` bytes. `None` without random bytes, which the kernel
-    /// always has.
-    fn answer(&self, len: usize) -> Option<Answer> {
-        let challenge = random().ok()?;
-        let transcript = Transcript::new(&self.secret, &self.read[..len]);
-        let session = transcript.session(&challenge);
-        let welcome = Message::Welcome { challenge, proof: session.proof }.encode().ok()?;
-        let early = transcript.early_key();
-        Some(Answer { session, welcome, early })
+    fn report(&self, why: &str) {
+        tracing::debug!(target: "net", "dropped a control connection from {}: {why}", self.addr);
+    }
+
+    /// Answers a HELLO of `len` bytes. `None` without random bytes, which the kernel always has.
+    fn answer(mut self, len: usize) -> Option<(Wire, Session)> {
+        let rest = self.read.split_off(len);
+        let transcript = Transcript::new(&self.secret, &self.read);
+        let (session, frame) = welcome(&transcript).ok()?;
+        let keys = session.keys_of(Role::Acceptor, Some(transcript.early_key()));
+        Some((Wire::new(self.stream, keys, rest).with_answer(&frame), session))
     }
 
     /// Answers a peer of this listener. Its messages may be read before it has proved itself.
     fn admit(mut self, me: Token, hello: Hello, len: usize, sockets: &mut Sockets) -> Option<Entry> {
         let connector = hello.claim.token;
         let acceptor = sockets.acceptor(self.listener)?;
-        let admission = acceptor.admission(&connector);
-        if admission == Admission::Full {
-            acceptor.report_full(self.addr);
-        }
-        if matches!(admission, Admission::Denied | Admission::Full) {
-            return None;
-        }
-        if admission == Admission::Beside {
-            let waits_until = *self.waits_until.get_or_insert_with(|| Instant::now() + FIRST_PROVES);
-            if Instant::now() < waits_until {
+        match acceptor.admission(&connector) {
+            Admission::Denied => return None,
+            Admission::Full => {
+                acceptor.report_full(self.addr);
+                return None;
+            }
+            Admission::Beside(until) => {
                 // Its HELLO has come, but it waits like one without.
                 sockets.add_half_open(me, self.listener, self.addr);
-                sockets.wake_at(waits_until, me);
+                if self.waits_until.replace(until) != Some(until) {
+                    sockets.wake_at(until, me);
+                }
                 return Some(Entry::HalfOpen(self));
             }
+            Admission::First => {}
         }
-        let redial = acceptor.redial_terms(connector);
-        let Answer { session, welcome, early } = self.answer(len)?;
-        let link = Arc::new(Link::with_redial(redial.clone()));
+        let (terms, callback) = acceptor.redial(connector);
+        let (listener, addr) = (self.listener, self.addr);
+        let (mut wire, session) = self.answer(len)?;
+        if let Some(callback) = callback {
+            wire.append(encoded(&callback).ok()?);
+        }
+        let link = Arc::new(Link::new(terms));
         link.deliver(Message::Hello(hello));
-        link.secure(&session, Role::Acceptor, Some(early)).ok()?;
-        link.establish(self.stream, self.addr, self.read[len..].to_vec());
-        link.enqueue_first(&welcome);
         // The peer may have closed; the owner sees that on the channel.
-        redial.iter().for_each(|redial| drop(link.enqueue(&redial.callback())));
-        let acceptor = sockets.acceptor(self.listener)?;
-        if admission == Admission::Beside {
-            link.flush();
-            sockets.add_half_open(me, self.listener, self.addr);
-            sockets.wake_at(self.until, me);
-            let (listener, until) = (self.listener, self.until);
-            return Some(Entry::Rival(Rival { listener, link, connector, until }));
-        }
+        link.begin(wire, Role::Acceptor, addr, session.resume).ok()?;
+        sockets.began(me, &link);
+        let acceptor = sockets.acceptor(listener)?;
         acceptor.welcome(connector, &link);
-        let displaced = acceptor.hand_over(me, &link);
-        displaced.into_iter().for_each(|token| sockets.remove(token));
+        acceptor.hand_over(me, &link);
         Some(Entry::Link(link))
     }
 
-    /// Refuses a peer of another protocol version, which its claim covers: accept fails.
-    fn refuse(self, me: Token, reason: String, sockets: &mut Sockets) -> Option<Entry> {
-        let acceptor = sockets.acceptor(self.listener)?;
-        acceptor.refuse(format!("refused a control connection from {}: {reason}", self.addr));
-        sockets.refuse(me, (self.stream, self.addr), None, &Message::Refuse { reason })
+    /// Answers a peer that dials a connection of this process again.
+    fn resume(mut self, me: Token, redial: &Redial, len: usize, sockets: &mut Sockets) -> Option<Entry> {
+        let role = redial.from.other();
+        let Some((channel, link)) = sockets.unended(&(redial.token, role)) else {
+            let proof = ended_proof(&self.secret, &redial.token, role);
+            return sockets.refuse(me, (Wire::plain(self.stream), self.addr), &Message::Ended { proof });
+        };
+        let Some(key) = link.redial_key().filter(|key| redial.is_by_holder_of(key)) else {
+            self.report("the tag of its REDIAL is wrong, or the handshake is not over");
+            return None;
+        };
+        let rest = self.read.split_off(len);
+        let (session, frame) = welcome(&Transcript::new(&key, &self.read)).ok()?;
+        let wire = Wire::new(self.stream, session.keys_of(role, None), rest).with_answer(&frame);
+        sockets.add_half_open(me, self.listener, self.addr);
+        sockets.wake_at(self.until, me);
+        Redialled::new(wire, channel, redial.from, self.until).on_ready(me, sockets)
     }
 
     fn read_on(&mut self) -> Verdict {
-        let mut chunk = [0; 4096];
         loop {
-            match self.stream.read(&mut chunk) {
-                Ok(0) => return Verdict::Stranger(format!("it closed after {} bytes", self.read.len())),
-                Ok(n) => self.read.extend_from_slice(&chunk[..n]),
-                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            match read_some(&mut self.stream, &mut self.read) {
+                Ok(true) => {}
                 // A whole HELLO that waits for its turn.
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return self.examine(),
+                Ok(false) => return self.examine(),
+                Err(e) if e.kind() == ErrorKind::UnexpectedEof => {
+                    return Verdict::Stranger(format!("it closed after {} bytes", self.read.len()));
+                }
                 Err(e) => return Verdict::Stranger(e.to_string()),
             }
             if self.read.len() > 2 * MAX_FRAME_BYTES {
                 return Verdict::Stranger("it sends more than a connector does".into());
             }
-            // Examined after each piece: an unknown peer never makes us keep more than one.
+            // Examined after each piece: an unknown peer never makes this end keep more than one.
             match self.examine() {
                 Verdict::Wait => {}
                 known => return known,
@@ -210,17 +230,21 @@ impl HalfOpen {
         }
     }
 
-    fn examine(&mut self) -> Verdict {
+    fn examine(&self) -> Verdict {
+        match self.first {
+            FirstFrame::Hello => self.examine_hello(),
+            FirstFrame::Redial => self.examine_redial(),
+        }
+    }
+
+    fn examine_hello(&self) -> Verdict {
         let prefix = match HelloPrefix::at(&self.read) {
             Ok(None) => return Verdict::Wait,
             Ok(Some(prefix)) => prefix,
             Err(e) => return Verdict::Stranger(e.to_string()),
         };
-        if !self.claimed {
-            if !prefix.claim.is_for(&self.secret, prefix.version) {
-                return Verdict::Stranger("its HELLO is for another listener".into());
-            }
-            self.claimed = true;
+        if !prefix.claim.is_for(&self.secret, prefix.version) {
+            return Verdict::Stranger("its HELLO is for another listener".into());
         }
         if prefix.version != PROTOCOL_VERSION {
             let (found, release) = (prefix.version, prefix.claim.release);
@@ -232,9 +256,21 @@ impl HalfOpen {
             Err(e) => return Verdict::Stranger(e.to_string()),
         };
         match Message::decode(&self.read[HEADER_BYTES..len]) {
-            Ok(Message::Hello(hello)) => Verdict::Peer(hello, len),
+            Ok(Message::Hello(hello)) => Verdict::Hello(hello, len),
             Ok(other) => Verdict::Stranger(format!("it began with {}", other.name())),
             Err(e) => Verdict::Unreadable(format!("its HELLO cannot be read: {e}"), len),
+        }
+    }
+
+    fn examine_redial(&self) -> Verdict {
+        let len = match Peeked::at(&self.read) {
+            Ok(Peeked::Whole { len }) => HEADER_BYTES + len,
+            Ok(Peeked::Partial) if self.read.len() < REDIAL_BYTES => return Verdict::Wait,
+            Ok(Peeked::Partial) | Err(_) => return Verdict::Stranger("it began with no REDIAL".into()),
+        };
+        match Message::decode(&self.read[HEADER_BYTES..len]) {
+            Ok(Message::Redial(redial)) if redial.id == *self.secret.id() => Verdict::Redial(redial, len),
+            _ => Verdict::Stranger("it began with no REDIAL for this process".into()),
         }
     }
 }

@@ -1,32 +1,30 @@
-//! A connection, shared by its [`Channel`](super::Channel) and the thread.
+//! A control connection, shared by its [`Channel`](super::Channel) and the thread.
 
 use std::collections::VecDeque;
-use std::net::{Shutdown, SocketAddr};
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::mem;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::beginnings::RedialId;
-use super::end::{ChannelState, End};
-use super::news::{Call, ChannelEvent, News, Pending};
-use super::redial_terms::RedialTerms;
-use super::socket::{self, Stream, canonical};
+use super::channel::{ChannelEvent, ChannelState, News};
+use super::redial::RedialTerms;
+use super::socket::canonical;
+use super::wire::{Rest, Wire, Wrong, encoded};
 use crate::error::{Error, Result};
-use crate::proto::{FrameKey, Keys, Message, Role, Secret, Session};
+use crate::proto::{Message, Nonce, Role, Secret};
 
-/// How long PROOF is delayed, to be sent together with the next message. Until it is sent, the
-/// listener cannot distinguish the death of the connector from the end of a copy of its HELLO.
+/// How long PROOF is delayed, to be sent together with the next message.
 pub(super) const PROOF_WAITS: Duration = Duration::from_millis(10);
 /// How long a connection counts as just resumed.
 const JUST_RESUMED: Duration = Duration::from_millis(500);
+/// Most messages that may wait to be read. A handshake has six; more of them break the protocol.
+const INBOX_MAX: usize = 64;
 
-#[path = "link_frames.rs"]
-mod frames;
-#[path = "link_io.rs"]
-mod io;
 #[cfg(any(test, feature = "simulation"))]
 #[path = "link_pieces_tests.rs"]
 mod pieces_tests;
@@ -37,55 +35,71 @@ pub use pieces_tests::simulated;
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Link {
+    /// The state of the phase, for the data path.
     state: AtomicU8,
     inner: Mutex<Inner>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// `None` while connecting and after the end.
-    stream: Option<Stream>,
+    phase: Phase,
+    /// The last address of the peer.
     peer: Option<SocketAddr>,
     /// Host and process, once the peer's HELLO has come.
     who: String,
-    security: Security,
-    outbox: Vec<u8>,
-    /// Until when the outbox waits: it holds PROOF alone.
-    held_until: Option<Instant>,
-    unread: Vec<u8>,
     inbox: VecDeque<Message>,
-    end: Option<End>,
     /// The message that the owner waits for.
     step: Option<&'static str>,
-    /// The handshake is over.
-    established: bool,
-    /// Whether CALLBACK has come.
-    called_back: bool,
     /// How the connection is dialled again; `None` without failover.
     redial: Option<RedialTerms>,
-    /// The first error of a write: the kernel reports it once, and the next read finds no bytes.
-    fault: Option<std::io::Error>,
-    /// Since when the connection is broken, and why.
-    broken: Option<(Instant, String)>,
-    resumed: Option<Instant>,
-    pending: Pending,
     /// Whether the peer has shown that it knows the secret, with the keys of this connection.
     proved: bool,
-    /// Frames with a wrong tag so far.
-    forged: u32,
-    /// Whether the last one is not counted in the statistics yet.
-    forged_news: bool,
+    /// Whether a frame with a wrong tag has come that is not counted in the statistics yet.
+    forged: bool,
+    pending: Pending,
 }
 
-/// How frames are authenticated.
-#[derive(Debug, Default)]
-enum Security {
-    /// They are not. Such a connection reads nothing.
-    #[default]
-    None,
-    /// The keys are not known yet: these frames wait.
-    Awaited(Vec<Vec<u8>>),
-    Keys(Box<Keys>),
+/// The phases of a connection, in order. A broken one can be open again.
+#[derive(Debug)]
+enum Phase {
+    /// There is no TCP connection yet. These frames follow the proof.
+    Connecting(Vec<Vec<u8>>),
+    Handshake(Wire),
+    /// The handshake is over.
+    Open {
+        wire: Wire,
+        /// When this TCP connection has replaced a broken one.
+        resumed: Option<Instant>,
+    },
+    /// The TCP connection broke. The connection is dialled again.
+    Broken(Break),
+    Ended(End),
+}
+
+/// The time without a TCP connection.
+#[derive(Debug, Clone)]
+pub(super) struct Break {
+    pub(super) since: Instant,
+    /// Why the TCP connection broke.
+    pub(super) why: String,
+    /// When the one that broke had replaced another.
+    resumed: Option<Instant>,
+    /// How the last dials have failed.
+    dials: String,
+}
+
+/// Why a connection has ended.
+#[derive(Debug)]
+enum End {
+    Bye,
+    /// This end has closed the connection.
+    Left,
+    Lost(String),
+    /// The TCP connection was reset, has timed out or was changed on the way, which says nothing of
+    /// the peer.
+    Broken(String),
+    /// The peer breaks the protocol.
+    Violation(String),
 }
 
 /// Whether the thread must keep a connection.
@@ -97,49 +111,138 @@ pub(super) enum LinkStatus {
     Closed,
 }
 
+/// The events of a channel that its owner has not been notified of.
+#[derive(Debug, Default)]
+struct Pending {
+    hook: Option<Arc<dyn News>>,
+    events: Vec<ChannelEvent>,
+}
+
+/// A call to be made without locks.
+pub(super) type Call = (Arc<dyn News>, ChannelEvent);
+
+impl Default for Phase {
+    fn default() -> Self {
+        Self::Connecting(Vec::new())
+    }
+}
+
+impl Phase {
+    fn state(&self) -> ChannelState {
+        match self {
+            Self::Connecting(_) | Self::Handshake(_) | Self::Open { .. } => ChannelState::Open,
+            Self::Broken(_) => ChannelState::Broken,
+            Self::Ended(End::Bye) => ChannelState::ByePeer,
+            Self::Ended(_) => ChannelState::Lost,
+        }
+    }
+
+    fn wire(&mut self) -> Option<&mut Wire> {
+        match self {
+            Self::Handshake(wire) | Self::Open { wire, .. } => Some(wire),
+            Self::Connecting(_) | Self::Broken(_) | Self::Ended(_) => None,
+        }
+    }
+
+    fn into_wire(self) -> Option<Wire> {
+        match self {
+            Self::Handshake(wire) | Self::Open { wire, .. } => Some(wire),
+            Self::Connecting(_) | Self::Broken(_) | Self::Ended(_) => None,
+        }
+    }
+}
+
 impl Link {
-    /// Makes one that sends frames without tags, and reads none.
-    pub(super) fn unauthenticated() -> Self {
-        Self::of(Inner::default())
-    }
-
-    /// Makes one that is not connected yet and may be dialled again once it is established.
-    pub(super) fn with_redial(redial: Option<RedialTerms>) -> Self {
-        Self::of(Inner { redial, security: Security::Awaited(Vec::new()), ..Inner::default() })
-    }
-
-    fn of(inner: Inner) -> Self {
+    /// Makes one that is not connected yet, and may be dialled again once it is established.
+    pub(super) fn new(redial: Option<RedialTerms>) -> Self {
+        let inner = Inner { redial, ..Inner::default() };
         Self { state: AtomicU8::new(ChannelState::Open as u8), inner: Mutex::new(inner) }
     }
 
-    /// Sets the keys of the end with `role`. `early` is the key of an acceptor's first frames.
-    /// A connector queues its PROOF, and then what has waited for the keys. PROOF alone waits for
-    /// [`PROOF_WAITS`].
-    pub(super) fn secure(&self, session: &Session, role: Role, early: Option<FrameKey>) -> Result<()> {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock()
+    }
+
+    /// Begins the handshake on a TCP connection to `peer`, as the end with `role`. A connector sends its
+    /// PROOF, and then what has waited; PROOF alone waits for [`PROOF_WAITS`]. `key` is the secret of a
+    /// TCP connection that replaces this one.
+    pub(super) fn begin(&self, mut wire: Wire, role: Role, peer: SocketAddr, key: Nonce) -> Result<()> {
         let mut inner = self.lock();
-        let mut frames = Vec::new();
+        let Phase::Connecting(waiting) = &mut inner.phase else { return Ok(()) };
+        let waiting = mem::take(waiting);
         if role == Role::Connector {
-            frames.push(encoded(&Message::Proof)?);
+            wire.append(encoded(&Message::Proof)?);
+            if waiting.is_empty() {
+                wire.hold_until(Instant::now() + PROOF_WAITS);
+            }
             // The WELCOME that led here was the listener's proof.
             inner.proved = true;
         }
-        let mut waits = role == Role::Connector;
-        if let Security::Awaited(waiting) = std::mem::take(&mut inner.security) {
-            waits &= waiting.is_empty();
-            frames.extend(waiting);
-        }
-        inner.security = Security::Keys(Box::new(session.keys_of(role, early)));
+        waiting.into_iter().for_each(|frame| wire.append(frame));
+        inner.phase = Phase::Handshake(wire);
+        inner.peer = Some(canonical(peer));
         if let Some(redial) = &mut inner.redial {
-            redial.set_key(session.resume);
+            redial.set_key(key);
         }
-        frames.into_iter().for_each(|frame| inner.append(frame));
-        inner.held_until = waits.then(|| Instant::now() + PROOF_WAITS);
+        self.decode(&mut inner);
+        // An acceptor's owner may add to its first packet.
+        if role == Role::Connector {
+            inner.phase.wire().into_iter().for_each(Wire::write);
+        }
         Ok(())
     }
 
-    /// Queues a frame that has no tag: the answer to the first frame.
-    pub(super) fn enqueue_first(&self, frame: &[u8]) {
-        self.lock().outbox.extend_from_slice(frame);
+    /// Ends the handshake. A broken TCP connection may be replaced from now on.
+    pub(super) fn set_established(&self) {
+        let mut inner = self.lock();
+        inner.phase = match mem::take(&mut inner.phase) {
+            Phase::Handshake(wire) => Phase::Open { wire, resumed: None },
+            other => other,
+        };
+    }
+
+    /// Goes on with `wire` in place of the present TCP connection of an established connection.
+    /// Returns the break that this ends.
+    pub(super) fn attach(&self, wire: Wire) -> Option<Break> {
+        let mut inner = self.lock();
+        let broke = match &inner.phase {
+            Phase::Broken(broke) => Some(broke.clone()),
+            Phase::Open { .. } => None,
+            Phase::Connecting(_) | Phase::Handshake(_) | Phase::Ended(_) => {
+                wire.abandon();
+                return None;
+            }
+        };
+        inner.peer = wire.peer().or(inner.peer);
+        let open = Phase::Open { wire, resumed: Some(Instant::now()) };
+        self.enter(&mut inner, open, ChannelEvent::Resumed).into_iter().for_each(Wire::abandon);
+        broke
+    }
+
+    /// Ends the connection on this end's side. Returns the TCP connection, if there is one.
+    pub(super) fn leave(&self) -> Option<Wire> {
+        let mut inner = self.lock();
+        self.enter(&mut inner, Phase::Ended(End::Left), ChannelEvent::Ended)
+    }
+
+    /// Ends the connection, for another reason than its TCP connection.
+    pub(super) fn fail(&self, why: String) {
+        self.finish(&mut self.lock(), End::Lost(why));
+    }
+
+    /// Ends the TCP connection by a reset.
+    pub(super) fn interrupt(&self, why: &str) {
+        self.lose(&mut self.lock(), why.into());
+    }
+
+    /// Returns the state: one atomic load.
+    pub(super) fn state(&self) -> ChannelState {
+        ChannelState::from_raw(self.state.load(Ordering::Acquire))
+    }
+
+    /// Passes the TCP connection to `f`. Does nothing if there is none.
+    pub(super) fn with_wire(&self, f: impl FnOnce(&mut Wire) -> io::Result<()>) -> io::Result<()> {
+        self.lock().phase.wire().map_or(Ok(()), f)
     }
 
     /// Returns whether the peer has shown that it knows the secret.
@@ -147,45 +250,14 @@ impl Link {
         self.lock().proved
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
-    }
-
-    pub(super) fn state(&self) -> ChannelState {
-        ChannelState::from_raw(self.state.load(Ordering::Acquire))
-    }
-
-    /// Sets the connected stream, and the bytes that were read from it after the first frame.
-    pub(super) fn establish(&self, stream: Stream, peer: SocketAddr, unread: Vec<u8>) {
-        let mut inner = self.lock();
-        inner.set_stream(stream, Some(peer), unread);
-        self.decode_frames(&mut inner);
-        self.write(&mut inner);
-    }
-
-    /// Passes the socket to `f`, and whether everything is sent. Does nothing if there is none.
-    pub(super) fn with_stream(
-        &self,
-        f: impl FnOnce(&mut TcpStream, bool) -> std::io::Result<()>,
-    ) -> std::io::Result<()> {
-        let mut inner = self.lock();
-        let all_sent = inner.outbox.is_empty();
-        inner.stream.as_deref_mut().map_or(Ok(()), |stream| f(stream, all_sent))
-    }
-
-    /// Queues `message` as if it had just come.
-    pub(super) fn deliver(&self, message: Message) {
-        self.queue(&mut self.lock(), message);
-    }
-
-    /// Ends a connection that was never established.
-    pub(super) fn fail(&self, why: String) {
-        self.finish(&mut self.lock(), End::Lost(why));
-    }
-
     /// Returns whether the connection has ended by a fault of its TCP connection.
     pub(super) fn is_broken_for_good(&self) -> bool {
-        matches!(self.lock().end, Some(End::Broken(_)))
+        matches!(self.lock().phase, Phase::Ended(End::Broken(_)))
+    }
+
+    /// Returns whether this end has closed the connection.
+    pub(super) fn has_left(&self) -> bool {
+        matches!(self.lock().phase, Phase::Ended(End::Left))
     }
 
     pub(super) fn peer(&self) -> Option<SocketAddr> {
@@ -193,7 +265,7 @@ impl Link {
     }
 
     pub(super) fn local(&self) -> Option<SocketAddr> {
-        self.lock().stream.as_ref()?.local_addr().ok().map(canonical)
+        self.lock().phase.wire()?.local()
     }
 
     pub(super) fn describe(&self) -> String {
@@ -204,16 +276,23 @@ impl Link {
         self.lock().step = step;
     }
 
+    /// Queues `message` as if it had just come.
+    pub(super) fn deliver(&self, message: Message) {
+        self.queue(&mut self.lock(), message);
+    }
+
     /// Queues a frame. The next [`flush`](Self::flush) writes it.
     pub(super) fn enqueue(&self, message: &Message) -> Result<()> {
         let frame = encoded(message)?;
         let mut inner = self.lock();
-        if let Some(end) = &inner.end {
-            return Err(inner.error(end));
+        if let Some(error) = inner.error() {
+            return Err(error);
         }
-        // What is sent to a broken connection is lost: the owner repeats it when it is resumed.
-        if inner.broken.is_none() {
-            inner.append(frame);
+        match &mut inner.phase {
+            Phase::Connecting(waiting) => waiting.push(frame),
+            Phase::Handshake(wire) | Phase::Open { wire, .. } => wire.append(frame),
+            // It is lost: the owner repeats it when the connection is resumed.
+            Phase::Broken(_) | Phase::Ended(_) => {}
         }
         Ok(())
     }
@@ -221,14 +300,7 @@ impl Link {
     /// Writes as much of what is queued as the socket accepts. The rest is written when the socket
     /// is ready.
     pub(super) fn flush(&self) {
-        self.write(&mut self.lock());
-    }
-
-    /// Queues a frame and writes as much as the socket accepts.
-    pub(super) fn send(&self, message: &Message) -> Result<()> {
-        self.enqueue(message)?;
-        self.flush();
-        Ok(())
+        self.lock().phase.wire().into_iter().for_each(Wire::write);
     }
 
     pub(super) fn has_message(&self) -> bool {
@@ -239,170 +311,190 @@ impl Link {
         let mut inner = self.lock();
         if let Some(message) = inner.inbox.pop_front() {
             // The owner answers, or flushes what waits.
-            inner.held_until = None;
+            inner.phase.wire().into_iter().for_each(Wire::release);
             return Ok(Some(message));
         }
-        if let Some(end) = &inner.end {
-            return Err(inner.error(end));
-        }
-        Ok(None)
-    }
-
-    /// Queues a BYE, and writes as much as the socket accepts.
-    pub(super) fn send_bye(&self) {
-        // A BYE always encodes, and a lost peer needs none.
-        let _ = self.send(&Message::Bye);
-    }
-
-    /// Returns how many bytes wait to be sent.
-    pub(super) fn unsent(&self) -> usize {
-        self.lock().outbox.len()
-    }
-
-    /// Ends the handshake. A broken TCP connection may be replaced from now on.
-    pub(super) fn set_established(&self) {
-        let mut inner = self.lock();
-        inner.established = true;
-        inner.redial.iter_mut().for_each(RedialTerms::end_handshake);
+        inner.error().map_or(Ok(None), Err)
     }
 
     /// Sets who is notified of events, or ends that.
     pub(super) fn on_news(&self, hook: Option<Arc<dyn News>>) {
-        self.lock().pending.set(hook);
+        self.lock().pending = Pending { hook, events: Vec::new() };
     }
 
     /// Moves the calls that notify the owner to `calls`.
     pub(super) fn take_news(&self, calls: &mut Vec<Call>) {
-        self.lock().pending.take(calls);
+        let Pending { hook, events } = &mut self.lock().pending;
+        if let Some(hook) = hook {
+            calls.extend(events.drain(..).map(|event| (Arc::clone(hook), event)));
+        }
     }
 
-    /// Returns by what a re-dial names the connection; `None` if it is not to be dialled again.
-    pub(super) fn redial_id(&self) -> Option<RedialId> {
-        self.lock().redial.as_ref().map(RedialTerms::id)
-    }
-
-    /// Returns how the connection is dialled again.
+    /// Returns how the connection is dialled again; `None` if it is not.
     pub(super) fn redial_terms(&self) -> Option<RedialTerms> {
         self.lock().redial.clone()
     }
 
-    /// Returns the key by which re-dials are authenticated.
+    /// Returns the key of re-dials, once the handshake is over.
     pub(super) fn redial_key(&self) -> Option<Secret> {
-        self.lock().redial.as_ref().and_then(RedialTerms::key)
+        let inner = self.lock();
+        let key = || inner.redial.as_ref()?.key();
+        matches!(inner.phase, Phase::Open { .. } | Phase::Broken(_)).then(key)?
     }
 
     /// Returns since when the connection is broken, and why.
     pub(super) fn broken(&self) -> Option<(Instant, String)> {
-        self.lock().broken.clone()
+        match &self.lock().phase {
+            Phase::Broken(broke) => Some((broke.since, broke.to_string())),
+            _ => None,
+        }
     }
 
+    /// Records why a broken connection has not been reached yet, for the error of its owner.
+    pub(super) fn set_failed_dials(&self, failures: &[String]) {
+        if let Phase::Broken(broke) = &mut self.lock().phase {
+            broke.dials = failures.join("; ");
+        }
+    }
+
+    /// Returns whether the present TCP connection, or the one that broke, has just replaced another.
     pub(super) fn just_resumed(&self) -> bool {
-        self.lock().resumed.is_some_and(|at| at.elapsed() < JUST_RESUMED)
+        let resumed = match &self.lock().phase {
+            Phase::Open { resumed, .. } | Phase::Broken(Break { resumed, .. }) => *resumed,
+            _ => None,
+        };
+        resumed.is_some_and(|at| at.elapsed() < JUST_RESUMED)
     }
 
     /// Returns whether a frame with a wrong tag has come since the last call.
     pub(super) fn take_forged(&self) -> bool {
-        std::mem::take(&mut self.lock().forged_news)
+        mem::take(&mut self.lock().forged)
     }
 
-    /// Breaks the connection: the peer has found that it does not work.
-    pub(super) fn interrupt(&self, why: &str) {
-        self.break_off(&mut self.lock(), why.into());
-    }
-
-    /// Replaces the socket by `stream` with these keys. `sent` are frames with their tags that are
-    /// to be sent first, `unread` was read from the socket. Returns when and why the connection broke.
-    pub(super) fn resume(
-        &self,
-        stream: Stream,
-        keys: Keys,
-        sent: &[u8],
-        unread: Vec<u8>,
-    ) -> Option<(Instant, String)> {
-        let mut inner = self.lock();
-        inner.abandon();
-        let peer = stream.peer_addr().ok();
-        inner.set_stream(stream, peer, unread);
-        inner.security = Security::Keys(Box::new(keys));
-        inner.outbox.extend_from_slice(sent);
-        inner.resumed = Some(Instant::now());
-        self.state.store(ChannelState::Open as u8, Ordering::Release);
-        inner.pending.push(ChannelEvent::Resumed);
-        inner.broken.take()
-    }
-
-    /// Closes the socket at once.
-    pub(super) fn abort(&self) {
-        self.lock().hang_up();
-    }
-
-    /// Marks the connection as broken. Frames that were not sent or not read whole are dropped.
-    fn break_off(&self, inner: &mut Inner, why: String) {
-        inner.abandon();
-        if inner.end.is_none() {
-            inner.broken = Some((Instant::now(), why));
-            self.state.store(ChannelState::Broken as u8, Ordering::Release);
-            inner.pending.push(ChannelEvent::Broken);
+    /// Writes what waits and reads what has come. Called by the thread.
+    pub(super) fn on_ready(&self) -> LinkStatus {
+        loop {
+            let mut inner = self.lock();
+            let Some(wire) = inner.phase.wire() else { return inner.status() };
+            wire.write();
+            let rest = wire.read();
+            self.decode(&mut inner);
+            match rest {
+                Rest::More => {}
+                Rest::Nothing => return inner.status(),
+                // The messages may have ended the connection.
+                _ if inner.phase.wire().is_none() => {}
+                Rest::Fin => {
+                    let why = "closed the connection without a BYE; did its process end?".to_owned();
+                    // Within a handshake something between the ends may have closed it.
+                    let is_handshake = matches!(inner.phase, Phase::Handshake(_)) && inner.proved;
+                    self.finish(&mut inner, if is_handshake { End::Broken(why) } else { End::Lost(why) });
+                }
+                Rest::Broken(e) => self.lose(&mut inner, broken(&e)),
+            }
         }
     }
 
-    /// Closes the socket and stores the reason, unless there is one already.
+    /// Turns the frames that were read into messages.
+    fn decode(&self, inner: &mut Inner) {
+        while let Some(wire) = inner.phase.wire() {
+            match wire.next() {
+                Ok(Some(message)) => self.queue(inner, message),
+                Ok(None) => return,
+                Err(Wrong::Frame(what)) => self.finish(inner, End::Violation(what)),
+                // Something between the ends, or another process, has written to it.
+                Err(Wrong::Tag) => {
+                    inner.forged = true;
+                    let why = "the peer's address sent a frame with a wrong authentication tag: something \
+                               between the ends changes their control connection";
+                    self.lose(inner, why.into());
+                }
+            }
+        }
+    }
+
+    fn queue(&self, inner: &mut Inner, message: Message) {
+        let wrong = match &message {
+            Message::Bye => return self.finish(inner, End::Bye),
+            Message::Proof if !inner.proved => {
+                inner.proved = true;
+                return;
+            }
+            Message::Callback(callback) => {
+                let again = inner.redial.as_mut().is_some_and(|redial| redial.set_peer(callback.clone()));
+                if !again {
+                    return;
+                }
+                "CALLBACK for the second time".into()
+            }
+            Message::Welcome { .. } => "WELCOME for the second time".into(),
+            Message::Redial(_) | Message::Resume | Message::Proof | Message::Ended { .. } => {
+                format!("{} within a connection", message.name())
+            }
+            Message::Down { .. }
+            | Message::State(_)
+            | Message::Verdict(_)
+            | Message::Rebuild(_)
+            | Message::Rebuilt(_)
+            | Message::RebuildFailed(_)
+            | Message::Proved(_)
+            | Message::Up(_)
+            | Message::Return { .. } => format!("{} without a number", message.name()),
+            _ if inner.inbox.len() == INBOX_MAX => {
+                format!("more than {INBOX_MAX} messages that were not requested")
+            }
+            Message::Hello(_)
+            | Message::Wiring(_)
+            | Message::Ready
+            | Message::Probed { .. }
+            | Message::Numbered(_)
+            | Message::Refuse { .. } => {
+                if let Message::Hello(hello) = &message {
+                    inner.who = format!(" ({}, pid {})", hello.host, hello.pid);
+                }
+                inner.inbox.push_back(message);
+                inner.pending.push(ChannelEvent::Message);
+                return;
+            }
+        };
+        self.finish(inner, End::Violation(wrong));
+    }
+
+    /// Ends the TCP connection, which does not work or is not trusted: that says nothing of the peer.
+    /// An established connection goes on with another one, if both ends have failover.
+    fn lose(&self, inner: &mut Inner, why: String) {
+        let Phase::Open { resumed, .. } = inner.phase else { return self.finish(inner, End::Broken(why)) };
+        if !inner.redial.as_ref().is_some_and(RedialTerms::is_agreed) {
+            return self.finish(inner, End::Broken(why));
+        }
+        let broken = Phase::Broken(Break { since: Instant::now(), why, resumed, dials: String::new() });
+        self.enter(inner, broken, ChannelEvent::Broken).into_iter().for_each(Wire::abandon);
+    }
+
+    /// Ends the connection, unless it has ended.
     fn finish(&self, inner: &mut Inner, end: End) {
-        inner.hang_up();
-        inner.redial.iter_mut().for_each(RedialTerms::end_handshake);
-        if inner.end.is_none() {
-            self.state.store(end.state() as u8, Ordering::Release);
-            inner.end = Some(end);
-            inner.pending.push(ChannelEvent::Ended);
+        if matches!(inner.phase, Phase::Ended(_)) {
+            return;
         }
+        let close = if matches!(end, End::Broken(_)) { Wire::abandon } else { Wire::hang_up };
+        self.enter(inner, Phase::Ended(end), ChannelEvent::Ended).into_iter().for_each(close);
     }
-}
 
-/// Returns the frame of a message, without a tag.
-pub(super) fn encoded(message: &Message) -> Result<Vec<u8>> {
-    message.encode().map_err(|e| Error::Internal(format!("{} to send: {e}", message.name())))
+    /// Begins a phase. Returns the TCP connection of the one before.
+    fn enter(&self, inner: &mut Inner, phase: Phase, event: ChannelEvent) -> Option<Wire> {
+        self.state.store(phase.state() as u8, Ordering::Release);
+        inner.pending.push(event);
+        mem::replace(&mut inner.phase, phase).into_wire()
+    }
 }
 
 impl Inner {
-    /// Queues a frame with its tag.
-    fn append(&mut self, mut frame: Vec<u8>) {
-        match &mut self.security {
-            Security::None => {}
-            Security::Awaited(frames) => return frames.push(frame),
-            Security::Keys(keys) => keys.seal(&mut frame),
+    fn status(&self) -> LinkStatus {
+        match self.phase {
+            Phase::Connecting(_) | Phase::Handshake(_) | Phase::Open { .. } => LinkStatus::Open,
+            Phase::Broken(_) => LinkStatus::Broken,
+            Phase::Ended(_) => LinkStatus::Closed,
         }
-        self.outbox.extend_from_slice(&frame);
-        self.held_until = None;
-    }
-
-    /// Shuts the socket down before it closes it: a forked child holds the socket too, and a close
-    /// alone would leave the peer waiting.
-    fn hang_up(&mut self) {
-        if let Some(stream) = self.stream.take() {
-            // Fails only if the peer has closed.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-
-    /// Closes the socket by RST: a FIN would mean that this process has ended.
-    fn abandon(&mut self) {
-        if let Some(stream) = self.stream.take() {
-            socket::reset_on_close(&stream);
-        }
-        self.outbox.clear();
-        self.fault = None;
-    }
-
-    /// Sets the stream. One that has ended already has no peer: the name stays the last one.
-    fn set_stream(&mut self, stream: Stream, peer: Option<SocketAddr>, unread: Vec<u8>) {
-        self.peer = peer.map(canonical).or(self.peer);
-        self.stream = Some(stream);
-        self.unread = unread;
-    }
-
-    /// Returns whether a broken TCP connection is replaced by a new one.
-    fn may_resume(&self) -> bool {
-        self.established && self.redial.as_ref().is_some_and(RedialTerms::is_agreed)
     }
 
     /// "10.0.0.2:4711 (node7, pid 42)"; `None` before the peer was reached.
@@ -410,9 +502,49 @@ impl Inner {
         self.peer.map(|peer| format!("{peer}{}", self.who))
     }
 
-    fn error(&self, end: &End) -> Error {
-        end.error(self.name(), self.step)
+    /// Returns the error of a connection that has ended. A peer that was never reached has no name.
+    fn error(&self) -> Option<Error> {
+        let Phase::Ended(end) = &self.phase else { return None };
+        let during = self.step.map_or(String::new(), |step| format!(" while this end waited for {step}"));
+        let peer = self.name();
+        let name = peer.as_deref().unwrap_or("the peer");
+        Some(match end {
+            // The reason names the addresses.
+            End::Lost(why) | End::Broken(why) if peer.is_none() => Error::Peer(why.clone()),
+            End::Bye => Error::Peer(format!("{name} has closed the connection{during}")),
+            End::Left => Error::Peer(format!("this end has closed the connection to {name}")),
+            End::Lost(why) | End::Broken(why) => Error::Peer(format!("{name}: {why}{during}")),
+            End::Violation(why) => Error::Protocol(format!("{name} sent {why}{during}")),
+        })
     }
+}
+
+impl Pending {
+    /// Adds an event, unless nobody is to be notified.
+    fn push(&mut self, event: ChannelEvent) {
+        if self.hook.is_some() && self.events.last() != Some(&event) {
+            self.events.push(event);
+        }
+    }
+}
+
+/// Why the TCP connection broke, and why there is no other one yet.
+impl fmt::Display for Break {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)?;
+        if self.dials.is_empty() { Ok(()) } else { write!(f, "; dialled again: {}", self.dials) }
+    }
+}
+
+/// Describes a failed read. A process that ends with unread bytes resets its connections; those of
+/// a host that ends time out.
+fn broken(e: &io::Error) -> String {
+    let cause = match e.kind() {
+        ErrorKind::ConnectionReset => "; did its process end?",
+        ErrorKind::TimedOut => "; is its host up, and the network between?",
+        _ => "",
+    };
+    format!("the connection broke: {e}{cause}")
 }
 
 #[cfg(test)]

@@ -5,9 +5,11 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
+use mio::net::TcpStream;
+
 use super::*;
 use crate::fork_guard::NotInherited;
-use crate::proto::{HEADER_BYTES, MAX_FRAME_BYTES, Peeked, Role, Transcript};
+use crate::proto::{HEADER_BYTES, MAX_FRAME_BYTES, Peeked, Session, Transcript};
 
 /// Most bytes of one write to the socket: its buffer has room for them.
 const MAX_PIECE: usize = 32 << 10;
@@ -44,9 +46,9 @@ fn read_in_pieces(bytes: &[u8], read_before: usize, mut next_piece: impl FnMut()
     ours.set_nonblocking(true).unwrap();
     let ours = std::net::TcpStream::from(OwnedFd::from(ours));
     let stream = NotInherited::new(|| Ok(TcpStream::from_std(ours))).unwrap();
-    let link = Link::with_redial(None);
-    link.secure(&session(), Role::Acceptor, None).unwrap();
-    link.establish(stream, (Ipv4Addr::LOCALHOST, 1).into(), before.to_vec());
+    let link = Link::new(None);
+    let wire = Wire::new(stream, session().keys_of(Role::Acceptor, None), before.to_vec());
+    link.begin(wire, Role::Acceptor, (Ipv4Addr::LOCALHOST, 1).into(), [0; 16]).unwrap();
     while !rest.is_empty() {
         let (piece, behind) = rest.split_at(next_piece().clamp(1, rest.len().min(MAX_PIECE)));
         rest = behind;
@@ -55,7 +57,8 @@ fn read_in_pieces(bytes: &[u8], read_before: usize, mut next_piece: impl FnMut()
             break;
         }
         link.on_ready();
-        assert!(link.lock().unread.len() <= MAX_UNREAD, "{} bytes are held", link.lock().unread.len());
+        let held = link.lock().phase.wire().map_or(0, |wire| wire.unread());
+        assert!(held <= MAX_UNREAD, "{held} bytes are held");
     }
     drop(peer);
     assert_ne!(link.on_ready(), LinkStatus::Open, "the peer has closed the connection");

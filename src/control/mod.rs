@@ -12,51 +12,34 @@
 //! the handle's addresses on its own networks, then the others, each soon after the one before
 //! (`targets`). On each that connects it sends the same HELLO with a random token. The listener
 //! answers the first HELLO with that token by WELCOME, and drops the others once the connector has
-//! proved itself. An address that leads to
-//! another host does no harm: every host may have a 172.17.0.1.
+//! proved itself. An address that leads to another host does no harm: every host may have a
+//! 172.17.0.1.
 //!
 //! With failover a TCP connection that breaks is no end of its channel: the ends replace it by a
-//! new one (`redialer`). A FIN without BYE is the end of the peer's process, and ends the channel.
+//! new one (`redial`). A FIN without BYE is the end of the peer's process, and ends the channel.
 
-mod accepted;
-mod acceptor;
-mod attempt;
-mod beginnings;
+mod bounds;
 mod channel;
 mod connector;
-mod end;
 mod half_open;
-mod half_open_list;
-mod host;
-mod interface_watch;
 mod interfaces;
-mod known_addresses;
-mod lingering;
 mod link;
 mod listener;
-mod news;
 mod options;
 mod reactor;
-mod redial_listener;
-mod redial_terms;
-mod redialed;
-mod redialer;
-mod rival;
-mod seats;
+mod redial;
 mod socket;
 mod sockets;
 mod targets;
+mod wire;
 
-pub use channel::Channel;
-pub use end::ChannelState;
-pub(crate) use interfaces::Interface;
+pub(crate) use bounds::Seat;
+pub use channel::{Channel, ChannelEvent, ChannelState, News};
 pub use interfaces::interfaces;
-pub(crate) use interfaces::reachable;
+pub(crate) use interfaces::{Interface, reachable};
 #[cfg(any(test, feature = "simulation"))]
 pub use link::simulated;
 pub use listener::Listener;
-pub use news::{ChannelEvent, News};
 pub use options::{Failover, Options, Tolerance};
 pub use reactor::Control;
-pub(crate) use seats::Seat;
 pub(crate) use sockets::FrameCounts;

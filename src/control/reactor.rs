@@ -18,14 +18,12 @@ use std::time::{Duration, Instant};
 use mio::{Events, Poll, Token, Waker};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::host;
-use super::interface_watch::Interfaces;
-use super::interfaces::Interface;
-use super::known_addresses::KnownAddresses;
-use super::news::Call;
-use super::redial_listener::SharedListener;
-use super::seats::Seats;
+use super::bounds::Seats;
+use super::interfaces::{Interface, Interfaces};
+use super::link::Call;
+use super::redial::SharedListener;
 use super::sockets::{FrameCounts, HANDSHAKES, Sockets, WAKER};
+use super::targets::{self, KnownAddresses};
 use crate::background;
 use crate::error::{Error, Result};
 use crate::log;
@@ -70,7 +68,7 @@ impl Control {
         Self {
             running,
             interfaces,
-            host: host::here(),
+            host: targets::here(),
             known: Arc::default(),
             warned,
             counts,

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::super::end::ChannelState;
+use super::super::channel::ChannelState;
 use super::super::link::{Link, tests::established};
 use super::super::sockets::Entry;
 use super::*;
@@ -20,7 +20,7 @@ impl FrameCounts for NoCounts {
 fn a_panic_under_the_lock_fails_every_connection() {
     let control = Control::new(Arc::default(), Arc::new(NoCounts));
     let reactor = control.reactor().unwrap();
-    let link = Arc::new(Link::with_redial(None));
+    let link = Arc::new(Link::new(None));
     let entry = Entry::Link(Arc::clone(&link));
     reactor
         .with(|sockets| {

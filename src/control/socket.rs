@@ -1,6 +1,6 @@
 //! Sockets with the options of control connections.
 
-use std::io;
+use std::io::{self, ErrorKind, Read};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -8,7 +8,9 @@ use mio::net::{TcpListener, TcpStream};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::config::Family;
+use crate::error::{Error, Result};
 use crate::fork_guard::NotInherited;
+use crate::proto::Nonce;
 
 const BACKLOG: i32 = 1024;
 
@@ -59,7 +61,7 @@ pub(super) fn accept(listener: &ListenSocket) -> io::Result<(Stream, SocketAddr)
         Ok(stream)
     })?;
     // `accept` has succeeded.
-    from.map(|addr| (stream, addr)).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    from.map(|addr| (stream, addr)).ok_or_else(|| ErrorKind::NotConnected.into())
 }
 
 /// Sends small messages at once, and limits how long the peer's host may be silent: `silence` for
@@ -85,6 +87,31 @@ pub(super) fn reset_on_close(stream: &Stream) {
 pub(super) fn close_in_order(stream: &Stream) {
     // As above.
     let _ = SockRef::from(&**stream).set_linger(None);
+}
+
+/// Appends what has come to `read`, at most 4 KiB. Returns `false` if there is nothing now, and an error
+/// of kind `UnexpectedEof` at the end of the bytes.
+pub(super) fn read_some(stream: &mut Stream, read: &mut Vec<u8>) -> io::Result<bool> {
+    let mut chunk = [0; 4096];
+    loop {
+        match stream.read(&mut chunk) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                read.extend_from_slice(&chunk[..n]);
+                return Ok(true);
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Returns bytes that nobody can guess.
+pub(super) fn random() -> Result<Nonce> {
+    let mut nonce = Nonce::default();
+    getrandom::fill(&mut nonce).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
+    Ok(nonce)
 }
 
 /// Converts an IPv4-mapped address, as a listener on both families returns it, to IPv4.

@@ -13,22 +13,14 @@ use mio::event::Source;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token};
 
-use super::acceptor::Acceptor;
-use super::attempt::{Attempt, Outcome};
-use super::beginnings::RedialId;
-use super::connector::Connector;
+use super::bounds::HalfOpenList;
+use super::channel::ChannelState;
+use super::connector::{Attempt, Connector, Outcome};
 use super::half_open::HalfOpen;
-use super::half_open_list::HalfOpenList;
-use super::lingering::Lingering;
-use super::link::{Link, LinkStatus};
-use super::news::Call;
-use super::redialed::Redialed;
-use super::redialer::Redialer;
-use super::rival::Rival;
-use crate::proto::{FrameKey, Session};
-
-#[path = "sockets_redial.rs"]
-mod redial;
+use super::link::{Call, Link, LinkStatus};
+use super::listener::Acceptor;
+use super::redial::{RedialId, Redialer, Redialled};
+use super::wire::{Lingering, Wire};
 
 /// The token by which the thread is woken.
 pub(super) const WAKER: Token = Token(0);
@@ -50,15 +42,13 @@ pub(crate) trait FrameCounts: fmt::Debug + Send + Sync {
 pub(super) enum Entry {
     Listener(Acceptor),
     HalfOpen(HalfOpen),
-    /// A further connection with one HELLO.
-    Rival(Rival),
     Connector(Connector),
     Attempt(Attempt),
     Link(Arc<Link>),
     /// A broken connection that is dialled again.
     Redialer(Redialer),
-    /// An accepted connection that is to replace a broken one.
-    Redialed(Redialed),
+    /// An accepted TCP connection that is to replace a broken one.
+    Redialled(Redialled),
     Lingering(Lingering),
 }
 
@@ -67,19 +57,11 @@ impl Entry {
     fn link(&self) -> Option<&Arc<Link>> {
         match self {
             Self::Link(link) => Some(link),
+            Self::Connector(connector) => Some(connector.link()),
             Self::Redialer(redialer) => Some(redialer.link()),
             _ => None,
         }
     }
-}
-
-/// The answer to a first frame, which proves that this end has the secret.
-pub(super) struct Answer {
-    pub(super) session: Session,
-    /// The frame.
-    pub(super) welcome: Vec<u8>,
-    /// The key of the frames behind the first one.
-    pub(super) early: FrameKey,
 }
 
 /// All sockets.
@@ -100,7 +82,7 @@ pub(super) struct Sockets {
     /// The ready entries while they are stepped.
     ready: Vec<Token>,
     last: usize,
-    /// The connections that peers may dial again.
+    /// The connections of this process that have not ended.
     redials: HashMap<RedialId, Token>,
     /// Calls that notify the owners of channels.
     news: Vec<Call>,
@@ -167,18 +149,17 @@ impl Sockets {
                 return whole.into_iter().for_each(|token| self.step(token));
             }
             Entry::HalfOpen(half_open) => half_open.on_ready(token, self),
-            Entry::Rival(rival) => rival.on_ready(token, self),
             Entry::Connector(connector) => connector.on_timer(token, self),
-            Entry::Attempt(attempt) => attempt.on_ready(token, self),
+            Entry::Attempt(attempt) => attempt.on_ready(self),
             Entry::Link(link) => self.step_link(token, link),
             Entry::Redialer(redialer) => redialer.on_timer(token, self),
-            Entry::Redialed(redialed) => redialed.on_ready(token, self),
+            Entry::Redialled(redialled) => redialled.on_ready(token, self),
             Entry::Lingering(lingering) => lingering.advance(token, self),
         };
         self.put_back(token, entry);
     }
 
-    fn step_link(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
+    pub(super) fn step_link(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
         let status = self.serve(&link);
         link.take_news(&mut self.news);
         match status {
@@ -201,7 +182,7 @@ impl Sockets {
     }
 
     /// Takes an entry out of the table while it is served: that may change the table.
-    fn take(&mut self, token: Token) -> Option<Entry> {
+    pub(super) fn take(&mut self, token: Token) -> Option<Entry> {
         let entry = self.entries.remove(&token)?;
         self.in_hand = entry.link().cloned();
         Some(entry)
@@ -283,18 +264,37 @@ impl Sockets {
     /// Moves a connection whose handshake is over to the thread.
     pub(super) fn hand_over(&mut self, token: Token) {
         let Some(Entry::Link(link)) = self.entries.get(&token) else { return };
-        let moved = link.with_stream(|stream, all_sent| {
-            self.handshakes.registry().deregister(stream)?;
-            let interest = if all_sent { Interest::READABLE } else { BOTH };
-            self.established.register(stream, token, interest)
+        let moved = link.with_wire(|wire| {
+            self.handshakes.registry().deregister(&mut *wire.stream)?;
+            let interest = if wire.unsent() == 0 { Interest::READABLE } else { BOTH };
+            self.established.register(&mut *wire.stream, token, interest)
         });
-        if let Err(e) = moved {
-            return link.fail(format!("epoll_ctl failed: {e}"));
+        match moved {
+            Ok(()) => link.set_established(),
+            Err(e) => link.fail(format!("epoll_ctl failed: {e}")),
         }
-        link.set_established();
-        if let Some(id) = link.redial_id() {
-            // A second one with this token is not its connector's: tokens are random.
-            self.redials.entry(id).or_insert(token);
+    }
+
+    /// Makes a connection known to peers that dial it again.
+    pub(super) fn began(&mut self, channel: Token, link: &Link) {
+        if let Some(terms) = link.redial_terms() {
+            self.redials.insert(terms.id(), channel);
+        }
+    }
+
+    /// Finds a connection that has not ended, and the token of its channel.
+    pub(super) fn unended(&self, id: &RedialId) -> Option<(Token, Arc<Link>)> {
+        let channel = *self.redials.get(id)?;
+        let link = self.entries.get(&channel)?.link()?;
+        matches!(link.state(), ChannelState::Open | ChannelState::Broken).then(|| (channel, Arc::clone(link)))
+    }
+
+    /// Drops what is known of a connection that has ended, and notifies its owner.
+    pub(super) fn ended(&mut self, channel: Token, link: &Link) {
+        link.take_news(&mut self.news);
+        let id = link.redial_terms().map(|terms| terms.id());
+        if let Some(id) = id.filter(|id| self.redials.get(id) == Some(&channel)) {
+            self.redials.remove(&id);
         }
     }
 
@@ -319,22 +319,19 @@ impl Sockets {
     pub(super) fn remove(&mut self, token: Token) {
         match self.entries.remove(&token) {
             Some(Entry::Listener(acceptor)) => acceptor.close(token, self),
-            Some(Entry::Connector(connector)) => connector.close(self),
+            Some(Entry::Connector(connector)) => {
+                self.ended(token, connector.link());
+                connector.close(self);
+            }
             Some(Entry::Link(link)) => {
                 self.ended(token, &link);
-                link.abort();
+                link.leave().into_iter().for_each(Wire::hang_up);
             }
             Some(Entry::Redialer(redialer)) => {
                 self.ended(token, redialer.link());
                 redialer.close(self);
             }
-            Some(
-                Entry::HalfOpen(_)
-                | Entry::Rival(_)
-                | Entry::Attempt(_)
-                | Entry::Redialed(_)
-                | Entry::Lingering(_),
-            )
+            Some(Entry::HalfOpen(_) | Entry::Attempt(_) | Entry::Redialled(_) | Entry::Lingering(_))
             | None => self.half_open.remove(token),
         }
     }
@@ -346,27 +343,22 @@ impl Sockets {
         }
     }
 
-    pub(super) fn attempt_state(&self, token: Token) -> Option<(SocketAddr, String)> {
+    /// Describes an attempt for the error of a connector that gives up.
+    pub(super) fn attempt_state(&self, token: Token) -> &'static str {
         match self.entries.get(&token) {
-            Some(Entry::Attempt(attempt)) => Some(attempt.describe()),
-            _ => None,
+            Some(Entry::Attempt(attempt)) if attempt.is_connected() => "connected, no answer",
+            _ => "no connection yet",
         }
     }
 
-    /// Passes the result of an attempt to its connector.
-    pub(super) fn attempt_ended(
-        &mut self,
-        connector: Token,
-        attempt: Token,
-        addr: SocketAddr,
-        result: Outcome,
-    ) {
-        let entry = match self.take(connector) {
-            Some(Entry::Connector(c)) => c.on_result(connector, attempt, addr, result, self),
-            Some(Entry::Redialer(redialer)) => redialer.on_result(connector, addr, result, self),
+    /// Passes the result of an attempt to its owner.
+    pub(super) fn attempt_ended(&mut self, owner: Token, addr: SocketAddr, result: Outcome) {
+        let entry = match self.take(owner) {
+            Some(Entry::Connector(connector)) => connector.on_result(owner, addr, result, self),
+            Some(Entry::Redialer(redialer)) => redialer.on_result(owner, addr, result, self),
             other => other,
         };
-        self.put_back(connector, entry);
+        self.put_back(owner, entry);
     }
 
     /// Ends all connections: nothing serves them any more.

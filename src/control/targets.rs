@@ -1,11 +1,15 @@
-//! The order in which a connector tries the addresses of a handle.
+//! The order in which a connector tries the addresses of a handle, by what it knows of both hosts.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+
 use super::interfaces::{Interface, in_groups};
-use crate::proto::{Handle, HostId};
+use crate::proto::{Addr, Handle, HostId};
 
 /// How long an address is tried before the next one of its group is tried as well.
 const STAGGER: Duration = Duration::from_millis(15);
@@ -17,8 +21,6 @@ const GROUP_STAGGER: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub(super) addr: SocketAddr,
-    /// Not before this.
-    pub(super) from: Instant,
     /// Not before this while others are in progress.
     pub(super) next_at: Instant,
 }
@@ -26,7 +28,7 @@ pub(super) struct Target {
 /// The addresses of a handle that a connector tries, in order.
 #[derive(Debug)]
 pub(super) struct Targets {
-    pub(super) targets: VecDeque<Target>,
+    pub(super) targets: Vec<Target>,
     /// Those that lead to this host although the listener is on another one.
     pub(super) skipped: Vec<SocketAddr>,
 }
@@ -44,9 +46,9 @@ impl Targets {
         let skips = |ip| leads_here(ip, handle.host(), here, local);
         let worked = worked.filter(|ip| !skips(*ip)).map(|ip| SocketAddr::new(ip, handle.port()));
         let mut next_at = now;
-        let mut targets = VecDeque::new();
+        let mut targets = Vec::new();
         let mut push = |addr, pause| {
-            targets.push_back(Target { addr, from: now, next_at });
+            targets.push(Target { addr, next_at });
             next_at += pause;
         };
         worked.into_iter().for_each(|addr| push(addr, GROUP_STAGGER));
@@ -72,11 +74,63 @@ fn leads_here(ip: IpAddr, there: HostId, here: HostId, local: &[Interface]) -> b
     own && !here.may_share_network(there) || !here.may_share_kernel(there) && bridged()
 }
 
+/// Hosts that are remembered. One more forgets all: their addresses are found again.
+const HOSTS_MAX: usize = 4096;
+
+/// By the addresses of a host's handles, the one that was the first to answer.
+#[derive(Debug, Default)]
+pub(super) struct KnownAddresses(Mutex<HashMap<Box<[Addr]>, IpAddr>>);
+
+impl KnownAddresses {
+    /// Returns the address of a host that was the first to answer the last time.
+    pub(super) fn of(&self, host: &[Addr]) -> Option<IpAddr> {
+        self.0.lock().get(host).copied()
+    }
+
+    /// Prefers the address of a host that follows this one: a connection to it broke.
+    pub(super) fn prefer_next(&self, host: &[Addr], broke: IpAddr) {
+        let at = host.iter().position(|addr| addr.ip() == broke);
+        let next = at.and_then(|at| host.get((at + 1) % host.len()));
+        next.into_iter().for_each(|next| self.add(host, next.ip()));
+    }
+
+    /// Remembers the address of a host that was the first to answer.
+    pub(super) fn add(&self, host: &[Addr], answered: IpAddr) {
+        let mut hosts = self.0.lock();
+        if let Some(known) = hosts.get_mut(host) {
+            *known = answered;
+            return;
+        }
+        if hosts.len() == HOSTS_MAX {
+            hosts.clear();
+        }
+        hosts.insert(host.into(), answered);
+    }
+}
+
+/// Reads the id of this host. A part that cannot be read is unknown.
+///
+/// The boot id names the running kernel: unlike a host name, an address or a machine id, no two
+/// running hosts share it, not even clones of one disk image. Containers of a host have the same
+/// boot id, and may have another network: the inode of the network namespace distinguishes them.
+/// NCCL hashes the same two for its own question whether two ranks share a host.
+pub(super) fn here() -> HostId {
+    let Ok(boot) = std::fs::read("/proc/sys/kernel/random/boot_id") else { return HostId::default() };
+    let network = std::fs::metadata("/proc/self/ns/net").map(|meta| meta.ino().to_le_bytes());
+    HostId { boot: hash(&[&boot]), network: network.map_or(0, |inode| hash(&[&boot, &inode])) }
+}
+
+/// Returns a hash that is never 0.
+fn hash(parts: &[&[u8]]) -> u32 {
+    let mut sha = Sha256::new();
+    parts.iter().for_each(|part| sha.update(part));
+    let digest: [u8; 32] = sha.finalize().into();
+    u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]]).max(1)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::known_addresses::KnownAddresses;
     use super::*;
-    use crate::proto::Addr;
 
     fn interface(name: &str, ip: [u8; 4], prefix: u8) -> Interface {
         Interface { name: name.into(), index: 0, addr: Addr::new(ip.into(), prefix).unwrap() }
@@ -137,5 +191,44 @@ mod tests {
         assert_eq!(tried(id(1, 3)), ips(&[far, container]));
         assert_eq!(tried(id(1, 2)), ips(&all));
         assert_eq!(tried(id(0, 0)), ips(&all));
+    }
+
+    #[test]
+    fn the_last_answer_of_each_host_is_known_and_memory_is_bounded() {
+        let addr = |n: u32| Addr::new(IpAddr::from(n.to_be_bytes()), 24).unwrap();
+        let (known, ip) = (KnownAddresses::default(), |n| addr(n).ip());
+        let (one, two) = ([addr(1), addr(2)], [addr(1), addr(3)]);
+        assert_eq!(known.of(&one), None);
+        known.add(&one, ip(1));
+        known.add(&one, ip(2));
+        known.add(&two, ip(1));
+        assert_eq!((known.of(&one), known.of(&two)), (Some(ip(2)), Some(ip(1))));
+        known.prefer_next(&one, ip(2));
+        known.prefer_next(&two, ip(9));
+        assert_eq!((known.of(&one), known.of(&two)), (Some(ip(1)), Some(ip(1))));
+        known.prefer_next(&one, ip(1));
+        assert_eq!(known.of(&one), Some(ip(2)));
+        for n in 0..2 * HOSTS_MAX as u32 {
+            known.add(&[addr(n + 10)], ip(n + 10));
+            assert!(known.0.lock().len() <= HOSTS_MAX);
+        }
+    }
+
+    #[test]
+    fn this_host_has_an_id_that_stays() {
+        let host = here();
+        assert_eq!(host, here());
+        assert!(host.boot != 0 && host.network != 0 && host.boot != host.network, "{host:?}");
+    }
+
+    #[test]
+    fn unknown_hosts_may_be_the_same_and_others_are_not() {
+        let id = |boot, network| HostId { boot, network };
+        let share = |a: HostId, b: HostId| (a.may_share_kernel(b), a.may_share_network(b));
+        assert_eq!(share(id(1, 2), id(1, 2)), (true, true));
+        assert_eq!(share(id(1, 2), id(1, 3)), (true, false));
+        assert_eq!(share(id(1, 2), id(4, 2)), (false, false));
+        assert_eq!(share(id(1, 2), id(0, 0)), (true, true));
+        assert_eq!(share(id(1, 0), id(1, 3)), (true, true));
     }
 }

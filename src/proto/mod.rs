@@ -30,7 +30,6 @@ mod terms;
 mod wire;
 mod wiring;
 
-pub(crate) use auth::FrameKey;
 pub use auth::{Claim, Keys, Secret, Session, TAG_BYTES, Transcript, ended_commitment};
 pub(crate) use auth::{ListenerId, Tag, ended_proof, same_tag};
 pub use control_memory::{
@@ -60,6 +59,7 @@ pub(crate) use message::{NO_ANSWER, NO_ROUTE, NOT_TRIED, PORT_CHANGED, SRQ_FAILE
 pub(crate) use rail_set::RailSet;
 pub use record::RECORD_BYTES;
 pub(crate) use record::{Record, RecordError};
+pub(crate) use redial::MAX_CALLBACK_ADDRS;
 pub use redial::{Callback, Redial};
 pub use release::Release;
 pub(crate) use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split, Weights};

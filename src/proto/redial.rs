@@ -6,7 +6,7 @@ use super::wire::{DecodeError, Layout, Reader, Writer};
 use super::{Addr, ListenerId, Nonce, Role, Secret, TAG_BYTES, Tag, same_tag};
 
 /// Most addresses of a CALLBACK.
-const MAX_ADDRS: usize = 16;
+pub(crate) const MAX_CALLBACK_ADDRS: usize = 16;
 
 /// Where the process of an end accepts connections that replace a broken one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -40,7 +40,7 @@ pub struct Redial {
 impl Callback {
     pub(super) fn write(&self, out: &mut Writer) {
         out.bytes(&self.id).u16(self.port);
-        out.list(&self.addrs, MAX_ADDRS, "addresses", |out, addr| addr.write(out));
+        out.list(&self.addrs, MAX_CALLBACK_ADDRS, "addresses", |out, addr| addr.write(out));
         out.bytes(&self.ended);
     }
 
@@ -50,7 +50,7 @@ impl Callback {
         if port == 0 {
             return Err(DecodeError::Range { what: "port", found: 0, expected: "1 to 65535" });
         }
-        let addrs = from.list(MAX_ADDRS, "addresses", Addr::read)?;
+        let addrs = from.list(MAX_CALLBACK_ADDRS, "addresses", Addr::read)?;
         Ok(Self { id, port, addrs, ended: from.array("hash of the end")? })
     }
 }

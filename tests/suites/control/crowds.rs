@@ -11,7 +11,7 @@ use mpib_tests::holdings::descriptors;
 use mpib_tests::pair::until;
 use mpib_tests::peer::{Peer, answer, commands, handle_of, word};
 use mpib_tests::process::Role;
-use mpib_tests::raw::{Raw, dial, hello_frame};
+use mpib_tests::raw::{Raw, hello_frame};
 use mpib_tests::{here, isolated, isolated_with};
 use nccl_net_mpib::simulation::control::{Channel, Listener};
 use nccl_net_mpib::simulation::proto::{HELLO_PREFIX_BYTES, Handle, Message, TAG_BYTES};
@@ -159,11 +159,6 @@ fn holders_of_the_id_keep_nobody_out() {
                 eprintln!("a peer got in beside {} holders of the id in {:?}", n + 1, begin.elapsed());
             }
         }
-        // The connector whose HELLO they have copied gets in, too.
-        let mut stream = dial(listener.handle().port());
-        stream.write_all(&right).unwrap();
-        let _right = Raw::after_hello(stream, listener.handle().secret(), TOKEN, &right);
-        until("the connector", || listener.try_accept().unwrap().filter(Channel::is_proved));
     }));
 }
 

@@ -103,7 +103,7 @@ fn a_message_and_the_end_are_reported_without_a_poll() {
 
 //= faults.md: 50
 //= reach.md: a control connection that breaks is dialled again
-//= protocol.md: dialling again: either end begins, the connector dials
+//= protocol.md: dialling again: either end begins
 #[test]
 fn a_reset_connection_goes_on_whichever_end_sees_it() {
     for sides in [&[Side::Connector, Side::Acceptor][..], &[Side::Connector], &[Side::Acceptor]] {
@@ -130,7 +130,7 @@ fn a_reset_connection_goes_on_whichever_end_sees_it() {
 }
 
 //= faults.md: 53: a firewall forgets sooner than that: the connection is dialled again each time
-//= protocol.md: dialling again: either end begins, the connector dials
+//= protocol.md: dialling again: either end begins
 #[test]
 fn it_goes_on_as_often_as_it_breaks() {
     let (connector, acceptor, proxy) = pair();
@@ -223,10 +223,11 @@ fn a_killed_process_is_lost_though_its_child_lives() {
     });
 }
 
-/// Its host sends a RST: that is no death, until the host refuses to connect.
-//= reach.md: the death of a process is known at once
+/// Its host sends a RST: that is no death, even if the host then refuses to connect. The owner of the
+/// channel, who decides how long to wait, can name it.
+//= protocol.md: dialling again: no failed dial is the end of the process
 #[test]
-fn a_process_killed_with_unread_bytes_is_lost() {
+fn a_process_killed_with_unread_bytes_is_dialled_again() {
     isolated_with(here!(), &[], forks_and_stays, || {
         let (mut peer, _child, channel) = parent();
         let events = Events::of(&channel);
@@ -234,9 +235,12 @@ fn a_process_killed_with_unread_bytes_is_lost() {
         channel.send(&numbered(1)).unwrap();
         until_acknowledged(&channel);
         peer.kill();
-        assert_eq!(events.wait(ChannelEvent::Ended), [ChannelEvent::Broken, ChannelEvent::Ended]);
-        let text = channel.try_recv().unwrap_err().to_string();
-        assert!(text.contains("refuses connections to the process: did its process end?"), "{text}");
+        assert_eq!(events.wait(ChannelEvent::Broken), [ChannelEvent::Broken]);
+        let text = until("a dial that is refused", || {
+            channel.broken().map(|(_, why)| why).filter(|why| why.contains("refused"))
+        });
+        assert!(text.contains("did its process end?; dialled again: "), "{text}");
+        assert_eq!(channel.state(), ChannelState::Broken);
     });
 }
 

@@ -6,10 +6,12 @@ use std::net::Ipv4Addr;
 use mpib_tests::holdings::descriptors;
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::proxy::reset;
-use mpib_tests::raw::{Raw, dial, hello_frame, read_plain};
+use mpib_tests::raw::{Raw, dial, hello_frame, read_frame, read_plain, welcome};
 use mpib_tests::{here, isolated};
 use nccl_net_mpib::simulation::control::{Channel, ChannelState, Listener};
-use nccl_net_mpib::simulation::proto::{Callback, Message, Redial, Role, Secret, ended_commitment};
+use nccl_net_mpib::simulation::proto::{
+    Callback, Message, Redial, Role, Secret, Transcript, ended_commitment,
+};
 
 use super::redial::listen;
 use super::util::{HALF_OPEN, control, handle_with, hello, is_dropped, recv};
@@ -254,26 +256,54 @@ fn the_new_connection_begins_with_a_whole_frame() {
     until("the loss", || (channel.state() == ChannelState::Lost).then_some(()));
 }
 
-/// The connector's host refuses: it is dead. One that does not answer may be alive.
-//= protocol.md: dialling again: refusals of the established address are the end of the process
+/// A connector that does not dial, as behind a firewall that lets only its peer through.
+//= protocol.md: dialling again: either end begins
 #[test]
-fn refusals_of_the_established_address_are_death_and_silence_is_not() {
+fn an_acceptor_reaches_a_connector_that_does_not_dial() {
+    let listener = listen();
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let known = known(&listener, server.local_addr().unwrap().port());
+    reset(&known.peer.stream);
+    let (mut stream, _) = server.accept().unwrap();
+    let hello = read_frame(&mut stream);
+    let (answer, session) = welcome(&Transcript::new(&known.key(), &hello));
+    stream.write_all(&answer).unwrap();
+    let keys = session.keys_of(Role::Connector, None);
+    let mut new = Raw { stream, keys, session, token: known.peer.token, hello };
+    assert_eq!(new.recv(), Message::Resume);
+    new.send(&Message::Ready);
+    assert_eq!(recv(&known.channel), Message::Ready);
+    assert_eq!(known.channel.state(), ChannelState::Open);
+    known.channel.send(&Message::Ready).unwrap();
+    assert_eq!(new.recv(), Message::Ready);
+}
+
+/// However often the peer's address refuses it, or closes it without an answer.
+//= protocol.md: dialling again: no failed dial is the end of the process
+#[test]
+fn no_number_of_failed_dials_ends_a_broken_connection() {
     let listener = listen();
     let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-    let alive = known(&listener, silent.local_addr().unwrap().port());
-    let dead = known(&listener, free);
-    reset(&alive.peer.stream);
-    reset(&dead.peer.stream);
-    until("the loss", || (dead.channel.state() == ChannelState::Lost).then_some(()));
-    assert_eq!(alive.channel.state(), ChannelState::Broken);
-    let (_, why) = alive.channel.broken().unwrap();
-    assert!(why.contains("the connection broke"), "{why}");
-    // It is asked to dial.
-    let (mut asked, _) = silent.accept().unwrap();
-    let Message::Redial(redial) = read_plain(&mut asked) else { panic!("no REDIAL") };
-    assert_eq!((redial.id, redial.from), ([9; 8], Role::Acceptor));
-    // What is sent meanwhile is lost, and no error.
-    alive.channel.send(&Message::Ready).unwrap();
-    assert_eq!(alive.channel.received().unwrap(), None);
+    let asked = known(&listener, silent.local_addr().unwrap().port());
+    let refused = known(&listener, free);
+    reset(&asked.peer.stream);
+    reset(&refused.peer.stream);
+    // Each of them dials, again and again.
+    for _ in 0..4 {
+        let (mut attempt, _) = silent.accept().unwrap();
+        let Message::Redial(redial) = read_plain(&mut attempt) else { panic!("no REDIAL") };
+        assert_eq!((redial.id, redial.from), ([9; 8], Role::Acceptor));
+    }
+    for known in [&asked, &refused] {
+        assert_eq!(known.channel.state(), ChannelState::Broken);
+        let (_, why) = known.channel.broken().unwrap();
+        assert!(why.contains("the connection broke"), "{why}");
+        // What is sent meanwhile is lost, and no error.
+        known.channel.send(&Message::Ready).unwrap();
+        assert_eq!(known.channel.received().unwrap(), None);
+    }
+    let refusal = || refused.channel.broken().map(|(_, why)| why).filter(|why| why.contains("refused"));
+    let why = until("a refused dial", refusal);
+    assert!(why.contains("dialled again: 127.0.0.1:"), "{why}");
 }
