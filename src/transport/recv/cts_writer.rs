@@ -10,10 +10,9 @@ use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
-use crate::transport::recv::profiling;
-use crate::transport::recv::slot::Slot;
+use crate::transport::recv::window::Slot;
+use crate::transport::send_queue::Work;
 use crate::transport::send_queue::{NotPosted, SendQueue};
-use crate::transport::work::Work;
 use crate::verbs::{Local, Remote, WordsWrite};
 
 /// Index of the queue pair that carries all CTS writes. One queue pair keeps them in order, and one
@@ -238,7 +237,7 @@ impl CtsWriter {
         for (i, b) in buffers.iter().enumerate() {
             slot.set_buffer(i, b.buffer);
             if events && CommProfiler::should_report(&mut comm.profiler, b.profiler) {
-                profiling::start(comm, self.seq.slot(), i, b.profiler);
+                CommProfiler::start_receive(comm, self.seq.slot(), i, b.profiler);
             }
         }
         let queue = self.queue(&mut comm.rails);

@@ -14,8 +14,8 @@ use crate::proto::{MAX_RAILS, SLOTS, rails};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::rail::Rail;
-use crate::transport::request::cells::Cells;
-use crate::transport::work::Work;
+use crate::transport::request::Cells;
+use crate::transport::send_queue::Work;
 use crate::verbs::{Local, Remote};
 
 /// Most flushes in flight on one comm: as many as groups of receives, and one flush serves a group.

@@ -1,47 +1,43 @@
 //! The receiving end of a connection.
 
-mod completions;
+mod arrivals;
 pub(crate) mod cts_writer;
-mod episode;
-mod failback;
 pub(crate) mod flush;
-mod incomplete;
-mod key_renewal;
 #[cfg(any(test, feature = "simulation"))]
 mod model_tests;
-pub(crate) mod optional;
-mod profiling;
-mod promises;
-mod receiver;
+mod offer;
 pub(crate) mod receives;
-mod renewed_keys;
-mod single;
-mod slot;
+mod recovery;
+mod window;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
+use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 
+use crate::agent::Subscription;
 use crate::config::Config;
 use crate::error::{Error, Fast, Result};
 use crate::failover;
-use crate::housekeeping::Idleness;
-use crate::proto::{FIFO_BYTES, RECORDS_BYTES, RailSet, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
+use crate::grace::Grace;
+use crate::housekeeping::{Housekeeping, Idleness, Job, JobId, Urgency, job, log_failure};
+use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, RailSet, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
+use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
-use crate::transport::memory::{LivingMrs, Mr};
-use crate::transport::progress::Progress;
-use crate::transport::request::cells::Cells;
-use crate::transport::running::Running;
-use cts_writer::CtsWriter;
-use flush::{Flushes, SINK_BYTES};
-use incomplete::Promises;
-use key_renewal::KeyRenewal;
-pub(crate) use receiver::Receiver;
-use slot::Slot;
+use crate::transport::failover::Running;
+use crate::transport::memory::{LivingMrs, Mr, Registrar};
+use crate::transport::profiler::RECEIVES;
+use crate::transport::progress::{Progress, progress};
+use crate::transport::request::Cells;
+use crate::transport::{Settings, Unusual};
 
+use arrivals::Promises;
+use cts_writer::CtsWriter;
+use flush::{FLUSHES, Flushes, SINK_BYTES};
 #[cfg(any(test, feature = "simulation"))]
 pub use model_tests::simulated;
+use recovery::KeyRenewal;
+use window::Slot;
 
 /// Offset of the bytes of control memory that flushes read into. They are scratch memory.
 pub(crate) const SINK: usize = SCRATCH;
@@ -221,4 +217,201 @@ impl RecvState {
         }
         Ok(())
     }
+}
+
+/// The part of a receiving comm that its requests refer to.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    cells: Cells<SLOTS>,
+    /// Those of flushes. `None` if the comm cannot flush.
+    flush_cells: Option<Cells<FLUSHES>>,
+    memory: Registrar,
+    /// Flushes also read host memory: `MPIB_FLUSH=1`.
+    flush_host: bool,
+    /// Keeps the connection registered with the agent. Only the sender uses its hints.
+    _flow: Option<Subscription>,
+    /// Polls this receiver while NCCL makes no call.
+    housekeeping: Arc<Housekeeping>,
+    job: JobId,
+    closing: Arc<Grace>,
+    /// Whether the last pass of housekeeping has left news to NCCL.
+    urgency: Urgency,
+    // Locked by NCCL's progress thread, and by housekeeping. Registration does not need it.
+    state: StateLock<RecvState>,
+}
+
+impl Receiver {
+    pub(crate) fn new(mut comm: Comm, settings: &Settings, flow: Option<Subscription>) -> Arc<Self> {
+        let config = &settings.config;
+        comm.start_profiling(settings, RECEIVES);
+        let cells = Cells::new();
+        let flush_cells = flush::possible(&comm.rails).then(Cells::new);
+        let flushes = flush_cells.clone().map(|cells| Flushes::new(cells, SINK / 8, &comm.rails));
+        let memory = Registrar::new(comm.nics(), config);
+        let living = memory.living();
+        let receiver = Arc::new(Self {
+            cells: cells.clone(),
+            flush_cells,
+            memory,
+            flush_host: config.flush == Some(true),
+            _flow: flow,
+            housekeeping: Arc::clone(&settings.process.housekeeping),
+            closing: Arc::clone(&settings.process.closing),
+            job: comm.watch().job(),
+            urgency: Urgency::default(),
+            state: StateLock::new(RecvState::new(comm, config, cells, flushes, living)),
+        });
+        settings.process.housekeeping.add(receiver.job, JOB, job(&receiver));
+        receiver
+    }
+
+    pub(crate) fn cells(&self) -> &Cells<SLOTS> {
+        &self.cells
+    }
+
+    /// Returns the states of flushes. `None` if the comm cannot flush.
+    pub(crate) fn flush_cells(&self) -> Option<Cells<FLUSHES>> {
+        self.flush_cells.clone()
+    }
+
+    pub(crate) fn memory(&self) -> &Registrar {
+        &self.memory
+    }
+
+    /// Starts a group of receives, and returns the index of its request.
+    #[inline(always)]
+    pub(crate) fn receive<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
+        &self,
+        buffers: &[RecvBuffer<'_, P>],
+    ) -> Fast<Option<u8>> {
+        match buffers {
+            // The usual case first.
+            [one] => self.memory.check(one.mr, one.buffer)?,
+            wrong if wrong.is_empty() || wrong.len() > MAX_RECVS => return Err(wrong_group(wrong.len())),
+            several => several.iter().try_for_each(|b| self.memory.check(b.mr, b.buffer))?,
+        }
+        let mut state = self.state.enter()?;
+        let started = match state.comm.is_marked() {
+            false => state.start_single::<P, OPTIONAL>(buffers),
+            true => Err(Unusual::Marked),
+        };
+        match started {
+            Ok(slot) => state.leave(Ok(Some(slot))),
+            Err(why) => match buffers {
+                // A copy: the usual receive then stays in registers.
+                [one] => Self::receive_unusual::<P, OPTIONAL>(state, why, &[RecvBuffer { ..*one }]),
+                several => Self::receive_unusual::<P, OPTIONAL>(state, why, several),
+            },
+        }
+    }
+
+    /// Starts a group that cannot take the short path of [`single`](super::single).
+    #[inline(never)]
+    fn receive_unusual<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
+        mut state: Entered<'_, RecvState>,
+        why: Unusual,
+        buffers: &[RecvBuffer<'_, P>],
+    ) -> Fast<Option<u8>> {
+        let slot = match why {
+            Unusual::General => state.start::<P, OPTIONAL>(buffers),
+            Unusual::Marked => state.start_marked::<P, OPTIONAL>(buffers),
+            Unusual::NotPosted(slot, e) => {
+                let rail = state.cts.rail();
+                let failed = state.comm.not_posted(rail, e);
+                if OPTIONAL && failed.is_ok() {
+                    state.complete_ahead(slot);
+                }
+                failed.map(|()| Some(slot))
+            }
+        };
+        let slot = slot.map_err(|e| state.fail(e));
+        state.leave(slot)
+    }
+
+    /// Starts a flush, and returns the index of its request.
+    pub(crate) fn flush(&self, buffers: &[(Buffer, Option<&Mr>)]) -> Fast<Option<u8>> {
+        for (buffer, mr) in buffers {
+            self.memory.check_start(*mr, *buffer)?;
+        }
+        if self.flush_cells.is_none() {
+            return Ok(None);
+        }
+        let target = flush::target(buffers).filter(|(_, mr)| self.flush_host || mr.kind() != MemKind::Host);
+        let Some(target) = target else { return Ok(None) };
+        self.with(|state| {
+            if state.comm.is_marked() {
+                state.look_closer()?;
+            }
+            state.check_flushable(buffers)?;
+            let RecvState { comm, flushes: Some(flushes), .. } = state else { return Ok(None) };
+            let Some(index) = flushes.begin()? else { return Ok(None) };
+            let posted = flushes.post(comm, index, target);
+            comm.fail_on_error(posted)?;
+            comm.stats.request(None);
+            flushes.posted(index);
+            Ok(Some(index))
+        })
+    }
+
+    /// Sends BYE to the peer.
+    pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
+        self.housekeeping.remove(self.job);
+        let close = |state: &mut RecvState| {
+            state.await_outstanding_data(&self.closing);
+            state.comm.peer.close();
+            Ok(())
+        };
+        self.state.with(close).map_err(|e| *e)
+    }
+
+    #[inline(always)]
+    pub(crate) fn progress(&self, index: u8) -> Fast<()> {
+        let mut state = self.state.enter()?;
+        match progress(&mut *state, Operation::Receive(index)) {
+            Ok(()) => state.leave(Ok(())),
+            Err(e) => Self::failed(state, e),
+        }
+    }
+
+    #[cold]
+    fn failed(state: Entered<'_, RecvState>, e: Box<Error>) -> Fast<()> {
+        state.revoke();
+        state.leave(Err(e))
+    }
+
+    pub(crate) fn progress_flush(&self, index: u8) -> Fast<()> {
+        self.with(|state| progress(state, Operation::Flush(index)))
+    }
+
+    /// Runs `f` on the state. If the comm has failed, also revokes completions ahead of data.
+    fn with<R>(&self, f: impl FnOnce(&mut RecvState) -> Fast<R>) -> Fast<R> {
+        self.state.with(|state| f(state).inspect_err(|_| state.revoke()))
+    }
+}
+
+/// The name of the receivers' job.
+const JOB: &str = "receiving";
+
+/// Polls a receiver that NCCL is not calling but that has optional receives outstanding. An error
+/// fails the connection.
+impl Job for Receiver {
+    fn run(&self) -> Result<()> {
+        self.urgency.set(false);
+        let polled = self.state.try_with(|state| {
+            let polled = state.poll_idle().inspect_err(|_| state.revoke());
+            self.urgency.set(state.comm.has_news());
+            log_failure(JOB, &polled);
+            Ok(())
+        });
+        polled.unwrap_or(Ok(())).map_err(|e| *e)
+    }
+
+    fn interval(&self) -> Duration {
+        self.urgency.interval()
+    }
+}
+
+#[cold]
+fn wrong_group(receives: usize) -> Box<Error> {
+    Error::Argument(format!("a group of {receives} receives: expected 1 to {MAX_RECVS}")).into()
 }

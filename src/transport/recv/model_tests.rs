@@ -2,7 +2,7 @@
 
 use nccl_net_versions::Buffer;
 
-use super::slot::Slot;
+use super::window::Slot;
 use crate::proto::{ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, Record, SLOTS, SizeQ};
 
 /// The sizes of a group that is whole, `None` while parts are missing. An error ends the connection.

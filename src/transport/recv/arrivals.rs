@@ -1,13 +1,17 @@
-//! What the completions of a receiver's queues mean.
+//! What the completions of a receiver's queues mean, and parts that are announced and do not come.
 
+use std::time::{Duration, Instant};
+
+use crate::config::Config;
 use crate::error::{Error, Fast};
-use crate::proto::{Imm, Record, SLOTS, SizeQ};
+use crate::housekeeping::TICK;
+use crate::proto::{Imm, Record, SLOTS, Sequence, SizeQ, rails};
 use crate::transport::comm::Comm;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
-use crate::transport::recv::slot::{ArrivalError, read_record};
-use crate::transport::recv::{Operation, RecvState, cts_writer, profiling};
-use crate::transport::work::Work;
+use crate::transport::recv::window::{ArrivalError, read_record};
+use crate::transport::recv::{Operation, RecvState, cts_writer};
+use crate::transport::send_queue::Work;
 use crate::verbs::{Completion, Kind};
 
 impl Progress for RecvState {
@@ -139,7 +143,7 @@ impl RecvState {
             flushes.carried(rail);
         }
         if let Some(profiler) = CommProfiler::active(&mut self.comm.profiler) {
-            profiling::arrived(profiler, imm.slot, rail, size.is_some());
+            profiler.stop_receives(imm.slot, rail, size.is_some());
         }
         match size {
             Some(size) => self.finish::<AHEAD>(imm.slot, size),
@@ -194,4 +198,92 @@ fn unknown(completion: &Completion) -> Box<Error> {
 #[cold]
 fn internal(what: &str) -> Box<Error> {
     Error::Internal(what.into()).into()
+}
+
+/// The oldest group with a part that has arrived and another one that has not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Incomplete {
+    pub(super) seq: Sequence,
+    /// Mask of the parts that have arrived.
+    pub(super) got: u8,
+    /// Mask of the others.
+    pub(super) missing: u8,
+}
+
+/// How long the oldest incomplete group has not changed.
+#[derive(Debug)]
+pub(super) struct Promises {
+    pub(super) limit: Duration,
+    oldest: Option<Incomplete>,
+    waited: Duration,
+    last: Instant,
+}
+
+impl Promises {
+    /// The limit is `MPIB_PEER_TIMEOUT_MS`, and not less than the time in which adapters give up.
+    pub(super) fn new(config: &Config) -> Self {
+        let limit = config.peer_timeout.max(config.retry_time().longest);
+        Self { limit, oldest: None, waited: Duration::ZERO, last: Instant::now() }
+    }
+
+    /// Takes in what is incomplete now. Returns whether it has not changed for the limit.
+    pub(super) fn add(&mut self, now: Instant, oldest: Option<Incomplete>) -> bool {
+        // A pause of this process does not count.
+        let passed = now.saturating_duration_since(self.last).min(2 * TICK);
+        self.waited = if oldest == self.oldest { self.waited + passed } else { Duration::ZERO };
+        (self.oldest, self.last) = (oldest, now);
+        oldest.is_some() && self.waited >= self.limit
+    }
+}
+
+impl RecvState {
+    /// Returns an error if the peer has announced a part of a group and has not sent it for too
+    /// long. Called at each pass of housekeeping.
+    pub(super) fn check_promises(&mut self) -> Fast<()> {
+        let found = self.oldest_incomplete();
+        if !self.promises.add(Instant::now(), found) {
+            return Ok(());
+        }
+        // NCCL may have paused: the part may be in a queue that nobody has polled.
+        self.poll()?;
+        match self.oldest_incomplete() {
+            Some(still) if Some(still) == found => Err(self.broken_promise(still)),
+            _ => Ok(()),
+        }
+    }
+
+    fn oldest_incomplete(&self) -> Option<Incomplete> {
+        if self.outstanding == 0 {
+            return None;
+        }
+        let incomplete = |seq: Sequence| {
+            let (got, missing) = self.slots[usize::from(seq.slot()) % SLOTS].parts();
+            if got == 0 || !self.is_outstanding(seq) {
+                return None;
+            }
+            // What failed rails were to bring is agreed upon first. A stopped peer takes long for that.
+            let missing = rails(missing).filter(|rail| self.comm.watch.cause(*rail).is_none());
+            let missing = missing.fold(0, |mask, rail| mask | 1 << rail);
+            (missing != 0).then_some(Incomplete { seq, got, missing })
+        };
+        self.cts.next().predecessors().filter_map(incomplete).last()
+    }
+
+    #[cold]
+    fn broken_promise(&self, Incomplete { seq, got, missing }: Incomplete) -> Box<Error> {
+        let named = |mask: u8| {
+            let name = |rail: usize| format!("rail {rail} ({})", self.comm.rails[rail].nic.name());
+            rails(mask).map(name).collect::<Vec<_>>().join(", ")
+        };
+        let what = format!(
+            "{} sent a part of group {} on {}, which announces a part on {} that has not come for {:.1} s \
+             (MPIB_PEER_TIMEOUT_MS, or the time in which adapters give up, if that is longer)",
+            self.comm.peer.name(),
+            seq.number(),
+            named(got),
+            named(missing),
+            self.promises.limit.as_secs_f64(),
+        );
+        Error::Protocol(what).into()
+    }
 }

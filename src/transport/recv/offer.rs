@@ -1,18 +1,76 @@
-//! Receives whose completion NCCL calls optional. NCCL detects their data by itself, so their
-//! requests complete as soon as the sender may write.
-//!
-//! A slot is reused only after all immediates of its data have arrived. Any poll of the queues
-//! handles them: calls for other requests, now and then irecv, and housekeeping while NCCL makes no
-//! call. Then housekeeping alone can notice a dead peer or a failed queue. It logs a warning; NCCL
-//! gets the error from its next call.
+//! How buffers are offered: the usual ones by the shortest way, all others by the general one.
 
 use std::time::Instant;
 
-use crate::error::Fast;
+use nccl_net_versions::{NetPlugin, RecvBuffer};
+
+use crate::error::{Fast, Result};
 use crate::grace::Grace;
+use crate::proto::SLOTS;
+use crate::transport::Unusual;
+use crate::transport::memory::Mr;
+use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
 use crate::transport::recv::RecvState;
 use crate::transport::request::cell::RequestCell;
+
+impl RecvState {
+    /// Starts a group if it is a usual one and nothing is in its way.
+    #[inline(always)]
+    pub(crate) fn start_single<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
+        &mut self,
+        buffers: &[RecvBuffer<'_, P>],
+    ) -> Result<u8, Unusual> {
+        let [RecvBuffer { buffer, tag, mr: Some(mr), profiler }] = buffers else {
+            return Err(Unusual::General);
+        };
+        let (slot, cell) = (self.cts.next().slot(), self.cells.get(self.cts.next().slot()));
+        let queue = self.cts.queue(&mut self.comm.rails);
+        if self.credit == 0 || !cell.is_free() || !self.cts.is_simple(queue) {
+            return Err(Unusual::General);
+        }
+        let possible = match OPTIONAL {
+            true => self.outstanding < Self::MANY && self.comm.peer.is_connected(),
+            false => CommProfiler::skips(&mut self.comm.profiler, *profiler),
+        };
+        if !possible {
+            return Err(Unusual::General);
+        }
+        let place = &mut self.slots[usize::from(slot) % SLOTS];
+        place.begin(1);
+        place.set_buffer(0, *buffer);
+        cell.begin();
+        self.outstanding += 1;
+        self.credit -= 1;
+        let written = self.cts.write_inline(queue, *buffer, *tag, mr.rkeys(), None);
+        written.map_err(|e| Unusual::NotPosted(slot, e))?;
+        self.comm.stats.offered(self.cts.rail());
+        if OPTIONAL {
+            self.complete_ahead(slot);
+        }
+        Ok(slot)
+    }
+
+    /// Handles an immediate if it completes a usual receive. Otherwise returns `false` and has done
+    /// nothing.
+    #[inline(always)]
+    pub(crate) fn arrived_single(&mut self, rail: usize, word: u32) -> bool {
+        let Some((slot, size)) = self.comm.layout.decode_whole(word, rail) else { return false };
+        let (cell, place) = (self.cells.get(slot), &mut self.slots[usize::from(slot) % SLOTS]);
+        let usual = CommProfiler::active(&mut self.comm.profiler).is_none()
+            && cell.is_in_flight()
+            && place.arrived_whole(rail, size);
+        if usual {
+            if let Some(flushes) = &mut self.flushes {
+                flushes.carried(rail);
+            }
+            self.comm.stats.arrived_whole(rail, size);
+            cell.complete_one(size);
+            self.outstanding -= 1;
+        }
+        usual
+    }
+}
 
 impl RecvState {
     /// With this many receives outstanding, an optional receive polls first. NCCL has at most this

@@ -1,20 +1,20 @@
-//! The sender's work in an episode: it gives up dead rails, sends STATE, and sends lost parts again.
+//! The sender's part when rails fail and return: it gives up dead rails, sends STATE, sends lost parts
+//! again, and begins the attempts to bring rails back.
 
 use nccl_net_versions::Buffer;
 
 use crate::error::{Error, Fast};
 use crate::failover::{Posted, SenderAction};
-use crate::proto::{MAX_RECVS, Message, RailSet, Sequence, SizeQ, Split, rails};
+use crate::proto::{MAX_RECVS, Message, NewRails, RailSet, Sequence, SizeQ, Split, rails};
 use crate::transport::comm::Comm;
-use crate::transport::ping::Pinged;
+use crate::transport::failover::Running;
+use crate::transport::life::Pinged;
 use crate::transport::progress::Progress;
-use crate::transport::running::Running;
-use crate::transport::send::SendState;
-use crate::transport::send::cts_fifo;
-use crate::transport::send::group::{Group, NO_SEND, SendOp, keep};
-use crate::transport::send::part_writes::{PartWrites, data_writes};
-use crate::transport::send::usual::UsualSends;
-use crate::transport::work::Work;
+use crate::transport::rail_maker::{Goal, Offer};
+use crate::transport::send::post::{PartWrites, UsualSends, data_writes};
+use crate::transport::send::window::{Group, NO_SEND, SendOp, keep};
+use crate::transport::send::{SendState, cts_fifo};
+use crate::transport::send_queue::Work;
 use crate::verbs::Keys;
 use crate::worker::Urgency;
 
@@ -262,4 +262,50 @@ fn overwritten(seq: Sequence) -> Box<Error> {
     let seq = seq.number();
     Error::Protocol(format!("VERDICT requests parts of group {seq}, whose slot the peer has offered again"))
         .into()
+}
+
+impl SendState {
+    /// Returns whether an attempt may begin.
+    pub(crate) fn is_failback_due(&self) -> bool {
+        !self.comm.has_failed() && self.due_rail().is_some()
+    }
+
+    fn due_rail(&self) -> Option<usize> {
+        self.recovery.due(|rail| self.comm.watch.may_return(rail))
+    }
+
+    /// Begins an attempt if one is due, and sends what the thread has brought about.
+    pub(super) fn advance_failback(&mut self) -> Fast<()> {
+        match self.comm.attempt_result() {
+            None | Some(Ok(None)) => {}
+            Some(Ok(Some(offer))) => self.attempt_worked(offer)?,
+            Some(Err(e)) => self.attempt_failed(&e),
+        }
+        if let Some(rail) = self.due_rail() {
+            let which = self.comm.stripes_of(rail);
+            self.recovery.begin(which);
+            let begun = self.comm.begin_attempt(which, [Goal::Made]);
+            begun.unwrap_or_else(|e| self.attempt_failed(&e));
+        }
+        Ok(())
+    }
+
+    /// Sends REBUILD once the queue pairs are made, and PROVED once the probes have arrived.
+    fn attempt_worked(&mut self, Offer { port, routes, rkeys }: Offer) -> Fast<()> {
+        let rebuild =
+            |attempt, which: RailSet| NewRails { attempt, rails: which.bits(), port, routes, rkeys };
+        self.recovery.worked(rebuild).map_or(Ok(()), |message| self.comm.send_message(message))
+    }
+
+    fn attempt_failed(&mut self, why: &Error) {
+        let which = self.recovery.abort();
+        self.comm.attempt_failed(which, false, why);
+    }
+
+    /// Connects the new queue pairs to the receiver's, and probes.
+    pub(super) fn join(&mut self, answer: NewRails) {
+        let peer = Offer { port: answer.port, routes: answer.routes, rkeys: answer.rkeys };
+        let continued = self.comm.continue_attempt([Goal::Joined(peer), Goal::Proved]);
+        continued.unwrap_or_else(|e| self.attempt_failed(&e));
+    }
 }

@@ -1,17 +1,17 @@
-//! The receiver's work in an episode: it reports failed rails, gives up what STATE names, judges
-//! what has arrived, and answers with VERDICT.
+//! The receiver's part when rails fail and return: it gives up what STATE names, judges what has
+//! arrived, answers attempts, and writes CTS entries again.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast};
-use crate::failover::{Held, Receiver, ReceiverAction};
-use crate::proto::{Message, OpenGroup, RailSet, SLOTS, SenderState, Sequence, SizeQ, rails};
-use crate::transport::ping::Pinged;
+use crate::failover::{Held, Receiver, ReceiverAction, ReceiverWorked};
+use crate::proto::{Message, NewRails, OpenGroup, RailSet, SLOTS, SenderState, Sequence, SizeQ, rails};
+use crate::transport::failover::Running;
+use crate::transport::life::Pinged;
 use crate::transport::progress::Progress;
-use crate::transport::rail_maker::Goal;
+use crate::transport::rail_maker::{Goal, Offer};
 use crate::transport::recv::RecvState;
-use crate::transport::recv::slot::ArrivalError;
-use crate::transport::running::Running;
+use crate::transport::recv::window::ArrivalError;
 use crate::worker::Urgency;
 
 /// How long data may take to show up after its sender's adapter got the acknowledgement: an adapter
@@ -238,4 +238,147 @@ fn lost_for_good(peer: &str, seq: Sequence) -> Box<Error> {
         "group {seq} from {peer} is lost: a failed adapter acknowledged its data and did not deliver it within {s} s"
     ))
     .into()
+}
+
+impl RecvState {
+    /// Returns whether rails that this end could not make can be tried again.
+    pub(super) fn is_return_due(&self) -> bool {
+        !self.comm.has_failed() && self.recovery.is_return_due(|rail| self.comm.watch.may_return(rail))
+    }
+
+    /// Makes queue pairs, and connects them to the sender's.
+    pub(super) fn make(&mut self, request: NewRails) -> Fast<()> {
+        let which = RailSet::from_bits(request.rails);
+        let peer = Offer { port: request.port, routes: request.routes, rkeys: request.rkeys };
+        let begun = self.comm.begin_attempt(which, [Goal::Made, Goal::Joined(peer)]);
+        begun.or_else(|e| self.attempt_failed(&e))
+    }
+
+    /// Sends what the thread has brought about.
+    pub(super) fn advance_failback(&mut self) -> Fast<()> {
+        match self.comm.attempt_result() {
+            None | Some(Ok(None)) => {}
+            Some(Ok(Some(offer))) => self.attempt_worked(offer)?,
+            Some(Err(e)) => self.attempt_failed(&e)?,
+        }
+        let Self { recovery, comm, .. } = self;
+        let which = recovery.returned(|rail| comm.watch.may_return(rail));
+        if !which.is_empty() {
+            tracing::debug!(target: "net", "rails {which} of {} can be tried again", comm.peer.name());
+            comm.send_message(Message::Return { rails: which.bits() })?;
+        }
+        self.try_cts_home();
+        self.try_up()
+    }
+
+    /// Sends REBUILT once the queue pairs are connected. Uses the rails once the probes have arrived.
+    fn attempt_worked(&mut self, Offer { port, routes, rkeys }: Offer) -> Fast<()> {
+        match self.recovery.worked() {
+            ReceiverWorked::Nothing => Ok(()),
+            ReceiverWorked::Made(attempt, which) => {
+                let answer = NewRails { attempt, rails: which.bits(), port, routes, rkeys };
+                self.comm.send_message(Message::Rebuilt(answer))
+            }
+            ReceiverWorked::Use(which) => self.use_rails(which),
+        }
+    }
+
+    fn use_rails(&mut self, which: RailSet) -> Fast<()> {
+        self.comm.use_new_rails(which)?;
+        self.memory.renew(which.bits());
+        if let Some(flushes) = &mut self.flushes {
+            flushes.revive(which.bits(), &self.comm.rails);
+        }
+        self.restore_room()?;
+        if let Some(next) = self.unwritten.take() {
+            self.move_cts(next)?;
+        }
+        self.renew_cts(which.bits())?;
+        self.cts.want_home(&self.comm);
+        self.end_episode();
+        self.try_up()
+    }
+
+    /// Ends the present attempt, and sends the reason.
+    pub(super) fn attempt_failed(&mut self, why: &Error) -> Fast<()> {
+        let Some((which, failed)) = self.recovery.abort(why.to_string()) else { return Ok(()) };
+        self.comm.attempt_failed(which, false, why);
+        self.comm.send_message(failed)
+    }
+
+    /// Moves the CTS writes back to their own rail if it lives, and all writes over the other one
+    /// have completed: a late one could overwrite a newer entry.
+    pub(super) fn try_cts_home(&mut self) {
+        let Some(home) = self.cts.wanted_home() else { return };
+        if self.unwritten.is_none()
+            && !self.cts.is_behind()
+            && self.comm.living() >> home & 1 == 1
+            && self.cts.queue(&mut self.comm.rails).in_flight() == 0
+        {
+            self.cts.go_home(&self.comm);
+        }
+    }
+}
+
+/// What is left to write of entries whose keys have changed.
+#[derive(Debug, Default)]
+pub(super) struct KeyRenewal {
+    /// The first group whose entries at the sender may have old keys.
+    pub(super) first: Option<Sequence>,
+}
+
+impl KeyRenewal {
+    /// Returns the group from which on entries must be written again, at least from `next` on.
+    pub(super) fn first_of(&self, next: Sequence) -> Sequence {
+        self.first.map_or(next, |first| first.min(next))
+    }
+}
+
+impl RecvState {
+    /// Renews the keys of these rails in the entries of all groups whose data is outstanding. The
+    /// entries are written again if a key has changed.
+    pub(super) fn renew_cts(&mut self, which: u8) -> Fast<()> {
+        let mut offered: Vec<_> = self.cts.next().predecessors().collect();
+        offered.retain(|seq| self.is_outstanding(*seq));
+        for seq in offered {
+            if self.renew_entries(seq, which) {
+                self.renewal.first = Some(self.renewal.first_of(seq));
+            }
+        }
+        match self.renewal.first {
+            Some(first) if self.unwritten.is_none() => {
+                self.cts.rewrite(first);
+                self.write_cts_again()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Renews the keys of these rails in the entries of a group, as this end keeps them. Returns
+    /// whether one has changed.
+    fn renew_entries(&self, seq: Sequence, which: u8) -> bool {
+        self.cts.stage(&self.comm, seq);
+        let slot = &self.slots[usize::from(seq.slot()) % SLOTS];
+        let mut changed = false;
+        for (place, buffer) in slot.buffers().iter().enumerate().filter(|(_, buffer)| buffer.len > 0) {
+            for rail in rails(which) {
+                // NCCL keeps a buffer registered until its receive is complete.
+                if let Some(keys) = self.comm.rails[rail].nic.keys_of(*buffer) {
+                    changed |= self.cts.set_key(&self.comm, (seq, place), rail, keys.rkey());
+                }
+            }
+        }
+        changed
+    }
+
+    /// Sends UP if it waits and the sender has the new keys.
+    pub(super) fn try_up(&mut self) -> Fast<()> {
+        if self.renewal.first.is_some() && self.unwritten.is_none() && self.cts.is_rewritten(&self.comm) {
+            self.renewal.first = None;
+        }
+        if self.renewal.first.is_some() {
+            return Ok(());
+        }
+        self.recovery.up().map_or(Ok(()), |up| self.comm.send_message(up))
+    }
 }
