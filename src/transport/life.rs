@@ -1,16 +1,41 @@
-//! Whether the peer's host lives, and pings: empty writes that ask for a sign of life.
+//! Whether the peer's host lives: asked while the control connection is broken, and answered here
+//! alone.
+//!
+//! A sign of life is all that needs the peer's host: an acknowledgement of a write, an immediate, a
+//! frame in the mailbox. While nothing moves, pings ask for one. A ping is a signalled write of no
+//! bytes, which the peer's adapter acknowledges by itself, also while the peer's process is stopped.
+//! The queue pairs of a process that has ended do not exist any more, and nothing is acknowledged.
+//!
+//! The data path counts nothing for this. What it keeps for other reasons is compared now and then.
+//!
+//! The watchdog uses pings, too: it compares the progress of rails. A sender that waits for one rail
+//! alone has none to compare with, and most CTS writes of a receiver are not signalled.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast};
-use crate::proto::{RailSet, rails};
+use crate::proto::RailSet;
 use crate::transport::comm::Comm;
+use crate::transport::recv::cts_writer::CTS_QUEUE;
 use crate::transport::send_queue::Work;
+
+/// Index of the queue pair of a rail that carries pings. It carries CTS writes, too, and the
+/// completion of a ping covers all of these before it.
+const PING_QUEUE: usize = CTS_QUEUE;
 
 /// How long nothing may move before a ping asks for a sign of life, and until the next one asks ...
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// ... but so many have asked at least before the connection ends.
 const PINGS: u32 = 4;
+
+/// The rails that the watchdog wants to be pinged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pinged {
+    /// All of them: at a receiver.
+    All,
+    /// Those beside the late ones, whose outstanding writes are signalled: at a sender.
+    Others,
+}
 
 /// What a comm knows to have come from the peer's host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -85,27 +110,13 @@ impl Life {
     }
 }
 
-/// Index of the queue pair of a rail that carries pings. It carries CTS writes, too, and the
-/// completion of a ping covers all of these before it.
-pub(crate) const PING_QUEUE: usize = super::recv::cts_writer::CTS_QUEUE;
-
-/// The rails that the watchdog wants to be pinged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pinged {
-    /// All of them: at a receiver.
-    All,
-    /// Those beside the late ones, whose outstanding writes are signalled: at a sender.
-    Others,
-}
-
 impl Comm {
     /// Pings rails if the watchdog has found late ones since the last call.
     pub(crate) fn ping_if_late(&mut self, which: Pinged) -> Fast<()> {
-        let late = self.watch.take_late();
-        match (late, which) {
-            (0, _) => Ok(()),
-            (_, Pinged::All) => self.ping(u8::MAX),
-            (late, Pinged::Others) => self.ping(!late),
+        match (RailSet::from_bits(self.watch.take_late()), which) {
+            (RailSet::EMPTY, _) => Ok(()),
+            (_, Pinged::All) => self.ping(RailSet::ALL),
+            (late, Pinged::Others) => self.ping(RailSet::ALL.without(late)),
         }
     }
 
@@ -115,15 +126,15 @@ impl Comm {
         if !self.peer.is_broken() || self.has_failed() {
             return Ok(());
         }
-        let rails = RailSet::from_bits(self.living() & !self.failures.noticed());
+        let rails = self.working();
         let count = |sum: u32, rail: usize| sum.wrapping_add(self.rails[rail].signs_of_life());
         let signs = Signs { rails, count: rails.iter().fold(0, count) };
         if !self.peer.look_for_life(signs) {
             return Ok(());
         }
         // One rail may be silent: the next ping takes another one.
-        if let Some(rail) = rails.without(RailSet::from_bits(self.pings)).lowest() {
-            self.ping(RailSet::of(rail).bits())?;
+        if let Some(rail) = rails.without(self.pings).lowest() {
+            self.ping(RailSet::of(rail))?;
             // All queues are polled until it is acknowledged.
             self.mark();
         }
@@ -132,13 +143,12 @@ impl Comm {
 
     /// Returns whether a ping is outstanding.
     pub(crate) fn awaits_pings(&self) -> bool {
-        self.pings != 0
+        !self.pings.is_empty()
     }
 
-    /// Pings the rails of the mask that are alive, and on which no ping is outstanding.
-    fn ping(&mut self, mask: u8) -> Fast<()> {
-        let living = self.living() & !self.failures.noticed();
-        for rail in rails(mask & living & !self.pings) {
+    /// Pings those of these rails that work, and on which no ping is outstanding.
+    fn ping(&mut self, which: RailSet) -> Fast<()> {
+        for rail in (which & self.working()).without(self.pings).iter() {
             let queue = &mut self.rails[rail].send_queues[PING_QUEUE];
             // A full queue has signalled work requests outstanding.
             if queue.room() == 0 {
@@ -152,7 +162,7 @@ impl Comm {
             match queue.post(&mut self.chain, true) {
                 Ok(()) => {
                     self.stats.posted_bare(rail);
-                    self.pings |= 1 << rail;
+                    self.pings.insert(rail);
                 }
                 Err(e) => self.not_posted(rail, e)?,
             }
@@ -163,10 +173,8 @@ impl Comm {
     /// Handles the completion of a ping.
     #[cold]
     pub(crate) fn pinged(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
-        self.pings &= !(1 << rail);
-        let known = self.rails[rail].send_queues[PING_QUEUE].sent(wr_id)?;
-        self.stats.completed(rail, known);
-        Ok(())
+        self.pings.remove(rail);
+        self.sent(rail, PING_QUEUE, wr_id)
     }
 }
 

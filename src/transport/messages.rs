@@ -79,14 +79,11 @@ impl Comm {
     /// Writes what the mailbox has to write on a living rail.
     pub(crate) fn drive_mailbox(&mut self) -> Fast<()> {
         self.fill_mailbox()?;
-        let living = self.living() & !self.failures.noticed();
+        let working = self.working();
         let Self { mailbox: Some(mailbox), rails, region, remote, chain, stats, .. } = self else {
             return Ok(());
         };
-        if living == 0 || !mailbox.is_busy() {
-            return Ok(());
-        }
-        let rail = living.trailing_zeros() as usize;
+        let Some(rail) = working.lowest().filter(|_| mailbox.is_busy()) else { return Ok(()) };
         let queues = &mut rails[rail].send_queues;
         match mailbox.drive((rail, queues), region, remote, chain, Instant::now()) {
             Ok(writes) => (0..writes).for_each(|_| stats.posted_bare(rail)),
@@ -98,9 +95,7 @@ impl Comm {
     /// Handles the completion of the mailbox's writes.
     #[cold]
     pub(crate) fn mail_sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
-        let known = self.rails[rail].send_queues[MAIL_QUEUE].sent(wr_id)?;
-        self.stats.completed(rail, known);
-        Ok(())
+        self.sent(rail, MAIL_QUEUE, wr_id)
     }
 
     /// Returns whether the mailbox has something to write, or an acknowledgement or a ping is

@@ -56,9 +56,10 @@ impl Peer {
     /// Looks for signs of life in what the rails show, while [`is_broken`](Self::is_broken). Returns
     /// whether a ping is to ask for one.
     pub(crate) fn look_for_life(&mut self, signs: Signs) -> bool {
-        let broken = self.channel.as_ref().and_then(Channel::broken);
+        let Some(channel) = &self.channel else { return false };
         // It may have been resumed meanwhile.
-        broken.is_some_and(|(since, _)| self.life.look(Instant::now(), since, signs))
+        let Some((since, _)) = channel.broken() else { return false };
+        self.life.look(Instant::now(), since, signs)
     }
 
     /// Records that a frame of the peer has come over a rail.

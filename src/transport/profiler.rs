@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
-use crate::proto::{MAX_RECVS, Part, RailRole, SLOTS, rails};
+use crate::proto::{MAX_RECVS, Part, RailRole, RailSet, SLOTS};
 use crate::transport::comm::Comm;
 use crate::transport::send::window::{Group, SendOp};
 use crate::transport::send_queue::SendQueue;
@@ -42,7 +42,7 @@ pub(crate) struct CommProfiler {
     /// By rail: its place in the device.
     devices: Box<[c_int]>,
     /// Rails that may carry data.
-    carriers: u8,
+    carriers: RailSet,
     /// Operations reported so far.
     reported: u32,
     /// Operations to skip before the next report.
@@ -64,13 +64,13 @@ impl Drop for CommProfiler {
 }
 
 impl CommProfiler {
-    /// Allocates the events of `operations` operations on rails with these roles. `carriers` is the
-    /// mask of the rails that may carry data.
+    /// Allocates the events of `operations` operations on rails with these roles. `carriers` are the
+    /// rails that may carry data.
     pub(crate) fn new(
         profiler: Profiler,
         seen: &Arc<AtomicBool>,
         roles: &[RailRole],
-        carriers: u8,
+        carriers: RailSet,
         operations: usize,
     ) -> Box<Self> {
         Box::new(Self {
@@ -85,14 +85,9 @@ impl CommProfiler {
         })
     }
 
-    /// Reports nothing more on rails outside of the mask.
-    pub(crate) fn keep(&mut self, rails: u8) {
-        self.carriers &= rails;
-    }
-
-    /// Reports on rails of the mask again.
-    pub(crate) fn add(&mut self, rails: u8) {
-        self.carriers |= rails;
+    /// Reports on these rails from now on.
+    pub(crate) fn set_carriers(&mut self, carriers: RailSet) {
+        self.carriers = carriers;
     }
 
     /// Returns the profiler if it has an event in flight.
@@ -232,7 +227,7 @@ impl CommProfiler {
     #[inline(never)]
     pub(crate) fn start_receive(comm: &mut Comm, slot: u8, i: usize, handle: ProfilerHandle) {
         let Comm { profiler: Some(profiler), rails: connected, .. } = comm else { return };
-        for rail in rails(profiler.carriers) {
+        for rail in profiler.carriers.iter() {
             // The length is known only on arrival. All receives of a rail are alike, so the work
             // request's id is the slot.
             let write = Write { rail, wr_id: slot.into(), opcode: WRITE_WITH_IMM, len: 0 };
@@ -247,9 +242,9 @@ impl CommProfiler {
     /// Stops the events of a slot's receives on one rail, or on all rails once the slot is `complete`.
     #[cold]
     pub(crate) fn stop_receives(&mut self, slot: u8, rail: usize, complete: bool) {
-        let mask = if complete { self.carriers } else { 1 << rail };
+        let which = if complete { self.carriers } else { RailSet::of(rail) };
         for i in 0..MAX_RECVS {
-            rails(mask).for_each(|rail| self.stop(receive(slot, i), rail));
+            which.iter().for_each(|rail| self.stop(receive(slot, i), rail));
         }
     }
 }

@@ -1,10 +1,10 @@
 //! How `test` makes progress: it polls the CQs that its request waits for, and handles what has
 //! completed.
 
-use std::mem;
 use std::sync::Arc;
 
 use crate::error::Fast;
+use crate::proto::RailSet;
 use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;
 use crate::verbs::{Batch, Completion, Cq};
@@ -30,8 +30,8 @@ pub(crate) trait Progress {
     /// Returns whether a call that has handled completions polls on for a request.
     fn polls_on(&self, request: Self::Request) -> bool;
 
-    /// Returns the mask of the rails whose completions a request waits for.
-    fn awaited(&self, request: Self::Request) -> u8;
+    /// Returns the rails whose completions a request waits for.
+    fn awaited(&self, request: Self::Request) -> RailSet;
 
     /// Handles failed rails and messages of the peer.
     fn handle_news(&mut self) -> Fast<()>;
@@ -85,7 +85,7 @@ pub(crate) trait Progress {
 
     /// Polls every CQ until it is empty, or until [`BATCHES`].
     fn poll(&mut self) -> Fast<()> {
-        for index in 0..self.comm().queues.end() {
+        for index in 0..self.comm().queues.all.len() {
             for _ in 0..BATCHES {
                 if !self.poll_queue(index)? {
                     break;
@@ -157,7 +157,7 @@ pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<
         Ok([]) => state.comm().found_nothing(S::outstanding(request)),
         // The next call polls what did not fit into the batch.
         Ok(completions) => state.handle(0, completions).map_err(|e| state.comm().fail(e)),
-        Err(e) => state.comm().rails_failed(1, e).map_err(|e| state.comm().fail(e)),
+        Err(e) => state.comm().rails_failed(RailSet::of(0), e).map_err(|e| state.comm().fail(e)),
     }
 }
 
@@ -170,7 +170,7 @@ fn progress_several<S: Progress>(state: &mut S, request: S::Request, batch: &mut
     let mut any = false;
     for index in [0, 1] {
         let queue = match state.comm().queues.get(index) {
-            Some(queue) if queue.rails & awaited != 0 => queue,
+            Some(queue) if !(queue.rails & awaited).is_empty() => queue,
             _ => continue,
         };
         match queue.cq.poll(batch) {
@@ -213,26 +213,17 @@ fn progress_marked<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> 
 pub(crate) struct CompletionQueues {
     /// The CQ of a connection whose only rail shares it with no other route.
     pub(crate) only: Option<Arc<Cq>>,
-    pairs: Pairs<CompletionQueue>,
+    /// Those that the present call of `test` polls come first, and then the least recently polled.
+    all: Vec<CompletionQueue>,
+    /// How many of them the present call polls, at most two.
+    chosen: usize,
 }
-
-/// The CQs in pairs. A call of `test` polls one pair.
-#[derive(Debug)]
-struct Pairs<T> {
-    current: Pair<T>,
-    /// The others, least recently polled first.
-    others: Vec<Pair<T>>,
-}
-
-/// The second one of the last pair may be missing.
-type Pair<T> = [Option<T>; 2];
 
 /// One CQ and the rails that use it.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) cq: Arc<Cq>,
-    /// The mask of these rails.
-    pub(crate) rails: u8,
+    pub(crate) rails: RailSet,
     owners: Owners,
 }
 
@@ -271,79 +262,51 @@ impl CompletionQueues {
             [Rail { cq, shares_cq: false, .. }] => cq.clone(),
             _ => None,
         };
-        Self { only, pairs: Pairs::new(all) }
+        Self { only, all, chosen: 0 }
     }
 
     /// Chooses the CQs that a call polls for a request that waits for these rails.
     #[inline(always)]
-    pub(crate) fn choose(&mut self, rails: u8) {
-        if !self.pairs.others.is_empty() {
-            self.pairs.choose(|queue| queue.rails & rails != 0);
+    fn choose(&mut self, rails: RailSet) {
+        if self.all.len() > 2 {
+            choose(&mut self.all, &mut self.chosen, |queue| !(queue.rails & rails).is_empty());
         }
     }
 
-    /// Returns one more than the highest index of a CQ.
-    pub(crate) fn end(&self) -> usize {
-        self.pairs.end()
-    }
-
-    /// Returns a CQ by its index. The chosen ones have the indices 0 and 1. If their number is odd,
-    /// one index below the [`end`](Self::end) has none, and not always the last one.
+    /// Returns a CQ by its index. The chosen ones are the first two.
     #[inline(always)]
-    pub(crate) fn get(&self, index: usize) -> Option<&CompletionQueue> {
-        self.pairs.get(index)
+    fn get(&self, index: usize) -> Option<&CompletionQueue> {
+        self.all.get(index)
     }
 }
 
-impl<T> Pairs<T> {
-    fn new(all: Vec<T>) -> Self {
-        let mut all = all.into_iter();
-        let current = [all.next(), all.next()];
-        let mut others = Vec::with_capacity(all.len().div_ceil(2));
-        while let Some(first) = all.next() {
-            others.push([Some(first), all.next()]);
-        }
-        Self { current, others }
-    }
-
-    fn end(&self) -> usize {
-        2 + 2 * self.others.len()
-    }
-
-    #[inline(always)]
-    fn get(&self, index: usize) -> Option<&T> {
-        match index {
-            0 | 1 => self.current[index].as_ref(),
-            _ => self.others.get(index / 2 - 1)?[index % 2].as_ref(),
-        }
-    }
-
-    /// Makes the least recently polled pair with a CQ that is `wanted` the current one.
-    #[inline(never)]
-    fn choose(&mut self, wanted: impl Fn(&T) -> bool) {
-        let next = self.others.iter().position(|pair| pair.iter().flatten().any(&wanted));
-        // If no other pair has one, the current one is the least recently polled.
-        if let Some(next) = next {
-            let next = self.others.remove(next);
-            self.others.push(mem::replace(&mut self.current, next));
-        }
+/// Brings the two least recently polled ones that are `wanted` to the front. Those that were chosen
+/// before follow all others.
+#[inline(never)]
+fn choose<T>(all: &mut [T], chosen: &mut usize, wanted: impl Fn(&T) -> bool) {
+    all.rotate_left(std::mem::take(chosen));
+    while *chosen < 2
+        && let Some(next) = all[*chosen..].iter().position(&wanted)
+    {
+        all[*chosen..=*chosen + next].rotate_right(1);
+        *chosen += 1;
     }
 }
 
 impl CompletionQueue {
     /// Returns the CQ of rail `i`, and of others among `rails`.
     fn new(i: usize, cq: &Arc<Cq>, rails: &[Rail]) -> Self {
-        let (mut mask, mut numbers) = (0, Vec::new());
+        let (mut users, mut numbers) = (RailSet::EMPTY, Vec::new());
         let has_it = |rail: &Rail| rail.cq.as_ref().is_some_and(|other| other.id() == cq.id());
         for (i, other) in rails.iter().enumerate().filter(|(_, other)| has_it(other)) {
-            mask |= 1 << i;
+            users.insert(i);
             numbers.extend(other.queue_pairs().map(|queue| (queue.number(), i as u32)));
         }
         let owners = match rails[i].shares_cq {
             true => Owners::ByNumber(Numbers::new(&numbers)),
             false => Owners::One(i),
         };
-        Self { cq: Arc::clone(cq), rails: mask, owners }
+        Self { cq: Arc::clone(cq), rails: users, owners }
     }
 
     /// Returns the rail if all completions belong to it.
@@ -417,22 +380,16 @@ mod tests {
 
     #[test]
     fn each_request_polls_all_of_its_cqs() {
-        let pairs = || Pairs::new(vec!['a', 'b', 'c', 'd', 'e']);
-        let (all, first) = ("abcde", "a");
-        let choose = |pairs: &mut Pairs<char>, wanted: &str| {
-            pairs.choose(|queue| wanted.contains(*queue));
-            let mut indexed: Vec<_> = (0..pairs.end()).filter_map(|index| pairs.get(index)).collect();
-            indexed.sort_unstable();
-            assert!(indexed.into_iter().eq(&['a', 'b', 'c', 'd', 'e']), "each has an index");
-            pairs.current.into_iter().flatten().collect::<String>()
+        let begin = || (vec!['a', 'b', 'c', 'd', 'e'], 0);
+        let poll = |(all, chosen): &mut (Vec<char>, usize), wanted: &str| {
+            choose(all, chosen, |queue| wanted.contains(*queue));
+            all[..*chosen].iter().collect::<String>()
         };
-        let mut alone = pairs();
-        assert_eq!([0; 4].map(|_| choose(&mut alone, all)), ["cd", "e", "ab", "cd"]);
-        let mut mixed = pairs();
-        let chosen = [0; 3].map(|_| [choose(&mut mixed, first), choose(&mut mixed, all)]);
-        assert_eq!(chosen, [["ab", "cd"], ["ab", "e"], ["ab", "cd"]], "one request delays no other");
-        let mut two = Pairs::new(vec!['a', 'b']);
-        two.choose(|queue| *queue == 'b');
-        assert_eq!((two.get(0), two.get(1), two.end()), (Some(&'a'), Some(&'b'), 2));
+        let mut alone = begin();
+        assert_eq!([0; 4].map(|_| poll(&mut alone, "abcde")), ["ab", "cd", "ea", "bc"]);
+        let mut mixed = begin();
+        let chosen = [0; 3].map(|_| [poll(&mut mixed, "a"), poll(&mut mixed, "abcde")]);
+        assert_eq!(chosen, [["a", "bc"], ["a", "de"], ["a", "bc"]], "one request delays no other");
+        assert_eq!(poll(&mut mixed, ""), "", "a send that is not posted waits for none");
     }
 }

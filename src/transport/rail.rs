@@ -202,12 +202,11 @@ impl Rail {
     }
 
     /// Replaces consumed receives if few are left. `outstanding`: slots whose data is outstanding.
-    #[inline]
-    pub(crate) fn refill(&mut self, outstanding: usize) -> Result<(), NotPosted> {
-        match &mut self.receives {
-            Some(receives) => receives.refill(outstanding, &self.send_queues),
-            None => Ok(()),
-        }
+    /// Returns how many more slots may be used.
+    pub(crate) fn refill(&mut self, outstanding: usize) -> Result<usize, NotPosted> {
+        let Some(receives) = &mut self.receives else { return Ok(0) };
+        receives.refill(outstanding, &self.send_queues)?;
+        Ok(receives.credit(outstanding))
     }
 
     /// Fills the queues of receives.

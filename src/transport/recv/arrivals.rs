@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 use crate::config::Config;
 use crate::error::{Error, Fast};
 use crate::housekeeping::TICK;
-use crate::proto::{Imm, Record, SLOTS, Sequence, SizeQ, rails};
+use crate::proto::{RailSet, SizeQ};
 use crate::transport::comm::Comm;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
-use crate::transport::recv::window::{ArrivalError, read_record};
-use crate::transport::recv::{Operation, RecvState, cts_writer};
+use crate::transport::recv::cts_writer::CTS_QUEUE;
+use crate::transport::recv::window::{ArrivalError, Incomplete};
+use crate::transport::recv::{Operation, RecvState};
 use crate::transport::send_queue::Work;
 use crate::verbs::{Completion, Kind};
 
@@ -34,8 +35,8 @@ impl Progress for RecvState {
     #[inline]
     fn pending(&self, operation: Operation) -> bool {
         match operation {
-            Operation::Receive(slot) => self.cells.get(slot).is_in_flight(),
-            Operation::Flush(index) => self.awaits_flush(index) != 0,
+            Operation::Receive(slot) => self.window.is_pending(slot),
+            Operation::Flush(index) => !self.awaits_flush(index).is_empty(),
         }
     }
 
@@ -57,14 +58,14 @@ impl Progress for RecvState {
     /// Also for optional receives: NCCL does not call test until their data has arrived.
     #[inline]
     fn polls_on(&self, operation: Operation) -> bool {
-        self.pending(operation) || self.ahead > 0
+        self.pending(operation) || self.window.awaits_data()
     }
 
     #[inline]
-    fn awaited(&self, operation: Operation) -> u8 {
+    fn awaited(&self, operation: Operation) -> RailSet {
         match operation {
             // Data may come on any rail, and so may what breaks the protocol.
-            Operation::Receive(_) => u8::MAX,
+            Operation::Receive(_) => RailSet::ALL,
             Operation::Flush(index) => self.awaits_flush(index),
         }
     }
@@ -89,97 +90,102 @@ impl Progress for RecvState {
 }
 
 impl RecvState {
-    /// Returns the mask of the rails whose read a flush waits for.
-    fn awaits_flush(&self, index: u8) -> u8 {
-        self.flushes.as_ref().map_or(0, |flushes| flushes.awaited(index))
+    /// Returns the rails whose read a flush waits for.
+    fn awaits_flush(&self, index: u8) -> RailSet {
+        self.flushes.as_ref().map_or(RailSet::EMPTY, |flushes| flushes.awaited(index))
     }
 
     /// Handles the completion of one of this end's work requests.
     #[inline(never)]
     fn sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
-        let on = &mut self.comm.rails[rail];
-        let known = match Work::of(wr_id) {
-            Work::Cts => on.send_queues[cts_writer::CTS_QUEUE].sent(wr_id)?,
+        match Work::of(wr_id) {
+            Work::Cts => self.comm.sent(rail, CTS_QUEUE, wr_id),
             Work::Flush { index } => {
-                let known = on.flush.as_mut().map_or(Ok(0), |queue| queue.sent(wr_id))?;
-                if let Some(flushes) = &mut self.flushes
-                    && flushes.read(rail, index)
-                {
-                    self.comm.stats.done(0, 0);
+                let Comm { rails, stats, .. } = &mut self.comm;
+                let known = rails[rail].flush.as_mut().map_or(Ok(0), |queue| queue.sent(wr_id))?;
+                stats.completed(rail, known);
+                if self.flushes.as_mut().is_some_and(|flushes| flushes.read(rail, index)) {
+                    stats.done(0, 0);
                 }
-                known
+                Ok(())
             }
-            Work::Mail => return self.comm.mail_sent(rail, wr_id),
-            Work::Ping => return self.comm.pinged(rail, wr_id),
-            other => return Err(internal(&format!("a receiver's queue completed {other:?}"))),
-        };
-        self.comm.stats.completed(rail, known);
-        Ok(())
+            Work::Mail => self.comm.mail_sent(rail, wr_id),
+            Work::Ping => self.comm.pinged(rail, wr_id),
+            other => Err(Error::Internal(format!("a receiver's queue completed {other:?}")).into()),
+        }
+    }
+
+    /// Handles an immediate if it completes a usual receive. Otherwise returns `false` and has done
+    /// nothing.
+    #[inline(always)]
+    fn arrived_single(&mut self, rail: usize, word: u32) -> bool {
+        let Some((slot, size)) = self.comm.layout.decode_whole(word, rail) else { return false };
+        let usual = CommProfiler::active(&mut self.comm.profiler).is_none()
+            && self.window.arrived_whole(slot, rail, size);
+        if usual {
+            self.carried(rail);
+            self.comm.stats.arrived_whole(rail, size);
+            self.window.complete_one(slot, size);
+        }
+        usual
+    }
+
+    /// Notes for flushes that data has arrived on a rail.
+    #[inline(always)]
+    fn carried(&mut self, rail: usize) {
+        if let Some(flushes) = &mut self.flushes {
+            flushes.carried(rail);
+        }
     }
 
     /// Handles an immediate from the peer.
     #[inline(never)]
     fn arrived(&mut self, rail: usize, word: u32) -> Fast<()> {
-        self.check_arrival(rail, word).map_err(|e| self.protocol_error(rail, word, e))
-    }
-
-    fn check_arrival(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
-        let Some(imm) = self.comm.layout.decode(word) else { return self.part_arrived(rail, word) };
-        match self.cells.get(imm.slot).is_in_flight() {
-            true => self.apply_arrival::<false>(imm, rail),
-            false => self.apply_arrival::<true>(imm, rail),
+        match self.part_arrived(rail, word) {
+            Err(ArrivalError::Word) => self.arrived_again(rail, word),
+            arrived => arrived.map_err(|e| self.protocol_error(rail, word, e)),
         }
     }
 
-    /// `AHEAD`: the request is not in flight, so it must have completed ahead of its data.
-    fn apply_arrival<const AHEAD: bool>(&mut self, imm: Imm, rail: usize) -> Result<(), ArrivalError> {
-        let request = self.cells.get(imm.slot);
-        if AHEAD && !request.awaits_data() {
-            return Err(ArrivalError::Idle(imm.slot));
-        }
-        let slot = &mut self.slots[usize::from(imm.slot) % SLOTS];
-        let size = slot.arrived(imm, rail)?;
-        if let Some(flushes) = &mut self.flushes {
-            flushes.carried(rail);
-        }
+    #[inline(always)]
+    fn part_arrived(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
+        let (slot, size) = (word as u8, self.window.arrived(self.comm.layout, word, rail)?);
+        self.carried(rail);
         if let Some(profiler) = CommProfiler::active(&mut self.comm.profiler) {
-            profiler.stop_receives(imm.slot, rail, size.is_some());
+            profiler.stop_receives(slot, rail, size.is_some());
         }
-        match size {
-            Some(size) => self.finish::<AHEAD>(imm.slot, size),
-            None => Ok(()),
-        }
+        size.map_or(Ok(()), |size| self.complete(slot, size))
     }
 
     /// Completes the request of a slot whose parts have all arrived.
-    fn finish<const AHEAD: bool>(&mut self, slot: u8, size: SizeQ) -> Result<(), ArrivalError> {
-        let request = self.cells.get(slot);
-        match size.bytes() {
-            Some(size) => {
-                self.comm.stats.done(1, size);
-                if AHEAD { request.data_arrived(size) } else { request.complete_one(size) }
-            }
-            None => {
-                let place = &self.slots[usize::from(slot) % SLOTS];
-                let record = Record::decode(&read_record(&self.comm, slot), &place.rooms()[..place.count()]);
-                let record = record.map_err(|e| ArrivalError::Record(slot, e))?;
-                let bytes = record.sizes().iter().sum();
-                self.comm.stats.done(record.sizes().len(), bytes);
-                if AHEAD { request.data_arrived(bytes) } else { request.complete(record.sizes()) }
-            }
-        }
-        self.outstanding -= 1;
-        self.ahead -= usize::from(AHEAD);
+    #[inline(always)]
+    pub(super) fn complete(&mut self, slot: u8, size: SizeQ) -> Result<(), ArrivalError> {
+        let Comm { region, stats, .. } = &self.comm;
+        self.window.complete(slot, size, region, |messages, bytes| stats.done(messages, bytes))
+    }
+
+    /// Handles an immediate without a mask: a part that is sent again. It has taken a receive that no
+    /// slot counts.
+    #[cold]
+    #[inline(never)]
+    fn arrived_again(&mut self, rail: usize, word: u32) -> Fast<()> {
+        let arrived = self.part_arrived_again(rail, word);
+        arrived.map_err(|e| self.protocol_error(rail, word, e))?;
+        self.window.set_credit(0);
         Ok(())
     }
 
-    /// Handles the arrival of parts of a slot that `rail` carried for other rails.
-    pub(crate) fn add_parts(&mut self, slot: u8, parts: u8) -> Result<(), ArrivalError> {
-        let Some(size) = self.slots[usize::from(slot) % SLOTS].add(parts) else { return Ok(()) };
-        match self.cells.get(slot).is_in_flight() {
-            true => self.finish::<false>(slot, size),
-            false => self.finish::<true>(slot, size),
+    fn part_arrived_again(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
+        let replay = self.comm.layout.decode_replay(word).ok_or(ArrivalError::Word)?;
+        // A part that an immediate with a mask has brought does not come again, and its slot may have
+        // another group.
+        if !self.recovery.arrived(replay) {
+            return Err(ArrivalError::Unrequested(replay.slot, replay.part));
         }
+        let size = self.window.arrived_again(replay.slot, replay.part)?;
+        self.carried(rail);
+        self.end_episode();
+        size.map_or(Ok(()), |size| self.complete(replay.slot, size))
     }
 
     #[cold]
@@ -195,25 +201,13 @@ fn unknown(completion: &Completion) -> Box<Error> {
     Error::Internal(format!("a receiver's queue completed {kind:?} as {work:?}")).into()
 }
 
-#[cold]
-fn internal(what: &str) -> Box<Error> {
-    Error::Internal(what.into()).into()
-}
-
-/// The oldest group with a part that has arrived and another one that has not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Incomplete {
-    pub(super) seq: Sequence,
-    /// Mask of the parts that have arrived.
-    pub(super) got: u8,
-    /// Mask of the others.
-    pub(super) missing: u8,
-}
-
 /// How long the oldest incomplete group has not changed.
+///
+/// A rail that loses data is noticed by its sender. This is for a peer that breaks the protocol: it
+/// announces a part and never sends it.
 #[derive(Debug)]
 pub(super) struct Promises {
-    pub(super) limit: Duration,
+    limit: Duration,
     oldest: Option<Incomplete>,
     waited: Duration,
     last: Instant,
@@ -227,7 +221,7 @@ impl Promises {
     }
 
     /// Takes in what is incomplete now. Returns whether it has not changed for the limit.
-    pub(super) fn add(&mut self, now: Instant, oldest: Option<Incomplete>) -> bool {
+    fn add(&mut self, now: Instant, oldest: Option<Incomplete>) -> bool {
         // A pause of this process does not count.
         let passed = now.saturating_duration_since(self.last).min(2 * TICK);
         self.waited = if oldest == self.oldest { self.waited + passed } else { Duration::ZERO };
@@ -253,27 +247,15 @@ impl RecvState {
     }
 
     fn oldest_incomplete(&self) -> Option<Incomplete> {
-        if self.outstanding == 0 {
-            return None;
-        }
-        let incomplete = |seq: Sequence| {
-            let (got, missing) = self.slots[usize::from(seq.slot()) % SLOTS].parts();
-            if got == 0 || !self.is_outstanding(seq) {
-                return None;
-            }
-            // What failed rails were to bring is agreed upon first. A stopped peer takes long for that.
-            let missing = rails(missing).filter(|rail| self.comm.watch.cause(*rail).is_none());
-            let missing = missing.fold(0, |mask, rail| mask | 1 << rail);
-            (missing != 0).then_some(Incomplete { seq, got, missing })
-        };
-        self.cts.next().predecessors().filter_map(incomplete).last()
+        // What failed rails were to bring is agreed upon first. A stopped peer takes long for that.
+        self.window.oldest_incomplete(|rail| self.comm.watch.cause(rail).is_none())
     }
 
     #[cold]
     fn broken_promise(&self, Incomplete { seq, got, missing }: Incomplete) -> Box<Error> {
-        let named = |mask: u8| {
+        let named = |which: RailSet| {
             let name = |rail: usize| format!("rail {rail} ({})", self.comm.rails[rail].nic.name());
-            rails(mask).map(name).collect::<Vec<_>>().join(", ")
+            which.iter().map(name).collect::<Vec<_>>().join(", ")
         };
         let what = format!(
             "{} sent a part of group {} on {}, which announces a part on {} that has not come for {:.1} s \

@@ -21,10 +21,9 @@ use crate::error::{Error, Fast, Result};
 use crate::failover;
 use crate::grace::Grace;
 use crate::housekeeping::{Housekeeping, Idleness, Job, JobId, Urgency, job, log_failure};
-use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, RailSet, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
+use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
-use crate::transport::failover::Running;
 use crate::transport::memory::{LivingMrs, Mr, Registrar};
 use crate::transport::profiler::RECEIVES;
 use crate::transport::progress::{Progress, progress};
@@ -36,8 +35,7 @@ use cts_writer::CtsWriter;
 use flush::{FLUSHES, Flushes, SINK_BYTES};
 #[cfg(any(test, feature = "simulation"))]
 pub use model_tests::simulated;
-use recovery::KeyRenewal;
-use window::Slot;
+use window::Window;
 
 /// Offset of the bytes of control memory that flushes read into. They are scratch memory.
 pub(crate) const SINK: usize = SCRATCH;
@@ -47,33 +45,19 @@ const _: () = assert!(RECORDS_BYTES + FIFO_BYTES == SCRATCH && SINK_BYTES <= SCR
 
 #[derive(Debug)]
 pub(crate) struct RecvState {
-    pub(crate) comm: Comm,
-    pub(crate) cts: CtsWriter,
-    /// By slot: the index of a receive's request is its slot.
-    pub(crate) cells: Cells<SLOTS>,
-    /// By slot.
-    pub(crate) slots: Box<[Slot; SLOTS]>,
-    /// Slots whose data is outstanding.
-    pub(crate) outstanding: usize,
-    /// Of these, the slots whose request has completed ahead of the data.
-    pub(crate) ahead: usize,
-    /// Groups that may be posted before [`ready`](Self::ready) has to look again.
-    credit: usize,
-    /// By next sequence number and outstanding slots: see [`optional`].
-    pub(crate) idleness: Idleness<(Sequence, usize)>,
+    comm: Comm,
+    window: Window,
+    cts: CtsWriter,
     recovery: failover::Receiver,
-    /// The episode in progress.
-    episode: Option<Running>,
-    renewal: KeyRenewal,
     memory: Arc<LivingMrs>,
-    /// No rail carries CTS writes. The entries from this group on are written when one does.
-    unwritten: Option<Sequence>,
-    /// When a sender's completed data that has not arrived counts as lost, in an episode.
-    patience: Option<Instant>,
-    promises: Promises,
     /// Present if GPU memory can be registered, or with `MPIB_FLUSH=1`, also if adapters cannot
     /// flush.
     flushes: Option<Flushes>,
+    /// When a sender's completed data that has not arrived counts as lost, in an episode.
+    patience: Option<Instant>,
+    promises: Promises,
+    /// By next sequence number and outstanding slots.
+    idleness: Idleness<(Sequence, usize)>,
 }
 
 /// A request of a receiver.
@@ -94,23 +78,15 @@ impl RecvState {
         memory: Arc<LivingMrs>,
     ) -> Self {
         Self {
+            window: Window::new(cells),
             cts: CtsWriter::new(&comm),
-            recovery: failover::Receiver::new(RailSet::from_bits(comm.layout.all_rails()))
-                .without(RailSet::from_bits(comm.failures.noticed())),
-            comm,
-            cells,
-            slots: Box::new([Slot::EMPTY; SLOTS]),
-            outstanding: 0,
-            ahead: 0,
-            credit: 0,
-            idleness: Idleness::UNKNOWN,
-            episode: None,
-            renewal: KeyRenewal::default(),
+            recovery: failover::Receiver::new(comm.all_rails()).without(comm.failures.noticed()),
             memory,
-            unwritten: None,
+            flushes,
             patience: None,
             promises: Promises::new(config),
-            flushes,
+            idleness: Idleness::UNKNOWN,
+            comm,
         }
     }
 
@@ -119,80 +95,6 @@ impl RecvState {
         let e = self.comm.fail(e);
         self.revoke();
         e
-    }
-
-    /// Starts a group on a comm that is marked.
-    #[cold]
-    fn start_marked<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
-        &mut self,
-        buffers: &[RecvBuffer<'_, P>],
-    ) -> Fast<Option<u8>> {
-        self.poll_marked()?;
-        self.look_closer()?;
-        if self.blocks_offers() {
-            if !self.may_have_lost() {
-                self.comm.check_peer("receives")?;
-            }
-            return Ok(self.comm.stats.no_room());
-        }
-        self.start::<P, OPTIONAL>(buffers)
-    }
-
-    /// Starts a group of any kind. Returns `None` if there is no room.
-    #[inline(never)]
-    fn start<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
-        &mut self,
-        buffers: &[RecvBuffer<'_, P>],
-    ) -> Fast<Option<u8>> {
-        self.try_cts_home();
-        let slot = self.cts.next().slot();
-        let ahead = OPTIONAL && self.may_complete_ahead(buffers.len())?;
-        let ready = self.cells.get(slot).is_free() && self.ready()?;
-        if !ready && !self.made_ready(slot)? {
-            return Ok(self.comm.stats.no_room());
-        }
-        let place = &mut self.slots[usize::from(slot) % SLOTS];
-        place.begin(buffers.len());
-        // The slot must be ready before the peer learns of it.
-        self.cells.get(slot).begin();
-        self.outstanding += 1;
-        self.credit -= 1;
-        // A receive that completes ahead of its data has no profiler events: NCCL's own event ends
-        // first.
-        if let Err(e) = self.cts.post(&mut self.comm, place, buffers, !ahead) {
-            self.comm.not_posted(self.cts.rail(), e)?;
-        }
-        self.comm.stats.request(None);
-        if ahead {
-            self.complete_ahead(slot);
-        }
-        Ok(Some(slot))
-    }
-
-    /// Polls, and returns whether the request is free and everything is [`ready`](Self::ready) now.
-    #[cold]
-    fn made_ready(&mut self, slot: u8) -> Fast<bool> {
-        self.poll()?;
-        Ok(self.cells.get(slot).is_free() && self.ready()?)
-    }
-
-    /// Replaces consumed receives if few are left. Returns whether a CTS write fits, and each rail
-    /// has a receive for every outstanding slot and one more.
-    fn ready(&mut self) -> Fast<bool> {
-        self.credit = usize::MAX;
-        let mut failed = None;
-        for (i, rail) in self.comm.rails.iter_mut().enumerate().filter(|(_, rail)| rail.is_alive()) {
-            if let Err(e) = rail.refill(self.outstanding) {
-                failed = Some((i, e));
-                continue;
-            }
-            let credit = rail.receives.as_ref().map_or(0, |receives| receives.credit(self.outstanding));
-            self.credit = self.credit.min(credit);
-        }
-        if let Some((rail, e)) = failed {
-            self.comm.not_posted(rail, e)?;
-        }
-        Ok(self.credit > 0 && self.cts.has_room(&self.comm))
     }
 
     /// Returns an error if data in one of `buffers` has come over a rail that cannot flush.
@@ -208,12 +110,7 @@ impl RecvState {
         // Also those that seem empty: a size may belong to another buffer of the group.
         let registered = buffers.iter().filter(|(_, mr)| mr.is_some());
         for (buffer, _) in registered {
-            // The newest group of those that a slot still describes.
-            let newest_first = self.cts.next().predecessors();
-            let slot = newest_first
-                .map(|seq| &self.slots[usize::from(seq.slot()) % SLOTS])
-                .find(|slot| slot.is_into(buffer.addr));
-            flushes.check(&self.comm.rails, slot.map(Slot::carriers))?;
+            flushes.check(&self.comm.rails, self.window.carriers_into(buffer.addr))?;
         }
         Ok(())
     }
@@ -305,7 +202,7 @@ impl Receiver {
         }
     }
 
-    /// Starts a group that cannot take the short path of [`single`](super::single).
+    /// Starts a group that cannot take the short way.
     #[inline(never)]
     fn receive_unusual<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
         mut state: Entered<'_, RecvState>,
@@ -319,7 +216,7 @@ impl Receiver {
                 let rail = state.cts.rail();
                 let failed = state.comm.not_posted(rail, e);
                 if OPTIONAL && failed.is_ok() {
-                    state.complete_ahead(slot);
+                    state.window.complete_ahead(slot);
                 }
                 failed.map(|()| Some(slot))
             }

@@ -1,12 +1,11 @@
 //! The receiver's part when rails fail and return: it gives up what STATE names, judges what has
-//! arrived, answers attempts, and writes CTS entries again.
+//! arrived, answers attempts, and has CTS entries written again.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast};
-use crate::failover::{Held, Receiver, ReceiverAction, ReceiverWorked};
-use crate::proto::{Message, NewRails, OpenGroup, RailSet, SLOTS, SenderState, Sequence, SizeQ, rails};
-use crate::transport::failover::Running;
+use crate::failover::{ReceiverAction, ReceiverWorked};
+use crate::proto::{Message, NewRails, RailSet, SenderState, Sequence};
 use crate::transport::life::Pinged;
 use crate::transport::progress::Progress;
 use crate::transport::rail_maker::{Goal, Offer};
@@ -22,14 +21,14 @@ const ACKNOWLEDGED: Duration = Duration::from_secs(1);
 impl RecvState {
     /// See [`Progress::handle_news`].
     pub(super) fn handle_news(&mut self) -> Fast<()> {
-        let failed = RailSet::from_bits(self.comm.take_failed());
+        let failed = self.comm.take_failed();
         if let Some(down) = self.recovery.failed(failed) {
-            self.episode.get_or_insert_with(|| Running::new(failed));
+            self.comm.begin_episode(failed);
             self.comm.send_message(down)?;
         }
         self.comm.repeat_after_a_break();
         while let Some(message) = self.comm.next_message()? {
-            let action = self.recovery.on_message(message, self.cts.next())?;
+            let action = self.recovery.on_message(message, self.window.next())?;
             self.act(action)?;
         }
         self.comm.ping_if_late(Pinged::All)?;
@@ -48,19 +47,18 @@ impl RecvState {
         match action {
             ReceiverAction::Nothing => Ok(()),
             ReceiverAction::GiveUp(new) => {
-                self.comm.given_up_by_the_peer(new.bits());
-                let dead = self.recovery.state().map_or(new, |state| RailSet::from_bits(state.dead));
-                self.episode.get_or_insert_with(|| Running::new(if new.is_empty() { dead } else { new }));
+                self.comm.given_up_by_the_peer(new);
+                let state = self.recovery.state();
+                let dead = state.map_or(new, |state| RailSet::from_bits(state.dead));
+                // No CTS entry of a dead rail can arrive any more: the sender has destroyed its
+                // queue pairs.
+                let next = state.map_or(self.window.next(), |state| state.next);
+                self.comm.begin_episode(if new.is_empty() { dead } else { new });
                 self.comm.stop_rails(new);
                 self.patience = Some(Instant::now() + ACKNOWLEDGED);
                 self.restore_room()?;
-                // No CTS entry of a dead rail can arrive any more: the sender has destroyed its
-                // queue pairs.
-                let next = self.recovery.state().map_or(self.cts.next(), |state| state.next);
-                match self.comm.living() >> self.cts.rail() & 1 {
-                    0 => self.move_cts(next),
-                    _ => Ok(()),
-                }
+                self.cts.leave_dead_rail(&self.comm, next);
+                self.write_cts_again()
             }
             ReceiverAction::Make(request) => self.make(request),
             ReceiverAction::Probe => {
@@ -71,7 +69,7 @@ impl RecvState {
 
     /// Returns whether no buffer may be offered: an episode is going on, or no rail is left.
     pub(super) fn blocks_offers(&self) -> bool {
-        self.recovery.blocks_offers() || self.cts.is_behind() || self.comm.living() == 0
+        self.recovery.blocks_offers() || self.cts.is_behind() || !self.comm.has_rail()
     }
 
     /// Judges the lost parts once everything has arrived that the sender has completed, and nothing
@@ -82,7 +80,7 @@ impl RecvState {
         self.poll()?;
         let Some(state) = self.recovery.state() else { return Ok(()) };
         let new = RailSet::from_bits(state.dead).without(self.recovery.dead());
-        let missing = self.completed_at_the_sender(state).find(|seq| self.is_outstanding(*seq));
+        let missing = self.completed_at_the_sender(state).find(|seq| self.window.is_outstanding(*seq));
         if let Some(seq) = missing {
             return match is_over {
                 true => Err(lost_for_good(self.comm.peer.name(), seq)),
@@ -91,7 +89,7 @@ impl RecvState {
         }
         let waits = state.open.iter().any(|group| group.lost != 0);
         let left: RailSet = new.iter().filter(|rail| self.comm.rails[*rail].is_alive()).collect();
-        self.flushes.iter_mut().for_each(|flushes| flushes.give_up(left.bits()));
+        self.flushes.iter_mut().for_each(|flushes| flushes.give_up(left));
         self.comm.give_up(left, if waits { Urgency::High } else { Urgency::Low })?;
         if self.comm.is_fenced()? { self.judge() } else { Ok(()) }
     }
@@ -101,28 +99,22 @@ impl RecvState {
         &self,
         state: &'a SenderState,
     ) -> impl Iterator<Item = Sequence> + use<'a> {
-        let offered = self.cts.next().predecessors();
+        let offered = self.window.groups();
         offered.filter(|seq| *seq < state.next && state.open.iter().all(|group| group.seq != *seq))
-    }
-
-    /// Returns whether data of a group is outstanding.
-    pub(super) fn is_outstanding(&self, seq: Sequence) -> bool {
-        let is_in_its_slot = self.cts.next().number() - seq.number() <= SLOTS as u64;
-        let request = self.cells.get(seq.slot());
-        is_in_its_slot && (request.is_in_flight() || request.awaits_data())
     }
 
     /// Judges the lost parts.
     fn judge(&mut self) -> Fast<()> {
         self.flushes.iter_mut().for_each(|flushes| flushes.fenced(Instant::now()));
-        let mut recovery = std::mem::replace(&mut self.recovery, Receiver::new(RailSet::EMPTY));
-        let judged = recovery.judge(|seq| self.held(seq));
-        self.recovery = recovery;
-        let Some((verdict, partial)) = judged else { return Ok(()) };
+        let Self { recovery, window, .. } = self;
+        let Some((verdict, partial)) = recovery.judge(|seq| window.held(seq)) else { return Ok(()) };
         for group in partial {
             let again =
                 verdict.again.iter().find(|(seq, _)| *seq == group.seq).map_or(0, |(_, parts)| *parts);
-            self.learn(&group, group.lost & !again).map_err(|e| self.state_error(&e))?;
+            let done = RailSet::from_bits(group.lost & !again);
+            let learned = self.window.learn(self.comm.layout, &group, done);
+            let complete = |size| self.complete(group.seq.slot(), size);
+            learned.and_then(|size| size.map_or(Ok(()), complete)).map_err(|e| self.state_error(&e))?;
         }
         self.patience = None;
         self.comm.send_message(Message::Verdict(verdict))?;
@@ -131,14 +123,9 @@ impl RecvState {
     }
 
     /// Reports the episode once everything that was lost has arrived, and a rail lives.
-    #[cold]
-    #[inline(never)]
     pub(super) fn end_episode(&mut self) {
-        if !self.recovery.is_unfinished()
-            && self.comm.living() != 0
-            && let Some(Running { rail, begun, bytes }) = self.episode.take()
-        {
-            self.comm.watch.report_episode(rail, bytes, begun.elapsed());
+        if !self.recovery.is_unfinished() && self.comm.has_rail() {
+            self.comm.end_episode();
         }
     }
 
@@ -149,37 +136,9 @@ impl RecvState {
         flushes.as_mut().is_some_and(|flushes| flushes.settle(Instant::now(), done))
     }
 
-    /// Returns what has arrived of a group.
-    fn held(&self, seq: Sequence) -> Held {
-        if !self.is_outstanding(seq) {
-            return Held::Whole;
-        }
-        let place = |seq: Sequence| &self.slots[usize::from(seq.slot()) % SLOTS];
-        let given_back = self.cells.get(seq.slot()).awaits_data();
-        let mut later = seq.next();
-        let mut used = false;
-        while given_back && !used && later < self.cts.next() {
-            used = place(later).overlaps(place(seq));
-            later = later.next();
-        }
-        Held::Parts { got: place(seq).carriers(), given_back, used }
-    }
-
-    /// Learns the parts of an open group. The lost ones that are `done` count as arrived.
-    fn learn(&mut self, group: &OpenGroup, done: u8) -> Result<(), ArrivalError> {
-        let slot = group.seq.slot();
-        let bytes = group.size.map(|size| usize::try_from(size).unwrap_or(usize::MAX));
-        let size = bytes.map_or(SizeQ::RECORD, |bytes| self.comm.layout.size(bytes));
-        if bytes != size.bytes() {
-            return Err(ArrivalError::Word);
-        }
-        self.slots[usize::from(slot) % SLOTS].learn(slot, group.mask, size)?;
-        if done == 0 { Ok(()) } else { self.add_parts(slot, done) }
-    }
-
     /// Fills the receives of all rails: what is sent again takes more of them.
-    pub(super) fn restore_room(&mut self) -> Fast<()> {
-        self.credit = 0;
+    fn restore_room(&mut self) -> Fast<()> {
+        self.window.set_credit(0);
         for rail in 0..self.comm.rails.len() {
             if let Err(e) = self.comm.rails[rail].fill() {
                 self.comm.not_posted(rail, e)?;
@@ -188,66 +147,20 @@ impl RecvState {
         Ok(())
     }
 
-    /// Moves the CTS writes to a living rail, from the sender's `next` group on.
-    pub(super) fn move_cts(&mut self, next: Sequence) -> Fast<()> {
-        let Some(rail) = rails(self.comm.living()).next() else {
-            self.unwritten = Some(next);
-            return Ok(());
-        };
-        self.cts.move_to(&self.comm, rail, self.renewal.first_of(next));
-        self.write_cts_again()
-    }
-
     /// Writes CTS entries again as far as there is room.
-    pub(super) fn write_cts_again(&mut self) -> Fast<()> {
-        if self.comm.living() >> self.cts.rail() & 1 == 0 {
-            return Ok(());
-        }
-        let Self { cts, comm, slots, .. } = self;
-        let written = cts.write_again(comm, |slot| slots[usize::from(slot) % SLOTS].count());
+    fn write_cts_again(&mut self) -> Fast<()> {
+        let Self { cts, comm, window, .. } = self;
+        let written = cts.write_again(comm, window.next(), |seq| window.buffers(seq).len());
         written.or_else(|e| comm.not_posted(cts.rail(), e))
     }
 
-    /// Handles an immediate without a mask: a part that is sent again.
-    pub(crate) fn part_arrived(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
-        let replay = self.comm.layout.decode_replay(word).ok_or(ArrivalError::Word)?;
-        // A part that an immediate with a mask has brought does not come again, and its slot may have
-        // another group.
-        let place = &self.slots[usize::from(replay.slot) % SLOTS];
-        if !self.recovery.arrived(replay) || !place.awaits(replay.part) {
-            return Err(ArrivalError::Unrequested(replay.slot, replay.part));
-        }
-        if let Some(flushes) = &mut self.flushes {
-            flushes.carried(rail);
-        }
-        self.credit = 0;
-        self.end_episode();
-        self.add_parts(replay.slot, 1 << replay.part)
-    }
-
-    #[cold]
-    fn state_error(&self, wrong: &ArrivalError) -> Box<Error> {
-        Error::Protocol(format!("STATE of {}: {wrong}", self.comm.peer.name())).into()
-    }
-}
-
-#[cold]
-fn lost_for_good(peer: &str, seq: Sequence) -> Box<Error> {
-    let (seq, s) = (seq.number(), ACKNOWLEDGED.as_secs());
-    Error::Peer(format!(
-        "group {seq} from {peer} is lost: a failed adapter acknowledged its data and did not deliver it within {s} s"
-    ))
-    .into()
-}
-
-impl RecvState {
     /// Returns whether rails that this end could not make can be tried again.
     pub(super) fn is_return_due(&self) -> bool {
         !self.comm.has_failed() && self.recovery.is_return_due(|rail| self.comm.watch.may_return(rail))
     }
 
     /// Makes queue pairs, and connects them to the sender's.
-    pub(super) fn make(&mut self, request: NewRails) -> Fast<()> {
+    fn make(&mut self, request: NewRails) -> Fast<()> {
         let which = RailSet::from_bits(request.rails);
         let peer = Offer { port: request.port, routes: request.routes, rkeys: request.rkeys };
         let begun = self.comm.begin_attempt(which, [Goal::Made, Goal::Joined(peer)]);
@@ -255,7 +168,7 @@ impl RecvState {
     }
 
     /// Sends what the thread has brought about.
-    pub(super) fn advance_failback(&mut self) -> Fast<()> {
+    fn advance_failback(&mut self) -> Fast<()> {
         match self.comm.attempt_result() {
             None | Some(Ok(None)) => {}
             Some(Ok(Some(offer))) => self.attempt_worked(offer)?,
@@ -287,20 +200,19 @@ impl RecvState {
         self.comm.use_new_rails(which)?;
         self.memory.renew(which.bits());
         if let Some(flushes) = &mut self.flushes {
-            flushes.revive(which.bits(), &self.comm.rails);
+            flushes.revive(which, &self.comm.rails);
         }
         self.restore_room()?;
-        if let Some(next) = self.unwritten.take() {
-            self.move_cts(next)?;
-        }
-        self.renew_cts(which.bits())?;
+        self.cts.use_living_rail(&self.comm, which);
+        self.renew_keys(which);
+        self.write_cts_again()?;
         self.cts.want_home(&self.comm);
         self.end_episode();
         self.try_up()
     }
 
     /// Ends the present attempt, and sends the reason.
-    pub(super) fn attempt_failed(&mut self, why: &Error) -> Fast<()> {
+    fn attempt_failed(&mut self, why: &Error) -> Fast<()> {
         let Some((which, failed)) = self.recovery.abort(why.to_string()) else { return Ok(()) };
         self.comm.attempt_failed(which, false, why);
         self.comm.send_message(failed)
@@ -310,58 +222,31 @@ impl RecvState {
     /// have completed: a late one could overwrite a newer entry.
     pub(super) fn try_cts_home(&mut self) {
         let Some(home) = self.cts.wanted_home() else { return };
-        if self.unwritten.is_none()
-            && !self.cts.is_behind()
-            && self.comm.living() >> home & 1 == 1
+        if !self.cts.is_behind()
+            && self.comm.living().contains(home)
             && self.cts.queue(&mut self.comm.rails).in_flight() == 0
         {
             self.cts.go_home(&self.comm);
         }
     }
-}
 
-/// What is left to write of entries whose keys have changed.
-#[derive(Debug, Default)]
-pub(super) struct KeyRenewal {
-    /// The first group whose entries at the sender may have old keys.
-    pub(super) first: Option<Sequence>,
-}
-
-impl KeyRenewal {
-    /// Returns the group from which on entries must be written again, at least from `next` on.
-    pub(super) fn first_of(&self, next: Sequence) -> Sequence {
-        self.first.map_or(next, |first| first.min(next))
-    }
-}
-
-impl RecvState {
-    /// Renews the keys of these rails in the entries of all groups whose data is outstanding. The
-    /// entries are written again if a key has changed.
-    pub(super) fn renew_cts(&mut self, which: u8) -> Fast<()> {
-        let mut offered: Vec<_> = self.cts.next().predecessors().collect();
-        offered.retain(|seq| self.is_outstanding(*seq));
-        for seq in offered {
-            if self.renew_entries(seq, which) {
-                self.renewal.first = Some(self.renewal.first_of(seq));
-            }
-        }
-        match self.renewal.first {
-            Some(first) if self.unwritten.is_none() => {
-                self.cts.rewrite(first);
-                self.write_cts_again()
-            }
-            _ => Ok(()),
-        }
+    /// Renews the keys of these rails in the entries of all groups whose data is outstanding. An
+    /// adapter that was opened again has registered all memory anew, so the entries that the sender
+    /// has may hold keys of the rail's last life.
+    fn renew_keys(&mut self, which: RailSet) {
+        let outstanding = self.window.groups().filter(|seq| self.window.is_outstanding(*seq));
+        let first = outstanding.filter(|seq| self.renew_entries(*seq, which)).last();
+        self.cts.renew(first);
     }
 
     /// Renews the keys of these rails in the entries of a group, as this end keeps them. Returns
     /// whether one has changed.
-    fn renew_entries(&self, seq: Sequence, which: u8) -> bool {
+    fn renew_entries(&self, seq: Sequence, which: RailSet) -> bool {
         self.cts.stage(&self.comm, seq);
-        let slot = &self.slots[usize::from(seq.slot()) % SLOTS];
         let mut changed = false;
-        for (place, buffer) in slot.buffers().iter().enumerate().filter(|(_, buffer)| buffer.len > 0) {
-            for rail in rails(which) {
+        let buffers = self.window.buffers(seq).iter().enumerate();
+        for (place, buffer) in buffers.filter(|(_, buffer)| buffer.len > 0) {
+            for rail in which.iter() {
                 // NCCL keeps a buffer registered until its receive is complete.
                 if let Some(keys) = self.comm.rails[rail].nic.keys_of(*buffer) {
                     changed |= self.cts.set_key(&self.comm, (seq, place), rail, keys.rkey());
@@ -371,14 +256,25 @@ impl RecvState {
         changed
     }
 
-    /// Sends UP if it waits and the sender has the new keys.
-    pub(super) fn try_up(&mut self) -> Fast<()> {
-        if self.renewal.first.is_some() && self.unwritten.is_none() && self.cts.is_rewritten(&self.comm) {
-            self.renewal.first = None;
-        }
-        if self.renewal.first.is_some() {
+    /// Sends UP if it waits and the sender has the new keys. Only then does the sender use the rail.
+    fn try_up(&mut self) -> Fast<()> {
+        if !self.cts.has_renewed(&self.comm) {
             return Ok(());
         }
         self.recovery.up().map_or(Ok(()), |up| self.comm.send_message(up))
     }
+
+    #[cold]
+    fn state_error(&self, wrong: &ArrivalError) -> Box<Error> {
+        Error::Protocol(format!("STATE of {}: {wrong}", self.comm.peer.name())).into()
+    }
+}
+
+#[cold]
+fn lost_for_good(peer: &str, seq: Sequence) -> Box<Error> {
+    let (seq, s) = (seq.number(), ACKNOWLEDGED.as_secs());
+    Error::Peer(format!(
+        "group {seq} from {peer} is lost: a failed adapter acknowledged its data and did not deliver it within {s} s"
+    ))
+    .into()
 }

@@ -1,35 +1,28 @@
 //! The sender's part when rails fail and return: it gives up dead rails, sends STATE, sends lost parts
 //! again, and begins the attempts to bring rails back.
 
-use nccl_net_versions::Buffer;
+use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::error::{Error, Fast};
-use crate::failover::{Posted, SenderAction};
-use crate::proto::{MAX_RECVS, Message, NewRails, RailSet, Sequence, SizeQ, Split, rails};
-use crate::transport::comm::Comm;
-use crate::transport::failover::Running;
+use crate::failover::SenderAction;
+use crate::proto::{MAX_RAILS, Message, NewRails, RailSet, Replay, Sequence, SizeQ};
 use crate::transport::life::Pinged;
 use crate::transport::progress::Progress;
 use crate::transport::rail_maker::{Goal, Offer};
-use crate::transport::send::post::{PartWrites, UsualSends, data_writes};
-use crate::transport::send::window::{Group, NO_SEND, SendOp, keep};
+use crate::transport::send::post::{PartWrites, fits};
+use crate::transport::send::window::SendOp;
 use crate::transport::send::{SendState, cts_fifo};
 use crate::transport::send_queue::Work;
 use crate::verbs::Keys;
 use crate::worker::Urgency;
 
 impl SendState {
-    /// Returns whether no send may begin: no rail is left.
-    pub(crate) fn blocks_sends(&self) -> bool {
-        self.comm.living() == 0
-    }
-
     /// See [`Progress::handle_news`].
     pub(super) fn handle_news(&mut self) -> Fast<()> {
-        self.recovery.failed(RailSet::from_bits(self.comm.take_failed()));
+        self.recovery.failed(self.comm.take_failed());
         self.comm.repeat_after_a_break();
         while let Some(message) = self.comm.next_message()? {
-            let action = self.recovery.on_message(message, &self.open_groups())?;
+            let action = self.recovery.on_message(message, &self.window.open(self.comm.layout))?;
             self.act(action)?;
         }
         self.give_up()?;
@@ -42,13 +35,13 @@ impl SendState {
         }
         self.advance_failback()?;
         self.comm.check_rails()?;
-        if self.comm.living() == 0 { Ok(()) } else { self.post_unposted() }
+        if self.comm.has_rail() { self.post_unposted() } else { Ok(()) }
     }
 
     fn act(&mut self, action: SenderAction) -> Fast<()> {
         match action {
             SenderAction::Nothing => {}
-            SenderAction::GivenUpByPeer(which) => self.comm.given_up_by_the_peer(which.bits()),
+            SenderAction::GivenUpByPeer(which) => self.comm.given_up_by_the_peer(which),
             SenderAction::Judged(groups) => self.obey(groups),
             SenderAction::Join(answer) => self.join(answer),
             SenderAction::Failed(which, why) => {
@@ -67,11 +60,12 @@ impl SendState {
     /// Gives up the rails that have failed. Sends STATE once nothing is left of them.
     fn give_up(&mut self) -> Fast<()> {
         if let Some(new) = self.recovery.episode() {
-            self.episode.get_or_insert_with(|| Running::new(new));
+            self.comm.begin_episode(new);
             self.comm.stop_rails(new);
             // What the adapter has acknowledged so far need not be judged.
             self.poll()?;
-            let waits = self.open_groups().iter().any(|group| group.mask & new.bits() != 0);
+            let open = self.window.open(self.comm.layout);
+            let waits = open.iter().any(|group| !(RailSet::from_bits(group.mask) & new).is_empty());
             self.comm.give_up(new, if waits { Urgency::High } else { Urgency::Low })?;
             self.splitter.forget(new);
             self.rails_changed()?;
@@ -79,67 +73,45 @@ impl SendState {
         if !self.recovery.is_fencing() || !self.comm.is_fenced()? {
             return Ok(());
         }
-        let open = self.open_groups();
-        let state = self.recovery.state(self.seq, &open);
+        let state = self.recovery.state(self.window.seq(), &self.window.open(self.comm.layout));
         for group in &state.open {
-            self.groups[usize::from(group.seq.slot())].pending |= group.lost;
+            self.window.lose(group.seq, RailSet::from_bits(group.lost));
         }
         self.comm.send_message(Message::State(state))
     }
 
+    /// Sends over the living rails from now on.
+    fn rails_changed(&mut self) -> Fast<()> {
+        self.drained = self.comm.drained();
+        self.splitter.keep(self.comm.undrained(self.drained));
+        self.usual.renew(&self.splitter, &self.comm);
+        // Without a rail no send begins, and no group is posted.
+        if self.comm.has_rail() { self.split_matched_again() } else { Ok(()) }
+    }
+
     /// Splits the sends of the group that is being matched among the living rails.
     fn split_matched_again(&mut self) -> Fast<()> {
-        let slot = self.seq.slot();
-        let group = self.groups[usize::from(slot)];
-        for place in rails(group.matched) {
-            let index = usize::from(group.sends[place]);
-            self.split(slot, place, self.sends[index].len)?;
-            keep(&mut self.splits, group.sends[place], self.ops[place].split);
+        let seq = self.window.seq();
+        for place in self.window.places() {
+            let buffer = self.window.op(place).buffer;
+            let split = self.split(buffer.len)?;
+            self.window.split_again(place, split);
             // The keys of a rail that was made anew may be others.
-            let target = cts_fifo::target(self.comm.region.words(), self.seq, place);
-            self.ops[place].target = target.ok_or_else(|| offered_again(self.seq))?;
-            for rail in rails(self.comm.living()) {
-                self.ops[place].lkeys[rail] = self.lkey_of(self.ops[place].buffer, rail)?;
-            }
+            let target = cts_fifo::target(self.comm.region.words(), seq, place);
+            let target = target.ok_or_else(|| offered_again(seq, "before the group was sent"))?;
+            let lkeys = self.lkeys_of(buffer, self.comm.living())?;
+            let op = self.window.op(place);
+            (op.target, op.lkeys) = (target, lkeys);
         }
         Ok(())
     }
 
-    /// Sends over the living rails from now on.
-    pub(super) fn rails_changed(&mut self) -> Fast<()> {
-        self.drained = self.comm.drained();
-        self.splitter.keep(RailSet::from_bits(self.comm.undrained(self.drained)));
-        let inline = self.usual.wanted_inline;
-        self.usual = UsualSends::new(&self.splitter, &self.comm, inline, self.separate_imm_above);
-        // Without a rail no send begins, and no group is posted.
-        if self.comm.living() == 0 { Ok(()) } else { self.split_matched_again() }
-    }
-
-    /// Returns the groups that are posted and not completed.
-    fn open_groups(&self) -> Vec<Posted> {
-        self.open_sequences()
-            .map(|seq| {
-                let group = &self.groups[usize::from(seq.slot())];
-                let len = self.sends[usize::from(group.sends[0])].len;
-                let size = group.size(self.comm.layout, len);
-                Posted { seq, mask: group.mask, size: size.bytes().map(|bytes| bytes as u64) }
-            })
-            .collect()
-    }
-
-    fn open_sequences(&self) -> impl Iterator<Item = Sequence> {
-        self.seq.predecessors().filter(|seq| self.groups[usize::from(seq.slot())].pending != 0)
-    }
-
     /// Completes the parts that the receiver has, and prepares the others to be sent again.
     fn obey(&mut self, judged: Vec<(Sequence, u8, u8)>) {
+        let Self { window, comm, .. } = self;
         for (seq, lost, again) in judged {
-            let group = &mut self.groups[usize::from(seq.slot())];
-            group.pending = group.pending & !lost | again;
-            group.moved |= again;
-            if group.pending == 0 {
-                self.complete_group(seq.slot());
-            }
+            let parts = (RailSet::from_bits(lost), RailSet::from_bits(again));
+            window.judge(seq, parts, |size| comm.stats.done(1, size));
         }
     }
 
@@ -149,124 +121,68 @@ impl SendState {
             let Some(carrier) = self.splitter.least_busy(|rail| self.comm.rails[rail].in_flight()) else {
                 break;
             };
-            if !self.post_again(
-                seq,
-                usize::from(replay.part),
-                carrier,
-                self.comm.layout.encode_replay(replay),
-            )? {
+            if !self.post_again(seq, replay, carrier)? {
                 break;
             }
             self.recovery.posted(carrier);
         }
-        if !self.recovery.has_unposted()
-            && let Some(Running { rail, begun, bytes }) = self.episode.take()
-        {
-            self.comm.watch.report_episode(rail, bytes, begun.elapsed());
+        if !self.recovery.has_unposted() {
+            self.comm.end_episode();
         }
         Ok(())
     }
 
     /// Sends a part again on another rail. Returns `false` if its send queue has no room yet.
-    fn post_again(&mut self, seq: Sequence, part: usize, carrier: usize, imm: u32) -> Fast<bool> {
-        let slot = seq.slot();
-        let group = self.groups[usize::from(slot)];
-        let ops = self.ops_of(seq, &group, part, carrier)?;
-        let ops = &ops[..usize::from(group.count)];
-        let Comm { rails: all, chain, region, remote, stats, layout, .. } = &mut self.comm;
-        let of_rail = &mut all[carrier];
-        let largest = of_rail.largest_write();
-        let queue = of_rail.send_queue_mut(slot);
-        if queue.room() <= data_writes(ops, part, largest) {
+    fn post_again(&mut self, seq: Sequence, replay: Replay, carrier: usize) -> Fast<bool> {
+        let (slot, part, layout) = (seq.slot(), usize::from(replay.part), self.comm.layout);
+        let ops = &self.ops_of(seq, part, carrier)?[..];
+        if !fits(&self.comm, slot, ops, (part, carrier), false) {
             return Ok(false);
         }
-        let leads = group.mask.trailing_zeros() as usize == part;
-        let recorded = group.size(*layout, ops[0].buffer.len) == SizeQ::RECORD;
-        let work = Work::Replay { slot, part: part as u8 };
-        let (offset, record) = (seq.record_offset(), leads && recorded);
-        let writes = PartWrites { offset, part, carrier, largest, imm, work, record, joined: false };
-        let written = writes.prepare(ops, queue, chain, (region, remote));
-        let posted = written.and_then(|written| queue.post(chain, true).map(|()| written));
-        match posted {
-            Ok(written) => {
-                stats.posted(carrier, written.requests, written.writes, written.bytes);
-                self.episode.iter_mut().for_each(|episode| episode.bytes += written.bytes as u64);
-            }
+        let leads = self.window.group(slot).leader() == Some(part);
+        let record = leads && self.window.size_of(seq, layout) == SizeQ::RECORD;
+        let (imm, work) = (layout.encode_replay(replay), Work::Replay { slot, part: replay.part });
+        let writes = PartWrites { ops, seq, part, carrier, imm, work, record, joined: false };
+        match writes.post(&mut self.comm, None) {
+            Ok(bytes) => self.comm.sent_again(bytes),
             Err(e) => self.comm.not_posted(carrier, e)?,
         }
         Ok(true)
     }
 
-    /// Returns the sends of a group as they were posted. The receiver has not completed the group,
-    /// so its CTS entries are still there.
-    fn ops_of(&self, seq: Sequence, group: &Group, part: usize, carrier: usize) -> Fast<[SendOp; MAX_RECVS]> {
-        let mut ops = [NO_SEND; MAX_RECVS];
-        for (place, (op, index)) in ops.iter_mut().zip(group.members()).enumerate() {
-            let sent = &self.sends[index];
-            let Some(target) = cts_fifo::target(self.comm.region.words(), seq, place) else {
-                return Err(overwritten(seq));
-            };
-            (op.buffer, op.target) = (sent.buffer(), target);
-            op.lkeys[carrier] = self.lkey_of(op.buffer, carrier)?;
-            op.split = match sent.is_split {
-                true => self.splits[index],
-                false => {
-                    let mut whole = Split::NONE;
-                    whole.whole(sent.len, part);
-                    whole
-                }
-            };
-        }
-        Ok(ops)
+    /// Returns the sends of a group as they were posted, with the keys of the carrier. The receiver
+    /// has not completed the group, so its CTS entries are still there.
+    fn ops_of(&self, seq: Sequence, part: usize, carrier: usize) -> Fast<Vec<SendOp>> {
+        let sends = self.window.posted(seq, part).enumerate();
+        let op = |(place, (buffer, split))| {
+            let target = cts_fifo::target(self.comm.region.words(), seq, place);
+            let target =
+                target.ok_or_else(|| offered_again(seq, "and VERDICT requests parts of the group"))?;
+            let lkeys = self.lkeys_of(buffer, RailSet::of(carrier))?;
+            Ok(SendOp { buffer, lkeys, target, split, profiler: ProfilerHandle::NONE })
+        };
+        sends.map(op).collect()
     }
 
-    /// Returns the present local key of a buffer on a rail.
-    fn lkey_of(&self, buffer: Buffer, rail: usize) -> Fast<u32> {
-        if buffer.len == 0 {
-            return Ok(0);
+    /// Returns the present local keys of a buffer on these rails.
+    fn lkeys_of(&self, buffer @ Buffer { addr, len }: Buffer, which: RailSet) -> Fast<[u32; MAX_RAILS]> {
+        let mut lkeys = [0; MAX_RAILS];
+        if len == 0 {
+            return Ok(lkeys);
         }
-        let keys = self.comm.rails[rail].nic.keys_of(buffer);
-        keys.map(Keys::lkey).ok_or_else(|| {
-            let Buffer { addr, len } = buffer;
-            let what = format!("{len} bytes at {addr:#x} were deregistered before their send was complete");
-            Error::Argument(what).into()
-        })
+        for rail in which.iter() {
+            let keys = self.comm.rails[rail].nic.keys_of(buffer);
+            lkeys[rail] = keys.map(Keys::lkey).ok_or_else(|| {
+                let what =
+                    format!("{len} bytes at {addr:#x} were deregistered before their send was complete");
+                Error::Argument(what)
+            })?;
+        }
+        Ok(lkeys)
     }
 
-    /// Handles the completion of a part that was sent again.
-    #[cold]
-    pub(crate) fn completed_again(&mut self, rail: usize, slot: u8, part: u8, wr_id: u64) -> Fast<()> {
-        let known = self.comm.rails[rail].send_queue_mut(slot).sent(wr_id)?;
-        self.comm.stats.completed(rail, known);
-        let group = &mut self.groups[usize::from(slot)];
-        if group.pending >> part & 1 == 0 {
-            return Err(Error::Internal(format!("part {part} of slot {slot} completed twice")).into());
-        }
-        group.pending &= !(1 << part);
-        if group.pending == 0 {
-            self.complete_group(slot);
-        }
-        Ok(())
-    }
-}
-
-#[cold]
-fn offered_again(seq: Sequence) -> Box<Error> {
-    let seq = seq.number();
-    Error::Protocol(format!("the peer has offered the slot of group {seq} again before the group was sent"))
-        .into()
-}
-
-#[cold]
-fn overwritten(seq: Sequence) -> Box<Error> {
-    let seq = seq.number();
-    Error::Protocol(format!("VERDICT requests parts of group {seq}, whose slot the peer has offered again"))
-        .into()
-}
-
-impl SendState {
     /// Returns whether an attempt may begin.
-    pub(crate) fn is_failback_due(&self) -> bool {
+    pub(super) fn is_failback_due(&self) -> bool {
         !self.comm.has_failed() && self.due_rail().is_some()
     }
 
@@ -275,7 +191,7 @@ impl SendState {
     }
 
     /// Begins an attempt if one is due, and sends what the thread has brought about.
-    pub(super) fn advance_failback(&mut self) -> Fast<()> {
+    fn advance_failback(&mut self) -> Fast<()> {
         match self.comm.attempt_result() {
             None | Some(Ok(None)) => {}
             Some(Ok(Some(offer))) => self.attempt_worked(offer)?,
@@ -303,9 +219,15 @@ impl SendState {
     }
 
     /// Connects the new queue pairs to the receiver's, and probes.
-    pub(super) fn join(&mut self, answer: NewRails) {
+    fn join(&mut self, answer: NewRails) {
         let peer = Offer { port: answer.port, routes: answer.routes, rkeys: answer.rkeys };
         let continued = self.comm.continue_attempt([Goal::Joined(peer), Goal::Proved]);
         continued.unwrap_or_else(|e| self.attempt_failed(&e));
     }
+}
+
+#[cold]
+fn offered_again(seq: Sequence, when: &str) -> Box<Error> {
+    let seq = seq.number();
+    Error::Protocol(format!("the peer has offered the slot of group {seq} again {when}")).into()
 }
