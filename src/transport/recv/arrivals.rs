@@ -165,14 +165,15 @@ impl RecvState {
     }
 
     /// Handles an immediate without a mask: a part that is sent again. It has taken a receive that no
-    /// slot counts.
+    /// slot counts, and NCCL may offer nothing more before the others have come.
     #[cold]
     #[inline(never)]
     fn arrived_again(&mut self, rail: usize, word: u32) -> Fast<()> {
         let arrived = self.part_arrived_again(rail, word);
         arrived.map_err(|e| self.protocol_error(rail, word, e))?;
         self.window.set_credit(0);
-        Ok(())
+        let refilled = self.comm.rails[rail].refill(self.window.outstanding());
+        refilled.map_or_else(|e| self.comm.not_posted(rail, e), |_| Ok(()))
     }
 
     fn part_arrived_again(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
