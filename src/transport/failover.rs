@@ -127,7 +127,7 @@ fn is_fault_of_a_rail(error: &Error) -> bool {
 }
 
 /// Returns the names of the ports of some rails, for messages.
-fn names(all: &[Rail], which: RailSet) -> String {
+pub(super) fn names(all: &[Rail], which: RailSet) -> String {
     let mut names: Vec<_> = which.iter().map(|rail| all[rail].nic.name()).collect();
     // Stripes of a rail follow each other.
     names.dedup();

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Fast};
 use crate::proto::RailSet;
 use crate::transport::comm::Comm;
+use crate::transport::failover::names;
 use crate::transport::recv::cts_writer::CTS_QUEUE;
 use crate::transport::send_queue::Work;
 
@@ -27,6 +28,9 @@ const PING_QUEUE: usize = CTS_QUEUE;
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// ... but so many have asked at least before the connection ends.
 const PINGS: u32 = 4;
+/// After so many looks the answer of a ping that has one has been polled. Housekeeping leaves news to
+/// NCCL's next call for one pass.
+const POLLED: u32 = 4;
 
 /// The rails that the watchdog wants to be pinged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +63,19 @@ pub(crate) struct Life {
     silent: Duration,
     /// The time since the last sign of life or request for a ping.
     unasked: Duration,
+    /// Looks since a ping was due, in this silence.
+    asked: u32,
+    /// The silence that is reported, and that has not ended.
+    reported: Option<Duration>,
+}
+
+/// What is to be reported of the peer's silence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It has lasted longer than a ping takes.
+    Silent,
+    /// It has ended after this time.
+    Heard(Duration),
 }
 
 impl Life {
@@ -71,6 +88,8 @@ impl Life {
             looked: None,
             silent: Duration::ZERO,
             unasked: Duration::ZERO,
+            asked: 0,
+            reported: None,
         }
     }
 
@@ -93,6 +112,7 @@ impl Life {
         self.silent += passed;
         self.unasked += passed;
         let due = self.unasked >= self.ping_every;
+        self.asked = self.asked.saturating_add(u32::from(due || self.asked > 0));
         if due {
             self.unasked = Duration::ZERO;
         }
@@ -101,7 +121,35 @@ impl Life {
 
     /// Records a sign of life that no count shows.
     pub(crate) fn seen(&mut self) {
-        (self.silent, self.unasked) = (Duration::ZERO, Duration::ZERO);
+        (self.silent, self.unasked, self.asked) = (Duration::ZERO, Duration::ZERO, 0);
+    }
+
+    /// Returns what is to be reported since the last call: each silence once, and its end.
+    pub(crate) fn turn(&mut self) -> Option<Turn> {
+        match &mut self.reported {
+            // The first ping has had half of its time for an answer, and the queues were polled for it.
+            None if self.silent >= self.ping_every * 3 / 2 && self.asked >= POLLED => {
+                self.reported = Some(self.silent);
+                Some(Turn::Silent)
+            }
+            Some(lasted) if self.silent >= *lasted => {
+                *lasted = self.silent;
+                None
+            }
+            Some(_) => self.end_of_silence(),
+            None => None,
+        }
+    }
+
+    /// Returns whether a silence is reported that has not ended.
+    #[inline]
+    pub(crate) fn is_reported(&self) -> bool {
+        self.reported.is_some()
+    }
+
+    /// Returns the end of a silence that was reported: the control connection works again.
+    pub(crate) fn end_of_silence(&mut self) -> Option<Turn> {
+        self.reported.take().map(Turn::Heard)
     }
 
     /// Returns how long there has been no sign of life in this break, as of the last look.
@@ -123,13 +171,25 @@ impl Comm {
     /// Looks for signs of life of a peer whose control connection is broken. If nothing has moved for
     /// a while, pings one rail. One atomic load while the control connection works.
     pub(crate) fn look_for_life(&mut self) -> Fast<()> {
-        if !self.peer.is_broken() || self.has_failed() {
+        if !self.peer.is_broken() {
+            // A comm that has failed has no control connection any more.
+            if self.peer.is_reported_silent() && !self.has_failed() {
+                self.peer.report_works_again();
+            }
+            return Ok(());
+        }
+        if self.has_failed() {
             return Ok(());
         }
         let rails = self.working();
         let count = |sum: u32, rail: usize| sum.wrapping_add(self.rails[rail].signs_of_life());
         let signs = Signs { rails, count: rails.iter().fold(0, count) };
-        if !self.peer.look_for_life(signs) {
+        let Self { peer, rails: all, .. } = self;
+        let what = || match rails {
+            RailSet::EMPTY => "no rail works".into(),
+            _ => format!("no acknowledgement comes over {}", names(all, rails)),
+        };
+        if !peer.look_for_life(signs, what) {
             return Ok(());
         }
         // One rail may be silent: the next ping takes another one.
@@ -244,5 +304,20 @@ mod tests {
         assert_eq!(life.silence(), Duration::from_secs(4));
         life.look(at(9), at(8), signs(1, 7));
         assert_eq!(life.silence(), Duration::ZERO);
+    }
+    #[test]
+    fn a_silence_is_reported_once_and_so_is_its_end() {
+        let (mut life, start) = (Life::new(WAIT), Instant::now());
+        let mut at = |ms, count| {
+            life.look(start + Duration::from_millis(ms), start, signs(1, count));
+            life.turn()
+        };
+        let moving: Vec<_> = (0..40).filter_map(|n| at(n * 250, n as u32)).collect();
+        assert_eq!(moving, [], "data moves");
+        let silent: Vec<_> = (40..80).filter_map(|n| at(n * 250, 39).map(|turn| (n, turn))).collect();
+        assert_eq!(silent, [(46, Turn::Silent)], "1.75 s after the last sign");
+        assert_eq!(at(20_000, 40), Some(Turn::Heard(Duration::from_secs(10))));
+        assert_eq!(at(20_250, 40), None);
+        assert_eq!(life.end_of_silence(), None);
     }
 }
