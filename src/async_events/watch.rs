@@ -252,7 +252,7 @@ impl CommWatch {
         self.counters.is_none_or(|counters| counters.are_of_a_sender())
     }
 
-    /// Requests [pings](crate::transport::ping): these rails are late, and the other ones have done
+    /// Requests [pings](crate::transport::life): these rails are late, and the other ones have done
     /// nothing that shows whether the peer can be reached.
     pub(super) fn request_ping(&self, late: u8) {
         self.attention.add_late(late);

@@ -17,8 +17,8 @@ use crate::proto::{MAX_RAILS, PROBE_IMM, RailSet, SCRATCH, SRQ_FAILED};
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
 use crate::transport::recv::{self, receives};
+use crate::transport::send_queue::Work;
 use crate::transport::send_queue::{NotPosted, SendQueue};
-use crate::transport::work::Work;
 use crate::verbs::{Batch, Chain, Completion, Cq, Kind, Local, Path, Qp, QpOptions, Region, Remote};
 
 /// Probes on every route.

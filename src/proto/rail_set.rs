@@ -15,6 +15,9 @@ impl RailSet {
     /// No rail.
     pub(crate) const EMPTY: Self = Self(0);
 
+    /// All rails that a connection can have.
+    pub(crate) const ALL: Self = Self(u8::MAX);
+
     /// Returns the set with these bits.
     pub(crate) const fn from_bits(bits: u8) -> Self {
         Self(bits)
@@ -71,6 +74,11 @@ impl RailSet {
     /// Adds a rail.
     pub(crate) const fn insert(&mut self, rail: usize) {
         self.0 |= 1 << rail;
+    }
+
+    /// Takes a rail out.
+    pub(crate) const fn remove(&mut self, rail: usize) {
+        self.0 &= !(1 << rail);
     }
 
     /// Yields the rails in the order of their indices.
@@ -140,9 +148,11 @@ mod tests {
             let mut all = RailSet::EMPTY;
             rails.iter().for_each(|rail| all.insert(*rail));
             assert!(all == set && set.includes(all));
+            rails.iter().for_each(|rail| all.remove(*rail));
+            assert_eq!(all, RailSet::EMPTY);
             assert_eq!(set.without(RailSet::from_bits(!bits)), set);
         }
-        assert_eq!(RailSet::first(8), RailSet::from_bits(0xff));
+        assert_eq!(RailSet::first(8), RailSet::ALL);
         assert_eq!(RailSet::first(0), RailSet::EMPTY);
         assert_eq!(format!("{} {:?}", RailSet::of(2), RailSet::EMPTY), "0b100 0b00");
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::device::{Device, Nic};
-use crate::proto::{Hello, MAX_RAILS, Mode, RailInfo, RailRole, RoutePolicy, SHARE_ONE, Terms};
+use crate::proto::{Hello, MAX_RAILS, Mode, RailInfo, RailRole, RailSet, RoutePolicy, SHARE_ONE, Terms};
 use crate::route::{self, Choice, Class};
 use crate::verbs::DeviceLimits;
 
@@ -124,12 +124,11 @@ impl Plan {
         }
     }
 
-    /// Returns the mask of rails that carry data as long as they work, for a connection whose rails
-    /// have these roles.
-    pub fn carriers(self, roles: &[RailRole]) -> u8 {
-        let all = roles.iter().take(MAX_RAILS).fold(0, |mask, _| mask << 1 | 1);
+    /// Returns the rails that carry data as long as they work, for a connection whose rails have
+    /// these roles.
+    pub(crate) fn carriers(self, roles: &[RailRole]) -> RailSet {
         let home = self.home().and_then(|home| roles.iter().position(|role| *role == home));
-        home.map_or(all, |rail| 1 << rail)
+        home.map_or(RailSet::first(roles.len().min(MAX_RAILS)), RailSet::of)
     }
 
     /// Returns the rail that carries CTS writes if the connection has it.

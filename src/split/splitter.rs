@@ -177,7 +177,7 @@ impl Splitter {
     ) -> Self {
         let size = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
         let has_threshold = plan == Plan::Shared(Class::Inter) && matches!(source, Source::Hinted(..));
-        let carriers = RailSet::from_bits(plan.carriers(roles));
+        let carriers = plan.carriers(roles);
         let mut splitter = Self {
             source,
             measure,

@@ -8,18 +8,18 @@ use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
 use crate::failover::Stream;
 use crate::process::Process;
-use crate::proto::{ImmLayout, LinkLayer, RailRole};
+use crate::proto::{ImmLayout, LinkLayer, RailRole, RailSet};
 use crate::split::Plan;
 use crate::stats::Counters;
 use crate::transport::Settings;
 use crate::transport::failback::{Failback, Failover};
-use crate::transport::failures::RailFailures;
+use crate::transport::failover::RailFailures;
 use crate::transport::fence::Fence;
-use crate::transport::mailbox::Mailbox;
-use crate::transport::notifier::Notifier;
+use crate::transport::messages::Mailbox;
+use crate::transport::peer::Notifier;
 use crate::transport::peer::Peer;
 use crate::transport::profiler::CommProfiler;
-use crate::transport::queues::CompletionQueues;
+use crate::transport::progress::CompletionQueues;
 use crate::transport::rail::Rail;
 use crate::transport::recv::receives;
 use crate::transport::remote_memory::RemoteMemory;
@@ -58,8 +58,8 @@ pub(crate) struct Comm {
     pub(crate) failback: Failback,
     /// What is being destroyed.
     pub(super) fences: Vec<Fence>,
-    /// Mask of the rails on which a ping is outstanding.
-    pub(crate) pings: u8,
+    /// The rails on which a ping is outstanding.
+    pub(super) pings: RailSet,
     /// Whether the last pass of housekeeping found news.
     had_news: bool,
     failed: Option<Error>,
@@ -81,9 +81,8 @@ impl Comm {
         let queues = rails.iter().map(Rail::queues).collect();
         let watch = process.events.watch(name, queues, stats.of_rails());
         watch.set_failover(failover.is_enabled);
-        let mut failures = RailFailures::new(failover.is_enabled, failover.wait);
+        let dead = failover.dead.iter().map(|(rail, _)| *rail).collect();
         for (rail, why) in &failover.dead {
-            failures.dead |= 1 << rail;
             stats.rail_missing(*rail, Some(why));
             watch.dead_at_connect(*rail, why);
         }
@@ -108,10 +107,10 @@ impl Comm {
             stats,
             profiler: None,
             watch,
-            failures,
+            failures: RailFailures::new(failover.is_enabled, failover.wait, dead),
             failback: Failback::new(&failover),
             fences: Vec::new(),
-            pings: 0,
+            pings: RailSet::EMPTY,
             had_news: false,
             failed: None,
             idle_polls: 1,
@@ -121,13 +120,10 @@ impl Comm {
     /// Allocates the profiler events of `operations` operations if init brought a profiler
     /// callback.
     pub(crate) fn start_profiling(&mut self, settings: &Settings, operations: usize) {
-        let roles = self.roles();
-        let carriers = self.plan.carriers(&roles);
+        let (roles, carriers) = (self.roles(), self.carriers());
         let seen = &settings.process.profiler_seen;
         self.profiler =
             settings.profiler.map(|profiler| CommProfiler::new(profiler, seen, &roles, carriers, operations));
-        let living = self.living();
-        self.profiler.iter_mut().for_each(|profiler| profiler.keep(living));
     }
 
     /// Returns an error if the comm has failed, or if an adapter's event has ended it.
@@ -179,6 +175,13 @@ impl Comm {
     /// Makes the list of CQs anew after the rails have changed.
     pub(crate) fn queues_changed(&mut self) {
         self.queues = CompletionQueues::new(&self.rails);
+        let carriers = self.carriers();
+        self.profiler.iter_mut().for_each(|profiler| profiler.set_carriers(carriers));
+    }
+
+    /// Returns the living rails that may carry data by the plan.
+    fn carriers(&self) -> RailSet {
+        self.plan.carriers(&self.roles()) & self.living()
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -259,12 +262,19 @@ impl Comm {
     /// name the cause, which another completion, an event or the peer reports.
     #[cold]
     pub(crate) fn failed_completion(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
-        if receives::is_flushed(completion) || self.failures.noticed() >> rail & 1 == 1 {
+        if receives::is_flushed(completion) || self.failures.noticed().contains(rail) {
             return Ok(());
         }
         self.stats.rail_error(rail);
         let error = self.rails[rail].failed(rail, completion);
         self.rail_failed(rail, error)
+    }
+
+    /// Handles the completion of a work request on a queue of a rail.
+    pub(crate) fn sent(&mut self, rail: usize, queue: usize, wr_id: u64) -> Fast<()> {
+        let known = self.rails[rail].send_queues[queue].sent(wr_id)?;
+        self.stats.completed(rail, known);
+        Ok(())
     }
 
     /// Returns each rail's place in the device, in order.

@@ -228,12 +228,8 @@ impl Comm {
             self.region.adopt(index, &region, place);
             self.remote.rkeys[index] = remote.rkeys[place];
         }
-        self.failures.revive(which.bits());
+        self.failures.revive(which);
         self.queues_changed();
-        let carriers = self.plan.carriers(&self.roles());
-        if let Some(profiler) = &mut self.profiler {
-            profiler.add(which.bits() & carriers);
-        }
         which.lowest().iter().for_each(|rail| self.watch.rail_returned(*rail));
         Ok(())
     }

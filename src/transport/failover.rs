@@ -1,17 +1,119 @@
-//! Which failures cost a connection a rail, and which cost the connection. How it gives a rail up.
+//! The failed rails of a comm: which failures cost it a rail, and which the connection; how it gives
+//! rails up, and what was done to bring them back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast, wc_status};
 use crate::failover::PortState;
-use crate::proto::{Message, RailSet, rails};
+use crate::proto::{Message, RailSet};
 use crate::stats::Reason;
 use crate::transport::comm::Comm;
 use crate::transport::fence::{End, Fence};
 use crate::transport::rail::Rail;
 use crate::transport::send_queue::NotPosted;
 use crate::worker::Urgency;
+
+/// The rails of a comm that have failed.
+#[derive(Debug, Default)]
+pub(crate) struct RailFailures {
+    /// Whether the comm goes on without a failed rail (`MPIB_FAILOVER`).
+    enabled: bool,
+    /// Rails that have failed and are not given up yet.
+    new: RailSet,
+    /// Rails that are given up.
+    dead: RailSet,
+    /// The first failure, for the case that no rail is left.
+    first: Option<Error>,
+    /// How long the comm may be without a rail (`MPIB_FAILOVER_WAIT`).
+    wait: Duration,
+    /// Since when it has none.
+    none_since: Option<Instant>,
+    /// By rail, as far as there were any.
+    attempts: Vec<Attempts>,
+    /// The episode in progress.
+    episode: Option<Episode>,
+}
+
+/// The attempts to bring a rail back since it was given up.
+#[derive(Debug, Default, Clone)]
+struct Attempts {
+    begun: u32,
+    /// When the last one began.
+    last: Option<Instant>,
+    /// Why it has failed; `None` while it goes on.
+    failed: Option<String>,
+}
+
+impl RailFailures {
+    /// `wait`: how long the comm may be without a rail. It begins without the `dead` ones.
+    pub(crate) fn new(enabled: bool, wait: Duration, dead: RailSet) -> Self {
+        Self { enabled, wait, dead, ..Self::default() }
+    }
+
+    /// Returns whether the comm goes on without a failed rail.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// Returns the rails that have failed, given up or not. Their completions mean nothing more.
+    pub(crate) fn noticed(&self) -> RailSet {
+        self.new | self.dead
+    }
+
+    /// Notes that an attempt to bring rails back begins.
+    pub(crate) fn attempt_begins(&mut self, which: RailSet) {
+        for rail in which.iter() {
+            self.attempts.resize(self.attempts.len().max(rail + 1), Attempts::default());
+            let begun = self.attempts[rail].begun.saturating_add(1);
+            self.attempts[rail] = Attempts { begun, last: Some(Instant::now()), failed: None };
+        }
+    }
+
+    /// Notes that an attempt to bring rails back has failed.
+    pub(crate) fn attempt_failed(&mut self, which: RailSet, why: &Error) {
+        for rail in which.iter() {
+            if let Some(attempts) = self.attempts.get_mut(rail) {
+                attempts.failed = Some(why.to_string());
+            }
+        }
+    }
+
+    /// Describes the attempts to bring a rail back.
+    fn attempts(&self, rail: usize) -> String {
+        let Some(Attempts { begun, last: Some(last), failed }) = self.attempts.get(rail) else {
+            return "no attempt to bring it back has begun".into();
+        };
+        let (plural, ago) = (if *begun == 1 { "" } else { "s" }, last.elapsed().as_secs_f64());
+        let result = failed.as_deref().map_or("has had no answer".into(), |why| format!("has failed: {why}"));
+        format!(
+            "{begun} attempt{plural} to bring it back, of which the last began {ago:.1} s ago and {result}"
+        )
+    }
+
+    /// Notes that rails have new queue pairs.
+    pub(crate) fn revive(&mut self, which: RailSet) {
+        self.dead = self.dead.without(which);
+        self.new = self.new.without(which);
+        self.none_since = None;
+        for rail in which.iter() {
+            self.attempts.get_mut(rail).map(std::mem::take);
+        }
+        if self.dead.is_empty() {
+            self.first = None;
+        }
+    }
+}
+
+/// An episode, for the log and the statistics.
+#[derive(Debug)]
+struct Episode {
+    /// The first rail that was given up.
+    rail: usize,
+    begun: Instant,
+    /// Bytes that were sent again. Senders count them.
+    bytes: u64,
+}
 
 /// Returns whether another rail may carry what failed so. The other failures are mistakes: they
 /// would happen on any rail.
@@ -24,33 +126,54 @@ fn is_fault_of_a_rail(error: &Error) -> bool {
     }
 }
 
+/// Returns the names of the ports of some rails, for messages.
+pub(super) fn names(all: &[Rail], which: RailSet) -> String {
+    let mut names: Vec<_> = which.iter().map(|rail| all[rail].nic.name()).collect();
+    // Stripes of a rail follow each other.
+    names.dedup();
+    names.join(", ")
+}
+
 impl Comm {
+    /// Returns the rails of the connection, alive or not.
+    pub(crate) fn all_rails(&self) -> RailSet {
+        RailSet::from_bits(self.layout.all_rails())
+    }
+
     /// Returns the rails that are not given up.
-    pub(crate) fn living(&self) -> u8 {
-        self.layout.all_rails() & !self.failures.dead
+    pub(crate) fn living(&self) -> RailSet {
+        self.all_rails().without(self.failures.dead)
+    }
+
+    /// Returns the living rails that have not failed either.
+    pub(crate) fn working(&self) -> RailSet {
+        self.all_rails().without(self.failures.noticed())
+    }
+
+    /// Returns whether a rail is alive.
+    pub(crate) fn has_rail(&self) -> bool {
+        !self.living().is_empty()
     }
 
     /// Returns the rails on drained ports.
-    pub(crate) fn drained(&self) -> u8 {
+    pub(crate) fn drained(&self) -> RailSet {
         self.rails_that(|rail| rail.nic.meter().scale() == 0)
     }
 
-    /// Returns the mask of the rails that `fits` accepts.
-    fn rails_that(&self, fits: impl Fn(&Rail) -> bool) -> u8 {
-        let fitting = self.rails.iter().enumerate().filter(|(_, rail)| fits(rail));
-        fitting.fold(0, |mask, (i, _)| mask | 1 << i)
+    /// Returns the rails that `fits` accepts.
+    fn rails_that(&self, fits: impl Fn(&Rail) -> bool) -> RailSet {
+        self.rails.iter().enumerate().filter(|(_, rail)| fits(rail)).map(|(i, _)| i).collect()
     }
 
     /// Returns the living rails that data is to use: those that are not `drained`, or all if there is
     /// no other.
-    pub(crate) fn undrained(&self, drained: u8) -> u8 {
+    pub(crate) fn undrained(&self, drained: RailSet) -> RailSet {
         let living = self.living();
-        if living & !drained != 0 || living == 0 {
-            return living & !drained;
-        }
-        let names: Vec<_> = rails(living).map(|rail| self.rails[rail].nic.name()).collect();
-        if self.rails[living.trailing_zeros() as usize].nic.meter().is_ignored_first() {
-            let (peer, names) = (self.peer.name(), names.join(", "));
+        let Some(first) = living.lowest().filter(|_| drained.includes(living)) else {
+            return living.without(drained);
+        };
+        if self.rails[first].nic.meter().is_ignored_first() {
+            let (peer, names) = (self.peer.name(), names(&self.rails, living));
             tracing::warn!(
                 target: "net",
                 "{names} carries data although it is drained: the connection with {peer} has no other rail"
@@ -66,7 +189,7 @@ impl Comm {
     /// other rail is left and the comm does not wait for one.
     #[cold]
     pub(crate) fn rail_failed(&mut self, rail: usize, error: impl Into<Box<Error>>) -> Fast<()> {
-        self.rails_failed(1 << rail, error.into())
+        self.rails_failed(RailSet::of(rail), error.into())
     }
 
     /// Handles work requests that were not posted on a rail. If they cost the comm no more than the
@@ -79,19 +202,19 @@ impl Comm {
     /// Handles a failed call of the adapter's library for a queue of these rails. If they cost the
     /// comm no more than the rails, the request of the call counts as posted: it is lost with them.
     #[cold]
-    pub(crate) fn rails_failed(&mut self, which: u8, mut error: Box<Error>) -> Fast<()> {
+    pub(crate) fn rails_failed(&mut self, which: RailSet, mut error: Box<Error>) -> Fast<()> {
         let failed = self.with_stripes(which);
-        if failed & !self.failures.noticed() == 0 {
+        if self.failures.noticed().includes(failed) {
             return Ok(());
         }
-        let is_last = self.living() & !(self.failures.new | failed) == 0;
+        let is_last = self.working().without(failed).is_empty();
         let gives_up = is_last && self.failures.wait.is_zero();
         let goes_on = self.failures.enabled && !gives_up;
         if let Error::Completion(c) = &mut *error
             && (!goes_on || wc_status(c.status).is_mistake)
         {
             // Here a query does no harm: the connection ends, unless its port is the cause.
-            c.port = rails(which).next().and_then(|rail| self.rails[rail].nic.now().err());
+            c.port = which.lowest().and_then(|rail| self.rails[rail].nic.now().err());
         }
         if !goes_on || !is_fault_of_a_rail(&error) {
             return Err(error);
@@ -105,48 +228,66 @@ impl Comm {
 
     /// Returns the rails that join the same two ports as this one.
     pub(crate) fn stripes_of(&self, rail: usize) -> RailSet {
-        RailSet::from_bits(self.rails_that(|other| other.joins_the_ports_of(&self.rails[rail])))
+        self.rails_that(|other| other.joins_the_ports_of(&self.rails[rail]))
     }
 
     /// Returns these rails and all that join the same two ports as one of them.
-    fn with_stripes(&self, which: u8) -> u8 {
-        rails(which).fold(0, |all, rail| all | self.stripes_of(rail).bits())
+    fn with_stripes(&self, which: RailSet) -> RailSet {
+        which.iter().fold(which, |all, rail| all | self.stripes_of(rail))
+    }
+
+    /// Yields the first stripe of each of these rails.
+    fn first_stripes(&self, which: RailSet) -> impl Iterator<Item = usize> + '_ {
+        which.iter().filter(move |rail| (self.stripes_of(*rail) & which).lowest() == Some(*rail))
     }
 
     /// Reports the failure of rails to the process: its other connections over the same port or
     /// route give theirs up, too, and one line is logged. While the control connection is broken, a
     /// failure shows nothing of the route: the peer's process may have ended.
-    fn report_failure(&self, failed: u8, why: &str) {
+    fn report_failure(&self, failed: RailSet, why: &str) {
         if self.peer.is_broken() {
-            return self.watch.rails_failed_alone(failed, Reason::Completion, why);
+            return self.watch.rails_failed_alone(failed.bits(), Reason::Completion, why);
         }
-        let mut rest = failed;
-        while rest != 0 {
-            let rail = rest.trailing_zeros() as usize;
-            self.watch.rail_failed(rail, Reason::Completion, why);
-            rest &= !(1 << rail | self.stripes_of(rail).bits());
-        }
+        self.first_stripes(failed).for_each(|rail| self.watch.rail_failed(rail, Reason::Completion, why));
     }
 
     /// Returns the rails that are to be given up since the last call.
-    pub(crate) fn take_failed(&mut self) -> u8 {
-        std::mem::take(&mut self.failures.new) | self.watch.take_condemned()
+    pub(crate) fn take_failed(&mut self) -> RailSet {
+        std::mem::take(&mut self.failures.new) | RailSet::from_bits(self.watch.take_condemned())
     }
 
     /// Reports the rails that the peer has given up, and this end has not.
-    pub(crate) fn given_up_by_the_peer(&mut self, which: u8) {
-        let new = which & !self.failures.noticed();
-        if new != 0 {
-            self.watch.rails_failed_alone(self.with_stripes(new), Reason::Peer, "the peer has given it up");
+    pub(crate) fn given_up_by_the_peer(&mut self, which: RailSet) {
+        let new = self.with_stripes(which.without(self.failures.noticed()));
+        if !new.is_empty() {
+            self.watch.rails_failed_alone(new.bits(), Reason::Peer, "the peer has given it up");
+        }
+    }
+
+    /// Begins an episode with the failure of these rails, unless one goes on.
+    pub(crate) fn begin_episode(&mut self, failed: RailSet) {
+        let rail = failed.lowest().unwrap_or(0);
+        self.failures.episode.get_or_insert_with(|| Episode { rail, begun: Instant::now(), bytes: 0 });
+    }
+
+    /// Counts bytes that were sent again.
+    pub(crate) fn sent_again(&mut self, bytes: usize) {
+        self.failures.episode.iter_mut().for_each(|episode| episode.bytes += bytes as u64);
+    }
+
+    /// Reports the episode: everything that was lost is sent again, and a rail lives.
+    pub(crate) fn end_episode(&mut self) {
+        if let Some(Episode { rail, begun, bytes }) = self.failures.episode.take() {
+            self.watch.report_episode(rail, bytes, begun.elapsed());
         }
     }
 
     /// Posts nothing more on these rails, and drops the attempt.
     pub(crate) fn stop_rails(&mut self, which: RailSet) {
         let since = self.without_a_rail_since();
-        self.failures.dead |= which.bits();
+        self.failures.dead |= which;
         self.drop_attempt();
-        if self.living() == 0 && self.failures.none_since.is_none() {
+        if !self.has_rail() && self.failures.none_since.is_none() {
             self.failures.none_since = since.or_else(|| Some(Instant::now()));
             self.watch.has_no_rail(self.failures.wait);
         }
@@ -156,8 +297,8 @@ impl Comm {
     fn without_a_rail_since(&self) -> Option<Instant> {
         let down_since = |rail: usize| self.rails[rail].nic.health().down_since();
         match self.living() {
-            0 => self.failures.none_since,
-            living => rails(living).map(down_since).reduce(|a, b| Some(a?.max(b?))).flatten(),
+            RailSet::EMPTY => self.failures.none_since,
+            living => living.iter().map(down_since).reduce(|a, b| Some(a?.max(b?))).flatten(),
         }
     }
 
@@ -168,9 +309,8 @@ impl Comm {
     /// # Errors
     /// No rail is left, and the comm does not wait for one.
     pub(crate) fn give_up(&mut self, which: RailSet, urgency: Urgency) -> Fast<()> {
-        let which = which.bits();
-        self.pings &= !which;
-        for rail in rails(which) {
+        self.pings = self.pings.without(which);
+        for rail in which.iter() {
             let (queues, in_flight) = self.rails[rail].take_queues();
             let worker = self.rails[rail].nic.worker();
             self.fences.push(Fence::begin(worker, urgency, Arc::clone(&self.watch), queues));
@@ -178,12 +318,9 @@ impl Comm {
             self.stats.rail_missing(rail, Some(&self.watch.cause(rail).unwrap_or_default()));
             self.watch.set_rail(rail, None);
         }
-        self.queues_changed();
         // NCCL's profiler gets no event for parts that change their rail.
-        if let Some(profiler) = &mut self.profiler {
-            profiler.stop_all();
-            profiler.keep(!which);
-        }
+        self.profiler.iter_mut().for_each(|profiler| profiler.stop_all());
+        self.queues_changed();
         self.check_rails()
     }
 
@@ -227,10 +364,8 @@ impl Comm {
             "no rail of the connection with {peer} has worked for {:.1} s (MPIB_FAILOVER_WAIT={wait})",
             outage.as_secs_f64()
         );
-        let mut rest = RailSet::from_bits(self.layout.all_rails());
-        while let Some(rail) = rest.lowest() {
+        for rail in self.first_stripes(self.all_rails()) {
             what += &format!("; {}", self.describe_dead(rail));
-            rest = rest.without(self.stripes_of(rail));
         }
         Error::Peer(self.with_first_failure(what)).into()
     }
@@ -267,13 +402,13 @@ impl Comm {
     /// consequence. A sender that closes, and does not know yet that a rail has failed here, has
     /// completed data that this end may never have got.
     pub(crate) fn after_failures(&self, e: Error) -> Error {
-        let unsettled = rails(self.living()).find(|rail| self.watch.cause(*rail).is_some());
+        let unsettled = self.living().iter().find(|rail| self.watch.cause(*rail).is_some());
         let what = match unsettled.filter(|_| self.peer.has_closed()) {
             Some(rail) => format!(
                 "{e}; the ends had not agreed yet on what {} has lost, and data of it may be missing",
                 self.rails[rail].nic.name()
             ),
-            None if self.failures.noticed() == 0 => return e,
+            None if self.failures.noticed().is_empty() => return e,
             None => e.to_string(),
         };
         Error::Peer(self.with_first_failure(what))

@@ -2,12 +2,18 @@
 //! the connection has a mailbox, a rail, too. The [`Stream`](crate::failover::Stream) handles each
 //! once, whichever copy comes first.
 
-use std::time::Instant;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast};
-use crate::proto::{HEADER_BYTES, Message};
+use crate::proto::{
+    HEADER_BYTES, MAILBOX, MAILBOX_STAGING, MAX_WRITES, MailState, MailboxError, Message, RING_BYTES,
+    memory_bytes,
+};
 use crate::transport::comm::Comm;
-use crate::transport::mailbox::{MAIL_QUEUE, Mailbox};
+use crate::transport::remote_memory::RemoteMemory;
+use crate::transport::send_queue::{NotPosted, SendQueue, Work};
+use crate::verbs::{Chain, Local, Region, Remote};
 
 impl Comm {
     /// Sends a message to the peer. It arrives in order, as long as anything carries it.
@@ -73,14 +79,11 @@ impl Comm {
     /// Writes what the mailbox has to write on a living rail.
     pub(crate) fn drive_mailbox(&mut self) -> Fast<()> {
         self.fill_mailbox()?;
-        let living = self.living() & !self.failures.noticed();
+        let working = self.working();
         let Self { mailbox: Some(mailbox), rails, region, remote, chain, stats, .. } = self else {
             return Ok(());
         };
-        if living == 0 || !mailbox.is_busy() {
-            return Ok(());
-        }
-        let rail = living.trailing_zeros() as usize;
+        let Some(rail) = working.lowest().filter(|_| mailbox.is_busy()) else { return Ok(()) };
         let queues = &mut rails[rail].send_queues;
         match mailbox.drive((rail, queues), region, remote, chain, Instant::now()) {
             Ok(writes) => (0..writes).for_each(|_| stats.posted_bare(rail)),
@@ -92,9 +95,7 @@ impl Comm {
     /// Handles the completion of the mailbox's writes.
     #[cold]
     pub(crate) fn mail_sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
-        let known = self.rails[rail].send_queues[MAIL_QUEUE].sent(wr_id)?;
-        self.stats.completed(rail, known);
-        Ok(())
+        self.sent(rail, MAIL_QUEUE, wr_id)
     }
 
     /// Returns whether the mailbox has something to write, or an acknowledgement or a ping is
@@ -109,3 +110,127 @@ impl Comm {
         self.mailbox.as_ref().is_some_and(|mailbox| mailbox.has_mail(&self.region))
     }
 }
+
+/// Index of the queue pair of a rail that carries the mailbox's writes: at both ends its send queue
+/// is never shallower than [`MAX_WRITES`].
+pub(crate) const MAIL_QUEUE: usize = 0;
+
+/// How long after the completion of the last writes an end without acknowledgement repeats them on
+/// the same queue pair. A late write of a dead rail may have torn them, or the peer does not poll.
+const REPEAT_AFTER: Duration = Duration::from_millis(100);
+
+/// The mailbox of one end of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    state: MailState,
+    /// The last writes.
+    last: Option<Posted>,
+}
+
+/// Writes that were posted with one doorbell.
+#[derive(Debug)]
+struct Posted {
+    rail: usize,
+    /// Number of the queue pair. A rail that comes back has others.
+    qpn: u32,
+    /// Identifier of the last write, the signalled one.
+    id: u64,
+    at: Instant,
+}
+
+impl Mailbox {
+    /// Returns the mailbox of a new connection. `None` if its control memory has none.
+    pub(crate) fn of(region: &Region) -> Option<Self> {
+        (region.words().len() * 8 >= memory_bytes(true)).then(Self::default)
+    }
+
+    /// Returns whether a frame can be queued.
+    pub(crate) fn has_room(&self, frame: &[u8]) -> bool {
+        self.state.has_room(frame)
+    }
+
+    /// Queues one whole frame, which [`drive`](Self::drive) then writes.
+    pub(crate) fn send(&mut self, frame: &[u8]) -> Fast<()> {
+        let queued = self.state.send(frame);
+        queued.map_err(|e| Error::Internal(e.to_string()).into())
+    }
+
+    /// Returns the next frame of the peer. If nothing has come, costs two or three loads.
+    pub(crate) fn poll(&mut self, region: &Region) -> Fast<Option<Vec<u8>>> {
+        self.state
+            .poll(area(region, MAILBOX))
+            .map_err(|e: MailboxError| Error::Protocol(e.to_string()).into())
+    }
+
+    /// Returns whether [`poll`](Self::poll) would find something: one or two loads.
+    pub(crate) fn has_mail(&self, region: &Region) -> bool {
+        self.state.has_news(area(region, MAILBOX))
+    }
+
+    /// Returns whether [`drive`](Self::drive) has something to write, or may have to repeat it.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.state.is_busy()
+    }
+
+    /// Posts the writes that are due on a living rail, with these queue pairs, as far as the send
+    /// queue has room. On another queue pair than before, all unacknowledged writes are due again.
+    /// The last write is signalled as [`Work::Mail`]. Returns the number of writes.
+    pub(crate) fn drive(
+        &mut self,
+        (rail, queues): (usize, &mut [SendQueue]),
+        region: &Region,
+        remote: &RemoteMemory,
+        chain: &mut Chain,
+        now: Instant,
+    ) -> Result<usize, NotPosted> {
+        let queue = &mut queues[MAIL_QUEUE];
+        if self.is_overdue(rail, queue, now) {
+            self.state.resend();
+        }
+        let staging = area(region, MAILBOX_STAGING);
+        let writes = self.state.stage(staging).min(queue.room()).min(MAX_WRITES);
+        if writes == 0 {
+            return Ok(0);
+        }
+        let id = queue.signal(Work::Mail, writes);
+        chain.clear();
+        for left in (0..writes).rev() {
+            let Some(span) = self.state.next_write(staging) else { return Err(no_fit()) };
+            let from = region.addr((MAILBOX_STAGING + span.offset) / 8) as u64;
+            let from = Local { addr: from, len: span.len as u32, lkey: region.mrs()[rail].lkey() };
+            let to = Remote { addr: remote.addr + (MAILBOX + span.offset) as u64, rkey: remote.rkeys[rail] };
+            if !chain.write(Some(from), to, None, (left == 0).then_some(id)) {
+                return Err(no_fit());
+            }
+        }
+        self.last = Some(Posted { rail, qpn: queue.number(), id, at: now });
+        queue.post(chain, true).inspect_err(|_| self.state.resend())?;
+        Ok(writes)
+    }
+
+    /// Returns whether what was written has to be written again, on this queue pair.
+    fn is_overdue(&self, rail: usize, queue: &SendQueue, now: Instant) -> bool {
+        let Some(last) = &self.last else { return false };
+        if (last.rail, last.qpn) != (rail, queue.number()) {
+            return true;
+        }
+        // A queue pair delivers its writes or reports an error: as long as it has done neither, it
+        // need not write them again.
+        let completed = queue.has_completed(last.id);
+        completed && self.state.is_unacknowledged() && now.duration_since(last.at) >= REPEAT_AFTER
+    }
+}
+
+/// Returns the ring or the staging area at this offset.
+fn area(region: &Region, offset: usize) -> &[AtomicU64] {
+    &region.words()[offset / 8..][..RING_BYTES / 8]
+}
+
+#[cold]
+fn no_fit() -> NotPosted {
+    NotPosted::internal("the mailbox's writes did not fit into their chain")
+}
+
+#[cfg(test)]
+#[path = "mailbox_tests.rs"]
+mod tests;

@@ -1,12 +1,14 @@
 //! The peer of an established connection, as the control channel shows it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::control::{Channel, ChannelState, News};
+use crate::async_events::CommWatch;
+use crate::control::{Channel, ChannelEvent, ChannelState, News};
 use crate::error::{Error, Result};
 use crate::proto::Message;
-use crate::transport::life::{Life, Signs};
+use crate::transport::life::{Life, Signs, Turn};
 
 /// How long data of a peer that has ended may still arrive: its last completions and its BYE travel on
 /// different networks. The connection is over in any case.
@@ -52,11 +54,52 @@ impl Peer {
     }
 
     /// Looks for signs of life in what the rails show, while [`is_broken`](Self::is_broken). Returns
-    /// whether a ping is to ask for one.
-    pub(crate) fn look_for_life(&mut self, signs: Signs) -> bool {
-        let broken = self.channel.as_ref().and_then(Channel::broken);
+    /// whether a ping is to ask for one. Logs that the peer is silent, once, and that it is heard
+    /// again. `rails` describes what the rails show.
+    pub(crate) fn look_for_life(&mut self, signs: Signs, rails: impl FnOnce() -> String) -> bool {
+        let Some(channel) = &self.channel else { return false };
         // It may have been resumed meanwhile.
-        broken.is_some_and(|(since, _)| self.life.look(Instant::now(), since, signs))
+        let Some((since, why)) = channel.broken() else { return false };
+        let is_due = self.life.look(Instant::now(), since, signs);
+        match self.life.turn() {
+            Some(Turn::Silent) => {
+                let (silence, wait) = (self.life.silence(), channel.wait().unwrap_or_default());
+                tracing::warn!(
+                    target: "net",
+                    "{} is silent: no sign of life for {:.1} s; its control connection has been broken for \
+                     {:.1} s: {why}; {}; the connection fails in {:.0} s (MPIB_FAILOVER_WAIT={}) unless the \
+                     peer is heard again",
+                    self.name,
+                    silence.as_secs_f64(),
+                    since.elapsed().as_secs_f64(),
+                    rails(),
+                    wait.saturating_sub(silence).as_secs_f64(),
+                    wait.as_secs(),
+                );
+            }
+            turn => self.report_heard(turn),
+        }
+        is_due
+    }
+
+    /// Returns whether it was logged that the peer is silent, and not that it is heard again.
+    #[inline]
+    pub(crate) fn is_reported_silent(&self) -> bool {
+        self.life.is_reported()
+    }
+
+    /// Logs the end of a silence that was logged: the control connection works.
+    #[cold]
+    pub(crate) fn report_works_again(&mut self) {
+        let turn = self.life.end_of_silence();
+        self.report_heard(turn);
+    }
+
+    fn report_heard(&self, turn: Option<Turn>) {
+        if let Some(Turn::Heard(lasted)) = turn {
+            let (name, lasted) = (&self.name, lasted.as_secs_f64());
+            tracing::info!(target: "net", "{name} is heard again, after {lasted:.1} s without a sign of life");
+        }
     }
 
     /// Records that a frame of the peer has come over a rail.
@@ -193,6 +236,38 @@ impl Peer {
     pub(crate) fn close(&mut self) {
         if let Some(channel) = self.channel.take() {
             channel.close();
+        }
+    }
+}
+
+/// Makes calls on a comm look closer when its control connection has news.
+#[derive(Debug)]
+pub(crate) struct Notifier {
+    watch: Arc<CommWatch>,
+    /// A new TCP connection has replaced a broken one: what was sent last may be lost.
+    resumed: AtomicBool,
+}
+
+impl Notifier {
+    pub(crate) fn new(watch: Arc<CommWatch>) -> Arc<Self> {
+        Arc::new(Self { watch, resumed: AtomicBool::new(false) })
+    }
+
+    /// Returns whether the last messages must be repeated, once for each new TCP connection.
+    pub(crate) fn take_resumed(&self) -> bool {
+        self.resumed.swap(false, Ordering::AcqRel)
+    }
+}
+
+impl News for Notifier {
+    fn on_news(&self, event: ChannelEvent) {
+        if event == ChannelEvent::Resumed {
+            self.resumed.store(true, Ordering::Release);
+        }
+        match event {
+            // It is for NCCL's next call. Housekeeping finds it at its next tick, if it has to.
+            ChannelEvent::Ended => self.watch.mark(),
+            _ => self.watch.notify(),
         }
     }
 }

@@ -11,8 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
-use crate::proto::RailRole;
+use crate::proto::{MAX_RECVS, Part, RailRole, RailSet, SLOTS};
+use crate::transport::comm::Comm;
+use crate::transport::send::window::{Group, SendOp};
 use crate::transport::send_queue::SendQueue;
+use crate::verbs::{WRITE, WRITE_WITH_IMM};
+
+/// Number of receives that can have events at the same time.
+pub(crate) const RECEIVES: usize = SLOTS * MAX_RECVS;
 
 /// The first operations of a comm are all reported. After them one in [`SAMPLE_INTERVAL`] is, until
 /// a profiler of this process has accepted an event.
@@ -36,7 +42,7 @@ pub(crate) struct CommProfiler {
     /// By rail: its place in the device.
     devices: Box<[c_int]>,
     /// Rails that may carry data.
-    carriers: u8,
+    carriers: RailSet,
     /// Operations reported so far.
     reported: u32,
     /// Operations to skip before the next report.
@@ -58,13 +64,13 @@ impl Drop for CommProfiler {
 }
 
 impl CommProfiler {
-    /// Allocates the events of `operations` operations on rails with these roles. `carriers` is the
-    /// mask of the rails that may carry data.
+    /// Allocates the events of `operations` operations on rails with these roles. `carriers` are the
+    /// rails that may carry data.
     pub(crate) fn new(
         profiler: Profiler,
         seen: &Arc<AtomicBool>,
         roles: &[RailRole],
-        carriers: u8,
+        carriers: RailSet,
         operations: usize,
     ) -> Box<Self> {
         Box::new(Self {
@@ -79,19 +85,9 @@ impl CommProfiler {
         })
     }
 
-    /// Reports nothing more on rails outside of the mask.
-    pub(crate) fn keep(&mut self, rails: u8) {
-        self.carriers &= rails;
-    }
-
-    /// Reports on rails of the mask again.
-    pub(crate) fn add(&mut self, rails: u8) {
-        self.carriers |= rails;
-    }
-
-    /// Returns the mask of the rails that may carry data.
-    pub(crate) fn carriers(&self) -> u8 {
-        self.carriers
+    /// Reports on these rails from now on.
+    pub(crate) fn set_carriers(&mut self, carriers: RailSet) {
+        self.carriers = carriers;
     }
 
     /// Returns the profiler if it has an event in flight.
@@ -180,4 +176,80 @@ impl CommProfiler {
             self.in_flight = 0;
         }
     }
+    /// Starts the event of one part of a group of one, before the part is posted with its immediate
+    /// and this `wr_id`. The send has this request and handle.
+    #[inline(never)]
+    pub(crate) fn start_part(
+        profiler: &mut Option<Box<Self>>,
+        (index, handle): (u8, ProfilerHandle),
+        part: Part,
+        wr_id: u64,
+        queue: &SendQueue,
+    ) {
+        let Some(profiler) = profiler else { return };
+        let write = Write { rail: part.rail, wr_id, opcode: WRITE_WITH_IMM, len: part.len };
+        profiler.start(index.into(), handle, write, queue);
+    }
+
+    /// Starts the events of a group on one rail, before its writes are posted. They end with the
+    /// completion of the write that carries the immediate, whose `wr_id` this is. It is the write
+    /// with the data if it is `joined`. An empty send has no write; on the `first` rail the write
+    /// with the immediate stands for it.
+    pub(crate) fn start_group(
+        &mut self,
+        group: &Group,
+        ops: &[SendOp],
+        rail: usize,
+        (first, joined): (bool, bool),
+        wr_id: u64,
+        queue: &SendQueue,
+    ) {
+        for (index, send) in group.members().zip(ops) {
+            let opcode = match (send.buffer.len, send.split.bytes(rail)) {
+                (0, _) if first => WRITE_WITH_IMM,
+                (_, 0) => continue,
+                _ if joined => WRITE_WITH_IMM,
+                _ => WRITE,
+            };
+            let write = Write { rail, wr_id, opcode, len: send.split.bytes(rail) };
+            self.start(index, send.profiler, write, queue);
+        }
+    }
+
+    /// Stops the events of a group on one rail.
+    #[cold]
+    pub(crate) fn stop_group(&mut self, group: &Group, rail: usize) {
+        group.members().for_each(|index| self.stop(index, rail));
+    }
+
+    /// Starts the events of receive `i` of a slot, before its CTS entry is written. The sender chooses
+    /// the rails, so each rail that may carry data has an event.
+    #[inline(never)]
+    pub(crate) fn start_receive(comm: &mut Comm, slot: u8, i: usize, handle: ProfilerHandle) {
+        let Comm { profiler: Some(profiler), rails: connected, .. } = comm else { return };
+        for rail in profiler.carriers.iter() {
+            // The length is known only on arrival. All receives of a rail are alike, so the work
+            // request's id is the slot.
+            let write = Write { rail, wr_id: slot.into(), opcode: WRITE_WITH_IMM, len: 0 };
+            if !profiler.start(receive(slot, i), handle, write, connected[rail].send_queue(slot)) {
+                // A profiler that refuses one event of an operation refuses all. Most often there is
+                // no profiler.
+                break;
+            }
+        }
+    }
+
+    /// Stops the events of a slot's receives on one rail, or on all rails once the slot is `complete`.
+    #[cold]
+    pub(crate) fn stop_receives(&mut self, slot: u8, rail: usize, complete: bool) {
+        let which = if complete { self.carriers } else { RailSet::of(rail) };
+        for i in 0..MAX_RECVS {
+            which.iter().for_each(|rail| self.stop(receive(slot, i), rail));
+        }
+    }
+}
+
+/// Returns the number of an operation: receive `i` of a slot.
+fn receive(slot: u8, i: usize) -> usize {
+    usize::from(slot) * MAX_RECVS + i
 }

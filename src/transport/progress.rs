@@ -1,10 +1,13 @@
-//! How `test` makes progress: it polls the queues that its request waits for, and handles what has
+//! How `test` makes progress: it polls the CQs that its request waits for, and handles what has
 //! completed.
 
+use std::sync::Arc;
+
 use crate::error::Fast;
+use crate::proto::RailSet;
 use crate::transport::comm::Comm;
-use crate::transport::queues::CompletionQueue;
-use crate::verbs::{Batch, Completion};
+use crate::transport::rail::Rail;
+use crate::verbs::{Batch, Completion, Cq};
 
 /// Batches of completions that [`poll`](Progress::poll) polls from one CQ at most. The limit keeps a
 /// call short, however many completions there are.
@@ -27,8 +30,8 @@ pub(crate) trait Progress {
     /// Returns whether a call that has handled completions polls on for a request.
     fn polls_on(&self, request: Self::Request) -> bool;
 
-    /// Returns the mask of the rails whose completions a request waits for.
-    fn awaited(&self, request: Self::Request) -> u8;
+    /// Returns the rails whose completions a request waits for.
+    fn awaited(&self, request: Self::Request) -> RailSet;
 
     /// Handles failed rails and messages of the peer.
     fn handle_news(&mut self) -> Fast<()>;
@@ -82,7 +85,7 @@ pub(crate) trait Progress {
 
     /// Polls every CQ until it is empty, or until [`BATCHES`].
     fn poll(&mut self) -> Fast<()> {
-        for index in 0..self.comm().queues.end() {
+        for index in 0..self.comm().queues.all.len() {
             for _ in 0..BATCHES {
                 if !self.poll_queue(index)? {
                     break;
@@ -154,7 +157,7 @@ pub(crate) fn progress<S: Progress>(state: &mut S, request: S::Request) -> Fast<
         Ok([]) => state.comm().found_nothing(S::outstanding(request)),
         // The next call polls what did not fit into the batch.
         Ok(completions) => state.handle(0, completions).map_err(|e| state.comm().fail(e)),
-        Err(e) => state.comm().rails_failed(1, e).map_err(|e| state.comm().fail(e)),
+        Err(e) => state.comm().rails_failed(RailSet::of(0), e).map_err(|e| state.comm().fail(e)),
     }
 }
 
@@ -167,7 +170,7 @@ fn progress_several<S: Progress>(state: &mut S, request: S::Request, batch: &mut
     let mut any = false;
     for index in [0, 1] {
         let queue = match state.comm().queues.get(index) {
-            Some(queue) if queue.rails & awaited != 0 => queue,
+            Some(queue) if !(queue.rails & awaited).is_empty() => queue,
             _ => continue,
         };
         match queue.cq.poll(batch) {
@@ -202,5 +205,191 @@ fn progress_marked<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> 
     match S::outstanding(request) {
         Some(outstanding) if !state.may_have_lost() => state.comm().check_peer(outstanding),
         _ => Ok(()),
+    }
+}
+
+/// The CQs of a connection, each once. A new value replaces this one if the rails change.
+#[derive(Debug)]
+pub(crate) struct CompletionQueues {
+    /// The CQ of a connection whose only rail shares it with no other route.
+    pub(crate) only: Option<Arc<Cq>>,
+    /// Those that the present call of `test` polls come first, and then the least recently polled.
+    all: Vec<CompletionQueue>,
+    /// How many of them the present call polls, at most two.
+    chosen: usize,
+}
+
+/// One CQ and the rails that use it.
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) rails: RailSet,
+    owners: Owners,
+}
+
+/// Where the rail of a completion comes from.
+#[derive(Debug)]
+enum Owners {
+    /// All completions belong to this rail.
+    One(usize),
+    /// The number of the queue pair names the rail.
+    ByNumber(Numbers),
+}
+
+/// The rails of queue pairs by their numbers: a hash table with linear probing. At most half of its
+/// places are used. The numbers of a connection's queue pairs mostly follow each other, and then
+/// each is at its first place.
+#[derive(Debug)]
+struct Numbers {
+    /// The number of a queue pair and its rail. The length is a power of two.
+    places: Box<[(u32, u32)]>,
+}
+
+/// In place of a queue pair's number, which has 24 bits.
+const NO_NUMBER: u32 = u32::MAX;
+
+impl CompletionQueues {
+    pub(crate) fn new(rails: &[Rail]) -> Self {
+        let mut all: Vec<CompletionQueue> = Vec::with_capacity(rails.len());
+        for (i, rail) in rails.iter().enumerate() {
+            // A rail that is given up has none.
+            let Some(cq) = &rail.cq else { continue };
+            if !all.iter().any(|queue| queue.cq.id() == cq.id()) {
+                all.push(CompletionQueue::new(i, cq, rails));
+            }
+        }
+        let only = match rails {
+            [Rail { cq, shares_cq: false, .. }] => cq.clone(),
+            _ => None,
+        };
+        Self { only, all, chosen: 0 }
+    }
+
+    /// Chooses the CQs that a call polls for a request that waits for these rails.
+    #[inline(always)]
+    fn choose(&mut self, rails: RailSet) {
+        if self.all.len() > 2 {
+            choose(&mut self.all, &mut self.chosen, |queue| !(queue.rails & rails).is_empty());
+        }
+    }
+
+    /// Returns a CQ by its index. The chosen ones are the first two.
+    #[inline(always)]
+    fn get(&self, index: usize) -> Option<&CompletionQueue> {
+        self.all.get(index)
+    }
+}
+
+/// Brings the two least recently polled ones that are `wanted` to the front. Those that were chosen
+/// before follow all others.
+#[inline(never)]
+fn choose<T>(all: &mut [T], chosen: &mut usize, wanted: impl Fn(&T) -> bool) {
+    all.rotate_left(std::mem::take(chosen));
+    while *chosen < 2
+        && let Some(next) = all[*chosen..].iter().position(&wanted)
+    {
+        all[*chosen..=*chosen + next].rotate_right(1);
+        *chosen += 1;
+    }
+}
+
+impl CompletionQueue {
+    /// Returns the CQ of rail `i`, and of others among `rails`.
+    fn new(i: usize, cq: &Arc<Cq>, rails: &[Rail]) -> Self {
+        let (mut users, mut numbers) = (RailSet::EMPTY, Vec::new());
+        let has_it = |rail: &Rail| rail.cq.as_ref().is_some_and(|other| other.id() == cq.id());
+        for (i, other) in rails.iter().enumerate().filter(|(_, other)| has_it(other)) {
+            users.insert(i);
+            numbers.extend(other.queue_pairs().map(|queue| (queue.number(), i as u32)));
+        }
+        let owners = match rails[i].shares_cq {
+            true => Owners::ByNumber(Numbers::new(&numbers)),
+            false => Owners::One(i),
+        };
+        Self { cq: Arc::clone(cq), rails: users, owners }
+    }
+
+    /// Returns the rail if all completions belong to it.
+    #[inline]
+    pub(crate) fn one_rail(&self) -> Option<usize> {
+        match self.owners {
+            Owners::One(rail) => Some(rail),
+            Owners::ByNumber(_) => None,
+        }
+    }
+
+    /// Returns the rail of the queue pair with this number. `None` if the connection has not kept
+    /// the queue pair: some providers keep completions of a queue pair that is destroyed.
+    #[inline(always)]
+    pub(crate) fn rail_of(&self, qpn: u32) -> Option<usize> {
+        match &self.owners {
+            Owners::One(rail) => Some(*rail),
+            Owners::ByNumber(numbers) => numbers.rail_of(qpn),
+        }
+    }
+}
+
+impl Numbers {
+    /// Builds the table of these numbers, each with its rail.
+    fn new(numbers: &[(u32, u32)]) -> Self {
+        let length = (2 * numbers.len()).next_power_of_two().max(2);
+        let mut places = vec![(NO_NUMBER, 0); length].into_boxed_slice();
+        for entry in numbers {
+            let mut place = entry.0 as usize;
+            while places[place % length].0 != NO_NUMBER {
+                place += 1;
+            }
+            places[place % length] = *entry;
+        }
+        Self { places }
+    }
+
+    #[inline(always)]
+    fn rail_of(&self, qpn: u32) -> Option<usize> {
+        let mask = self.places.len() - 1;
+        let mut place = qpn as usize & mask;
+        // Half of the places are empty, so the search ends.
+        loop {
+            let (number, rail) = self.places[place];
+            if number == qpn {
+                return Some(rail as usize);
+            }
+            if number == NO_NUMBER {
+                return None;
+            }
+            place = (place + 1) & mask;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_a_queue_pair_names_the_rail_of_a_shared_cq() {
+        // All but 21 begin at the same place, the last one of the table.
+        let numbers = Numbers::new(&[(7, 2), (15, 0), (0xff_ffff, 2), (21, 5)]);
+        assert_eq!(numbers.places.len(), 8);
+        let found = [7, 15, 0xff_ffff, 21].map(|qpn| numbers.rail_of(qpn));
+        assert_eq!(found, [Some(2), Some(0), Some(2), Some(5)]);
+        let destroyed = [6, 8, 23, 0, 5, 0xff_fff7].map(|qpn| numbers.rail_of(qpn));
+        assert_eq!(destroyed, [None; 6], "others are destroyed");
+        assert_eq!(Numbers::new(&[]).rail_of(7), None);
+    }
+
+    #[test]
+    fn each_request_polls_all_of_its_cqs() {
+        let begin = || (vec!['a', 'b', 'c', 'd', 'e'], 0);
+        let poll = |(all, chosen): &mut (Vec<char>, usize), wanted: &str| {
+            choose(all, chosen, |queue| wanted.contains(*queue));
+            all[..*chosen].iter().collect::<String>()
+        };
+        let mut alone = begin();
+        assert_eq!([0; 4].map(|_| poll(&mut alone, "abcde")), ["ab", "cd", "ea", "bc"]);
+        let mut mixed = begin();
+        let chosen = [0; 3].map(|_| [poll(&mut mixed, "a"), poll(&mut mixed, "abcde")]);
+        assert_eq!(chosen, [["a", "bc"], ["a", "de"], ["a", "bc"]], "one request delays no other");
+        assert_eq!(poll(&mut mixed, ""), "", "a send that is not posted waits for none");
     }
 }

@@ -9,8 +9,8 @@ use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
 use crate::route::gid_addr;
 use crate::transport::fence::Destroy;
 use crate::transport::recv::receives::Receives;
+use crate::transport::send_queue::Work;
 use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues};
-use crate::transport::work::Work;
 use crate::verbs::{Completion, Cq, Path};
 
 /// A connected rail.
@@ -202,12 +202,11 @@ impl Rail {
     }
 
     /// Replaces consumed receives if few are left. `outstanding`: slots whose data is outstanding.
-    #[inline]
-    pub(crate) fn refill(&mut self, outstanding: usize) -> Result<(), NotPosted> {
-        match &mut self.receives {
-            Some(receives) => receives.refill(outstanding, &self.send_queues),
-            None => Ok(()),
-        }
+    /// Returns how many more slots may be used.
+    pub(crate) fn refill(&mut self, outstanding: usize) -> Result<usize, NotPosted> {
+        let Some(receives) = &mut self.receives else { return Ok(0) };
+        receives.refill(outstanding, &self.send_queues)?;
+        Ok(receives.credit(outstanding))
     }
 
     /// Fills the queues of receives.

@@ -5,15 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 
-use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, SLOTS, Sequence, rails};
+use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, RailSet, SLOTS, Sequence};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
-use crate::transport::recv::profiling;
-use crate::transport::recv::slot::Slot;
+use crate::transport::send_queue::Work;
 use crate::transport::send_queue::{NotPosted, SendQueue};
-use crate::transport::work::Work;
 use crate::verbs::{Local, Remote, WordsWrite};
 
 /// Index of the queue pair that carries all CTS writes. One queue pair keeps them in order, and one
@@ -24,12 +22,12 @@ pub(crate) const CTS_QUEUE: usize = 0;
 /// records of the control memory, in the layout of the sender's FIFO.
 #[derive(Debug)]
 pub(crate) struct CtsWriter {
-    /// Sequence number of the next group.
-    seq: Sequence,
     /// The next group whose entries must be written again, if any must.
     again: Option<Sequence>,
     /// The last write of entries again, if it has not been found complete.
     last_again: Option<u64>,
+    /// The first group whose entries at the sender may have old keys.
+    renewed: Option<Sequence>,
     /// The rail that carries the writes.
     rail: usize,
     /// The rail that carries them unless it is dead.
@@ -49,9 +47,9 @@ pub(crate) struct CtsWriter {
 impl CtsWriter {
     pub(crate) fn new(comm: &Comm) -> Self {
         let mut writer = Self {
-            seq: Sequence::FIRST,
             again: None,
             last_again: None,
+            renewed: None,
             rail: 0,
             home: comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0),
             wants_home: false,
@@ -61,8 +59,8 @@ impl CtsWriter {
             words: WordsWrite::new(),
         };
         let living = comm.living();
-        let first = if living >> writer.home & 1 == 1 { Some(writer.home) } else { rails(living).next() };
-        writer.use_rail(comm, first.unwrap_or(writer.home));
+        let other = living.lowest().filter(|_| !living.contains(writer.home));
+        writer.use_rail(comm, other.unwrap_or(writer.home));
         writer
     }
 
@@ -77,24 +75,47 @@ impl CtsWriter {
         (self.rail, self.fifo.rkey) = (rail, comm.remote.rkeys[rail]);
     }
 
-    /// Changes the rail. The entries of all groups from `first` on, which the sender has not used,
-    /// must be [written again](Self::write_again).
-    pub(crate) fn move_to(&mut self, comm: &Comm, rail: usize, first: Sequence) {
-        self.use_rail(comm, rail);
-        self.rewrite(first);
+    /// If the rail is dead, the entries of all groups from `first` on, which the sender has not used,
+    /// must be [written again](Self::write_again), over another one.
+    pub(crate) fn leave_dead_rail(&mut self, comm: &Comm, first: Sequence) {
+        if !comm.living().contains(self.rail) {
+            self.rewrite(self.renewed.map_or(first, |renewed| renewed.min(first)));
+            self.use_living_rail(comm, RailSet::EMPTY);
+        }
+    }
+
+    /// If the rail is dead, or among those that were made anew, writes over the first living one from
+    /// now on, if there is one.
+    pub(crate) fn use_living_rail(&mut self, comm: &Comm, renewed: RailSet) {
+        let usable = comm.living().without(renewed);
+        if let Some(rail) = comm.living().lowest().filter(|_| !usable.contains(self.rail)) {
+            self.use_rail(comm, rail);
+        }
     }
 
     /// The entries of all groups from `first` on must be [written again](Self::write_again).
-    pub(crate) fn rewrite(&mut self, first: Sequence) {
+    fn rewrite(&mut self, first: Sequence) {
         self.again = Some(self.again.map_or(first, |again| again.min(first)));
         self.last_again = None;
     }
 
-    /// Returns whether the sender has all entries that were written again.
-    pub(crate) fn is_rewritten(&self, comm: &Comm) -> bool {
+    /// Notes that entries from the group `first` on have new keys. They are written again, and so are
+    /// those whose new keys the sender may not have yet.
+    pub(crate) fn renew(&mut self, first: Option<Sequence>) {
+        self.renewed = self.renewed.into_iter().chain(first).min();
+        if let Some(first) = self.renewed {
+            self.rewrite(first);
+        }
+    }
+
+    /// Returns whether the sender has all new keys.
+    pub(crate) fn has_renewed(&mut self, comm: &Comm) -> bool {
         let queue = comm.rails[self.rail].send_queues.get(CTS_QUEUE);
         let has_completed = |id| queue.is_some_and(|queue| queue.has_completed(id));
-        self.again.is_none() && self.last_again.is_none_or(has_completed)
+        if self.again.is_none() && self.last_again.is_none_or(has_completed) {
+            self.renewed = None;
+        }
+        self.renewed.is_none()
     }
 
     /// Returns whether entries must be written again.
@@ -102,23 +123,27 @@ impl CtsWriter {
         self.again.is_some()
     }
 
-    /// Writes entries again as far as the send queue has room. `counts` returns the number of
-    /// receives of a slot.
+    /// Writes the entries of groups before `next` again as far as the send queue has room; none while
+    /// no rail lives. `counts` returns the number of receives of a group.
     pub(crate) fn write_again(
         &mut self,
         comm: &mut Comm,
-        counts: impl Fn(u8) -> usize,
+        next: Sequence,
+        counts: impl Fn(Sequence) -> usize,
     ) -> Result<(), NotPosted> {
-        while let Some(seq) = self.again.filter(|seq| *seq < self.seq) {
+        if !comm.living().contains(self.rail) {
+            return Ok(());
+        }
+        while let Some(seq) = self.again.filter(|seq| *seq < next) {
             if !self.has_room(comm) {
                 return Ok(());
             }
             self.stage(comm, seq);
             let queue = self.queue(&mut comm.rails);
-            let is_last = seq.next() == self.seq;
+            let is_last = seq.next() == next;
             let signalled = is_last || queue.uncovered() + 1 >= self.signal_interval;
             let signal = signalled.then(|| queue.signal(Work::Cts, 1));
-            self.post_staged(comm, seq, counts(seq.slot()), signal)?;
+            self.post_staged(comm, seq, counts(seq), signal)?;
             comm.stats.posted_bare(self.rail);
             self.again = Some(seq.next());
             if is_last {
@@ -157,7 +182,7 @@ impl CtsWriter {
     /// Makes the writes go back to their own rail when it is alive, and when all that are in flight
     /// have completed. Until then each is signalled.
     pub(crate) fn want_home(&mut self, comm: &Comm) {
-        self.wants_home = self.rail != self.home && comm.living() >> self.home & 1 == 1;
+        self.wants_home = self.rail != self.home && comm.living().contains(self.home);
         if self.wants_home {
             self.signal_interval = 1;
         }
@@ -173,12 +198,6 @@ impl CtsWriter {
     pub(crate) fn go_home(&mut self, comm: &Comm) {
         self.last_again = None;
         self.use_rail(comm, self.home);
-    }
-
-    /// Returns the sequence number of the next group.
-    #[inline]
-    pub(crate) fn next(&self) -> Sequence {
-        self.seq
     }
 
     /// Returns whether the send queue has room for one more write.
@@ -205,71 +224,66 @@ impl CtsWriter {
         self.inline && queue.room() > 0 && queue.uncovered() + 1 < self.signal_interval
     }
 
-    /// Writes the one CTS entry of the next group, inline, and advances the sequence number. If
-    /// `signal` is given, the write is signalled with that `wr_id`.
+    /// Writes the one CTS entry of a group, inline. If `signal` is given, the write is signalled with
+    /// that `wr_id`. If it fails, the entry is lost with its rail, and written again on another.
     #[inline(always)]
     pub(crate) fn write_inline(
         &mut self,
         queue: &mut SendQueue,
+        seq: Sequence,
         buffer: Buffer,
         tag: i32,
         rkeys: &[u32; MAX_RAILS],
         signal: Option<u64>,
     ) -> Result<(), NotPosted> {
-        let words = self.entry(buffer, tag, rkeys, (1, 0)).words().map(u64::to_le);
+        let words = entry(seq, buffer, tag, rkeys, (1, 0)).words().map(u64::to_le);
         let Remote { addr, rkey } = self.fifo;
-        let to = Remote { addr: addr + self.seq.cts_offset(0) as u64, rkey };
-        self.words.set(self.seq.slot().into(), words, to, signal);
-        let posted = queue.post_words(&mut self.words, signal.is_some());
-        // Also if it failed: the entry is lost with its rail, and written again on another.
-        self.seq = self.seq.next();
-        posted
+        let to = Remote { addr: addr + seq.cts_offset(0) as u64, rkey };
+        self.words.set(seq.slot().into(), words, to, signal);
+        queue.post_words(&mut self.words, signal.is_some())
     }
 
-    /// Writes the CTS entries of the next group and advances the sequence number. `events`: whether
-    /// to start the profiler events of its receives.
+    /// Writes the CTS entries of a group. `events`: whether to start the profiler events of its
+    /// receives.
     pub(crate) fn post<P: NetPlugin<Mr = Mr>>(
         &mut self,
         comm: &mut Comm,
-        slot: &mut Slot,
+        seq: Sequence,
         buffers: &[RecvBuffer<'_, P>],
         events: bool,
     ) -> Result<(), NotPosted> {
         for (i, b) in buffers.iter().enumerate() {
-            slot.set_buffer(i, b.buffer);
             if events && CommProfiler::should_report(&mut comm.profiler, b.profiler) {
-                profiling::start(comm, self.seq.slot(), i, b.profiler);
+                CommProfiler::start_receive(comm, seq.slot(), i, b.profiler);
             }
         }
         let queue = self.queue(&mut comm.rails);
         let signalled = queue.uncovered() + 1 >= self.signal_interval;
         let signal = signalled.then(|| queue.signal(Work::Cts, 1));
         match buffers {
-            [one] if self.inline => self.write_inline(queue, one.buffer, one.tag, rkeys(one), signal)?,
-            several => self.write_staged(comm, several, signal)?,
+            [one] if self.inline => self.write_inline(queue, seq, one.buffer, one.tag, rkeys(one), signal)?,
+            several => self.write_staged(comm, seq, several, signal)?,
         }
         comm.stats.posted_bare(self.rail);
         Ok(())
     }
 
-    /// Writes the CTS entries of the next group from the control memory, where they lie in the
-    /// layout of the sender's FIFO, and advances the sequence number.
+    /// Writes the CTS entries of a group from the control memory, where they lie in the layout of the
+    /// sender's FIFO.
     fn write_staged<P: NetPlugin<Mr = Mr>>(
-        &mut self,
+        &self,
         comm: &mut Comm,
+        seq: Sequence,
         buffers: &[RecvBuffer<'_, P>],
         signal: Option<u64>,
     ) -> Result<(), NotPosted> {
-        let (offset, count) = (self.seq.cts_offset(0), buffers.len());
-        let start = (RECORDS_BYTES + offset) / 8;
-        let places = comm.region.words()[start..].as_chunks::<CTS_WORDS>().0;
-        for ((index, b), places) in buffers.iter().enumerate().zip(places) {
-            let words = self.entry(b.buffer, b.tag, rkeys(b), (count as u8, index as u8)).words();
-            places.iter().zip(words).for_each(|(place, word)| place.store(word.to_le(), Ordering::Relaxed));
+        let count = buffers.len();
+        for (index, b) in buffers.iter().enumerate() {
+            let words = entry(seq, b.buffer, b.tag, rkeys(b), (count as u8, index as u8)).words();
+            let places = staged(comm, seq, index).iter();
+            places.zip(words).for_each(|(place, word)| place.store(word.to_le(), Ordering::Relaxed));
         }
-        let posted = self.post_staged(comm, self.seq, count, signal);
-        self.seq = self.seq.next();
-        posted
+        self.post_staged(comm, seq, count, signal)
     }
 
     /// Writes the staged entries of a group.
@@ -292,19 +306,18 @@ impl CtsWriter {
         }
         self.queue(rails).post(chain, signal.is_some())
     }
+}
 
-    /// Returns entry `index` of the next group, which has `count` receives.
-    #[inline(always)]
-    fn entry(
-        &self,
-        Buffer { addr, len }: Buffer,
-        tag: i32,
-        rkeys: &[u32; MAX_RAILS],
-        (count, index): (u8, u8),
-    ) -> Cts {
-        let seq = self.seq.number();
-        Cts { addr: addr as u64, size: len as u64, rkeys: *rkeys, tag, count, index, seq }
-    }
+/// Returns entry `index` of a group, which has `count` receives.
+#[inline(always)]
+fn entry(
+    seq: Sequence,
+    Buffer { addr, len }: Buffer,
+    tag: i32,
+    rkeys: &[u32; MAX_RAILS],
+    (count, index): (u8, u8),
+) -> Cts {
+    Cts { addr: addr as u64, size: len as u64, rkeys: *rkeys, tag, count, index, seq: seq.number() }
 }
 
 /// Returns the words of an entry of a group in the control memory.

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use nccl_net_versions::{Buffer, MemKind};
 
 use crate::error::{Error, Fast, Result};
-use crate::proto::{MAX_RAILS, SLOTS, rails};
+use crate::proto::{MAX_RAILS, RailSet, SLOTS};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::rail::Rail;
-use crate::transport::request::cells::Cells;
-use crate::transport::work::Work;
+use crate::transport::request::Cells;
+use crate::transport::send_queue::Work;
 use crate::verbs::{Local, Remote};
 
 /// Most flushes in flight on one comm: as many as groups of receives, and one flush serves a group.
@@ -34,19 +34,19 @@ pub(crate) const SINK_BYTES: usize = 8 * MAX_RAILS;
 #[derive(Debug)]
 pub(crate) struct Flushes {
     /// By flush: the rails whose read is outstanding.
-    pending: Box<[u8]>,
+    pending: Box<[RailSet]>,
     cells: Cells<FLUSHES>,
     /// Where the search for a free request begins.
     next: u8,
     /// Stripes that must read in a flush: those whose rail has carried data.
-    carried: u8,
+    carried: RailSet,
     /// By stripe: the stripe with its rail's queue pair for flushes.
-    flusher: [u8; MAX_RAILS],
+    flusher: [usize; MAX_RAILS],
     /// Stripes that would read in a flush and cannot: their adapter does not reach itself.
-    lacking: u8,
+    lacking: RailSet,
     /// Stripes that are given up, and whose last writes may still be on their way to the GPU. A
     /// flush waits for them until a time, once their queue pairs are destroyed.
-    settling: Option<(u8, Option<Instant>)>,
+    settling: Option<(RailSet, Option<Instant>)>,
     /// Index of the first word that flushes read into.
     sink: usize,
 }
@@ -72,21 +72,23 @@ pub(crate) fn target<'a>(buffers: &[(Buffer, Option<&'a Mr>)]) -> Option<(Buffer
 impl Flushes {
     /// `rails` are those of the comm, with the stripes of a rail next to each other.
     pub(crate) fn new(cells: Cells<FLUSHES>, sink: usize, rails: &[Rail]) -> Self {
-        let (mut flusher, mut last, mut lacking) = ([0; MAX_RAILS], 0, 0);
+        let (mut flusher, mut last, mut lacking) = ([0; MAX_RAILS], 0, RailSet::EMPTY);
         for (i, (place, rail)) in flusher.iter_mut().zip(rails).enumerate() {
             // A rail that is dead from the beginning flushes once it works.
             let begins = i == 0 || !rail.joins_the_ports_of(&rails[i - 1]);
             if leads(rail) || (begins && !rail.is_alive()) {
-                last = i as u8;
+                last = i;
             }
             *place = last;
-            lacking |= u8::from(rail.no_flush.is_some()) << i;
+            if rail.no_flush.is_some() {
+                lacking.insert(i);
+            }
         }
         Self {
-            pending: vec![0; FLUSHES].into(),
+            pending: vec![RailSet::EMPTY; FLUSHES].into(),
             cells,
             next: 0,
-            carried: 0,
+            carried: RailSet::EMPTY,
             flusher,
             lacking,
             settling: None,
@@ -97,15 +99,14 @@ impl Flushes {
     /// Returns whether a rail that cannot flush has ever carried data.
     #[inline]
     pub(crate) fn may_lack(&self) -> bool {
-        self.carried & self.lacking != 0
+        !(self.carried & self.lacking).is_empty()
     }
 
     /// Returns an error if a rail that cannot flush is among the stripes that carried some data:
     /// `carriers`, or all that ever carried data if that is not known.
-    pub(crate) fn check(&self, all: &[Rail], carriers: Option<u8>) -> Result<()> {
-        let leaders = |mask: u8| rails(mask).fold(0, |leaders, stripe| leaders | 1 << self.flusher[stripe]);
-        let lacking = carriers.map_or(self.carried, leaders) & self.lacking;
-        let Some(rail) = rails(lacking).next() else { return Ok(()) };
+    pub(crate) fn check(&self, all: &[Rail], carriers: Option<RailSet>) -> Result<()> {
+        let lacking = carriers.map_or(self.carried, |carriers| self.flushers(carriers)) & self.lacking;
+        let Some(rail) = lacking.lowest() else { return Ok(()) };
         let (name, why) = (all[rail].nic.name(), all[rail].no_flush.as_deref().unwrap_or_default());
         Err(Error::Usage(format!(
             "this data has come over rail {rail} ({name}), which cannot flush, since the adapter does not reach itself: \
@@ -114,17 +115,22 @@ impl Flushes {
         )))
     }
 
+    /// Returns the stripes that flush for these.
+    fn flushers(&self, stripes: RailSet) -> RailSet {
+        stripes.iter().map(|stripe| self.flusher[stripe]).collect()
+    }
+
     /// Notes that data has arrived on a stripe.
     #[inline]
     pub(crate) fn carried(&mut self, stripe: usize) {
-        self.carried |= 1 << self.flusher[stripe];
+        self.carried.insert(self.flusher[stripe]);
     }
 
     /// Returns a place for a flush; `None` if no rail that can flush has ever carried data. Returns an error if all
     /// places are in use, because NCCL takes a flush without a request for a completed one.
     pub(crate) fn begin(&mut self) -> Fast<Option<u8>> {
-        let readers = self.carried & !self.lacking;
-        if readers == 0 {
+        let readers = self.carried.without(self.lacking);
+        if readers.is_empty() {
             return Ok(None);
         }
         let full = || Error::Usage(format!("{FLUSHES} flushes are under way, and no more fit"));
@@ -139,10 +145,10 @@ impl Flushes {
     }
 
     /// Gives up stripes: their queue pairs are being destroyed.
-    pub(crate) fn give_up(&mut self, stripes: u8) {
-        let leaders = rails(stripes).fold(0, |leaders, stripe| leaders | 1 << self.flusher[stripe]);
-        if leaders & self.carried != 0 {
-            self.settling = Some((self.settling() | leaders & self.carried, None));
+    pub(crate) fn give_up(&mut self, stripes: RailSet) {
+        let settling = self.flushers(stripes) & self.carried;
+        if !settling.is_empty() {
+            self.settling = Some((self.settling() | settling, None));
         }
     }
 
@@ -155,16 +161,14 @@ impl Flushes {
     }
 
     /// Uses stripes that were made anew.
-    pub(crate) fn revive(&mut self, stripes: u8, all: &[Rail]) {
-        for stripe in rails(stripes) {
-            let lacks = u8::from(all[stripe].no_flush.is_some()) << stripe;
-            self.lacking = self.lacking & !(1 << stripe) | lacks;
-        }
+    pub(crate) fn revive(&mut self, stripes: RailSet, all: &[Rail]) {
+        let lacking: RailSet = stripes.iter().filter(|stripe| all[*stripe].no_flush.is_some()).collect();
+        self.lacking = self.lacking.without(stripes) | lacking;
     }
 
     /// Returns the stripes that a flush waits for without a read.
-    fn settling(&self) -> u8 {
-        self.settling.map_or(0, |(stripes, _)| stripes)
+    fn settling(&self) -> RailSet {
+        self.settling.map_or(RailSet::EMPTY, |(stripes, _)| stripes)
     }
 
     /// Ends the waiting for stripes that are given up once their time has come. Calls `done` for each
@@ -175,10 +179,9 @@ impl Flushes {
             return true;
         }
         self.settling = None;
-        self.carried &= !stripes;
-        for (pending, index) in self.pending.iter_mut().zip(0..) {
-            let before = std::mem::replace(pending, *pending & !stripes);
-            if before != 0 && *pending == 0 {
+        self.carried = self.carried.without(stripes);
+        for index in 0..FLUSHES as u8 {
+            if self.has_read(index, stripes) {
                 done();
                 self.cells.get(index).complete(&[]);
             }
@@ -191,7 +194,7 @@ impl Flushes {
     pub(crate) fn post(&self, comm: &mut Comm, index: u8, (buffer, mr): (Buffer, &Mr)) -> Fast<()> {
         // Any byte does. The size may belong to another buffer.
         let (first, rkeys) = (buffer.addr as u64, mr.rkeys());
-        for rail in rails(self.carried & !self.lacking & !self.settling()) {
+        for rail in self.carried.without(self.lacking | self.settling()).iter() {
             let Comm { rails: all, chain, region, stats, .. } = comm;
             let queue = all[rail].flush.as_mut();
             let queue =
@@ -214,16 +217,21 @@ impl Flushes {
         Ok(())
     }
 
-    /// Returns the mask of the rails whose read is outstanding.
-    pub(crate) fn awaited(&self, index: u8) -> u8 {
+    /// Returns the rails whose read is outstanding.
+    pub(crate) fn awaited(&self, index: u8) -> RailSet {
         self.pending[usize::from(index)]
+    }
+
+    /// Notes that stripes have read for a flush, or need not. Returns whether they were the last ones.
+    fn has_read(&mut self, index: u8, stripes: RailSet) -> bool {
+        let pending = &mut self.pending[usize::from(index)];
+        let before = std::mem::replace(pending, pending.without(stripes));
+        !before.is_empty() && pending.is_empty()
     }
 
     /// Handles the completion of one rail's read. Returns `true` if it completes the flush.
     pub(crate) fn read(&mut self, rail: usize, index: u8) -> bool {
-        let pending = &mut self.pending[usize::from(index)];
-        let before = std::mem::replace(pending, *pending & !(1 << rail));
-        let done = before != 0 && *pending == 0;
+        let done = self.has_read(index, RailSet::of(rail));
         if done {
             self.cells.get(index).complete(&[]);
         }

@@ -2,7 +2,7 @@
 
 use nccl_net_versions::Buffer;
 
-use super::slot::Slot;
+use super::window::Slot;
 use crate::proto::{ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, Record, SLOTS, SizeQ};
 
 /// The sizes of a group that is whole, `None` while parts are missing. An error ends the connection.
@@ -102,9 +102,15 @@ impl World {
     /// Delivers an immediate to both, and compares the verdicts.
     fn arrive(&mut self, rail: u32, word: u32) -> Result<(), ()> {
         let usual = self.handle_usual(rail as usize, word);
+        let further = self.handle_further(rail as usize, word);
         let found = self.handle(rail as usize, word);
         if let Some(size) = usual {
             assert_eq!(found, Ok(Some(vec![size])), "the usual way accepts {word:#010x} on rail {rail}");
+        }
+        if let Some(further) = further {
+            let same =
+                found.as_ref().map_or(further != Some(false), |found| further == Some(found.is_some()));
+            assert!(same, "{word:#010x} on rail {rail} is a further one: {found:?}, {further:?}");
         }
         let expected = self.model(rail, word);
         let same = match (&found, &expected) {
@@ -128,6 +134,14 @@ impl World {
         slot.arrived_whole(rail, size).then_some(size)
     }
 
+    /// If the shortcut of further immediates would handle one, returns whether it completes its group;
+    /// nothing if it is an error.
+    fn handle_further(&self, rail: usize, word: u32) -> Option<Option<bool>> {
+        let mut slot = self.slots[usize::from(word as u8) % SLOTS];
+        let further = slot.is_further(word, rail).then(|| slot.arrived_further(word as u8, rail));
+        further.map(|arrived| arrived.ok().map(|size| size.is_some()))
+    }
+
     /// Handles an immediate as a receiver does.
     fn handle(&mut self, rail: usize, word: u32) -> Verdict {
         let imm = self.layout.decode(word).ok_or("no sender makes it")?;
@@ -135,7 +149,7 @@ impl World {
         if self.groups[slot].is_none() {
             return Err("no receive waits".into());
         }
-        let Some(size) = self.slots[slot].arrived(imm, rail).map_err(|e| e.to_string())? else {
+        let Some(size) = self.slots[slot].arrived(imm, word, rail).map_err(|e| e.to_string())? else {
             return Ok(None);
         };
         if let Some(bytes) = size.bytes() {

@@ -1,15 +1,9 @@
 //! The sending end of a connection.
 
-mod completions;
 mod cts_fifo;
-mod episode;
-mod failback;
-mod general;
-pub(crate) mod group;
-mod part_writes;
-mod profiling;
-mod single;
-mod usual;
+mod post;
+mod recovery;
+pub(crate) mod window;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -21,20 +15,21 @@ use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
 use crate::failover;
 use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job, log_failure};
-use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORD_BYTES, RailSet, SCRATCH, SLOTS, Sequence, Split};
+use crate::proto::{FIFO_BYTES, RECORD_BYTES, RailSet, SCRATCH, SLOTS, Sequence};
 use crate::split::Splitter;
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;
 use crate::transport::comm::Comm;
 use crate::transport::memory::{LivingMrs, Mr, Registrar};
+use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::{Progress, progress};
-use crate::transport::request::cells::Cells;
-use crate::transport::running::Running;
-use crate::transport::settings::Settings;
-use crate::transport::unusual::Unusual;
-use crate::verbs::Words;
-use group::{Group, Matched, NO_SEND, SENDS, SendOp};
-use usual::UsualSends;
+use crate::transport::request::Cells;
+use crate::transport::send_queue::Work;
+use crate::transport::{Settings, Unusual};
+use crate::verbs::{Completion, Kind, Words};
+
+use post::UsualSends;
+use window::{SENDS, Window};
 
 // The CTS FIFO, and one completion record per slot to send from.
 const _: () = assert!(FIFO_BYTES + SLOTS * RECORD_BYTES == SCRATCH);
@@ -68,52 +63,30 @@ pub(crate) struct Sender {
 
 #[derive(Debug)]
 pub(crate) struct SendState {
-    pub(crate) comm: Comm,
+    comm: Comm,
+    window: Window,
     splitter: Splitter,
-    /// Size above which the immediate travels in a separate work request: the setting's, or that of
-    /// the largest single write.
-    separate_imm_above: usize,
-    /// Sequence number of the group that the next send matches.
-    pub(crate) seq: Sequence,
-    cells: Cells<SENDS>,
-    /// By request.
-    pub(crate) sends: Box<[Matched; SENDS]>,
-    /// By request: how those that say so are split. Empty on a single rail, which splits nothing.
-    splits: Box<[Split]>,
-    recovery: failover::Sender,
-    /// The episode in progress.
-    episode: Option<Running>,
-    memory: Arc<LivingMrs>,
-    /// The sends of the group that is being matched, by receive.
-    pub(crate) ops: Box<[SendOp; MAX_RECVS]>,
-    /// Where the search for a free request begins.
-    next: u8,
-    /// Sends in flight.
-    in_flight: usize,
-    idleness: Idleness<(Sequence, usize)>,
-    /// By slot: the groups in flight, and the one that is being matched.
-    pub(crate) groups: Box<[Group; SLOTS]>,
     usual: UsualSends,
+    recovery: failover::Sender,
+    memory: Arc<LivingMrs>,
     /// The rails on drained ports.
-    drained: u8,
+    drained: RailSet,
+    /// By next sequence number and sends in flight.
+    idleness: Idleness<(Sequence, usize)>,
 }
 
 impl Sender {
     pub(crate) fn new(mut comm: Comm, mut splitter: Splitter, settings: &Settings) -> Arc<Self> {
         let config = &settings.config;
         comm.start_profiling(settings, SENDS);
-        let (cells, separate_imm_above) =
-            (Cells::new(), comm.separate_imm_above(config).min(comm.largest_write()));
+        let separate_above = comm.separate_imm_above(config).min(comm.largest_write());
         let drained = comm.drained();
-        splitter.keep(RailSet::from_bits(comm.undrained(drained)));
-        let dead = RailSet::from_bits(comm.failures.noticed());
-        let memory = Registrar::new(comm.nics(), config);
-        let (living, all) = (memory.living(), RailSet::from_bits(comm.layout.all_rails()));
+        splitter.keep(comm.undrained(drained));
+        let (cells, memory) = (Cells::new(), Registrar::new(comm.nics(), config));
         let sender = Arc::new(Self {
             housekeeping: Arc::clone(&settings.process.housekeeping),
             urgency: Urgency::default(),
             cells: cells.clone(),
-            memory,
             longest: comm.longest_send(),
             fifo: comm.region.share(),
             next: AtomicU64::new(Sequence::FIRST.number()),
@@ -121,24 +94,16 @@ impl Sender {
             waits: comm.stats.waits(),
             watch: comm.watch(),
             state: StateLock::new(SendState {
-                usual: UsualSends::new(&splitter, &comm, config.inline as usize, separate_imm_above),
-                splits: vec![Split::NONE; if comm.rails.len() > 1 { SENDS } else { 0 }].into(),
-                drained,
-                comm,
+                window: Window::new(cells, comm.rails.len() > 1),
+                usual: UsualSends::new(&splitter, &comm, config.inline as usize, separate_above),
+                recovery: failover::Sender::new(comm.all_rails()).without(comm.failures.noticed()),
                 splitter,
-                separate_imm_above,
-                seq: Sequence::FIRST,
-                cells,
-                sends: Box::new([Matched::default(); SENDS]),
-                recovery: failover::Sender::new(all).without(dead),
-                episode: None,
-                memory: living,
-                ops: Box::new([NO_SEND; MAX_RECVS]),
-                next: 0,
-                in_flight: 0,
+                memory: memory.living(),
+                drained,
                 idleness: Idleness::UNKNOWN,
-                groups: Box::new([Group::default(); SLOTS]),
+                comm,
             }),
+            memory,
         });
         settings.process.housekeeping.add(sender.watch.job(), JOB, job(&sender));
         sender
@@ -188,7 +153,7 @@ impl Sender {
         };
         match started {
             Ok(index) => {
-                self.next.store(state.seq.number(), Ordering::Relaxed);
+                self.next.store(state.window.seq().number(), Ordering::Relaxed);
                 state.leave(Ok(Some(index)))
             }
             Err(why) => self.send_unusual(state, why, buffer, tag, mr, profiler),
@@ -217,7 +182,7 @@ impl Sender {
                 state.comm.not_posted(rail, e).map(|()| Some(index))
             }
         };
-        self.next.store(state.seq.number(), Ordering::Relaxed);
+        self.next.store(state.window.seq().number(), Ordering::Relaxed);
         let index = index.map_err(|e| state.comm.fail(e));
         state.leave(index)
     }
@@ -233,8 +198,8 @@ impl Sender {
     fn poll_idle(&self, state: &mut SendState) -> Fast<()> {
         let looked = state.comm.look_for_life();
         state.comm.fail_on_error(looked)?;
-        let idle = state.idleness.lasts((state.seq, state.in_flight));
-        let waits = state.in_flight > 0 && state.comm.failures.is_enabled();
+        let idle = state.idleness.lasts((state.window.seq(), state.window.in_flight()));
+        let waits = state.window.in_flight() > 0 && state.comm.failures.is_enabled();
         if idle && waits && !state.comm.has_failed() {
             let polled = state.poll();
             state.comm.fail_on_error(polled)?;
@@ -280,4 +245,94 @@ impl Job for Sender {
     fn interval(&self) -> Duration {
         self.urgency.interval()
     }
+}
+
+impl Progress for SendState {
+    /// The index of the send.
+    type Request = u8;
+
+    #[inline]
+    fn comm(&mut self) -> &mut Comm {
+        &mut self.comm
+    }
+
+    fn outstanding(_: u8) -> Option<&'static str> {
+        Some("sends")
+    }
+
+    #[inline]
+    fn pending(&self, index: u8) -> bool {
+        self.window.is_pending(index)
+    }
+
+    #[inline]
+    fn polls_on(&self, index: u8) -> bool {
+        self.pending(index)
+    }
+
+    #[inline]
+    fn awaited(&self, index: u8) -> RailSet {
+        self.window.awaited(index)
+    }
+
+    fn handle_news(&mut self) -> Fast<()> {
+        Self::handle_news(self)
+    }
+
+    fn is_busy(&mut self) -> bool {
+        !self.comm.has_rail() || self.recovery.is_fencing() || self.recovery.has_unposted()
+    }
+
+    #[inline(always)]
+    fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
+        match (completion.kind(), Work::of(completion.wr_id())) {
+            (Kind::Sent, Work::Data { slot }) => self.part_sent(rail, (slot, rail), completion.wr_id()),
+            _ => self.completed_unusual(rail, completion),
+        }
+    }
+}
+
+impl SendState {
+    /// Handles the completion of a part of a group: the signalled write of the rail that carried it.
+    #[inline(always)]
+    fn part_sent(&mut self, carrier: usize, (slot, part): (u8, usize), wr_id: u64) -> Fast<()> {
+        let Comm { rails, stats, profiler, .. } = &mut self.comm;
+        let known = rails[carrier].send_queue_mut(slot).sent(wr_id)?;
+        stats.completed(carrier, known);
+        if let Some(profiler) = CommProfiler::active(profiler) {
+            profiler.stop_group(self.window.group(slot), part);
+        }
+        match self.window.sent(slot, part, |size| stats.done(1, size)) {
+            true => Ok(()),
+            false => Err(twice(part, slot)),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn completed_unusual(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
+        let wr_id = completion.wr_id();
+        match (completion.kind(), Work::of(wr_id)) {
+            (Kind::Sent, Work::Replay { slot, part }) => self.part_sent(rail, (slot, part.into()), wr_id),
+            (Kind::Sent, Work::Measured { slot }) => {
+                self.part_sent(rail, (slot, rail), wr_id)?;
+                self.splitter.completed(slot, rail, self.window.bytes(slot, rail));
+                Ok(())
+            }
+            (Kind::Sent, Work::Mail) => self.comm.mail_sent(rail, wr_id),
+            (Kind::Sent, Work::Ping) => self.comm.pinged(rail, wr_id),
+            _ => Err(unknown(completion)),
+        }
+    }
+}
+
+#[cold]
+fn unknown(completion: &Completion) -> Box<Error> {
+    let (kind, work) = (completion.kind(), Work::of(completion.wr_id()));
+    Error::Internal(format!("a sender's queue completed {kind:?} as {work:?}")).into()
+}
+
+#[cold]
+fn twice(part: usize, slot: u8) -> Box<Error> {
+    Error::Internal(format!("part {part} of slot {slot} completed twice")).into()
 }

@@ -165,6 +165,28 @@ fn a_host_that_was_suspended_goes_on() {
     });
 }
 
+/// Nothing of host b is heard but what its adapter acknowledges, until its process ends.
+//= failover.md: a connection whose peer gives no sign of life is named in one warning within two seconds
+#[test]
+fn a_silent_peer_is_named_long_before_its_connection_fails() {
+    let settings = [("MPIB_PEER_TIMEOUT_MS", "1000"), ("MPIB_FAILOVER_WAIT", "3600")];
+    on_hosts(here!(), &settings, || {
+        let (hosts, mut a, mut b) = two_hosts(&["eth0"]);
+        message(&mut a, &mut b, 1);
+        silence(&hosts, "add", "10.0.1.1");
+        until_logged(&mut a, "is dialled again");
+        // The rail still shows that b lives.
+        message(&mut a, &mut b, 2);
+        assert!(!log(&mut a).iter().any(|line| line.1.contains("is silent")), "{:?}", log(&mut a));
+        b.kill();
+        let line = until_logged(&mut a, "is silent: no sign of life");
+        for part in ["10.0.1.2", "its control connection has been broken", "(MPIB_FAILOVER_WAIT=3600)"] {
+            assert!(line.contains(part), "{line}");
+        }
+        drop((a, b));
+    });
+}
+
 /// Host a, which sends to host b over one rail, on networks with an interface of these names each.
 fn two_hosts(interfaces: &'static [&'static str]) -> (Hosts, Peer, Peer) {
     hosts_with(interfaces, ["soft0:addr=10.0.1.1/24", "soft0:addr=10.0.1.2/24"])

@@ -1,8 +1,8 @@
 //! Every fault at each work request of each kind of traffic.
 
 use mpib_tests::table::TABLES;
-use mpib_tests::{SHORT, here, isolated, mpib};
-use softverbs::{Fault, Part, Then, heal, inject};
+use mpib_tests::{NO_PINGS, SHORT, here, isolated, mpib, with_and_without_srq};
+use softverbs::{Direction, Fault, Part, Then, heal, inject};
 
 use super::points::{Ends, FAULTS, at_once, env, every_point, report, two_hosts};
 use super::traffic::Traffic;
@@ -222,6 +222,23 @@ fn short_send_queues() {
             }
         });
         link.run(|| {});
+        link.close();
+    });
+}
+
+/// A rail has 128 receives. Seven other rails lose 448 parts, and NCCL offers nothing more before they
+/// have come. The adapters give up on all of them after a second.
+//= receives.md: a part that is sent again takes a receive, and its arrival refills the queue
+#[test]
+fn more_lost_parts_than_receives() {
+    let devices = two_hosts(8);
+    with_and_without_srq(here!(), &env(&devices, &[("NCCL_IB_TIMEOUT", "18"), NO_PINGS]), || {
+        let mut link = Ends::two_hosts(12, 8).link(&Traffic::of(&[&[1024]], 64, 64));
+        link.run_after_offers(|offered| {
+            for rail in (1..8).filter(|_| offered == 63) {
+                inject(&format!("s{rail}"), Fault::Silence(Direction::Both)).unwrap();
+            }
+        });
         link.close();
     });
 }

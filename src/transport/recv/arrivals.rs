@@ -1,0 +1,272 @@
+//! What the completions of a receiver's queues mean, and parts that are announced and do not come.
+
+use std::time::{Duration, Instant};
+
+use crate::config::Config;
+use crate::error::{Error, Fast};
+use crate::housekeeping::TICK;
+use crate::proto::{RailSet, SizeQ};
+use crate::transport::comm::Comm;
+use crate::transport::profiler::CommProfiler;
+use crate::transport::progress::Progress;
+use crate::transport::recv::cts_writer::CTS_QUEUE;
+use crate::transport::recv::window::{ArrivalError, Incomplete};
+use crate::transport::recv::{Operation, RecvState};
+use crate::transport::send_queue::Work;
+use crate::verbs::{Completion, Kind};
+
+impl Progress for RecvState {
+    type Request = Operation;
+
+    #[inline]
+    fn comm(&mut self) -> &mut Comm {
+        &mut self.comm
+    }
+
+    /// A flush does not involve the peer, so a dead peer does not fail it.
+    #[inline]
+    fn outstanding(operation: Operation) -> Option<&'static str> {
+        match operation {
+            Operation::Receive(_) => Some("receives"),
+            Operation::Flush(_) => None,
+        }
+    }
+
+    #[inline]
+    fn pending(&self, operation: Operation) -> bool {
+        match operation {
+            Operation::Receive(slot) => self.window.is_pending(slot),
+            Operation::Flush(index) => !self.awaits_flush(index).is_empty(),
+        }
+    }
+
+    fn handle_news(&mut self) -> Fast<()> {
+        Self::handle_news(self)
+    }
+
+    fn may_have_lost(&self) -> bool {
+        self.patience.is_some()
+    }
+
+    fn is_busy(&mut self) -> bool {
+        self.settles_flushes()
+            || self.blocks_offers()
+            || self.recovery.is_going_on()
+            || self.recovery.owes_up()
+    }
+
+    /// Also for optional receives: NCCL does not call test until their data has arrived.
+    #[inline]
+    fn polls_on(&self, operation: Operation) -> bool {
+        self.pending(operation) || self.window.awaits_data()
+    }
+
+    #[inline]
+    fn awaited(&self, operation: Operation) -> RailSet {
+        match operation {
+            // Data may come on any rail, and so may what breaks the protocol.
+            Operation::Receive(_) => RailSet::ALL,
+            Operation::Flush(index) => self.awaits_flush(index),
+        }
+    }
+
+    #[inline(always)]
+    fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
+        match completion.kind() {
+            Kind::Arrived(word) => {
+                if !self.comm.rails[rail].arrived(completion, word as u8) {
+                    return Err(self.protocol_error(rail, word, ArrivalError::Queue(word as u8)));
+                }
+                if self.arrived_single(rail, word) {
+                    return Ok(());
+                }
+                self.comm.stats.arrived(rail);
+                self.arrived(rail, word)
+            }
+            Kind::Sent => self.sent(rail, completion.wr_id()),
+            Kind::Other(_) => Err(unknown(completion)),
+        }
+    }
+}
+
+impl RecvState {
+    /// Returns the rails whose read a flush waits for.
+    fn awaits_flush(&self, index: u8) -> RailSet {
+        self.flushes.as_ref().map_or(RailSet::EMPTY, |flushes| flushes.awaited(index))
+    }
+
+    /// Handles the completion of one of this end's work requests.
+    #[inline(never)]
+    fn sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {
+        match Work::of(wr_id) {
+            Work::Cts => self.comm.sent(rail, CTS_QUEUE, wr_id),
+            Work::Flush { index } => {
+                let Comm { rails, stats, .. } = &mut self.comm;
+                let known = rails[rail].flush.as_mut().map_or(Ok(0), |queue| queue.sent(wr_id))?;
+                stats.completed(rail, known);
+                if self.flushes.as_mut().is_some_and(|flushes| flushes.read(rail, index)) {
+                    stats.done(0, 0);
+                }
+                Ok(())
+            }
+            Work::Mail => self.comm.mail_sent(rail, wr_id),
+            Work::Ping => self.comm.pinged(rail, wr_id),
+            other => Err(Error::Internal(format!("a receiver's queue completed {other:?}")).into()),
+        }
+    }
+
+    /// Handles an immediate if it completes a usual receive. Otherwise returns `false` and has done
+    /// nothing.
+    #[inline(always)]
+    fn arrived_single(&mut self, rail: usize, word: u32) -> bool {
+        let Some((slot, size)) = self.comm.layout.decode_whole(word, rail) else { return false };
+        let usual = CommProfiler::active(&mut self.comm.profiler).is_none()
+            && self.window.arrived_whole(slot, rail, size);
+        if usual {
+            self.carried(rail);
+            self.comm.stats.arrived_whole(rail, size);
+            self.window.complete_one(slot, size);
+        }
+        usual
+    }
+
+    /// Notes for flushes that data has arrived on a rail.
+    #[inline(always)]
+    fn carried(&mut self, rail: usize) {
+        if let Some(flushes) = &mut self.flushes {
+            flushes.carried(rail);
+        }
+    }
+
+    /// Handles an immediate from the peer.
+    #[inline(never)]
+    fn arrived(&mut self, rail: usize, word: u32) -> Fast<()> {
+        match self.part_arrived(rail, word) {
+            Err(ArrivalError::Word) => self.arrived_again(rail, word),
+            arrived => arrived.map_err(|e| self.protocol_error(rail, word, e)),
+        }
+    }
+
+    #[inline(always)]
+    fn part_arrived(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
+        let (slot, size) = (word as u8, self.window.arrived(self.comm.layout, word, rail)?);
+        self.carried(rail);
+        if let Some(profiler) = CommProfiler::active(&mut self.comm.profiler) {
+            profiler.stop_receives(slot, rail, size.is_some());
+        }
+        size.map_or(Ok(()), |size| self.complete(slot, size))
+    }
+
+    /// Completes the request of a slot whose parts have all arrived.
+    #[inline(always)]
+    pub(super) fn complete(&mut self, slot: u8, size: SizeQ) -> Result<(), ArrivalError> {
+        let Comm { region, stats, .. } = &self.comm;
+        self.window.complete(slot, size, region, |messages, bytes| stats.done(messages, bytes))
+    }
+
+    /// Handles an immediate without a mask: a part that is sent again. It has taken a receive that no
+    /// slot counts, and NCCL may offer nothing more before the others have come.
+    #[cold]
+    #[inline(never)]
+    fn arrived_again(&mut self, rail: usize, word: u32) -> Fast<()> {
+        let arrived = self.part_arrived_again(rail, word);
+        arrived.map_err(|e| self.protocol_error(rail, word, e))?;
+        self.window.set_credit(0);
+        let refilled = self.comm.rails[rail].refill(self.window.outstanding());
+        refilled.map_or_else(|e| self.comm.not_posted(rail, e), |_| Ok(()))
+    }
+
+    fn part_arrived_again(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
+        let replay = self.comm.layout.decode_replay(word).ok_or(ArrivalError::Word)?;
+        // A part that an immediate with a mask has brought does not come again, and its slot may have
+        // another group.
+        if !self.recovery.arrived(replay) {
+            return Err(ArrivalError::Unrequested(replay.slot, replay.part));
+        }
+        let size = self.window.arrived_again(replay.slot, replay.part)?;
+        self.carried(rail);
+        self.end_episode();
+        size.map_or(Ok(()), |size| self.complete(replay.slot, size))
+    }
+
+    #[cold]
+    fn protocol_error(&self, rail: usize, word: u32, wrong: ArrivalError) -> Box<Error> {
+        let peer = self.comm.peer.name();
+        Error::Protocol(format!("{wrong} (rail {rail}, immediate {word:#010x}, from {peer})")).into()
+    }
+}
+
+#[cold]
+fn unknown(completion: &Completion) -> Box<Error> {
+    let (kind, work) = (completion.kind(), Work::of(completion.wr_id()));
+    Error::Internal(format!("a receiver's queue completed {kind:?} as {work:?}")).into()
+}
+
+/// How long the oldest incomplete group has not changed.
+///
+/// A rail that loses data is noticed by its sender. This is for a peer that breaks the protocol: it
+/// announces a part and never sends it.
+#[derive(Debug)]
+pub(super) struct Promises {
+    limit: Duration,
+    oldest: Option<Incomplete>,
+    waited: Duration,
+    last: Instant,
+}
+
+impl Promises {
+    /// The limit is `MPIB_PEER_TIMEOUT_MS`, and not less than the time in which adapters give up.
+    pub(super) fn new(config: &Config) -> Self {
+        let limit = config.peer_timeout.max(config.retry_time().longest);
+        Self { limit, oldest: None, waited: Duration::ZERO, last: Instant::now() }
+    }
+
+    /// Takes in what is incomplete now. Returns whether it has not changed for the limit.
+    fn add(&mut self, now: Instant, oldest: Option<Incomplete>) -> bool {
+        // A pause of this process does not count.
+        let passed = now.saturating_duration_since(self.last).min(2 * TICK);
+        self.waited = if oldest == self.oldest { self.waited + passed } else { Duration::ZERO };
+        (self.oldest, self.last) = (oldest, now);
+        oldest.is_some() && self.waited >= self.limit
+    }
+}
+
+impl RecvState {
+    /// Returns an error if the peer has announced a part of a group and has not sent it for too
+    /// long. Called at each pass of housekeeping.
+    pub(super) fn check_promises(&mut self) -> Fast<()> {
+        let found = self.oldest_incomplete();
+        if !self.promises.add(Instant::now(), found) {
+            return Ok(());
+        }
+        // NCCL may have paused: the part may be in a queue that nobody has polled.
+        self.poll()?;
+        match self.oldest_incomplete() {
+            Some(still) if Some(still) == found => Err(self.broken_promise(still)),
+            _ => Ok(()),
+        }
+    }
+
+    fn oldest_incomplete(&self) -> Option<Incomplete> {
+        // What failed rails were to bring is agreed upon first. A stopped peer takes long for that.
+        self.window.oldest_incomplete(|rail| self.comm.watch.cause(rail).is_none())
+    }
+
+    #[cold]
+    fn broken_promise(&self, Incomplete { seq, got, missing }: Incomplete) -> Box<Error> {
+        let named = |which: RailSet| {
+            let name = |rail: usize| format!("rail {rail} ({})", self.comm.rails[rail].nic.name());
+            which.iter().map(name).collect::<Vec<_>>().join(", ")
+        };
+        let what = format!(
+            "{} sent a part of group {} on {}, which announces a part on {} that has not come for {:.1} s \
+             (MPIB_PEER_TIMEOUT_MS, or the time in which adapters give up, if that is longer)",
+            self.comm.peer.name(),
+            seq.number(),
+            named(got),
+            named(missing),
+            self.promises.limit.as_secs_f64(),
+        );
+        Error::Protocol(what).into()
+    }
+}
