@@ -19,7 +19,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 pub(crate) use output::Hold;
 use output::Record;
 pub use output::flush;
-pub(crate) use output::{Later, keep_logger, later};
+pub(crate) use output::{keep_logger, write_waiting};
 
 /// Sends lines to `logger` from now on. Lines before the first call are dropped.
 pub fn install(logger: Logger) {
@@ -200,8 +200,10 @@ mod tests {
         tracing::debug!("log test: three");
         tracing::info!(target: "env", "log test: four");
         tracing::error!(target: "mio", "log test: of a library");
+        flush();
         install(Logger::from_fn(|level, file, _, text| keep(&SECOND, level, file, text)));
         tracing::warn!(target: "net", "log test: five");
+        flush();
         let texts = |list: &Mutex<Vec<Seen>>| {
             let seen = list.lock().unwrap();
             assert!(seen.iter().all(|s| s.1.ends_with("src/log.rs")));
@@ -227,6 +229,7 @@ mod tests {
         let filler = "log test ".repeat(200);
         tracing::warn!(target: "net", "the cause, {filler}and the advice of a log test");
         tracing::info!(target: "net", "no warning, {filler}and more of a log test");
+        flush();
         let seen = LONG.lock().unwrap();
         let texts = |of: Level| -> Vec<&str> { seen.iter().filter(|s| s.0 == of).map(|s| &*s.2).collect() };
         let [first, _, end, last] = texts(Level::Warn)[..] else { panic!("{seen:?}") };

@@ -26,7 +26,6 @@ use super::sockets::{FrameCounts, HANDSHAKES, Sockets, WAKER};
 use super::targets::{self, KnownAddresses};
 use crate::background;
 use crate::error::{Error, Result};
-use crate::log;
 use crate::proto::{Handle, HostId};
 use crate::warned::Warned;
 
@@ -224,19 +223,12 @@ impl Shared {
     }
 
     fn lock(&self) -> Locked<'_> {
-        let later = log::later();
-        Locked {
-            serving: self.serving.lock(),
-            dead: &self.dead,
-            panicking: thread::panicking(),
-            _later: later,
-        }
+        Locked { serving: self.serving.lock(), dead: &self.dead, panicking: thread::panicking() }
     }
 
     fn try_lock(&self) -> Option<Locked<'_>> {
-        let later = log::later();
         let serving = self.serving.try_lock()?;
-        Some(Locked { serving, dead: &self.dead, panicking: thread::panicking(), _later: later })
+        Some(Locked { serving, dead: &self.dead, panicking: thread::panicking() })
     }
 
     /// Adds a user; returns `false` if the thread has ended.
@@ -259,8 +251,6 @@ struct Locked<'a> {
     dead: &'a AtomicBool,
     /// Whether the thread was panicking before: it drops a channel then.
     panicking: bool,
-    /// Dropped last, when the lock is released.
-    _later: log::Later,
 }
 
 impl Drop for Locked<'_> {

@@ -15,7 +15,6 @@ use super::nic::Nic;
 use super::selection;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::log;
 use crate::warned::Warned;
 
 /// The devices that a process has opened.
@@ -63,7 +62,6 @@ impl Devices {
     /// # Errors
     /// No adapter can be used; or, with `MPIB_STRICT=1`, the settings ask for what is missing.
     pub fn open(self: &Arc<Self>, config: &Config) -> Result<Hold> {
-        let _later = log::later();
         let mut list = self.list.write();
         if let Some(list) = &mut *list {
             list.physical().iter().flat_map(|d| &d.rails).try_for_each(|nic| nic.check_partition(config))?;

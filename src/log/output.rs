@@ -1,19 +1,19 @@
 //! The way of lines to NCCL's logger.
 //!
 //! The logger takes a lock and writes to a pipe that nobody may read, so a call of it can take
-//! arbitrarily long. Nobody waits for such a call but its caller: lines of the plugin's threads go
-//! through a thread that does nothing else, and lines under a lock of the plugin wait until it is
-//! released ([`later`]). The logger may be unloaded after the last `finalize`, and is not called
-//! then.
+//! arbitrarily long, or for ever. Nobody waits for such a call but its caller: lines of the plugin's
+//! threads go through a thread that does nothing else, and lines of a call of NCCL wait until the
+//! call holds no lock any more ([`write_waiting`]). The logger may be unloaded after the last
+//! `finalize`, and is not called then.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{CString, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net_abi::NCCL_NET;
-use nccl_net_versions::{Level, Logger};
+use nccl_net_versions::{Level, Logger, in_callback};
 use parking_lot::{Mutex, RwLock};
 
 use crate::{background, nccl};
@@ -29,10 +29,27 @@ static OUTPUT: RwLock<Output> = RwLock::new(Output { logger: None, contexts: 0, 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 static QUEUE: Mutex<Queue> = Mutex::new(Queue { records: VecDeque::new(), dropped: 0, running: false });
 
+/// Records that wait for the end of their calls, in all threads.
+static WAITS: AtomicUsize = AtomicUsize::new(0);
+
 thread_local! {
-    /// How many values of [`Later`] this thread has.
-    static HELD: Cell<usize> = const { Cell::new(0) };
-    static LATER: RefCell<Vec<Record>> = const { RefCell::new(Vec::new()) };
+    static OF_CALL: RefCell<OfCall> = const { RefCell::new(OfCall(Vec::new())) };
+}
+
+/// The records of a call under way. At the end of their thread they are written.
+struct OfCall(Vec<Record>);
+
+impl OfCall {
+    fn write(&mut self) {
+        WAITS.fetch_sub(self.0.len(), Ordering::Relaxed);
+        self.0.drain(..).for_each(|record| record.write());
+    }
+}
+
+impl Drop for OfCall {
+    fn drop(&mut self) {
+        self.write();
+    }
 }
 
 struct Output {
@@ -102,8 +119,10 @@ impl Drop for Hold {
     }
 }
 
-/// Waits until the lines of the plugin's threads are written, unless the logger blocks.
+/// Writes the lines of this thread, and waits until those of the plugin's threads are written, unless
+/// the logger blocks. Not to be called under a lock.
 pub fn flush() {
+    write_waiting();
     wait_while(Instant::now() + PATIENCE, || QUEUE.lock().running);
 }
 
@@ -113,37 +132,38 @@ fn wait_while(until: Instant, goes_on: impl Fn() -> bool) {
     }
 }
 
-/// Delays the lines of this thread while it exists: it is made before a lock is taken, and dropped
-/// after the lock is released.
-#[derive(Debug)]
-pub(crate) struct Later(());
-
-/// Returns what delays the lines of this thread.
-pub(crate) fn later() -> Later {
-    HELD.set(HELD.get() + 1);
-    Later(())
-}
-
-impl Drop for Later {
-    fn drop(&mut self) {
-        HELD.set(HELD.get() - 1);
-        if HELD.get() == 0 {
-            // `exit` destroys the list of its thread before it calls the handlers of `atexit`.
-            let records = LATER.try_with(RefCell::take).unwrap_or_default();
-            records.iter().for_each(Record::write);
-        }
+/// Passes the lines of the call that ends in this thread to the logger: one load without any. To be
+/// called without a lock.
+#[inline(always)]
+pub(crate) fn write_waiting() {
+    // A thread sees its own count, whatever the others do.
+    if WAITS.load(Ordering::Relaxed) > 0 {
+        write_of_call();
     }
 }
 
+#[cold]
+#[inline(never)]
+fn write_of_call() {
+    // The list is empty meanwhile: the logger may log through the plugin.
+    let records = OF_CALL.try_with(|records| OfCall(std::mem::take(&mut records.borrow_mut().0)));
+    drop(records);
+}
+
 impl Record {
-    /// Passes the record to the logger, now or later.
+    /// Passes the record to the logger, later unless nothing can come later in this thread.
     pub(super) fn send(self) {
-        if background::is_ours() {
-            self.queue();
-        } else if HELD.get() > 0 {
-            let _ = LATER.try_with(|records| records.borrow_mut().push(self));
-        } else {
-            self.write();
+        if background::is_ours() || in_callback() {
+            return self.queue();
+        }
+        let mut record = Some(self);
+        // `exit` destroys the list of its thread before it calls the handlers of `atexit`.
+        let _ = OF_CALL.try_with(|records| {
+            records.borrow_mut().0.extend(record.take());
+            WAITS.fetch_add(1, Ordering::Relaxed);
+        });
+        if let Some(record) = record {
+            record.write();
         }
     }
 

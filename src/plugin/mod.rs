@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nccl_net_versions::{
     Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MemKind, NetPlugin, ProfilerHandle,
-    Properties, RecvBuffer, Sizes, Tagged, VDevs,
+    Properties, RecvBuffer, Refusal, Sizes, Tagged, VDevs,
 };
 use parking_lot::RwLock;
 
@@ -150,6 +150,15 @@ impl NetPlugin for Plugin {
 
     fn on_panic(call: &'static str) {
         tracing::warn!(target: "net", "{call}: internal error, please report it: a panic was caught");
+    }
+
+    fn on_refused(call: &'static str, why: &Refusal) {
+        tracing::warn!(target: "net", "{call}: {why}");
+    }
+
+    #[inline(always)]
+    fn leaving() {
+        log::write_waiting();
     }
 
     fn logger(logger: Logger) {

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nccl_net_abi::{ncclResult_t, ncclSuccess};
 
-use crate::{Failure, NetPlugin, Refusal, state};
+use crate::{Failure, NetPlugin, Refusal, in_callback, state};
 
 /// Why a call failed.
 #[derive(Debug, Clone, Copy)]
@@ -33,15 +33,21 @@ pub(crate) type Outcome = Result<(), Fault>;
 /// Runs one call of the C interface.
 #[inline]
 pub(crate) fn guard<P: NetPlugin>(call: &'static str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
+    if in_callback() {
+        return failed::<P>(call, Refusal::InCallback.into());
+    }
     // Only a number crosses `catch`: a larger value would be passed through memory in each call.
     let code = catch(|| match body() {
         Ok(()) => ncclSuccess,
         Err(fault) => failed::<P>(call, fault),
     });
-    match code {
+    let code = match code {
         Some(code) => code,
         None => panicked::<P>(call),
-    }
+    };
+    // A panic there does not change the result.
+    let _ = catch(P::leaving);
+    code
 }
 
 /// Runs `body`. Returns `None` if it panicked.

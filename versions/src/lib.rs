@@ -156,6 +156,7 @@ mod props;
 #[macro_use]
 mod table;
 
+mod callback;
 mod calls;
 mod failure;
 mod guard;
@@ -178,6 +179,7 @@ pub mod v7;
 pub mod v8;
 pub mod v9;
 
+pub use callback::in_callback;
 pub use failure::Failure;
 pub use logger::{Level, LogFn, Logger};
 pub use nccl_net_abi as abi;

@@ -47,6 +47,9 @@ pub enum Refusal {
     /// A call needs a context, and no `init` has succeeded yet (v6 to v10).
     #[error("no init of this plugin has succeeded yet")]
     NoContext,
+    /// A call from within NCCL's logger or profiler, which this plugin has called.
+    #[error("called from within a callback, NCCL's logger or profiler: it must return first")]
+    InCallback,
 }
 
 impl Refusal {
@@ -60,7 +63,7 @@ impl Refusal {
             | Self::Group(_)
             | Self::Devices { .. }
             | Self::MemKind(_) => Failure::InvalidArgument,
-            Self::NoContext => Failure::InvalidUsage,
+            Self::NoContext | Self::InCallback => Failure::InvalidUsage,
         }
     }
 }

@@ -4,17 +4,19 @@ use core::any::{Any, TypeId};
 use core::fmt::Display;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::{Failure, Init, Level, Logger, NetPlugin, Refusal};
+use crate::{Failure, Init, Level, Logger, NetPlugin, Refusal, in_callback};
 
 /// The state of one plugin.
 #[derive(Debug)]
 struct State {
     logger: Mutex<Option<Logger>>,
-    /// The calls with a wrong handle since the latest `init`, and the argument.
-    wrong_handles: Mutex<BTreeSet<(&'static str, &'static str)>>,
-    context: Mutex<Option<&'static (dyn Any + Send + Sync)>>,
+    /// The refusals since the latest `init` that are reported once: the call, and the argument.
+    reported: Mutex<BTreeSet<(&'static str, &'static str)>>,
+    context: OnceLock<&'static (dyn Any + Send + Sync)>,
+    /// Held while the context is made.
+    init: Mutex<()>,
 }
 
 /// The state of each plugin by its type: a `static` cannot be generic.
@@ -30,8 +32,9 @@ fn state<P: NetPlugin>() -> &'static State {
         // Leaked on purpose: there is one state per plugin type.
         Box::leak(Box::new(State {
             logger: Mutex::default(),
-            wrong_handles: Mutex::default(),
-            context: Mutex::default(),
+            reported: Mutex::default(),
+            context: OnceLock::new(),
+            init: Mutex::default(),
         }))
     })
 }
@@ -41,44 +44,49 @@ struct ProcessContext<P: NetPlugin>(P::Context);
 
 /// Returns the context of the process; `None` before the first successful `init`.
 pub(crate) fn context<P: NetPlugin>() -> Option<&'static P::Context> {
-    let context = *lock(&state::<P>().context);
-    context?.downcast_ref::<ProcessContext<P>>().map(|c| &c.0)
+    state::<P>().context.get()?.downcast_ref::<ProcessContext<P>>().map(|c| &c.0)
 }
 
 /// Creates the context of the process, or passes the call to [`NetPlugin::reinit`] if there is one.
 /// A call after a failure tries again.
 pub(crate) fn init_once<P: NetPlugin>(args: &Init) -> Result<(), Failure> {
-    let mut context = lock(&state::<P>().context);
-    match context.and_then(|context| context.downcast_ref::<ProcessContext<P>>()) {
-        Some(existing) => P::reinit(&existing.0, args),
-        None => {
-            *context = Some(Box::leak(Box::new(ProcessContext::<P>(P::init(args)?))));
-            Ok(())
-        }
+    let state = state::<P>();
+    let init = lock(&state.init);
+    if let Some(existing) = context::<P>() {
+        drop(init);
+        return P::reinit(existing, args);
     }
+    let made: &'static ProcessContext<P> = Box::leak(Box::new(ProcessContext(P::init(args)?)));
+    // Nobody else sets it: `init` is locked.
+    let _ = state.context.set(made);
+    Ok(())
 }
 
 /// Stores the logger of the latest `init`. An earlier logger may belong to an unloaded library.
 pub(crate) fn set_logger<P: NetPlugin>(logger: Logger) {
     let state = state::<P>();
     *lock(&state.logger) = Some(logger);
-    lock(&state.wrong_handles).clear();
+    lock(&state.reported).clear();
 }
 
-/// Returns whether a refusal is to be reported: a wrong handle is reported once.
+/// Returns whether a refusal is to be reported: a wrong handle and a call from within a callback are
+/// reported once.
 pub(crate) fn is_new<P: NetPlugin>(call: &'static str, refusal: &Refusal) -> bool {
-    match refusal {
-        Refusal::WrongHandle { what, .. } => lock(&state::<P>().wrong_handles).insert((call, what)),
-        _ => true,
-    }
+    let what = match refusal {
+        Refusal::WrongHandle { what, .. } => what,
+        Refusal::InCallback => "",
+        _ => return true,
+    };
+    lock(&state::<P>().reported).insert((call, what))
 }
 
 /// Logs one WARN line, `NET/NAME : call: why`, to the logger of the latest `init`.
 ///
-/// NCCL keeps a WARN line as its last error. Does nothing before the first `init`.
+/// NCCL keeps a WARN line as its last error. Does nothing before the first `init`, and from within a
+/// callback: NCCL's logger holds its own lock.
 pub fn warn<P: NetPlugin>(call: &str, why: &dyn Display) {
     let logger = *lock(&state::<P>().logger);
-    let Some(logger) = logger else { return };
+    let Some(logger) = logger.filter(|_| !in_callback()) else { return };
     let text = format!("NET/{} : {call}: {why}", P::NAME.to_string_lossy());
     let text = CString::new(text).unwrap_or_default();
     logger.log(Level::Warn, FILE, 0, &text);

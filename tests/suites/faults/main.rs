@@ -1,5 +1,6 @@
 //! What fails: errors of the caller, of the peer, of adapters, of the process and its limits.
 
+mod callbacks;
 mod control_connection;
 mod events;
 mod failures;
