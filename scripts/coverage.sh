@@ -169,12 +169,28 @@ settings_are_tested() {
     return "$missing"
 }
 
+# Every row of failover.md's tables of faults has a test, and every test of a row a row.
+rows_are_tested() {
+    local table missing=0 side row
+    table=$(sed -n '/^## What is survived/,/^## How soon/p' docs/guide/failover.md | grep '^| ' | grep -v '^| \(fault\|at connect\) |' | sed 's/^| //; s/ | .*//' | sort -u)
+    while IFS=$'\t' read -r side row; do
+        if [ -n "$side" ]; then
+            say "no test cites \"failover.md: fault: $side\""
+        else
+            say "a test cites \"failover.md: fault: $row\", which is no row of its tables"
+        fi
+        missing=1
+    done < <(comm -3 <(echo "$table") <(sed -n 's/^failover.md\tfault: \([^\t]*\)\t.*/\1/p' "$1" | sort -u))
+    return "$missing"
+}
+
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 citations >"$dir/citations"
 pages_exist "$dir/citations"
 if [ -s "$dir/citations" ]; then
     settings_are_tested "$dir/citations"
+    rows_are_tested "$dir/citations"
 fi
 render "$dir/citations" >"$dir/page"
 render_faults "$dir/citations" >"$dir/faults"

@@ -6,9 +6,9 @@ use nccl_net_versions::{Buffer, ProfilerHandle};
 use crate::error::{Error, Fast};
 use crate::failover::SenderAction;
 use crate::proto::{MAX_RAILS, Message, NewRails, Offer, RailSet, Replay, Sequence, SizeQ};
+use crate::transport::failback::Goal;
 use crate::transport::life::Pinged;
 use crate::transport::progress::Progress;
-use crate::transport::failback::Goal;
 use crate::transport::send::post::{PartWrites, fits};
 use crate::transport::send::window::SendOp;
 use crate::transport::send::{SendState, cts_fifo};
@@ -208,8 +208,7 @@ impl SendState {
 
     /// Sends REBUILD once the queue pairs are made, and PROVED once the probes have arrived.
     fn attempt_worked(&mut self, offer: Offer) -> Fast<()> {
-        let rebuild =
-            |attempt, which: RailSet| NewRails { attempt, rails: which.bits(), offer };
+        let rebuild = |attempt, which: RailSet| NewRails { attempt, rails: which.bits(), offer };
         self.recovery.worked(rebuild).map_or(Ok(()), |message| self.comm.send_message(message))
     }
 

@@ -13,6 +13,7 @@ use softverbs::{Direction, Fault, inject};
 const MIB: usize = 1 << 20;
 
 /// The probes of all rails end without an answer. The paths work again once the connection waits.
+//= failover.md: fault: no rail works, and a port is not active or has lost its link, or nothing answers on a pair of ports that the routing tables join
 //= faults.md: 93: all rails are silent while a connection is made: it waits for one
 //= failover.md: paths that are silent while a connection is made cost time and nothing else
 #[test]

@@ -79,6 +79,7 @@ fn a_silent_network_ends_nothing_while_data_moves_over_the_only_rail() {
     data_moves(here!(), 1);
 }
 
+//= failover.md: fault: the management network, while one rail works: a reset, a firewall that forgets connections, silence for any time
 //= faults.md: 51
 //= failover.md: the management network may be silent while a rail works
 #[test]
@@ -161,6 +162,7 @@ fn a_sender_on_two_rails_names_a_process_that_was_killed_in_a_silent_network() {
     sender_names_it(here!(), 2);
 }
 
+//= failover.md: fault: the peer's process ends
 //= failover.md: a process that dies while the management network is silent is found
 #[test]
 fn a_receiver_names_a_process_that_was_killed_in_a_silent_network() {
@@ -202,6 +204,7 @@ fn a_process_that_was_killed_in_a_silent_network_costs_no_other_its_rail() {
 }
 
 /// It cannot answer for the rail, and its host lives.
+//= failover.md: fault: a peer's process that is stopped (a debugger, a checkpoint), also while rails or the management network fail
 //= faults.md: 14
 //= failover.md: a stopped process costs no connection
 #[test]

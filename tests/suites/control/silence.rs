@@ -67,6 +67,7 @@ fn a_host_that_is_silent_beyond_the_limit_is_lost() {
     });
 }
 
+//= failover.md: fault: the control connection is broken, and no rail shows for `MPIB_FAILOVER_WAIT` that the peer's host lives
 //= faults.md: 54: the host of the peer has lost power: its connections fail after the two limits
 //= reach.md: a control connection that breaks is dialled again
 //= configuration.md: MPIB_FAILOVER_WAIT

@@ -59,6 +59,7 @@ fn a_rail_that_is_down_at_connect_joins_when_it_is_up() {
     });
 }
 
+//= failover.md: fault: a port is not active, at either end; a probe fails; a port goes down meanwhile
 //= failover.md: a rail whose port is down at connect joins the connection when it is up
 #[test]
 fn a_rail_joins_whose_port_was_down_at_one_end() {
@@ -78,6 +79,7 @@ fn a_rail_joins_whose_port_was_down_at_one_end() {
 }
 
 /// The port is active, and packets are lost.
+//= failover.md: fault: a port is not active, at either end; a probe fails; a port goes down meanwhile
 //= failover.md: a rail whose probe fails at connect joins the connection when it works
 #[test]
 fn a_rail_joins_whose_probe_failed() {
@@ -172,6 +174,7 @@ fn links_that_blink_during_connect_cost_nothing() {
 }
 
 /// No rail works when the connection begins.
+//= failover.md: fault: no rail works, and a port is not active or has lost its link, or nothing answers on a pair of ports that the routing tables join
 //= failover.md: links that blink while a connection is made cost time and nothing else
 #[test]
 fn a_connection_is_made_once_a_rail_works() {

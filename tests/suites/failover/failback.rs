@@ -99,6 +99,7 @@ fn a_rail_that_is_back_flushes() {
     each_rail_comes_back(here!(), 2, &[("MPIB_FLUSH", "1")], |rig| rig.flushes = true);
 }
 
+//= failover.md: fault: SUP of a vanilla connection within an island
 //= mpib.md: vanilla, intra-island: SOUT stands in for SUP
 #[test]
 fn sout_stands_in_until_sup_comes_back() {
@@ -129,6 +130,7 @@ fn optional_receives_go_on_over_a_rail_that_is_back() {
 }
 
 /// The address of the rail is at another index of the GID table, as after a flap of a real port.
+//= failover.md: fault: an address that is taken off the port
 #[test]
 fn a_rail_comes_back_with_its_address_at_another_index() {
     on_rails(here!(), 2, &[], || {
@@ -156,6 +158,7 @@ fn bring_up_after(text: &'static str, links: &'static [&str]) -> thread::JoinHan
     })
 }
 
+//= failover.md: fault: the only rail of a connection: of a device of one port, or SOUT of a vanilla connection between islands
 #[test]
 fn a_connection_waits_for_its_only_rail() {
     on_rails(here!(), 1, &[], || {
@@ -199,6 +202,7 @@ fn a_connection_waits_while_all_rails_are_dead() {
     });
 }
 
+//= failover.md: fault: no rail works for `MPIB_FAILOVER_WAIT`
 //= failover.md: the last error names the outage, the ports, the attempts and the first failure
 #[test]
 fn a_connection_without_rails_fails_in_the_end_and_names_what_was_tried() {
@@ -359,6 +363,7 @@ fn dies_again(test: &str, device: &'static str, sender: &'static str, points: u6
     });
 }
 
+//= failover.md: fault: several rails, one after the other or together, also while an earlier fault is being repaired
 #[test]
 fn a_rail_dies_again_at_each_step_at_its_sender() {
     dies_again(here!(), "s1", "s1", 3);

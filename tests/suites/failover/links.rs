@@ -20,6 +20,7 @@ const KINDS: [&[usize]; 7] = [
     &[0; 8],
 ];
 
+//= failover.md: fault: a link that goes down, a cable that is pulled, a switch that restarts
 //= faults.md: 16: a link goes down under load: another rail sends again what is missing
 //= failover.md: a rail that goes down costs no message
 #[test]

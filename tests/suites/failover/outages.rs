@@ -23,6 +23,7 @@ fn logged(text: &str) -> usize {
 }
 
 /// The adapters would try for longer than the blinks last, as real ones do.
+//= failover.md: fault: the only rail of a connection: of a device of one port, or SOUT of a vanilla connection between islands
 //= failover.md: a link that blinks costs a connection of one rail the time of the blink
 #[test]
 fn ten_blinks_of_its_only_link_cost_a_connection_no_rail() {
@@ -168,6 +169,7 @@ fn cannot_destroy(test: &str, device: &str) {
     });
 }
 
+//= failover.md: fault: a queue pair of a failed rail that the adapter does not destroy (`ibv_destroy_qp` fails)
 //= failover.md: a queue pair that cannot be destroyed ends its connection
 #[test]
 fn a_queue_pair_of_the_receiver_that_cannot_be_destroyed_ends_its_connection() {

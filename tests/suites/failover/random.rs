@@ -243,6 +243,7 @@ fn scenario(test: &str, seed: u64) {
     });
 }
 
+//= failover.md: fault: several rails, one after the other or together, also while an earlier fault is being repaired
 //= failover.md: random faults of any rails under any traffic cost no byte and no connection
 #[test]
 fn random_faults() {

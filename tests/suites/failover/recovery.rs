@@ -122,6 +122,7 @@ fn the_stall_of_a_connection_lasts_until_a_rail_lives() {
 }
 
 /// Each queue pair of one rail takes two seconds to be destroyed.
+//= failover.md: fault: an adapter that takes long to destroy queue pairs, or never does
 //= rail-life.md: an adapter that is slow to destroy queue pairs holds up no data that it does not carry
 #[test]
 fn an_adapter_that_is_slow_to_destroy_queue_pairs_delays_no_other_data() {
@@ -142,6 +143,7 @@ fn an_adapter_that_is_slow_to_destroy_queue_pairs_delays_no_other_data() {
 }
 
 /// A part is on the rail whose queue pairs are not destroyed in time, at both ends.
+//= failover.md: fault: an adapter that takes long to destroy queue pairs, or never does
 //= rail-life.md: an adapter that hangs is left alone, and lost data goes over other rails
 #[test]
 fn an_adapter_that_hangs_costs_no_data() {

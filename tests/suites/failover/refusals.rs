@@ -70,6 +70,7 @@ fn fails(test: &str, more: &[(&str, &str)], die: &[&str], fault: Fault, causes: 
     });
 }
 
+//= failover.md: fault: an end with `MPIB_FAILOVER=0`
 //= configuration.md: MPIB_FAILOVER
 #[test]
 fn without_failover_a_dead_rail_fails_its_connection() {
@@ -111,6 +112,7 @@ fn goes_on_or_loses_by_name(ends: &Ends, device: &str, fault: Fault, at: u64) {
     pair.close();
 }
 
+//= failover.md: fault: a receiver's completion queue that fails (`IBV_EVENT_CQ_ERR`) while data arrives
 #[test]
 fn completion_queues_of_receivers_that_fail() {
     let devices = two_hosts(2);
@@ -126,6 +128,7 @@ fn completion_queues_of_receivers_that_fail() {
 }
 
 /// An adapter that is removed does not come back for its process.
+//= failover.md: fault: an adapter that fails or is removed (`IBV_EVENT_DEVICE_FATAL`)
 //= faults.md: 26
 #[test]
 fn adapters_that_are_removed() {
@@ -234,6 +237,7 @@ fn a_receiver_refuses_a_sender_that_lies_about_its_rails() {
 }
 
 /// The sender has completed everything, so it closes as soon as NCCL wants it to.
+//= failover.md: fault: an adapter that acknowledged data and then failed before the data was in the receiver's memory
 //= failover.md: a BYE does not hide that data is lost
 #[test]
 fn a_sender_that_closes_does_not_hide_that_data_is_lost() {

@@ -92,6 +92,7 @@ fn each_adapter_comes_back(test: &str, n: usize, env: &[(&str, &str)], change: i
     });
 }
 
+//= failover.md: fault: an adapter that fails or is removed (`IBV_EVENT_DEVICE_FATAL`)
 //= faults.md: 27: an adapter is removed and comes back: it is opened again, its rails return
 //= failover.md: the rails of an adapter that was removed return
 #[test]

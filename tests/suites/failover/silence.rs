@@ -21,6 +21,7 @@ fn on_one_of_two_rails(test: &str, optional: bool, f: impl FnOnce(&mut Link)) {
     });
 }
 
+//= failover.md: fault: a port or switch that swallows packets without a sign
 //= rail-life.md: pings
 #[test]
 fn a_lone_message_that_is_swallowed_goes_on_another_rail() {
@@ -31,6 +32,7 @@ fn a_lone_message_that_is_swallowed_goes_on_another_rail() {
     });
 }
 
+//= failover.md: fault: a rail that carries announcements of buffers (CTS)
 //= rail-life.md: pings
 #[test]
 fn a_cts_write_that_is_swallowed_goes_on_another_rail() {

@@ -17,6 +17,7 @@ fn statuses() -> impl Iterator<Item = u32> {
 }
 
 /// Fails one work request of each adapter with each status.
+//= failover.md: fault: a completion with `IBV_WC_LOC_LEN_ERR`, `IBV_WC_LOC_PROT_ERR`, `IBV_WC_REM_INV_REQ_ERR` or `IBV_WC_REM_ACCESS_ERR` on a port that works
 //= failover.md: four statuses end the connection, all others cost the rail
 //= adapters.md: A18: failures of the peer's adapter cost a rail
 #[test]

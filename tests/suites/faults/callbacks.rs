@@ -32,7 +32,7 @@ unsafe extern "C" fn calling_logger(
     }
 }
 
-//= faults.md: 93: NCCL's logger or profiler calls the plugin: the call is refused at once, and the call that logs succeeds
+//= profiler.md: a call of the plugin from within a callback of NCCL's is refused at once
 #[test]
 fn a_logger_that_calls_the_plugin_gets_an_error() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -70,7 +70,7 @@ unsafe extern "C" fn calling_profiler(
     abi::ncclSuccess
 }
 
-//= faults.md: 93
+//= profiler.md: a call of the plugin from within a callback of NCCL's is refused at once
 #[test]
 fn a_profiler_that_calls_the_plugin_gets_an_error() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -126,7 +126,7 @@ fn while_stuck(text: &'static str, call: impl FnOnce() + Send, others: impl FnOn
     });
 }
 
-//= faults.md: 94: NCCL's logger does not return from a line of a call: no other call waits, on the same connection either
+//= faults.md: 85
 #[test]
 fn a_logger_that_is_stuck_in_init_holds_up_no_other_call() {
     isolated(here!(), &mpib("512", &[]), || {
@@ -146,7 +146,7 @@ fn a_logger_that_is_stuck_in_init_holds_up_no_other_call() {
     });
 }
 
-//= faults.md: 94
+//= faults.md: 85
 #[test]
 fn a_logger_that_is_stuck_in_isend_leaves_the_connection_to_others() {
     isolated(here!(), &mpib("512", &[NO_PINGS]), || {
@@ -169,10 +169,14 @@ fn a_logger_that_is_stuck_in_isend_leaves_the_connection_to_others() {
         };
         let (first, second) = (isend(), Mutex::new(0));
         fail_post(Post::Send, "soft0", libc::EIO, 0, 1);
-        while_stuck("ibv_post_send", || *second.lock().unwrap() = isend(), || {
-            // The comm's lock is free.
-            pair.wait(with_exposed_provenance_mut(first));
-        });
+        while_stuck(
+            "ibv_post_send",
+            || *second.lock().unwrap() = isend(),
+            || {
+                // The comm's lock is free.
+                pair.wait(with_exposed_provenance_mut(first));
+            },
+        );
         pair.wait(with_exposed_provenance_mut(*second.lock().unwrap()));
         receives.into_iter().for_each(|request| _ = pair.wait(request));
         from.dereg();

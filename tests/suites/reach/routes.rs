@@ -246,6 +246,7 @@ fn the_probe_finds_the_truth_where_addresses_do_not_tell_it() {
 
 /// Nothing joins the two hosts but the control network: every pair is in the table, with the reason
 /// of its probe.
+//= failover.md: fault: no rail works for another reason
 //= reach.md: where nothing works, the error lists every pair with its reason
 #[test]
 fn if_nothing_works_every_pair_is_reported_with_its_reason() {
@@ -310,6 +311,7 @@ fn a_host_that_is_reached_over_two_links_uses_both() {
 }
 
 /// The owner of a port that went down names it at both ends, and another port replaces it.
+//= failover.md: fault: a rail that cannot reach the peer: no route, another fabric, no usable GID, a faulty port
 //= reach.md: each end knows why the other lacks a rail
 #[test]
 fn each_end_knows_why_the_other_does_without_a_rail() {
