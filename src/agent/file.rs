@@ -98,7 +98,7 @@ impl HintFile {
         }
     }
 
-    /// Returns the current state of all slots. After a fault the next read opens the file anew.
+    /// Returns the current state of all slots. After a fault the next read opens the file again.
     pub(super) fn read(&mut self) -> Result<&[Snapshot; ENTRIES], Fault> {
         if let Err(fault) = self.refresh() {
             (self.open, self.known) = (None, false);

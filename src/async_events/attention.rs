@@ -42,7 +42,7 @@ impl Attention {
         self.condemned.fetch_or(rails.into(), Ordering::Release);
     }
 
-    /// Removes rails that were made anew.
+    /// Removes rails that were made again.
     pub(crate) fn acquit(&self, rails: u8) {
         self.condemned.fetch_and(!u32::from(rails), Ordering::AcqRel);
     }

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use crate::async_events::affected::Affected;
 use crate::async_events::state::EventState;
-use crate::async_events::toll::Toll;
 use crate::async_events::watch::{CommWatch, Failure, Owner, Route};
 use crate::device::Nic;
 use crate::error::Result;
@@ -31,7 +31,7 @@ struct Report {
     route: Route,
     failure: Failure,
     /// What it has cost so far.
-    toll: Toll,
+    affected: Affected,
     at: Moment,
 }
 
@@ -65,8 +65,8 @@ impl EventState {
             let change = match event {
                 e if e.is_link_down() => {
                     nic.health().happened(now, Happening::LinkDown(&why));
-                    if let Some(toll) = self.query(nic, now) {
-                        changed = PortChange { text: format!("; {toll}"), costs_rails: true };
+                    if let Some(affected) = self.query(nic, now) {
+                        changed = PortChange { text: format!("; {affected}"), costs_rails: true };
                     }
                     Change::None
                 }
@@ -108,25 +108,31 @@ impl EventState {
         lost.retain(|(gid, kind)| nic.has_gid(*gid, *kind) == Some(false));
         let why = format!("its address is no longer in the GID table of {}", nic.name());
         let on_lost = |route: &Route| route.is_on(nic) && lost.contains(&route.local);
-        let toll = self.give_up(on_lost, Reason::Address, &why, Toll::default());
+        let affected = self.give_up(on_lost, Reason::Address, &why, Affected::default());
         let lost: Vec<_> = lost.iter().map(|(gid, _)| gid_addr(*gid).to_string()).collect();
-        (!toll.is_empty()).then(|| format!("; it no longer has {}; {toll}", lost.join(", ")))
+        (!affected.is_empty()).then(|| format!("; it no longer has {}; {affected}", lost.join(", ")))
     }
 
     /// Condemns all rails whose route `fits` accepts, and adds what that costs.
-    fn give_up(&self, fits: impl Fn(&Route) -> bool, reason: Reason, why: &str, mut toll: Toll) -> Toll {
+    fn give_up(
+        &self,
+        fits: impl Fn(&Route) -> bool,
+        reason: Reason,
+        why: &str,
+        mut affected: Affected,
+    ) -> Affected {
         for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
-            toll.condemn(comm, comm.rails_in_use(&fits), reason, why);
+            affected.condemn(comm, comm.rails_in_use(&fits), reason, why);
         }
-        toll
+        affected
     }
 
     /// Queries a port whose link went down, by an event. If the port cannot be used, condemns all
     /// rails on it, and returns what that costs.
-    fn query(&self, nic: &Nic, now: Moment) -> Option<Toll> {
+    fn query(&self, nic: &Nic, now: Moment) -> Option<Affected> {
         let trouble = nic.now().err()?;
-        let down = self.happened(nic, now, Happening::Queried(Err(&trouble)), Toll::default());
-        down.1.map(|(_, toll)| toll)
+        let down = self.happened(nic, now, Happening::Queried(Err(&trouble)), Affected::default());
+        down.1.map(|(_, affected)| affected)
     }
 
     /// Applies what has happened to a port. If the port is down from now on, condemns the rails on it
@@ -137,11 +143,11 @@ impl EventState {
         nic: &Nic,
         now: Moment,
         what: Happening<'_>,
-        toll: Toll,
-    ) -> (Change, Option<(Cause, Toll)>) {
+        affected: Affected,
+    ) -> (Change, Option<(Cause, Affected)>) {
         let _verdict = self.verdict.lock();
         let change = nic.health().happened(now, what);
-        (change, (change == Change::Died).then(|| self.condemn_port(nic, true, toll)).flatten())
+        (change, (change == Change::Died).then(|| self.condemn_port(nic, true, affected)).flatten())
     }
 
     /// Condemns all rails on a port that is down, but not the last ones of a connection unless the
@@ -149,7 +155,7 @@ impl EventState {
     /// and nothing else could carry their data. Those look whether they have waited too long. Returns
     /// why the port is down and what that costs in all, if it costs anything. Connections without
     /// another rail count if the fault is `new`.
-    fn condemn_port(&self, nic: &Nic, new: bool, mut toll: Toll) -> Option<(Cause, Toll)> {
+    fn condemn_port(&self, nic: &Nic, new: bool, mut affected: Affected) -> Option<(Cause, Affected)> {
         let cause = nic.health().cause()?;
         for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
             let lost = comm.rails_in_use(|route| route.is_on(nic));
@@ -157,34 +163,34 @@ impl EventState {
                 continue;
             }
             if lost != comm.rails_in_use(|_| true) || nic.health().is_removed() {
-                toll.condemn(comm, lost, Reason::Port, &cause.why);
+                affected.condemn(comm, lost, Reason::Port, &cause.why);
                 continue;
             }
             comm.mark();
             if new {
-                toll.wait();
+                affected.wait();
             }
         }
-        (!toll.is_empty()).then_some((cause, toll))
+        (!affected.is_empty()).then_some((cause, affected))
     }
 
     /// Applies the failure of a rail to the life of its port, and if the port works to its route.
-    fn judge(&self, Report { route, failure, toll, at, .. }: &Report) {
+    fn judge(&self, Report { route, failure, affected, at, .. }: &Report) {
         let (nic, now, why) = (&route.nic, *at, failure.why.as_str());
         let trouble = nic.now().err().map(|trouble| format!("{trouble}; {why}"));
         let what = trouble.as_deref().map_or(Happening::Stalled(why), Happening::Failed);
-        log_port(nic, self.happened(nic, now, what, toll.clone()).1);
+        log_port(nic, self.happened(nic, now, what, affected.clone()).1);
         if nic.health().state() != PortState::Down {
-            let (is_new, toll) = match failure.is_alone {
-                true => (nic.health().route_reported(now, route.peer, why), toll.clone()),
+            let (is_new, affected) = match failure.is_alone {
+                true => (nic.health().route_reported(now, route.peer, why), affected.clone()),
                 false => {
                     let is_new = nic.health().route_failed(now, route.peer, why);
                     let same = |other: &Route| other.is_same(route);
-                    (is_new, self.give_up(same, failure.reason, why, toll.clone()))
+                    (is_new, self.give_up(same, failure.reason, why, affected.clone()))
                 }
             };
-            if is_new && !toll.is_empty() {
-                log_route(now, route, why, &toll);
+            if is_new && !affected.is_empty() {
+                log_route(now, route, why, &affected);
             }
         }
         self.show(nic);
@@ -207,7 +213,7 @@ impl EventState {
         }
         if health.state() == PortState::Down {
             // What was the last rail of a connection may have company again.
-            log_port(nic, self.condemn_port(nic, false, Toll::default()));
+            log_port(nic, self.condemn_port(nic, false, Affected::default()));
         }
         let fits = |route: &Route| route.is_on(nic);
         if health.state() == PortState::Probing
@@ -247,7 +253,7 @@ impl EventState {
 
     /// Applies what has happened to a port without an event, and logs what that changes.
     fn changed(&self, nic: &Nic, now: Moment, what: Happening<'_>) {
-        let (change, cost) = self.happened(nic, now, what, Toll::default());
+        let (change, cost) = self.happened(nic, now, what, Affected::default());
         log_port(nic, cost);
         if let Change::Back { outage } = change {
             self.stats.returned();
@@ -264,16 +270,16 @@ fn next_look(health: &PortHealth, now: Instant) -> Duration {
     }
 }
 
-fn log_port(nic: &Nic, cost: Option<(Cause, Toll)>) {
-    if let Some((cause, toll)) = cost {
+fn log_port(nic: &Nic, cost: Option<(Cause, Affected)>) {
+    if let Some((cause, affected)) = cost {
         let (name, clock) = (nic.name(), cause.since.clock());
-        tracing::warn!(target: "net", "{name} is down since {clock}: {}; {toll}", cause.why);
+        tracing::warn!(target: "net", "{name} is down since {clock}: {}; {affected}", cause.why);
     }
 }
 
-fn log_route(now: Moment, route: &Route, why: &str, toll: &Toll) {
+fn log_route(now: Moment, route: &Route, why: &str, affected: &Affected) {
     let (name, peer, clock) = (route.nic.name(), peer_of(route), now.clock());
-    tracing::warn!(target: "net", "the route from {name} to {peer} failed at {clock}: {why}; {toll}");
+    tracing::warn!(target: "net", "the route from {name} to {peer} failed at {clock}: {why}; {affected}");
 }
 
 fn peer_of(route: &Route) -> IpAddr {
@@ -294,12 +300,12 @@ impl Owner for EventState {
         routes.dedup_by(|a, b| a.is_same(b));
         // With all their stripes.
         let mask = routes.iter().fold(mask, |all, failed| all | comm.rails_in_use(|r| r.is_same(failed)));
-        let (mut toll, at) = (Toll::default(), Moment::now());
-        toll.condemn(comm, mask, failure.reason, &failure.why);
+        let (mut affected, at) = (Affected::default(), Moment::now());
+        affected.condemn(comm, mask, failure.reason, &failure.why);
         for route in routes {
             let nic = Arc::clone(&route.nic);
-            let (state, failure, toll) = (self.this.clone(), failure.clone(), toll.clone());
-            let report = Arc::new(Report { state, route, failure, toll, at });
+            let (state, failure, affected) = (self.this.clone(), failure.clone(), affected.clone());
+            let report = Arc::new(Report { state, route, failure, affected, at });
             if nic.worker().add(Arc::<Report>::clone(&report), Urgency::High).is_err() {
                 // The system has no thread left.
                 self.judge(&report);

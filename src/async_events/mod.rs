@@ -4,12 +4,12 @@
 //! the comms that an event concerns; the next call on such a comm finds the mark. Between two events
 //! the thread runs the jobs of [`Housekeeping`], the watchdog among them.
 
+mod affected;
 mod attention;
 mod faults;
 mod reopening;
 mod stalls;
 mod state;
-mod toll;
 mod watch;
 
 use std::os::fd::AsFd;

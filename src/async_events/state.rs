@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::async_events::toll::Toll;
+use crate::async_events::affected::Affected;
 use crate::async_events::watch::{CommWatch, Owner, Queues};
 use crate::config::Config;
 use crate::device::{Nic, SCALE_ONE};
@@ -240,15 +240,15 @@ impl EventState {
             self.concerned(context, event).into_iter().partition(|(comm, _)| carries_on(comm));
         let ends = event.is_fatal() && self.end_comms.load(Ordering::Relaxed);
         let change = self.port_event(context, event);
-        let mut toll = Toll::default();
-        failing_over.iter().for_each(|(comm, rails)| toll.condemn(comm, *rails, Reason::Event, &text));
+        let mut affected = Affected::default();
+        failing_over.iter().for_each(|(comm, rails)| affected.condemn(comm, *rails, Reason::Event, &text));
         others.iter().filter(|_| ends).for_each(|(comm, _)| comm.end(&text));
         if !others.is_empty() {
             let verb = if ends { "ends" } else { "concerns" };
             text += &format!("; it {verb} {}", names(&others));
         }
         if !failing_over.is_empty() {
-            text += &format!("; {toll}");
+            text += &format!("; {affected}");
         }
         text += &change.text;
         let changed = if event.is_speed() { self.followers.renew(context.id()) } else { Vec::new() };

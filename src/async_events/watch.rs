@@ -81,7 +81,7 @@ struct WatchedRail {
     route: Route,
     /// `None` while the rail has no queues.
     queues: Option<Queues>,
-    /// Why the rail was given up, and when, or when an attempt to make it anew has failed since.
+    /// Why the rail was given up, and when, or when an attempt to make it again has failed since.
     /// `None` while it is in use.
     cause: Option<(String, Instant)>,
     /// Why it was given up last.
@@ -210,7 +210,7 @@ impl CommWatch {
     }
 
     /// Gives rails up, by mask, and makes the next call on the comm find that, or housekeeping if
-    /// NCCL does not call. The first cause of each rail stays until the rail is made anew, and
+    /// NCCL does not call. The first cause of each rail stays until the rail is made again, and
     /// a rail that is given up already is not given up again. Returns the rails that are new.
     pub(crate) fn condemn(&self, mask: u8, reason: Reason, why: &str) -> u8 {
         let mut new = 0;
@@ -269,7 +269,7 @@ impl CommWatch {
         self.rails.lock().get(rail)?.cause.as_ref().map(|(why, _)| why.clone())
     }
 
-    /// Sets the queues of a rail: `None` once they are destroyed, others when the rail is made anew.
+    /// Sets the queues of a rail: `None` once they are destroyed, others when the rail is made again.
     /// The rail is in use then: a condemnation of its earlier life is dropped. Call this before the
     /// new queues are used.
     pub(crate) fn set_rail(&self, rail: usize, queues: Option<Queues>) {
@@ -332,7 +332,7 @@ impl CommWatch {
         self.rails_failed_alone(1 << rail, Reason::Peer, why);
     }
 
-    /// Returns whether a rail that was given up may be made anew now.
+    /// Returns whether a rail that was given up may be made again now.
     pub(crate) fn may_return(&self, rail: usize) -> bool {
         self.may_return_at(rail, Instant::now())
     }
@@ -355,7 +355,7 @@ impl CommWatch {
         times.find(|time| self.may_return_at(rail, now + *time))
     }
 
-    /// Reports that these rails, which join the same two ports, could not be made anew: at this end,
+    /// Reports that these rails, which join the same two ports, could not be made again: at this end,
     /// or because the peer has `refused`.
     pub(crate) fn attempt_failed(&self, which: u8, refused: bool) {
         let now = Instant::now();
@@ -379,7 +379,7 @@ impl CommWatch {
         }
     }
 
-    /// Reports that a rail made anew has proved to work. The first rail that returns to a port or a
+    /// Reports that a rail made again has proved to work. The first rail that returns to a port or a
     /// route is logged.
     pub(crate) fn rail_returned(&self, rail: usize) {
         if let (Some(owner), Some(route)) = (self.owner.upgrade(), self.route(rail)) {

@@ -215,7 +215,7 @@ pub(crate) struct Survey {
     pub unknown: Option<String>,
 }
 
-/// Opens the devices anew, even if the process has them open, and logs nothing. Fails if there is
+/// Opens the devices again, even if the process has them open, and logs nothing. Fails if there is
 /// no list of adapters.
 pub(crate) fn survey(config: &Config) -> Result<Survey> {
     let seen = discover(config)?;

@@ -46,7 +46,7 @@ impl List {
 
 /// A context's hold on the devices.
 ///
-/// NCCL makes its virtual devices anew when it has closed the plugin and opens it again, so the
+/// NCCL makes its virtual devices again when it has closed the plugin and opens it again, so the
 /// last hold removes them from the list. NCCL before v11 makes them once per process, and its
 /// context lives as long.
 #[derive(Debug)]

@@ -31,7 +31,7 @@ impl HoldDown {
         self.until = Some(now + self.wait);
     }
 
-    /// Begins the wait anew, since the subject has only now become reachable.
+    /// Begins the wait again, since the subject has only now become reachable.
     pub(super) fn restart(&mut self, now: Instant) {
         if self.until.is_some() {
             self.until = Some(now + self.wait);

@@ -136,7 +136,7 @@ fn wait_while(until: Instant, goes_on: impl Fn() -> bool) {
 /// called without a lock.
 #[inline(always)]
 pub(crate) fn write_waiting() {
-    // A thread sees its own count, whatever the others do.
+    // A thread sees its own count, and the others do not matter.
     if WAITS.load(Ordering::Relaxed) > 0 {
         write_of_call();
     }

@@ -1,4 +1,4 @@
-//! The messages by which both ends make the queue pairs of dead rails anew.
+//! The messages by which both ends make the queue pairs of dead rails again.
 //!
 //! The sender begins each attempt and counts them. An attempt concerns all rails of the connection
 //! that join the same two ports. All messages may be repeated. Those of another attempt or epoch are

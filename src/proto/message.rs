@@ -113,7 +113,7 @@ messages! {
     STATE = 17 => State(state: SenderState),
     /// The receiver's answer to STATE.
     VERDICT = 18 => Verdict(verdict: Verdict),
-    /// A sender makes queue pairs of dead rails anew. It expects REBUILT or REBUILD_FAILED.
+    /// A sender makes queue pairs of dead rails again. It expects REBUILT or REBUILD_FAILED.
     REBUILD = 19 => Rebuild(rails: NewRails),
     /// The receiver has made its queue pairs, and they are in RTS. It expects PROVED.
     REBUILT = 20 => Rebuilt(rails: NewRails),

@@ -76,7 +76,7 @@ pub(crate) fn choose_roles(connector: &[RailInfo], acceptor: &[RailInfo]) -> Cho
     Choice { first, rest, down, refused, width, by_role: true }
 }
 
-/// Returns the route that joins two rails again after both were read anew: by the addresses of
+/// Returns the route that joins two rails again after both were read again: by the addresses of
 /// `before` if both still have them, else by the best ones.
 ///
 /// # Errors

@@ -172,7 +172,7 @@ impl Comm {
         self.watch.unmark();
     }
 
-    /// Makes the list of CQs anew after the rails have changed.
+    /// Makes the list of CQs again after the rails have changed.
     pub(crate) fn queues_changed(&mut self) {
         self.queues = CompletionQueues::new(&self.rails);
         let carriers = self.carriers();

@@ -44,7 +44,7 @@ pub(crate) enum Pinged {
 /// What a comm knows to have come from the peer's host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Signs {
-    /// The rails that count. The counts of a rail that is given up or made anew begin again.
+    /// The rails that count. The counts of a rail that is given up or made again begin again.
     pub(crate) rails: RailSet,
     /// Acknowledged work requests and arrived immediates of these rails, modulo 2^32.
     pub(crate) count: u32,

@@ -136,7 +136,7 @@ impl Registrar {
 }
 
 impl LivingMrs {
-    /// Reads the keys of these rails anew.
+    /// Reads the keys of these rails again.
     pub(crate) fn renew(&self, which: u8) {
         // Locked throughout: a deregistration ends a registration before it returns.
         self.0.lock().values().filter_map(Weak::upgrade).for_each(|held| held.renew(which));
@@ -144,7 +144,7 @@ impl LivingMrs {
 }
 
 impl Held {
-    /// Reads the keys of these rails anew.
+    /// Reads the keys of these rails again.
     fn renew(&self, which: u8) {
         let mut keys = self.keys.get().clone();
         for rail in rails(which).take_while(|rail| *rail < self.registrations.len()) {

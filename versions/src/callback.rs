@@ -1,6 +1,6 @@
 //! The marks of threads that are in a callback of NCCL's: its logger or its profiler.
 //!
-//! Whoever calls back holds NCCL's lock of the logger, or a comm's state. A call of the plugin from
+//! The caller of a callback holds NCCL's lock of the logger, or a comm's state. A call of the plugin from
 //! there could wait for itself, so [`guard`](crate::guard) refuses it.
 
 use core::cell::Cell;
@@ -37,6 +37,6 @@ impl Drop for Callback {
 /// Returns whether the calling thread is in a callback of NCCL's, its logger or its profiler.
 #[inline(always)]
 pub fn in_callback() -> bool {
-    // A thread sees its own count, whatever the others do.
+    // A thread sees its own count, and the others do not matter.
     RUNNING.load(Ordering::Relaxed) != 0 && HERE.get() > 0
 }

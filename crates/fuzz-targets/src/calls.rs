@@ -94,7 +94,7 @@ struct World<'a> {
 /// right handle is not affected by the others, and everything can be closed at the end.
 pub fn calls(data: &[u8]) {
     let Some(calls) = steps::<Call>(data, MAX_CALLS) else { return };
-    // One context remains: otherwise each run opens the devices anew.
+    // One context remains: otherwise each run opens the devices again.
     context();
     let memory = Memory { buffer: vec![7; LEN], foreign: vec![0; 64] };
     let context = init();

@@ -23,7 +23,7 @@ impl Count {
         }
     }
 
-    /// Returns the difference to an earlier reading; 0 if the counter has begun anew.
+    /// Returns the difference to an earlier reading; 0 if the counter has begun again.
     pub fn since(self, before: Self) -> u64 {
         self.0.saturating_sub(before.0)
     }

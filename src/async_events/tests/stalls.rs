@@ -206,7 +206,7 @@ fn the_watchdog_condemns_a_rail_of_a_receiver_only_if_its_ping_is_not_answered()
     assert_eq!(receiver.at(20 * (late + 25), [1, 1], [0, 1]), 0b01);
 }
 
-/// The rail's wait does not begin anew with the pings: they show only whether the other one works.
+/// The rail's wait does not begin again with the pings: they show only whether the other one works.
 //= rail-life.md: pings
 #[test]
 fn the_watchdog_condemns_the_only_rail_of_a_sender_that_has_work_as_soon_as_any() {

@@ -66,7 +66,7 @@ pub(crate) enum Action {
     Flush,
     /// Describe all ports of the process behind those of this first HELLO: [`Outcome::Listed`].
     ListPorts(Hello),
-    /// Describe the ports anew, as in the first HELLO with this rotation: [`Outcome::Listed`].
+    /// Describe the ports again, as in the first HELLO with this rotation: [`Outcome::Listed`].
     ListAgain(u32),
     /// Create the queue pairs of these stripes: [`Outcome::Made`].
     MakeEndpoint(Stripes),
@@ -483,7 +483,7 @@ impl Step {
         self.until
     }
 
-    /// Begins anew: the peer has all of the step's time.
+    /// Begins again: the peer has all of the step's time.
     fn restart(&mut self, now: Instant) {
         self.until = now + self.limit;
     }

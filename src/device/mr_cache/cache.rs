@@ -70,7 +70,7 @@ struct List<K, R> {
     next: u64,
     /// A bit for each size class that has ever had an entry.
     classes: usize,
-    /// All registrations are being made anew.
+    /// All registrations are being made again.
     renewing: bool,
 }
 

@@ -222,7 +222,7 @@ impl PortHealth {
         true
     }
 
-    /// Returns whether a rail over the route to a peer's GID may be made anew. The port must be
+    /// Returns whether a rail over the route to a peer's GID may be made again. The port must be
     /// reachable, and the rail must have rested `since` it was given up or tried. A hold-down protects
     /// a connection's other rails from one that flaps, so it does not hold the `last` one.
     pub fn may_return(&self, now: Instant, peer: &[u8; 16], since: Option<Instant>, last: bool) -> bool {
@@ -233,7 +233,7 @@ impl PortHealth {
             && (last || port.hold.may_return(now) && !routes.get(peer).is_some_and(is_held))
     }
 
-    /// Notes that this end could not make a rail over the route anew. The next attempt waits twice
+    /// Notes that this end could not make a rail over the route again. The next attempt waits twice
     /// as long, unless the port is down: then the route is not the cause.
     pub fn attempt_failed(&self, now: Instant, peer: &[u8; 16]) {
         let mut record = self.record.lock();

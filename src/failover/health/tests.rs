@@ -116,7 +116,7 @@ fn rails_return_when_port_and_route_have_been_well_for_their_hold_down() {
     let outage = |ms| life.route_returned(at(start, ms).instant, &[1; 16]);
     assert_eq!([outage(9000), outage(9000)], [Some(Duration::from_secs(2)), None]);
     assert_eq!(route_cause(&life, &[1; 16]), None);
-    // A rail whose port is healthy again, but which cannot be made anew.
+    // A rail whose port is healthy again, but which cannot be made again.
     life.attempt_failed(at(start, 9000).instant, &[3; 16]);
     assert_eq!([9499, 9500].map(|ms| may(ms, 3)), [false, true]);
 }

@@ -84,7 +84,7 @@ impl CtsWriter {
         }
     }
 
-    /// If the rail is dead, or among those that were made anew, writes over the first living one from
+    /// If the rail is dead, or among those that were made again, writes over the first living one from
     /// now on, if there is one.
     pub(crate) fn use_living_rail(&mut self, comm: &Comm, renewed: RailSet) {
         let usable = comm.living().without(renewed);

@@ -160,7 +160,7 @@ impl Flushes {
         }
     }
 
-    /// Uses stripes that were made anew.
+    /// Uses stripes that were made again.
     pub(crate) fn revive(&mut self, stripes: RailSet, all: &[Rail]) {
         let lacking: RailSet = stripes.iter().filter(|stripe| all[*stripe].no_flush.is_some()).collect();
         self.lacking = self.lacking.without(stripes) | lacking;

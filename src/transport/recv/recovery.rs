@@ -231,7 +231,7 @@ impl RecvState {
     }
 
     /// Renews the keys of these rails in the entries of all groups whose data is outstanding. An
-    /// adapter that was opened again has registered all memory anew, so the entries that the sender
+    /// adapter that was opened again has registered all memory again, so the entries that the sender
     /// has may hold keys of the rail's last life.
     fn renew_keys(&mut self, which: RailSet) {
         let outstanding = self.window.groups().filter(|seq| self.window.is_outstanding(*seq));

@@ -96,7 +96,7 @@ impl SendState {
             let buffer = self.window.op(place).buffer;
             let split = self.split(buffer.len)?;
             self.window.split_again(place, split);
-            // The keys of a rail that was made anew may be others.
+            // The keys of a rail that was made again may be others.
             let target = cts_fifo::target(self.comm.region.words(), seq, place);
             let target = target.ok_or_else(|| offered_again(seq, "before the group was sent"))?;
             let lkeys = self.lkeys_of(buffer, self.comm.living())?;

@@ -117,7 +117,7 @@ fn the_address_on_a_common_subnet_is_used_wherever_it_stands() {
     });
 }
 
-//= reach.md: each connection reads the GID tables anew
+//= reach.md: each connection reads the GID tables again
 //= adapters.md: A6: what is kept of ports follows their events
 #[test]
 fn every_connection_goes_by_the_table_of_its_time() {
@@ -362,7 +362,7 @@ fn invalid_values_are_reported_with_the_valid_ones() {
 }
 
 /// The index is an index of the table: its current entry is used.
-//= reach.md: each connection reads the GID tables anew
+//= reach.md: each connection reads the GID tables again
 #[test]
 fn an_explicit_index_means_what_stands_there_now() {
     isolated(here!(), &[DEVICES, ("NCCL_IB_GID_INDEX", "3"), ("MPIB_ROUTE", "strict")], || {

@@ -236,7 +236,7 @@ fn a_strict_connection_does_not_go_without_flushes() {
     with_sys(here!(), &[PEERMEM], &env(&[FIRST, ("MPIB_STRICT", "1")]), || {
         let (table, ctx) = (newest(), init(newest()));
         let mut peer = Peer::start_with(&SENDER);
-        // Each connection tries anew.
+        // Each connection tries again.
         for _ in 0..2 {
             let mut handle = [0; 128];
             let (rc, listen) = table.listen(ctx, 0, &mut handle);

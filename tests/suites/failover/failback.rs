@@ -1,4 +1,4 @@
-//! Rails that die and come back: their queue pairs are made anew, and they carry data again.
+//! Rails that die and come back: their queue pairs are made again, and they carry data again.
 
 use std::thread;
 use std::time::{Duration, Instant};

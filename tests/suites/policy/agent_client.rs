@@ -86,7 +86,7 @@ fn connections_of_a_process_share_one_agent_connection_and_a_pair_one_slot() {
             agent.event("deregistered");
         }
         agent.event("closed");
-        // A new first connection starts anew.
+        // A new first connection starts again.
         let flow = place.flow(3);
         agent.event("registered");
         wait_share(&flow, 300);

@@ -198,7 +198,7 @@ fn connections_use_drained_ports_if_there_is_no_other() {
 }
 
 /// A rail that fails carries nothing. When it returns it is another one.
-//= measured-split.md: a rail that returns is measured anew
+//= measured-split.md: a rail that returns is measured again
 #[test]
 fn a_rail_that_returns_is_measured_again() {
     on_rails(here!(), &[40, 10], &[], |rig| {

@@ -284,7 +284,7 @@ fn a_device_on_too_many_planes_has_none() {
     });
 }
 
-/// From v11 on NCCL finalizes, and counts the devices anew when it comes back.
+/// From v11 on NCCL finalizes, and counts the devices again when it comes back.
 //= fused-devices.md: virtual devices are dropped at the last finalize, from v11 on
 #[test]
 fn virtual_devices_go_with_the_last_finalize() {

@@ -1,20 +1,20 @@
-//! What a fault costs: the connections that give rails up.
+//! The connections that a fault affects: they give rails up, or wait.
 
 use std::fmt;
 
 use crate::async_events::watch::CommWatch;
 use crate::stats::Reason;
 
-/// The connections that a fault costs a rail.
+/// The connections that a fault affects.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Toll {
+pub(super) struct Affected {
     /// Those with other rails.
     carrying_on: usize,
     /// Those without.
     waiting: usize,
 }
 
-impl Toll {
+impl Affected {
     /// Condemns rails of a comm, and counts the comm if it was using one of them.
     pub(super) fn condemn(&mut self, comm: &CommWatch, rails: u8, reason: Reason, why: &str) {
         if comm.condemn(rails, reason, why) == 0 {
@@ -37,7 +37,7 @@ impl Toll {
     }
 }
 
-impl fmt::Display for Toll {
+impl fmt::Display for Affected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let connections = |n: usize| format!("{n} connection{}", if n == 1 { "" } else { "s" });
         let carrying_on = |verb| format!("{} carr{verb} on over other rails", connections(self.carrying_on));
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn connections_are_counted_in_words() {
-        let text = |carrying_on, waiting| Toll { carrying_on, waiting }.to_string();
+        let text = |carrying_on, waiting| Affected { carrying_on, waiting }.to_string();
         assert_eq!(text(0, 0), "0 connections carry on over other rails");
         assert_eq!(text(1, 0), "1 connection carries on over other rails");
         assert_eq!(text(0, 2), "2 connections without another rail must wait for it");
