@@ -219,9 +219,13 @@ impl Link {
         broke
     }
 
-    /// Ends the connection on this end's side. Returns the TCP connection, if there is one.
+    /// Ends the connection on this end's side, unless it has ended. Returns the TCP connection, if there
+    /// is one.
     pub(super) fn leave(&self) -> Option<Wire> {
         let mut inner = self.lock();
+        if matches!(inner.phase, Phase::Ended(_)) {
+            return None;
+        }
         self.enter(&mut inner, Phase::Ended(End::Left), ChannelEvent::Ended)
     }
 
