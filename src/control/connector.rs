@@ -1,5 +1,6 @@
 //! Connecting: several addresses are tried, one is used.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::net::SocketAddr;
@@ -198,7 +199,10 @@ impl Dialer {
             let (attempt, failures, failure) = (None, 0, None);
             Address { addr, attempt, from, next_at, failures, failure }
         };
-        let addresses = targets.into_iter().map(address).collect();
+        let mut addresses: Vec<_> = targets.into_iter().map(address).collect();
+        // Results are found by address. A peer may name one twice.
+        let mut seen = HashSet::new();
+        addresses.retain(|address| seen.insert(address.addr));
         Self { addresses, opening, silence, pause_max, attempt_max, wake: None }
     }
 

@@ -118,6 +118,11 @@ impl Sender {
         matches!(self.attempt, Some((.., Step::Proving)))
     }
 
+    /// Returns whether an episode goes on: a VERDICT is outstanding, or not everything is sent again.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.fencing || self.awaiting || self.has_unposted()
+    }
+
     /// Returns whether a part waits to be sent again.
     pub(crate) fn has_unposted(&self) -> bool {
         self.moved.iter().any(|moved| moved.carrier.is_none())

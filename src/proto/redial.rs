@@ -28,8 +28,7 @@ pub struct Redial {
     pub id: ListenerId,
     /// The token of the connection's first HELLO, by which the connection is found.
     pub token: Nonce,
-    /// The end that dials. The connector replaces the broken connection by this one. The acceptor
-    /// requests that the connector does so.
+    /// The end that dials. The new connection replaces the broken one.
     pub from: Role,
     /// The challenge of this end, random.
     pub challenge: Nonce,

@@ -399,9 +399,10 @@ impl Slot {
     }
 
     /// Returns whether an immediate on `rail` is a further one of the group: they are the same word.
+    /// None that has a mask is 0, and there is no first one in 0.
     #[inline(always)]
     pub(super) fn is_further(&self, word: u32, rail: usize) -> bool {
-        word == self.first && self.parts().1.contains(rail)
+        word == self.first && word != 0 && self.parts().1.contains(rail)
     }
 
     /// Handles a [further](Self::is_further) immediate. Returns the size once all have arrived.

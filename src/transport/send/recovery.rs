@@ -126,7 +126,7 @@ impl SendState {
             }
             self.recovery.posted(carrier);
         }
-        if !self.recovery.has_unposted() {
+        if !self.recovery.is_unfinished() {
             self.comm.end_episode();
         }
         Ok(())

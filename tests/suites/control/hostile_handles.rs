@@ -58,6 +58,16 @@ fn refused(table: &Table, ctx: Ptr, handle: [u8; 128], code: Code, parts: &[&str
     }
 }
 
+/// The kernel refuses to connect to either at once.
+//= protocol.md: the handle: an address that is named twice is dialled once
+#[test]
+fn an_address_that_is_named_twice_is_dialled_once() {
+    with_deadline(here!(), |table, ctx| {
+        let broadcast = "255.255.255.255";
+        refused(table, ctx, to(&[broadcast, broadcast], 9), RemoteError, &[broadcast]);
+    });
+}
+
 /// Fails by the deadline, and one line of the log has all of `parts`. On a busy machine the deadline
 /// may pass before they were seen: then it is tried again.
 fn late(table: &Table, ctx: Ptr, handle: [u8; 128], parts: &[&str]) {

@@ -1,7 +1,9 @@
 //! Rails that swallow packets while nothing else shows that. The adapters would report no error for
 //! longer than the tests' limit.
 
+use mpib_tests::pair::until;
 use mpib_tests::{SPLIT_ALL, here, isolated};
+use nccl_net_mpib_agent_iface::stats::pages_of;
 use softverbs::{Direction, Fault, Only, heal, inject, inject_at};
 
 use super::points::{Ends, two_hosts};
@@ -28,6 +30,8 @@ fn a_lone_message_that_is_swallowed_goes_on_another_rail() {
     on_one_of_two_rails(here!(), false, |link| {
         inject_at("s0", Fault::Silence(Direction::Both), 1, Only::ALL).unwrap();
         link.run(|| {});
+        let replayed = || pages_of(std::process::id()).unwrap()[0].summary().replayed;
+        until("the message that was sent again to be counted", || (replayed() >= 8).then_some(()));
         heal("s0").unwrap();
     });
 }
