@@ -19,7 +19,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 pub(crate) use output::Hold;
 use output::Record;
 pub use output::flush;
-pub(crate) use output::{keep_logger, write_waiting};
+pub(crate) use output::{keep_logger, leave};
 
 /// Sends lines to `logger` from now on. Lines before the first call are dropped.
 pub fn install(logger: Logger) {

@@ -6,6 +6,8 @@ use std::mem::forget;
 use std::ops::{Deref, DerefMut};
 use std::thread;
 
+use nccl_net_versions::in_callback;
+
 use crate::error::{Error, Fast};
 use crate::sync::{AtomicU32, Ordering};
 
@@ -76,7 +78,8 @@ impl<T> StateLock<T> {
     /// Waits until no other call is inside, and enters.
     ///
     /// # Errors
-    /// [`Error::Internal`] after a panic in an earlier call.
+    /// [`Error::Internal`] after a panic in an earlier call. [`Error::Usage`] from within NCCL's profiler,
+    /// which a call inside may have called.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Fast<Entered<'_, T>> {
         if self.try_enter().is_err() {
@@ -121,6 +124,8 @@ impl<T> StateLock<T> {
             match self.try_enter() {
                 Ok(()) => return Ok(()),
                 Err(POISONED) => return Err(left_by_a_panic()),
+                // This thread may be inside.
+                Err(_) if in_callback() => return Err(called_back()),
                 Err(_) => thread::yield_now(),
             }
         }
@@ -131,6 +136,12 @@ impl<T> fmt::Debug for StateLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("StateLock")
     }
+}
+
+#[cold]
+fn called_back() -> Box<Error> {
+    Error::Usage("called from within a callback, NCCL's logger or profiler: it must return first".into())
+        .into()
 }
 
 #[cold]

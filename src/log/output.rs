@@ -2,8 +2,8 @@
 //!
 //! The logger takes a lock and writes to a pipe that nobody may read, so a call of it can take
 //! arbitrarily long, or for ever. Nobody waits for such a call but its caller: lines of the plugin's
-//! threads go through a thread that does nothing else, and lines of a call of NCCL wait until the
-//! call holds no lock any more ([`write_waiting`]). The logger may be unloaded after the last
+//! threads and of the data path go through a thread that does nothing else. Lines of other calls
+//! wait until the call holds no lock any more ([`leave`]). The logger may be unloaded after the last
 //! `finalize`, and is not called then.
 
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net_abi::NCCL_NET;
-use nccl_net_versions::{Level, Logger, in_callback};
+use nccl_net_versions::{Level, Logger, in_call, in_callback};
 use parking_lot::{Mutex, RwLock};
 
 use crate::{background, nccl};
@@ -29,9 +29,6 @@ static OUTPUT: RwLock<Output> = RwLock::new(Output { logger: None, contexts: 0, 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 static QUEUE: Mutex<Queue> = Mutex::new(Queue { records: VecDeque::new(), dropped: 0, running: false });
 
-/// Records that wait for the end of their calls, in all threads.
-static WAITS: AtomicUsize = AtomicUsize::new(0);
-
 thread_local! {
     static OF_CALL: RefCell<OfCall> = const { RefCell::new(OfCall(Vec::new())) };
 }
@@ -41,7 +38,6 @@ struct OfCall(Vec<Record>);
 
 impl OfCall {
     fn write(&mut self) {
-        WAITS.fetch_sub(self.0.len(), Ordering::Relaxed);
         self.0.drain(..).for_each(|record| record.write());
     }
 }
@@ -122,7 +118,7 @@ impl Drop for Hold {
 /// Writes the lines of this thread, and waits until those of the plugin's threads are written, unless
 /// the logger blocks. Not to be called under a lock.
 pub fn flush() {
-    write_waiting();
+    write_of_call();
     wait_while(Instant::now() + PATIENCE, || QUEUE.lock().running);
 }
 
@@ -132,36 +128,32 @@ fn wait_while(until: Instant, goes_on: impl Fn() -> bool) {
     }
 }
 
-/// Passes the lines of the call that ends in this thread to the logger: one load without any. To be
-/// called without a lock.
-#[inline(always)]
-pub(crate) fn write_waiting() {
-    // A thread sees its own count, and the others do not matter.
-    if WAITS.load(Ordering::Relaxed) > 0 {
-        write_of_call();
-    }
-}
-
-#[cold]
-#[inline(never)]
+/// Passes the lines of this thread's call to the logger. To be called without a lock.
 fn write_of_call() {
     // The list is empty meanwhile: the logger may log through the plugin.
     let records = OF_CALL.try_with(|records| OfCall(std::mem::take(&mut records.borrow_mut().0)));
     drop(records);
 }
 
+/// Passes lines to the logger at the end of a call. After one of the data path, which has failed, this
+/// waits for the thread: NCCL prints the last line that it has.
+pub(crate) fn leave() {
+    match (in_callback(), in_call()) {
+        (true, _) => {}
+        (false, true) => write_of_call(),
+        (false, false) => flush(),
+    }
+}
+
 impl Record {
-    /// Passes the record to the logger, later unless nothing can come later in this thread.
+    /// Passes the record to the logger, later. Calls of the data path do not wait for the logger.
     pub(super) fn send(self) {
-        if background::is_ours() || in_callback() {
+        if background::is_ours() || in_callback() || !in_call() {
             return self.queue();
         }
         let mut record = Some(self);
         // `exit` destroys the list of its thread before it calls the handlers of `atexit`.
-        let _ = OF_CALL.try_with(|records| {
-            records.borrow_mut().0.extend(record.take());
-            WAITS.fetch_add(1, Ordering::Relaxed);
-        });
+        let _ = OF_CALL.try_with(|records| records.borrow_mut().0.extend(record.take()));
         if let Some(record) = record {
             record.write();
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nccl_net_versions::{
     Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MemKind, NetPlugin, ProfilerHandle,
-    Properties, RecvBuffer, Refusal, Sizes, Tagged, VDevs,
+    Properties, RecvBuffer, Refusal, Sizes, Tagged, VDevs, in_callback,
 };
 use parking_lot::RwLock;
 
@@ -58,7 +58,7 @@ fn logged<T, E: Borrow<Error>>(call: &'static str, result: Result<T, E>) -> Resu
 
 #[cold]
 fn reported(call: &'static str, e: &Error) -> Failure {
-    if matches!(e, Error::Closed { .. }) {
+    if matches!(e, Error::Closed { .. }) && !in_callback() {
         // Another thread may have found why, and NCCL prints the last line that it has.
         log::flush();
     }
@@ -156,9 +156,8 @@ impl NetPlugin for Plugin {
         tracing::warn!(target: "net", "{call}: {why}");
     }
 
-    #[inline(always)]
     fn leaving() {
-        log::write_waiting();
+        log::leave();
     }
 
     fn logger(logger: Logger) {

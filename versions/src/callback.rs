@@ -1,42 +1,49 @@
-//! The marks of threads that are in a callback of NCCL's: its logger or its profiler.
+//! What a thread is in: a call of NCCL, or a callback, NCCL's logger or its profiler.
 //!
-//! The caller of a callback holds NCCL's lock of the logger, or a comm's state. A call of the plugin from
-//! there could wait for itself, so [`guard`](crate::guard) refuses it.
+//! A callback holds a lock of NCCL's, or a comm's state. A call of the plugin from there could wait for
+//! itself, so [`guard`](crate::guard) refuses it. A call of the data path is not marked and not refused
+//! here: the implementation refuses it if it would have to wait.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicUsize, Ordering};
-
-/// Callbacks under way in all threads. Without any, the data path looks at nothing else.
-static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Callbacks under way in this thread.
-    static HERE: Cell<usize> = const { Cell::new(0) };
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+    static CALLBACKS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A callback under way in this thread.
-pub(crate) struct Callback(());
+/// A call of NCCL or a callback under way in this thread.
+pub(crate) struct UnderWay(&'static std::thread::LocalKey<Cell<usize>>);
 
-impl Callback {
-    #[inline]
-    pub(crate) fn begin() -> Self {
-        RUNNING.fetch_add(1, Ordering::Relaxed);
-        HERE.set(HERE.get() + 1);
-        Self(())
+impl UnderWay {
+    fn begin(count: &'static std::thread::LocalKey<Cell<usize>>) -> Self {
+        count.set(count.get() + 1);
+        Self(count)
+    }
+
+    /// Begins a call of NCCL.
+    pub(crate) fn call() -> Self {
+        Self::begin(&CALLS)
+    }
+
+    /// Begins a callback.
+    pub(crate) fn callback() -> Self {
+        Self::begin(&CALLBACKS)
     }
 }
 
-impl Drop for Callback {
-    #[inline]
+impl Drop for UnderWay {
     fn drop(&mut self) {
-        HERE.set(HERE.get() - 1);
-        RUNNING.fetch_sub(1, Ordering::Relaxed);
+        self.0.set(self.0.get() - 1);
     }
+}
+
+/// Returns whether the calling thread is in a call of NCCL's other than `isend`, `irecv`, `iflush`
+/// and `test`.
+pub fn in_call() -> bool {
+    CALLS.get() > 0
 }
 
 /// Returns whether the calling thread is in a callback of NCCL's, its logger or its profiler.
-#[inline(always)]
 pub fn in_callback() -> bool {
-    // A thread sees its own count, and the others do not matter.
-    RUNNING.load(Ordering::Relaxed) != 0 && HERE.get() > 0
+    CALLBACKS.get() > 0
 }

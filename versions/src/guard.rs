@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nccl_net_abi::{ncclResult_t, ncclSuccess};
 
+use crate::callback::UnderWay;
 use crate::{Failure, NetPlugin, Refusal, in_callback, state};
 
 /// Why a call failed.
@@ -31,23 +32,35 @@ impl From<Refusal> for Fault {
 pub(crate) type Outcome = Result<(), Fault>;
 
 /// Runs one call of the C interface.
-#[inline]
 pub(crate) fn guard<P: NetPlugin>(call: &'static str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
     if in_callback() {
         return failed::<P>(call, Refusal::InCallback.into());
     }
+    let under_way = UnderWay::call();
+    let code = guard_data::<P>(call, body);
+    leave::<P>();
+    drop(under_way);
+    code
+}
+
+/// Runs one call of the data path: nothing else costs an instruction if it succeeds.
+#[inline]
+pub(crate) fn guard_data<P: NetPlugin>(call: &'static str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
     // Only a number crosses `catch`: a larger value would be passed through memory in each call.
     let code = catch(|| match body() {
         Ok(()) => ncclSuccess,
         Err(fault) => failed::<P>(call, fault),
     });
-    let code = match code {
+    match code {
         Some(code) => code,
         None => panicked::<P>(call),
-    };
+    }
+}
+
+/// Ends a call that holds no lock any more.
+fn leave<P: NetPlugin>() {
     // A panic there does not change the result.
     let _ = catch(P::leaving);
-    code
 }
 
 /// Runs `body`. Returns `None` if it panicked.
@@ -69,11 +82,15 @@ fn catch<T>(body: impl FnOnce() -> T) -> Option<T> {
 #[inline(never)]
 fn failed<P: NetPlugin>(call: &'static str, fault: Fault) -> ncclResult_t {
     match fault {
-        Fault::Plugin(failure) => failure.into(),
+        Fault::Plugin(failure) => {
+            leave::<P>();
+            failure.into()
+        }
         Fault::Refused(refusal) => {
             if state::is_new::<P>(call, &refusal) {
                 // A panic in the report does not change the result.
                 let _ = catch(|| P::on_refused(call, &refusal));
+                leave::<P>();
             }
             refusal.failure().into()
         }
@@ -85,5 +102,6 @@ fn failed<P: NetPlugin>(call: &'static str, fault: Fault) -> ncclResult_t {
 fn panicked<P: NetPlugin>(call: &'static str) -> ncclResult_t {
     // A panic in the report does not change the result.
     let _ = catch(|| P::on_panic(call));
+    leave::<P>();
     Failure::Internal.into()
 }

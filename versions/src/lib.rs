@@ -179,7 +179,7 @@ pub mod v7;
 pub mod v8;
 pub mod v9;
 
-pub use callback::in_callback;
+pub use callback::{in_call, in_callback};
 pub use failure::Failure;
 pub use logger::{Level, LogFn, Logger};
 pub use nccl_net_abi as abi;

@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_int, c_ulong, c_void};
 
 use nccl_net_abi as abi;
 
-use crate::callback::Callback;
+use crate::callback::UnderWay;
 
 /// The log levels that every release accepts from a plugin, with the subsystems of the line:
 /// `NCCL_INIT`, `NCCL_NET`, …, or-ed. NCCL drops a line if `NCCL_DEBUG_SUBSYS`, whose default lacks
@@ -58,7 +58,7 @@ impl Logger {
     /// NCCL takes a lock and may write to a file, so the data path must not call it, and nobody may
     /// under a lock.
     pub fn log(&self, level: Level, file: &CStr, line: c_int, text: &CStr) {
-        let _callback = Callback::begin();
+        let _callback = UnderWay::callback();
         match self.0 {
             Sink::Rust(log) => log(level, file, line, text),
             Sink::C(None) => {}

@@ -59,14 +59,14 @@ pub trait NetPlugin: Sized + 'static {
     /// Reports that the adapters refused `call` before the implementation saw it. NCCL receives
     /// [`Refusal::failure`]. A wrong handle is reported once for each argument of a call, until the
     /// next `init`: NCCL goes on after the failure of some calls. So is a call from within NCCL's
-    /// logger or profiler. Logs one WARN line by default, but not from within these.
+    /// logger or profiler, but for those of the data path, which the implementation must refuse if they
+    /// would wait for the call that calls back. Logs one WARN line by default, but not from within these.
     fn on_refused(call: &'static str, why: &Refusal) {
         state::warn::<Self>(call, why);
     }
 
-    /// Runs at the end of each call that may lock something or log, when nothing is locked any more.
-    /// The place to pass lines to NCCL's logger, which may block and must not be called under a lock.
-    #[inline(always)]
+    /// Runs at the end of each call, of those of the data path only if they fail, when nothing is
+    /// locked any more: the place to pass lines to NCCL's logger, which may block.
     fn leaving() {}
 
     /// Receives the logger of an `init`, before [`NetPlugin::init`] and on every later one. It

@@ -5,7 +5,7 @@ use core::ptr::{self, NonNull};
 
 use nccl_net_abi as abi;
 
-use crate::callback::Callback;
+use crate::callback::UnderWay;
 
 /// The profiler's callback (`ncclProfilerCallback_t`, v10 and later).
 #[derive(Debug, Clone, Copy)]
@@ -106,7 +106,7 @@ impl Profiler {
                 length: event.length,
             },
         };
-        let _callback = Callback::begin();
+        let _callback = UnderWay::callback();
         // SAFETY: NCCL's callback. The slot and the descriptor are local, the handle is NCCL's own
         // and valid until the request is complete.
         let result = unsafe {
@@ -130,7 +130,7 @@ impl Profiler {
         if slot.is_none() {
             return;
         }
-        let _callback = Callback::begin();
+        let _callback = UnderWay::callback();
         // SAFETY: NCCL's callback. The slot holds the event of a start. A stop reads no other
         // argument. The result is ignored: a failing profiler must not stop the transfer.
         let _ = unsafe {

@@ -3,14 +3,14 @@
 /// Declares generic `extern "C"` functions. Each is a guarded call of a function in
 /// [`crate::calls`].
 macro_rules! thunks {
-    ($(
+    ($guard:ident: $(
         $(#[$meta:meta])*
         $thunk:ident $([$($generic:tt)+])? ($($arg:ident: $ty:ty),* $(,)?) $name:literal => $call:expr;
     )+) => {$(
         $(#[$meta])*
         #[allow(unused_unsafe, reason = "the init of v6 to v10 is safe")]
         pub(crate) unsafe extern "C" fn $thunk<P: NetPlugin $(, $($generic)+)?>($($arg: $ty),*) -> ncclResult_t {
-            guard::<P>($name, || {
+            $guard::<P>($name, || {
                 // SAFETY: NCCL keeps the promises listed in `calls`.
                 unsafe { $call }
             })
@@ -53,7 +53,7 @@ pub(crate) mod thunk {
     use nccl_net_abi::{self as abi, ncclResult_t};
 
     use crate::calls::{self, ContextOf, Length};
-    use crate::guard::guard;
+    use crate::guard::{guard, guard_data};
     use crate::props::{FromProperties, VirtualDevice};
     use crate::{CommConfig, NetPlugin, Sizes};
 
@@ -65,7 +65,7 @@ pub(crate) mod thunk {
 
     // `sendDevComm` and `recvDevComm` are for device-side networking and stay unchanged: NCCL
     // passes NULL, or a pointer to NULL.
-    thunks! {
+    thunks! { guard:
         init_v6[const V: u32](log: abi::ncclDebugLogger_t) "init"
             => calls::init_process::<P>(V, log, None);
         init_v10[const V: u32](log: abi::ncclDebugLogger_t, prof: abi::ncclProfilerCallback_t) "init"
@@ -123,7 +123,9 @@ pub(crate) mod thunk {
             mhandle: *mut Ptr,
         ) "regMrDmaBuf" => calls::reg_mr_dma_buf::<P>(comm, data, size, mem, offset, fd, mhandle);
         dereg_mr(comm: Ptr, mhandle: Ptr) "deregMr" => calls::dereg_mr::<P>(comm, mhandle);
+    }
 
+    thunks! { guard_data:
         #[cold]
         #[inline(never)]
         isend_refused(comm: Ptr, request: *mut Ptr) "isend" => calls::isend::<P>(comm, request);
@@ -219,7 +221,7 @@ pub(crate) mod thunk {
         phandle: Ptr,
         request: calls::Out<Ptr>,
     ) -> ncclResult_t {
-        guard::<P>("isend", || {
+        guard_data::<P>("isend", || {
             // SAFETY: NCCL keeps the promises listed in `calls`.
             unsafe { calls::DueSend::<P> { comm, request }.run::<S>(data, size, tag, mhandle, phandle) }
         })
@@ -249,6 +251,6 @@ pub(crate) mod thunk {
         done: calls::Out<c_int>,
         sizes: Sizes,
     ) -> ncclResult_t {
-        guard::<P>("test", || calls::PendingTest::<P> { request, done, sizes }.run())
+        guard_data::<P>("test", || calls::PendingTest::<P> { request, done, sizes }.run())
     }
 }

@@ -51,10 +51,10 @@ fn a_logger_that_calls_the_plugin_gets_an_error() {
     });
 }
 
-/// The sending comm that [`calling_profiler`] uses.
+/// The receiving comm that [`calling_profiler`] uses.
 static COMM: AtomicUsize = AtomicUsize::new(0);
 
-/// Posts another message on the connection whose event this is.
+/// Posts a receive on the comm whose `irecv` has called it, and closes the comm.
 unsafe extern "C" fn calling_profiler(
     event: *mut *mut c_void,
     _: c_int,
@@ -81,13 +81,17 @@ fn a_profiler_that_calls_the_plugin_gets_an_error() {
         let [_, recv] = pair.comms();
         COMM.store(recv.expose_provenance(), Ordering::Relaxed);
         let mut operation = 0_u64;
+        let (from, to) = (pair.send_buffer(pattern(5000, 1)), pair.recv_buffer(5000));
         set_profiler_handles(Some([(&raw mut operation).cast(); 8]));
-        pair.message(5000, 5000, 1);
+        let receive = pair.irecv(&[(to.addr(), 5000, 1, to.mr)]);
         set_profiler_handles(None);
         let codes = std::mem::take(&mut *CODES.lock().unwrap());
         assert!(!codes.is_empty(), "an event began");
         assert!(codes.iter().all(|code| *code == InvalidUsage), "{codes:?}");
-        pair.message(5000, 5000, 2);
+        let send = pair.isend(from.addr(), 5000, 1, from.mr);
+        assert_eq!((pair.wait(send)[0], pair.wait(receive)[0]), (5000, 5000));
+        from.dereg();
+        to.dereg();
         pair.close();
         assert_eq!(table.finalize(ctx), Success);
     });
