@@ -65,19 +65,25 @@ impl Stats {
             e if e.is_fatal() => Event::Queue,
             _ => Event::Other,
         };
-        self.on(|page| page.event(kind));
+        if let Some(page) = self.page() {
+            page.event(kind);
+        }
     }
 
     /// Counts a failover episode of a connection that began on a port, with the bytes that were sent
     /// again in it and its stall.
     pub(crate) fn episode(&self, port: &str, reason: Reason, replayed: u64, stall: Duration) {
-        self.on(|page| page.episode(port, reason, replayed, stall));
+        if let Some(page) = self.page() {
+            page.episode(port, reason, replayed, stall);
+        }
     }
 
     /// Records the state of a port, and the cause of a state other than healthy with the time of the
     /// first sign.
     pub(crate) fn port_state(&self, port: &str, state: PortState, cause: Option<(&str, SystemTime)>) {
-        self.on(|page| page.port_state(port, state, cause));
+        if let Some(page) = self.page() {
+            page.port_state(port, state, cause);
+        }
     }
 
     /// Returns the record of a port in the page, if there is one.
@@ -87,18 +93,15 @@ impl Stats {
 
     /// Adds the counts of connections that have no entry in the page to the totals.
     pub(crate) fn count_unlisted(&self) {
-        self.on(StatsWriter::count_unlisted);
+        if let Some(page) = self.page() {
+            page.count_unlisted();
+        }
     }
 
     /// Counts a port or a route that came back into use.
     pub(crate) fn returned(&self) {
-        self.on(StatsWriter::returned);
-    }
-
-    /// Changes the page, if there is one.
-    fn on(&self, change: impl FnOnce(&StatsWriter)) {
         if let Some(page) = self.page() {
-            change(page);
+            page.returned();
         }
     }
 
@@ -109,7 +112,9 @@ impl Stats {
 
 impl FrameCounts for Stats {
     fn forged(&self) {
-        self.on(StatsWriter::forged);
+        if let Some(page) = self.page() {
+            page.forged();
+        }
     }
 }
 
@@ -215,29 +220,22 @@ impl Counters {
         Some(RailCounters { entry: self.entry?, direction: self.watched? })
     }
 
-    /// Counts in the entry, if there is one.
-    #[inline(always)]
-    fn on(&self, count: impl FnOnce(&Entry)) {
-        if let Some(entry) = self.entry {
-            count(entry);
-        }
-    }
-
     /// Counts a request that a call returned, and the share of a send.
     #[inline]
     pub(crate) fn request(&self, share: Option<u16>) {
-        self.on(|entry| {
-            entry.request();
-            if let Some(share) = share {
-                entry.share(share);
-            }
-        });
+        let Some(entry) = self.entry else { return };
+        entry.request();
+        if let Some(share) = share {
+            entry.share(share);
+        }
     }
 
     /// Counts a completed request of so many messages with so many bytes in all.
     #[inline]
     pub(crate) fn done(&self, messages: usize, bytes: usize) {
-        self.on(|entry| entry.done(messages, bytes));
+        if let Some(entry) = self.entry {
+            entry.done(messages, bytes);
+        }
     }
 
     /// Counts a send that returns no request since the peer has posted no receive.
@@ -255,37 +253,39 @@ impl Counters {
     /// Counts a usual send: a message that is one work request on one rail.
     #[inline(always)]
     pub(crate) fn sent_whole(&self, rail: usize, bytes: usize, share: Option<u16>) {
-        self.on(|entry| {
+        if let Some(entry) = self.entry {
             entry.rail(rail).posted(1, 1, bytes);
             entry.request();
             if let Some(share) = share {
                 entry.share(share);
             }
-        });
+        }
     }
 
     /// Counts a usual receive: its CTS write is a work request.
     #[inline(always)]
     pub(crate) fn offered(&self, rail: usize) {
-        self.on(|entry| {
+        if let Some(entry) = self.entry {
             entry.rail(rail).posted_bare();
             entry.request();
-        });
+        }
     }
 
     /// Counts a message that arrived on one rail and completes its request.
     #[inline(always)]
     pub(crate) fn arrived_whole(&self, rail: usize, bytes: usize) {
-        self.on(|entry| {
+        if let Some(entry) = self.entry {
             entry.rail(rail).arrived();
             entry.done(1, bytes);
-        });
+        }
     }
 
     /// Counts a call that returns no request since a queue is full.
     #[inline]
     pub(crate) fn no_room<T>(&self) -> Option<T> {
-        self.on(Entry::wait_for_queue);
+        if let Some(entry) = self.entry {
+            entry.wait_for_queue();
+        }
         None
     }
 
@@ -293,37 +293,49 @@ impl Counters {
     /// total.
     #[inline]
     pub(crate) fn posted(&self, rail: usize, work_requests: usize, parts: usize, bytes: usize) {
-        self.on(|entry| entry.rail(rail).posted(work_requests, parts, bytes));
+        if let Some(entry) = self.entry {
+            entry.rail(rail).posted(work_requests, parts, bytes);
+        }
     }
 
     /// Counts a posted work request that carries no part of a message.
     #[inline]
     pub(crate) fn posted_bare(&self, rail: usize) {
-        self.on(|entry| entry.rail(rail).posted_bare());
+        if let Some(entry) = self.entry {
+            entry.rail(rail).posted_bare();
+        }
     }
 
     /// Counts completed work requests of a rail.
     #[inline]
     pub(crate) fn completed(&self, rail: usize, work_requests: u32) {
-        self.on(|entry| entry.rail(rail).completed(work_requests));
+        if let Some(entry) = self.entry {
+            entry.rail(rail).completed(work_requests);
+        }
     }
 
     /// Counts a message, or a part of one, that arrived on a rail.
     #[inline]
     pub(crate) fn arrived(&self, rail: usize) {
-        self.on(|entry| entry.rail(rail).arrived());
+        if let Some(entry) = self.entry {
+            entry.rail(rail).arrived();
+        }
     }
 
     /// Counts a completion with an error.
     #[cold]
     pub(crate) fn rail_error(&self, rail: usize) {
-        self.on(|entry| entry.rail(rail).error());
+        if let Some(entry) = self.entry {
+            entry.rail(rail).error();
+        }
     }
 
     /// Records why the connection lacks a rail, or that the rail is in use again.
     #[cold]
     pub(crate) fn rail_missing(&self, rail: usize, why: Option<&str>) {
-        self.on(|entry| entry.rail(rail).missing(why));
+        if let Some(entry) = self.entry {
+            entry.rail(rail).missing(why);
+        }
     }
 
     /// Records a rail that the connection expects and never uses.
@@ -336,6 +348,8 @@ impl Counters {
     /// Records why a call failed, and with it the connection.
     #[cold]
     pub(crate) fn failure(&self, why: &Error) {
-        self.on(|entry| entry.failure(&why.to_string()));
+        if let Some(entry) = self.entry {
+            entry.failure(&why.to_string());
+        }
     }
 }
