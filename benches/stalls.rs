@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use mpib_tests::code::Success;
-use mpib_tests::pair::{Buffer, Pair, connect_both, init};
+use mpib_tests::pair::{Buffer, Pair, connect_between, init};
 use mpib_tests::set;
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::vdevices;
@@ -113,16 +113,7 @@ fn connections(table: &'static Table, n: usize) -> Vec<Pair> {
     let fuse = |devices: [i32; 2]| vdevices::newest().fuse(&devices);
     let ctx = init(table);
     let (receiver, sender) = (fuse([0, 1]), fuse([2, 3]));
-    let mut pairs = Vec::new();
-    for _ in 0..n {
-        let mut handle = [0; 128];
-        let (rc, listen) = table.listen(ctx, receiver, &mut handle);
-        assert_eq!(rc, Success, "listen");
-        let (send, recv) = connect_both(table, ctx, sender, &mut handle, listen);
-        assert_eq!(table.close_listen(listen), Success);
-        pairs.push(Pair { table, send, recv });
-    }
-    pairs
+    (0..n).map(|_| connect_between(table, ctx, sender, receiver)).collect()
 }
 
 fn main() {

@@ -48,17 +48,16 @@ impl Formed {
     /// Keeps the stripes that work, destroys the others, adds those that are dead from the beginning,
     /// and registers the connection with the agent.
     pub(crate) fn new(work: &mut LocalWork, channel: &Channel, keep: Keep) -> Result<Self> {
-        let Endpoint { rails: mut all, mut region, remote: from, .. } = work.take_endpoint()?;
+        let Endpoint { rails: mut all, region, remote: from, .. } = work.take_endpoint()?;
         let LocalWork { role, settings, rails: local, .. } = work;
         let role = *role;
-        let (made, mut remote) =
-            (region.clone(), RemoteMemory { addr: from.addr, ..RemoteMemory::default() });
+        let mut remote = RemoteMemory { addr: from.addr, ..RemoteMemory::default() };
         // Registrations of dead rails are made with their queue pairs.
         let place = |member: &Member| match member {
             Member::Works { stripe, .. } => *stripe,
             Member::Dead { .. } => 0,
         };
-        region.select(&made, &keep.members.iter().map(place).collect::<Vec<_>>());
+        let region = region.select(keep.members.iter().map(place));
         let (mut rails, mut dead, mut queues) = (Vec::new(), Vec::new(), Vec::new());
         for (i, member) in keep.members.into_iter().enumerate() {
             let rail = match member {

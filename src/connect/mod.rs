@@ -32,8 +32,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::proto::{Handle, STATE_OFFSET};
 use crate::split::{HintSource, Splitter};
-use crate::transport::Settings;
-use crate::transport::{RecvComm, SendComm};
+use crate::transport::{RecvComm, SendComm, Settings};
 
 /// A connection attempt between two calls of `connect`.
 #[derive(Debug)]

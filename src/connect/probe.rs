@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 use crate::connect::endpoint::Endpoint;
 use crate::connect::local_route::{FormerLife, keep_without_flush};
 use crate::device::Nic;
-use crate::error::{Error, FailedCompletion, Fast, Result, status_text, wc_status};
+use crate::error::{Error, FailedCompletion, Fast, RETRY_EXC, Result, status_text, wc_status};
 use crate::proto::{MAX_RAILS, PROBE_IMM, RailSet, SCRATCH, SRQ_FAILED};
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
 use crate::transport::recv::{self, receives};
-use crate::transport::send_queue::Work;
-use crate::transport::send_queue::{NotPosted, SendQueue};
+use crate::transport::send_queue::{NotPosted, SendQueue, Work};
 use crate::verbs::{Batch, Chain, Completion, Cq, Kind, Local, Path, Qp, QpOptions, Region, Remote};
 
 /// Probes on every route.
@@ -65,9 +64,6 @@ impl Probes {
         !self.awaits_imm && self.writes == 0 && self.unread.is_some()
     }
 }
-
-/// `IBV_WC_RETRY_EXC_ERR`
-const RETRY_EXC: u32 = 12;
 
 /// How long an immediate may take that the peer has sent before it reported its failed probe. It is
 /// usually there: this end then knows whether its own receives are the cause.

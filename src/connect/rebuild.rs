@@ -67,12 +67,10 @@ impl RailMaker for Rebuilder {
         if dead().count() != which.len() || dead().any(|rail| !rail.joins_the_ports_of(first)) {
             return Err(Error::Protocol(format!("rails {which} join different ports")));
         }
-        let mut region = region.clone();
-        region.retain(|rail| which.contains(rail));
         let former = FormerLife {
             qps: dead().flat_map(|rail| rail.former.iter().copied()).collect(),
             flushed: dead().all(|rail| rail.no_flush.is_none()),
-            region,
+            region: region.select(which.iter()),
         };
         let each = which.iter().map(|rail| (Route::ONLY, self.queues[rail])).collect();
         Ok(Box::new(Rebuild {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use mio::Token;
 
 use super::channel::ChannelState;
 use super::link::{Link, PROOF_WAITS};
-use super::socket::{self, Stream, read_some};
+use super::socket::{self, Stream, read_some, write_some};
 use super::sockets::{Entry, Sockets};
 use super::targets::{KnownAddresses, Target, Targets};
 use super::wire::Wire;
@@ -125,14 +125,7 @@ impl Attempt {
                 Err(e) => return Err(e),
             }
         }
-        while self.sent < self.opening.bytes.len() {
-            match self.stream.write(&self.opening.bytes[self.sent..]) {
-                Ok(n) => self.sent += n,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) => return Err(e),
-            }
-        }
+        self.sent += write_some(&mut self.stream, &self.opening.bytes[self.sent..])?;
         let stranger = |e: &dyn Display| io::Error::other(format!("{NO_LISTENER}{e}"));
         let closed = |e: io::Error| match e.kind() {
             ErrorKind::UnexpectedEof => io::Error::new(e.kind(), "connected, then closed without an answer"),

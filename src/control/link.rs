@@ -102,15 +102,6 @@ enum End {
     Violation(String),
 }
 
-/// Whether the thread must keep a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LinkStatus {
-    Open,
-    /// To be dialled again.
-    Broken,
-    Closed,
-}
-
 /// The events of a channel that its owner has not been notified of.
 #[derive(Debug, Default)]
 struct Pending {
@@ -375,17 +366,17 @@ impl Link {
         mem::take(&mut self.lock().forged)
     }
 
-    /// Writes what waits and reads what has come. Called by the thread.
-    pub(super) fn on_ready(&self) -> LinkStatus {
+    /// Writes what waits and reads what has come. Returns the state then. Called by the thread.
+    pub(super) fn on_ready(&self) -> ChannelState {
         loop {
             let mut inner = self.lock();
-            let Some(wire) = inner.phase.wire() else { return inner.status() };
+            let Some(wire) = inner.phase.wire() else { return inner.phase.state() };
             wire.write();
             let rest = wire.read();
             self.decode(&mut inner);
             match rest {
                 Rest::More => {}
-                Rest::Nothing => return inner.status(),
+                Rest::Nothing => return inner.phase.state(),
                 // The messages may have ended the connection.
                 _ if inner.phase.wire().is_none() => {}
                 Rest::Fin => {
@@ -493,14 +484,6 @@ impl Link {
 }
 
 impl Inner {
-    fn status(&self) -> LinkStatus {
-        match self.phase {
-            Phase::Connecting(_) | Phase::Handshake(_) | Phase::Open { .. } => LinkStatus::Open,
-            Phase::Broken(_) => LinkStatus::Broken,
-            Phase::Ended(_) => LinkStatus::Closed,
-        }
-    }
-
     /// "10.0.0.2:4711 (node7, pid 42)"; `None` before the peer was reached.
     fn name(&self) -> Option<String> {
         self.peer.map(|peer| format!("{peer}{}", self.who))

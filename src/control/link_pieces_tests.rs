@@ -61,7 +61,7 @@ fn read_in_pieces(bytes: &[u8], read_before: usize, mut next_piece: impl FnMut()
         assert!(held <= MAX_UNREAD, "{held} bytes are held");
     }
     drop(peer);
-    assert_ne!(link.on_ready(), LinkStatus::Open, "the peer has closed the connection");
+    assert_ne!(link.on_ready(), ChannelState::Open, "the peer has closed the connection");
     let mut messages = Vec::new();
     loop {
         match link.try_recv() {

@@ -44,13 +44,13 @@ fn begun() -> (Link, Peer) {
     peer.write_all(&first).unwrap();
     let agreed = || link.lock().redial.as_ref().is_some_and(RedialTerms::is_agreed);
     while !agreed() {
-        assert_eq!(link.on_ready(), LinkStatus::Open);
+        assert_eq!(link.on_ready(), ChannelState::Open);
     }
     assert!(!link.is_proved());
     let mut peer = Peer { socket: peer, keys: session.keys_of(Role::Connector, None) };
     peer.send(&Message::Proof);
     while !link.is_proved() {
-        assert_eq!(link.on_ready(), LinkStatus::Open);
+        assert_eq!(link.on_ready(), ChannelState::Open);
     }
     (link, peer)
 }
@@ -79,11 +79,11 @@ fn send(link: &Link, message: &Message) {
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Steps the link until its socket is closed.
-fn step(link: &Link) -> LinkStatus {
+fn step(link: &Link) -> ChannelState {
     let begin = Instant::now();
     loop {
         match link.on_ready() {
-            LinkStatus::Open => assert!(begin.elapsed() < LIMIT, "the link stays open"),
+            ChannelState::Open => assert!(begin.elapsed() < LIMIT, "the link stays open"),
             end => return end,
         }
     }
@@ -98,7 +98,7 @@ fn reset(peer: Peer) {
 fn a_second_callback_ends_the_connection() {
     let (link, mut peer) = established();
     peer.send(&Message::Callback(Callback { id: [3; 8], port: 2, addrs: Vec::new(), ended: [4; 16] }));
-    assert_eq!(step(&link), LinkStatus::Closed);
+    assert_eq!(step(&link), ChannelState::Lost);
     let why = link.try_recv().unwrap_err().to_string();
     assert!(why.contains("CALLBACK for the second time"), "{why}");
 }
@@ -108,7 +108,7 @@ fn a_second_callback_ends_the_connection() {
 fn a_reset_breaks_the_connection() {
     let (link, peer) = established();
     reset(peer);
-    assert_eq!((step(&link), link.state()), (LinkStatus::Broken, ChannelState::Broken));
+    assert_eq!((step(&link), link.state()), (ChannelState::Broken, ChannelState::Broken));
     assert!(link.broken().unwrap().1.contains("the connection broke: "));
     assert_eq!(link.try_recv().unwrap(), None);
     // It is lost, and no error.
@@ -124,7 +124,7 @@ fn a_reset_that_a_write_has_found_is_no_fin() {
     reset(peer);
     send_until_it_fails(&link);
     send(&link, &Message::Ready);
-    assert_eq!((step(&link), link.state()), (LinkStatus::Broken, ChannelState::Broken));
+    assert_eq!((step(&link), link.state()), (ChannelState::Broken, ChannelState::Broken));
 }
 
 //= protocol.md: dialling again: a FIN is the end of the process, a reset is not
@@ -136,7 +136,7 @@ fn a_fin_is_the_end_even_if_a_write_has_failed_since() {
         if writes {
             send_until_it_fails(&link);
         }
-        assert_eq!((step(&link), link.state()), (LinkStatus::Closed, ChannelState::Lost));
+        assert_eq!((step(&link), link.state()), (ChannelState::Lost, ChannelState::Lost));
         assert!(link.try_recv().unwrap_err().to_string().contains("did its process end?"));
     }
 }
@@ -146,7 +146,7 @@ fn a_fin_is_the_end_even_if_a_write_has_failed_since() {
 fn before_the_end_of_the_handshake_a_reset_is_a_loss() {
     let (link, peer) = begun();
     reset(peer);
-    assert_eq!((step(&link), link.state()), (LinkStatus::Closed, ChannelState::Lost));
+    assert_eq!((step(&link), link.state()), (ChannelState::Lost, ChannelState::Lost));
 }
 
 /// A frame with a wrong tag, a frame that comes again, and one from before the proof.
@@ -182,7 +182,7 @@ fn a_wrong_tag_breaks_the_connection_and_a_redial_may_replace_it() {
                 assert_eq!(link.try_recv().unwrap(), Some(Message::Ready), "the first copy");
             }
             if is_established {
-                assert_eq!((status, link.state()), (LinkStatus::Broken, ChannelState::Broken), "case {i}");
+                assert_eq!((status, link.state()), (ChannelState::Broken, ChannelState::Broken), "case {i}");
                 let why = link.broken().unwrap().1;
                 assert!(
                     why.contains("the peer's address sent a frame with a wrong authentication tag"),
@@ -190,7 +190,7 @@ fn a_wrong_tag_breaks_the_connection_and_a_redial_may_replace_it() {
                 );
                 assert_eq!(link.try_recv().unwrap(), None);
             } else {
-                assert_eq!((status, link.state()), (LinkStatus::Closed, ChannelState::Lost), "case {i}");
+                assert_eq!((status, link.state()), (ChannelState::Lost, ChannelState::Lost), "case {i}");
                 let text = link.try_recv().unwrap_err().to_string();
                 assert!(text.contains("wrong authentication tag"), "{text}");
             }

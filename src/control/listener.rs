@@ -23,7 +23,8 @@ use crate::error::{Error, Result};
 use crate::proto::{Addr, Handle, Message, Nonce, Role, Secret};
 use crate::warned::Subject;
 
-/// How long an unknown peer may stay silent, even if the handshake's own limit is longer.
+/// How long an unknown peer may stay silent, even if the handshake's own limit is longer. One that dials
+/// again may take as long after WELCOME.
 const STRANGER_LIMIT: Duration = Duration::from_secs(10);
 /// Most peers that may wait for `try_accept`, and most connectors that are remembered.
 const WAITING_MAX: usize = 64;
@@ -210,8 +211,8 @@ pub(super) enum Admission {
 impl Acceptor {
     /// Makes the one of the listener for re-dials. The TCP connections have the limit of silence of
     /// those that they replace once they do.
-    pub(super) fn of_redials(socket: ListenSocket, secret: Arc<Secret>, limit: Duration) -> Self {
-        Self::new(socket, None, secret, limit)
+    pub(super) fn of_redials(socket: ListenSocket, secret: Arc<Secret>) -> Self {
+        Self::new(socket, None, secret, STRANGER_LIMIT)
     }
 
     fn new(

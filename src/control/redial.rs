@@ -31,8 +31,6 @@ use crate::proto::{
     ended_commitment, ended_proof,
 };
 
-/// How long a peer may take to send its REDIAL, and to continue after WELCOME.
-const STRANGER_LIMIT: Duration = Duration::from_secs(10);
 /// How long an address is tried before the next one is tried as well.
 const STAGGER: Duration = Duration::from_millis(250);
 /// How long an address may take to answer.
@@ -172,7 +170,7 @@ impl RedialListener {
         let socket = socket::listen(failover.family).map_err(failed)?;
         let port = socket.local_addr().map_err(failed)?.port();
         let secret = Arc::new(Secret::from(random()?));
-        let acceptor = Acceptor::of_redials(socket, Arc::clone(&secret), STRANGER_LIMIT);
+        let acceptor = Acceptor::of_redials(socket, Arc::clone(&secret));
         let token = reactor.with(|sockets| acceptor.listen(sockets))?.map_err(failed)?;
         Ok(Self { token, reactor, secret, port })
     }

@@ -1,6 +1,6 @@
 //! Sockets with the options of control connections.
 
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -105,6 +105,20 @@ pub(super) fn read_some(stream: &mut Stream, read: &mut Vec<u8>) -> io::Result<b
             Err(e) => return Err(e),
         }
     }
+}
+
+/// Writes as much of `bytes` as the socket accepts. Returns how many.
+pub(super) fn write_some(stream: &mut Stream, bytes: &[u8]) -> io::Result<usize> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match stream.write(&bytes[done..]) {
+            Ok(n) => done += n,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
 }
 
 /// Returns bytes that nobody can guess.

@@ -17,7 +17,7 @@ use super::bounds::HalfOpenList;
 use super::channel::ChannelState;
 use super::connector::{Attempt, Connector, Outcome};
 use super::half_open::HalfOpen;
-use super::link::{Call, Link, LinkStatus};
+use super::link::{Call, Link};
 use super::listener::Acceptor;
 use super::redial::{RedialId, Redialer, Redialled};
 use super::wire::{Lingering, Wire};
@@ -160,25 +160,19 @@ impl Sockets {
     }
 
     pub(super) fn step_link(&mut self, token: Token, link: Arc<Link>) -> Option<Entry> {
-        let status = self.serve(&link);
+        let state = link.on_ready();
+        if link.take_forged() {
+            self.counts.forged();
+        }
         link.take_news(&mut self.news);
-        match status {
-            LinkStatus::Open => Some(Entry::Link(link)),
-            LinkStatus::Broken => Redialer::start(link, token, self),
-            LinkStatus::Closed => {
+        match state {
+            ChannelState::Open => Some(Entry::Link(link)),
+            ChannelState::Broken => Redialer::start(link, token, self),
+            ChannelState::ByePeer | ChannelState::Lost => {
                 self.ended(token, &link);
                 None
             }
         }
-    }
-
-    /// Writes what waits and reads what has come on a connection.
-    pub(super) fn serve(&self, link: &Link) -> LinkStatus {
-        let status = link.on_ready();
-        if link.take_forged() {
-            self.counts.forged();
-        }
-        status
     }
 
     /// Takes an entry out of the table while it is served: that may change the table.

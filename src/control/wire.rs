@@ -1,7 +1,7 @@
 //! A TCP connection with its keys: frames in both directions, what waits to be sent or read, and the
 //! time after its last frame.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -116,20 +116,13 @@ impl Wire {
         if self.held_until.is_some_and(|until| Instant::now() < until) {
             return;
         }
-        let mut done = 0;
-        while done < self.outbox.len() {
-            match self.stream.write(&self.outbox[done..]) {
-                Ok(n) => done += n,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) => {
-                    self.outbox.clear();
-                    self.fault.get_or_insert(e);
-                    return;
-                }
+        match socket::write_some(&mut self.stream, &self.outbox) {
+            Ok(n) => drop(self.outbox.drain(..n)),
+            Err(e) => {
+                self.outbox.clear();
+                self.fault.get_or_insert(e);
             }
         }
-        self.outbox.drain(..done);
     }
 
     /// Reads what has come.

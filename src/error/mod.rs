@@ -13,9 +13,8 @@ use nix::errno::Errno;
 use crate::proto;
 
 pub(crate) use hints::{RAISE_MEMLOCK, memlock_limit};
-pub(crate) use wc_status::Blame;
-pub(crate) use wc_status::status_text;
 pub use wc_status::wc_status;
+pub(crate) use wc_status::{Blame, RETRY_EXC, status_text};
 
 /// The result of every fallible function of the plugin.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;

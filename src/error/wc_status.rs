@@ -63,6 +63,9 @@ const UNUSED: &str =
     "this plugin uses no such feature; look at the adapter's driver and firmware, and at dmesg";
 const HEALTH: &str = "look at dmesg and at the adapter's health (firmware, PCIe errors)";
 
+/// `IBV_WC_RETRY_EXC_ERR`
+pub(crate) const RETRY_EXC: u32 = 12;
+
 /// In the order of `enum ibv_wc_status`.
 const TABLE: [WcStatus; 24] = [
     row("IBV_WC_SUCCESS", Blame::Nobody, "success", "nothing"),

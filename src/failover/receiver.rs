@@ -197,14 +197,17 @@ impl Receiver {
 
     /// Judges every lost part of the STATE that is being handled, once this end has destroyed its
     /// queue pairs on the dead rails. `held` returns what this end has of a group. Returns the
-    /// VERDICT, and the open groups that are not whole.
-    pub(crate) fn judge(&mut self, held: impl Fn(Sequence) -> Held) -> Option<(Verdict, Vec<OpenGroup>)> {
+    /// VERDICT, and the open groups that are not whole, each with its lost parts that count as arrived.
+    pub(crate) fn judge(
+        &mut self,
+        held: impl Fn(Sequence) -> Held,
+    ) -> Option<(Verdict, Vec<(OpenGroup, u8)>)> {
         let state = self.state.take()?;
         let (mut again, mut partial) = (Vec::new(), Vec::new());
         for group in state.open {
             let Held::Parts { got, given_back, used } = held(group.seq) else { continue };
-            partial.push(group);
             let missing = if used { 0 } else { group.lost & !got };
+            partial.push((group, group.lost & !missing));
             let slot = group.seq.slot();
             self.expected.retain(|e| e.replay.slot != slot || group.lost >> e.replay.part & 1 == 0);
             let expect = |part| Expected { replay: Replay::new(slot, part as u8, state.epoch), given_back };

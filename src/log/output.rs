@@ -36,15 +36,9 @@ thread_local! {
 /// The records of a call under way. At the end of their thread they are written.
 struct OfCall(Vec<Record>);
 
-impl OfCall {
-    fn write(&mut self) {
-        self.0.drain(..).for_each(|record| record.write());
-    }
-}
-
 impl Drop for OfCall {
     fn drop(&mut self) {
-        self.write();
+        self.0.drain(..).for_each(|record| record.write());
     }
 }
 

@@ -3,21 +3,18 @@
 use std::fmt;
 
 use super::MAX_RAILS;
-use super::wire::{Codec, DecodeError, Layout, Reader, Within, Writer, within};
+use super::wire::{Codec, DecodeError, Layout, Reader, Within, Writer, numbered, within};
 
-/// An end of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// The end that connects and then sends.
-    Connector = 0,
-    /// The end that accepts and then receives.
-    Acceptor = 1,
+numbered! {
+    /// An end of a connection.
+    Role, "end", "0 or 1":
+        /// The end that connects and then sends.
+        Connector = 0,
+        /// The end that accepts and then receives.
+        Acceptor = 1,
 }
 
 impl Role {
-    /// Both roles.
-    pub const ALL: [Self; 2] = [Self::Connector, Self::Acceptor];
-
     /// Returns the role of the other end.
     pub const fn other(self) -> Self {
         match self {

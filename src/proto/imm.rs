@@ -138,7 +138,7 @@ impl ImmLayout {
             },
             None => self.sentinel(),
         };
-        slot as u32 | (mask as u32 & self.all) << 8 | size_q << self.low_bits
+        Self::encode_bits(slot, mask & self.all as u8, size_q << self.low_bits)
     }
 
     /// Returns the largest size below which every size is exact.
@@ -149,7 +149,13 @@ impl ImmLayout {
     /// Like [`encode`](Self::encode), for a size below [`exact_below`](Self::exact_below).
     #[inline]
     pub(crate) const fn encode_exact(self, slot: u8, mask: u8, bytes: u32) -> u32 {
-        slot as u32 | (mask as u32) << 8 | bytes << self.low_bits
+        Self::encode_bits(slot, mask, bytes << self.low_bits)
+    }
+
+    /// Returns the immediate with these [bits of a size](Self::size_bits).
+    #[inline(always)]
+    pub(crate) const fn encode_bits(slot: u8, mask: u8, size: u32) -> u32 {
+        slot as u32 | (mask as u32) << 8 | size
     }
 
     /// Decodes the immediate of a message that is whole on `rail`: its slot, and its size in the

@@ -2,55 +2,39 @@
 //! connection that replaces a broken one.
 
 use super::auth::redial_tag;
-use super::wire::{DecodeError, Layout, Reader, Writer};
+use super::wire::{Codec, DecodeError, Layout, Nested, Reader, Writer, layout, list, within};
 use super::{Addr, ListenerId, Nonce, Role, Secret, TAG_BYTES, Tag, same_tag};
 
 /// Most addresses of a CALLBACK.
 pub(crate) const MAX_CALLBACK_ADDRS: usize = 16;
 
-/// Where the process of an end accepts connections that replace a broken one.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Callback {
-    /// The public name of the process's listener for re-dials.
-    pub id: ListenerId,
-    /// The TCP port of that listener, not 0.
-    pub port: u16,
-    /// Its addresses, at most 16.
-    pub addrs: Vec<Addr>,
-    /// The hash of the proof that the connection has ended in that process.
-    pub ended: Tag,
-}
-
-/// The first message of a connection to a listener for re-dials.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Redial {
-    /// The listener's public name.
-    pub id: ListenerId,
-    /// The token of the connection's first HELLO, by which the connection is found.
-    pub token: Nonce,
-    /// The end that dials. The new connection replaces the broken one.
-    pub from: Role,
-    /// The challenge of this end, random.
-    pub challenge: Nonce,
-    /// The HMAC of the fields above under the connection's key.
-    pub tag: Tag,
-}
-
-impl Callback {
-    pub(super) fn write(&self, out: &mut Writer) {
-        out.bytes(&self.id).u16(self.port);
-        out.list(&self.addrs, MAX_CALLBACK_ADDRS, "addresses", |out, addr| addr.write(out));
-        out.bytes(&self.ended);
+layout! {
+    /// Where the process of an end accepts connections that replace a broken one.
+    pub struct Callback {
+        /// The public name of the process's listener for re-dials.
+        pub id: ListenerId = "listener id",
+        /// The TCP port of that listener, not 0.
+        pub port: u16 = within("port", 1..=u16::MAX as u64, "1 to 65535"),
+        /// Its addresses, at most 16.
+        pub addrs: Vec<Addr> = list("addresses", MAX_CALLBACK_ADDRS, Nested),
+        /// The hash of the proof that the connection has ended in that process.
+        pub ended: Tag = "hash of the end",
     }
+}
 
-    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let id = from.array("listener id")?;
-        let port = from.u16("port")?;
-        if port == 0 {
-            return Err(DecodeError::Range { what: "port", found: 0, expected: "1 to 65535" });
-        }
-        let addrs = from.list(MAX_CALLBACK_ADDRS, "addresses", Addr::read)?;
-        Ok(Self { id, port, addrs, ended: from.array("hash of the end")? })
+layout! {
+    /// The first message of a connection to a listener for re-dials.
+    pub struct Redial {
+        /// The listener's public name.
+        pub id: ListenerId = "listener id",
+        /// The token of the connection's first HELLO, by which the connection is found.
+        pub token: Nonce = "token",
+        /// The end that dials. The new connection replaces the broken one.
+        pub from: Role = Nested,
+        /// The challenge of this end, random.
+        pub challenge: Nonce = "challenge",
+        /// The HMAC of the fields above under the connection's key.
+        pub tag: Tag = "tag",
     }
 }
 
@@ -73,20 +57,9 @@ impl Redial {
 
     /// Returns the fields that the tag covers.
     fn fields(&self) -> Vec<u8> {
-        [&self.id[..], &self.token, &[self.from as u8], &self.challenge].concat()
-    }
-
-    pub(super) fn write(&self, out: &mut Writer) {
-        out.bytes(&self.fields()).bytes(&self.tag);
-    }
-
-    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self {
-            id: from.array("listener id")?,
-            token: from.array("token")?,
-            from: if from.flag("end")? { Role::Acceptor } else { Role::Connector },
-            challenge: from.array("challenge")?,
-            tag: from.array("tag")?,
-        })
+        let mut out = Writer::default();
+        self.write(&mut out);
+        out.bytes.truncate(Self::BYTES - TAG_BYTES);
+        out.bytes
     }
 }

@@ -110,20 +110,12 @@ impl<'a> Reader<'a> {
         Ok(number(self.bytes(8, what)?))
     }
 
-    /// Reads a byte below `limit`.
-    pub(super) fn below(
-        &mut self,
-        limit: u8,
-        what: &'static str,
-        expected: &'static str,
-    ) -> Result<u8, DecodeError> {
-        let n = self.u8(what)?;
-        if n < limit { Ok(n) } else { Err(DecodeError::Range { what, found: n.into(), expected }) }
-    }
-
     /// Reads a byte that is 0 or 1.
     pub(super) fn flag(&mut self, what: &'static str) -> Result<bool, DecodeError> {
-        Ok(self.below(2, what, "0 or 1")? == 1)
+        match self.u8(what)? {
+            n @ 0..2 => Ok(n == 1),
+            n => Err(DecodeError::Range { what, found: n.into(), expected: "0 or 1" }),
+        }
     }
 
     /// Reads a list: its length in one byte, then its items.

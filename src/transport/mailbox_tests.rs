@@ -25,8 +25,7 @@ struct End {
 impl End {
     fn drive(&mut self, rail: usize, now: Instant) -> usize {
         let Self { mailbox, queues, region, remote, chain, .. } = self;
-        let queues = std::slice::from_mut(&mut queues[rail]);
-        mailbox.drive((rail, queues), region, remote, chain, now).unwrap()
+        mailbox.drive((rail, &mut queues[rail]), region, remote, chain, now).unwrap()
     }
 
     fn poll(&mut self) -> Option<Vec<u8>> {

@@ -84,8 +84,8 @@ impl Comm {
             return Ok(());
         };
         let Some(rail) = working.lowest().filter(|_| mailbox.is_busy()) else { return Ok(()) };
-        let queues = &mut rails[rail].send_queues;
-        match mailbox.drive((rail, queues), region, remote, chain, Instant::now()) {
+        let queue = &mut rails[rail].send_queues[MAIL_QUEUE];
+        match mailbox.drive((rail, queue), region, remote, chain, Instant::now()) {
             Ok(writes) => (0..writes).for_each(|_| stats.posted_bare(rail)),
             Err(e) => self.not_posted(rail, e)?,
         }
@@ -113,7 +113,7 @@ impl Comm {
 
 /// Index of the queue pair of a rail that carries the mailbox's writes: at both ends its send queue
 /// is never shallower than [`MAX_WRITES`].
-pub(crate) const MAIL_QUEUE: usize = 0;
+const MAIL_QUEUE: usize = 0;
 
 /// How long after the completion of the last writes an end without acknowledgement repeats them on
 /// the same queue pair. A late write of a dead rail may have torn them, or the peer does not poll.
@@ -145,45 +145,44 @@ impl Mailbox {
     }
 
     /// Returns whether a frame can be queued.
-    pub(crate) fn has_room(&self, frame: &[u8]) -> bool {
+    fn has_room(&self, frame: &[u8]) -> bool {
         self.state.has_room(frame)
     }
 
     /// Queues one whole frame, which [`drive`](Self::drive) then writes.
-    pub(crate) fn send(&mut self, frame: &[u8]) -> Fast<()> {
+    fn send(&mut self, frame: &[u8]) -> Fast<()> {
         let queued = self.state.send(frame);
         queued.map_err(|e| Error::Internal(e.to_string()).into())
     }
 
     /// Returns the next frame of the peer. If nothing has come, costs two or three loads.
-    pub(crate) fn poll(&mut self, region: &Region) -> Fast<Option<Vec<u8>>> {
+    fn poll(&mut self, region: &Region) -> Fast<Option<Vec<u8>>> {
         self.state
             .poll(area(region, MAILBOX))
             .map_err(|e: MailboxError| Error::Protocol(e.to_string()).into())
     }
 
     /// Returns whether [`poll`](Self::poll) would find something: one or two loads.
-    pub(crate) fn has_mail(&self, region: &Region) -> bool {
+    fn has_mail(&self, region: &Region) -> bool {
         self.state.has_news(area(region, MAILBOX))
     }
 
     /// Returns whether [`drive`](Self::drive) has something to write, or may have to repeat it.
-    pub(crate) fn is_busy(&self) -> bool {
+    fn is_busy(&self) -> bool {
         self.state.is_busy()
     }
 
-    /// Posts the writes that are due on a living rail, with these queue pairs, as far as the send
+    /// Posts the writes that are due on a living rail, with this queue pair, as far as the send
     /// queue has room. On another queue pair than before, all unacknowledged writes are due again.
     /// The last write is signalled as [`Work::Mail`]. Returns the number of writes.
-    pub(crate) fn drive(
+    fn drive(
         &mut self,
-        (rail, queues): (usize, &mut [SendQueue]),
+        (rail, queue): (usize, &mut SendQueue),
         region: &Region,
         remote: &RemoteMemory,
         chain: &mut Chain,
         now: Instant,
     ) -> Result<usize, NotPosted> {
-        let queue = &mut queues[MAIL_QUEUE];
         if self.is_overdue(rail, queue, now) {
             self.state.resend();
         }

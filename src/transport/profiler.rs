@@ -50,11 +50,11 @@ pub(crate) struct CommProfiler {
 }
 
 /// A work request, as an event describes it.
-pub(crate) struct Write {
-    pub(crate) rail: usize,
-    pub(crate) wr_id: u64,
-    pub(crate) opcode: u32,
-    pub(crate) len: usize,
+struct Write {
+    rail: usize,
+    wr_id: u64,
+    opcode: u32,
+    len: usize,
 }
 
 impl Drop for CommProfiler {
@@ -132,13 +132,7 @@ impl CommProfiler {
 
     /// Starts an event. Returns whether the profiler accepted it.
     #[inline(always)]
-    pub(crate) fn start(
-        &mut self,
-        operation: usize,
-        handle: ProfilerHandle,
-        write: Write,
-        queue: &SendQueue,
-    ) -> bool {
+    fn start(&mut self, operation: usize, handle: ProfilerHandle, write: Write, queue: &SendQueue) -> bool {
         if handle.is_none() {
             return false;
         }
@@ -160,7 +154,7 @@ impl CommProfiler {
         taken
     }
 
-    pub(crate) fn stop(&mut self, operation: usize, rail: usize) {
+    fn stop(&mut self, operation: usize, rail: usize) {
         let place = &mut self.events[operation * self.devices.len() + rail];
         if !place.is_none() {
             self.profiler.stop(place);
@@ -176,6 +170,7 @@ impl CommProfiler {
             self.in_flight = 0;
         }
     }
+
     /// Starts the event of one part of a group of one, before the part is posted with its immediate
     /// and this `wr_id`. The send has this request and handle.
     #[inline(never)]

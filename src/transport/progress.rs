@@ -221,9 +221,9 @@ pub(crate) struct CompletionQueues {
 
 /// One CQ and the rails that use it.
 #[derive(Debug)]
-pub(crate) struct CompletionQueue {
-    pub(crate) cq: Arc<Cq>,
-    pub(crate) rails: RailSet,
+struct CompletionQueue {
+    cq: Arc<Cq>,
+    rails: RailSet,
     owners: Owners,
 }
 
@@ -311,7 +311,7 @@ impl CompletionQueue {
 
     /// Returns the rail if all completions belong to it.
     #[inline]
-    pub(crate) fn one_rail(&self) -> Option<usize> {
+    fn one_rail(&self) -> Option<usize> {
         match self.owners {
             Owners::One(rail) => Some(rail),
             Owners::ByNumber(_) => None,
@@ -321,7 +321,7 @@ impl CompletionQueue {
     /// Returns the rail of the queue pair with this number. `None` if the connection has not kept
     /// the queue pair: some providers keep completions of a queue pair that is destroyed.
     #[inline(always)]
-    pub(crate) fn rail_of(&self, qpn: u32) -> Option<usize> {
+    fn rail_of(&self, qpn: u32) -> Option<usize> {
         match &self.owners {
             Owners::One(rail) => Some(*rail),
             Owners::ByNumber(numbers) => numbers.rail_of(qpn),

@@ -9,8 +9,7 @@ use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
 use crate::route::gid_addr;
 use crate::transport::fence::Destroy;
 use crate::transport::recv::receives::Receives;
-use crate::transport::send_queue::Work;
-use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues};
+use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues, Work};
 use crate::verbs::{Completion, Cq, Path};
 
 /// A connected rail.

@@ -138,9 +138,7 @@ impl Region {
         for _ in &self.mrs {
             moved.add(pd)?;
         }
-        let before = self.mrs.len();
-        moved.retain(|i| i >= before);
-        *self = moved;
+        *self = moved.select(self.mrs.len()..moved.mrs.len());
         Ok(())
     }
 
@@ -149,10 +147,14 @@ impl Region {
         (self.mrs[index], self.keys[index]) = (Arc::clone(&from.mrs[place]), from.keys[place]);
     }
 
-    /// Takes these registrations of a clone, in order.
-    pub fn select(&mut self, from: &Self, places: &[usize]) {
-        self.keys = places.iter().map(|i| from.keys[*i]).collect();
-        self.mrs = places.iter().map(|i| Arc::clone(&from.mrs[*i])).collect();
+    /// Returns a region with these registrations, in order.
+    pub fn select(&self, places: impl Iterator<Item = usize> + Clone) -> Self {
+        Self {
+            mrs: places.clone().map(|i| Arc::clone(&self.mrs[i])).collect(),
+            keys: places.map(|i| self.keys[i]).collect(),
+            options: self.options,
+            memory: Arc::clone(&self.memory),
+        }
     }
 
     /// Returns the memory.
@@ -175,13 +177,6 @@ impl Region {
     /// Returns the keys of the registrations, in the order of the PDs.
     pub fn mrs(&self) -> &[Keys] {
         &self.keys
-    }
-
-    /// Drops the registrations whose index in the list is not `wanted`.
-    pub fn retain(&mut self, wanted: impl Fn(usize) -> bool) {
-        let wanted = |i: &usize| wanted(*i);
-        self.keys = (0..self.keys.len()).filter(wanted).map(|i| self.keys[i]).collect();
-        self.mrs = (0..self.mrs.len()).filter(wanted).map(|i| Arc::clone(&self.mrs[i])).collect();
     }
 }
 

@@ -15,6 +15,9 @@ pub(crate) const WRITE: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
 /// `opcode` of one with immediate.
 pub(crate) const WRITE_WITH_IMM: c_uint = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
 
+const SIGNALED: u32 = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
+const INLINED: u32 = sys::ibv_send_flags::IBV_SEND_INLINE.0;
+
 /// Registered local memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Local {
@@ -135,7 +138,7 @@ impl Chain {
             return false;
         }
         let parts = self.parts.as_ptr();
-        let signalled = if signal.is_some() { sys::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
+        let signalled = if signal.is_some() { SIGNALED } else { 0 };
         // SAFETY: exclusive while `self` is borrowed, and `i` is below the length of both arrays.
         unsafe {
             let wr = &raw mut (*parts).wrs[i];
@@ -173,10 +176,7 @@ impl Chain {
 }
 
 /// Bytes of a [`WordsWrite`].
-pub(crate) const INLINE: usize = 64;
-
-const SIGNALED: u32 = sys::ibv_send_flags::IBV_SEND_SIGNALED.0;
-const INLINED: u32 = sys::ibv_send_flags::IBV_SEND_INLINE.0;
+const INLINE: usize = 64;
 
 /// A signalled RDMA write with immediate, of one piece of memory.
 #[derive(Debug)]

@@ -20,6 +20,11 @@ fn at_warn(lines: &[(c_int, String)]) -> Vec<String> {
     warnings.filter(|text| !text.starts_with("NET/MPIB : in short: ")).cloned().collect()
 }
 
+/// Returns whether a line so far, at any level, has this text.
+pub fn has_logged(part: &str) -> bool {
+    LOG.lock().unwrap().iter().any(|(_, line)| line.contains(part))
+}
+
 /// The lines at WARN so far.
 pub fn warnings() -> Vec<String> {
     flush();

@@ -123,13 +123,27 @@ pub fn connect(table: &'static Table, ctx: Ptr, dev: i32) -> Pair {
     try_connect(table, ctx, dev).expect("connect and accept")
 }
 
+/// Connects the device `sender` to the device `receiver`.
+pub fn connect_between(table: &'static Table, ctx: Ptr, sender: i32, receiver: i32) -> Pair {
+    try_connect_between(table, ctx, sender, receiver).expect("connect and accept")
+}
+
 /// As [`connect`]; the codes of connect and accept if one fails, as it may if the handshake's time is
 /// short.
 pub fn try_connect(table: &'static Table, ctx: Ptr, dev: i32) -> Result<Pair, [Code; 2]> {
+    try_connect_between(table, ctx, dev, dev)
+}
+
+fn try_connect_between(
+    table: &'static Table,
+    ctx: Ptr,
+    sender: i32,
+    receiver: i32,
+) -> Result<Pair, [Code; 2]> {
     let mut handle = [0; 128];
-    let (rc, listen) = table.listen(ctx, dev, &mut handle);
+    let (rc, listen) = table.listen(ctx, receiver, &mut handle);
     assert_eq!(rc, Success, "listen");
-    let comms = try_connect_both(table, ctx, dev, &mut handle, listen);
+    let comms = try_connect_both(table, ctx, sender, &mut handle, listen);
     assert_eq!(table.close_listen(listen), Success);
     comms.map(|(send, recv)| Pair { table, send, recv })
 }

@@ -292,8 +292,7 @@ impl Attempts {
             if unrouted && !self.unrouted.contains(route) {
                 self.unrouted.push(*route);
             }
-            let is_expected = route.requested == 2 && !self.unrouted.contains(route);
-            self.may_heal |= changed || (silent && is_expected);
+            self.may_heal |= changed || (silent && self.is_expected(route));
             match self.failed.iter_mut().find(|(failed, _)| failed == route) {
                 Some((_, before)) => *before += &format!("; tried nevertheless: {why}"),
                 None => self.failed.push((*route, why)),
@@ -351,13 +350,18 @@ impl Attempts {
         self.has_failover() && self.complete && (self.may_heal || !self.choice.down.is_empty())
     }
 
+    /// Returns whether a route is expected to work: it was requested, and no kernel lacks it.
+    fn is_expected(&self, route: &Route) -> bool {
+        route.requested == 2 && !self.unrouted.contains(route)
+    }
+
     /// Returns the rails that the connection begins without and uses once they work, beside the `kept`
-    /// ones: those that have failed, and those whose port is down. A route that a kernel does not have
-    /// is not expected to work.
+    /// ones: those that have failed, and those whose port is down. They are expected to
+    /// work.
     pub(super) fn dead(&self, kept: &[Route]) -> Vec<Route> {
         let mut all = kept.to_vec();
         let failed = self.failed.iter().map(|(route, _)| *route);
-        let failed = failed.filter(|route| route.requested == 2 && !self.unrouted.contains(route));
+        let failed = failed.filter(|route| self.is_expected(route));
         for route in failed.chain(self.choice.down.iter().copied()).filter(|_| self.has_failover()) {
             if self.joins(&route) && all.len() < self.choice.width && is_disjoint(&all, &route) {
                 all.push(route);

@@ -4,15 +4,12 @@ use std::time::{Duration, Instant};
 
 use super::attempts::{Attempts, Failure, Next};
 use super::{AGAIN, Action, BringUp, Keep, Machine, Outcome, Stage, Step, check_wiring, wiring_difference};
-use crate::error::{Error, Result, wc_status};
+use crate::error::{Error, RETRY_EXC, Result, wc_status};
 use crate::proto::{
     Ece, Hello, Message, NO_ANSWER, PORT_CHANGED, RailSet, Role, SRQ_FAILED, Wiring, written_bytes,
 };
 use crate::route::{Route, is_unrouted};
 use crate::split::Plan;
-
-/// `IBV_WC_RETRY_EXC_ERR`
-const RETRY_EXC: u32 = 12;
 
 impl Machine {
     /// Handles a message while no local work is in progress.

@@ -171,8 +171,8 @@ impl PortHealth {
 
     /// Returns since when the port is down.
     pub fn down_since(&self) -> Option<Instant> {
-        let (state, cause) = self.state_and_cause();
-        cause.filter(|_| state == PortState::Down).map(|cause| cause.since.instant)
+        let port = &self.record.lock().port;
+        port.cause.as_ref().filter(|_| port.state == PortState::Down).map(|cause| cause.since.instant)
     }
 
     /// Returns why the port is not healthy, and since when.

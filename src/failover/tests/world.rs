@@ -751,12 +751,10 @@ impl World {
         let judged = receiver.judge(|seq| held(self, seq.number()));
         self.receiver = receiver;
         let (verdict, partial) = judged.expect("a STATE");
-        for group in partial {
-            let again =
-                verdict.again.iter().find(|(seq, _)| *seq == group.seq).map_or(0, |(_, parts)| *parts);
+        for (group, done) in partial {
             let held = self.offered.get_mut(&group.seq.number()).expect("an offered group");
             assert!(held.arrivals.learn(group.mask));
-            held.whole = held.arrivals.add(group.lost & !again);
+            held.whole = held.arrivals.add(done);
         }
         self.say_to_sender(Message::Verdict(verdict));
         let down = self.receiver.down();

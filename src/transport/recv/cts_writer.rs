@@ -10,8 +10,7 @@ use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::rail::Rail;
-use crate::transport::send_queue::Work;
-use crate::transport::send_queue::{NotPosted, SendQueue};
+use crate::transport::send_queue::{NotPosted, SendQueue, Work};
 use crate::verbs::{Local, Remote, WordsWrite};
 
 /// Index of the queue pair that carries all CTS writes. One queue pair keeps them in order, and one

@@ -12,8 +12,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::error::Result;
 use crate::proto::{SLOTS, qp_of_slot};
-use crate::transport::send_queue::Work;
-use crate::transport::send_queue::{NotPosted, SendQueue};
+use crate::transport::send_queue::{NotPosted, SendQueue, Work};
 use crate::verbs::{Blanks, Completion, Pd, Srq};
 
 /// The receives of a rail, and how many of them are posted.

@@ -108,11 +108,8 @@ impl RecvState {
         self.flushes.iter_mut().for_each(|flushes| flushes.fenced(Instant::now()));
         let Self { recovery, window, .. } = self;
         let Some((verdict, partial)) = recovery.judge(|seq| window.held(seq)) else { return Ok(()) };
-        for group in partial {
-            let again =
-                verdict.again.iter().find(|(seq, _)| *seq == group.seq).map_or(0, |(_, parts)| *parts);
-            let done = RailSet::from_bits(group.lost & !again);
-            let learned = self.window.learn(self.comm.layout, &group, done);
+        for (group, done) in partial {
+            let learned = self.window.learn(self.comm.layout, &group, RailSet::from_bits(done));
             let complete = |size| self.complete(group.seq.slot(), size);
             learned.and_then(|size| size.map_or(Ok(()), complete)).map_err(|e| self.state_error(&e))?;
         }

@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::error::{Error, Fast, Result};
-use crate::proto::{FIFO_BYTES, MAX_RAILS, MAX_RECVS, RECORD_BYTES, RailSet, Record, Sequence, SizeQ, Split};
+use crate::proto::{
+    FIFO_BYTES, ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, RailSet, Record, Sequence, SizeQ, Split,
+};
 use crate::split::Splitter;
 use crate::transport::Unusual;
 use crate::transport::comm::Comm;
@@ -138,7 +140,7 @@ impl SendState {
         stats.request(self.splitter.share(buffer.len));
         let measured = self.splitter.begin(slot, split.rails(), |rail| split.bytes(rail));
         let reported = CommProfiler::should_report(events, profiler);
-        let imm = u32::from(slot) | u32::from(split.rails().bits()) << 8 | size;
+        let imm = ImmLayout::encode_bits(slot, split.rails().bits(), size);
         let (write, mut failed) = (&mut self.usual.write, None);
         for part in split.parts() {
             let queue = all[part.rail].send_queue_mut(slot);

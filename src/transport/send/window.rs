@@ -167,13 +167,13 @@ impl Window {
 
     /// Returns whether the slot of the group that is being matched is free.
     pub(super) fn has_slot(&self) -> bool {
-        self.groups[usize::from(self.seq.slot())].pending.is_empty()
+        self.group(self.seq.slot()).pending.is_empty()
     }
 
     /// Returns the receives of the present group that have been matched, and their number in all, if
     /// some have.
     pub(super) fn met(&self) -> Option<(u8, u8)> {
-        let group = &self.groups[usize::from(self.seq.slot())];
+        let group = self.group(self.seq.slot());
         (group.matched != 0).then_some((group.matched, group.count))
     }
 
@@ -210,19 +210,18 @@ impl Window {
 
     /// Returns the group that is being matched, with its sends.
     pub(super) fn matched(&self) -> (Group, &[SendOp]) {
-        let group = self.groups[usize::from(self.seq.slot())];
+        let group = *self.group(self.seq.slot());
         (group, &self.ops[..usize::from(group.count).min(MAX_RECVS)])
     }
 
     /// Returns how many sends of the group that is being matched have data on a rail.
     pub(super) fn waiting(&self, rail: usize) -> u32 {
-        let matched = rails(self.groups[usize::from(self.seq.slot())].matched);
-        matched.filter(|place| self.ops[*place].split.bytes(rail) > 0).count() as u32
+        self.places().filter(|place| self.ops[*place].split.bytes(rail) > 0).count() as u32
     }
 
     /// Yields the receives of the present group that have been matched.
     pub(super) fn places(&self) -> impl Iterator<Item = usize> + use<> {
-        rails(self.groups[usize::from(self.seq.slot())].matched)
+        rails(self.group(self.seq.slot()).matched)
     }
 
     /// Returns the send that is matched with a receive of the present group.
@@ -336,15 +335,11 @@ impl Window {
     pub(super) fn posted(&self, seq: Sequence, part: usize) -> impl Iterator<Item = (Buffer, Split)> + '_ {
         self.group(seq.slot()).members().map(move |index| {
             let Matched { addr, len, is_split, .. } = self.sends[index];
-            let split = if is_split {
-                self.splits[index]
-            } else {
-                {
-                    let mut whole = Split::NONE;
-                    whole.whole(len, part);
-                    whole
-                }
-            };
+            let mut split = Split::NONE;
+            match is_split {
+                true => split = self.splits[index],
+                false => split.whole(len, part),
+            }
             (Buffer { addr, len }, split)
         })
     }

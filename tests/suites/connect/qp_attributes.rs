@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::log::{LOG, take_warnings, warnings};
-use mpib_tests::pair::{Pair, both_fail, connect, init, until};
+use mpib_tests::pair::{Pair, both_fail, connect, connect_between, init, until};
 use mpib_tests::table::{Table, newest, set_traffic_class, table};
 use mpib_tests::{NO_WAIT, here, isolated, mpib};
 use softverbs::QpAttributes;
@@ -284,25 +284,7 @@ fn options_that_both_ends_have_hold_on_every_queue_pair() {
 
 /// One device connects to another.
 fn connect_to(from: i32, to: i32) -> Pair {
-    let table = newest();
-    let ctx = init(table);
-    let mut handle = [0; 128];
-    let (rc, listen) = table.listen(ctx, to, &mut handle);
-    assert_eq!(rc, Success);
-    let mut pair = Pair { table, send: std::ptr::null_mut(), recv: std::ptr::null_mut() };
-    until("both ends", || {
-        if pair.send.is_null() {
-            let (rc, comm) = table.connect(ctx, from, &mut handle);
-            assert_eq!(rc, Success);
-            pair.send = comm;
-        }
-        if pair.recv.is_null() {
-            pair.recv = table.accept(listen).1;
-        }
-        (!pair.send.is_null() && !pair.recv.is_null()).then_some(())
-    });
-    assert_eq!(table.close_listen(listen), Success);
-    pair
+    connect_between(newest(), init(newest()), from, to)
 }
 
 /// Two ports are in one subnet but on different wires: no packet arrives. The error names the limit

@@ -3,7 +3,7 @@
 use std::thread;
 
 use mpib_tests::code::Success;
-use mpib_tests::log::{LOG, assert_warned};
+use mpib_tests::log::{assert_warned, has_logged};
 use mpib_tests::pair::until;
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device, rails};
@@ -24,8 +24,7 @@ fn a_connection_is_made_once_a_silent_path_works() {
         let (ctx, dev) = newest_device(2);
         ["r0", "r1"].iter().for_each(|rail| inject(rail, Fault::Silence(Direction::Both)).unwrap());
         let helper = thread::spawn(|| {
-            let waits = |(_, line): &(_, String)| line.contains("the connection waits up to");
-            until("a wait", || LOG.lock().unwrap().iter().any(waits).then_some(()));
+            until("a wait", || has_logged("the connection waits up to").then_some(()));
             ["r0", "r1"].iter().for_each(|rail| softverbs::heal(rail).unwrap());
         });
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use mpib_tests::code::{Code, InvalidArgument, RemoteError, Success};
-use mpib_tests::log::{LOG, warnings};
+use mpib_tests::log::{LOG, has_logged, warnings};
 use mpib_tests::pair::{init, pattern, try_connect, until};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib};
@@ -297,7 +297,7 @@ fn a_port_that_refuses_at_first_is_tried_again() {
         let mut go_on = || assert_eq!(table.connect(ctx, 0, &mut handle), (Success, Ptr::default()));
         until("the first try to fail", || {
             go_on();
-            LOG.lock().unwrap().iter().any(|(_, text)| text.contains(&reported)).then_some(())
+            has_logged(&reported).then_some(())
         });
         // SAFETY: a socket of ours that is bound.
         assert_eq!(unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&server), 8) }, 0);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::raw::{Raw, hello_frame, read_plain};
-use nccl_net_mpib::simulation::control::{ChannelState, Listener, Options};
+use nccl_net_mpib::simulation::control::{Channel, ChannelState, Listener, Options};
 use nccl_net_mpib::simulation::proto::{Claim, HELLO_PREFIX_BYTES, Message, Release, TAG_BYTES, Transcript};
 
 use super::util::{
@@ -118,15 +118,20 @@ fn a_second_hello_with_the_same_token_is_dropped_once_the_first_has_proved_itsel
     drop(first);
 }
 
+/// A connection with a copy of a HELLO, and what the listener makes of it.
+fn copied(listener: &Listener, hello: &[u8]) -> (TcpStream, Channel) {
+    let mut thief = stranger(listener);
+    thief.write_all(hello).unwrap();
+    (thief, until("the copy", || listener.try_accept().unwrap()))
+}
+
 /// It has proved nothing when its time is over, and the connector's own connection takes its place.
 //= protocol.md: authentication: of several connections with one HELLO, the one with the proof counts
 #[test]
 fn a_thief_that_is_first_with_a_copied_hello_gets_nothing() {
     let listener = listen();
     let bytes = hello_bytes(&listener);
-    let mut thief = stranger(&listener);
-    thief.write_all(&bytes).unwrap();
-    let stolen = until("the copy", || listener.try_accept().unwrap());
+    let (mut thief, stolen) = copied(&listener, &bytes);
     assert!(matches!(read_plain(&mut thief), Message::Welcome { .. }));
     let mut right = stranger(&listener);
     right.write_all(&bytes).unwrap();
@@ -148,9 +153,7 @@ fn a_thief_that_is_first_with_a_copied_hello_gets_nothing() {
 fn a_thief_that_makes_up_a_proof_is_dropped() {
     let listener = listen();
     let bytes = hello_bytes(&listener);
-    let mut thief = stranger(&listener);
-    thief.write_all(&bytes).unwrap();
-    let stolen = until("the copy", || listener.try_accept().unwrap());
+    let (mut thief, stolen) = copied(&listener, &bytes);
     assert!(matches!(read_plain(&mut thief), Message::Welcome { .. }));
     let mut proof = Message::Proof.encode().unwrap();
     Transcript::new(&[0; 16].into(), &bytes).early_key().seal(&mut proof);
@@ -166,10 +169,7 @@ fn a_thief_that_makes_up_a_proof_is_dropped() {
 #[test]
 fn a_copy_that_has_ended_does_not_take_the_connectors_place() {
     let listener = listen();
-    let bytes = hello_bytes(&listener);
-    let mut thief = stranger(&listener);
-    thief.write_all(&bytes).unwrap();
-    let copy = until("the copy", || listener.try_accept().unwrap());
+    let (thief, copy) = copied(&listener, &hello_bytes(&listener));
     drop(thief);
     until("its end", || {
         // Behind the HELLO.

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use mpib_tests::code::Success;
-use mpib_tests::log::{LOG, assert_warned, take_warnings};
+use mpib_tests::log::{assert_warned, has_logged, take_warnings};
 use mpib_tests::pair::{connect, init, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device, rails};
@@ -182,8 +182,7 @@ fn a_connection_is_made_once_a_rail_works() {
         let (ctx, dev) = newest_device(2);
         ["r0", "r1"].iter().for_each(|link| softverbs::set_link(link, false).unwrap());
         let helper = thread::spawn(|| {
-            let waits = |(_, line): &(_, String)| line.contains("the connection waits up to");
-            until("a wait", || LOG.lock().unwrap().iter().any(waits).then_some(()));
+            until("a wait", || has_logged("the connection waits up to").then_some(()));
             softverbs::set_link("r1", true).unwrap();
         });
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mpib_tests::code::Success;
-use mpib_tests::log::{INFO, LOG, take_warnings, warnings};
+use mpib_tests::log::{INFO, LOG, has_logged, take_warnings, warnings};
 use mpib_tests::pair::{Pair, failure, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, carried, newest_device};
@@ -152,8 +152,7 @@ fn a_rail_comes_back_with_its_address_at_another_index() {
 /// Waits for a line of the log with this text, and brings the links up.
 fn bring_up_after(text: &'static str, links: &'static [&str]) -> thread::JoinHandle<()> {
     thread::spawn(move || {
-        let has = || LOG.lock().unwrap().iter().any(|(_, line)| line.contains(text));
-        until("a line of the log", || has().then_some(()));
+        until("a line of the log", || has_logged(text).then_some(()));
         links.iter().for_each(|link| softverbs::set_link(link, true).unwrap());
     })
 }
@@ -278,11 +277,10 @@ fn the_last_error_names_the_state_of_the_port_at_the_end() {
         let (from, to) = (rig.pair.send_buffer(vec![1; MIB]), rig.pair.recv_buffer(MIB));
         inject("r0", Fault::Silence(Direction::Both)).unwrap();
         let recv = rig.pair.irecv(&[(to.addr(), MIB, 0, to.mr)]);
-        let logged = |part: &str| LOG.lock().unwrap().iter().any(|(_, line)| line.contains(part));
         let (mut down, mut code) = (false, Success);
         until("the end of the connection", || {
             code = table(12).test(recv).0;
-            if !down && logged("has no rail left") {
+            if !down && has_logged("has no rail left") {
                 ["r0", "s0"].iter().for_each(|link| softverbs::set_link(link, false).unwrap());
                 down = true;
             }
@@ -316,7 +314,7 @@ fn a_rail_comes_back_whose_port_was_down_at_the_receiver_alone() {
     between_hosts(here!(), |mut rig| {
         exchange_all(&mut rig);
         softverbs::set_link("r1", false).unwrap();
-        let refused = || LOG.lock().unwrap().iter().any(|(_, line)| line.contains("at the receiver: "));
+        let refused = || has_logged("at the receiver: ");
         exchange_until(&mut rig, "the receiver refuses no attempt", refused);
         let during = sent("s1");
         exchange_all(&mut rig);

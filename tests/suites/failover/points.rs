@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use mpib_tests::code::Success;
-use mpib_tests::pair::{LIMIT, Pair, connect, connect_both, init};
+use mpib_tests::pair::{LIMIT, Pair, connect_between, init};
 use mpib_tests::table::{Ptr, Table, table};
 use mpib_tests::vdevices::{self, newest_device};
 use mpib_tests::{SHORT, SPLIT_ALL};
@@ -116,15 +115,7 @@ impl Ends {
 
     pub(crate) fn connect(&self) -> Pair {
         let Self { table, ctx, receiver, sender, .. } = *self;
-        if receiver == sender {
-            return connect(table, ctx, sender);
-        }
-        let mut handle = [0; 128];
-        let (rc, listen) = table.listen(ctx, receiver, &mut handle);
-        assert_eq!(rc, Success, "listen");
-        let (send, recv) = connect_both(table, ctx, sender, &mut handle, listen);
-        assert_eq!(table.close_listen(listen), Success);
-        Pair { table, send, recv }
+        connect_between(table, ctx, sender, receiver)
     }
 
     pub(crate) fn link(&self, traffic: &Traffic) -> Link {

@@ -13,11 +13,11 @@ use mpib_tests::rng::Rng;
 use mpib_tests::table::TABLES;
 use mpib_tests::{here, isolated};
 use softverbs::{
-    CompletionStatus, CqOf, Direction, Fault, Only, Part, Then, counters, heal, inject, inject_at, set_link,
-    set_rate,
+    CompletionStatus, CqOf, Direction, Fault, Part, Then, heal, inject, inject_at, set_link, set_rate,
 };
 
-use super::points::{Ends, env};
+use super::failback::sent;
+use super::points::{Ends, at_once, env, two_hosts};
 use super::traffic::Traffic;
 
 /// How many scenarios run, and from which number on.
@@ -95,10 +95,7 @@ impl Strike {
     fn begin(self, device: &str) {
         match self {
             Self::Port(fault) => inject(device, fault).unwrap(),
-            Self::Request(fault, at) => {
-                let writes = matches!(fault, Fault::LostAck(_) | Fault::Late(..) | Fault::Partial(..));
-                inject_at(device, fault, at, if writes { Only::WRITES } else { Only::ALL }).unwrap();
-            }
+            Self::Request(fault, at) => inject_at(device, fault, at, at_once(fault).only()).unwrap(),
             Self::Blink => [false, true].into_iter().for_each(|up| set_link(device, up).unwrap()),
             Self::Rate(rate) => set_rate(device, rate).unwrap(),
             Self::Reset => drop(reset_sockets(|_| true)),
@@ -169,11 +166,11 @@ impl Scenario {
     }
 
     fn devices(&self) -> String {
-        let device = |name: &str, rail: usize, host: usize| match self.infiniband {
-            true => {
-                format!("{name}{rail}:link=ib,lid={},subnet=0xfe8000000000{rail:04x}", 1 + 2 * rail + host)
-            }
-            false => format!("{name}{rail}:addr=10.0.{rail}.{host}/24"),
+        if !self.infiniband {
+            return two_hosts(self.rails);
+        }
+        let device = |name: &str, rail: usize, host: usize| {
+            format!("{name}{rail}:link=ib,lid={},subnet=0xfe8000000000{rail:04x}", 1 + 2 * rail + host)
         };
         let hosts = [("r", 1), ("s", 2)];
         let all = hosts.iter().flat_map(|(name, host)| (0..self.rails).map(|rail| device(name, rail, *host)));
@@ -215,15 +212,11 @@ impl Scenario {
 
     /// Runs traffic until each sender's adapter has carried data.
     fn all_rails_return(&self, ends: &Ends, run: &mut dyn FnMut()) {
-        let carried = |device: &str| {
-            let counters = counters();
-            counters.iter().find(|c| c.name == device).map(|c| c.total.bytes).unwrap()
-        };
         let senders = &ends.devices[self.rails..];
-        let before: Vec<u64> = senders.iter().map(|device| carried(device)).collect();
+        let before: Vec<u64> = senders.iter().map(|device| sent(device)).collect();
         let begin = Instant::now();
         // Small messages may go whole on one rail: data of all sizes is enough.
-        while senders.iter().zip(&before).any(|(device, before)| carried(device) == *before) {
+        while senders.iter().zip(&before).any(|(device, before)| sent(device) == *before) {
             assert!(begin.elapsed() < LIMIT, "a rail does not return");
             run();
         }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use mpib_tests::code::Success;
-use mpib_tests::log::LOG;
+use mpib_tests::log::{LOG, has_logged};
 use mpib_tests::pair::{Pair, connect_both, init, until};
 use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::table::newest;
@@ -13,10 +13,6 @@ use softverbs::{Direction, Fault, Only, heal, inject_at, set_link};
 
 use super::points::{Ends, env, two_hosts};
 use super::traffic::{Link, Traffic};
-
-fn has_logged(part: &str) -> bool {
-    LOG.lock().unwrap().iter().any(|(_, line)| line.contains(part))
-}
 
 /// The sender gives the rail up, and the receiver, whose port is in order, does not notice. The lost
 /// part can come over the new rail alone.

@@ -1,9 +1,9 @@
 //! Callbacks of NCCL's, its logger and its profiler, that call the plugin or do not return.
 
-use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex};
 
 use mpib_tests::code::{Code, InvalidUsage, Success};
 use mpib_tests::log::as_logger;
@@ -12,6 +12,8 @@ use mpib_tests::table::{Ptr, newest, set_profiler, set_profiler_handles, table};
 use mpib_tests::{NO_PINGS, here, isolated, mpib};
 use nccl_net_abi as abi;
 use softverbs::{Post, fail_post};
+
+use super::loggers::{block_at, blocking_logger, init_with, release, until_it_blocks};
 
 /// What calls of the plugin from within a callback have returned.
 static CODES: Mutex<Vec<Code>> = Mutex::new(Vec::new());
@@ -37,9 +39,8 @@ unsafe extern "C" fn calling_logger(
 fn a_logger_that_calls_the_plugin_gets_an_error() {
     isolated(here!(), &mpib("512", &[]), || {
         for version in [8, 12] {
-            let (table, mut ctx) = (table(version), null_mut());
-            let logger = as_logger(calling_logger);
-            assert_eq!(table.raw().init(&raw mut ctx, 1, null_mut(), logger, None), Success);
+            let table = table(version);
+            let ctx = init_with(table, as_logger(calling_logger));
             let codes = std::mem::take(&mut *CODES.lock().unwrap());
             assert!(!codes.is_empty(), "v{version}: init logs");
             assert!(codes.iter().all(|code| *code == InvalidUsage), "v{version}: {codes:?}");
@@ -97,36 +98,14 @@ fn a_profiler_that_calls_the_plugin_gets_an_error() {
     });
 }
 
-/// The text of the line from which [`stuck_logger`] does not return, and whether it is in it.
-static STUCK: Mutex<(&str, bool)> = Mutex::new(("", false));
-static RELEASED: Condvar = Condvar::new();
-
-unsafe extern "C" fn stuck_logger(
-    _: c_int,
-    _: c_ulong,
-    _: *const c_char,
-    _: c_int,
-    _: *const c_char,
-    text: *const c_char,
-) {
-    // SAFETY: a C string of the plugin.
-    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
-    let mut stuck = STUCK.lock().unwrap();
-    while !stuck.0.is_empty() && text.contains(stuck.0) {
-        stuck.1 = true;
-        stuck = RELEASED.wait(stuck).unwrap();
-    }
-}
-
 /// Calls `call` in a thread, and `others` when the logger is stuck in the call at a line with `text`.
 fn while_stuck(text: &'static str, call: impl FnOnce() + Send, others: impl FnOnce()) {
-    *STUCK.lock().unwrap() = (text, false);
+    block_at(text);
     std::thread::scope(|scope| {
         scope.spawn(call);
-        until("the logger to be stuck", || STUCK.lock().unwrap().1.then_some(()));
+        until_it_blocks();
         others();
-        STUCK.lock().unwrap().0 = "";
-        RELEASED.notify_all();
+        release();
     });
 }
 
@@ -136,11 +115,7 @@ fn a_logger_that_is_stuck_in_init_holds_up_no_other_call() {
     isolated(here!(), &mpib("512", &[]), || {
         // A table without contexts: all its calls use that of the process.
         let table = table(8);
-        let call = || {
-            let mut ctx = null_mut();
-            let code = table.raw().init(&raw mut ctx, 1, null_mut(), as_logger(stuck_logger), None);
-            assert_eq!(code, Success);
-        };
+        let call = || _ = init_with(table, as_logger(blocking_logger));
         while_stuck("table v8", call, || {
             let pair = connect(table, null_mut(), 0);
             pair.message(5000, 5000, 1);
@@ -154,9 +129,8 @@ fn a_logger_that_is_stuck_in_init_holds_up_no_other_call() {
 #[test]
 fn a_logger_that_is_stuck_in_isend_leaves_the_connection_to_others() {
     isolated(here!(), &mpib("512", &[NO_PINGS]), || {
-        let (table, mut ctx) = (newest(), null_mut());
-        let logger = as_logger(stuck_logger);
-        assert_eq!(table.raw().init(&raw mut ctx, 1, null_mut(), logger, None), Success);
+        let table = newest();
+        let ctx = init_with(table, as_logger(blocking_logger));
         let pair = connect(table, ctx, 0);
         let (from, to) = (pair.send_buffer(pattern(5000, 1)), pair.recv_buffer(10_000));
         let receives = [0, 5000].map(|at| pair.irecv(&[(to.addr() + at, 5000, 1, to.mr)]));

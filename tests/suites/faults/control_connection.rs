@@ -1,7 +1,7 @@
 //! Faults of the control connection while data moves, and deaths that a forked child hides.
 
 use mpib_tests::code::{RemoteError, Success};
-use mpib_tests::log::{LOG, assert_last_warning, warnings};
+use mpib_tests::log::{assert_last_warning, has_logged, warnings};
 use mpib_tests::pair::{Buffer, failure, init, pattern, until};
 use mpib_tests::peer::{Grandchild, Peer, connected, from_peer, handle_of, recv, send, wait};
 use mpib_tests::proxy::{Proxy, Side};
@@ -31,9 +31,7 @@ fn data_moves_on_while_the_control_connection_is_dialled_again() {
         message(&mut peer);
         proxy.reset(&[Side::Connector, Side::Acceptor]);
         message(&mut peer);
-        until("the new connection", || {
-            LOG.lock().unwrap().iter().any(|line| line.1.contains("works again")).then_some(())
-        });
+        until("the new connection", || has_logged("works again").then_some(()));
         message(&mut peer);
         assert!(warnings().is_empty(), "{:?}", warnings());
         from.dereg();

@@ -28,7 +28,7 @@ static BLOCKS: Mutex<(&str, bool)> = Mutex::new(("", false));
 static RELEASED: Condvar = Condvar::new();
 
 /// As NCCL's logger while nobody reads the pipe that it writes to.
-unsafe extern "C" fn blocking_logger(
+pub(crate) unsafe extern "C" fn blocking_logger(
     _: c_int,
     _: c_ulong,
     _: *const c_char,
@@ -45,23 +45,28 @@ unsafe extern "C" fn blocking_logger(
     }
 }
 
+/// From now on [`blocking_logger`] blocks at a line with `text`.
+pub(crate) fn block_at(text: &'static str) {
+    *BLOCKS.lock().unwrap() = (text, false);
+}
+
 /// Initialises with [`blocking_logger`], which blocks at a line with `text`.
 fn init_blocking(table: &Table, text: &'static str) -> Ptr {
-    *BLOCKS.lock().unwrap() = (text, false);
+    block_at(text);
     init_with(table, as_logger(blocking_logger))
 }
 
-fn init_with(table: &Table, logger: ncclDebugLogger_t) -> Ptr {
+pub(crate) fn init_with(table: &Table, logger: ncclDebugLogger_t) -> Ptr {
     let mut ctx = null_mut();
     assert_eq!(table.raw().init(&raw mut ctx, 1, null_mut(), logger, None), Success);
     ctx
 }
 
-fn until_it_blocks() {
+pub(crate) fn until_it_blocks() {
     until("the logger to block", || BLOCKS.lock().unwrap().1.then_some(()));
 }
 
-fn release() {
+pub(crate) fn release() {
     BLOCKS.lock().unwrap().0 = "";
     RELEASED.notify_all();
 }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use mpib_agent::{Config, Handle, Server, Snapshot};
 use mpib_tests::code::Success;
-use mpib_tests::log::{LOG, take_warnings};
+use mpib_tests::log::{has_logged, take_warnings};
 use mpib_tests::pair::{Pair, connect, init, until};
 use mpib_tests::peer::{Peer, to_peer};
 use mpib_tests::table::newest;
@@ -87,10 +87,6 @@ fn until_carried(pair: &Pair, old: u16, new: u16) {
     });
 }
 
-fn info(part: &str) -> bool {
-    LOG.lock().unwrap().iter().any(|(_, line)| line.contains(part))
-}
-
 /// A test whose process has `more` in its environment and an agent's folder.
 fn with_folder(test: &str, more: &[(&str, &str)], body: impl FnOnce(&Path)) {
     isolated(test, &[&TWO_RAILS[..], more].concat(), || {
@@ -119,7 +115,7 @@ fn a_share_counts_for_exactly_the_next_message() {
         let agent = Agent::start(folder, EXTERNAL);
         let pair = Pair::new(newest());
         agent.registered(2);
-        until("the memory file", || info("has passed a memory file").then_some(()));
+        until("the memory file", || has_logged("has passed a memory file").then_some(()));
         agent.set_share(1);
         until_carried(&pair, 0, 1);
         let before = until("the end of registrations", || {
@@ -133,7 +129,7 @@ fn a_share_counts_for_exactly_the_next_message() {
             assert_eq!(carried(&pair), part(share), "share {share}");
         }
         assert_eq!(waits(), before, "the client's thread has slept");
-        assert!(!info("hint file"), "nobody reads the hint file");
+        assert!(!has_logged("hint file"), "nobody reads the hint file");
         pair.close();
         agent.registered(0);
         assert_eq!(take_warnings(), [""; 0]);
@@ -200,16 +196,20 @@ fn a_drained_port_carries_nothing_until_it_is_given_back() {
         let drain = |port: &str, on| agent.handle.change(|agent| agent.drain(port, on)).unwrap();
         drain("soft1:1", true);
         assert_eq!(carried(&pair), 0, "SUP is out of use for the next message");
-        until("a line", || info("port soft1:1 is out of use: scale 0 of 1024, before 1024").then_some(()));
+        until("a line", || {
+            has_logged("port soft1:1 is out of use: scale 0 of 1024, before 1024").then_some(())
+        });
         drain("soft1:1", false);
         drain("soft0:1", true);
         // SUP carries data again once the thread of the hints has looked.
         until_carried(&pair, 0, 1024);
         // A change that is taken back before the thread of the hints looks has no line.
-        until("a line", || info("port soft0:1 is out of use: scale 0 of 1024, before 1024").then_some(()));
+        until("a line", || {
+            has_logged("port soft0:1 is out of use: scale 0 of 1024, before 1024").then_some(())
+        });
         drain("soft0:1", false);
         until_carried(&pair, 1024, 512);
-        until("a line", || info("port soft0:1 is in full use again: scale 1024").then_some(()));
+        until("a line", || has_logged("port soft0:1 is in full use again: scale 1024").then_some(()));
         pair.close();
         assert_eq!(take_warnings(), [""; 0]);
         agent.kill();
@@ -222,7 +222,7 @@ fn a_process_without_hints_attaches_for_the_scales_of_ports() {
     with_folder(here!(), &[], |folder| {
         let agent = Agent::start(folder, "drain = [\"soft1:1\"]");
         let pair = connect(newest(), init(newest()), 0);
-        until("a line", || info("port soft1:1 is out of use").then_some(()));
+        until("a line", || has_logged("port soft1:1 is out of use").then_some(()));
         let seen = agent.snapshot();
         assert_eq!(seen.processes.len(), 1, "{seen:?}");
         assert_eq!(seen.processes[0].connections, 0, "{seen:?}");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use mpib_tests::agent::{Agent, Place};
 use mpib_tests::code::Success;
-use mpib_tests::log::{LOG, take_warnings};
+use mpib_tests::log::{has_logged, take_warnings};
 use mpib_tests::pair::{Buffer, init, pattern, until};
 use mpib_tests::peer::{Peer, send, to_peer, wait};
 use mpib_tests::rng::Rng;
@@ -99,7 +99,7 @@ fn hinted(test: &str, addresses: (&'static str, &'static str), body: impl FnOnce
             agent.event("registered");
         }
         let class = if addresses == INTRA { "intra-island, split" } else { "inter-island, split" };
-        assert!(LOG.lock().unwrap().iter().any(|(_, line)| line.contains(class)), "not {class}");
+        assert!(has_logged(class), "not {class}");
         body(rig, &mut agent, rng);
         assert_eq!(take_warnings(), [""; 0]);
     });

@@ -3,7 +3,7 @@
 
 use mpib_tests::code::{Code, InvalidUsage, Success};
 use mpib_tests::log::take_warnings;
-use mpib_tests::pair::{Pair, connect_both, init, until};
+use mpib_tests::pair::{connect_between, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, here, isolated};
 use softverbs::QpAttributes;
@@ -18,15 +18,10 @@ fn env(devices: &str) -> Vec<(&str, &str)> {
 /// of the sender's queue pair, of the receiver's, and of the receiver's for flushes.
 fn joined() -> [QpAttributes; 3] {
     let (table, ctx) = (newest(), init(newest()));
-    let mut handle = [0; 128];
-    let (rc, listen) = table.listen(ctx, 1, &mut handle);
-    assert_eq!(rc, Success);
-    let (send, recv) = connect_both(table, ctx, 0, &mut handle, listen);
-    assert_eq!(table.close_listen(listen), Success);
-    let pair = Pair { table, send, recv };
+    let pair = connect_between(table, ctx, 0, 1);
     pair.message(100_000, 100_000, 1);
     let to = pair.recv_buffer(100);
-    let (rc, flush) = table.iflush(recv, &[(to.addr(), 100, to.mr)]);
+    let (rc, flush) = table.iflush(pair.recv, &[(to.addr(), 100, to.mr)]);
     assert!(rc == Success && !flush.is_null());
     pair.wait(flush);
     to.dereg();
