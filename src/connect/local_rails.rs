@@ -108,11 +108,12 @@ impl Ports {
         requested: bool,
         takes_down: bool,
     ) {
-        let known = || nic.known().or_else(|why| nic.down().filter(|_| takes_down).ok_or(why));
+        let known = |nic: &Nic| nic.known().or_else(|why| nic.down().filter(|_| takes_down).ok_or(why));
+        let read = || LocalRail::read(nic, role, requested, known);
         // Between two queries the link may have come up.
-        match known().or_else(|why| if takes_down { known() } else { Err(why) }) {
+        match read().or_else(|why| if takes_down { read() } else { Err(why) }) {
             Ok(_) if self.before.0 + self.usable.len() == MAX_OFFERS => too_many(process),
-            Ok((port, gids)) => self.usable.push(LocalRail::new(nic, port, gids, role, requested)),
+            Ok(rail) => self.usable.push(rail),
             Err(why) if self.before.1 + self.unusable.len() < MAX_OFFERS => {
                 self.unusable.push(UnusableRail { name: nic.name().to_owned(), role, requested, why });
             }

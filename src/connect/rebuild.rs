@@ -143,8 +143,8 @@ impl Rebuild {
     /// Creates the queue pairs on the port in its present state.
     fn make(&mut self) -> Result<()> {
         let nic = &self.nic;
-        let (port, gids) = nic.now().map_err(|why| Error::Usage(format!("{}: {why}", nic.name())))?;
-        let mut rail = LocalRail::new(nic, port, gids, self.place, true);
+        let rail = LocalRail::read(nic, self.place, true, Nic::now);
+        let mut rail = rail.map_err(|why| Error::Usage(format!("{}: {why}", nic.name())))?;
         let port = rail.info(&self.work.settings.process.control.interfaces()?)?;
         self.work.rails = vec![rail];
         let wiring = self.work.make(&self.stripes)?;

@@ -21,35 +21,40 @@ pub(crate) struct LocalRail {
     pub(crate) role: RailRole,
     /// Whether the port belongs to the device that NCCL requested.
     requested: bool,
-    /// Events of the adapter until then.
+    /// Events of the adapter before the port was read; `None` if one waited to be read.
     changes: Option<u64>,
     /// Names of the network interfaces of `gids`, as far as [`info`](Self::info) has seen them.
     interfaces: Vec<Option<String>>,
 }
 
 impl LocalRail {
-    /// Takes the port and its GIDs as [`Nic::now`] returned them.
-    pub(crate) fn new(
+    /// Takes the port and its GIDs as `read` returns them, for example [`Nic::now`].
+    ///
+    /// # Errors
+    /// That of `read`.
+    pub(crate) fn read(
         nic: &Arc<Nic>,
-        port: Port,
-        mut gids: Vec<Gid>,
         role: RailRole,
         requested: bool,
-    ) -> Self {
+        read: impl FnOnce(&Nic) -> Result<(Port, Vec<Gid>), String>,
+    ) -> Result<Self, String> {
+        // Before the port is read: an event that comes later may not be in what was read.
+        let changes = nic.context().changes();
+        let (port, mut gids) = read(nic)?;
         if gids.len() > MAX_RAIL_ADDRS {
             let (name, n) = (nic.name(), gids.len());
             tracing::info!(target: "net", "{name} has {n} addresses; the HELLO advertises {MAX_RAIL_ADDRS}");
             gids.truncate(MAX_RAIL_ADDRS);
         }
-        let changes = nic.context().changes();
         let (nic, pd) = (Arc::clone(nic), nic.pd());
-        Self { nic, pd, port, gids, role, requested, changes, interfaces: Vec::new() }
+        Ok(Self { nic, pd, port, gids, role, requested, changes, interfaces: Vec::new() })
     }
 
     /// Returns whether the port is not active, or the adapter has reported an event since the port was
     /// read: its link may have been down and up again.
     pub(crate) fn has_changed(&self) -> bool {
-        self.nic.context().changes() != self.changes || self.nic.down().is_some()
+        let changes = self.nic.context().changes();
+        changes.is_none() || changes != self.changes || self.nic.down().is_some()
     }
 
     /// Describes the port for the HELLO.
@@ -89,8 +94,7 @@ impl LocalRail {
 /// Describes a port for the HELLO as if NCCL had requested it. The error is the reason why the
 /// port cannot be used.
 pub(crate) fn rail_info(nic: &Arc<Nic>, role: RailRole, networks: &[Interface]) -> Result<RailInfo, String> {
-    let (port, gids) = nic.now()?;
-    LocalRail::new(nic, port, gids, role, true).info(networks).map_err(|e| e.to_string())
+    LocalRail::read(nic, role, true, Nic::now)?.info(networks).map_err(|e| e.to_string())
 }
 
 /// What the process sees of the network that a GID is an address of.

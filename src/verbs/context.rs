@@ -7,13 +7,13 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma_sys as sys;
 
 use crate::error::{Error, Result};
 use crate::fork_guard;
+use crate::sync::Mutex;
 
 use super::event::About;
 use super::port::{Gid, Port};
@@ -29,8 +29,9 @@ pub struct Context {
     /// `node_guid`, in network byte order; 0 if the device has none.
     guid: u64,
     transport: sys::ibv_transport_type::Type,
-    /// Events so far that may have changed a port or a table.
-    changes: AtomicU64,
+    /// Events so far that may have changed a port or a table. Locked while an event is read: until
+    /// it is counted, nobody may take the table for unchanged.
+    changes: Mutex<u64>,
 }
 
 // SAFETY: libibverbs locks inside; calls on one context may come from any thread.
@@ -169,7 +170,7 @@ impl Context {
         drop(guard);
         // SAFETY: as above.
         let transport = unsafe { (*device).transport_type };
-        let context = Self { raw, name: name.clone(), sysfs, guid, transport, changes: AtomicU64::new(0) };
+        let context = Self { raw, name: name.clone(), sysfs, guid, transport, changes: Mutex::new(0) };
         // SAFETY: just opened.
         if let Err(source) = unsafe { shim::async_fd_nonblocking(raw.as_ptr()) } {
             return Err(Error::io(format!("fcntl(O_NONBLOCK) on the events of {}", context.name), source));
@@ -281,9 +282,9 @@ impl Context {
     /// Returns a number that changes with each event that may have changed a port or a table.
     /// `None` while an event waits to be read.
     pub fn changes(&self) -> Option<u64> {
-        let changes = self.changes.load(Ordering::Acquire);
+        let changes = self.changes.lock();
         let mut fd = [PollFd::new(self.async_fd(), PollFlags::POLLIN)];
-        matches!(poll(&mut fd, PollTimeout::ZERO), Ok(0)).then_some(changes)
+        matches!(poll(&mut fd, PollTimeout::ZERO), Ok(0)).then_some(*changes)
     }
 
     /// Calls `ibv_query_pkey`. The result is in host byte order; its top bit marks a full member.
@@ -301,11 +302,12 @@ impl Context {
     /// # Errors
     /// No more events will come.
     pub(crate) fn next_event(&self) -> io::Result<Option<PendingEvent<'_>>> {
+        let mut changes = self.changes.lock();
         // SAFETY: open context whose descriptor does not block.
         match unsafe { shim::next_event(self.raw.as_ptr()) } {
             Ok(event) => {
                 if matches!(event.about, About::Port(_) | About::Device) {
-                    self.changes.fetch_add(1, Ordering::Release);
+                    *changes += 1;
                 }
                 Ok(Some(event))
             }

@@ -365,7 +365,10 @@ fn invalid_values_are_reported_with_the_valid_ones() {
 //= reach.md: each connection reads the GID tables again
 #[test]
 fn an_explicit_index_means_what_stands_there_now() {
-    isolated(here!(), &[DEVICES, ("NCCL_IB_GID_INDEX", "3"), ("MPIB_ROUTE", "strict")], || {
+    // The event of a change is read for a while: until then, the port may not pass for unchanged.
+    let devices = DEVICES.1.replace(';', ",verb_time=event:300ms;");
+    let vars = [(DEVICES.0, &*devices), ("NCCL_IB_GID_INDEX", "3"), ("MPIB_ROUTE", "strict")];
+    isolated(here!(), &vars, || {
         let ctx = init(newest());
         goes_by(ctx, 0, "10.0.0.1 to 10.0.0.1 (RoCE v2)");
         let v4 = |c| Some((IpAddr::from([10, 0, c, 1]), 24));

@@ -11,7 +11,7 @@ use crate::abi::border::{self, Errno};
 use crate::abi::handle::{Acks, Handle};
 use crate::api::cq::Cq;
 use crate::api::device::{self, Context};
-use crate::api::qp::Qp;
+use crate::api::qp::{self, Qp};
 use crate::api::srq::Srq;
 use crate::log::fault;
 use crate::process::{self, Process};
@@ -194,6 +194,7 @@ unsafe extern "C" fn ibv_get_async_event(
                 acks.delivered();
             }
         })?;
+        qp::takes(context.device.spec.verb_time.event_ns);
         let element = found.target.element();
         let is_port = matches!(found.target, Target::Port);
         // SAFETY: writable, as the caller guarantees. The type is stored as an integer of the

@@ -69,7 +69,7 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
         return Err("found a rate of 0, expected a rate above it".to_owned());
     }
     let verbs = device.verb_time;
-    let slowest = verbs.create_ns.max(verbs.modify_ns).max(verbs.destroy_ns);
+    let slowest = verbs.create_ns.max(verbs.modify_ns).max(verbs.destroy_ns).max(verbs.event_ns);
     let times = [
         ("latency", device.latency_ns),
         ("cqe_delay", device.cqe_delay_ns),

@@ -56,13 +56,15 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         "dmabuf" => spec.dmabuf = switch(value)?,
         "verb_time" => {
             for one in value.split('+') {
-                let expected = "expected create, modify or destroy, each with its time, like destroy:5ms";
+                let expected =
+                    "expected create, modify, destroy or event, each with its time, like destroy:5ms";
                 let (verb, time) = one.split_once(':').ok_or(expected)?;
                 let time = quantity::nanoseconds(time)?;
                 match verb {
                     "create" => spec.verb_time.create_ns = time,
                     "modify" => spec.verb_time.modify_ns = time,
                     "destroy" => spec.verb_time.destroy_ns = time,
+                    "event" => spec.verb_time.event_ns = time,
                     _ => return Err(expected.to_owned()),
                 }
             }

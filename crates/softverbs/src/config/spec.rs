@@ -125,7 +125,7 @@ pub struct DeviceSpec {
     pub max_srq_wr: u32,
     /// Largest message of the port in bytes (`max_msg_sz`), at most 2 GiB.
     pub max_msg: u32,
-    /// How long verbs of queue pairs take.
+    /// How long some verbs take.
     pub verb_time: VerbTime,
 }
 
@@ -139,6 +139,8 @@ pub struct VerbTime {
     pub modify_ns: u64,
     /// `ibv_destroy_qp`
     pub destroy_ns: u64,
+    /// `ibv_get_async_event`, once it has taken an event.
+    pub event_ns: u64,
 }
 
 impl DeviceSpec {
