@@ -19,6 +19,24 @@ fn write(from: &End, to: &End) -> u32 {
     from.poll_send().status
 }
 
+/// Two ports on one wire that have link-local addresses only, as on a cable.
+#[test]
+fn ports_with_link_local_addresses_alone_reach_each_other() {
+    own_process!();
+    let local = |d| (IpAddr::from(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, d)), 64);
+    let global = (IpAddr::from([192, 168, 7, 2]), 24);
+    for (other, expected) in [(local(2), 0), (global, status::IBV_WC_RETRY_EXC_ERR)] {
+        for (device, addr) in [("soft0", local(1)), ("soft1", other)] {
+            softverbs::set_addrs(device, &[Some(addr)]).expect("there is such a device");
+        }
+        let on = |device| End::new(Opts { device, timeout: 10, retry: 1, ..Opts::default() });
+        let (a, b) = (on(0), on(1));
+        a.connect(&b.address());
+        b.connect(&a.address());
+        assert_eq!(write(&a, &b), expected, "{other:?}");
+    }
+}
+
 /// Every process sees the new table, the context gets an event, and a QP that uses an index of the
 /// old table gets no answer.
 #[test]

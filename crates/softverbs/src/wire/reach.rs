@@ -79,7 +79,7 @@ pub(crate) fn find(process: &Process, qp: &Qp, connection: &Connection) -> Resul
 
 /// Returns whether two devices can reach each other: they are on one wire, and both are InfiniBand
 /// or share a subnet. A subnet is shared if each device finds an address of the other in its own
-/// subnet.
+/// subnet, or both have link-local addresses only.
 fn same_link(fabric: &Fabric, a: &DeviceShared, b: &DeviceShared) -> bool {
     let gids = |d: &DeviceShared| -> Vec<_> {
         let bits = |g: Gid| (u128::from_be_bytes(g.raw), g.prefix);
@@ -91,10 +91,14 @@ fn same_link(fabric: &Fabric, a: &DeviceShared, b: &DeviceShared) -> bool {
     if a.wire.load(Relaxed) != b.wire.load(Relaxed) {
         return false;
     }
-    // Every device has a link-local address, which does not identify its subnet.
+    // Every device has a link-local address, which identifies its subnet only if there is no other.
     let link_local = |bits: u128| bits >> 118 == 0xfe80 >> 6;
-    let b = gids(b);
-    gids(a).iter().filter(|(bits, _)| !link_local(*bits)).any(|&(x, prefix)| {
+    let [a, b] = [a, b]
+        .map(|device| gids(device).into_iter().filter(|(bits, _)| !link_local(*bits)).collect::<Vec<_>>());
+    if a.is_empty() && b.is_empty() {
+        return true;
+    }
+    a.iter().any(|&(x, prefix)| {
         b.iter().any(|&(y, p)| {
             let mask = u128::MAX.checked_shl(128 - u32::from(prefix.max(p).min(128))).unwrap_or(0);
             x & mask == y & mask
