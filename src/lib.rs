@@ -41,6 +41,8 @@ mod grace;
 #[forbid(unsafe_code)]
 mod housekeeping;
 mod latest;
+#[forbid(unsafe_code)]
+mod limits;
 mod log;
 mod nccl;
 #[forbid(unsafe_code)]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mio::Token;
-use nix::sys::resource::{Resource, getrlimit};
+
+use crate::limits;
 
 /// Most half-open connections, if the process may have enough descriptors.
 const HALF_OPEN_MOST: usize = 64;
@@ -145,8 +146,7 @@ impl Drop for Seat {
 /// `most`.
 fn share_of_descriptors(least: usize, most: usize) -> usize {
     // A process without a limit has enough.
-    let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
-    usize::try_from(descriptors / SHARE).unwrap_or(most).clamp(least, most)
+    usize::try_from(limits::descriptors().0 / SHARE).unwrap_or(most).clamp(least, most)
 }
 
 #[cfg(test)]

@@ -100,12 +100,14 @@ pub(super) fn causes(errno: Errno, dmabuf: bool) -> String {
         "Can this adapter and this GPU reach each other on PCIe (IOMMU, ACS, a root port between them)?";
     const OTHER: &str = "NCCL_DMABUF_ENABLE=0 makes NCCL take nvidia-peermem instead, where that is loaded";
     let causes: &[&str] = match (dmabuf, errno) {
-        // No module claimed the addresses: the kernel took them for the host's.
-        (false, Errno::EFAULT) => &[MODULE, FREED, UNREACHED],
+        // No module claimed the addresses: the kernel took them for the host's. nvidia-peermem refuses
+        // them for every reason, a full BAR1 included.
+        (false, Errno::EFAULT) => &[MODULE, FREED, UNREACHED, BAR1],
         (false, Errno::ENOMEM | Errno::EIO) => &[BAR1, MODULE],
         (false, _) => &[BAR1, FREED, UNREACHED, MODULE],
         (true, Errno::EBADF | Errno::EINVAL) => &[RANGE, FREED, OTHER],
-        (true, Errno::ENOMEM | Errno::ENOSPC) => &[BAR1, OTHER],
+        // NVIDIA's exporter gives the kernel no reason for a mapping that fails, which becomes ENOMEM.
+        (true, Errno::ENOMEM | Errno::ENOSPC) => &[PEERS, BAR1, OTHER],
         // The kernel has the call: it was tried before.
         (true, _) => &[PEERS, BAR1, OTHER],
     };
@@ -178,12 +180,12 @@ mod tests {
     #[test]
     fn each_failure_has_its_causes() {
         for (errno, dmabuf, expected, unexpected) in [
-            (Errno::EFAULT, false, "nvidia_peermem", "BAR1"),
+            (Errno::EFAULT, false, "nvidia_peermem", "a DMA-BUF"),
             (Errno::ENOMEM, false, "BAR1", "freed"),
             (Errno::EINVAL, false, "cudaMallocManaged", "a DMA-BUF"),
             (Errno::EINVAL, true, "a DMA-BUF", "BAR1"),
             (Errno::EBADF, true, "a DMA-BUF", "BAR1"),
-            (Errno::ENOMEM, true, "BAR1", "still loaded"),
+            (Errno::ENOMEM, true, "IOMMU", "still loaded"),
             (Errno::EOPNOTSUPP, true, "IOMMU", "still loaded"),
         ] {
             let text = causes(errno, dmabuf);

@@ -11,7 +11,8 @@ use super::loopback::try_shared_queues;
 use crate::config::{Config, Finding};
 use crate::connect::local_route::{INLINE, not_inline};
 use crate::device::{Answer, Device, Gpu, Nic, Survey, data_direct, dmabuf, findings, receive_queues};
-use crate::error::{BadSetting, RAISE_MEMLOCK, Result, memlock_limit};
+use crate::error::{BadSetting, Result};
+use crate::limits::{self, ENOUGH_DESCRIPTORS, RAISE_MEMLOCK};
 use crate::plugin;
 use crate::proto::Addr;
 
@@ -39,7 +40,8 @@ pub(super) fn all(
     checks.push(Check::new("failover", if config.failover { Good } else { Note }, config.failover_text()));
     checks.push(Check::new("failover", Good, config.detection_text()));
     checks.extend(memory(config, &devices));
-    checks.push(memlock(memlock_limit(), may_lock()));
+    checks.push(memlock(limits::memlock(), limits::may_lock()));
+    checks.push(descriptors(limits::descriptors().1));
     checks
 }
 
@@ -327,14 +329,27 @@ fn memlock(limit: Option<u64>, unbound: bool) -> Check {
     }
 }
 
-/// Whether this process has CAP_IPC_LOCK in effect: the kernel then applies no limit to it.
-fn may_lock() -> bool {
-    const CAP_IPC_LOCK: u32 = 14;
-    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
-    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)
+/// Checks the hard limit on open files, to which init raises the soft one.
+fn descriptors(hard: u64) -> Check {
+    let id = "files";
+    if hard >= ENOUGH_DESCRIPTORS {
+        return Check::new(
+            id,
+            Good,
+            format!("this process may open {ENOUGH_DESCRIPTORS} files or more (ulimit -Hn)"),
+        );
+    }
+    let level = if hard < FEW_DESCRIPTORS { Warn } else { Note };
+    let text = format!(
+        "this process may open {hard} files (ulimit -Hn): each connection and each registered DMA-BUF needs a descriptor"
+    );
+    Check::new(id, level, text).remedy(format!(
+        "for the job as well: set it to {ENOUGH_DESCRIPTORS} (limits.conf, LimitNOFILE={ENOUGH_DESCRIPTORS}, --ulimit nofile={ENOUGH_DESCRIPTORS})"
+    ))
 }
+
+/// A job of some hosts needs more.
+const FEW_DESCRIPTORS: u64 = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -353,6 +368,14 @@ mod tests {
             assert_eq!(check.level, level, "{check:?}");
             assert!(check.text.contains(expected), "{check:?}");
             assert_eq!(check.remedy.is_some(), expected.contains("KiB"), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn the_limit_on_open_files_is_judged_by_the_hard_one() {
+        for (hard, level) in [(64, Warn), (1024, Note), (4096, Note), (65_536, Good), (u64::MAX, Good)] {
+            let check = descriptors(hard);
+            assert_eq!((check.level, check.remedy.is_some()), (level, level != Good), "{check:?}");
         }
     }
 

@@ -1,25 +1,51 @@
 //! Usual causes of failed verbs calls.
 
 use nix::errno::Errno;
-use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use nix::sys::resource::RLIM_INFINITY;
+
+use crate::limits::{RAISE_MEMLOCK, may_lock, memlock, pinned, rdma_cgroup};
 
 /// Returns a sentence on what to check; `None` if the errno is clear enough.
+///
+/// What the kernel returns to each call was read in its drivers/infiniband/core (umem.c, verbs.c,
+/// cache.c, addr.c, uverbs_main.c) and kernel/cgroup/rdma.c of 6.17, and in rdma-core 65.
 pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
     let text = match (call, errno) {
-        (_, Errno::ENOMEM) => {
-            return Some(memlock_text(memlock_limit()));
-        }
-        ("ibv_reg_mr" | "ibv_reg_mr_iova2", Errno::EFAULT | Errno::EINVAL | Errno::EOPNOTSUPP) => {
-            "The memory cannot be registered: was it freed? Is it mapped read-only?"
-        }
         // Its causes are listed with those of GPU memory.
         ("ibv_reg_dmabuf_mr", _) => return None,
+        // No kernel and no memory: the provider writes to its queue.
+        ("ibv_post_send" | "ibv_post_recv" | "ibv_post_srq_recv", Errno::ENOMEM) => {
+            "The queue is full: the adapter completes nothing, or this plugin posts too much. Look at dmesg, and report it"
+        }
+        (call, Errno::ENOMEM) if PIN_MEMORY.contains(&call) => return Some(no_memory(memlock(), may_lock())),
+        (_, Errno::ENOMEM) => {
+            return Some(format!("The kernel or the adapter has no room for it: {FULL}"));
+        }
+        (call, Errno::EPERM) if PIN_MEMORY.contains(&call) && memlock() == Some(0) => {
+            return Some(format!("The limit on locked memory is 0 here (ulimit -l): {RAISE_MEMLOCK}"));
+        }
+        ("ibv_reg_mr" | "ibv_reg_mr_iova2", Errno::EFAULT) => {
+            "The memory cannot be registered: was it freed? Is it mapped read-only, or from a file on disk? Is /dev/shm full?"
+        }
+        ("ibv_reg_mr" | "ibv_reg_mr_iova2", Errno::EINVAL) => {
+            "The length does not fit the adapter: compare it with max_mr_size of ibv_devinfo -v"
+        }
         ("ibv_modify_qp", Errno::ETIMEDOUT) => {
             "On RoCE the driver could not resolve the peer's address: is the peer's port up, and is there a route from this \
-             rail's network to the peer's GID (ip route get, ping -I)?"
+             rail's network to the peer's GID (ip route get, ip neigh, ping -I)? If the call took many seconds, the adapter's \
+             firmware does not answer (dmesg)"
+        }
+        ("ibv_modify_qp", Errno::ENODEV) => {
+            "The GID's network interface is in another network namespace, or was removed: does the container have it, as with \
+             --network host?"
+        }
+        ("ibv_modify_qp", Errno::ENODATA) => {
+            "The GID's entry is empty: its address was removed, or has another index by now. Unset NCCL_IB_GID_INDEX, which \
+             keeps to an index"
         }
         ("ibv_modify_qp", Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EADDRNOTAVAIL) => {
-            "There is no route from this rail to the peer's GID: compare both GIDs' networks, and NCCL_IB_GID_INDEX"
+            "The GID's network interface is down or has lost its address (ip addr), or there is no route from this rail to \
+             the peer's GID: compare both GIDs' networks, and NCCL_IB_GID_INDEX"
         }
         ("ibv_modify_qp", Errno::EINVAL) => {
             "The GID index, MTU, P_Key or peer address does not fit this port: compare ibv_devinfo -v with NCCL_IB_GID_INDEX and \
@@ -28,12 +54,26 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
         ("ibv_create_qp" | "ibv_create_cq" | "ibv_create_srq", Errno::EINVAL) => {
             "More entries are requested than the adapter has: compare with max_qp_wr, max_cqe and max_srq_wr of ibv_devinfo -v"
         }
-        ("ibv_open_device", Errno::EACCES | Errno::EPERM) => {
-            "This user may not open /dev/infiniband/uverbs*: look at its permissions, and at the container's devices"
+        ("ibv_open_device", Errno::ENOENT | Errno::EACCES | Errno::EPERM) => {
+            // libibverbs tries /dev/char next, and reports that errno.
+            "This user may not open /dev/infiniband/uverbs*, or the container lacks it: look at its permissions, and at the \
+             container's devices"
+        }
+        ("ibv_open_device", Errno::EAGAIN) => {
+            return Some(format!(
+                "The adapter is starting or recovering (dmesg), or a limit is reached: {}",
+                cgroup()
+            ));
+        }
+        (call, Errno::EAGAIN) if MAKE_OBJECTS.contains(&call) => {
+            return Some(format!(
+                "A limit on RDMA objects is reached, or the adapter has no more of them: {}",
+                cgroup()
+            ));
         }
         (_, Errno::EPERM | Errno::EACCES) => {
-            "The kernel denies it to this user: look at the permissions of /dev/infiniband/*, the container's capabilities \
-             (IPC_LOCK) and the cgroup's rdma limits"
+            "The kernel denies it to this user: look at the permissions of /dev/infiniband/*, the container's devices and the \
+             audit log (SELinux)"
         }
         ("ibv_get_device_list", Errno::ENOSYS) => {
             "The kernel has no RDMA support loaded: is ib_uverbs there (lsmod)?"
@@ -41,8 +81,14 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
         (_, Errno::ENODEV | Errno::ENXIO) => {
             "The device was removed: was its driver reloaded or the card reset (dmesg)?"
         }
-        (_, Errno::EIO) => "The adapter is in a fatal state: look at dmesg",
+        (_, Errno::EIO) => "The adapter was removed or reset, or is in a fatal state: look at dmesg",
+        (_, Errno::ENOLINK) => "The adapter's driver is recovering it from an error: look at dmesg",
         (_, Errno::EMFILE) => "This process has too many files open: raise ulimit -n",
+        (_, Errno::ENFILE) => "The host has too many files open: raise fs.file-max (sysctl)",
+        (_, Errno::EPROTONOSUPPORT | Errno::ENOSPC) => {
+            "The installed libibverbs, its provider and the kernel's driver are of different releases: in a container, \
+             install those of the host"
+        }
         (_, Errno::EOPNOTSUPP | Errno::ENOSYS) => {
             "The adapter, its driver or the installed libibverbs does not offer this call"
         }
@@ -51,25 +97,40 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
     Some(text.into())
 }
 
-/// Returns the limit on locked memory in bytes; `None` if it cannot be read.
-pub(crate) fn memlock_limit() -> Option<u64> {
-    getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft)
+/// Calls whose memory the kernel pins, and counts against the limit on locked memory: buffers, and the
+/// rings of queues.
+const PIN_MEMORY: [&str; 5] =
+    ["ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_create_cq", "ibv_create_qp", "ibv_create_srq"];
+
+/// Calls that make an object which the rdma cgroup counts.
+const MAKE_OBJECTS: [&str; 6] =
+    ["ibv_alloc_pd", "ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_create_cq", "ibv_create_qp", "ibv_create_srq"];
+
+/// Where to look if neither a limit of the process nor an argument is the cause.
+const FULL: &str =
+    "look at the adapter's limits (ibv_devinfo -v: max_mr, max_qp, max_cq), at free memory and at dmesg";
+
+/// Names the limits of the rdma cgroup.
+fn cgroup() -> String {
+    let shown = rdma_cgroup().unwrap_or_else(|| "this process sees none".into());
+    format!("compare rdma.max with rdma.current of its cgroup and of those above it ({shown})")
 }
 
-/// How to raise the limit on locked memory.
-pub(crate) const RAISE_MEMLOCK: &str =
-    "set it to unlimited (limits.conf, LimitMEMLOCK=infinity, --ulimit memlock=-1)";
-
-/// Describes the limit on locked memory.
-fn memlock_text(limit: Option<u64>) -> String {
-    let now = match limit {
-        Some(RLIM_INFINITY) => {
-            "unlimited here, so look at the adapter's limits (ibv_devinfo -v) and at free memory".into()
+/// Explains ENOMEM of a call that pins memory. `unbound`: the limit on locked memory does not apply to
+/// this process.
+fn no_memory(limit: Option<u64>, unbound: bool) -> String {
+    match limit {
+        Some(RLIM_INFINITY) => format!("Locked memory is unlimited here (ulimit -l): {FULL}"),
+        _ if unbound => {
+            format!("The limit on locked memory does not bind this process, which has CAP_IPC_LOCK: {FULL}")
         }
-        Some(bytes) => format!("{} KiB here: {RAISE_MEMLOCK}", bytes >> 10),
-        None => "unknown here".into(),
-    };
-    format!("The usual cause is the limit on locked memory (ulimit -l), which is {now}")
+        Some(bytes) => format!(
+            "The usual cause is the limit on locked memory (ulimit -l), which is {} KiB here{}: {RAISE_MEMLOCK}",
+            bytes >> 10,
+            pinned().map_or(String::new(), |kib| format!(", with {kib} KiB pinned (VmPin)"))
+        ),
+        None => format!("The usual cause is the limit on locked memory (ulimit -l). Else {FULL}"),
+    }
 }
 
 #[cfg(test)]
@@ -78,25 +139,50 @@ mod tests {
 
     #[test]
     fn enomem_names_the_limit_and_the_remedy() {
-        assert!(
-            memlock_text(Some(8 << 20)).contains("ulimit -l), which is 8192 KiB here: set it to unlimited")
-        );
-        assert!(
-            memlock_text(Some(RLIM_INFINITY)).contains("unlimited here, so look at the adapter's limits")
-        );
+        for (limit, unbound, expected) in [
+            (Some(8 << 20), false, "ulimit -l), which is 8192 KiB here, with "),
+            (
+                Some(8 << 20),
+                true,
+                "does not bind this process, which has CAP_IPC_LOCK: look at the adapter's",
+            ),
+            (Some(RLIM_INFINITY), false, "unlimited here (ulimit -l): look at the adapter's limits"),
+            (None, false, "(ulimit -l). Else look at the adapter's limits"),
+        ] {
+            let text = no_memory(limit, unbound);
+            assert!(text.contains(expected), "{text}");
+        }
         for call in ["ibv_create_cq", "ibv_create_qp", "ibv_reg_mr"] {
-            assert!(verbs(call, Errno::ENOMEM).is_some_and(|t| t.contains("ulimit -l")), "{call}");
+            assert!(verbs(call, Errno::ENOMEM).is_some_and(|t| t.contains("ocked memory")), "{call}");
         }
     }
 
     #[test]
     fn the_call_decides_the_hint() {
-        let at = |call, errno| verbs(call, errno).unwrap_or_default();
-        assert!(at("ibv_modify_qp", Errno::ETIMEDOUT).contains("route"));
-        assert!(at("ibv_modify_qp", Errno::EINVAL).contains("GID index"));
-        assert!(at("ibv_create_qp", Errno::EINVAL).contains("max_qp_wr"));
-        assert!(at("ibv_open_device", Errno::EACCES).contains("uverbs"));
-        assert!(at("ibv_create_cq", Errno::EPERM).contains("IPC_LOCK"));
-        assert_eq!(verbs("ibv_create_cq", Errno::EAGAIN), None);
+        for (call, errno, expected) in [
+            ("ibv_modify_qp", Errno::ETIMEDOUT, "route"),
+            ("ibv_modify_qp", Errno::ENODEV, "network interface is in another network namespace"),
+            ("ibv_modify_qp", Errno::ENODATA, "entry is empty"),
+            ("ibv_modify_qp", Errno::ENETUNREACH, "interface is down"),
+            ("ibv_modify_qp", Errno::EINVAL, "GID index"),
+            ("ibv_modify_qp", Errno::ENOMEM, "adapter's limits"),
+            ("ibv_create_qp", Errno::ENODEV, "driver reloaded"),
+            ("ibv_create_qp", Errno::EINVAL, "max_qp_wr"),
+            ("ibv_create_cq", Errno::EAGAIN, "rdma.max"),
+            ("ibv_create_cq", Errno::EPERM, "permissions"),
+            ("ibv_post_send", Errno::ENOMEM, "queue is full"),
+            ("ibv_open_device", Errno::ENOENT, "uverbs"),
+            ("ibv_open_device", Errno::EACCES, "uverbs"),
+            ("ibv_open_device", Errno::EPROTONOSUPPORT, "different releases"),
+            ("ibv_reg_mr", Errno::EFAULT, "freed"),
+            ("ibv_reg_mr", Errno::EINVAL, "max_mr_size"),
+        ] {
+            let text = verbs(call, errno).unwrap_or_default();
+            assert!(text.contains(expected), "{call} {errno}: {text}");
+            let blames = text.contains("ulimit -l");
+            assert!(!blames, "{call} {errno}: {text}");
+        }
+        assert_eq!(verbs("ibv_post_send", Errno::EAGAIN), None);
+        assert_eq!(verbs("ibv_reg_dmabuf_mr", Errno::ENOMEM), None);
     }
 }

@@ -12,7 +12,6 @@ use nix::errno::Errno;
 
 use crate::proto;
 
-pub(crate) use hints::{RAISE_MEMLOCK, memlock_limit};
 pub use wc_status::wc_status;
 pub(crate) use wc_status::{Blame, RETRY_EXC, status_text};
 
@@ -290,7 +289,7 @@ mod tests {
         .to_string();
         for part in [
             "ibv_create_cq failed: Cannot allocate memory (ENOMEM, errno 12); 1024 entries on mlx5_0",
-            "ulimit -l",
+            "ocked memory",
         ] {
             assert!(text.contains(part), "{part:?} in {text:?}");
         }

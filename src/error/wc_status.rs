@@ -87,7 +87,8 @@ const TABLE: [WcStatus; 24] = [
         "IBV_WC_LOC_PROT_ERR",
         Blame::Local,
         "local memory of the request is not covered by its registration",
-        "was the buffer freed or deregistered while the transfer ran? For GPU memory, is nvidia_peermem loaded or DMA-BUF in use?",
+        "was the buffer freed or deregistered while the transfer ran? For GPU memory, is nvidia_peermem loaded or DMA-BUF in use, \
+         and does PCIe ACS or an IOMMU stand between GPU and adapter (mpib doctor)? NCCL_NET_GDR_LEVEL=LOC does without GPUDirect",
     ),
     row(
         "IBV_WC_WR_FLUSH_ERR",
@@ -118,13 +119,15 @@ const TABLE: [WcStatus; 24] = [
         "IBV_WC_REM_ACCESS_ERR",
         Blame::Peer,
         "the peer's memory is not registered for this access",
-        "was the peer's buffer freed or deregistered, or did its process end or restart? Look at the peer's log",
+        "was the peer's buffer freed or deregistered, or did its process end or restart? Look at the peer's log. For GPU memory: \
+         does PCIe ACS or an IOMMU stand between GPU and adapter there (mpib doctor)?",
     ),
     row(
         "IBV_WC_REM_OP_ERR",
         Blame::Peer,
         "the peer's adapter could not carry the request out",
-        "look at the peer's log and dmesg",
+        "look at the peer's log and dmesg. For GPU memory: does PCIe ACS or an IOMMU stand between GPU and adapter there \
+         (mpib doctor)?",
     ),
     row(
         "IBV_WC_RETRY_EXC_ERR",

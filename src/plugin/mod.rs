@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::proto::{PROTOCOL_VERSION, Release};
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
-use crate::{fork_guard, log, nccl};
+use crate::{fork_guard, limits, log, nccl};
 pub(crate) use devices::describe;
 use devices::{device, latest, make_vdevice, properties, unmerged};
 
@@ -168,7 +168,11 @@ impl NetPlugin for Plugin {
     }
 
     fn init(args: &Init) -> Result<Context, Failure> {
-        here("init", || open(Process::global(), args))
+        here("init", || {
+            // Before anything is sized by it.
+            limits::raise_descriptors();
+            open(Process::global(), args)
+        })
     }
 
     fn reinit(ctx: &Context, args: &Init) -> Result<(), Failure> {

@@ -40,7 +40,7 @@ const LAYERS: [&[&str]; 14] = [
     ],
     &["error"],
     &["proto"],
-    &["sync"],
+    &["limits", "sync"],
 ];
 
 #[test]

@@ -51,6 +51,8 @@ pub(crate) struct Attempts {
     without_srq: Vec<Route>,
     /// Whether the HELLOs list all ports.
     complete: bool,
+    /// Whether a route has failed by its probe.
+    pub(super) unanswered: bool,
 }
 
 /// Why a route does not work.
@@ -67,6 +69,8 @@ pub(super) struct Failure {
     pub(super) changed: bool,
     /// Whether no packet has got through.
     pub(super) silent: bool,
+    /// Whether a verbs call failed at one of the ends. Its error says what to do.
+    pub(super) refused: bool,
 }
 
 /// What follows an attempt.
@@ -163,6 +167,7 @@ impl Attempts {
             is_mesh: false,
             last: false,
             without_srq: Vec::new(),
+            unanswered: false,
             complete,
         };
         attempts.start(peer)?;
@@ -287,8 +292,9 @@ impl Attempts {
         let kept = self.choice.keep(&self.current, |i| works[i]);
         let mut is_mesh = !self.repeated;
         for ((i, route), failure) in self.current.iter().enumerate().zip(failures) {
-            let Some(Failure { why, unrouted, changed, silent, .. }) = failure else { continue };
+            let Some(Failure { why, unrouted, changed, silent, refused, .. }) = failure else { continue };
             is_mesh &= unrouted;
+            self.unanswered |= !refused;
             if unrouted && !self.unrouted.contains(route) {
                 self.unrouted.push(*route);
             }

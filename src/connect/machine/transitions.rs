@@ -192,8 +192,9 @@ impl Machine {
     /// Returns the error of a handshake without a rail that works.
     fn no_rail(&self, attempts: &Attempts) -> Error {
         // An unanswered probe has the same causes on every route.
-        let (table, advice) = (attempts.table(), wc_status(RETRY_EXC).advice);
-        Error::Peer(format!("no rail works to {}: {table}. {advice}", self.peer))
+        let advice = attempts.unanswered.then(|| format!(". {}", wc_status(RETRY_EXC).advice));
+        let (table, advice) = (attempts.table(), advice.unwrap_or_default());
+        Error::Peer(format!("no rail works to {}: {table}{advice}", self.peer))
     }
 
     /// Lists all ports of the process: the requested ones do not reach the peer, which comes to the
@@ -333,11 +334,12 @@ impl Machine {
             let begins = |with: &str| local.iter().chain(&reported).any(|why| why.starts_with(with));
             let (changed, silent) = (begins(PORT_CHANGED), begins(NO_ANSWER));
             let unrouted = local.iter().chain(&reported).any(|why| is_unrouted(why));
+            let refused = begins("ibv_");
             let of_acceptor = if self.role == Role::Acceptor { &local } else { &reported };
             let srq = of_acceptor.as_ref().is_some_and(|why| why.starts_with(SRQ_FAILED));
             let remote = reported.map(|reason| format!("reported by the peer: {reason}"));
             let why = [local, remote].into_iter().flatten().collect::<Vec<_>>().join("; ");
-            Failure { why, unrouted, srq, changed, silent }
+            Failure { why, unrouted, srq, changed, silent, refused }
         };
         match attempts.conclude(&works, why) {
             Next::Keep(kept) => {

@@ -225,6 +225,24 @@ fn a_wait_that_is_too_long_for_the_handshake_is_none() {
     });
 }
 
+//= troubleshooting.md: a refused call of verbs is explained by itself
+#[test]
+fn a_gid_without_an_interface_is_named_and_no_cable() {
+    isolated(here!(), &rails(&[("MPIB_STRICT", "1")]), || {
+        for (errno, said) in
+            [(libc::ENODEV, "in another network namespace"), (libc::ENODATA, "entry is empty")]
+        {
+            softverbs::fail_modify_qp(RTR, errno, u32::MAX);
+            let (_, lines) = refused();
+            let text = lines.join("\n");
+            assert!(text.contains(said), "{text}");
+            // What is advised where a probe is not answered.
+            assert!(!text.contains("PFC/ECN") && !text.contains("driver reloaded"), "{text}");
+        }
+        softverbs::fail_modify_qp(RTR, 0, 0);
+    });
+}
+
 //= configuration.md: NCCL_IB_MQP_RETRY_ALL
 #[test]
 fn a_queue_pair_that_fails_otherwise_is_retried_if_configured() {

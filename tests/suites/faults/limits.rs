@@ -137,6 +137,22 @@ fn a_call_without_descriptors_fails_and_works_later() {
     });
 }
 
+//= scale.md: init raises the limit on open files
+#[test]
+fn init_raises_the_limit_on_open_files_once() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        let wanted = hard.min(65_536);
+        setrlimit(Resource::RLIMIT_NOFILE, 256, hard).unwrap();
+        works();
+        assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (wanted, hard));
+        // The program may have another opinion.
+        setrlimit(Resource::RLIMIT_NOFILE, 512, hard).unwrap();
+        works();
+        assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (512, hard));
+    });
+}
+
 /// Lets the kernel refuse new threads to this thread and those that it starts, for good, as it does
 /// at the limit of a user or a control group.
 fn refuse_threads() {

@@ -125,7 +125,7 @@ fn failed_gpu_registrations_are_reported_with_likely_causes() {
             for (errno, name, cause) in [
                 (libc::EINVAL, "EINVAL", "BAR1"),
                 (libc::ENOMEM, "ENOMEM", "BAR1"),
-                (libc::ENOMEM, "ENOMEM", "ulimit -l"),
+                (libc::ENOMEM, "ENOMEM", "ocked memory"),
             ] {
                 softverbs::fail_registration("soft1", errno, 1);
                 let bytes = [0u8; 64];

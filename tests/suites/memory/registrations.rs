@@ -247,7 +247,9 @@ fn a_failure_leaves_nothing_behind_and_harms_nobody() {
                 assert_eq!(mrs(), base + 2, "{rail}");
                 let said = take_warnings().concat();
                 let range = format!("{PAGE} bytes at {at:#x}");
-                for part in ["regMr: ibv_reg_mr", "ENOMEM", "ulimit -l", rail, "the whole pages of", &range] {
+                for part in
+                    ["regMr: ibv_reg_mr", "ENOMEM", "ocked memory", rail, "the whole pages of", &range]
+                {
                     assert!(said.contains(part), "{part}: {said}");
                 }
             }
