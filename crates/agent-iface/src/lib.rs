@@ -66,7 +66,7 @@ pub mod agent;
 pub mod doctor;
 pub mod environment;
 pub mod hw_counters;
-mod memfd;
+pub mod memfd;
 pub mod shares;
 pub mod stats;
 pub mod text;

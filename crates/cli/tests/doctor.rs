@@ -318,6 +318,31 @@ fn a_low_limit_on_locked_memory_is_a_warning_with_its_remedy() {
     found.says("memlock", "warn", &["64 KiB (ulimit -l)", "set it to unlimited (limits.conf"]);
 }
 
+//= doctor.md: a low limit on open files is named
+#[test]
+fn a_low_limit_on_open_files_is_named_with_its_remedy() {
+    for (most, level) in [(512, "warn"), (4096, "note")] {
+        let mut command = mpib(&fabric(), TWO);
+        command.args(["doctor", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so"));
+        let limit = libc::rlimit { rlim_cur: 256, rlim_max: most };
+        // SAFETY: setrlimit is async-signal-safe, and nothing is allocated.
+        unsafe {
+            command.pre_exec(move || match libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            })
+        };
+        let found = Doctor::of(&mut command);
+        found.says("files", level, &[&format!("may open {most} files"), "nofile=65536"]);
+    }
+}
+
+//= doctor.md: no folder must be writable
+#[test]
+fn no_folder_must_be_writable() {
+    doctor(TWO, &[("TMPDIR", "/nonexistent")]).usable_with(&[]);
+}
+
 //= doctor.md: a missing agent is a warning where hints decide
 #[test]
 fn an_agent_that_is_not_there_is_a_loss_where_hints_decide() {

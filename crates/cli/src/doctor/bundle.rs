@@ -13,6 +13,7 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
+use nccl_net_mpib_agent_iface::memfd;
 use tar::{Builder, EntryType, Header};
 
 use super::{Document, sysfs::names, text};
@@ -218,7 +219,7 @@ fn options(line: &str) -> String {
 /// Returns the output of a command of this tool, or why there is none.
 fn output_of(args: &[&str]) -> Vec<u8> {
     let output = || -> io::Result<Vec<u8>> {
-        let mut file = tempfile::tempfile()?;
+        let mut file = memfd::inherited("output")?;
         let mut command = Command::new(env::current_exe()?);
         command.args(args).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(Stdio::null());
         ends_with_us(&mut command);

@@ -2,6 +2,7 @@
 
 use std::{
     env, fs, io,
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, channel},
@@ -9,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report, Routes};
+use nccl_net_mpib_agent_iface::{
+    doctor::{Check, Level, Report, Routes},
+    memfd,
+};
 use serde::de::DeserializeOwned;
 
 use super::worker::{COMMAND, Findings};
@@ -61,12 +65,24 @@ pub(super) fn routes(
     ours: &str,
     theirs: &str,
 ) -> Result<Result<Routes, String>, Failure> {
-    let folder = tempfile::tempdir().tool("make a temporary folder")?;
-    let files = ["ours", "theirs"].map(|name| folder.path().join(name));
+    let files = [Passed::new("ours")?, Passed::new("theirs")?];
     for (file, text) in files.iter().zip([ours, theirs]) {
-        fs::write(file, text).tool(format!("write {}", file.display()))?;
+        fs::write(&file.path, text).tool("write to a file in memory")?;
     }
-    run_worker(plugin, limit, &files)
+    run_worker(plugin, limit, &files.each_ref().map(|file| &*file.path))
+}
+
+/// A file in memory for the worker, which inherits it: the host may have no folder that can be written.
+struct Passed {
+    path: PathBuf,
+    _file: fs::File,
+}
+
+impl Passed {
+    fn new(name: &str) -> Result<Self, Failure> {
+        let file = memfd::inherited(name).tool("make a file in memory")?;
+        Ok(Self { path: format!("/proc/self/fd/{}", file.as_raw_fd()).into(), _file: file })
+    }
 }
 
 /// Starts the worker, waits, and reads its findings. The inner error describes what the plugin did
@@ -74,14 +90,13 @@ pub(super) fn routes(
 fn run_worker<T: DeserializeOwned>(
     plugin: &Path,
     limit: Duration,
-    hosts: &[PathBuf],
+    hosts: &[&Path],
 ) -> Result<Result<T, String>, Failure> {
     let known = |v: &u32| nccl_net_host::VERSIONS.contains(v);
     let table = crate::abi::exports(plugin)?.into_iter().find(known).unwrap_or(0);
-    let folder = tempfile::tempdir().tool("make a temporary folder")?;
-    let output = folder.path().join("findings");
+    let output = Passed::new("findings")?;
     let mut command = Command::new(env::current_exe().tool("find this program's own file")?);
-    command.arg(COMMAND).arg("--plugin").arg(plugin).arg("--output").arg(&output);
+    command.arg(COMMAND).arg("--plugin").arg(plugin).arg("--output").arg(&output.path);
     command.args(["--table", &table.to_string()]);
     if !hosts.is_empty() {
         command.arg("--hosts").args(hosts);
@@ -100,7 +115,7 @@ fn run_worker<T: DeserializeOwned>(
             "the plugin's report did not end within {limit:?}; its last line of output: {words}"
         )));
     };
-    let findings = fs::read(&output).ok().filter(|_| status.success());
+    let findings = fs::read(&output.path).ok().filter(|_| status.success());
     let findings = findings.and_then(|text| serde_json::from_slice(&text).ok());
     Ok(findings.ok_or_else(|| match status.code() {
         // The worker has printed the reason.

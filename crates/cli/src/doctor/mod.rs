@@ -2,8 +2,8 @@
 //!
 //! The plugin reports what it would do here: `worker` calls it in a separate process, which
 //! `inspect` supervises. What does not belong to the plugin is checked by `loader`, `conf` (NCCL's
-//! files), `system`, `provider`, `pcie`, `functions`, `memory`, `windows` and `agent`. `peer` and `listen`
-//! check a pair of machines, which `judge` rates, and `hosts` every pair of many. `text`, `fold` and
+//! files), `system`, `provider`, `pcie`, `gpu_path`, `functions`, `memory`, `windows` and `agent`. `peer` and
+//! `listen` check a pair of machines, which `judge` rates, and `hosts` every pair of many. `text`, `fold` and
 //! `matrix` print for people; [`Document`] is the output of `--json`, and `bundle` writes it with
 //! what a maintainer asks for.
 
@@ -13,6 +13,7 @@ mod bundle;
 mod conf;
 mod fold;
 mod functions;
+mod gpu_path;
 mod hosts;
 mod inspect;
 mod judge;
@@ -247,6 +248,7 @@ fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure
         if let Some(report) = &found.report {
             checks.extend(report.checks.iter().cloned());
             checks.extend(pcie::checks(&report.ports));
+            checks.extend(gpu_path::checks(root, &report.ports));
             checks.extend(functions::checks(root, &report.ports));
             checks.extend(memory::checks(root, cfg!(target_arch = "aarch64")));
             let release = nccl.as_ref().and_then(loader::Nccl::release);

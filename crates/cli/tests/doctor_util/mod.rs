@@ -34,6 +34,9 @@ pub(crate) fn doctor(devices: &str, env: &[(&str, &str)]) -> Doctor {
     Doctor::of(command.envs(env.iter().copied()))
 }
 
+/// The checks of the limits of this machine's processes.
+const LIMITS: [&str; 2] = ["memlock", "files"];
+
 /// The result.
 #[derive(Debug)]
 pub(crate) struct Doctor {
@@ -62,12 +65,11 @@ impl Doctor {
         found.map(|c| (text(&c["text"]), text(&c["remedy"]))).collect()
     }
 
-    /// Returns the names of the checks of this level. The limit of this process's locked memory is
-    /// ignored.
+    /// Returns the names of the checks of this level, without those of [`LIMITS`].
     pub(crate) fn of_level(&self, level: &str) -> Vec<&str> {
         let all = self.document["checks"].as_array().unwrap().iter();
         let names = all.filter(|c| c["level"] == level).map(|c| c["id"].as_str().unwrap());
-        names.filter(|id| *id != "memlock").collect()
+        names.filter(|id| !LIMITS.contains(id)).collect()
     }
 
     /// Asserts that one check has this name, level and words; returns its text.
@@ -93,9 +95,9 @@ impl Doctor {
     pub(crate) fn usable_with(&self, warnings: &[&str]) {
         assert_eq!(self.of_level("fail"), [""; 0], "{self:#?}");
         assert_eq!(self.of_level("warn"), warnings, "{self:#?}");
-        let memlock = !self.checks("memlock", "warn").is_empty();
+        let limited = LIMITS.iter().any(|id| !self.checks(id, "warn").is_empty());
         let expected =
-            if warnings.is_empty() && !memlock { (0, "usable") } else { (1, "usable with losses") };
+            if warnings.is_empty() && !limited { (0, "usable") } else { (1, "usable with losses") };
         assert_eq!((self.code, self.document["verdict"].as_str().unwrap()), expected);
     }
 }
