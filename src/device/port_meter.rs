@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib_agent_iface::hw_counters::{ADAPTIVE, NOT_READY, SEQUENCE, TIMEOUTS};
+use nccl_net_mpib_agent_iface::hw_counters::FACTS;
 use nccl_net_mpib_agent_iface::stats::{Carried, PortRecord};
 use parking_lot::Mutex;
 
@@ -167,26 +167,21 @@ impl PortBusy {
 /// Counters of one port. `None`: the adapter does not have the counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HwCounters {
-    /// `roce_adp_retrans`: retransmissions before the timeout. mlx5 counts them on RoCE alone.
+    /// Retransmissions before the timeout.
     pub adaptive: Option<u64>,
-    /// `local_ack_timeout_err`: timeouts of acknowledgements.
+    /// Timeouts of acknowledgements.
     pub timeouts: Option<u64>,
-    /// `packet_seq_err`: packets that the peer received out of order.
+    /// Packets that the peer received out of order.
     pub sequence: Option<u64>,
-    /// `rnr_nak_retry_err`: packets that found no receive.
+    /// Packets that found no receive.
     pub not_ready: Option<u64>,
 }
 
 impl HwCounters {
     /// Reads the counters in `dir`. Returns `None` if there is none of them.
     pub fn read(dir: &Path) -> Option<Self> {
-        let number = |name| std::fs::read_to_string(dir.join(name)).ok()?.trim().parse().ok();
-        let counters = Self {
-            adaptive: number(ADAPTIVE),
-            timeouts: number(TIMEOUTS),
-            sequence: number(SEQUENCE),
-            not_ready: number(NOT_READY),
-        };
+        let [adaptive, timeouts, sequence, not_ready] = FACTS.map(|fact| fact.read(dir));
+        let counters = Self { adaptive, timeouts, sequence, not_ready };
         (counters != Self::default()).then_some(counters)
     }
 }

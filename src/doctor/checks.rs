@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Link, Port, Report};
+use nccl_net_mpib_agent_iface::hw_counters::FACTS;
 use nix::sys::resource::RLIM_INFINITY;
 
 use Level::{Fail, Note, Ok as Good, Warn};
@@ -39,6 +40,7 @@ pub(super) fn all(
     checks.push(Check::new("retries", Good, config.retry_text()));
     checks.push(Check::new("failover", if config.failover { Good } else { Note }, config.failover_text()));
     checks.push(Check::new("failover", Good, config.detection_text()));
+    checks.extend(counters(&devices));
     checks.extend(memory(config, &devices));
     checks.push(memlock(limits::memlock(), limits::may_lock()));
     checks.push(descriptors(limits::descriptors().1));
@@ -288,6 +290,34 @@ fn each_port<'a>(devices: &[&'a Device]) -> Vec<&'a Arc<Nic>> {
     let mut nics: Vec<_> = devices.iter().flat_map(|d| &d.rails).collect();
     nics.dedup_by_key(|nic| nic.name());
     nics
+}
+
+/// Names what the counters of the ports show of lost packets, one line for all that show the same: by
+/// them the watchdog knows a slow rail from one that loses packets.
+fn counters(devices: &[&Device]) -> Vec<Check> {
+    let mut groups: Vec<([bool; FACTS.len()], Vec<&str>)> = Vec::new();
+    for nic in each_port(devices) {
+        let dir = nic.context().hw_counters(nic.port().number);
+        let has = FACTS.map(|fact| fact.read(&dir).is_some());
+        match groups.iter_mut().find(|(of, _)| *of == has) {
+            Some((_, names)) => names.push(nic.name()),
+            None => groups.push((has, vec![nic.name()])),
+        }
+    }
+    let check = |(has, names): ([bool; FACTS.len()], Vec<&str>)| {
+        let of = |wanted: bool| {
+            let facts = FACTS.iter().zip(has).filter(|(_, has)| *has == wanted);
+            facts.map(|(fact, _)| fact.shows).collect::<Vec<_>>().join(", ")
+        };
+        let (shown, missing, names) = (of(true), of(false), names.join(", "));
+        let text = match (&*shown, &*missing) {
+            ("", _) => format!("no counter of {names} shows lost packets to the watchdog"),
+            (_, "") => format!("the counters of {names} show {shown}"),
+            _ => format!("the counters of {names} show {shown}, and not {missing}"),
+        };
+        Check::new("counters", Good, text)
+    };
+    groups.into_iter().map(check).collect()
 }
 
 fn memory(config: &Config, devices: &[&Device]) -> Vec<Check> {

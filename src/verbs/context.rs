@@ -78,7 +78,14 @@ impl DeviceLimits {
             transport::IBV_TRANSPORT_UNSPECIFIED => "a protocol of its maker's own, as EFA does".to_owned(),
             other => format!("a protocol unknown here (transport_type {other})"),
         };
-        Some(format!("its adapter speaks {speaks}, and neither InfiniBand nor RoCE"))
+        // docs/internals/adapters.md has the commands.
+        let switch = match self.transport {
+            transport::IBV_TRANSPORT_IWARP => {
+                ": irdma's E810 changes to RoCE by devlink (enable_roce), erdma by compat_mode=Y"
+            }
+            _ => "",
+        };
+        Some(format!("its adapter speaks {speaks}, and neither InfiniBand nor RoCE{switch}"))
     }
 }
 

@@ -337,6 +337,14 @@ fn a_low_limit_on_open_files_is_named_with_its_remedy() {
     }
 }
 
+//= doctor.md: what counters show of lost packets is named
+#[test]
+fn what_the_counters_of_a_port_show_is_named() {
+    let found = doctor("a:addr=10.1.0.1/24,counters=on;b:addr=10.2.0.1/24", &[]);
+    found.says("counters", "ok", &["the counters of a:1 show early retransmissions, timeouts"]);
+    found.says("counters", "ok", &["no counter of b:1 shows lost packets"]);
+}
+
 //= doctor.md: no folder must be writable
 #[test]
 fn no_folder_must_be_writable() {

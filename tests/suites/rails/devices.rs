@@ -204,7 +204,7 @@ const UNFIT: (&str, &str) = (
     "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,without=transport;c:addr=10.0.2.1/24,without=link",
 );
 const UNFIT_SAID: [&str; 2] = [
-    "b:1 (its adapter speaks iWARP, and neither InfiniBand nor RoCE)",
+    "b:1 (its adapter speaks iWARP, and neither InfiniBand nor RoCE: irdma's E810 changes to RoCE by devlink (enable_roce), erdma by compat_mode=Y)",
     "c:1 (its link layer is 0: expected 1 (InfiniBand) or 2 (Ethernet, for RoCE))",
 ];
 
