@@ -51,7 +51,8 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
             "The GID index, MTU, P_Key or peer address does not fit this port: compare ibv_devinfo -v with NCCL_IB_GID_INDEX and \
              NCCL_IB_PKEY"
         }
-        ("ibv_create_qp" | "ibv_create_cq" | "ibv_create_srq", Errno::EINVAL) => {
+        ("ibv_create_qp", Errno::UnknownErrno)
+        | ("ibv_create_qp" | "ibv_create_cq" | "ibv_create_srq", Errno::EINVAL) => {
             "More entries are requested than the adapter has: compare with max_qp_wr, max_cqe and max_srq_wr of ibv_devinfo -v"
         }
         ("ibv_open_device", Errno::ENOENT | Errno::EACCES | Errno::EPERM) => {
@@ -168,6 +169,7 @@ mod tests {
             ("ibv_modify_qp", Errno::ENOMEM, "adapter's limits"),
             ("ibv_create_qp", Errno::ENODEV, "driver reloaded"),
             ("ibv_create_qp", Errno::EINVAL, "max_qp_wr"),
+            ("ibv_create_qp", Errno::from_raw(0), "max_qp_wr"),
             ("ibv_create_cq", Errno::EAGAIN, "rdma.max"),
             ("ibv_create_cq", Errno::EPERM, "permissions"),
             ("ibv_post_send", Errno::ENOMEM, "queue is full"),

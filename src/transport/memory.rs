@@ -89,7 +89,7 @@ impl Registrar {
         let reads = self.flush.unwrap_or(kind != MemKind::Host);
         let options = MrOptions { reads, relaxed: self.relaxed };
         let memory = Memory { buffer, kind, dmabuf, options, deferrable: self.failover };
-        let kept = dmabuf.filter(|_| self.failover).and_then(|file| keep_dmabuf(file.fd)).map(Arc::new);
+        let kept = dmabuf.filter(|_| self.failover).and_then(|file| keep_dmabuf(file.fd));
         let register = |nic: &Arc<Nic>| Ok(nic.register(&memory, kept.as_ref())?.0);
         let registrations = self.nics.iter().map(register).collect::<Result<_>>()?;
         let held = Arc::new(Held { keys: Latest::new(RailKeys::default()), registrations });

@@ -1,15 +1,18 @@
 //! Protection domains and memory regions.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock, Weak};
 
+use nix::sys::stat::fstat;
 use parking_lot::Mutex;
 use rdma_sys as sys;
 
 use crate::error::{Error, Result};
+use crate::limits;
 
 use super::region::Pages;
 use super::{Blanks, Context, Local, log_failure, non_null, shim};
@@ -111,14 +114,45 @@ impl Drop for Pd {
     }
 }
 
-/// Duplicates the descriptor of a DMA-BUF that the caller keeps open meanwhile. `None` if it is not
-/// an open file, or if the process has no descriptor left.
-pub(crate) fn keep_dmabuf(fd: c_int) -> Option<OwnedFd> {
+/// The DMA-BUFs whose descriptors this process keeps, by device and inode.
+static KEPT: Mutex<BTreeMap<(u64, u64), Weak<OwnedFd>>> = Mutex::new(BTreeMap::new());
+
+/// The part of a process's descriptors that is kept for DMA-BUFs at most: one in so many.
+const KEPT_SHARE: u64 = 4;
+
+/// Keeps a DMA-BUF that the caller keeps open meanwhile: one descriptor for each, however often its
+/// memory is registered. `None` if it is not an open file, or if the process has too few descriptors
+/// left: NCCL needs them for its own exports and sockets.
+pub(crate) fn keep_dmabuf(fd: c_int) -> Option<Arc<OwnedFd>> {
     if fd < 0 {
         return None;
     }
-    // SAFETY: the duplicate is made during this call, and fails if the file is not open.
-    unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().ok()
+    // SAFETY: it is used during this call alone, and each use fails if the file is not open.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let stat = fstat(fd).ok()?;
+    let file = (stat.st_dev, stat.st_ino);
+    let mut kept = KEPT.lock();
+    if let Some(known) = kept.get(&file).and_then(Weak::upgrade) {
+        return Some(known);
+    }
+    let most = usize::try_from(limits::descriptors().0 / KEPT_SHARE).unwrap_or(usize::MAX);
+    if kept.len() >= most {
+        kept.retain(|_, file| file.strong_count() > 0);
+    }
+    if kept.len() >= most {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            tracing::info!(
+                target: "net",
+                "{most} descriptors of DMA-BUFs are kept, a quarter of the limit (ulimit -n): memory beyond them is not \
+                 registered again if an adapter is removed and comes back"
+            );
+        });
+        return None;
+    }
+    let new = Arc::new(fd.try_clone_to_owned().ok()?);
+    kept.insert(file, Arc::downgrade(&new));
+    Some(new)
 }
 
 /// A memory region on one device, for local use and for RDMA writes of the peer.

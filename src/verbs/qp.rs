@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use nix::errno::Errno;
 use rdma_sys as sys;
 use sys::ibv_qp_attr_mask as bits;
 
@@ -185,6 +186,8 @@ impl Qp<Fresh> {
         let receives = if srq.is_some() { 0 } else { options.receives.max(1) };
         init.cap.max_recv_wr = receives;
         init.cap.max_recv_sge = receives.min(1);
+        // bnxt_re returns without an errno where its library finds a limit.
+        Errno::clear();
         // SAFETY: live PD, CQ and SRQ; filled struct.
         let mut qp = unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) };
         if qp.is_null() && options.inline > 0 {

@@ -7,6 +7,7 @@ use mpib_tests::memory::{AT, Memfd, PAGE, Pages, mrs, page, registered};
 use mpib_tests::pair::{HOST, Pair, connect, init, pattern};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{PEERMEM, TWO_RAILS, here, isolated, mpib, with_sys};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 const CUDA: i32 = 2;
 const DMABUF: i32 = 4;
@@ -138,6 +139,36 @@ fn the_same_addresses_are_registered_once_by_file_and_once_without() {
             assert_eq!(table.dereg_mr(pair.recv, mr), Success);
             assert_eq!(mrs(), base + left);
         }
+        pair.close();
+    });
+}
+
+/// Returns how many descriptors this process has open.
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+//= memory.md: DMA-BUFs take a quarter of the descriptors at most
+#[test]
+fn a_dmabuf_is_kept_once_and_not_all_descriptors_are() {
+    isolated(here!(), &mpib("512", &[BOTH]), || {
+        let (table, pair) = (newest(), Pair::new(newest()));
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 256, hard).unwrap();
+        let (before, file) = (open_files(), Memfd::new(100 * PAGE));
+        let mut all: Vec<Ptr> = (0..50)
+            .map(|i| must(table, pair.recv, &file, (AT + 2 * i * PAGE, PAGE), (2 * i * PAGE) as u64))
+            .collect();
+        // The test's own, and the one that is kept.
+        assert_eq!(open_files(), before + 2);
+        for i in 0..150 {
+            all.push(must(table, pair.recv, &Memfd::new(PAGE), (2 * AT + 2 * i * PAGE, PAGE), 0));
+        }
+        assert_eq!(open_files(), before + 1 + 64);
+        for mr in all {
+            assert_eq!(table.dereg_mr(pair.recv, mr), Success);
+        }
+        assert_eq!(open_files(), before + 1);
         pair.close();
     });
 }
