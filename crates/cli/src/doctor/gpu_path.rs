@@ -7,6 +7,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
 
 use super::sysfs::{line, name};
+use super::system::loaded;
 
 /// Modules of drivers whose GPUs adapters reach on PCIe.
 const GPU: [&str; 2] = ["nvidia", "amdgpu"];
@@ -18,13 +19,12 @@ const REDIRECTS: u16 = 1 << 2 | 1 << 3 | 1 << 4;
 
 /// Checks the way from the used ports to GPU memory, if there is a GPU.
 pub(super) fn checks(root: &Path, ports: &[Port]) -> Vec<Check> {
-    let is_loaded = |module: &str| root.join("sys/module").join(module).is_dir();
     let used: Vec<(&Port, &Path)> = ports
         .iter()
         .filter(|port| port.device.is_some())
         .filter_map(|port| Some((port, Path::new(port.pci_path.as_ref()?))))
         .collect();
-    if used.is_empty() || !GPU.iter().any(|module| is_loaded(module)) {
+    if used.is_empty() || !GPU.iter().any(|module| loaded(root, module)) {
         return Vec::new();
     }
     vec![acs(&used), iommu(&used)]
@@ -38,12 +38,12 @@ fn acs(used: &[(&Port, &Path)]) -> Check {
         if line(&function.join("class")).is_none_or(|class| !class.starts_with("0x0604")) {
             continue;
         }
-        match fs::read(function.join("config")).ok().as_deref().map(acs_control) {
-            Some(Some(control)) if control & REDIRECTS != 0 => {
+        match fs::read(function.join("config")).ok().and_then(|config| acs_control(&config)) {
+            Some(control) if control & REDIRECTS != 0 => {
                 redirect.extend(function.file_name().map(|name| name.to_string_lossy().into_owned()));
             }
-            Some(Some(_)) => {}
-            Some(None) | None => hidden = true,
+            Some(_) => {}
+            None => hidden = true,
         }
     }
     let id = "acs";
@@ -92,11 +92,11 @@ fn acs_control(config: &[u8]) -> Option<u16> {
 
 /// Checks the domain of each adapter at the IOMMU.
 fn iommu(used: &[(&Port, &Path)]) -> Check {
-    let translated = |(port, path): &&(&Port, &Path)| {
+    let translated = |(port, path): &(&Port, &Path)| {
         let domain = line(&path.join("iommu_group/type"))?;
         domain.starts_with("DMA").then(|| format!("{} ({domain})", name(port)))
     };
-    let translated: Vec<String> = used.iter().filter_map(|one| translated(&one)).collect();
+    let translated: Vec<String> = used.iter().filter_map(translated).collect();
     let id = "iommu";
     if translated.is_empty() {
         return Check::new(id, Level::Ok, "no IOMMU translates the adapters' addresses");

@@ -53,7 +53,7 @@ pub(super) fn checks(root: &Path, softverbs: bool, report: Option<&Report>) -> V
 }
 
 /// Returns whether a module is loaded or built into the kernel.
-fn loaded(root: &Path, name: &str) -> bool {
+pub(super) fn loaded(root: &Path, name: &str) -> bool {
     let list = fs::read_to_string(root.join("proc/modules")).unwrap_or_default();
     list.lines().any(|line| line.split(' ').next() == Some(name))
         || root.join("sys/module").join(name).is_dir()
