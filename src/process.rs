@@ -68,7 +68,7 @@ impl PortScales for PortScaler {
 
 impl Process {
     /// Makes an instance without devices and without threads.
-    pub fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let (warned, stats) = (Arc::<Warned>::default(), Arc::<Stats>::default());
         let housekeeping = Arc::<Housekeeping>::default();
         let control = Control::new(Arc::clone(&warned), Arc::<Stats>::clone(&stats));
@@ -98,14 +98,14 @@ impl Process {
     }
 
     /// Returns the settings of the latest init; `None` before the first one.
-    pub fn latest(&self) -> Option<Arc<Config>> {
+    pub(crate) fn latest(&self) -> Option<Arc<Config>> {
         self.latest.read().clone()
     }
 
     /// Returns whether this NCCL expects ports of one card to have one PCI path, as its own
     /// transport has it. NCCL 2.24 to 2.26, by tables v9 and v10, compare all but the last digit of
     /// the paths to find ports of one card, and use no device made of ports with one path.
-    pub fn expects_cards(&self) -> bool {
+    pub(crate) fn expects_cards(&self) -> bool {
         const FIRST_OF_V10: u32 = 22700;
         match self.table.load(Ordering::Relaxed) {
             9 => false,
@@ -116,7 +116,7 @@ impl Process {
 
     /// Returns whether this NCCL expects a fused device to have the planes of all its members, as
     /// its own transport has it.
-    pub fn expects_planes(&self) -> bool {
+    pub(crate) fn expects_planes(&self) -> bool {
         const FIRST: u32 = 23007;
         let release = self.release.load(Ordering::Relaxed);
         release == 0 || release >= FIRST

@@ -64,9 +64,9 @@ impl Watch {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     /// In watched time.
-    pub watched: Duration,
+    pub(crate) watched: Duration,
     /// By the clock.
-    pub instant: Instant,
+    pub(crate) instant: Instant,
 }
 
 /// What is known of the progress of one rail.
@@ -101,15 +101,15 @@ struct Waiting {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sample {
     /// Work requests known to be complete.
-    pub done: u64,
+    pub(crate) done: u64,
     /// Work requests outstanding.
-    pub outstanding: u64,
+    pub(crate) outstanding: u64,
     /// What was ever posted.
-    pub posted: Posted,
+    pub(crate) posted: Posted,
     /// Completions of the connection's other rails.
-    pub others: u64,
+    pub(crate) others: u64,
     /// The port's counters: read lately, at most [`HARDWARE_AGE`] ago.
-    pub hardware: Option<HwCounters>,
+    pub(crate) hardware: Option<HwCounters>,
 }
 
 /// How old a port's counters may be when a wait begins. Each reading may be a command of the
@@ -120,30 +120,30 @@ pub(crate) const HARDWARE_AGE: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// Watched time without a completion, work requests outstanding.
-    pub waited: Duration,
+    pub(crate) waited: Duration,
     /// The rail's usual time per completion.
-    pub usual: Duration,
+    pub(crate) usual: Duration,
     /// How long what is outstanding on the port takes at the goodput of its rails.
-    pub backlog: Duration,
+    pub(crate) backlog: Duration,
     /// `MPIB_STALL_MS`
-    pub limit: Duration,
+    pub(crate) limit: Duration,
     /// Completions of other rails since the wait began.
-    pub others: u64,
+    pub(crate) others: u64,
     /// How the other rails are.
-    pub company: Company,
+    pub(crate) company: Company,
     /// Other connections of the process complete work requests over the same route.
-    pub route_works: bool,
+    pub(crate) route_works: bool,
     /// What the port's counters or events show.
-    pub evidence: Evidence,
+    pub(crate) evidence: Evidence,
 }
 
 /// What the rails of other connections show.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Shared {
     /// The longest [backlog](RailProgress::backlog) on the port.
-    pub backlog: Duration,
+    pub(crate) backlog: Duration,
     /// When a rail over the same route last completed something.
-    pub completed: Option<Instant>,
+    pub(crate) completed: Option<Instant>,
 }
 
 /// The state of a connection's other rails.

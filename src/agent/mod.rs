@@ -86,7 +86,7 @@ impl From<&Config> for Options {
 impl Options {
     /// Returns how long a connection that must have a hint waits for it: the time of one answer and
     /// of one whole entry.
-    pub fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> Duration {
         self.answer_timeout + self.settle_timeout
     }
 
@@ -163,7 +163,7 @@ impl Clients {
     ///
     /// # Errors
     /// The thread, or the descriptor that wakes it, cannot be made.
-    pub fn attach(&self, options: &Options) -> Result<()> {
+    pub(crate) fn attach(&self, options: &Options) -> Result<()> {
         let mut attached = self.attached.lock();
         let now = Instant::now();
         if attached.client.is_some() || attached.looked.is_some_and(|at| now < at + LOOK_EVERY) {
@@ -210,7 +210,7 @@ impl Subscription {
 
     /// Whether there was a good hint: an agent has registered the connection, and has an entry for
     /// it.
-    pub fn hinted(&self) -> bool {
+    pub(crate) fn hinted(&self) -> bool {
         self.hint.now();
         self.hint.hinted.load(Ordering::Relaxed)
     }

@@ -94,26 +94,26 @@ struct WatchedRail {
 #[derive(Debug, Clone)]
 pub(crate) struct Route {
     /// The local port.
-    pub nic: Arc<Nic>,
+    pub(crate) nic: Arc<Nic>,
     /// The local GID and its type.
-    pub local: ([u8; 16], GidKind),
+    pub(crate) local: ([u8; 16], GidKind),
     /// The peer's GID.
-    pub peer: [u8; 16],
+    pub(crate) peer: [u8; 16],
 }
 
 /// What a comm uses on one rail.
 #[derive(Debug)]
 pub(crate) struct Queues {
     /// The port and the addresses.
-    pub route: Route,
+    pub(crate) route: Route,
     /// [`Context::id`](crate::verbs::Context::id)
-    pub context: usize,
+    pub(crate) context: usize,
     /// Numbers of its queue pairs.
-    pub qps: Vec<u32>,
+    pub(crate) qps: Vec<u32>,
     /// [`Cq::id`](crate::verbs::Cq::id)
-    pub cq: Option<usize>,
+    pub(crate) cq: Option<usize>,
     /// [`Srq::id`](crate::verbs::Srq::id)
-    pub srq: Option<usize>,
+    pub(crate) srq: Option<usize>,
 }
 
 /// What a comm has done on a rail in use.

@@ -21,7 +21,7 @@ pub enum GidIndex {
 
 impl GidIndex {
     /// Returns the index that is set for this port of this HCA.
-    pub fn of(&self, hca: &str, port: u8) -> Option<u8> {
+    pub(crate) fn of(&self, hca: &str, port: u8) -> Option<u8> {
         match self {
             Self::Auto => None,
             Self::All(index) => Some(*index),
@@ -30,7 +30,7 @@ impl GidIndex {
     }
 
     /// Returns the HCAs and ports that it names.
-    pub fn names(&self) -> impl Iterator<Item = &HcaName> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &HcaName> {
         let list: &[_] = if let Self::Each(list) = self { list } else { &[] };
         list.iter().map(|(name, _)| name)
     }
@@ -76,12 +76,12 @@ pub struct AddrRange {
 
 impl AddrRange {
     /// Whether the address is in the range. An IPv4 address is in no IPv6 range.
-    pub fn contains(&self, ip: IpAddr) -> bool {
+    pub(crate) fn contains(&self, ip: IpAddr) -> bool {
         is_in_network(ip, self.ip, self.prefix)
     }
 
     /// Returns the family of its addresses.
-    pub fn family(&self) -> Family {
+    pub(crate) fn family(&self) -> Family {
         if self.ip.is_ipv4() { Family::V4 } else { Family::V6 }
     }
 }

@@ -12,9 +12,9 @@ pub(crate) const PLANE_END: i16 = 1 << 14;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HcaName {
     /// As `ibv_devices` lists it.
-    pub name: String,
+    pub(crate) name: String,
     /// From 1; `None` if the text names none.
-    pub port: Option<u8>,
+    pub(crate) port: Option<u8>,
 }
 
 impl HcaName {
@@ -174,18 +174,18 @@ pub struct HcaFilter(Filter<HcaItem>);
 impl HcaFilter {
     /// Whether the filter selects port `port` of HCA `name`. An item without a port selects all
     /// ports.
-    pub fn matches(&self, name: &str, port: u8) -> bool {
+    pub(crate) fn matches(&self, name: &str, port: u8) -> bool {
         self.0.rank(|i| self.hits(i, name, port)).is_some()
     }
 
     /// Returns rail and plane of the first item for this port. An excluding filter has none.
-    pub fn ids(&self, name: &str, port: u8) -> (Option<i16>, Option<i16>) {
+    pub(crate) fn ids(&self, name: &str, port: u8) -> (Option<i16>, Option<i16>) {
         let item = self.0.items.iter().find(|i| self.names() && self.hits(i, name, port));
         item.map_or((None, None), |i| (i.rail, i.plane))
     }
 
     /// Returns the items that select none of these ports.
-    pub fn unmatched(&self, ports: &[(&str, u8)]) -> Vec<&HcaName> {
+    pub(crate) fn unmatched(&self, ports: &[(&str, u8)]) -> Vec<&HcaName> {
         let missed = |i: &&HcaItem| !ports.iter().any(|(name, port)| self.hits(i, name, *port));
         self.0.items.iter().filter(missed).map(|i| &i.hca).collect()
     }
@@ -195,7 +195,7 @@ impl HcaFilter {
     }
 
     /// Whether the filter names what to use, not what to exclude.
-    pub fn names(&self) -> bool {
+    pub(crate) fn names(&self) -> bool {
         !self.0.exclude
     }
 }
@@ -224,7 +224,7 @@ pub struct NameFilter(Filter<String>);
 
 impl NameFilter {
     /// Returns the place of the first item that selects interface `name`; `None` if none does.
-    pub fn rank(&self, name: &str) -> Option<usize> {
+    pub(crate) fn rank(&self, name: &str) -> Option<usize> {
         self.0.rank(|i| self.0.same(i, name))
     }
 }
@@ -287,12 +287,12 @@ pub struct RailSpeeds(Vec<(HcaName, u32)>);
 
 impl RailSpeeds {
     /// Returns the speed that is set for this port of this HCA.
-    pub fn of(&self, hca: &str, port: u8) -> Option<u32> {
+    pub(crate) fn of(&self, hca: &str, port: u8) -> Option<u32> {
         of_port(&self.0, hca, port)
     }
 
     /// Returns the HCAs and ports that it names.
-    pub fn names(&self) -> impl Iterator<Item = &HcaName> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &HcaName> {
         self.0.iter().map(|(name, _)| name)
     }
 }

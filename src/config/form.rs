@@ -76,10 +76,12 @@ impl Faults {
 }
 
 /// The header of the manual's table.
+#[cfg(test)]
 pub(super) const HEAD: &str =
     "| variable | value | default | meaning | beside NCCL 2.32 |\n|---|---|---|---|---|\n";
 
 /// Makes one line of the manual's table.
+#[cfg(test)]
 pub(super) fn row<F: Form>(
     variable: &str,
     form: &F,
@@ -131,7 +133,7 @@ impl Form for ModeNumber {
         Flag.expected()
     }
     fn show(&self, value: &Mode) -> String {
-        value.raw().to_string()
+        (*value as u8).to_string()
     }
 }
 
@@ -365,7 +367,7 @@ pub(super) fn shown(text: &str) -> String {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotOfThisForm {
     /// What is wrong with which item of a list.
-    pub item: Option<String>,
+    pub(crate) item: Option<String>,
 }
 
 impl From<()> for NotOfThisForm {

@@ -37,10 +37,10 @@ macro_rules! settings {
             /// Settings that are out of bounds, each with the value that is used in its place.
             pub substituted: Vec<(BadSetting, String)>,
             /// Lists with empty items, which are skipped.
-            pub with_empty_items: Vec<&'static str>,
+            pub(crate) with_empty_items: Vec<&'static str>,
             /// The user's folder for sockets, `XDG_RUNTIME_DIR`, as the desktop or login service
             /// has set it.
-            pub runtime_dir: Option<OsString>,
+            pub(crate) runtime_dir: Option<OsString>,
         }
 
         impl Default for Config {
@@ -87,7 +87,8 @@ macro_rules! settings {
             }
 
             /// Makes the table in `docs/guide/configuration.md`.
-            pub fn manual() -> String {
+            #[cfg(test)]
+            fn manual() -> String {
                 let default = Self::default();
                 let mut out = String::from(form::HEAD);
                 $(out += &form::row($var, &$form, &default.$field, &[$($doc),+], &[$($differs)?]);)*

@@ -15,9 +15,9 @@ const LONGEST_WAIT: u32 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RetryTime {
     /// One timeout for each transmission.
-    pub nominal: Duration,
+    pub(crate) nominal: Duration,
     /// The longest time that the InfiniBand specification allows.
-    pub longest: Duration,
+    pub(crate) longest: Duration,
 }
 
 impl Config {

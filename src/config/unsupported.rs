@@ -11,11 +11,11 @@ use crate::error::BadSetting;
 
 /// The state of a feature, or the effect of a setting, that a user may have requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub(crate) struct Finding {
     /// The user does not get what was requested: a warning, or an error with `MPIB_STRICT=1`.
-    pub degraded: bool,
+    pub(crate) degraded: bool,
     /// The sentence for the log.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 /// A variable that is known and not read.
@@ -92,7 +92,7 @@ others! {
 impl Config {
     /// Describes the settings in `env` that do not have the effect that a user expects: those out
     /// of bounds, for which another value is used, those without effect, and lists with empty items.
-    pub fn findings(&self, env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
+    pub(crate) fn findings(&self, env: impl Iterator<Item = (OsString, OsString)>) -> Vec<Finding> {
         let substituted = |(bad, used): &(BadSetting, String)| Finding {
             degraded: true,
             text: format!("{bad}; {used} is used"),

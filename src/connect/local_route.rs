@@ -95,7 +95,7 @@ pub(super) struct RouteQueues {
 /// Returns the smaller MTU of two ports, as its number in verbs. Queue pairs of ports with
 /// different MTUs can be connected.
 pub(crate) fn path_mtu(local: &LocalRail, remote: &RailInfo) -> u8 {
-    local.port.mtu.min(remote.mtu.raw() as u8)
+    local.port.mtu.min(remote.mtu as u8)
 }
 
 /// Describes an adapter that cannot carry a CTS entry inline although the user requests it.

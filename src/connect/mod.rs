@@ -139,7 +139,11 @@ pub struct Listening {
 
 impl Listening {
     /// Opens a listener and writes its handle.
-    pub fn open(settings: &Arc<Settings>, device: &'static Device, handle: &mut HandleBuf) -> Result<Self> {
+    pub(crate) fn open(
+        settings: &Arc<Settings>,
+        device: &'static Device,
+        handle: &mut HandleBuf,
+    ) -> Result<Self> {
         let sout = device.rails.first().filter(|_| device.is_sout_sup);
         let sout = sout.and_then(|nic| nic.known().ok()).and_then(|(_, gids)| Some(gids.first()?.addr()));
         let adapters = || settings.process.devices.addrs();
@@ -157,7 +161,7 @@ impl Listening {
     /// The handshake with a peer that knows the listener's secret has failed, and no other is in
     /// progress. NCCL makes one connector for each listener: no other peer would come. If the control
     /// connection broke, its connector may come again for a while.
-    pub fn accept(&self) -> Result<Option<RecvComm>> {
+    pub(crate) fn accept(&self) -> Result<Option<RecvComm>> {
         let mut place = self.handshakes.lock();
         let mut under_way =
             place.take().ok_or_else(|| Error::Internal("a panic has interrupted the listener".into()))?;

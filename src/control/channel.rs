@@ -166,7 +166,7 @@ impl Channel {
 
     /// Queues a message for the next [`flush`](Self::flush): several messages are one packet then.
     /// An error means that the connection has ended.
-    pub fn queue(&self, message: &Message) -> Result<()> {
+    pub(crate) fn queue(&self, message: &Message) -> Result<()> {
         self.link.enqueue(message)
     }
 
@@ -197,7 +197,7 @@ impl Channel {
     }
 
     /// Returns whether there is something to look at: a message, or the end of the connection.
-    pub fn has_news(&self) -> bool {
+    pub(crate) fn has_news(&self) -> bool {
         self.state() != ChannelState::Open || self.link.has_message()
     }
 

@@ -27,9 +27,9 @@ const INNER: [&str; 8] = ["docker", "virbr", "veth", "cni", "podman", "lxcbr", "
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
     /// As `ip link` shows it.
-    pub name: String,
+    pub(crate) name: String,
     /// Its index in the network namespace; 0 if it has just been removed.
-    pub index: u32,
+    pub(crate) index: u32,
     /// Address and prefix length.
     pub addr: Addr,
 }

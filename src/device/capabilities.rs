@@ -48,7 +48,7 @@ pub(crate) fn data_direct(config: &Config, devices: &[&Device]) -> Vec<Finding> 
 pub(crate) struct Answer {
     names: Vec<String>,
     /// Why they lack it.
-    pub lacks: Option<String>,
+    pub(crate) lacks: Option<String>,
     /// Describes the answer. Takes the names, and the reason if they lack the feature.
     text: fn(&str, Option<&str>) -> String,
 }

@@ -182,37 +182,37 @@ fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> 
 #[derive(Debug)]
 pub(crate) struct PortView {
     /// The adapter's name.
-    pub hca: String,
+    pub(crate) hca: String,
     /// Port number, from 1.
-    pub number: u8,
+    pub(crate) number: u8,
     /// Why it cannot be used.
-    pub trouble: Option<String>,
+    pub(crate) trouble: Option<String>,
     /// Whether `NCCL_IB_HCA` selects it.
-    pub selected: bool,
+    pub(crate) selected: bool,
     /// The port's attributes; `None` if they cannot be queried.
-    pub state: Option<Port>,
+    pub(crate) state: Option<Port>,
     /// sysfs path of the PCI device.
-    pub pci_path: Option<String>,
+    pub(crate) pci_path: Option<String>,
     /// The used entries of its GID table. Each with its rank among those that a connection may use,
     /// 0 for the best, or why it is not one of them.
-    pub gids: Vec<(Gid, Result<usize, String>)>,
+    pub(crate) gids: Vec<(Gid, Result<usize, String>)>,
 }
 
 /// Every port, and the devices made of them.
 #[derive(Debug)]
 pub(crate) struct Survey {
     /// Every port.
-    pub ports: Vec<PortView>,
+    pub(crate) ports: Vec<PortView>,
     /// The devices that NCCL would be shown, or why there are none.
-    pub devices: Result<Vec<Device>>,
+    pub(crate) devices: Result<Vec<Device>>,
     /// One sentence on faulty ports that somebody misses. A failure with `MPIB_STRICT=1`.
-    pub lost: Option<String>,
+    pub(crate) lost: Option<String>,
     /// One sentence on idle ports that nobody misses.
-    pub idle: Option<String>,
+    pub(crate) idle: Option<String>,
     /// One sentence on SOUT and SUP if they are far from each other.
-    pub apart: Option<String>,
+    pub(crate) apart: Option<String>,
     /// One sentence on names in `NCCL_IB_HCA` that select no port. A failure with `MPIB_STRICT=1`.
-    pub unknown: Option<String>,
+    pub(crate) unknown: Option<String>,
 }
 
 /// Opens the devices again, even if the process has them open, and logs nothing. Fails if there is

@@ -20,39 +20,39 @@ use crate::proto::MAX_RAILS;
 #[derive(Debug, Clone)]
 pub struct Device {
     /// Unique among the physical devices. A virtual device of a single one has the same name.
-    pub name: &'static CStr,
+    pub(crate) name: &'static CStr,
     /// Where the rail `shown` is on PCI, if it is.
-    pub pci: Option<PciPaths>,
+    pub(crate) pci: Option<PciPaths>,
     /// Its ports, rail 0 first: at most eight.
     pub rails: Vec<Arc<Nic>>,
     /// Index of the rail by which NCCL knows where the device is: PCI path, GUID and port.
-    pub shown: usize,
+    pub(crate) shown: usize,
     /// Whether its rails are SOUT and SUP, for which `policy` has its own rules.
     pub is_sout_sup: bool,
     /// Number of devices before it on the same PCI card. Ports of one adapter have one GUID, and
     /// most are separate PCI functions with port number 1: NCCL's topology search needs different
     /// port numbers.
-    pub card_place: u8,
+    pub(crate) card_place: u8,
     /// The physical devices that it consists of: only itself for a physical one.
-    pub members: Vec<c_int>,
+    pub(crate) members: Vec<c_int>,
     /// Rail of the network, if the settings name one.
-    pub rail_id: Option<i16>,
+    pub(crate) rail_id: Option<i16>,
     /// Plane of the network, if the settings name one.
-    pub plane_id: Option<i16>,
+    pub(crate) plane_id: Option<i16>,
 }
 
 /// sysfs paths of a PCI device.
 #[derive(Debug, Clone, Copy)]
-pub struct PciPaths {
+pub(crate) struct PciPaths {
     /// The function's own path.
-    pub own: &'static CStr,
+    pub(crate) own: &'static CStr,
     /// The path of its card, which is function 0.
-    pub card: &'static CStr,
+    pub(crate) card: &'static CStr,
 }
 
 impl Device {
     /// Returns the PCI path that NCCL sees: that of the card, or the port's own.
-    pub fn pci_path(&self, of_card: bool) -> Option<&'static CStr> {
+    pub(crate) fn pci_path(&self, of_card: bool) -> Option<&'static CStr> {
         self.pci.map(|paths| if of_card { paths.card } else { paths.own })
     }
 
@@ -62,12 +62,12 @@ impl Device {
     }
 
     /// Returns the port by which NCCL knows where the device is.
-    pub fn shown(&self) -> Option<&Nic> {
+    pub(crate) fn shown(&self) -> Option<&Nic> {
         self.rails.get(self.shown).map(|nic| &**nic)
     }
 
     /// Returns the number of the shown port plus its place among the devices of one PCI card.
-    pub fn port(&self) -> c_int {
+    pub(crate) fn port(&self) -> c_int {
         let number = self.shown().map_or(0, |nic| nic.port.number);
         c_int::from(number) + c_int::from(self.card_place)
     }

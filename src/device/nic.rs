@@ -87,7 +87,7 @@ impl Nic {
     }
 
     /// Returns the name of the HCA when it was first opened.
-    pub fn adapter(&self) -> &str {
+    pub(crate) fn adapter(&self) -> &str {
         self.name.rsplit_once(':').map_or(&self.name, |(adapter, _)| adapter)
     }
 
@@ -98,7 +98,7 @@ impl Nic {
     }
 
     /// Returns the present context of the HCA.
-    pub fn context(&self) -> Arc<Context> {
+    pub(crate) fn context(&self) -> Arc<Context> {
         Arc::clone(self.pd.read().context())
     }
 
@@ -113,7 +113,7 @@ impl Nic {
     }
 
     /// Returns the health of the port and its routes, which all its connections share.
-    pub fn health(&self) -> &PortHealth {
+    pub(crate) fn health(&self) -> &PortHealth {
         &self.health
     }
 
@@ -128,7 +128,7 @@ impl Nic {
     }
 
     /// Reads the adapter's counters of lost packets. `None` if it has none.
-    pub fn hw_counters(&self) -> Option<HwCounters> {
+    pub(crate) fn hw_counters(&self) -> Option<HwCounters> {
         HwCounters::read(&self.context().hw_counters(self.port.number))
     }
 
@@ -149,7 +149,7 @@ impl Nic {
 
     /// Returns a port that is not active and has no other fault, with the GIDs that its table has. A
     /// port without a link keeps the addresses of its interface.
-    pub fn down(&self) -> Option<(Port, Vec<Gid>)> {
+    pub(crate) fn down(&self) -> Option<(Port, Vec<Gid>)> {
         let found = present(&self.context(), &self.limits, self.port.number, &self.wanted);
         found.ok().filter(|(port, _)| !port.active)
     }
@@ -167,7 +167,7 @@ impl Nic {
     /// As [`now`](Self::now). Queries once a second at most, but for an event of the adapter or a
     /// [`forget`](Self::forget), or while the port cannot be used. An event may come late: the
     /// user of a table's entry compares the entry first.
-    pub fn known(&self) -> Result<(Port, Vec<Gid>), String> {
+    pub(crate) fn known(&self) -> Result<(Port, Vec<Gid>), String> {
         // Under the lock: what was read on an earlier context must not be kept.
         let mut place = self.known.lock();
         let context = self.context();
@@ -189,13 +189,13 @@ impl Nic {
     }
 
     /// Forgets what was read: a connection over this port could not be set up.
-    pub fn forget(&self) {
+    pub(crate) fn forget(&self) {
         *self.known.lock() = None;
     }
 
     /// Whether connections that receive on it can flush: by the setting, else if it reaches GPU
     /// memory.
-    pub fn flushes(&self, config: &Config) -> bool {
+    pub(crate) fn flushes(&self, config: &Config) -> bool {
         config.flush.unwrap_or_else(|| self.takes_gpu_memory())
     }
 
@@ -245,7 +245,7 @@ impl Nic {
     }
 
     /// Describes the receive queues of the adapter.
-    pub fn receive_queues(&self) -> String {
+    pub(crate) fn receive_queues(&self) -> String {
         describe_queues(self.adapter(), self.has_srq().err())
     }
 
@@ -259,7 +259,7 @@ impl Nic {
     ///
     /// # Errors
     /// `NCCL_IB_PKEY_VALUE` is not in the table. The error lists what is.
-    pub fn pkey_index(&self, config: &Config) -> Result<u16> {
+    pub(crate) fn pkey_index(&self, config: &Config) -> Result<u16> {
         let Some(value) = config.pkey_value else { return Ok(config.pkey_index) };
         let context = self.context();
         let last = self.known.lock().as_ref().and_then(|known| known.pkey_index);

@@ -166,20 +166,20 @@ impl PortBusy {
 
 /// Counters of one port. `None`: the adapter does not have the counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HwCounters {
+pub(crate) struct HwCounters {
     /// Retransmissions before the timeout.
-    pub adaptive: Option<u64>,
+    pub(crate) adaptive: Option<u64>,
     /// Timeouts of acknowledgements.
-    pub timeouts: Option<u64>,
+    pub(crate) timeouts: Option<u64>,
     /// Packets that the peer received out of order.
-    pub sequence: Option<u64>,
+    pub(crate) sequence: Option<u64>,
     /// Packets that found no receive.
-    pub not_ready: Option<u64>,
+    pub(crate) not_ready: Option<u64>,
 }
 
 impl HwCounters {
     /// Reads the counters in `dir`. Returns `None` if there is none of them.
-    pub fn read(dir: &Path) -> Option<Self> {
+    pub(crate) fn read(dir: &Path) -> Option<Self> {
         let [adaptive, timeouts, sequence, not_ready] = FACTS.map(|fact| fact.read(dir));
         let counters = Self { adaptive, timeouts, sequence, not_ready };
         (counters != Self::default()).then_some(counters)

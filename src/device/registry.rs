@@ -83,12 +83,12 @@ impl Devices {
     }
 
     /// Returns all devices, by index.
-    pub fn all(&self) -> Vec<&'static Device> {
+    pub(crate) fn all(&self) -> Vec<&'static Device> {
         self.list.read().as_ref().map(|list| list.shown.clone()).unwrap_or_default()
     }
 
     /// Returns how many devices there are.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.list.read().as_ref().map_or(0, |list| list.shown.len())
     }
 
@@ -98,7 +98,7 @@ impl Devices {
     }
 
     /// Returns the current IP addresses of the devices' ports.
-    pub fn addrs(&self) -> Vec<IpAddr> {
+    pub(crate) fn addrs(&self) -> Vec<IpAddr> {
         let nics = self.nics();
         nics.iter()
             .filter_map(|nic| nic.known().ok())
@@ -108,7 +108,7 @@ impl Devices {
     }
 
     /// Returns the open ports, each once.
-    pub fn nics(&self) -> Vec<Arc<Nic>> {
+    pub(crate) fn nics(&self) -> Vec<Arc<Nic>> {
         // The virtual devices have no other ports.
         let physical = |list: &List| list.physical().to_vec();
         let physical = self.list.read().as_ref().map(physical).unwrap_or_default();
@@ -116,13 +116,13 @@ impl Devices {
     }
 
     /// Returns the plane of a device as NCCL 2.30.7 and later expect it.
-    pub fn plane_id(&self, device: &Device) -> Option<i16> {
+    pub(crate) fn plane_id(&self, device: &Device) -> Option<i16> {
         net_device::plane_id(device, self.list.read().as_ref()?.physical())
     }
 
     /// Returns the index of the virtual device of these physical ones, in the order of their planes.
     /// Makes the device if it is not in the list.
-    pub fn merge(&self, members: &[c_int]) -> Result<usize> {
+    pub(crate) fn merge(&self, members: &[c_int]) -> Result<usize> {
         let mut list = self.list.write();
         let Some(list) = &mut *list else {
             return Err(Error::Usage("no init has succeeded before this call".into()));

@@ -10,11 +10,11 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
     /// The adapter's name.
-    pub hca: String,
+    pub(crate) hca: String,
     /// Port number.
-    pub port: u8,
+    pub(crate) port: u8,
     /// Why it cannot be used, if so.
-    pub trouble: Option<Trouble>,
+    pub(crate) trouble: Option<Trouble>,
 }
 
 /// Why a port cannot be used.
@@ -49,11 +49,11 @@ impl fmt::Display for Found {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Unique.
-    pub name: String,
+    pub(crate) name: String,
     /// Indices of its ports in what was found: SOUT and SUP, or one.
-    pub rails: Vec<usize>,
+    pub(crate) rails: Vec<usize>,
     /// Rail and plane of the network that `NCCL_IB_HCA` gives it.
-    pub ids: (Option<i16>, Option<i16>),
+    pub(crate) ids: (Option<i16>, Option<i16>),
 }
 
 /// Plans the devices that `config` requests.
@@ -201,11 +201,11 @@ fn list(found: &[Found]) -> String {
 pub(super) struct LeftOut {
     /// Faulty ports, ports that `NCCL_IB_HCA` names, and those of devices that are down: somebody
     /// misses them.
-    pub lost: Vec<String>,
+    pub(crate) lost: Vec<String>,
     /// Ports that are down, as those without a cable are.
-    pub idle: Vec<String>,
+    pub(crate) idle: Vec<String>,
     /// Names in `NCCL_IB_HCA` that select no port, and why.
-    pub unknown: Vec<String>,
+    pub(crate) unknown: Vec<String>,
 }
 
 impl LeftOut {

@@ -83,7 +83,7 @@ pub struct BadSetting {
     /// Environment variable.
     pub variable: &'static str,
     /// The value found, quoted and printable.
-    pub found: String,
+    pub(crate) found: String,
     /// The values expected, or what to do.
     pub expected: String,
 }
@@ -92,31 +92,31 @@ pub struct BadSetting {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedCompletion {
     /// `ibv_wc.status`
-    pub status: u32,
+    pub(crate) status: u32,
     /// `ibv_wc.vendor_err`
-    pub vendor_err: u32,
+    pub(crate) vendor_err: u32,
     /// The operation that failed: "data write", "CTS write", "probe" …
-    pub operation: &'static str,
+    pub(crate) operation: &'static str,
     /// Rail index.
-    pub rail: usize,
+    pub(crate) rail: usize,
     /// HCA and port of the rail.
-    pub device: String,
+    pub(crate) device: String,
     /// GID of this end.
-    pub local_gid: [u8; 16],
+    pub(crate) local_gid: [u8; 16],
     /// GID of the peer.
-    pub remote_gid: [u8; 16],
+    pub(crate) remote_gid: [u8; 16],
     /// Queue pair of this end.
-    pub local_qpn: u32,
+    pub(crate) local_qpn: u32,
     /// Queue pair of the peer.
-    pub remote_qpn: u32,
+    pub(crate) remote_qpn: u32,
     /// Host or address of the peer.
-    pub peer: String,
+    pub(crate) peer: String,
     /// The queue pair is connected with itself: no peer is involved.
-    pub loopback: bool,
+    pub(crate) loopback: bool,
     /// Reason why this end's port cannot be used now; `None` if the port works. A port that does
     /// not work is the cause regardless of the status: a link that goes down shows as almost any
     /// status, for rdma_rxe as a malformed request.
-    pub port: Option<String>,
+    pub(crate) port: Option<String>,
 }
 
 impl fmt::Display for FailedCompletion {
@@ -176,23 +176,27 @@ fn settings_text(bad: &[BadSetting]) -> String {
 
 impl Error {
     /// Makes the error of a verbs call that set or returned `source`.
-    pub fn verbs(call: &'static str, source: io::Error, detail: impl Into<String>) -> Self {
+    pub(crate) fn verbs(call: &'static str, source: io::Error, detail: impl Into<String>) -> Self {
         Self::Verbs { call, source, detail: detail.into() }
     }
 
     /// Makes the error of a failed system call.
-    pub fn io(what: impl Into<String>, source: io::Error) -> Self {
+    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
         Self::Io { what: what.into(), source }
     }
 
     /// Makes the error of one invalid setting.
-    pub fn config(variable: &'static str, found: impl Into<String>, expected: impl Into<String>) -> Self {
+    pub(crate) fn config(
+        variable: &'static str,
+        found: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Self {
         Self::Config(vec![BadSetting { variable, found: found.into(), expected: expected.into() }])
     }
 
     /// Returns the code for NCCL.
     // No wildcard: a new variant must choose its code.
-    pub fn failure(&self) -> Failure {
+    pub(crate) fn failure(&self) -> Failure {
         match self {
             Self::Verbs { .. } | Self::Io { .. } | Self::Event(_) => Failure::System,
             Self::Completion(c) if c.port.is_some() => Failure::System,
@@ -213,7 +217,7 @@ impl Error {
     /// Logs the error as a warning, which NCCL keeps as its last error, and returns the code for
     /// NCCL. An error that was logged before is not logged again.
     #[cold]
-    pub fn report(&self, call: &'static str) -> Failure {
+    pub(crate) fn report(&self, call: &'static str) -> Failure {
         match self {
             Self::Closed { .. } => tracing::debug!(target: "net", "{call}: {self}"),
             _ => tracing::warn!(target: "net", "{call}: {self}"),
@@ -222,7 +226,7 @@ impl Error {
     }
 
     /// Returns the error of later calls on the same connection.
-    pub fn closed(&self) -> Self {
+    pub(crate) fn closed(&self) -> Self {
         match self {
             Self::Closed { code, why } => Self::Closed { code: *code, why: why.clone() },
             _ => Self::Closed { code: self.failure(), why: self.to_string() },

@@ -2,7 +2,7 @@
 
 /// The most likely origin of a failed completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blame {
+pub(crate) enum Blame {
     /// None: success, or a request flushed after an earlier failure.
     Nobody,
     /// This end: the request was invalid.
@@ -21,14 +21,14 @@ pub struct WcStatus {
     /// Name in `enum ibv_wc_status`.
     pub name: &'static str,
     /// What happened.
-    pub meaning: &'static str,
+    pub(crate) meaning: &'static str,
     /// What to check.
-    pub advice: &'static str,
+    pub(crate) advice: &'static str,
     /// The likely origin.
-    pub blame: Blame,
+    pub(crate) blame: Blame,
     /// Whether the request itself is wrong: any rail would refuse it. It ends the connection. Every
     /// other failure, one with an unknown number included, costs the rail.
-    pub is_mistake: bool,
+    pub(crate) is_mistake: bool,
 }
 
 /// Looks a status up by number: a newer library may know more of them than this table.

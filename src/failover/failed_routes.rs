@@ -14,15 +14,15 @@ const MAX: usize = 4096;
 
 /// An address of a port, and a peer's host and address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct RouteKey {
+pub(crate) struct RouteKey {
     /// The local GID.
-    pub gid: [u8; 16],
+    pub(crate) gid: [u8; 16],
     /// The type of the GID.
-    pub kind: GidKind,
+    pub(crate) kind: GidKind,
     /// The peer's host: other hosts may have the same address.
-    pub host: String,
+    pub(crate) host: String,
     /// The peer's GID.
-    pub peer: [u8; 16],
+    pub(crate) peer: [u8; 16],
 }
 
 /// The routes that have failed, with the reasons.

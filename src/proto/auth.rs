@@ -183,7 +183,7 @@ impl FrameKey {
     }
 
     /// Returns the body of a frame without its tag; `None` if the tag is wrong.
-    pub fn open<'a>(&mut self, body: &'a [u8]) -> Option<&'a [u8]> {
+    pub(crate) fn open<'a>(&mut self, body: &'a [u8]) -> Option<&'a [u8]> {
         let (body, tag) = body.split_last_chunk::<TAG_BYTES>()?;
         let expected = self.next_tag(body);
         same_tag(tag, &expected).then_some(body)
@@ -235,7 +235,7 @@ pub struct Session {
     /// The proof of the listener, which WELCOME carries.
     pub proof: Tag,
     /// The keys of the frames that each end sends.
-    pub keys: Ends<FrameKey>,
+    pub(crate) keys: Ends<FrameKey>,
     /// The secret of a TCP connection that replaces this one.
     pub resume: Nonce,
 }

@@ -79,7 +79,7 @@ impl Sequence {
 
     /// Returns the slot of this receive.
     #[inline]
-    pub const fn slot(self) -> u8 {
+    pub(crate) const fn slot(self) -> u8 {
         (self.0 % SLOTS as u64) as u8
     }
 

@@ -50,11 +50,11 @@ pub enum CtsError {
 
 impl Cts {
     /// Index of the first word with keys. Each has those of two rails.
-    pub const KEYS: usize = 2;
+    pub(crate) const KEYS: usize = 2;
 
     /// Returns the entry as words. Each word is stored in little-endian order.
     #[inline]
-    pub fn words(&self) -> [u64; CTS_WORDS] {
+    pub(crate) fn words(&self) -> [u64; CTS_WORDS] {
         let keys = |i: usize| u64::from(self.rkeys[2 * i]) | u64::from(self.rkeys[2 * i + 1]) << 32;
         let head = Head { tag: self.tag, count: self.count, index: self.index }.word();
         [self.addr, self.size, keys(0), keys(1), keys(2), keys(3), head, self.seq]

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::release::RELEASE_BYTES;
 use super::wire::{DecodeError, Layout, Reader, Writer, number};
-use super::{HostId, ListenerId, MAGIC, Nonce, PROTOCOL_VERSION, Release, Secret};
+use super::{HostId, MAGIC, Nonce, PROTOCOL_VERSION, Release, Secret};
 
 /// `NCCL_NET_HANDLE_MAXSIZE`
 pub const HANDLE_BYTES: usize = 128;
@@ -42,7 +42,7 @@ impl Addr {
     }
 
     /// Returns the prefix length of the network.
-    pub fn prefix(&self) -> u8 {
+    pub(crate) fn prefix(&self) -> u8 {
         self.prefix
     }
 
@@ -177,7 +177,7 @@ impl Handle {
     }
 
     /// Sets the listener's host.
-    pub fn on(self, host: HostId) -> Self {
+    pub(crate) fn on(self, host: HostId) -> Self {
         Self { host, ..self }
     }
 
@@ -198,13 +198,8 @@ impl Handle {
         &self.secret
     }
 
-    /// Returns the public name of the listener, which HELLO contains.
-    pub fn id(&self) -> ListenerId {
-        *self.secret.id()
-    }
-
     /// Returns the listener's host.
-    pub fn host(&self) -> HostId {
+    pub(crate) fn host(&self) -> HostId {
         self.host
     }
 

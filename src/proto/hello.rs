@@ -172,7 +172,7 @@ numbered! {
 
 impl Mtu {
     /// Returns the payload bytes of a full packet.
-    pub const fn bytes(self) -> u32 {
-        128 << self.raw()
+    pub(crate) const fn bytes(self) -> u32 {
+        128 << self as u32
     }
 }

@@ -45,7 +45,7 @@ pub struct Ends<T> {
 
 impl<T> Ends<T> {
     /// Orders the values of the end with `role` and of its peer.
-    pub fn new(role: Role, local: T, remote: T) -> Self {
+    pub(crate) fn new(role: Role, local: T, remote: T) -> Self {
         match role {
             Role::Connector => Self { connector: local, acceptor: remote },
             Role::Acceptor => Self { connector: remote, acceptor: local },
@@ -53,7 +53,7 @@ impl<T> Ends<T> {
     }
 
     /// Returns the value of the end with `role`.
-    pub const fn local(&self, role: Role) -> &T {
+    pub(crate) const fn local(&self, role: Role) -> &T {
         match role {
             Role::Connector => &self.connector,
             Role::Acceptor => &self.acceptor,
@@ -61,17 +61,17 @@ impl<T> Ends<T> {
     }
 
     /// Returns the value of the peer of the end with `role`.
-    pub const fn remote(&self, role: Role) -> &T {
+    pub(crate) const fn remote(&self, role: Role) -> &T {
         self.local(role.other())
     }
 
     /// Returns references to both values.
-    pub const fn as_ref(&self) -> Ends<&T> {
+    pub(crate) const fn as_ref(&self) -> Ends<&T> {
         Ends { connector: &self.connector, acceptor: &self.acceptor }
     }
 
     /// Applies `f` to both values.
-    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Ends<U> {
+    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> Ends<U> {
         Ends { connector: f(self.connector), acceptor: f(self.acceptor) }
     }
 }
@@ -82,12 +82,12 @@ pub struct RailRole(u8);
 
 impl RailRole {
     /// The first rail of a device; of a fused device the network that reaches every host.
-    pub const SOUT: Self = Self(0);
+    pub(crate) const SOUT: Self = Self(0);
     /// The second rail of a device; of a fused device the network of an island.
-    pub const SUP: Self = Self(1);
+    pub(crate) const SUP: Self = Self(1);
 
     /// Yields the roles of a device's rails, in order.
-    pub fn all() -> impl Iterator<Item = Self> + Clone {
+    pub(crate) fn all() -> impl Iterator<Item = Self> + Clone {
         (0..MAX_RAILS as u8).map(Self)
     }
 
@@ -97,7 +97,7 @@ impl RailRole {
     }
 
     /// Returns the index of the rail in its device.
-    pub const fn index(self) -> u8 {
+    pub(crate) const fn index(self) -> u8 {
         self.0
     }
 }
@@ -131,11 +131,11 @@ impl fmt::Display for RailRole {
 /// the listener only within its network namespace, while the bridges of a host also join namespaces
 /// (containers) of the same kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct HostId {
+pub(crate) struct HostId {
     /// A hash of the kernel's boot id; 0 if it is unknown.
-    pub boot: u32,
+    pub(crate) boot: u32,
     /// A hash of boot id and network namespace; 0 if it is unknown.
-    pub network: u32,
+    pub(crate) network: u32,
 }
 
 impl HostId {

@@ -29,31 +29,31 @@ impl SizeQ {
 
     /// Returns the exact size; `None` if it is in the completion record.
     #[inline]
-    pub const fn bytes(self) -> Option<usize> {
+    pub(crate) const fn bytes(self) -> Option<usize> {
         self.0
     }
 }
 
 /// A decoded immediate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Imm {
+pub(crate) struct Imm {
     /// The receive slot.
-    pub slot: u8,
+    pub(crate) slot: u8,
     /// The rails that carry exactly one immediate each for this slot; never zero.
-    pub mask: u8,
+    pub(crate) mask: u8,
     /// The size of the message.
-    pub size: SizeQ,
+    pub(crate) size: SizeQ,
 }
 
 /// The immediate of a part that is sent again: its mask is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Replay {
     /// The receive slot.
-    pub slot: u8,
+    pub(crate) slot: u8,
     /// The part: the rail that was to carry it.
-    pub part: u8,
+    pub(crate) part: u8,
     /// The epoch of the verdict that requested it, modulo 2 to the power of 13.
-    pub epoch: u16,
+    pub(crate) epoch: u16,
 }
 
 /// The immediate of a sender's probe: slot 0, whose queue pair is the first one, and no mask.
@@ -187,7 +187,7 @@ impl ImmLayout {
     /// Decodes an immediate. `None` for words that no sender makes: an empty mask, a rail that the
     /// connection does not have, a slot that does not exist, a size in the wrong unit.
     #[inline]
-    pub const fn decode(self, word: u32) -> Option<Imm> {
+    pub(crate) const fn decode(self, word: u32) -> Option<Imm> {
         let slot = word as u8;
         let mask = (word & ((1 << self.low_bits) - 1)) >> 8;
         // No rail, or one outside of the connection: the mask is in the lowest bits.

@@ -134,7 +134,7 @@ impl MailState {
     }
 
     /// Returns whether [`send`](Self::send) has room for a frame.
-    pub fn has_room(&self, frame: &[u8]) -> bool {
+    pub(crate) fn has_room(&self, frame: &[u8]) -> bool {
         self.outgoing.queued.len() + frame.len() <= MAX_QUEUED
     }
 

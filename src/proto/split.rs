@@ -74,11 +74,11 @@ pub(crate) struct Split {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
     /// Index of the rail.
-    pub rail: usize,
+    pub(crate) rail: usize,
     /// Offset in the buffer.
-    pub offset: usize,
+    pub(crate) offset: usize,
     /// Bytes; zero only if the message is empty.
-    pub len: usize,
+    pub(crate) len: usize,
 }
 
 impl Split {

@@ -436,16 +436,11 @@ macro_rules! numbered {
             pub const ALL: [Self; [$($n),+].len()] = [$(Self::$variant),+];
 
             /// Returns the variant with this number; `None` for others.
-            pub const fn from_raw(n: u32) -> Option<Self> {
+            pub(crate) const fn from_raw(n: u32) -> Option<Self> {
                 match n {
                     $($n => Some(Self::$variant),)+
                     _ => None,
                 }
-            }
-
-            /// Returns the number.
-            pub const fn raw(self) -> u32 {
-                self as u32
             }
         }
 

@@ -10,9 +10,9 @@ use crate::proto::{Addr, Ends, GidKind, LinkLayer, RailAddr, RailInfo, unusable_
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Best {
     /// Indices into the lists of the two rails.
-    pub at: Ends<usize>,
+    pub(crate) at: Ends<usize>,
     /// Whether both rails regard the addresses as one subnet.
-    pub one_subnet: bool,
+    pub(crate) one_subnet: bool,
 }
 
 /// Most pairs of addresses that are tried for two rails.

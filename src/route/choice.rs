@@ -10,9 +10,9 @@ pub struct Route {
     /// The address of each rail: an index into the rail's list.
     pub addrs: Ends<usize>,
     /// Number of better pairs of addresses that join the same rails.
-    pub alternate: u8,
+    pub(crate) alternate: u8,
     /// Whether both ends regard the addresses as one subnet.
-    pub one_subnet: bool,
+    pub(crate) one_subnet: bool,
     /// The number of ends, 0 to 2, whose NCCL requested the rail.
     pub requested: u8,
 }
@@ -39,7 +39,7 @@ pub struct Refused {
     /// The rail of each end: an index into its list.
     pub rails: Ends<usize>,
     /// The reason.
-    pub why: String,
+    pub(crate) why: String,
 }
 
 /// The rails of one end, as in its HELLO.
@@ -48,7 +48,7 @@ pub struct End<'a> {
     /// Rails that can be used.
     pub rails: &'a [RailInfo],
     /// Rails that cannot be used.
-    pub unusable: &'a [UnusableRail],
+    pub(crate) unusable: &'a [UnusableRail],
 }
 
 impl<'a> From<&'a Hello> for End<'a> {
@@ -80,7 +80,7 @@ pub struct Choice {
 impl Choice {
     /// Returns the routes of an attempt that the connection uses, as indices: the first ones that
     /// work at both ends and share no rail, up to the width.
-    pub fn keep(&self, tried: &[Route], works: impl Fn(usize) -> bool) -> Vec<usize> {
+    pub(crate) fn keep(&self, tried: &[Route], works: impl Fn(usize) -> bool) -> Vec<usize> {
         let (mut kept, mut routes) = (Vec::new(), Vec::new());
         for (i, route) in tried.iter().enumerate() {
             if works(i) && kept.len() < self.width && is_disjoint(&routes, route) {

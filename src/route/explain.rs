@@ -70,7 +70,7 @@ impl Route {
     }
 
     /// Returns why the route is preferred to others.
-    pub fn why(&self, ends: &Ends<End<'_>>) -> String {
+    pub(crate) fn why(&self, ends: &Ends<End<'_>>) -> String {
         let subnet = self.subnet(ends);
         match (self.requested, self.one_subnet) {
             (2, true) => format!("both rails were requested and {subnet}"),

@@ -31,26 +31,26 @@ pub fn terms(config: &Config, fused: bool) -> Terms {
 
 /// How the queue pairs of one rail share its messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stripes {
+pub(crate) struct Stripes {
     /// Stripes of the rail. Like a rail, each stripe has separate queue pairs, a separate immediate
     /// and a separate bit in the mask.
-    pub stripes: usize,
+    pub(crate) stripes: usize,
     /// Queue pairs of each stripe. Successive messages use them round-robin.
-    pub turns: usize,
+    pub(crate) turns: usize,
 }
 
 impl Stripes {
     /// Returns the stripes of `rails` plain rails with `qps` queue pairs each. A mask has
     /// [`MAX_RAILS`] bits, so at most that many queue pairs carry one message. Where there are
     /// more, messages use them round-robin.
-    pub fn plain(qps: u8, split: bool, rails: usize) -> Self {
+    pub(crate) fn plain(qps: u8, split: bool, rails: usize) -> Self {
         let qps = usize::from(qps.max(1));
         let stripes = if split { qps.min(MAX_RAILS / rails.clamp(1, MAX_RAILS)) } else { 1 };
         Self { stripes, turns: qps.div_ceil(stripes) }
     }
 
     /// Returns the number of queue pairs of the rail.
-    pub fn qps(self) -> usize {
+    pub(crate) fn qps(self) -> usize {
         self.stripes * self.turns
     }
 }
@@ -91,7 +91,7 @@ impl Plan {
     }
 
     /// Returns whether hints of the agent divide the messages of a connection with this plan.
-    pub fn takes_hints(self, config: &Config) -> bool {
+    pub(crate) fn takes_hints(self, config: &Config) -> bool {
         matches!(self, Self::Shared(_)) && config.sup_share.is_none()
     }
 
@@ -106,17 +106,17 @@ impl Plan {
     }
 
     /// Returns whether rails with this role get queue pairs.
-    pub fn joins(self, role: RailRole) -> bool {
+    pub(crate) fn joins(self, role: RailRole) -> bool {
         self == Self::StandIn || self.requires(role)
     }
 
     /// Returns whether a connection without a rail with this role is degraded from the beginning.
-    pub fn requires(self, role: RailRole) -> bool {
+    pub(crate) fn requires(self, role: RailRole) -> bool {
         self.home().is_none_or(|home| role == home)
     }
 
     /// Returns the rail that carries all data as long as it works, if the plan has one.
-    pub fn home(self) -> Option<RailRole> {
+    pub(crate) fn home(self) -> Option<RailRole> {
         match self {
             Self::Plain | Self::Shared(_) => None,
             Self::Isolated(Class::Intra) | Self::StandIn => Some(RailRole::SUP),
@@ -132,12 +132,12 @@ impl Plan {
     }
 
     /// Returns the rail that carries CTS writes if the connection has it.
-    pub fn cts(self) -> RailRole {
+    pub(crate) fn cts(self) -> RailRole {
         self.home().unwrap_or(RailRole::SOUT)
     }
 
     /// Returns the stripes of a rail with this role, when the connection uses `rails` rails.
-    pub fn stripes(self, terms: &Terms, role: RailRole, rails: usize) -> Stripes {
+    pub(crate) fn stripes(self, terms: &Terms, role: RailRole, rails: usize) -> Stripes {
         match self {
             Self::Plain => Stripes::plain(terms.plain_qps, terms.plain_split, rails),
             Self::Isolated(_) | Self::StandIn | Self::Shared(_) => {

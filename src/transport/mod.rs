@@ -43,22 +43,22 @@ pub(crate) use request::Request;
 
 /// The settings that the connections of one communicator share.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// The state that all communicators share.
-    pub process: Arc<Process>,
+    pub(crate) process: Arc<Process>,
     /// The environment's settings, as init read them.
-    pub config: Arc<Config>,
+    pub(crate) config: Arc<Config>,
     /// The communicator's traffic class, if NCCL passed one.
-    pub comm_traffic_class: Option<i32>,
+    pub(crate) comm_traffic_class: Option<i32>,
     /// The communicator's profiler callback, if its NCCL has one.
-    pub profiler: Option<Profiler>,
+    pub(crate) profiler: Option<Profiler>,
     /// Limit for the depth of a send queue. A device may allow less.
     pub(crate) queue_depth: u32,
 }
 
 impl Settings {
     /// Makes the settings of one communicator.
-    pub fn new(
+    pub(crate) fn new(
         process: Arc<Process>,
         config: impl Into<Arc<Config>>,
         comm_traffic_class: Option<i32>,
@@ -122,21 +122,21 @@ impl SendComm {
     }
 
     /// Registers memory for this comm's sends.
-    pub fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
+    pub(crate) fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
         self.sender.memory().register(buffer, kind, dmabuf)
     }
 
     /// Returns whether [`send`](Self::send) is worth a call: whether the next receive has been
     /// posted, or there is something to report. Takes no lock.
     #[inline(always)]
-    pub fn may_send(&self) -> bool {
+    pub(crate) fn may_send(&self) -> bool {
         self.sender.may_send()
     }
 
     /// Starts a send to the receive with `tag` of the group that is being matched. Returns `None`
     /// if there is no such receive yet, or no room for another send.
     #[inline(always)]
-    pub fn send(
+    pub(crate) fn send(
         &self,
         buffer: Buffer,
         tag: i32,
@@ -148,7 +148,7 @@ impl SendComm {
     }
 
     /// Sends BYE to the peer.
-    pub fn close(self) -> Result<()> {
+    pub(crate) fn close(self) -> Result<()> {
         self.sender.close()
     }
 }
@@ -164,7 +164,7 @@ impl RecvComm {
     }
 
     /// Registers memory for this comm's receives.
-    pub fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
+    pub(crate) fn register(&self, buffer: Buffer, kind: MemKind, dmabuf: Option<DmaBuf>) -> Result<Mr> {
         self.receiver.memory().register(buffer, kind, dmabuf)
     }
 
@@ -172,7 +172,7 @@ impl RecvComm {
     /// `OPTIONAL`: NCCL does not need the completion of a single buffer.
     // Compiled for both cases: ordinary receives pay nothing for optional ones.
     #[inline(always)]
-    pub fn receive<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
+    pub(crate) fn receive<P: NetPlugin<Mr = Mr>, const OPTIONAL: bool>(
         &self,
         buffers: &[RecvBuffer<'_, P>],
     ) -> Fast<Option<&Tagged<Request>>> {
@@ -188,7 +188,7 @@ impl RecvComm {
     }
 
     /// Sends BYE to the peer.
-    pub fn close(self) -> Result<()> {
+    pub(crate) fn close(self) -> Result<()> {
         self.receiver.close()
     }
 }

@@ -43,23 +43,21 @@ unsafe impl Sync for Context {}
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceLimits {
     /// `sys_image_guid`, or `node_guid` if that is 0; in host byte order.
-    pub guid: u64,
+    pub(crate) guid: u64,
     /// Ports, numbered from 1.
-    pub ports: u8,
+    pub(crate) ports: u8,
     /// Most QPs.
     pub max_qp: u32,
     /// Most work requests in one queue of a QP.
-    pub max_qp_wr: u32,
+    pub(crate) max_qp_wr: u32,
     /// Most CQs.
     pub max_cq: u32,
     /// Most entries in a CQ.
-    pub max_cqe: u32,
+    pub(crate) max_cqe: u32,
     /// Most SRQs; 0 if the device has none.
     pub max_srq: u32,
     /// Most receives in an SRQ.
-    pub max_srq_wr: u32,
-    /// Largest registration in bytes.
-    pub max_mr_size: u64,
+    pub(crate) max_srq_wr: u32,
     /// `enum ibv_transport_type`
     transport: sys::ibv_transport_type::Type,
 }
@@ -67,7 +65,7 @@ pub struct DeviceLimits {
 impl DeviceLimits {
     /// Returns why no port of the device can be used. A usable device speaks the InfiniBand
     /// transport, over InfiniBand or RoCE: it has reliable connections (RC) with RDMA writes.
-    pub fn unfit(&self) -> Option<String> {
+    pub(crate) fn unfit(&self) -> Option<String> {
         use sys::ibv_transport_type as transport;
         let speaks = match self.transport {
             transport::IBV_TRANSPORT_IB => return None,
@@ -202,29 +200,29 @@ impl Context {
     }
 
     /// Returns the device's name, as `ibv_devinfo` shows it.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the canonical sysfs path of the PCI device; `None` for software devices.
-    pub fn pci_path(&self) -> Option<String> {
+    pub(crate) fn pci_path(&self) -> Option<String> {
         let path = std::fs::canonicalize(format!("{}/device", self.sysfs)).ok()?;
         path.to_str().map(str::to_owned)
     }
 
     /// Returns the sysfs folder of the hardware counters of a port.
-    pub fn hw_counters(&self, port: u8) -> PathBuf {
+    pub(crate) fn hw_counters(&self, port: u8) -> PathBuf {
         format!("{}/ports/{port}/hw_counters", self.sysfs).into()
     }
 
     /// Returns the sysfs path of the adapter's Data Direct interface, if it has one.
-    pub fn data_direct(&self) -> Option<String> {
+    pub(crate) fn data_direct(&self) -> Option<String> {
         // SAFETY: open for as long as `self` lives.
         unsafe { mlx5dv::data_direct(self.raw.as_ptr(), &self.sysfs) }
     }
 
     /// Calls `ibv_query_device`.
-    pub fn limits(&self) -> Result<DeviceLimits> {
+    pub(crate) fn limits(&self) -> Result<DeviceLimits> {
         let mut attr = std::mem::MaybeUninit::<sys::ibv_device_attr>::zeroed();
         // SAFETY: open context, writable struct.
         let rc = unsafe { sys::ibv_query_device(self.raw.as_ptr(), attr.as_mut_ptr()) };
@@ -242,13 +240,12 @@ impl Context {
             max_cqe: count(attr.max_cqe),
             max_srq: count(attr.max_srq),
             max_srq_wr: count(attr.max_srq_wr),
-            max_mr_size: attr.max_mr_size,
             transport: self.transport,
         })
     }
 
     /// Calls `ibv_query_port`.
-    pub fn port(&self, number: u8) -> Result<Port> {
+    pub(crate) fn port(&self, number: u8) -> Result<Port> {
         // SAFETY: open context.
         let attr = unsafe { shim::query_port(self.raw.as_ptr(), number) };
         let fault = |source| Error::verbs("ibv_query_port", source, format!("{} port {number}", self.name));
@@ -261,7 +258,7 @@ impl Context {
     /// Returns the used entries of a port's GID table, in order. Every connection needs it, so it
     /// takes one call where the library has `ibv_query_gid_table`: tables have hundreds of entries,
     /// and most are empty.
-    pub fn gids(&self, port: &Port) -> Vec<Gid> {
+    pub(crate) fn gids(&self, port: &Port) -> Vec<Gid> {
         // The call covers all ports. Devices have one or two, with tables of one length.
         let room = 2 * port.gids as usize;
         // SAFETY: open context.
@@ -281,21 +278,21 @@ impl Context {
 
     /// Returns an entry of the GID table of a port; `None` if it is empty, or if the library reads
     /// tables only.
-    pub fn gid_at(&self, port: u8, index: u8) -> Option<Gid> {
+    pub(crate) fn gid_at(&self, port: u8, index: u8) -> Option<Gid> {
         // SAFETY: open context.
         unsafe { shim::gid_at(self.raw.as_ptr(), port, index) }.and_then(Gid::of)
     }
 
     /// Returns a number that changes with each event that may have changed a port or a table.
     /// `None` while an event waits to be read.
-    pub fn changes(&self) -> Option<u64> {
+    pub(crate) fn changes(&self) -> Option<u64> {
         let changes = self.changes.lock();
         let mut fd = [PollFd::new(self.async_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut fd, PollTimeout::ZERO), Ok(0)).then_some(*changes)
     }
 
     /// Calls `ibv_query_pkey`. The result is in host byte order; its top bit marks a full member.
-    pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
+    pub(crate) fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         let mut key = 0;
         // SAFETY: open context, writable integer.
         let rc = unsafe { sys::ibv_query_pkey(self.raw.as_ptr(), port, index.into(), &raw mut key) };
@@ -324,13 +321,13 @@ impl Context {
     }
 
     /// Returns the descriptor that is readable while events are pending.
-    pub fn async_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn async_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: open until the context is closed, which drops `self`.
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).async_fd) }
     }
 
     /// Returns an id that is unique while the context is open.
-    pub fn id(&self) -> usize {
+    pub(crate) fn id(&self) -> usize {
         self.raw.addr().get()
     }
 

@@ -30,7 +30,7 @@ unsafe impl Sync for Cq {}
 
 /// What completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// A work request of this end, by its `wr_id`.
     Sent,
     /// A write of the peer with this immediate, which consumed one receive.
@@ -61,25 +61,25 @@ impl Completion {
 
     /// Returns whether the work request was in a queue of a queue pair that has failed, and did
     /// nothing.
-    pub fn is_flushed(&self) -> bool {
+    pub(crate) fn is_flushed(&self) -> bool {
         self.status() == sys::ibv_wc_status::IBV_WC_WR_FLUSH_ERR
     }
 
     /// Returns the vendor's code for a failure. Valid only if the status is not success.
-    pub fn vendor_err(&self) -> u32 {
+    pub(crate) fn vendor_err(&self) -> u32 {
         // SAFETY: written in every completion that has failed, and any bits are a number.
         unsafe { (*self.0.as_ptr()).vendor_err }
     }
 
     /// Returns the number of the local QP.
-    pub fn qpn(&self) -> u32 {
+    pub(crate) fn qpn(&self) -> u32 {
         // SAFETY: written in every completion.
         unsafe { (*self.0.as_ptr()).qp_num }
     }
 
     /// Returns what completed. Valid only if the status is success.
     #[inline]
-    pub fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> Kind {
         // SAFETY: written in every completion that has succeeded.
         match unsafe { (*self.0.as_ptr()).opcode } {
             sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
@@ -115,7 +115,7 @@ impl Default for Batch {
 
 impl Cq {
     /// Returns an id that is unique while the CQ lives. Asynchronous events carry it.
-    pub fn id(&self) -> usize {
+    pub(crate) fn id(&self) -> usize {
         self.raw.addr().get()
     }
 
@@ -155,7 +155,7 @@ impl Cq {
     }
 
     /// Returns the device.
-    pub fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 

@@ -7,9 +7,9 @@ use std::fmt;
 pub(crate) struct AsyncEvent {
     /// `enum ibv_event_type` as a number: newer libraries deliver events that older headers do not
     /// name.
-    pub kind: i32,
+    pub(crate) kind: i32,
     /// The subject of the event.
-    pub about: About,
+    pub(crate) about: About,
 }
 
 /// The subject of an event.

@@ -44,7 +44,7 @@ unsafe impl Sync for Pd {}
 
 impl Pd {
     /// Calls `ibv_alloc_pd`.
-    pub fn new(context: &Arc<Context>) -> Result<Self> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
         // SAFETY: the context is open while we hold it.
         let raw = unsafe { sys::ibv_alloc_pd(context.as_ptr()) };
         Ok(Self {
@@ -201,9 +201,9 @@ unsafe impl Sync for RawMr {}
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct MrOptions {
     /// Permits RDMA reads: those of flushes, which the adapter sends to itself.
-    pub reads: bool,
+    pub(crate) reads: bool,
     /// Requests relaxed ordering on PCIe where the library supports it.
-    pub relaxed: bool,
+    pub(crate) relaxed: bool,
 }
 
 impl MrOptions {

@@ -14,25 +14,25 @@ pub struct Port {
     /// Number, from 1.
     pub number: u8,
     /// Whether the port is `IBV_PORT_ACTIVE`.
-    pub active: bool,
+    pub(crate) active: bool,
     /// The link layer.
     pub link: LinkLayer,
     /// Link width times lane speed, in Mb/s.
     pub speed: u32,
     /// `enum ibv_mtu`: 1 is 256 bytes, 5 is 4096.
-    pub mtu: u8,
+    pub(crate) mtu: u8,
     /// Base LID (InfiniBand).
     pub lid: u16,
     /// LID mask control: the port has 2 to this power LIDs, from the base LID on.
-    pub lmc: u8,
+    pub(crate) lmc: u8,
     /// Whether packets of an InfiniBand port must carry a GRH. RoCE packets always do.
     pub grh_required: bool,
     /// Entries in the GID table.
-    pub gids: u32,
+    pub(crate) gids: u32,
     /// Entries in the P_Key table.
-    pub pkeys: u16,
+    pub(crate) pkeys: u16,
     /// Largest message in bytes.
-    pub max_message: u32,
+    pub(crate) max_message: u32,
 }
 
 impl Port {
@@ -73,7 +73,7 @@ pub struct Gid {
     /// The GID type; [`GidKind::Ib`] also if the library does not report the version of RoCE.
     pub kind: GidKind,
     /// Index of the network interface of the GID; 0 if unknown.
-    pub interface: u32,
+    pub(crate) interface: u32,
 }
 
 impl Gid {
@@ -86,7 +86,7 @@ impl Gid {
 
     /// Returns the address in the GID; an IPv4 address only if the 12 bytes before it mark it as
     /// mapped.
-    pub fn addr(&self) -> IpAddr {
+    pub(crate) fn addr(&self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.raw);
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
@@ -100,17 +100,17 @@ impl Gid {
     }
 
     /// Returns the FLID in a GID of an InfiniBand port; `None` if the GID has none.
-    pub fn flid(&self) -> Option<u16> {
+    pub(crate) fn flid(&self) -> Option<u16> {
         flid(self.raw)
     }
 
     /// Returns why no connection can use the GID.
-    pub fn unusable(&self) -> Option<&'static str> {
+    pub(crate) fn unusable(&self) -> Option<&'static str> {
         unusable_gid(self.addr())
     }
 
     /// Returns whether the entry is in use.
-    pub fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.raw != [0; 16] && self.addr() != IpAddr::V4(Ipv4Addr::UNSPECIFIED)
     }
 }

@@ -233,12 +233,12 @@ impl Qp<Fresh> {
     }
 
     /// Returns the number of completed state changes.
-    pub fn changes(&self) -> u32 {
+    pub(crate) fn changes(&self) -> u32 {
         self.reached as u32
     }
 
     /// Returns whether the queue pair is in RTS.
-    pub fn is_connected(&self) -> bool {
+    pub(crate) fn is_connected(&self) -> bool {
         self.reached == Reached::Rts
     }
 
@@ -344,7 +344,7 @@ impl<S> Qp<S> {
     /// # Errors
     /// The adapter may still access memory for it. An adapter that was removed does not: the kernel
     /// destroys what is left on it.
-    pub fn destroy(mut self) -> Result<()> {
+    pub(crate) fn destroy(mut self) -> Result<()> {
         let rc = self.raw.destroy();
         let on = || {
             let (name, number) = (self.raw.cq.context().name(), self.number);
@@ -359,7 +359,7 @@ impl<S> Qp<S> {
     /// Returns the options of enhanced connection establishment: the device's own before the
     /// connection, the ones in effect after it. `None` if the device or the library does not
     /// support it.
-    pub fn ece(&self) -> Result<Option<Ece>> {
+    pub(crate) fn ece(&self) -> Result<Option<Ece>> {
         // SAFETY: live QP.
         let (rc, ece) = unsafe { shim::query_ece(self.raw.qp.as_ptr()) };
         if rc == libc::EOPNOTSUPP {
@@ -376,32 +376,18 @@ impl<S> Qp<S> {
 
     /// Returns the depth of the send queue.
     #[inline]
-    pub fn send_depth(&self) -> u32 {
+    pub(crate) fn send_depth(&self) -> u32 {
         self.send_depth
     }
 
     /// Returns the number of bytes that a work request may carry inline.
     #[inline]
-    pub fn inline(&self) -> u32 {
+    pub(crate) fn inline(&self) -> u32 {
         self.inline
     }
 }
 
 impl Qp<Ready> {
-    /// Moves the queue pair to ERR: the adapter drops what arrives, and completes every outstanding
-    /// request, most of them as flushed. Only its destruction ends all access to memory.
-    ///
-    /// # Errors
-    /// The adapter refuses, or does not answer any more.
-    pub fn fail(&self) -> Result<()> {
-        let mut attr = blank();
-        attr.qp_state = sys::ibv_qp_state::IBV_QPS_ERR;
-        // SAFETY: live QP, filled struct.
-        let rc =
-            unsafe { sys::ibv_modify_qp(self.raw.qp.as_ptr(), &raw mut attr, bits::IBV_QP_STATE.0 as i32) };
-        zero("ibv_modify_qp", rc, || format!("to ERR, {} QP {}", self.raw.cq.context().name(), self.number))
-    }
-
     /// Posts the chain with one `ibv_post_send`, which is one doorbell, and empties it.
     #[inline(always)]
     pub fn post(&self, chain: &mut Chain) -> Fast<()> {

@@ -111,12 +111,12 @@ unsafe impl Sync for Srq {}
 
 impl Srq {
     /// Returns an id that is unique while the SRQ lives. Asynchronous events carry it.
-    pub fn id(&self) -> usize {
+    pub(crate) fn id(&self) -> usize {
         self.raw.addr().get()
     }
 
     /// Calls `ibv_create_srq` for `depth` receives, at least 1.
-    pub fn new(pd: &Arc<Pd>, depth: u32) -> Result<Self> {
+    pub(crate) fn new(pd: &Arc<Pd>, depth: u32) -> Result<Self> {
         let attr = sys::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
         let mut init = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: live PD, filled struct.
@@ -128,7 +128,7 @@ impl Srq {
 
     /// Posts `n` of the receives, or all if there are fewer, with one call. Returns how many are
     /// posted: fewer if the provider asks to try again soon.
-    pub fn post(&self, blanks: &Blanks, n: usize) -> Result<usize> {
+    pub(crate) fn post(&self, blanks: &Blanks, n: usize) -> Result<usize> {
         // SAFETY: live SRQ, and a chain that the provider reads and does not write.
         let posted =
             blanks.post(n, |first, bad| unsafe { sys::ibv_post_srq_recv(self.raw.as_ptr(), first, bad) });

@@ -86,7 +86,7 @@ pub struct Region {
 
 /// The words of a [`Region`], which they keep mapped.
 #[derive(Debug)]
-pub struct Words {
+pub(crate) struct Words {
     // Copied: the data path reads the words through one pointer.
     start: NonNull<AtomicU64>,
     words: usize,
@@ -143,12 +143,12 @@ impl Region {
     }
 
     /// Replaces a registration by one of a clone.
-    pub fn adopt(&mut self, index: usize, from: &Self, place: usize) {
+    pub(crate) fn adopt(&mut self, index: usize, from: &Self, place: usize) {
         (self.mrs[index], self.keys[index]) = (Arc::clone(&from.mrs[place]), from.keys[place]);
     }
 
     /// Returns a region with these registrations, in order.
-    pub fn select(&self, places: impl Iterator<Item = usize> + Clone) -> Self {
+    pub(crate) fn select(&self, places: impl Iterator<Item = usize> + Clone) -> Self {
         Self {
             mrs: places.clone().map(|i| Arc::clone(&self.mrs[i])).collect(),
             keys: places.map(|i| self.keys[i]).collect(),
@@ -163,7 +163,7 @@ impl Region {
     }
 
     /// Returns the memory as an object that does not borrow the region.
-    pub fn share(&self) -> Words {
+    pub(crate) fn share(&self) -> Words {
         let memory = &self.memory;
         Words { start: memory.start(), words: memory.words().len(), _memory: Arc::clone(memory) }
     }

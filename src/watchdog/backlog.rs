@@ -12,9 +12,9 @@ const LEAST: u64 = 256 << 10;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Posted {
     /// Work requests.
-    pub work_requests: u64,
+    pub(crate) work_requests: u64,
     /// Their bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// See the module.

@@ -22,15 +22,15 @@ pub(super) use cache::Span;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
     /// Its addresses.
-    pub buffer: Buffer,
+    pub(crate) buffer: Buffer,
     /// Host or GPU memory.
-    pub kind: MemKind,
+    pub(crate) kind: MemKind,
     /// Its DMA-BUF, if it is not registered by its addresses.
-    pub dmabuf: Option<DmaBuf>,
+    pub(crate) dmabuf: Option<DmaBuf>,
     /// How it is registered.
-    pub options: MrOptions,
+    pub(crate) options: MrOptions,
     /// Whether an adapter that is away registers it when the adapter is back.
-    pub deferrable: bool,
+    pub(crate) deferrable: bool,
 }
 
 /// What registrations of the same addresses must have in common to be shared. Not the file of a

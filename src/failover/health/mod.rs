@@ -29,25 +29,25 @@ const MAX_ROUTES: usize = 4096;
 
 /// Why a port or a route is not healthy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cause {
+pub(crate) struct Cause {
     /// The reason for people.
-    pub why: String,
+    pub(crate) why: String,
     /// Since when.
-    pub since: Moment,
+    pub(crate) since: Moment,
 }
 
 /// A time, for logic and for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment {
+pub(crate) struct Moment {
     /// For logic.
-    pub instant: Instant,
+    pub(crate) instant: Instant,
     /// For people.
-    pub time: SystemTime,
+    pub(crate) time: SystemTime,
 }
 
 /// What happens to a port.
 #[derive(Debug, Clone, Copy)]
-pub enum Happening<'a> {
+pub(crate) enum Happening<'a> {
     /// An event: the link went down.
     LinkDown(&'a str),
     /// An event: the link is up.
@@ -68,7 +68,7 @@ pub enum Happening<'a> {
 
 /// What a happening has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub(crate) enum Change {
     /// Nothing.
     None,
     /// The port is suspect from now on.
@@ -86,7 +86,7 @@ pub enum Change {
 
 /// The health of one port and of its routes.
 #[derive(Debug, Default)]
-pub struct PortHealth {
+pub(crate) struct PortHealth {
     state: AtomicU8,
     record: Mutex<Record>,
 }
@@ -130,27 +130,27 @@ struct Route {
 
 /// The episodes of connections within one reporting interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Episodes {
+pub(crate) struct Episodes {
     /// When the first one was reported.
-    pub since: Instant,
+    pub(crate) since: Instant,
     /// Episodes, one for each connection and fault.
-    pub count: u32,
+    pub(crate) count: u32,
     /// Bytes that were sent again.
-    pub replayed: u64,
+    pub(crate) replayed: u64,
     /// The longest stall.
-    pub longest: Duration,
+    pub(crate) longest: Duration,
     /// The sum of all stalls.
-    pub total: Duration,
+    pub(crate) total: Duration,
 }
 
 impl Moment {
     /// Returns the present.
-    pub fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Self { instant: Instant::now(), time: SystemTime::now() }
     }
 
     /// Returns the time of day in UTC, for messages.
-    pub fn clock(&self) -> String {
+    pub(crate) fn clock(&self) -> String {
         let since = self.time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (secs, millis) = (since.as_secs() % 86_400, since.subsec_millis());
         format!("{:02}:{:02}:{:02}.{millis:03} UTC", secs / 3600, secs / 60 % 60, secs % 60)
@@ -160,34 +160,34 @@ impl Moment {
 impl PortHealth {
     /// Returns the port's state: one relaxed load.
     #[inline]
-    pub fn state(&self) -> PortState {
+    pub(crate) fn state(&self) -> PortState {
         PortState::of(self.state.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
     /// Returns whether the port's adapter failed or was removed, and has not been opened again.
-    pub fn is_removed(&self) -> bool {
+    pub(crate) fn is_removed(&self) -> bool {
         self.state() == PortState::Down && self.record.lock().port.removed
     }
 
     /// Returns since when the port is down.
-    pub fn down_since(&self) -> Option<Instant> {
+    pub(crate) fn down_since(&self) -> Option<Instant> {
         let port = &self.record.lock().port;
         port.cause.as_ref().filter(|_| port.state == PortState::Down).map(|cause| cause.since.instant)
     }
 
     /// Returns why the port is not healthy, and since when.
-    pub fn cause(&self) -> Option<Cause> {
+    pub(crate) fn cause(&self) -> Option<Cause> {
         self.record.lock().port.cause.clone()
     }
 
     /// Returns the state with its cause.
-    pub fn state_and_cause(&self) -> (PortState, Option<Cause>) {
+    pub(crate) fn state_and_cause(&self) -> (PortState, Option<Cause>) {
         let port = &self.record.lock().port;
         (port.state, port.cause.clone())
     }
 
     /// Applies what has happened to the port.
-    pub fn happened(&self, now: Moment, what: Happening<'_>) -> Change {
+    pub(crate) fn happened(&self, now: Moment, what: Happening<'_>) -> Change {
         let mut record = self.record.lock();
         let change = record.port.step(now, what);
         self.state.store(record.port.state.code(), Ordering::Relaxed);
@@ -196,7 +196,7 @@ impl PortHealth {
 
     /// Notes that the route to a peer's GID has failed although the port is active. Returns `false`
     /// if the route is out of use already.
-    pub fn route_failed(&self, now: Moment, peer: [u8; 16], why: &str) -> bool {
+    pub(crate) fn route_failed(&self, now: Moment, peer: [u8; 16], why: &str) -> bool {
         let mut record = self.record.lock();
         record.port.faulty = Some(now.instant);
         let Some(route) = record.route(now.instant, peer) else { return true };
@@ -211,7 +211,7 @@ impl PortHealth {
 
     /// Notes that a peer reports that a route has failed. The hold-down of the route, which all
     /// connections share, does not begin. Returns `false` if the route is out of use already.
-    pub fn route_reported(&self, now: Moment, peer: [u8; 16], why: &str) -> bool {
+    pub(crate) fn route_reported(&self, now: Moment, peer: [u8; 16], why: &str) -> bool {
         let mut record = self.record.lock();
         let Some(route) = record.route(now.instant, peer) else { return true };
         if route.cause.is_some() {
@@ -225,7 +225,13 @@ impl PortHealth {
     /// Returns whether a rail over the route to a peer's GID may be made again. The port must be
     /// reachable, and the rail must have rested `since` it was given up or tried. A hold-down protects
     /// a connection's other rails from one that flaps, so it does not hold the `last` one.
-    pub fn may_return(&self, now: Instant, peer: &[u8; 16], since: Option<Instant>, last: bool) -> bool {
+    pub(crate) fn may_return(
+        &self,
+        now: Instant,
+        peer: &[u8; 16],
+        since: Option<Instant>,
+        last: bool,
+    ) -> bool {
         let Record { port, routes, .. } = &*self.record.lock();
         let is_held = |route: &Route| !route.hold.may_return(now) || !route.refused.may_return(now);
         matches!(port.state, PortState::Healthy | PortState::Probing)
@@ -235,7 +241,7 @@ impl PortHealth {
 
     /// Notes that this end could not make a rail over the route again. The next attempt waits twice
     /// as long, unless the port is down: then the route is not the cause.
-    pub fn attempt_failed(&self, now: Instant, peer: &[u8; 16]) {
+    pub(crate) fn attempt_failed(&self, now: Instant, peer: &[u8; 16]) {
         let mut record = self.record.lock();
         match record.port.state {
             PortState::Probing => record.port.hold.attempt_failed(now),
@@ -248,20 +254,20 @@ impl PortHealth {
 
     /// Notes that the peer has refused an attempt over the route. The next one waits twice as long,
     /// or until the [peer returns](Self::peer_returned).
-    pub fn attempt_refused(&self, now: Instant, peer: &[u8; 16]) {
+    pub(crate) fn attempt_refused(&self, now: Instant, peer: &[u8; 16]) {
         let mut record = self.record.lock();
         record.route(now, *peer).into_iter().for_each(|route| route.refused.attempt_failed(now));
     }
 
     /// Notes that the peer can use its port again.
-    pub fn peer_returned(&self, peer: &[u8; 16]) {
+    pub(crate) fn peer_returned(&self, peer: &[u8; 16]) {
         let mut record = self.record.lock();
         record.routes.get_mut(peer).into_iter().for_each(|route| route.refused = HoldDown::default());
     }
 
     /// Notes that a rail over the route works again. Returns the time since the route's failure, if
     /// the route was out of use.
-    pub fn route_returned(&self, now: Instant, peer: &[u8; 16]) -> Option<Duration> {
+    pub(crate) fn route_returned(&self, now: Instant, peer: &[u8; 16]) -> Option<Duration> {
         let mut record = self.record.lock();
         let route = record.routes.get_mut(peer)?;
         route.hold.returned(now);
@@ -272,13 +278,13 @@ impl PortHealth {
 
     /// Returns whether a packet that got lost shows something of the port or a route: the port has
     /// shown no fault lately.
-    pub fn is_steady(&self, now: Instant) -> bool {
+    pub(crate) fn is_steady(&self, now: Instant) -> bool {
         self.record.lock().is_steady(now)
     }
 
     /// Remembers that a route did not work for a connect whose attempt `began` then. A change of the
     /// network since may have caused the failure, or have mended the route.
-    pub fn connect_failed(&self, now: Instant, began: Instant, key: RouteKey, why: String) {
+    pub(crate) fn connect_failed(&self, now: Instant, began: Instant, key: RouteKey, why: String) {
         let mut record = self.record.lock();
         if record.changed.is_none_or(|changed| changed < began) {
             record.failed_at_connect.remember(now, key, why);
@@ -286,18 +292,18 @@ impl PortHealth {
     }
 
     /// Returns why a route did not work for an earlier connect, if it is not to be tried again yet.
-    pub fn why_not(&self, now: Instant, key: &RouteKey) -> Option<String> {
+    pub(crate) fn why_not(&self, now: Instant, key: &RouteKey) -> Option<String> {
         self.record.lock().failed_at_connect.why(now, key)
     }
 
     /// Forgets that a route did not work for an earlier connect.
-    pub fn connect_works(&self, key: &RouteKey) {
+    pub(crate) fn connect_works(&self, key: &RouteKey) {
         self.record.lock().failed_at_connect.forget(key);
     }
 
     /// Remembers that packets of the port to itself did not arrive, unless a fault of the port may be
     /// the cause.
-    pub fn loopback_failed(&self, now: Instant, why: &str) {
+    pub(crate) fn loopback_failed(&self, now: Instant, why: &str) {
         let mut record = self.record.lock();
         if record.is_steady(now) {
             record.no_loopback = Some((now, why.to_owned()));
@@ -305,21 +311,21 @@ impl PortHealth {
     }
 
     /// Returns why packets of the port to itself did not arrive lately.
-    pub fn no_loopback(&self, now: Instant) -> Option<String> {
+    pub(crate) fn no_loopback(&self, now: Instant) -> Option<String> {
         let record = self.record.lock();
         let (since, why) = record.no_loopback.as_ref()?;
         (now.saturating_duration_since(*since) < EXPIRY).then(|| why.clone())
     }
 
     /// Forgets what connects have found: a port or its addresses, here or on the way, have changed.
-    pub fn network_changed(&self, now: Instant) {
+    pub(crate) fn network_changed(&self, now: Instant) {
         let mut record = self.record.lock();
         record.failed_at_connect.clear();
         (record.no_loopback, record.changed) = (None, Some(now));
     }
 
     /// Adds an episode to those of the current reporting interval.
-    pub fn add_episode(&self, now: Instant, replayed: u64, stall: Duration) {
+    pub(crate) fn add_episode(&self, now: Instant, replayed: u64, stall: Duration) {
         let mut record = self.record.lock();
         let none = Episodes { since: now, count: 0, replayed: 0, longest: stall, total: Duration::ZERO };
         let sum = record.episodes.get_or_insert(none);
@@ -330,14 +336,14 @@ impl PortHealth {
     }
 
     /// Takes the episodes to report, once the first of them is as old as `age`.
-    pub fn take_episodes(&self, now: Instant, age: Duration) -> Option<Episodes> {
+    pub(crate) fn take_episodes(&self, now: Instant, age: Duration) -> Option<Episodes> {
         let old = |sum: &mut Episodes| now.saturating_duration_since(sum.since) >= age;
         self.record.lock().episodes.take_if(old)
     }
 
     /// Returns whether the port is to be queried now: always while it is suspect, and each second
     /// while it is out of use.
-    pub fn is_query_due(&self, now: Instant) -> bool {
+    pub(crate) fn is_query_due(&self, now: Instant) -> bool {
         if self.state() == PortState::Healthy {
             return false;
         }
@@ -356,7 +362,7 @@ impl PortHealth {
     }
 
     /// Returns after what time [`take_episodes`](Self::take_episodes) returns episodes, if there are any.
-    pub fn episodes_due(&self, now: Instant, age: Duration) -> Option<Duration> {
+    pub(crate) fn episodes_due(&self, now: Instant, age: Duration) -> Option<Duration> {
         let since = self.record.lock().episodes.as_ref()?.since;
         Some((since + age).saturating_duration_since(now))
     }

@@ -55,7 +55,7 @@ impl Request {
     /// Collects a completed request of one message and returns its size; the request is invalid
     /// afterwards. Returns `None` if there is more to do: see [`test`](Self::test).
     #[inline(always)]
-    pub fn collect_one(&self) -> Option<c_int> {
+    pub(crate) fn collect_one(&self) -> Option<c_int> {
         self.cell.collect_one().map(|size| size as c_int)
     }
 
@@ -64,7 +64,7 @@ impl Request {
     /// # Errors
     /// The comm has failed, or the request was collected before.
     #[inline(always)]
-    pub fn test(&self, sizes: &mut Sizes) -> Fast<bool> {
+    pub(crate) fn test(&self, sizes: &mut Sizes) -> Fast<bool> {
         let cell = &*self.cell;
         // `collect_one` has found it so; the usual case goes straight to the queues.
         if !cell.is_in_flight() && self.collect(sizes)? {
