@@ -6,7 +6,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -15,6 +15,8 @@ use crate::error::{Error, Result};
 
 /// The pause after a step that has not ended the work: it waits for the network or for the kernel.
 const PAUSE: Duration = Duration::from_millis(1);
+/// An adapter whose step has not ended after this time is dead. Nothing is left of it to write.
+pub(crate) const HANGS: Duration = Duration::from_secs(5);
 /// Most threads of a worker. A step may wait in the kernel for a second, for a peer that is away.
 pub(crate) const THREADS: usize = 4;
 
@@ -32,7 +34,8 @@ pub(crate) enum Urgency {
     Low,
 }
 
-/// Threads, which exist while there is work.
+/// Threads, which exist while there is work. A clone is the same worker.
+#[derive(Clone)]
 pub(crate) struct Worker {
     name: &'static str,
     state: Arc<Mutex<State>>,
@@ -43,8 +46,8 @@ struct State {
     urgent: VecDeque<Arc<dyn Steps>>,
     other: VecDeque<Arc<dyn Steps>>,
     threads: usize,
-    /// Of these, the threads that are in a step.
-    busy: usize,
+    /// When the steps have begun that threads are in.
+    busy: Vec<Instant>,
 }
 
 impl Worker {
@@ -61,7 +64,7 @@ impl Worker {
         let mut state = self.state.lock();
         // Each job finds a thread, if the others hang in their steps.
         let waiting = state.urgent.len() + state.other.len();
-        if waiting >= state.threads - state.busy && state.threads < THREADS {
+        if waiting >= state.threads - state.busy.len() && state.threads < THREADS {
             let shared = Arc::clone(&self.state);
             let spawned = background::spawn(self.name, || {}, move || run(&shared));
             match spawned {
@@ -79,10 +82,16 @@ impl Worker {
         }
         Ok(())
     }
+
+    /// Returns whether a step has begun [so long](HANGS) ago and has not ended.
+    pub(crate) fn hangs(&self) -> bool {
+        self.state.lock().busy.iter().any(|begun| begun.elapsed() >= HANGS)
+    }
 }
 
 fn run(shared: &Mutex<State>) {
     loop {
+        let begun = Instant::now();
         let (job, urgency) = {
             let mut state = shared.lock();
             let next = state.urgent.pop_front().map(|job| (job, Urgency::High));
@@ -91,12 +100,12 @@ fn run(shared: &Mutex<State>) {
                 state.threads -= 1;
                 return;
             };
-            state.busy += 1;
+            state.busy.push(begun);
             next
         };
         let has_ended = step(&*job);
         let mut state = shared.lock();
-        state.busy -= 1;
+        state.busy.iter().position(|other| *other == begun).map(|at| state.busy.swap_remove(at));
         if has_ended {
             continue;
         }

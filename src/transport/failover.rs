@@ -333,17 +333,44 @@ impl Comm {
         for fence in std::mem::take(&mut self.fences) {
             match fence.end() {
                 Ok(End::Destroyed) => {}
-                Ok(End::Hangs) => tracing::warn!(
-                    target: "net",
-                    "an adapter of the connection with {} does not destroy queue pairs: it is left alone",
-                    self.peer.name()
-                ),
+                Ok(End::Hangs) => self.report_hanging(),
                 Ok(End::Outstanding(fence)) => left.push(fence),
                 Err(e) => return Err(e.into()),
             }
         }
         self.fences = left;
         Ok(self.fences.is_empty())
+    }
+
+    /// Destroys everything that the comm has on its rails, on all adapters at once, and waits until
+    /// that is done: NCCL may use the memory for something else then. What an adapter that hangs has
+    /// is left to it.
+    pub(crate) fn destroy(&mut self) {
+        for rail in self.rails.iter_mut().filter(|rail| rail.is_alive()) {
+            let (queues, _) = rail.take_queues();
+            let watch = Arc::clone(&self.watch);
+            self.fences.push(Fence::begin(rail.nic.worker(), Urgency::High, watch, queues));
+        }
+        for fence in std::mem::take(&mut self.fences) {
+            match fence.wait() {
+                Ok(true) => {}
+                Ok(false) => self.report_hanging(),
+                Err(e) => {
+                    tracing::warn!(target: "net", "closing the connection with {}: {e}", self.peer.name())
+                }
+            }
+        }
+        if self.rails.iter().any(|rail| rail.nic.worker().hangs()) {
+            self.region.leave();
+        }
+    }
+
+    fn report_hanging(&self) {
+        tracing::warn!(
+            target: "net",
+            "an adapter of the connection with {} does not destroy queue pairs: it is left alone",
+            self.peer.name()
+        );
     }
 
     /// Returns an error if the comm has been without a rail for too long.

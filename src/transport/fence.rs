@@ -3,17 +3,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::async_events::CommWatch;
+use crate::background;
 use crate::error::Result;
-use crate::worker::{Steps, Urgency, Worker};
-
-/// An adapter that has not destroyed queue pairs after this time is dead. Nothing is left of it to
-/// write: the peer's queue pairs are destroyed, too.
-const HANGS: Duration = Duration::from_secs(5);
+use crate::worker::{HANGS, Steps, Urgency, Worker};
 
 /// Objects of an adapter.
 pub(crate) trait Destroy: Send {
@@ -28,6 +25,7 @@ pub(crate) trait Destroy: Send {
 #[derive(Debug)]
 pub(crate) struct Fence {
     work: Arc<Work>,
+    worker: Worker,
     begun: Instant,
 }
 
@@ -43,6 +41,8 @@ pub(crate) enum End {
 struct Work {
     objects: Mutex<Option<Box<dyn Destroy>>>,
     result: Mutex<Option<Result<()>>>,
+    /// Notified when there is a result.
+    done: Condvar,
     watch: Arc<CommWatch>,
 }
 
@@ -55,12 +55,13 @@ impl Fence {
         objects: impl Destroy + 'static,
     ) -> Self {
         let objects: Box<dyn Destroy> = Box::new(objects);
-        let work = Arc::new(Work { objects: Mutex::new(Some(objects)), result: Mutex::default(), watch });
-        if worker.add(Arc::<Work>::clone(&work), urgency).is_err() {
-            // The system has no thread left.
+        let objects = Mutex::new(Some(objects));
+        let work = Arc::new(Work { objects, result: Mutex::default(), done: Condvar::new(), watch });
+        // The system has no thread left, or the process ends and its threads with it.
+        if background::is_exiting() || worker.add(Arc::<Work>::clone(&work), urgency).is_err() {
             work.step();
         }
-        Self { work, begun: Instant::now() }
+        Self { work, worker: worker.clone(), begun: Instant::now() }
     }
 
     /// Returns what has become of the objects.
@@ -75,6 +76,22 @@ impl Fence {
             None => Ok(End::Outstanding(self)),
         }
     }
+
+    /// Waits until the objects are destroyed. Returns `false` without waiting longer if the adapter
+    /// hangs: the objects are left to it.
+    ///
+    /// # Errors
+    /// A queue pair could not be destroyed.
+    pub(crate) fn wait(self) -> Result<bool> {
+        let until = self.begun + HANGS;
+        let mut result = self.work.result.lock();
+        while result.is_none() && !self.worker.hangs() {
+            if self.work.done.wait_until(&mut result, until).timed_out() {
+                break;
+            }
+        }
+        result.take().map_or(Ok(false), |result| result.map(|()| true))
+    }
 }
 
 impl Steps for Work {
@@ -82,6 +99,7 @@ impl Steps for Work {
         let objects = self.objects.lock().take();
         let result = objects.map_or(Ok(()), Destroy::destroy);
         *self.result.lock() = Some(result);
+        self.done.notify_all();
         self.watch.notify();
         true
     }

@@ -147,7 +147,7 @@ impl SendComm {
         Ok(index.map(|index| self.requests.get(index)))
     }
 
-    /// Sends BYE to the peer.
+    /// Sends BYE to the peer, and destroys the queue pairs.
     pub(crate) fn close(self) -> Result<()> {
         self.sender.close()
     }
@@ -187,7 +187,7 @@ impl RecvComm {
         Ok(index.zip(self.flushes.as_ref()).map(|(index, requests)| requests.get(index)))
     }
 
-    /// Sends BYE to the peer.
+    /// Sends BYE to the peer, and destroys the queue pairs.
     pub(crate) fn close(self) -> Result<()> {
         self.receiver.close()
     }

@@ -157,6 +157,11 @@ impl Region {
         }
     }
 
+    /// Leaves the registrations and the memory to an adapter that hangs: they never end.
+    pub(crate) fn leave(&self) {
+        std::mem::forget(self.clone());
+    }
+
     /// Returns the memory.
     pub fn words(&self) -> &[AtomicU64] {
         self.memory.words()

@@ -250,12 +250,13 @@ impl Receiver {
         })
     }
 
-    /// Sends BYE to the peer.
+    /// Sends BYE to the peer, and destroys the queue pairs.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
         self.housekeeping.remove(self.job);
         let close = |state: &mut RecvState| {
             state.await_outstanding_data(&self.closing);
             state.comm.peer.close();
+            state.comm.destroy();
             Ok(())
         };
         self.state.with(close).map_err(|e| *e)

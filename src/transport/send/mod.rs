@@ -211,11 +211,12 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends BYE to the peer.
+    /// Sends BYE to the peer, and destroys the queue pairs.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
         self.housekeeping.remove(self.watch.job());
         let close = |state: &mut SendState| {
             state.comm.peer.close();
+            state.comm.destroy();
             Ok(())
         };
         self.state.with(close).map_err(|e| *e)
