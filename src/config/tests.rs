@@ -1,7 +1,8 @@
 //! The whole table, without touching the environment.
 
 use std::os::unix::ffi::OsStringExt;
-use std::sync::Mutex;
+
+use mpib_test_env::stands_in_the_guide;
 
 use super::unsupported::{self, Other, without_effect};
 use super::*;
@@ -295,28 +296,9 @@ fn the_own_interface_filter_goes_first() {
     assert_eq!(variable(&[("NCCL_SOCKET_IFNAME", "a"), ("MPIB_OOB_IF", "b")]), Some("MPIB_OOB_IF"));
 }
 
-/// The part of the manual between two marks is `table`. With `WRITE_MANUAL=1` it is made so.
-fn stands_in_the_manual(mark: &str, table: &str) {
-    static WRITING: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = WRITING.lock().unwrap();
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/guide/configuration.md");
-    let page = std::fs::read_to_string(path).unwrap();
-    let (begin, end) = (format!("<!-- {mark} -->\n"), format!("<!-- end of {mark} -->"));
-    let (before, rest) = page.split_once(&begin).expect("the first mark");
-    let (there, after) = rest.split_once(&end).expect("the second mark");
-    if std::env::var_os("WRITE_MANUAL").is_some() {
-        std::fs::write(path, [before, &begin, table, &end, after].concat()).unwrap();
-    } else {
-        assert!(
-            there == table,
-            "docs/guide/configuration.md differs: WRITE_MANUAL=1 cargo test -p nccl-net-mpib --lib config::"
-        );
-    }
-}
-
 #[test]
 fn the_manual_is_the_table() {
-    stands_in_the_manual("settings", &Config::manual());
+    stands_in_the_guide("configuration.md", "settings", &Config::manual());
 }
 
 /// Makes the second table in `docs/guide/configuration.md`.
@@ -333,7 +315,7 @@ fn others_manual() -> String {
 
 #[test]
 fn the_manual_has_every_variable_without_effect() {
-    stands_in_the_manual("without effect", &others_manual());
+    stands_in_the_guide("configuration.md", "without effect", &others_manual());
 }
 
 /// Every `NCCL_IB_` variable of NCCL 2.32. Each is either a setting or one of `OTHERS`.

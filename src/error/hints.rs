@@ -5,111 +5,203 @@ use nix::sys::resource::RLIM_INFINITY;
 
 use crate::limits::{RAISE_MEMLOCK, may_lock, memlock, pinned, rdma_cgroup};
 
-/// Returns a sentence on what to check; `None` if the errno is clear enough.
-///
-/// What the kernel returns to each call was read in its drivers/infiniband/core (umem.c, verbs.c,
-/// cache.c, addr.c, uverbs_main.c) and kernel/cgroup/rdma.c of 6.17, and in rdma-core 65.
-pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
-    let text = match (call, errno) {
-        // Its causes are listed with those of GPU memory.
-        ("ibv_reg_dmabuf_mr", _) => return None,
-        // No kernel and no memory: the provider writes to its queue.
-        ("ibv_post_send" | "ibv_post_recv" | "ibv_post_srq_recv", Errno::ENOMEM) => {
-            "The queue is full: the adapter completes nothing, or this plugin posts too much. Look at dmesg, and report it"
-        }
-        (call, Errno::ENOMEM) if PIN_MEMORY.contains(&call) => return Some(no_memory(memlock(), may_lock())),
-        (_, Errno::ENOMEM) => {
-            return Some(format!("The kernel or the adapter has no room for it: {FULL}"));
-        }
-        (call, Errno::EPERM) if PIN_MEMORY.contains(&call) && memlock() == Some(0) => {
-            return Some(format!("The limit on locked memory is 0 here (ulimit -l): {RAISE_MEMLOCK}"));
-        }
-        ("ibv_reg_mr" | "ibv_reg_mr_iova2", Errno::EFAULT) => {
-            "The memory cannot be registered: was it freed? Is it mapped read-only, or from a file on disk? Is /dev/shm full?"
-        }
-        ("ibv_reg_mr" | "ibv_reg_mr_iova2", Errno::EINVAL) => {
-            "The length does not fit the adapter: compare it with max_mr_size of ibv_devinfo -v"
-        }
-        ("ibv_modify_qp", Errno::ETIMEDOUT) => {
-            "On RoCE the driver could not resolve the peer's address: is the peer's port up, and is there a route from this \
-             rail's network to the peer's GID (ip route get, ip neigh, ping -I)? If the call took many seconds, the adapter's \
-             firmware does not answer (dmesg)"
-        }
-        ("ibv_modify_qp", Errno::ENODEV) => {
-            "The GID's network interface is in another network namespace, or was removed: does the container have it, as with \
-             --network host?"
-        }
-        ("ibv_modify_qp", Errno::ENODATA) => {
-            "The GID's entry is empty: its address was removed, or has another index by now. Unset NCCL_IB_GID_INDEX, which \
-             keeps to an index"
-        }
-        ("ibv_modify_qp", Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EADDRNOTAVAIL) => {
-            "The GID's network interface is down or has lost its address (ip addr), or there is no route from this rail to \
-             the peer's GID: compare both GIDs' networks, and NCCL_IB_GID_INDEX"
-        }
-        ("ibv_modify_qp", Errno::EINVAL) => {
-            "The GID index, MTU, P_Key or peer address does not fit this port: compare ibv_devinfo -v with NCCL_IB_GID_INDEX and \
-             NCCL_IB_PKEY"
-        }
-        ("ibv_create_qp", Errno::UnknownErrno)
-        | ("ibv_create_qp" | "ibv_create_cq" | "ibv_create_srq", Errno::EINVAL) => {
-            "More entries are requested than the adapter has: compare with max_qp_wr, max_cqe and max_srq_wr of ibv_devinfo -v"
-        }
-        ("ibv_open_device", Errno::ENOENT | Errno::EACCES | Errno::EPERM) => {
-            // libibverbs tries /dev/char next, and reports that errno.
-            "This user may not open /dev/infiniband/uverbs*, or the container lacks it: look at its permissions, and at the \
-             container's devices"
-        }
-        ("ibv_open_device", Errno::EAGAIN) => {
-            return Some(format!(
-                "The adapter is starting or recovering (dmesg), or a limit is reached: {}",
-                cgroup()
-            ));
-        }
-        (call, Errno::EAGAIN) if MAKE_OBJECTS.contains(&call) => {
-            return Some(format!(
-                "A limit on RDMA objects is reached, or the adapter has no more of them: {}",
-                cgroup()
-            ));
-        }
-        (_, Errno::EPERM | Errno::EACCES) => {
-            "The kernel denies it to this user: look at the permissions of /dev/infiniband/*, the container's devices and the \
-             audit log (SELinux)"
-        }
-        ("ibv_get_device_list", Errno::ENOSYS) => {
-            "The kernel has no RDMA support loaded: is ib_uverbs there (lsmod)?"
-        }
-        (_, Errno::ENODEV | Errno::ENXIO) => {
-            "The device was removed: was its driver reloaded or the card reset (dmesg)?"
-        }
-        (_, Errno::EIO) => "The adapter was removed or reset, or is in a fatal state: look at dmesg",
-        (_, Errno::ENOLINK) => "The adapter's driver is recovering it from an error: look at dmesg",
-        (_, Errno::EMFILE) => "This process has too many files open: raise ulimit -n",
-        (_, Errno::ENFILE) => "The host has too many files open: raise fs.file-max (sysctl)",
-        (_, Errno::EPROTONOSUPPORT | Errno::ENOSPC) => {
-            "The installed libibverbs, its provider and the kernel's driver are of different releases: in a container, \
-             install those of the host"
-        }
-        (_, Errno::EOPNOTSUPP | Errno::ENOSYS) => {
-            "The adapter, its driver or the installed libibverbs does not offer this call"
-        }
-        _ => return None,
-    };
-    Some(text.into())
+/// What to check after a failed call.
+struct Row {
+    /// C names of the calls; of any call if there are none.
+    calls: &'static [&'static str],
+    errnos: &'static [Errno],
+    advice: Advice,
+}
+
+enum Advice {
+    Text(&'static str),
+    /// A text that depends on this process, and what it says; `None` if the row does not apply.
+    Ask(
+        fn() -> Option<String>,
+        #[cfg_attr(not(test), allow(dead_code, reason = "the guide has it"))] &'static str,
+    ),
 }
 
 /// Calls whose memory the kernel pins, and counts against the limit on locked memory: buffers, and the
 /// rings of queues.
-const PIN_MEMORY: [&str; 5] =
-    ["ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_create_cq", "ibv_create_qp", "ibv_create_srq"];
-
+const PIN_MEMORY: &[&str] =
+    &["ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_create_cq", "ibv_create_qp", "ibv_create_srq"];
 /// Calls that make an object which the rdma cgroup counts.
-const MAKE_OBJECTS: [&str; 6] =
-    ["ibv_alloc_pd", "ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_create_cq", "ibv_create_qp", "ibv_create_srq"];
+const MAKE_OBJECTS: &[&str] =
+    &["ibv_alloc_pd", "ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_create_cq", "ibv_create_qp", "ibv_create_srq"];
+const REGISTER: &[&str] = &["ibv_reg_mr", "ibv_reg_mr_iova2"];
+const MODIFY: &[&str] = &["ibv_modify_qp"];
+const OPEN: &[&str] = &["ibv_open_device"];
+const ANY: &[&str] = &[];
 
+/// The first row that fits counts. The causes of a failed `ibv_reg_dmabuf_mr` are with those of GPU
+/// memory.
+///
+/// What the kernel returns to each call was read in its drivers/infiniband/core (umem.c, verbs.c,
+/// cache.c, addr.c, uverbs_main.c) and kernel/cgroup/rdma.c of 6.17, and in rdma-core 65.
+const TABLE: &[Row] = &[
+    // No kernel and no memory: the provider writes to its queue.
+    row(
+        &["ibv_post_send", "ibv_post_recv", "ibv_post_srq_recv"],
+        &[Errno::ENOMEM],
+        "The queue is full: the adapter completes nothing, or this plugin posts too much. Look at dmesg, and report it",
+    ),
+    ask(
+        PIN_MEMORY,
+        &[Errno::ENOMEM],
+        || Some(no_memory(memlock(), may_lock())),
+        "The limit on locked memory (ulimit -l) and what is pinned, if the limit binds this process. Else the adapter's \
+         limits (ibv_devinfo -v), free memory and dmesg",
+    ),
+    ask(
+        ANY,
+        &[Errno::ENOMEM],
+        || Some(format!("The kernel or the adapter has no room for it: {FULL}")),
+        "The adapter's limits (ibv_devinfo -v), free memory and dmesg",
+    ),
+    ask(
+        PIN_MEMORY,
+        &[Errno::EPERM],
+        || {
+            let zero = format!("The limit on locked memory is 0 here (ulimit -l): {RAISE_MEMLOCK}");
+            (memlock() == Some(0)).then_some(zero)
+        },
+        "The limit on locked memory, if it is 0",
+    ),
+    row(
+        REGISTER,
+        &[Errno::EFAULT],
+        "The memory cannot be registered: was it freed? Is it mapped read-only, or from a file on disk? Is /dev/shm full?",
+    ),
+    row(
+        REGISTER,
+        &[Errno::EINVAL],
+        "The length does not fit the adapter: compare it with max_mr_size of ibv_devinfo -v",
+    ),
+    row(
+        MODIFY,
+        &[Errno::ETIMEDOUT],
+        "On RoCE the driver could not resolve the peer's address: is the peer's port up, and is there a route from this \
+         rail's network to the peer's GID (ip route get, ip neigh, ping -I)? If the call took many seconds, the adapter's \
+         firmware does not answer (dmesg)",
+    ),
+    row(
+        MODIFY,
+        &[Errno::ENODEV],
+        "The GID's network interface is in another network namespace, or was removed: does the container have it, as with \
+         --network host?",
+    ),
+    row(
+        MODIFY,
+        &[Errno::ENODATA],
+        "The GID's entry is empty: its address was removed, or has another index by now. Unset NCCL_IB_GID_INDEX, which \
+         keeps to an index",
+    ),
+    row(
+        MODIFY,
+        &[Errno::ENETUNREACH, Errno::EHOSTUNREACH, Errno::EADDRNOTAVAIL],
+        "The GID's network interface is down or has lost its address (ip addr), or there is no route from this rail to \
+         the peer's GID: compare both GIDs' networks, and NCCL_IB_GID_INDEX",
+    ),
+    row(
+        MODIFY,
+        &[Errno::EINVAL],
+        "The GID index, MTU, P_Key or peer address does not fit this port: compare ibv_devinfo -v with NCCL_IB_GID_INDEX and \
+         NCCL_IB_PKEY",
+    ),
+    row(&["ibv_create_qp"], &[Errno::UnknownErrno], ENTRIES),
+    row(&["ibv_create_qp", "ibv_create_cq", "ibv_create_srq"], &[Errno::EINVAL], ENTRIES),
+    // libibverbs tries /dev/char next, and reports that errno.
+    row(
+        OPEN,
+        &[Errno::ENOENT, Errno::EACCES, Errno::EPERM],
+        "This user may not open /dev/infiniband/uverbs*, or the container lacks it: look at its permissions, and at the \
+         container's devices",
+    ),
+    ask(
+        OPEN,
+        &[Errno::EAGAIN],
+        || {
+            Some(format!(
+                "The adapter is starting or recovering (dmesg), or a limit is reached: {}",
+                cgroup()
+            ))
+        },
+        "The adapter is starting or recovering (dmesg), or a limit of the rdma cgroup is reached (rdma.max)",
+    ),
+    ask(
+        MAKE_OBJECTS,
+        &[Errno::EAGAIN],
+        || {
+            let what = "A limit on RDMA objects is reached, or the adapter has no more of them";
+            Some(format!("{what}: {}", cgroup()))
+        },
+        "A limit of the rdma cgroup is reached (rdma.max), or the adapter has no more of these objects",
+    ),
+    row(
+        ANY,
+        &[Errno::EPERM, Errno::EACCES],
+        "The kernel denies it to this user: look at the permissions of /dev/infiniband/*, the container's devices and the \
+         audit log (SELinux)",
+    ),
+    row(
+        &["ibv_get_device_list"],
+        &[Errno::ENOSYS],
+        "The kernel has no RDMA support loaded: is ib_uverbs there (lsmod)?",
+    ),
+    row(
+        ANY,
+        &[Errno::ENODEV, Errno::ENXIO],
+        "The device was removed: was its driver reloaded or the card reset (dmesg)?",
+    ),
+    row(ANY, &[Errno::EIO], "The adapter was removed or reset, or is in a fatal state: look at dmesg"),
+    row(ANY, &[Errno::ENOLINK], "The adapter's driver is recovering it from an error: look at dmesg"),
+    row(ANY, &[Errno::EMFILE], "This process has too many files open: raise ulimit -n"),
+    row(ANY, &[Errno::ENFILE], "The host has too many files open: raise fs.file-max (sysctl)"),
+    row(
+        ANY,
+        &[Errno::EPROTONOSUPPORT, Errno::ENOSPC],
+        "The installed libibverbs, its provider and the kernel's driver are of different releases: in a container, \
+         install those of the host",
+    ),
+    row(
+        ANY,
+        &[Errno::EOPNOTSUPP, Errno::ENOSYS],
+        "The adapter, its driver or the installed libibverbs does not offer this call",
+    ),
+];
+
+const ENTRIES: &str = "More entries are requested than the adapter has: compare with max_qp_wr, max_cqe and max_srq_wr of \
+                       ibv_devinfo -v";
 /// Where to look if neither a limit of the process nor an argument is the cause.
 const FULL: &str =
     "look at the adapter's limits (ibv_devinfo -v: max_mr, max_qp, max_cq), at free memory and at dmesg";
+
+const fn row(calls: &'static [&'static str], errnos: &'static [Errno], text: &'static str) -> Row {
+    Row { calls, errnos, advice: Advice::Text(text) }
+}
+
+const fn ask(
+    calls: &'static [&'static str],
+    errnos: &'static [Errno],
+    ask: fn() -> Option<String>,
+    says: &'static str,
+) -> Row {
+    Row { calls, errnos, advice: Advice::Ask(ask, says) }
+}
+
+/// Returns a sentence on what to check; `None` if the errno is clear enough.
+pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
+    let fits =
+        |row: &&Row| (row.calls.is_empty() || row.calls.contains(&call)) && row.errnos.contains(&errno);
+    if call == "ibv_reg_dmabuf_mr" {
+        return None;
+    }
+    TABLE.iter().filter(fits).find_map(|row| match row.advice {
+        Advice::Text(text) => Some(text.into()),
+        Advice::Ask(ask, _) => ask(),
+    })
+}
 
 /// Names the limits of the rdma cgroup.
 fn cgroup() -> String {
@@ -136,7 +228,25 @@ fn no_memory(limit: Option<u64>, unbound: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use mpib_test_env::stands_in_the_guide;
+
     use super::*;
+
+    #[test]
+    fn the_guide_has_the_errors_of_verbs_calls() {
+        let mut calls = String::from("| call | errno | what to check |\n|---|---|---|\n");
+        for Row { calls: of, errnos, advice } in TABLE {
+            let of: Vec<_> = of.iter().map(|call| format!("`{call}`")).collect();
+            let errnos = errnos.iter().map(|errno| match errno {
+                Errno::UnknownErrno => "0".to_owned(),
+                _ => format!("{errno:?}"),
+            });
+            let (Advice::Text(text) | Advice::Ask(_, text)) = advice;
+            let of = if of.is_empty() { "any other".into() } else { of.join(", ") };
+            calls += &format!("| {of} | {} | {text} |\n", errnos.collect::<Vec<_>>().join(", "));
+        }
+        stands_in_the_guide("errors.md", "calls", &calls);
+    }
 
     #[test]
     fn enomem_names_the_limit_and_the_remedy() {

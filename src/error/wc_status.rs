@@ -167,7 +167,19 @@ const TABLE: [WcStatus; 24] = [
 
 #[cfg(test)]
 mod tests {
+    use mpib_test_env::stands_in_the_guide;
+
     use super::*;
+
+    #[test]
+    fn the_guide_has_the_statuses() {
+        let mut statuses = String::from("| status | meaning | what to check |\n|---|---|---|\n");
+        let used = TABLE.iter().enumerate().skip(1).filter(|(_, row)| row.advice != UNUSED);
+        for (number, WcStatus { name, meaning, advice, .. }) in used {
+            statuses += &format!("| {number} `{name}` | {meaning} | {advice} |\n");
+        }
+        stands_in_the_guide("errors.md", "statuses", &statuses);
+    }
 
     /// Numbers from `infiniband/verbs.h`.
     #[test]

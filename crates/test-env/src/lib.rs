@@ -5,8 +5,11 @@
 //! the same environment on every host. What a test sets itself stays: a process that a test program
 //! has started finds [`ENTERED`] and changes nothing.
 
+mod guide;
+
 use std::env;
 
+pub use guide::stands_in_the_guide;
 use nccl_net_mpib_agent_iface::environment::{WITHOUT_HOST, is_setting};
 
 /// Set in test programs and the processes that they start.
