@@ -71,8 +71,11 @@ fn each_rail_comes_back(test: &str, n: usize, env: &[(&str, &str)], change: impl
             flap(&mut rig, n, rail);
         }
         // Both ends are in this process, and share the port.
-        let back = |(level, line): &&(_, String)| *level == INFO && line.contains("is back after");
-        assert_eq!(LOG.lock().unwrap().iter().filter(back).count(), n + 1, "one line for each return");
+        let is_return = |(level, line): &&(_, String)| *level == INFO && line.contains("is back after");
+        let returns = || LOG.lock().unwrap().iter().filter(is_return).count();
+        // Another thread logs it.
+        until("a line for each return", || (returns() > n).then_some(()));
+        assert_eq!(returns(), n + 1, "one line for each return");
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use mpib_tests::code::Success;
 use mpib_tests::holdings::descriptors;
-use mpib_tests::log::{INFO, LOG, take_warnings};
+use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::memory::Memfd;
 use mpib_tests::pair::{Buffer, HOST, connect, pattern, until};
 use mpib_tests::table::table;
@@ -83,9 +83,8 @@ fn each_adapter_comes_back(test: &str, n: usize, env: &[(&str, &str)], change: i
         for rail in (0..n).chain([0]) {
             replug(&mut rig, n, rail, |_| {});
         }
-        let back =
-            |(level, line): &&(_, String)| *level == INFO && line.contains("is there again and was opened");
-        assert_eq!(LOG.lock().unwrap().iter().filter(back).count(), n + 1, "one line for each return");
+        await_lines("is there again and was opened", n + 1);
+        assert_eq!(lines("is there again and was opened"), n + 1, "one line for each return");
         await_release(held);
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
