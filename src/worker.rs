@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::background;
 use crate::error::{Error, Result};
@@ -124,6 +124,92 @@ fn step(job: &dyn Steps) -> bool {
         tracing::warn!(target: "net", "internal error, please report it: work on a rail or an adapter has ended by a panic");
         true
     })
+}
+
+/// Work whose result somebody waits for, for a time: a verb takes milliseconds, and for ever if the
+/// adapter's firmware hangs.
+pub(crate) struct Task<T> {
+    run: Arc<Run<T>>,
+    worker: Worker,
+    begun: Instant,
+}
+
+/// What has become of a task.
+#[derive(Debug)]
+pub(crate) enum End<T> {
+    Done(T),
+    /// The adapter hangs: what the task has is left to it.
+    Hangs,
+    Outstanding(Task<T>),
+}
+
+struct Run<T> {
+    work: Mutex<Option<Box<dyn FnOnce() -> T + Send>>>,
+    result: Mutex<Option<T>>,
+    /// Notified when there is a result ...
+    done: Condvar,
+    /// ... and called then.
+    then: Box<dyn Fn() + Send + Sync>,
+}
+
+impl<T: Send + 'static> Task<T> {
+    /// Begins the work on the worker's threads. `then` is called after there is a result.
+    pub(crate) fn begin(
+        worker: &Worker,
+        urgency: Urgency,
+        work: impl FnOnce() -> T + Send + 'static,
+        then: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        let work = Mutex::new(Some(Box::new(work) as Box<_>));
+        let run =
+            Arc::new(Run { work, result: Mutex::new(None), done: Condvar::new(), then: Box::new(then) });
+        // The system has no thread left, or the process ends and its threads with it.
+        if background::is_exiting() || worker.add(Arc::<Run<T>>::clone(&run), urgency).is_err() {
+            run.step();
+        }
+        Self { run, worker: worker.clone(), begun: Instant::now() }
+    }
+
+    /// Returns what has become of the task.
+    pub(crate) fn end(self) -> End<T> {
+        let result = self.run.result.lock().take();
+        match result {
+            Some(result) => End::Done(result),
+            None if self.begun.elapsed() >= HANGS => End::Hangs,
+            None => End::Outstanding(self),
+        }
+    }
+
+    /// Waits for the result. `None` without waiting longer if the adapter hangs.
+    pub(crate) fn wait(self) -> Option<T> {
+        let until = self.begun + HANGS;
+        let mut result = self.run.result.lock();
+        while result.is_none() && !self.worker.hangs() {
+            if self.run.done.wait_until(&mut result, until).timed_out() {
+                break;
+            }
+        }
+        result.take()
+    }
+}
+
+impl<T: Send> Steps for Run<T> {
+    fn step(&self) -> bool {
+        let work = self.work.lock().take();
+        if let Some(work) = work {
+            let result = work();
+            *self.result.lock() = Some(result);
+            self.done.notify_all();
+            (self.then)();
+        }
+        true
+    }
+}
+
+impl<T> fmt::Debug for Task<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task").field("begun", &self.begun).finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for Worker {

@@ -39,7 +39,7 @@ impl Nic {
                 Err(e) => return Err(explain(e, memory, bytes > len)),
             };
             let kept = kept.zip(file).map(|(kept, file)| (Arc::clone(kept), file.offset));
-            Ok(Registered::new(mr, kept))
+            Ok(Registered::new(mr, kept, self.worker()))
         };
         self.registrations.get(How { kind, dmabuf: dmabuf.is_some(), options }, span, make, Registered::keys)
     }

@@ -14,7 +14,6 @@ use crate::stats::Counters;
 use crate::transport::Settings;
 use crate::transport::failback::{Failback, Failover};
 use crate::transport::failover::RailFailures;
-use crate::transport::fence::Fence;
 use crate::transport::messages::Mailbox;
 use crate::transport::peer::{Notifier, Peer};
 use crate::transport::profiler::CommProfiler;
@@ -23,6 +22,7 @@ use crate::transport::rail::Rail;
 use crate::transport::recv::receives;
 use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::{Chain, Completion, Region};
+use crate::worker::Task;
 
 /// The peer's state is checked at one of so many polls that find nothing.
 const PEER_CHECK_INTERVAL: u32 = 32;
@@ -56,7 +56,7 @@ pub(crate) struct Comm {
     pub(crate) failures: RailFailures,
     pub(crate) failback: Failback,
     /// What is being destroyed.
-    pub(super) fences: Vec<Fence>,
+    pub(super) fences: Vec<Task<Result<()>>>,
     /// The rails on which a ping is outstanding.
     pub(super) pings: RailSet,
     /// Whether the last pass of housekeeping found news.

@@ -16,7 +16,6 @@ use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
 use crate::proto::{Offer, RailSet};
 use crate::transport::comm::Comm;
-use crate::transport::fence::{Destroy, Fence};
 use crate::transport::rail::Rail;
 use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::Region;
@@ -155,14 +154,6 @@ impl Drop for Job {
     }
 }
 
-impl Destroy for Job {
-    fn destroy(self: Box<Self>) -> Result<()> {
-        // Waits for the end of a step.
-        drop(self.work.state.lock().take());
-        Ok(())
-    }
-}
-
 impl Comm {
     /// Reports that these rails, which join the same two ports, could not be made again: at this end,
     /// or because the peer has `refused`.
@@ -202,7 +193,11 @@ impl Comm {
     pub(crate) fn drop_attempt(&mut self) {
         if let Some(job) = self.failback.present.take() {
             let nic = Arc::clone(&job.nic);
-            self.fences.push(Fence::begin(nic.worker(), Urgency::High, self.watch(), job));
+            self.destroy_on(&nic, Urgency::High, move || {
+                // Waits for the end of a step.
+                drop(job.work.state.lock().take());
+                Ok(())
+            });
         }
     }
 

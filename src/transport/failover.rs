@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Fast, wc_status};
+use crate::device::Nic;
+use crate::error::{Error, Fast, Result, wc_status};
 use crate::failover::PortState;
 use crate::proto::{Message, RailSet};
 use crate::stats::Reason;
 use crate::transport::comm::Comm;
-use crate::transport::fence::{End, Fence};
 use crate::transport::rail::Rail;
 use crate::transport::send_queue::NotPosted;
-use crate::worker::Urgency;
+use crate::worker::{End, Task, Urgency};
 
 /// The rails of a comm that have failed.
 #[derive(Debug, Default)]
@@ -312,8 +312,8 @@ impl Comm {
         self.pings = self.pings.without(which);
         for rail in which.iter() {
             let (queues, in_flight) = self.rails[rail].take_queues();
-            let worker = self.rails[rail].nic.worker();
-            self.fences.push(Fence::begin(worker, urgency, Arc::clone(&self.watch), queues));
+            let nic = Arc::clone(&self.rails[rail].nic);
+            self.destroy_on(&nic, urgency, || queues.destroy());
             self.stats.completed(rail, in_flight);
             self.stats.rail_missing(rail, Some(&self.watch.cause(rail).unwrap_or_default()));
             self.watch.set_rail(rail, None);
@@ -332,10 +332,9 @@ impl Comm {
         let mut left = Vec::new();
         for fence in std::mem::take(&mut self.fences) {
             match fence.end() {
-                Ok(End::Destroyed) => {}
-                Ok(End::Hangs) => self.report_hanging(),
-                Ok(End::Outstanding(fence)) => left.push(fence),
-                Err(e) => return Err(e.into()),
+                End::Done(destroyed) => destroyed?,
+                End::Hangs => self.report_hanging(),
+                End::Outstanding(fence) => left.push(fence),
             }
         }
         self.fences = left;
@@ -346,23 +345,36 @@ impl Comm {
     /// that is done: NCCL may use the memory for something else then. What an adapter that hangs has
     /// is left to it.
     pub(crate) fn destroy(&mut self) {
-        for rail in self.rails.iter_mut().filter(|rail| rail.is_alive()) {
-            let (queues, _) = rail.take_queues();
-            let watch = Arc::clone(&self.watch);
-            self.fences.push(Fence::begin(rail.nic.worker(), Urgency::High, watch, queues));
+        let all = self.all_rails();
+        for rail in all.iter().filter(|rail| self.rails[*rail].is_alive()).collect::<Vec<_>>() {
+            let (queues, _) = self.rails[rail].take_queues();
+            let nic = Arc::clone(&self.rails[rail].nic);
+            self.destroy_on(&nic, Urgency::High, || queues.destroy());
         }
         for fence in std::mem::take(&mut self.fences) {
             match fence.wait() {
-                Ok(true) => {}
-                Ok(false) => self.report_hanging(),
-                Err(e) => {
-                    tracing::warn!(target: "net", "closing the connection with {}: {e}", self.peer.name())
+                Some(Ok(())) => {}
+                Some(Err(e)) => {
+                    tracing::warn!(target: "net", "closing the connection with {}: {e}", self.peer.name());
                 }
+                None => self.report_hanging(),
             }
         }
-        if self.rails.iter().any(|rail| rail.nic.worker().hangs()) {
-            self.region.leave();
+        if let Some(rail) = self.rails.first() {
+            let region = self.region.take();
+            Task::begin(rail.nic.worker(), Urgency::High, || drop(region), || {}).wait();
         }
+    }
+
+    /// Begins to destroy something on an adapter's threads.
+    pub(crate) fn destroy_on(
+        &mut self,
+        nic: &Nic,
+        urgency: Urgency,
+        destroy: impl FnOnce() -> Result<()> + Send + 'static,
+    ) {
+        let watch = Arc::clone(&self.watch);
+        self.fences.push(Task::begin(nic.worker(), urgency, destroy, move || watch.notify()));
     }
 
     fn report_hanging(&self) {

@@ -3,7 +3,6 @@
 pub(crate) mod comm;
 pub(crate) mod failback;
 mod failover;
-mod fence;
 pub(crate) mod life;
 pub(crate) mod memory;
 pub(crate) mod messages;

@@ -7,7 +7,6 @@ use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Result};
 use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
 use crate::route::gid_addr;
-use crate::transport::fence::Destroy;
 use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues, Work};
 use crate::verbs::{Completion, Cq, Path};
@@ -50,9 +49,13 @@ pub(crate) struct RailQueues {
     cq: Option<Arc<Cq>>,
 }
 
-impl Destroy for RailQueues {
-    fn destroy(self: Box<Self>) -> Result<()> {
-        let Self { queue_pairs, receives, cq } = *self;
+impl RailQueues {
+    /// Destroys them.
+    ///
+    /// # Errors
+    /// A queue pair could not be destroyed: its packets may still read or write memory.
+    pub(crate) fn destroy(self) -> Result<()> {
+        let Self { queue_pairs, receives, cq } = self;
         let destroyed: Vec<_> = queue_pairs.into_iter().map(SendQueue::destroy).collect();
         drop((receives, cq));
         destroyed.into_iter().collect()

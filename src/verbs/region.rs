@@ -157,9 +157,11 @@ impl Region {
         }
     }
 
-    /// Leaves the registrations and the memory to an adapter that hangs: they never end.
-    pub(crate) fn leave(&self) {
-        std::mem::forget(self.clone());
+    /// Takes the registrations, with the memory that they cover.
+    pub(crate) fn take(&mut self) -> Self {
+        let taken = self.clone();
+        self.mrs.clear();
+        taken
     }
 
     /// Returns the memory.

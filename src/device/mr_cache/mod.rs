@@ -14,6 +14,7 @@ use nccl_net_versions::{Buffer, DmaBuf, MemKind};
 
 use crate::error::{Error, Result};
 use crate::verbs::{Keys, Mr, MrOptions, Pd};
+use crate::worker::{Task, Urgency, Worker};
 use cache::{Cache, Held};
 
 pub(super) use cache::Span;
@@ -55,11 +56,13 @@ pub(crate) struct Registered {
     mr: Option<Mr>,
     /// The DMA-BUF with the offset of its first page, if it was kept.
     file: Option<(Arc<OwnedFd>, u64)>,
+    /// Deregisters the memory.
+    worker: Worker,
 }
 
 impl Registered {
-    pub(crate) fn new(mr: Option<Mr>, file: Option<(Arc<OwnedFd>, u64)>) -> Self {
-        Self { mr, file }
+    pub(crate) fn new(mr: Option<Mr>, file: Option<(Arc<OwnedFd>, u64)>, worker: &Worker) -> Self {
+        Self { mr, file, worker: worker.clone() }
     }
 
     /// Returns the keys. They are 0 while the adapter is away.
@@ -82,11 +85,20 @@ impl Registered {
             }
             (_, false) => Mr::new(pd, start, bytes, how.options)?,
         };
-        Ok(Self { mr: Some(mr), file: self.file.clone() })
+        Ok(Self { mr: Some(mr), file: self.file.clone(), worker: self.worker.clone() })
     }
 
     /// Deregisters the memory as [`Mr::retire`] does.
-    pub(crate) fn retire(self) {
-        self.mr.into_iter().for_each(Mr::retire);
+    pub(crate) fn retire(mut self) {
+        self.mr.take().into_iter().for_each(Mr::retire);
+    }
+}
+
+/// Waits until the memory is deregistered, but not for an adapter that hangs.
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if let Some(mr) = self.mr.take() {
+            Task::begin(&self.worker, Urgency::High, || drop(mr), || {}).wait();
+        }
     }
 }
