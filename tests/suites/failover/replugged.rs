@@ -12,7 +12,7 @@ use mpib_tests::pair::{Buffer, HOST, connect, pattern, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device};
 use mpib_tests::{here, isolated};
-use softverbs::{Direction, Fault, Objects, heal, inject, objects, open_contexts};
+use softverbs::{Call, Direction, Fault, Objects, fail, heal, inject, objects, open_contexts};
 
 use crate::failback::{LIMIT, between_hosts, bytes, exchange_all, exchange_until, sent};
 use crate::points::{Ends, env, two_hosts};
@@ -370,7 +370,7 @@ fn an_adapter_that_cannot_register_all_memory_is_tried_again() {
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
         exchange_all(&mut rig);
         let before = held();
-        replug(&mut rig, 2, 1, |_| softverbs::fail_registration("r1", libc::ENOMEM, 1));
+        replug(&mut rig, 2, 1, |_| fail("r1", Call::RegMr.fails(libc::ENOMEM)).unwrap());
         assert_eq!(lines("r1 is there again and cannot be used yet: "), 1);
         assert_eq!(lines("r1 is there again and was opened as r1"), 1);
         await_release(before);
