@@ -83,6 +83,9 @@ pub(super) fn verbs(call: &str, errno: Errno) -> Option<String> {
             "The device was removed: was its driver reloaded or the card reset (dmesg)?"
         }
         (_, Errno::EIO) => "The adapter was removed or reset, or is in a fatal state: look at dmesg",
+        (_, Errno::ETIMEDOUT) => {
+            "The adapter's firmware does not answer its driver: look at dmesg, and reset the adapter"
+        }
         (_, Errno::ENOLINK) => "The adapter's driver is recovering it from an error: look at dmesg",
         (_, Errno::EMFILE) => "This process has too many files open: raise ulimit -n",
         (_, Errno::ENFILE) => "The host has too many files open: raise fs.file-max (sysctl)",
@@ -169,6 +172,7 @@ mod tests {
             ("ibv_modify_qp", Errno::ENOMEM, "adapter's limits"),
             ("ibv_create_qp", Errno::ENODEV, "driver reloaded"),
             ("ibv_create_qp", Errno::EINVAL, "max_qp_wr"),
+            ("ibv_create_srq", Errno::ETIMEDOUT, "firmware does not answer"),
             ("ibv_create_qp", Errno::from_raw(0), "max_qp_wr"),
             ("ibv_create_cq", Errno::EAGAIN, "rdma.max"),
             ("ibv_create_cq", Errno::EPERM, "permissions"),
