@@ -13,7 +13,7 @@ use crate::api::events;
 use crate::api::sysfs;
 use crate::error::Error;
 use crate::fault::call::Failure;
-use crate::fault::script::{self, Action, Flap, Statement};
+use crate::fault::script::{self, Action, Flap, Seen, Statement};
 use crate::fault::site::Site;
 use crate::fault::{self, Fault, Only};
 use crate::log::write_always;
@@ -60,8 +60,7 @@ pub fn set_rate(device: &str, rate: u64) -> Result<(), Error> {
     if rate == 0 {
         return Err(Error(format!("device {device:?}: found a rate of 0, expected a rate above it")));
     }
-    named(device)?.set_rate(rate);
-    Ok(())
+    run(device, &Action::Rate(rate, Seen::Event))
 }
 
 /// Replaces the addresses of RoCE device `device`, for every process of the fabric that has the

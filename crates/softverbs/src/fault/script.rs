@@ -14,7 +14,7 @@ use crate::error::Error;
 pub(crate) const FORM: &str = "DEVICE:FAULT,KEY=VALUE,...;DEVICE:... with the faults link=down|up, \
      silence=in|out|both, lost_ack, late=20ms, partial=4096|50%, fatal, cq_err=send|recv, \
      status=11|IBV_WC_REM_OP_ERR, recv_status=2, errno=CALL:EIO[:COUNT], slow=CALL:20ms|never[:COUNT], addrs=10.0.0.1/24+none, rate=500MB, flap=SEED, heal, and the keys at=N, only=write|imm|remote (joined by +), \
-     then=silent|down|alive, vendor=0x88, takes=20ms, down=1ms-5ms, up=10ms-50ms";
+     then=silent|down|alive, vendor=0x88, takes=20ms, event=off, down=1ms-5ms, up=10ms-50ms";
 
 /// A device that goes down and up by itself, for [`flap`](crate::flap).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,14 @@ pub struct Flap {
     pub up: (Duration, Duration),
 }
 
+/// Whether the adapter raises an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Seen {
+    #[default]
+    Event,
+    Unseen,
+}
+
 /// What a statement does to its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
@@ -34,8 +42,9 @@ pub(crate) enum Action {
     Inject(Fault, Option<u64>, Only),
     /// Replaces the addresses.
     Addrs(Vec<Option<(IpAddr, u8)>>),
-    /// Changes the rate, in bytes per second; 0 is the one of `SOFTVERBS_DEVICES`.
-    Rate(u64),
+    /// Changes the rate, in bytes per second; 0 is the one of `SOFTVERBS_DEVICES`. With an event, unless
+    /// it happens unseen.
+    Rate(u64, Seen),
     /// Fails calls, or slows them down.
     Fail(Vec<Failure>),
     /// Lets the link flap.
@@ -95,6 +104,7 @@ struct Keys<'a> {
     then: Option<Then>,
     vendor: Option<u32>,
     takes: Option<&'a str>,
+    seen: Option<Seen>,
     down: Option<Range>,
     up: Option<Range>,
 }
@@ -107,9 +117,10 @@ impl<'a> Keys<'a> {
             "then" => once(&mut self.then, then(value)?),
             "vendor" => once(&mut self.vendor, word32(value).ok_or("expected a number, like 136 or 0x88")?),
             "takes" => once(&mut self.takes, value),
+            "event" => once(&mut self.seen, seen(value)?),
             "down" => once(&mut self.down, range(value)?),
             "up" => once(&mut self.up, range(value)?),
-            _ => Err(String::from("expected one of the keys at, only, then, vendor, takes, down, up")),
+            _ => Err(String::from("expected one of the keys at, only, then, vendor, takes, event, down, up")),
         }
     }
 
@@ -121,8 +132,10 @@ impl<'a> Keys<'a> {
         let fault = match (name, value) {
             ("heal", "") => return Ok(Action::Heal),
             ("addrs", _) => return addrs(value).map(Action::Addrs),
-            ("rate", "default") => return Ok(Action::Rate(0)),
-            ("rate", _) => return quantity::rate(value).map(Action::Rate),
+            ("rate", _) => {
+                let rate = if value == "default" { 0 } else { quantity::rate(value)? };
+                return Ok(Action::Rate(rate, self.seen.take().unwrap_or_default()));
+            }
             ("flap", _) => return self.flap(value).map(Action::Flap),
             ("errno" | "slow", _) => {
                 let failures = call::failures(name, value, self.at.take(), self.takes.take());
@@ -174,6 +187,7 @@ impl<'a> Keys<'a> {
             ("then", self.then.is_some()),
             ("vendor", self.vendor.is_some()),
             ("takes", self.takes.is_some()),
+            ("event", self.seen.is_some()),
             ("down", self.down.is_some()),
             ("up", self.up.is_some()),
         ];
@@ -210,6 +224,14 @@ fn only(text: &str) -> Result<Only, String> {
         }
     }
     Ok(only)
+}
+
+fn seen(text: &str) -> Result<Seen, String> {
+    match text {
+        "on" => Ok(Seen::Event),
+        "off" => Ok(Seen::Unseen),
+        _ => Err(String::from("expected on or off")),
+    }
 }
 
 fn then(text: &str) -> Result<Then, String> {
@@ -300,8 +322,9 @@ mod tests {
             ),
             ("a:slow=reg_mr:never:2", Action::Fail(vec![Call::RegMr.fails(0).times(2).takes(Duration::MAX)])),
             ("a:heal", Action::Heal),
-            ("a:rate=2.5GB", Action::Rate(2_500_000_000)),
-            ("a:rate=default", Action::Rate(0)),
+            ("a:rate=2.5GB", Action::Rate(2_500_000_000, Seen::Event)),
+            ("a:rate=1GB,event=off", Action::Rate(1_000_000_000, Seen::Unseen)),
+            ("a:rate=default", Action::Rate(0, Seen::Event)),
             ("a:addrs=none+10.0.0.1/24", Action::Addrs(vec![None, Some(([10, 0, 0, 1].into(), 24))])),
             (
                 "a:flap=7,down=1ms-2ms,up=3ms-4ms",
@@ -347,6 +370,8 @@ mod tests {
             ("a:slow=create_qp:EIO", "or never"),
             ("a:slow=create_qp:1ms,takes=1ms", "takes="),
             ("a:fatal,takes=1ms", "takes="),
+            ("a:rate=1GB,event=no", "on or off"),
+            ("a:fatal,event=off", "event="),
         ] {
             let error = parse(text).expect_err(text).to_string();
             assert!(error.contains(word), "{text}: {error}");

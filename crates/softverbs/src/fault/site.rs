@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use std::time::Duration;
 
 use super::call::Failure;
-use super::script::{Action, Flap};
+use super::script::{Action, Flap, Seen};
 use super::{Direction, Fault, Only, Then};
 use crate::api::events::{self, DEVICE_FATAL, DEVICE_SPEED_CHANGE, GID_CHANGE, PORT_ACTIVE, PORT_ERR};
 use crate::clock;
@@ -77,7 +77,7 @@ impl<'a> Site<'a> {
             Action::Inject(fault, None, _) if !fault.needs_work() => self.strike(*fault),
             Action::Inject(fault, at, only) => return self.arm(*fault, at.unwrap_or(1), *only, arms),
             Action::Addrs(addrs) => return self.set_addrs(addrs),
-            Action::Rate(rate) => self.set_rate(*rate),
+            Action::Rate(rate, seen) => self.set_rate(*rate, *seen),
             Action::Fail(failures) => {
                 return failures.iter().try_for_each(|failure| self.fail(failure, &arms));
             }
@@ -170,8 +170,8 @@ impl<'a> Site<'a> {
     }
 
     /// Sets the rate of the link.
-    pub(crate) fn set_rate(&self, rate: u64) {
-        if self.link.rate.swap(rate, Relaxed) != rate {
+    pub(crate) fn set_rate(&self, rate: u64, seen: Seen) {
+        if self.link.rate.swap(rate, Relaxed) != rate && seen == Seen::Event {
             self.raise(DEVICE_SPEED_CHANGE);
         }
     }
