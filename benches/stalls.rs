@@ -119,7 +119,7 @@ fn connections(table: &'static Table, n: usize) -> Vec<Pair> {
 fn main() {
     let (n, busy) = (number("CONNECTIONS", 1000), number("BUSY", 16));
     let time = std::env::var("VERB_TIME").unwrap_or_else(|_| "5ms".into());
-    let verbs = format!("verb_time=create:{time}+modify:{time}+destroy:{time}");
+    let verbs = format!("verb_time=create_qp:{time}+modify_qp:{time}+destroy_qp:{time}");
     let device = |name: &str, rail: u8, host: u8| format!("{name}{rail}:addr=10.0.{rail}.{host}/24,{verbs}");
     let devices = [device("r", 0, 1), device("r", 1, 1), device("s", 0, 2), device("s", 1, 2)].join(";");
     let fabric = format!("bench-stalls-{}", std::process::id());

@@ -203,7 +203,7 @@ impl LocalRoute {
         // A port that requires GRHs drops packets without one, wherever they come from.
         let grh = roce || !self.route.one_subnet || local.port.grh_required || peer.grh_required;
         // Verbs identify a GID by its index, which may have changed since HELLO.
-        let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid).map_err(no_address), Ok)?;
+        let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid), Ok)?;
         self.gid_index = Some(gid_index);
         let pkey_index = local.nic.pkey_index(&settings.config)?;
         // Only the connector knows the communicator's traffic class in every interface version.
@@ -281,7 +281,7 @@ impl LocalRoute {
     ) -> Result<(Rail, Option<Ece>)> {
         let (local, peer) = (with.local(&self.route), with.peer(&self.route));
         let (gid, remote_gid) = with.gids(&self.route);
-        let place = local.nic.place_of(&gid).map_err(no_address)?;
+        let place = local.nic.place_of(&gid)?;
         if let Some(first) = self.gid_index.filter(|first| *first != place) {
             return Err(Error::Usage(format!(
                 "{} moved from index {first} of the GID table of {} to index {place} while queue pairs were set up",
@@ -323,10 +323,6 @@ impl LocalRoute {
         };
         Ok((rail, agreed))
     }
-}
-
-fn no_address(why: impl std::fmt::Display) -> Error {
-    Error::Usage(format!("the address of the route has been removed: {why}"))
 }
 
 /// Reports that a rail is kept without flushes. Connections of the next minute do not try them on

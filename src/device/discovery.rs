@@ -224,7 +224,8 @@ pub(crate) fn survey(config: &Config) -> Result<Survey> {
         let state = context.and_then(|context| context.port(found.port).ok());
         let wanted = Wanted::new(config, &found.hca, found.port);
         let judged = |(context, port): (&Arc<Context>, &Port)| {
-            let table = context.gids(port);
+            // A table that cannot be read is the trouble of the port.
+            let table = context.gids(port).unwrap_or_default();
             let verdicts = gid::verdicts(&table, port.link, &wanted);
             table.into_iter().zip(verdicts).collect()
         };

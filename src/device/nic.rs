@@ -138,7 +138,7 @@ impl Nic {
         let context = self.context();
         let port = context.port(self.port.number).ok()?;
         let same = |gid: &Gid| (gid.raw, gid.kind) == (raw, kind);
-        Some(context.gids(&port).iter().any(same))
+        Some(context.gids(&port).ok()?.iter().any(same))
     }
 
     /// Queries the port and the GIDs that a connection may use now, the best first: GID tables are
@@ -286,26 +286,26 @@ impl Nic {
 
     /// Returns the present index of a GID in the port's table. The error is the reason why it
     /// cannot be used.
-    pub fn place_of(&self, gid: &Gid) -> Result<u8, String> {
+    pub fn place_of(&self, gid: &Gid) -> Result<u8> {
         let same = |g: &Gid| (g.raw, g.kind) == (gid.raw, gid.kind);
         let context = self.context();
         let entry = context.gid_at(self.port.number, gid.index);
         if entry.is_some_and(|g| same(&g) && g.interface == gid.interface) {
             return Ok(gid.index);
         }
-        let port = context.port(self.port.number).map_err(|e| e.to_string())?;
-        let gids = context.gids(&port);
+        let port = context.port(self.port.number)?;
+        let gids = context.gids(&port)?;
         let found = gids.iter().filter(|g| same(g));
         // The table may have the same address for several interfaces.
         let found = found.min_by_key(|g| (g.interface != gid.interface, g.index != gid.index));
         found.map(|g| g.index).ok_or_else(|| {
-            format!(
-                "{} ({:?}), which was advertised to the peer, is no longer in the GID table of {}, which has {}",
+            Error::Usage(format!(
+                "the address of the route has been removed: {} ({:?}), which was advertised to the peer, is no longer in the GID table of {}, which has {}",
                 gid.addr(),
                 gid.kind,
                 self.name,
                 gid::list(&gids, |_| None)
-            )
+            ))
         })
     }
 }
@@ -340,7 +340,8 @@ fn present(
         return Err(Trouble::Fault(why));
     }
     port.speed = wanted.speed.unwrap_or(port.speed);
-    let gids = gid::candidates(&context.gids(&port), port.link, wanted).map_err(Trouble::Fault)?;
+    let table = context.gids(&port).map_err(|e| Trouble::Fault(e.to_string()))?;
+    let gids = gid::candidates(&table, port.link, wanted).map_err(Trouble::Fault)?;
     Ok((port, gids))
 }
 

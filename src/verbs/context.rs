@@ -258,22 +258,30 @@ impl Context {
     /// Returns the used entries of a port's GID table, in order. Every connection needs it, so it
     /// takes one call where the library has `ibv_query_gid_table`: tables have hundreds of entries,
     /// and most are empty.
-    pub(crate) fn gids(&self, port: &Port) -> Vec<Gid> {
+    ///
+    /// # Errors
+    /// No entry can be read.
+    pub(crate) fn gids(&self, port: &Port) -> Result<Vec<Gid>> {
         // The call covers all ports. Devices have one or two, with tables of one length.
         let room = 2 * port.gids as usize;
         // SAFETY: open context.
         let all = unsafe { shim::gid_table(self.raw.as_ptr(), room) };
-        let all = all.unwrap_or_else(|| self.gids_one_by_one(port));
+        let all = all.map_or_else(|| self.gids_one_by_one(port), Ok)?;
         let ours = all.into_iter().filter(|entry| entry.port == u32::from(port.number));
-        ours.filter_map(Gid::of).collect()
+        Ok(ours.filter_map(Gid::of).collect())
     }
 
-    fn gids_one_by_one(&self, port: &Port) -> Vec<shim::GidEntry> {
+    fn gids_one_by_one(&self, port: &Port) -> Result<Vec<shim::GidEntry>> {
         // An address handle has one byte for the index.
         let indices = (0..=u8::MAX).take(port.gids as usize);
         // SAFETY: open context.
         let entry = |i| unsafe { shim::query_gid(self.raw.as_ptr(), &self.sysfs, port.number, i) };
-        indices.filter_map(entry).collect()
+        let (read, failed): (Vec<_>, Vec<_>) = indices.map(entry).partition(io::Result::is_ok);
+        // Some libraries fail for an empty entry.
+        match failed.into_iter().find_map(io::Result::err).filter(|_| read.is_empty()) {
+            Some(e) => Err(Error::verbs("ibv_query_gid", e, format!("{} port {}", self.name, port.number))),
+            None => Ok(read.into_iter().flatten().collect()),
+        }
     }
 
     /// Returns an entry of the GID table of a port; `None` if it is empty, or if the library reads
@@ -366,7 +374,7 @@ mod tests {
         let place = |entry: &shim::GidEntry| (entry.index, entry.raw);
         // SAFETY: open context.
         let all = unsafe { shim::gid_table(context.as_ptr(), 1 << 16) }.unwrap();
-        let each = context.gids_one_by_one(&port);
+        let each = context.gids_one_by_one(&port).unwrap();
         let used: Vec<_> = each.iter().filter(|entry| entry.raw != [0; 16]).collect();
         assert_eq!(
             all.iter().map(place).collect::<Vec<_>>(),

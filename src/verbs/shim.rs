@@ -203,12 +203,12 @@ pub(super) unsafe fn query_gid(
     ibdev_path: &str,
     port: u8,
     index: u8,
-) -> Option<GidEntry> {
+) -> io::Result<GidEntry> {
     let mut gid = sys::ibv_gid { raw: [0; 16] };
     // SAFETY: live context and a writable GID.
     let rc = unsafe { sys::ibv_query_gid(context, port, index.into(), &raw mut gid) };
     if rc != 0 {
-        return None;
+        return Err(io::Error::last_os_error());
     }
     // SAFETY: both views of the union are plain bytes.
     let raw = unsafe { gid.raw };
@@ -220,7 +220,7 @@ pub(super) unsafe fn query_gid(
         _ => GidKind::Ib,
     };
     let interface = attribute("ndevs").ok().and_then(|name| if_nametoindex(name.trim()).ok()).unwrap_or(0);
-    Some(GidEntry { port: port.into(), index: index.into(), raw, kind, interface })
+    Ok(GidEntry { port: port.into(), index: index.into(), raw, kind, interface })
 }
 
 /// `ibv_reg_mr_iova2` (IBVERBS_1.8): the only entry that takes optional access bits.

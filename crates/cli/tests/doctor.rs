@@ -167,6 +167,35 @@ fn a_host_without_an_adapter_is_unusable() {
     assert_eq!(found.checks("init", "ok"), []);
 }
 
+//= doctor.md: what the verbs library says itself is passed on
+#[test]
+fn a_wrong_setting_of_softverbs_is_named_beside_the_missing_devices() {
+    let found = doctor("sout:addr=10.9.0.1", &[]);
+    found.unusable();
+    found.says(
+        "verbs",
+        "fail",
+        &["SOFTVERBS_DEVICES=", "expected an address with its prefix length", "correct"],
+    );
+    found.says("devices", "fail", &["no RDMA device found"]);
+    let found = doctor(TWO, &[("SOFTVERBS_QUIRKS", "mlx9")]);
+    found.says("verbs", "fail", &["SOFTVERBS_QUIRKS=\"mlx9\"", "expected one of none"]);
+    let found = doctor(TWO, &[("SOFTVERBS_FAULTS", "sout:fly")]);
+    found.says("verbs", "warn", &["SOFTVERBS_FAULTS=\"sout:fly\"", "fly is no fault"]);
+    assert_eq!(found.of_level("fail"), [""; 0]);
+}
+
+//= doctor.md: each port of an adapter is a device
+#[test]
+fn many_adapters_and_their_ports_are_devices() {
+    let many: Vec<_> =
+        (0..32).map(|i| format!("a{i}:addr=10.9.{i}.1/24;a{i}/2:addr=10.8.{i}.1/24")).collect();
+    let found = doctor(&many.join(";"), &[]);
+    found.says("devices", "ok", &["64 for NCCL: a0:1", "a0:2", "a31:2"]);
+    found.says("init", "ok", &["with 64 device(s)"]);
+    assert_eq!(found.of_level("fail"), [""; 0]);
+}
+
 /// Groups ports by the adapter's answer: equal ones share a line.
 //= doctor.md: DMA-BUF support is reported for each port
 #[test]

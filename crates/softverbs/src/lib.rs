@@ -32,8 +32,7 @@
 //! 5. **Complete.** `ibv_poll_cq` returns completions when rate and latency of the devices allow.
 //! 6. **Break.** [`inject`] and [`inject_at`] inject a [`Fault`] of a device: at once, or at a work
 //!    request. [`heal`] ends it. [`set_link`], [`set_rate`], [`set_addrs`], [`flap`],
-//!    [`raise_event`], [`fail_modify_qp`], [`fail_loopback`], [`fail_registration`] and
-//!    [`fail_fork_init`] inject others. `SOFTVERBS_FAULTS` and [`run_faults`] take faults as text,
+//!    [`raise_event`], [`fail`] and [`fail_fork_init`] inject others. `SOFTVERBS_FAULTS` and [`run_faults`] take faults as text,
 //!    and [`Control`] and the command `softverbs-ctl` inject them from outside.
 //! 7. **Inspect.** [`counters()`], [`posted`], [`hw_counters()`], [`objects`], [`qp_attributes`], [`mr_access_at`] and others show
 //!    what the program under test did.
@@ -54,7 +53,7 @@
 //!     let pd = sys::ibv_alloc_pd(context);
 //!     let mut memory = [0_u8; 4096];
 //!
-//!     softverbs::fail_registration("mlx5_0", libc::ENOMEM, 1);
+//!     softverbs::fail("mlx5_0", softverbs::Call::RegMr.fails(libc::ENOMEM))?;
 //!     let mr = sys::ibv_reg_mr(pd, memory.as_mut_ptr().cast(), memory.len(), 1);
 //!     assert!(mr.is_null(), "the injected fault");
 //!     let mr = sys::ibv_reg_mr(pd, memory.as_mut_ptr().cast(), memory.len(), 1);
@@ -82,7 +81,7 @@
 //! - Only RC queue pairs carry data. UC, UD, XRC, raw packets, multicast, memory windows and
 //!   extended completion queues are not supported. Unsupported calls fail with EOPNOTSUPP and log
 //!   one line.
-//! - Each device has one port. There is no subnet manager, and P_Keys do not separate traffic.
+//! - There is no subnet manager, and P_Keys do not separate traffic.
 //! - Without a fault, no packet is lost unless it exceeds a path MTU. Only [`Fault::Late`] reorders.
 //! - Work requests behind one that has not arrived wait. Those behind one whose answer is lost arrive.
 //! - Rate and latency shape the time of completions. Transfers of up to 128 KiB land earlier.
@@ -111,14 +110,12 @@ mod wire;
 
 pub use abi::symbols;
 pub use config::{
-    Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, QUIRKS_VAR, Quirks, VerbTime, configure,
-    default_devices,
+    Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, QUIRKS_VAR, Quirks, configure, default_devices,
 };
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{
-    EventTarget, FAULTS_VAR, fail_creation, fail_destruction, fail_fork_init, fail_loopback, fail_modify_qp,
-    fail_modify_qp_of, fail_post, fail_registration, faults_struck, flap, heal, hw_counters, inject,
-    inject_at, posted, raise_event, run_faults, set_addrs, set_link, set_rate,
+    EventTarget, FAULTS_VAR, fail, fail_fork_init, faults_struck, flap, heal, hw_counters, inject, inject_at,
+    posted, raise_event, run_faults, set_addrs, set_link, set_rate,
 };
 pub use control::inspect::{
     LinkTimes, Objects, QpAttributes, completion_times, fork_init_calls, link_times, mr_access_at, objects,
@@ -128,11 +125,11 @@ pub use control::json::softverbs_counters_json;
 pub use control::outside::{Control, DeviceState, ProcessState};
 pub use control::script::softverbs_run_faults;
 pub use error::Error;
+pub use fault::call::{Call, Failure, VerbTime};
 pub use fault::script::Flap;
 pub use fault::{CompletionStatus, CqOf, Direction, Fault, Only, Part, Then};
 pub use process::counters::{Counters, DeviceCounters, QpCounters, counters};
 pub use process::hw_counters::HwCounters;
-pub use process::injected::{Object, Post};
 pub use shm::dir::set_fabric;
 
 #[cfg(doctest)]

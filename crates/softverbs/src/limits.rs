@@ -33,8 +33,8 @@ pub(crate) const COMP_VECTORS: i32 = 4;
 pub(crate) const MAX_MSG: u32 = 1 << 31;
 /// `gid_tbl_len`: entries of the GID table of a port.
 pub(crate) const MAX_GIDS: usize = 32;
-/// Devices per process.
-pub(crate) const MAX_DEVICES: usize = 32;
+/// Ports per process, over all devices.
+pub(crate) const MAX_DEVICES: usize = 128;
 /// Larger WRITEs and READs are executed in pieces of this size, after the post returns. A piece
 /// must be small enough that a thread waiting for the lock of the queue does not wait long.
 pub(crate) const PIECE: u64 = 1 << 17;

@@ -82,6 +82,7 @@ fn a_running_process_is_broken_and_healed_from_outside() {
 fn a_running_process_is_throttled_from_outside() {
     own_process!();
     const DEVICE_SPEED_CHANGE: u32 = 20;
+    const PORT_ERR: u32 = 10;
     crate::peer::play();
     let mut peer = Peer::start(here!(), &[]);
     let end = End::new(Opts::default());
@@ -102,6 +103,12 @@ fn a_running_process_is_throttled_from_outside() {
     works(&["rate", "soft0", "default"]);
     wait_event_kind(&end, DEVICE_SPEED_CHANGE);
     assert_eq!(speed(), unlimited);
+    // A bond that loses a cable raises no event: the next one is that of the link.
+    works(&["fault", "soft0", "rate=5GB", "event=off"]);
+    assert_eq!(speed(), (4, 2));
+    works(&["link", "soft0", "down"]);
+    assert_eq!(async_event(end.ctx, true), Some(PORT_ERR));
+    works(&["clear"]);
     let text = fails(&["rate", "soft0", "fast"]);
     assert!(text.contains("fast") && text.contains("4GB"), "{text}");
     peer.finish();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use crate::peer::own_process;
+use softverbs::Call;
 
 /// A multiple of every page size.
 const PAGE: usize = 1 << 16;
@@ -326,6 +327,6 @@ fn registrations_fail_as_often_as_requested() {
         dereg(mr);
         Ok(())
     };
-    softverbs::fail_registration("faulty", libc::ENOMEM, 2);
+    softverbs::fail("faulty", Call::RegMr.fails(libc::ENOMEM).times(2)).expect("a device");
     assert_eq!([plain(), plain(), plain()], [Err(libc::ENOMEM), Err(libc::ENOMEM), Ok(())]);
 }

@@ -12,6 +12,7 @@ mod peer;
 mod support;
 
 mod addresses;
+mod calls;
 mod control;
 mod debian;
 mod device_failure;
@@ -26,6 +27,7 @@ mod notifications;
 mod null;
 mod opcodes;
 mod own_receives;
+mod ports;
 mod processes;
 mod quirks;
 mod rates;

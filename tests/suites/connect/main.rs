@@ -3,6 +3,7 @@
 mod broken_handshake;
 mod concurrency;
 mod doorbells;
+mod failing_calls;
 mod modes;
 mod qp_attributes;
 mod retries;

@@ -1,17 +1,21 @@
 //! Attributes of queue pairs: traffic classes, partition, timeouts, and retries of a failed change.
 //! softverbs reports what was set.
 
-use std::time::Duration;
-
 use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::pair::{Pair, both_fail, connect, connect_between, init, until};
 use mpib_tests::table::{Table, newest, set_traffic_class, table};
 use mpib_tests::{NO_WAIT, here, isolated, mpib};
-use softverbs::QpAttributes;
+use softverbs::{Call, QpAttributes};
 
-/// `IBV_QPS_RTR`
-const RTR: u32 = 2;
+const RTR: Call = Call::ModifyRtr;
+
+/// Fails so many changes to RTR on each of the two rails.
+fn fail_all(errno: i32, times: u32) {
+    for device in ["soft0", "soft1"] {
+        softverbs::fail(device, RTR.fails(errno).times(times)).unwrap();
+    }
+}
 /// `IBV_ACCESS_REMOTE_WRITE`
 const REMOTE_WRITE: u32 = 2;
 
@@ -191,7 +195,7 @@ fn tries() -> Vec<String> {
 fn a_queue_pair_that_times_out_is_retried() {
     let env = rails(&[("NCCL_IB_MQP_RETRY_CNT", "5"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "1")]);
     isolated(here!(), &env, || {
-        softverbs::fail_modify_qp_of("soft0", RTR, libc::ETIMEDOUT, 5, Duration::ZERO);
+        softverbs::fail("soft0", RTR.fails(libc::ETIMEDOUT).times(5)).unwrap();
         let pair = Pair::new(newest());
         pair.message(5000, 5000, 1);
         let tries = tries();
@@ -203,7 +207,7 @@ fn a_queue_pair_that_times_out_is_retried() {
         pair.close();
         assert_eq!(take_warnings(), Vec::<String>::new());
         // One failure more than there are retries.
-        softverbs::fail_modify_qp_of("soft0", RTR, libc::ETIMEDOUT, 6, Duration::ZERO);
+        softverbs::fail("soft0", RTR.fails(libc::ETIMEDOUT).times(6)).unwrap();
         mpib_tests::set("MPIB_STRICT", Some("1"));
         let (_, lines) = refused();
         assert!(lines.iter().any(|l| l.contains("failed 6 times") && l.contains("ETIMEDOUT")), "{lines:?}");
@@ -218,10 +222,10 @@ fn a_wait_that_is_too_long_for_the_handshake_is_none() {
         ("MPIB_STRICT", "1"),
     ]);
     isolated(here!(), &env, || {
-        softverbs::fail_modify_qp(RTR, libc::ETIMEDOUT, u32::MAX);
+        fail_all(libc::ETIMEDOUT, u32::MAX);
         let (code, lines) = refused();
         assert!(tries().is_empty() && [SystemError, InvalidUsage, RemoteError].contains(&code), "{lines:?}");
-        softverbs::fail_modify_qp(RTR, libc::ETIMEDOUT, 0);
+        fail_all(0, 0);
     });
 }
 
@@ -232,14 +236,14 @@ fn a_gid_without_an_interface_is_named_and_no_cable() {
         for (errno, said) in
             [(libc::ENODEV, "in another network namespace"), (libc::ENODATA, "entry is empty")]
         {
-            softverbs::fail_modify_qp(RTR, errno, u32::MAX);
+            fail_all(errno, u32::MAX);
             let (_, lines) = refused();
             let text = lines.join("\n");
             assert!(text.contains(said), "{text}");
             // What is advised where a probe is not answered.
             assert!(!text.contains("PFC/ECN") && !text.contains("driver reloaded"), "{text}");
         }
-        softverbs::fail_modify_qp(RTR, 0, 0);
+        fail_all(0, 0);
     });
 }
 
@@ -248,11 +252,11 @@ fn a_gid_without_an_interface_is_named_and_no_cable() {
 fn a_queue_pair_that_fails_otherwise_is_retried_if_configured() {
     let env = rails(&[("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "0"), ("MPIB_STRICT", "1")]);
     isolated(here!(), &env, || {
-        softverbs::fail_modify_qp(RTR, libc::ENOMEM, 1);
+        softverbs::fail("soft0", RTR.fails(libc::ENOMEM)).unwrap();
         let (_, lines) = refused();
         assert!(lines.iter().any(|l| l.contains("ENOMEM")) && tries().is_empty(), "{lines:?}");
         mpib_tests::set("NCCL_IB_MQP_RETRY_ALL", Some("1"));
-        softverbs::fail_modify_qp(RTR, libc::ENOMEM, 3);
+        softverbs::fail("soft0", RTR.fails(libc::ENOMEM).times(3)).unwrap();
         let pair = Pair::new(newest());
         pair.message(5000, 5000, 1);
         assert_eq!(tries().len(), 3);

@@ -9,10 +9,9 @@ use mpib_tests::pair::{connect, init, until};
 use mpib_tests::table::{Ptr, newest, table};
 use mpib_tests::vdevices::{Rig, by_the_rule, carried, newest_device, rails, speeds};
 use mpib_tests::{here, isolated};
+use softverbs::Call;
 
 const MIB: usize = 1 << 20;
-/// `IBV_QPS_RTR`
-const RTR: u32 = 2;
 
 /// Of three rails the second has a peer whose address the kernel never finds, and waits for it each
 /// time.
@@ -27,7 +26,8 @@ fn one_is_dead(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     ];
     env.extend_from_slice(more);
     isolated(test, &env, || {
-        softverbs::fail_modify_qp_of("r1", RTR, libc::ETIMEDOUT, u32::MAX, Duration::from_millis(50));
+        let slow = Call::ModifyRtr.fails(libc::ETIMEDOUT).times(u32::MAX).takes(Duration::from_millis(50));
+        softverbs::fail("r1", slow).unwrap();
         body();
     });
 }
@@ -106,7 +106,7 @@ fn a_try_that_is_due_later_keeps_nobody_waiting() {
         let mut handle = [0; 128];
         let (rc, listen) = newest().listen(ctx, 0, &mut handle);
         assert_eq!(rc, Success);
-        softverbs::fail_modify_qp(RTR, libc::ETIMEDOUT, 1);
+        softverbs::fail("soft0", Call::ModifyRtr.fails(libc::ETIMEDOUT)).unwrap();
         let none_yet = |handle: &mut [u8; 128]| {
             assert_eq!(newest().accept(listen), (Success, Ptr::default()));
             assert_eq!(newest().connect(ctx, 0, handle), (Success, Ptr::default()));

@@ -366,7 +366,7 @@ fn invalid_values_are_reported_with_the_valid_ones() {
 #[test]
 fn an_explicit_index_means_what_stands_there_now() {
     // The event of a change is read for a while: until then, the port may not pass for unchanged.
-    let devices = DEVICES.1.replace(';', ",verb_time=event:300ms;");
+    let devices = DEVICES.1.replace(';', ",verb_time=get_async_event:300ms;");
     let vars = [(DEVICES.0, &*devices), ("NCCL_IB_GID_INDEX", "3"), ("MPIB_ROUTE", "strict")];
     isolated(here!(), &vars, || {
         let ctx = init(newest());

@@ -77,7 +77,7 @@ fn traced(rests: &AtomicBool) {
         assert_eq!(marked(5, || table.accept(listen)), (Success, Ptr::default()));
     }
     // Changes to RTR fail and are retried: no call waits for a retry.
-    softverbs::fail_modify_qp(2, libc::ETIMEDOUT, 3);
+    softverbs::fail("soft0", softverbs::Call::ModifyRtr.fails(libc::ETIMEDOUT).times(3)).unwrap();
     let (mut kind, mut ends) = (1, [Ptr::default(); 2]);
     until("both ends", || {
         if ends[0].is_null() {

@@ -7,6 +7,7 @@ use mpib_tests::pair::{Buffer, init, until};
 use mpib_tests::peer::{Peer, accepted, from_peer, recv, wait, word};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{PEERMEM, SHORT, here, mpib, with_sys};
+use softverbs::Call;
 
 use super::flush_util::{during, iflush};
 
@@ -180,7 +181,7 @@ fn a_queue_pair_that_cannot_be_connected_to_itself_costs_the_flush_alone() {
     with_sys(here!(), &[PEERMEM], &env(&[BOTH]), || {
         let ctx = init(newest());
         let mut peer = Peer::start_with(&SENDER);
-        softverbs::fail_loopback("soft1", libc::ENETUNREACH, 1);
+        softverbs::fail("soft1", Call::ModifyLoopback.fails(libc::ENETUNREACH)).unwrap();
         let (tried, end) = during(|| End::new(ctx, &mut peer));
         assert_eq!(tried, [1, 0]);
         lost(&["soft1:1"], "ibv_modify_qp");
@@ -201,7 +202,7 @@ fn connecting_to_itself_is_tried_again() {
     with_sys(here!(), &[PEERMEM], &env(&[BOTH, ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "1")]), || {
         let ctx = init(newest());
         let mut peer = Peer::start_with(&SENDER);
-        softverbs::fail_loopback("soft1", libc::ETIMEDOUT, 3);
+        softverbs::fail("soft1", Call::ModifyLoopback.fails(libc::ETIMEDOUT).times(3)).unwrap();
         let end = End::new(ctx, &mut peer);
         assert_eq!(take_warnings(), [""; 0]);
         end.message(&mut peer, LEN, 0);

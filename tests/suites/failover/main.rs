@@ -3,6 +3,7 @@
 mod begins;
 mod busy;
 mod failback;
+mod failing_calls;
 mod kinds;
 mod links;
 mod outages;

@@ -8,7 +8,7 @@ use mpib_tests::log::{LOG, assert_warned, take_warnings, warnings};
 use mpib_tests::pair::until;
 use mpib_tests::vdevices::Rig;
 use mpib_tests::{NO_PINGS, SPLIT_ALL, here, isolated};
-use softverbs::{CompletionStatus, Direction, Fault, Only, faults_struck, heal, inject_at};
+use softverbs::{Call, CompletionStatus, Direction, Fault, Only, faults_struck, heal, inject_at};
 
 use crate::MIB;
 use crate::failback::{exchange_all, exchange_until, sent};
@@ -160,7 +160,7 @@ fn cannot_destroy(test: &str, device: &str) {
         let pair = Ends::two_hosts(12, 2).connect();
         pair.message(5000, 5000, 1);
         take_warnings();
-        softverbs::fail_destruction(device, libc::ETIMEDOUT, 1);
+        softverbs::fail(device, Call::DestroyQp.fails(libc::ETIMEDOUT)).unwrap();
         softverbs::set_link(device, false).unwrap();
         let codes = transfer(&pair, usize::MAX);
         assert!(codes.iter().all(|code| !code.is_success()), "{codes:?}");

@@ -122,8 +122,9 @@ fn the_stall_of_a_connection_lasts_until_a_rail_lives() {
 //= rail-life.md: an adapter that is slow to destroy queue pairs holds up no data that it does not carry
 #[test]
 fn an_adapter_that_is_slow_to_destroy_queue_pairs_delays_no_other_data() {
-    let devices =
-        two_hosts(2).replace("r1:", "r1:verb_time=destroy:2s,").replace("s1:", "s1:verb_time=destroy:2s,");
+    let devices = two_hosts(2)
+        .replace("r1:", "r1:verb_time=destroy_qp:2s,")
+        .replace("s1:", "s1:verb_time=destroy_qp:2s,");
     isolated(here!(), &env(&devices, &[]), || {
         let ends = Ends::two_hosts(12, 2);
         let mut link = ends.link(&Traffic::of(&[&[100_000]], 8, 2));
@@ -143,8 +144,9 @@ fn an_adapter_that_is_slow_to_destroy_queue_pairs_delays_no_other_data() {
 //= rail-life.md: an adapter that hangs is left alone, and lost data goes over other rails
 #[test]
 fn an_adapter_that_hangs_costs_no_data() {
-    let devices =
-        two_hosts(2).replace("r1:", "r1:verb_time=destroy:10s,").replace("s1:", "s1:verb_time=destroy:10s,");
+    let devices = two_hosts(2)
+        .replace("r1:", "r1:verb_time=destroy_qp:10s,")
+        .replace("s1:", "s1:verb_time=destroy_qp:10s,");
     isolated(here!(), &env(&devices, &[]), || {
         let mut link = Ends::two_hosts(12, 2).link(&Traffic::of(&[&[100_000]], 8, 2));
         link.run(|| {});

@@ -12,7 +12,7 @@ use mpib_tests::pair::{Buffer, HOST, connect, pattern, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device};
 use mpib_tests::{here, isolated};
-use softverbs::{Direction, Fault, Objects, heal, inject, objects, open_contexts};
+use softverbs::{Call, Direction, Fault, Objects, fail, faults_struck, heal, inject, objects, open_contexts};
 
 use crate::failback::{LIMIT, between_hosts, bytes, exchange_all, exchange_until, sent};
 use crate::points::{Ends, env, two_hosts};
@@ -369,10 +369,51 @@ fn an_adapter_that_cannot_register_all_memory_is_tried_again() {
         let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
         exchange_all(&mut rig);
         let before = held();
-        replug(&mut rig, 2, 1, |_| softverbs::fail_registration("r1", libc::ENOMEM, 1));
+        replug(&mut rig, 2, 1, |_| fail("r1", Call::RegMr.fails(libc::ENOMEM)).unwrap());
         assert_eq!(lines("r1 is there again and cannot be used yet: "), 1);
         assert_eq!(lines("r1 is there again and was opened as r1"), 1);
         await_release(before);
+        rig.close();
+        assert_eq!(table(12).finalize(ctx), Success);
+    });
+}
+
+/// The move of the second port fails, at its first call and at its last one. Until both ports can move,
+/// none does.
+//= failover.md: the ports of an adapter return together
+#[test]
+fn both_ports_of_an_adapter_return_together() {
+    let devices = "r0:addr=10.0.0.1/24;r1:addr=10.0.1.1/24;r1/2:addr=10.0.2.1/24";
+    isolated(here!(), &env(devices, &[]), || {
+        let (ctx, dev) = newest_device(3);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        let ports = || ["r1", "r1/2"].map(sent);
+        exchange_all(&mut rig);
+        let mut held = held();
+        // For each port a protection domain, and both buffers of the connection.
+        for (round, (call, after)) in (1..).zip([(Call::AllocPd, 1), (Call::RegMr, 3)]) {
+            let before = ports();
+            exchange_all(&mut rig);
+            assert!(ports().iter().zip(before).all(|(now, before)| *now > before), "{before:?}");
+            remove("r1/2");
+            rig.exchange(&[3 * MIB + 1]);
+            let during = ports();
+            exchange_all(&mut rig);
+            assert_eq!(ports(), during, "nothing goes over an adapter that is away");
+            let struck = faults_struck("r1").unwrap();
+            fail("r1", call.fails(libc::EIO).after(after)).unwrap();
+            plug_in("r1");
+            let back = |now: u64, during: u64| now > during + MIB as u64;
+            exchange_until(&mut rig, "a port does not come back", || {
+                ports().iter().zip(during).all(|(now, during)| back(*now, during))
+            });
+            assert_eq!(faults_struck("r1"), Ok(struck + 1), "{call:?} after {after}");
+            assert_eq!(lines("r1 is there again and cannot be used yet: "), round);
+            assert_eq!(lines("r1 is there again and was opened as r1"), round);
+        }
+        // The rails of one adapter share completion queues until they are made one by one.
+        held.0.as_mut().unwrap().cqs += 2;
+        await_release(held);
         rig.close();
         assert_eq!(table(12).finalize(ctx), Success);
     });

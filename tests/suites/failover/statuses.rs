@@ -4,7 +4,7 @@ use mpib_tests::code::Success;
 use mpib_tests::log::{assert_warned, take_warnings};
 use mpib_tests::{NO_PINGS, here, isolated};
 use nccl_net_mpib::simulation::error::wc_status;
-use softverbs::{CompletionStatus, Fault, Only, Post, fail_post, faults_struck, inject_at};
+use softverbs::{Call, CompletionStatus, Fault, Only, fail, faults_struck, inject_at};
 
 use super::points::{Ends, env, two_hosts};
 use super::refusals::transfer;
@@ -55,17 +55,17 @@ fn a_failed_post_costs_the_rail_alone() {
         let ends = Ends::two_hosts(12, 2);
         let traffic = Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 30, 8).flushed();
         let posts = [
-            (Post::Send, "s0"),
-            (Post::Send, "s1"),
-            (Post::Send, "r0"),
-            (Post::Send, "r1"),
-            (Post::Recv, "r0"),
+            (Call::PostSend, "s0"),
+            (Call::PostSend, "s1"),
+            (Call::PostSend, "r0"),
+            (Call::PostSend, "r1"),
+            (Call::PostRecv, "r0"),
         ];
         for ((post, device), after) in posts.into_iter().flat_map(|post| [(post, 0), (post, 2), (post, 5)]) {
             let mut link = Link::new(ends.connect(), &traffic);
             link.run(|| {});
             take_warnings();
-            fail_post(post, device, libc::EIO, after, 1);
+            fail(device, post.fails(libc::EIO).after(after)).unwrap();
             link.run(|| {});
             assert_warned(&["ibv_post_", "Input/output error"]);
             link.close();
@@ -81,12 +81,13 @@ fn a_post_that_is_put_off_costs_nothing() {
     isolated(here!(), &env(&devices, &[NO_PINGS]), || {
         let ends = Ends::two_hosts(12, 2);
         let traffic = Traffic::of(&[&[3000], &[8], &[1000, 0, 77], &[2000; 8]], 40, 16);
-        for (post, device) in [(Post::Send, "s0"), (Post::Send, "r0"), (Post::Recv, "r0"), (Post::Recv, "r1")]
+        for (post, device) in
+            [(Call::PostSend, "s0"), (Call::PostSend, "r0"), (Call::PostRecv, "r0"), (Call::PostRecv, "r1")]
         {
             for after in [0, 1, 7] {
                 let mut link = Link::new(ends.connect(), &traffic);
                 take_warnings();
-                fail_post(post, device, libc::EAGAIN, after, 5);
+                fail(device, post.fails(libc::EAGAIN).after(after).times(5)).unwrap();
                 link.run(|| {});
                 assert_eq!(take_warnings(), Vec::<String>::new(), "{post:?} on {device} after {after}");
                 link.close();

@@ -11,7 +11,7 @@ use mpib_tests::pair::{connect, init, pattern, until};
 use mpib_tests::table::{Ptr, newest, set_profiler, set_profiler_handles, table};
 use mpib_tests::{NO_PINGS, here, isolated, mpib};
 use nccl_net_abi as abi;
-use softverbs::{Post, fail_post};
+use softverbs::{Call, fail};
 
 use super::loggers::{block_at, blocking_logger, init_with, release, until_it_blocks};
 
@@ -146,7 +146,7 @@ fn a_logger_that_is_stuck_in_isend_leaves_the_connection_to_others() {
             posted.expose_provenance()
         };
         let (first, second) = (isend(), Mutex::new(0));
-        fail_post(Post::Send, "soft0", libc::EIO, 0, 1);
+        fail("soft0", Call::PostSend.fails(libc::EIO)).unwrap();
         while_stuck(
             "ibv_post_send",
             || *second.lock().unwrap() = isend(),

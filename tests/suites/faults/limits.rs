@@ -13,7 +13,7 @@ use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{here, isolated, mpib};
 use nccl_net_mpib_agent_iface::stats::STATS_SIZE;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use softverbs::Object;
+use softverbs::Call;
 
 /// What a process makes in order to have a connection, and what it has so far.
 struct Steps {
@@ -219,20 +219,26 @@ fn an_object_that_cannot_be_made_fails_both_ends() {
     isolated(here!(), &mpib("512", &[]), || {
         let (table, ctx) = (newest(), init(newest()));
         works();
-        for (object, call) in
-            [(Object::Cq, "ibv_create_cq"), (Object::Srq, "ibv_create_srq"), (Object::Qp, "ibv_create_qp")]
-        {
+        for (call, named) in [
+            (Call::CreateCq, "ibv_create_cq"),
+            (Call::CreateSrq, "ibv_create_srq"),
+            (Call::CreateQp, "ibv_create_qp"),
+        ] {
             take_warnings();
             let mut handle = [0; 128];
             let (rc, listen) = table.listen(ctx, 0, &mut handle);
             assert_eq!(rc, Success);
-            softverbs::fail_creation(object, libc::ENOMEM, u32::MAX);
+            for device in ["soft0", "soft1"] {
+                softverbs::fail(device, call.fails(libc::ENOMEM).times(u32::MAX)).unwrap();
+            }
             let _codes = both_fail(table, ctx, &mut handle, listen);
-            softverbs::fail_creation(object, libc::ENOMEM, 0);
+            for device in ["soft0", "soft1"] {
+                softverbs::fail(device, call.fails(0).times(0)).unwrap();
+            }
             let warned = warnings();
             // The end that fails, and the other one that is given the reason.
-            let named = warned.iter().filter(|line| line.contains(call) && line.contains("ENOMEM"));
-            assert!(named.count() >= 2, "{call}: {warned:#?}");
+            let named = warned.iter().filter(|line| line.contains(named) && line.contains("ENOMEM"));
+            assert!(named.count() >= 2, "{call:?}: {warned:#?}");
             assert_eq!(table.close_listen(listen), Success);
             works();
         }

@@ -8,6 +8,7 @@ use mpib_tests::pair::{HOST, Pair, connect, init, pattern};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{PEERMEM, TWO_RAILS, here, isolated, mpib, with_sys};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use softverbs::Call;
 
 const CUDA: i32 = 2;
 const DMABUF: i32 = 4;
@@ -206,7 +207,7 @@ fn failed_registrations_are_reported_with_their_cause() {
         for (errno, name, cause) in
             [(libc::ENOMEM, "ENOMEM", "BAR1"), (libc::EOPNOTSUPP, "EOPNOTSUPP", "NCCL_DMABUF_ENABLE=0")]
         {
-            softverbs::fail_registration("soft1", errno, 1);
+            softverbs::fail("soft1", Call::RegDmabufMr.fails(errno)).unwrap();
             assert_eq!(reg(table, comm, &file, buffer, 0).0, SystemError);
             take_warning(&["soft1", name, cause, "GPU memory"]);
         }

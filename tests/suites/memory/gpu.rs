@@ -7,6 +7,7 @@ use mpib_tests::memory::{AT, Memfd, Pages};
 use mpib_tests::pair::{Buffer, HOST, Pair, connect, init, pattern};
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated, mpib, set, with_sys};
+use softverbs::Call;
 
 const CUDA: i32 = 2;
 const DMABUF: i32 = 4;
@@ -127,7 +128,7 @@ fn failed_gpu_registrations_are_reported_with_likely_causes() {
                 (libc::ENOMEM, "ENOMEM", "BAR1"),
                 (libc::ENOMEM, "ENOMEM", "ocked memory"),
             ] {
-                softverbs::fail_registration("soft1", errno, 1);
+                softverbs::fail("soft1", Call::RegMr.fails(errno)).unwrap();
                 let bytes = [0u8; 64];
                 assert_eq!(newest().reg_mr(comm, bytes.as_ptr().addr(), bytes.len(), CUDA).0, SystemError);
                 let said = take_warning(&[name]);

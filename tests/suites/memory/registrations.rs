@@ -13,6 +13,7 @@ use mpib_tests::peer::{Peer, from_peer, to_peer};
 use mpib_tests::rng::Rng;
 use mpib_tests::table::{Ptr, TABLES, Table, newest, table};
 use mpib_tests::{TWO_RAILS, here, isolated, mpib};
+use softverbs::Call;
 
 /// The memory that the receives of shared queues name: one registration on each adapter that has had
 /// a connection.
@@ -242,7 +243,7 @@ fn a_failure_leaves_nothing_behind_and_harms_nobody() {
         // The first rail's registration fails, then the second rail's after the first succeeded.
         for rail in ["soft0", "soft1"] {
             for comm in pair.comms() {
-                softverbs::fail_registration(rail, libc::ENOMEM, 1);
+                softverbs::fail(rail, Call::RegMr.fails(libc::ENOMEM)).unwrap();
                 assert_eq!(table.reg_mr(comm, at, PAGE, HOST), (SystemError, Ptr::default()));
                 assert_eq!(mrs(), base + 2, "{rail}");
                 let said = take_warnings().concat();

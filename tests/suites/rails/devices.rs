@@ -9,7 +9,9 @@ use mpib_tests::log::{take_warning, take_warnings};
 use mpib_tests::pair::{connect, init};
 use mpib_tests::paths::artifact;
 use mpib_tests::table::{Ptr, TABLES, newest};
+use mpib_tests::vdevices::{carried, rails};
 use mpib_tests::{here, isolated};
+use softverbs::{Call, fail};
 
 /// Devices `a` and `b`; only `a` has a GID at index 5.
 const UNEVEN: (&str, &str) =
@@ -48,6 +50,56 @@ fn no_device_is_an_error_that_says_where_to_look() {
             assert!(line.contains(part), "{part:?} in {line}");
         }
     }
+}
+
+/// With `MPIB_STRICT=1`, which reports the loss each time.
+//= faults.md: 97: a call fails for one adapter at init: the log has call, adapter, errno and cause
+#[test]
+fn each_call_of_init_that_fails_is_named_with_its_adapter() {
+    let env = [("SOFTVERBS_DEVICES", "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24"), ("MPIB_STRICT", "1")];
+    isolated(here!(), &env, || {
+        for (call, named) in [
+            (Call::OpenDevice, "ibv_open_device"),
+            (Call::QueryDevice, "ibv_query_device"),
+            (Call::QueryPort, "ibv_query_port"),
+            (Call::QueryGid, "ibv_query_gid"),
+            (Call::AllocPd, "ibv_alloc_pd"),
+        ] {
+            for (errno, name, cause) in [
+                (libc::EIO, "EIO", "The adapter was removed or reset"),
+                (libc::ETIMEDOUT, "ETIMEDOUT", "firmware does not answer"),
+            ] {
+                fail("b", call.fails(errno).times(u32::MAX)).unwrap();
+                let (rc, ctx) = newest().init();
+                let log = take_warnings().join("\n");
+                assert!(rc != Success && ctx.is_null(), "{call:?}: {log}");
+                let words = [named, name, cause];
+                assert!(words.iter().all(|word| log.contains(word)), "{words:?}: {log}");
+                assert!(log.contains("b:1 (") || log.contains("; b"), "{log}");
+                fail("b", call.fails(0).times(0)).unwrap();
+            }
+        }
+        let ctx = init(newest());
+        assert_eq!((take_warnings(), newest().devices().1), (Vec::new(), 2));
+        assert_eq!(newest().finalize(ctx), Success);
+    });
+}
+
+//= adapters.md: 64 adapters in one host
+#[test]
+fn each_of_sixty_four_adapters_is_a_device() {
+    const MANY: usize = 64;
+    isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(MANY, 1))], || {
+        let ctx = init(newest());
+        assert_eq!(newest().devices(), (Success, MANY as i32));
+        for dev in [0, MANY as i32 - 1] {
+            let pair = connect(newest(), ctx, dev);
+            pair.message(5000, 5000, 1);
+            pair.close();
+            assert!(carried(MANY)[dev as usize].bytes >= 5000);
+        }
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
+    });
 }
 
 #[test]

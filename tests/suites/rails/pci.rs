@@ -9,7 +9,7 @@ use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{connect, init};
 use mpib_tests::process::MERGE;
 use mpib_tests::table::{TABLES, Table, newest};
-use mpib_tests::vdevices::VERSIONS;
+use mpib_tests::vdevices::{self, Rig, VERSIONS};
 use mpib_tests::{here, is_child, isolated, set};
 use tempfile::TempDir;
 
@@ -114,6 +114,37 @@ fn functions_of_one_card_are_ports_of_it() {
         let pair = connect(newest(), ctx, 1);
         pair.message(10_000, 10_000, 1);
         pair.close();
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
+    });
+}
+
+//= adapters.md: the ports of one adapter are devices of one card
+#[test]
+fn the_ports_of_one_adapter_are_devices_of_one_card() {
+    let adapters = [("m0", "0000:17:00.0"), ("m0/2", ""), ("m2", "0000:18:00.0")];
+    with(here!(), &adapters, &[], || {
+        for table in TABLES {
+            let ctx = init(table);
+            // The port's number, plus the devices before it on the card.
+            let expected =
+                [("m0:1", 1, "0000:17:00.0"), ("m0:2", 3, "0000:17:00.0"), ("m2", 1, "0000:18:00.0")];
+            assert_eq!(listed(table), shown(&expected), "v{}", table.version());
+            assert_eq!(table.finalize(ctx), Success);
+        }
+        // One device of both.
+        let ctx = init(newest());
+        let fused = vdevices::newest().fuse(&[0, 1]);
+        let written = || {
+            let counters = softverbs::counters();
+            let of = |name| counters.iter().find(|port| port.name == name).unwrap().total.bytes;
+            ["m0", "m0/2", "m2"].map(of)
+        };
+        let before = written();
+        let mut rig = Rig::new(newest(), ctx, fused, 1 << 20);
+        rig.exchange(&[1 << 20]);
+        let carried: Vec<_> = written().iter().zip(before).map(|(now, before)| now - before).collect();
+        assert!(carried[0] > 500_000 && carried[1] > 500_000 && carried[2] == 0, "{carried:?}");
+        rig.close();
         assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
     });
 }

@@ -34,14 +34,14 @@ pub(super) struct Inspection {
 
 /// Gets the plugin's report on this host, within the limit.
 pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Failure> {
-    let Findings { report, softverbs, init } = match run_worker(plugin, limit, &[])? {
-        Ok(findings) => findings,
+    let (Findings { report, softverbs, init }, stderr) = match run_worker(plugin, limit, &[])? {
+        Ok(found) => found,
         Err(what) => {
             let checks = vec![Check::new("plugin", Level::Fail, what)];
             return Ok(Inspection { report: None, softverbs: false, checks });
         }
     };
-    let mut checks = Vec::new();
+    let mut checks: Vec<Check> = stderr.lines().filter_map(said_by_verbs).collect();
     if report.is_none() {
         let text =
             "it does not export mpib_doctor_v1 (another plugin, or an older one): only its init was checked";
@@ -69,7 +69,22 @@ pub(super) fn routes(
     for (file, text) in files.iter().zip([ours, theirs]) {
         fs::write(&file.path, text).tool("write to a file in memory")?;
     }
-    run_worker(plugin, limit, &files.each_ref().map(|file| &*file.path))
+    let found = run_worker(plugin, limit, &files.each_ref().map(|file| &*file.path))?;
+    Ok(found.map(|(routes, _)| routes))
+}
+
+/// Returns the check for a line of libibverbs' own, which has no other way to say why it lists no
+/// device: a provider that cannot be loaded, or a wrong setting of softverbs.
+fn said_by_verbs(line: &str) -> Option<Check> {
+    if let Some(text) = line.strip_prefix("libibverbs: ") {
+        return Some(Check::new("verbs", Level::Warn, format!("libibverbs says: {text}")));
+    }
+    let (_, text) = line.strip_prefix("softverbs[")?.split_once("]: ")?;
+    let variable =
+        text.split_once('=').map(|(name, _)| name).filter(|name| name.starts_with("SOFTVERBS_"))?;
+    let level = if text.contains("there are no devices") { Level::Fail } else { Level::Warn };
+    let remedy = format!("correct {variable}: docs/guide/softverbs.md has its form");
+    Some(Check::new("verbs", level, text).remedy(remedy))
 }
 
 /// A file in memory for the worker, which inherits it: the host may have no folder that can be written.
@@ -85,13 +100,13 @@ impl Passed {
     }
 }
 
-/// Starts the worker, waits, and reads its findings. The inner error describes what the plugin did
-/// instead.
+/// Starts the worker, waits, and reads its findings and its standard error. The inner error describes
+/// what the plugin did instead.
 fn run_worker<T: DeserializeOwned>(
     plugin: &Path,
     limit: Duration,
     hosts: &[&Path],
-) -> Result<Result<T, String>, Failure> {
+) -> Result<Result<(T, String), String>, Failure> {
     let known = |v: &u32| nccl_net_host::VERSIONS.contains(v);
     let table = crate::abi::exports(plugin)?.into_iter().find(known).unwrap_or(0);
     let output = Passed::new("findings")?;
@@ -117,11 +132,12 @@ fn run_worker<T: DeserializeOwned>(
     };
     let findings = fs::read(&output.path).ok().filter(|_| status.success());
     let findings = findings.and_then(|text| serde_json::from_slice(&text).ok());
-    Ok(findings.ok_or_else(|| match status.code() {
+    Ok(match (findings, status.code()) {
+        (Some(findings), _) => Ok((findings, stderr)),
         // The worker has printed the reason.
-        Some(_) if !stderr.is_empty() => words.trim_start_matches("mpib: ").to_owned(),
-        _ => format!("the process with the plugin {}; its last line of output: {words}", ending(status)),
-    }))
+        (None, Some(_)) if !stderr.is_empty() => Err(words.trim_start_matches("mpib: ").to_owned()),
+        _ => Err(format!("the process with the plugin {}; its last line of output: {words}", ending(status))),
+    })
 }
 
 /// Returns the last line, for a sentence.

@@ -17,9 +17,11 @@ use crate::api::events;
 use crate::api::null;
 use crate::api::poll;
 use crate::clock;
+use crate::fault::call::Call;
 use crate::limits::{COMP_VECTORS, MAX_CQE};
 use crate::log::fault;
-use crate::process::{self, Process, injected};
+use crate::process::calls;
+use crate::process::{self, Process};
 use crate::shm::cq_ring::{Completion, Pushed, Ring};
 use crate::shm::layout::{CQS, CqEntry, CqShared};
 use crate::shm::peer::Peer;
@@ -255,7 +257,7 @@ unsafe extern "C" fn ibv_create_cq(
     border::pointer("ibv_create_cq", || {
         // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
-        injected::creation(injected::Object::Cq)?;
+        calls::begin(context.device, Call::CreateCq)?;
         context.check()?;
         let channel = match channel.is_null() {
             true => None,
@@ -275,7 +277,9 @@ unsafe extern "C" fn ibv_destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
     border::code("ibv_destroy_cq", || {
         let process = process::get()?;
         // SAFETY: alive, as the caller guarantees.
-        unsafe { Cq::from_c(cq.cast()) }?.destroy(process)?;
+        let this = unsafe { Cq::from_c(cq.cast()) }?;
+        calls::begin(this.context.device, Call::DestroyCq)?;
+        this.destroy(process)?;
         // SAFETY: the caller does not use the pointer again.
         unsafe { Cq::release(cq.cast()) };
         Ok(())

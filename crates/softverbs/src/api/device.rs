@@ -12,19 +12,25 @@ use crate::api::event_queue::EventQueue;
 use crate::api::events::Event;
 use crate::config::gid::{self, Gid};
 use crate::config::{self, Capability, DeviceSpec, quirks};
+use crate::fault::call::Call;
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
 use crate::log::fault;
-use crate::process::port;
+use crate::process::{calls, port};
 use crate::shm::dir;
 
-/// A device. It lives as long as the process: pointers from a freed list stay valid.
+/// A port of a device; the first one stands for the device as well. It lives as long as the process:
+/// pointers from a freed list stay valid.
 #[repr(C)]
 pub(crate) struct Device {
     ibv: sys::ibv_device,
     /// The configuration.
     pub(crate) spec: &'static DeviceSpec,
-    /// Index in the list.
+    /// Index in the list of all ports.
     pub(crate) index: usize,
+    /// Index of its first port, which stands for the device.
+    adapter: usize,
+    /// The port's number.
+    pub(crate) number: u8,
     /// The configured GID table.
     pub(crate) gids: Vec<Gid>,
     /// Node and port GUID.
@@ -69,7 +75,7 @@ pub(crate) fn open_contexts() -> Vec<Arc<Context>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Returns the devices in the order of the configuration.
+/// Returns all ports of all devices in the order of the configuration.
 pub(crate) fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
@@ -77,7 +83,7 @@ pub(crate) fn all() -> &'static [Device] {
         crate::process::report::arrange();
         let specs = config::devices();
         if specs.len() > MAX_DEVICES {
-            fault!("{} devices are configured, only the first {MAX_DEVICES} are used", specs.len());
+            fault!("{} ports are configured, only the first {MAX_DEVICES} are used", specs.len());
         }
         specs.iter().take(MAX_DEVICES).enumerate().map(|(index, spec)| Device::new(index, spec)).collect()
     })
@@ -103,6 +109,8 @@ fn sysfs_path(spec: &DeviceSpec, guid: u64) -> String {
 
 impl Device {
     fn new(index: usize, spec: &'static DeviceSpec) -> Self {
+        let number = spec.port();
+        let adapter = index.saturating_sub(usize::from(number) - 1);
         // SAFETY: integers, arrays of integers and `Option` function pointers may all be zero.
         let mut ibv: sys::ibv_device = unsafe { MaybeUninit::zeroed().assume_init() };
         ibv.node_type = sys::ibv_node_type::IBV_NODE_CA;
@@ -117,7 +125,35 @@ impl Device {
         let guid = gid::guid(spec);
         copy_str(&mut ibv.ibdev_path, &sysfs_path(spec, guid));
         let lid = gid::lid(spec);
-        Self { ibv, spec, index, gids: gid::table(spec), guid, lid, quirks: quirks::of(spec) }
+        Self {
+            ibv,
+            spec,
+            index,
+            adapter,
+            number,
+            gids: gid::table(spec),
+            guid,
+            lid,
+            quirks: quirks::of(spec),
+        }
+    }
+
+    /// Returns the device: its first port.
+    pub(crate) fn adapter(&self) -> &'static Self {
+        &all()[self.adapter]
+    }
+
+    /// Returns all ports of the device.
+    pub(crate) fn ports(&self) -> &'static [Self] {
+        let rest = &all()[self.adapter..];
+        let count = rest.iter().take_while(|port| port.adapter == self.adapter).count();
+        &rest[..count]
+    }
+
+    /// Returns a port of the device; EINVAL if there is no such port.
+    pub(crate) fn port(&self, number: u32) -> Result<&'static Self, Errno> {
+        let index = (number as usize).checked_sub(1).ok_or(Errno(libc::EINVAL))?;
+        self.ports().get(index).ok_or(Errno(libc::EINVAL))
     }
 
     /// Returns the pointer for C.
@@ -135,7 +171,8 @@ impl Device {
     /// Returns the device for a pointer from C. The address is looked up: a wrong pointer is
     /// rejected, not dereferenced.
     pub(crate) fn from_ptr(ptr: *mut sys::ibv_device) -> Result<&'static Self, Errno> {
-        all().iter().find(|device| device.as_ptr() == ptr).ok_or(Errno(libc::EINVAL))
+        let devices = all().iter().filter(|device| device.number == 1);
+        devices.into_iter().find(|device| device.as_ptr() == ptr).ok_or(Errno(libc::EINVAL))
     }
 }
 
@@ -203,6 +240,7 @@ impl Context {
         crate::control::faults::from_environment();
         // Without a fabric, the calls that need one fail.
         let life = port::link(device).map_or(0, |(link, _)| link.life());
+        calls::begin(device, Call::OpenDevice)?;
         if port::is_removed(device) {
             fault!("ibv_open_device({}): the device is removed (an injected fault)", device.spec.name);
             return Err(Errno(libc::ENODEV));
@@ -246,7 +284,8 @@ impl Context {
 unsafe extern "C" fn ibv_get_device_list(num: *mut std::ffi::c_int) -> *mut *mut sys::ibv_device {
     border::pointer("ibv_get_device_list", || {
         crate::api::sysfs::mark_listed();
-        let devices: Vec<_> = all().iter().filter(|device| !port::is_removed(device)).collect();
+        let devices: Vec<_> =
+            all().iter().filter(|device| device.number == 1 && !port::is_removed(device)).collect();
         // SAFETY: calloc of a non-zero size; zeroed memory is an array of null pointers.
         let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut sys::ibv_device>()) };
         let list = list.cast::<*mut sys::ibv_device>();
@@ -310,6 +349,7 @@ unsafe extern "C" fn ibv_close_device(context: *mut sys::ibv_context) -> std::ff
     border::code("ibv_close_device", || {
         // SAFETY: open, as the caller guarantees.
         let this = unsafe { Context::from_ptr(context) }?;
+        calls::begin(this.device, Call::CloseDevice)?;
         let children = this.children.load(Ordering::Acquire);
         if children > 0 {
             fault!(

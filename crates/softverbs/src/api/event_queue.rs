@@ -70,11 +70,16 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Consumes the readiness of a withdrawn item.
-    fn clear_one(&self) {
+    /// Whether the descriptor is readable.
+    pub(crate) fn is_ready(&self) -> bool {
         let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid entry.
-        if unsafe { libc::poll(&raw mut poll, 1, 0) } > 0 {
+        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+    }
+
+    /// Consumes the readiness of a withdrawn item.
+    fn clear_one(&self) {
+        if self.is_ready() {
             let mut one = 0_u64;
             // SAFETY: eight writable bytes. If another reader comes first, it loops in `pop`.
             unsafe { libc::read(self.fd(), (&raw mut one).cast::<c_void>(), 8) };

@@ -11,10 +11,11 @@ use crate::abi::border::{self, Errno};
 use crate::abi::handle::{Acks, Handle};
 use crate::api::cq::Cq;
 use crate::api::device::{self, Context};
-use crate::api::qp::{self, Qp};
+use crate::api::qp::Qp;
 use crate::api::srq::Srq;
+use crate::fault::call::Call;
 use crate::log::fault;
-use crate::process::{self, Process};
+use crate::process::{self, Process, calls};
 use crate::shm::layout::EVENTS;
 use crate::shm::peer::Peer;
 
@@ -43,8 +44,8 @@ pub(crate) enum Target {
     Cq(Arc<Cq>),
     /// An SRQ.
     Srq(Arc<Srq>),
-    /// The port of the device, for the context that has the event in its queue.
-    Port,
+    /// A port of the device, for the context that has the event in its queue.
+    Port(u8),
 }
 
 /// An undelivered event.
@@ -59,7 +60,7 @@ impl Target {
             Self::Qp(qp) => Some(&qp.context),
             Self::Cq(cq) => Some(&cq.context),
             Self::Srq(srq) => Some(&srq.context),
-            Self::Port => None,
+            Self::Port(_) => None,
         }
     }
 
@@ -68,7 +69,7 @@ impl Target {
             Self::Qp(qp) => Some(&qp.acks),
             Self::Cq(cq) => Some(&cq.async_acks),
             Self::Srq(srq) => Some(&srq.acks),
-            Self::Port => None,
+            Self::Port(_) => None,
         }
     }
 
@@ -77,7 +78,7 @@ impl Target {
             Self::Qp(qp) => qp.as_c().cast(),
             Self::Cq(cq) => cq.as_c().cast(),
             Self::Srq(srq) => srq.as_c().cast(),
-            Self::Port => std::ptr::null_mut(),
+            Self::Port(_) => std::ptr::null_mut(),
         }
     }
 }
@@ -120,14 +121,16 @@ fn deliver(process: &Process, kind: u32, index: u32, id: u32) {
         }
     };
     if of_the_port(kind) {
+        let ports = device::all().iter().zip(&process.own.header().devices);
+        let port = ports.into_iter().find(|(_, shared)| shared.link.load(Relaxed) == index);
+        let Some((port, _)) = port else { return };
         for context in device::open_contexts() {
-            let shared = process.own.header().devices.get(context.device.index);
             // The context of a removed device gets no event any more.
-            if shared.is_some_and(|shared| shared.link.load(Relaxed) == index) && !context.is_dead() {
+            if context.device.index == port.adapter().index && !context.is_dead() {
                 if kind == DEVICE_FATAL {
                     context.notice_removal();
                 }
-                context.events.push(Event { kind, target: Target::Port });
+                context.events.push(Event { kind, target: Target::Port(port.number) });
             }
         }
         return;
@@ -189,20 +192,21 @@ unsafe extern "C" fn ibv_get_async_event(
         // With a reference: a thread may still wait here when the device is closed.
         // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
+        if context.events.is_ready() {
+            calls::begin(context.device, Call::GetAsyncEvent)?;
+        }
         let found = context.events.pop(|event| {
             if let Some(acks) = event.target.acks() {
                 acks.delivered();
             }
         })?;
-        qp::takes(context.device.spec.verb_time.event_ns);
         let element = found.target.element();
-        let is_port = matches!(found.target, Target::Port);
         // SAFETY: writable, as the caller guarantees. The type is stored as an integer of the
         // enum's size.
         unsafe {
             (&raw mut (*event).element).cast::<*mut c_void>().write(element);
-            if is_port {
-                (&raw mut (*event).element).cast::<c_int>().write(1);
+            if let Target::Port(number) = found.target {
+                (&raw mut (*event).element).cast::<c_int>().write(number.into());
             }
             (&raw mut (*event).event_type).cast::<u32>().write(found.kind);
         }

@@ -11,9 +11,10 @@ use crate::abi::handle::Handle;
 use crate::api::events;
 use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS, SQD};
 use crate::config::LinkLayer;
+use crate::fault::call::Call;
 use crate::limits::MAX_RD_ATOMIC;
 use crate::log::fault;
-use crate::process::{self, Process, injected, port};
+use crate::process::{self, Process, calls, port};
 use crate::shm::gids;
 use crate::shm::layout::QpShared;
 use crate::wire::bounce;
@@ -99,7 +100,10 @@ fn mtu_bytes(mtu: u32) -> Option<u32> {
 
 /// Checks the values of the attributes in `mask`.
 fn check_values(qp: &Qp, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), String> {
-    let device = qp.context.device;
+    let number = if mask & PORT != 0 { attr.port_num } else { qp.port().number };
+    let ports = qp.context.device.ports().len();
+    let device = qp.context.device.port(number.into());
+    let device = device.map_err(|_| format!("port_num is {number}, expected 1 to {ports}"))?;
     let below = |bit: u32, name: &str, value: u32, max: u32| match mask & bit != 0 && value > max {
         true => Err(format!("{name} is {value}, expected at most {max}")),
         false => Ok(()),
@@ -115,9 +119,6 @@ fn check_values(qp: &Qp, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Strin
         below(MAX_DEST_RD, "max_dest_rd_atomic", u32::from(attr.max_dest_rd_atomic), u32::from(MAX_RD_ATOMIC))
     };
     port_attr()?;
-    if mask & PORT != 0 && attr.port_num != 1 {
-        return Err(format!("port_num is {}, the device has port 1 only", attr.port_num));
-    }
     if mask & MTU != 0 && mtu_bytes(attr.path_mtu).is_none_or(|bytes| bytes > device.spec.mtu) {
         let most = device.spec.mtu;
         return Err(format!("path_mtu is {} (enum ibv_mtu), the port's MTU is {most} bytes", attr.path_mtu));
@@ -138,8 +139,8 @@ fn check_values(qp: &Qp, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Strin
                 Some(Some(_)) => {}
             }
         }
-        if attr.ah_attr.port_num != 1 {
-            return Err(format!("ah_attr.port_num is {}, the device has port 1 only", attr.ah_attr.port_num));
+        if attr.ah_attr.port_num != number {
+            return Err(format!("ah_attr.port_num is {}, the QP is on port {number}", attr.ah_attr.port_num));
         }
     }
     Ok(())
@@ -191,12 +192,11 @@ fn publish(shared: &QpShared, attr: &sys::ibv_qp_attr) {
 impl Qp {
     fn modify(&self, process: &Process, attr: &sys::ibv_qp_attr, mask: u32) -> Result<(), Errno> {
         self.context.check()?;
-        super::qp::takes(self.context.device.spec.verb_time.modify_ns);
-        if mask & STATE != 0 {
-            injected::modify_qp(&self.context.device.spec.name, attr.qp_state)?;
+        if let Some(call) = Call::modify_to(attr.qp_state).filter(|_| mask & STATE != 0) {
+            calls::begin(self.context.device, call)?;
         }
         if mask & DEST_QPN != 0 && attr.dest_qp_num == self.qpn {
-            injected::loopback(&self.context.device.spec.name)?;
+            calls::begin(self.context.device, Call::ModifyLoopback)?;
         }
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;
@@ -235,8 +235,11 @@ impl Qp {
         let mut kept = self.attr.lock().unwrap_or_else(PoisonError::into_inner);
         keep(&mut kept, attr, mask);
         publish(shared, &kept);
+        if mask & PORT != 0 {
+            self.set_port(shared, kept.port_num);
+        }
         let source = match mask & AV != 0 {
-            true => port::gids(self.context.device).get(usize::from(kept.ah_attr.grh.sgid_index)).copied(),
+            true => port::gids(self.port()).get(usize::from(kept.ah_attr.grh.sgid_index)).copied(),
             false => None,
         };
         let source = source.flatten().map_or(sq.connection.sgid, |gid| gid.raw);

@@ -11,9 +11,10 @@ use crate::abi::border::{self, Errno};
 use crate::abi::handle::Handle;
 use crate::api::dmabuf::{self, Mapping};
 use crate::api::pd::Pd;
+use crate::fault::call::Call;
 use crate::limits::{MAX_MR, MAX_MR_SIZE};
 use crate::log::fault;
-use crate::process::{self, Process, injected};
+use crate::process::{self, Process, calls};
 use crate::shm::layout::{MRS, MrShared};
 use crate::wire::access::{LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_WRITE};
 use crate::wire::{bounce, landing};
@@ -158,7 +159,7 @@ unsafe fn register(
     // SAFETY: alive, as the caller guarantees.
     let pd = unsafe { Pd::arc_from_c(pd) }?;
     pd.context.check()?;
-    injected::registration(&pd.context.device.spec.name)?;
+    calls::begin(pd.context.device, Call::RegMr)?;
     check_access("ibv_reg_mr", access)?;
     check_range("ibv_reg_mr", addr.addr(), len, iova)?;
     check_mapped(addr.addr(), len)?;
@@ -190,7 +191,7 @@ unsafe fn register_dmabuf(
     if fd == -1 {
         return Err(Errno(libc::EBADF));
     }
-    injected::registration(&pd.context.device.spec.name)?;
+    calls::begin(pd.context.device, Call::RegDmabufMr)?;
     check_access(CALL, access)?;
     check_range(CALL, 0, len, iova)?;
     let mapping = dmabuf::map(fd, offset, len, iova)?;
@@ -340,6 +341,7 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
         let process = process::get()?;
         // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Mr::from_c(mr) }?;
+        calls::begin(this.pd.context.device, Call::DeregMr)?;
         if let Some(shared) = process.own.mr(this.index) {
             shared.key.store(0, Release);
         }

@@ -11,9 +11,10 @@ use rdma_sys as sys;
 use crate::abi::border::{self, Errno};
 use crate::abi::handle::Handle;
 use crate::api::device::Context;
+use crate::fault::call::Call;
 use crate::limits::MAX_PD;
 use crate::log::fault;
-use crate::process;
+use crate::process::{self, calls};
 
 /// `struct ibv_pd`
 #[repr(C)]
@@ -44,6 +45,7 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut sys::ibv_context) -> *mut sys::i
     border::pointer("ibv_alloc_pd", || {
         // SAFETY: open, as the caller guarantees.
         let context = unsafe { Context::arc_from_ptr(context) }?;
+        calls::begin(context.device, Call::AllocPd)?;
         context.check()?;
         let process = process::get()?;
         let id = u32::try_from(process.pds.fetch_add(1, AcqRel)).map_err(|_| Errno(libc::ENOMEM))?;
@@ -66,6 +68,7 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut sys::ibv_pd) -> c_int {
         process::get()?;
         // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Pd::from_c(pd) }?;
+        calls::begin(this.context.device, Call::DeallocPd)?;
         let users = this.users.load(Acquire);
         if users > 0 {
             fault!("ibv_dealloc_pd: {users} MRs, QPs or SRQs still use it");

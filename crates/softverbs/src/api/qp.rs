@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rdma_sys as sys;
@@ -12,16 +12,18 @@ use rdma_sys as sys;
 use crate::abi::border::{self, Errno};
 use crate::abi::handle::{Acks, Handle};
 use crate::api::cq::Cq;
-use crate::api::device::Context;
+use crate::api::device::{self, Context, Device};
 use crate::api::events;
 use crate::api::null::{NullQp, Ring};
 use crate::api::pd::Pd;
 use crate::api::srq::Srq;
 use crate::config::DeviceSpec;
+use crate::fault::call::Call;
 use crate::limits::MAX_SGE;
 use crate::log::fault;
+use crate::process::calls;
 use crate::process::counters::{self, QpLive};
-use crate::process::{self, Process, injected};
+use crate::process::{self, Process};
 use crate::shm::layout::{QPS, QpShared};
 use crate::shm::recv_queue::{self, Receives};
 use crate::wire::bounce;
@@ -65,6 +67,8 @@ pub(crate) struct Qp {
     pub(crate) due: AtomicU64,
     pub(crate) acks: Acks,
     pub(crate) counters: Arc<QpLive>,
+    /// Index of its port.
+    port: AtomicUsize,
     /// Replaces the data path if the QP is on the null data path.
     pub(crate) null: OnceLock<NullQp>,
     /// Replaces the QP's own receive queue on the null data path.
@@ -162,6 +166,7 @@ impl Qp {
             ibv: UnsafeCell::new(ibv),
             context: Arc::clone(&pd.context),
             counters: counters::new_qp(pd.context.device.index, qpn),
+            port: AtomicUsize::new(pd.context.device.index),
             pd,
             send_cq,
             recv_cq,
@@ -186,6 +191,19 @@ impl Qp {
     /// Returns the part of the QP in shared memory.
     pub(crate) fn shared<'a>(&self, process: &'a Process) -> Result<&'a QpShared, Errno> {
         process.own.qp(self.index).ok_or(Errno(libc::EIO))
+    }
+
+    /// Returns the port that the QP is on. Before INIT it is the first one.
+    pub(crate) fn port(&self) -> &'static Device {
+        &device::all()[self.port.load(Relaxed)]
+    }
+
+    /// Sets the port, whose number is valid.
+    pub(crate) fn set_port(&self, shared: &QpShared, number: u8) {
+        let Ok(to) = self.context.device.port(number.into()) else { return };
+        let from = self.port.swap(to.index, Relaxed);
+        shared.device.store(u32::try_from(to.index).unwrap_or(0), Relaxed);
+        counters::move_qp(&self.counters, from, to.index);
     }
 
     /// Locks the send queue.
@@ -234,9 +252,7 @@ impl Qp {
     }
 
     fn destroy(&self, process: &Process) -> Result<(), Errno> {
-        let spec = &self.context.device.spec;
-        injected::destruction(&spec.name)?;
-        takes(spec.verb_time.destroy_ns);
+        calls::begin(self.context.device, Call::DestroyQp)?;
         process.qps.hide(self.index);
         self.disconnect(process)?;
         process.fabric.free_qpn(self.qpn);
@@ -338,10 +354,9 @@ unsafe extern "C" fn ibv_create_qp(
     border::pointer("ibv_create_qp", || {
         // SAFETY: null or writable, as the caller guarantees.
         let init = unsafe { init.as_mut() }.ok_or(Errno(libc::EINVAL))?;
-        injected::creation(injected::Object::Qp)?;
         // SAFETY: alive, as the caller guarantees.
         let pd = unsafe { Pd::arc_from_c(pd) }?;
-        takes(pd.context.device.spec.verb_time.create_ns);
+        calls::begin(pd.context.device, Call::CreateQp)?;
         // SAFETY: as above.
         let send_cq = unsafe { Cq::arc_from_c(init.send_cq.cast()) }?;
         // SAFETY: as above.
@@ -379,13 +394,6 @@ unsafe extern "C" fn ibv_query_qp(
         this.describe(init.ok_or(Errno(libc::EINVAL))?);
         Ok(())
     })
-}
-
-/// Takes as long as a command to an adapter's firmware.
-pub(super) fn takes(ns: u64) {
-    if ns > 0 {
-        std::thread::sleep(std::time::Duration::from_nanos(ns));
-    }
 }
 
 /// `ibv_destroy_qp(3)`: drops unpolled completions of the QP and waits until its events are

@@ -50,12 +50,12 @@ pub(crate) unsafe extern "C" fn post_recv(
             unsafe { bad.write(wr) };
             return Err(Errno(libc::EINVAL));
         };
-        let on = ("ibv_post_recv", &*this.context.device.spec.name);
+        let on = ("ibv_post_recv", this.context.device);
         let (depth, max_sge) = (this.cap.max_recv_wr, this.cap.max_recv_sge);
         // SAFETY: a list of work requests and a writable pointer, as the caller guarantees.
         let (n, result) = unsafe { srq::post_list(&queue, wr, bad, on, depth, max_sge) };
         Live::add(&this.counters.own.receives, n);
-        if let Some(device) = counters::of_device(this.context.device.index) {
+        if let Some(device) = counters::of_device(this.port().index) {
             Live::add(&device.receives, n);
         }
         // Checked after posting: a change to ERR flushes only what was posted before.

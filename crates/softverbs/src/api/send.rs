@@ -15,9 +15,10 @@ use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS};
 use crate::clock;
 use crate::config::quirks::FIRST_SGE_ALWAYS;
 use crate::fault::CompletionStatus;
+use crate::fault::call::Call;
 use crate::log::fault;
+use crate::process::calls;
 use crate::process::counters::{self, Live};
-use crate::process::injected::{self, Post};
 use crate::process::{self, Process};
 use crate::shm::cq_ring::{Completion, Queue};
 use crate::wire::bounce;
@@ -78,7 +79,7 @@ unsafe fn check(process: &Process, qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(us
     }
     // SAFETY: below `num_sge`, as the caller guarantees, or the one that was just read.
     let len = (0..pieces).map(|i| u64::from(unsafe { (*wr.sg_list.add(i)).length })).sum();
-    let most = qp.context.device.spec.max_msg;
+    let most = qp.port().spec.max_msg;
     if len > u64::from(most) {
         return invalid(format!("{len} bytes, expected at most {most} (max_msg_sz of the port)"));
     }
@@ -119,7 +120,7 @@ fn count_posted(qp: &Qp, opcode: u32, flags: u32) {
 /// Applies `add` to the counters of the QP and of its device.
 pub(super) fn on_counters(qp: &Qp, add: impl Fn(&Live)) {
     add(&qp.counters.own);
-    if let Some(device) = counters::of_device(qp.context.device.index) {
+    if let Some(device) = counters::of_device(qp.port().index) {
         add(device);
     }
 }
@@ -136,7 +137,7 @@ impl Qp {
         wr: &sys::ibv_send_wr,
         now: u64,
     ) -> Result<(), Errno> {
-        injected::posted(Post::Send, &self.context.device.spec.name)?;
+        calls::begin(self.context.device, Call::PostSend)?;
         // SAFETY: guaranteed by the caller.
         let (pieces, len) = match unsafe { check(process, self, wr) } {
             Ok(checked) => checked,

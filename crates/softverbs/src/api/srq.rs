@@ -11,15 +11,16 @@ use rdma_sys as sys;
 
 use crate::abi::border::{self, Errno};
 use crate::abi::handle::{Acks, Handle};
-use crate::api::device::Context;
+use crate::api::device::{Context, Device};
 use crate::api::events;
 use crate::api::null::Ring;
 use crate::api::pd::Pd;
 use crate::config::Capability;
+use crate::fault::call::Call;
 use crate::limits::MAX_SRQ_SGE;
 use crate::log::fault;
+use crate::process::calls;
 use crate::process::counters::{self, Live};
-use crate::process::injected::{self, Post};
 use crate::process::{self, Process};
 use crate::shm::layout::{SRQS, SrqShared};
 use crate::shm::recv_queue::{self, Receives};
@@ -199,7 +200,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         let this = unsafe { Srq::from_c(srq) }?;
         let shared = this.shared(process)?;
         let queue = Receives::new(&process.own, &shared.rq).ok_or(Errno(libc::EIO))?;
-        let on = ("ibv_post_srq_recv", &*this.context.device.spec.name);
+        let on = ("ibv_post_srq_recv", this.context.device);
         // SAFETY: a list of work requests and a writable pointer, as the caller guarantees.
         let posted = unsafe { post_list(&queue, wr, bad, on, this.depth, this.max_sge) };
         let (n, result) = posted;
@@ -219,14 +220,14 @@ pub(crate) unsafe fn post_list(
     queue: &Receives<'_>,
     mut wr: *mut sys::ibv_recv_wr,
     bad: *mut *mut sys::ibv_recv_wr,
-    (call, device): (&str, &str),
+    (call, device): (&str, &'static Device),
     depth: u32,
     max_sge: u32,
 ) -> (u64, Result<(), Errno>) {
     let mut n = 0;
     // SAFETY: null or a work request with its scatter list, as the caller guarantees.
     while let Some(request) = unsafe { wr.as_ref() } {
-        let posted = injected::posted(Post::Recv, device);
+        let posted = calls::begin(device, Call::PostRecv);
         // SAFETY: as above.
         if let Err(errno) = posted.and_then(|()| unsafe { queue.post(request) }) {
             match errno.0 {
@@ -234,7 +235,7 @@ pub(crate) unsafe fn post_list(
                     "{call}: the queue is full: {depth} receives are posted and their completions not polled"
                 ),
                 libc::EINVAL => fault!("{call}: num_sge is {}, expected at most {max_sge}", request.num_sge),
-                errno => fault!("{call}: errno {errno}, as injected"),
+                _ => {}
             }
             // SAFETY: writable, as the caller guarantees.
             unsafe { bad.write(wr) };
@@ -258,7 +259,7 @@ unsafe extern "C" fn ibv_create_srq(
     border::pointer("ibv_create_srq", || {
         // SAFETY: alive, as the caller guarantees.
         let pd = unsafe { Pd::arc_from_c(pd) }?;
-        injected::creation(injected::Object::Srq)?;
+        calls::begin(pd.context.device, Call::CreateSrq)?;
         // SAFETY: null or writable, as the caller guarantees.
         let init = unsafe { init.as_mut() }.ok_or(Errno(libc::EINVAL))?;
         Srq::create(pd, init).map(Srq::into_c)
@@ -308,7 +309,9 @@ unsafe extern "C" fn ibv_destroy_srq(srq: *mut sys::ibv_srq) -> c_int {
     border::code("ibv_destroy_srq", || {
         let process = process::get()?;
         // SAFETY: alive, as the caller guarantees.
-        unsafe { Srq::from_c(srq) }?.destroy(process)?;
+        let this = unsafe { Srq::from_c(srq) }?;
+        calls::begin(this.context.device, Call::DestroySrq)?;
+        this.destroy(process)?;
         // SAFETY: the caller does not use the pointer again.
         unsafe { Srq::release(srq) };
         Ok(())

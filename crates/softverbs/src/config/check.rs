@@ -19,10 +19,15 @@ const MAX_LATENCY_NS: u64 = 10_000_000_000;
 /// Validates each device and the list as a whole.
 pub(super) fn list(devices: &[DeviceSpec]) -> Result<(), Error> {
     if devices.len() > MAX_DEVICES {
-        return Err(Error(format!("found {} devices, at most {MAX_DEVICES} are possible", devices.len())));
+        return Err(Error(format!(
+            "found {} ports of devices, at most {MAX_DEVICES} are possible",
+            devices.len()
+        )));
     }
     for (i, device) in devices.iter().enumerate() {
-        one(device).map_err(|e| Error(format!("device {:?}: {e}", device.name)))?;
+        let before = i.checked_sub(1).map(|before| &devices[before]);
+        let checked = one(device).and_then(|()| further_port(before, device));
+        checked.map_err(|e| Error(format!("device {:?}: {e}", device.name)))?;
         for other in &devices[..i] {
             pair(other, device)?;
         }
@@ -32,7 +37,7 @@ pub(super) fn list(devices: &[DeviceSpec]) -> Result<(), Error> {
 
 fn one(device: &DeviceSpec) -> Result<(), String> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
-    let name = device.name.as_bytes();
+    let name = device.device().as_bytes();
     if !(1..=63).contains(&name.len()) || !name.iter().all(|b| plain(*b)) || name.iter().all(|b| *b == b'.') {
         return Err("expected a name of 1 to 63 letters, digits, '_', '-' or '.'".to_owned());
     }
@@ -68,13 +73,14 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
     if device.rate == Some(0) {
         return Err("found a rate of 0, expected a rate above it".to_owned());
     }
-    let verbs = device.verb_time;
-    let slowest = verbs.create_ns.max(verbs.modify_ns).max(verbs.destroy_ns).max(verbs.event_ns);
+    if device.verb_time.slows_posts() {
+        return Err("found verb_time of post_send or post_recv, which take no time".to_owned());
+    }
     let times = [
         ("latency", device.latency_ns),
         ("cqe_delay", device.cqe_delay_ns),
         ("posted", device.posted_ns),
-        ("verb_time", slowest),
+        ("verb_time", device.verb_time.slowest()),
     ];
     for (key, time) in times {
         if time > MAX_LATENCY_NS {
@@ -96,6 +102,44 @@ fn one(device: &DeviceSpec) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+/// Validates a port after the first one of a device; `before` is the one before in the list.
+fn further_port(before: Option<&DeviceSpec>, port: &DeviceSpec) -> Result<(), String> {
+    if !port.name.contains('/') {
+        return Ok(());
+    }
+    let before = before.filter(|before| {
+        before.device() == port.device() && format!("{}/{}", port.device(), before.port() + 1) == port.name
+    });
+    let Some(first) = before else {
+        return Err("expected NAME/2 behind the device NAME, NAME/3 behind that, and so on".to_owned());
+    };
+    // What belongs to the port.
+    let same = DeviceSpec {
+        name: port.name.clone(),
+        addrs: port.addrs.clone(),
+        pkeys: port.pkeys.clone(),
+        link_layer: port.link_layer,
+        lid: port.lid,
+        lmc: port.lmc,
+        subnet: port.subnet,
+        flid: port.flid,
+        grh_required: port.grh_required,
+        loopback: port.loopback,
+        rate: port.rate,
+        latency_ns: port.latency_ns,
+        cqe_delay_ns: port.cqe_delay_ns,
+        mtu: port.mtu,
+        path_mtu: port.path_mtu,
+        wire: port.wire,
+        max_msg: port.max_msg,
+        ..first.clone()
+    };
+    match same == *port {
+        true => Ok(()),
+        false => Err(format!("found a key of the device, expected it at {:?} only", port.device())),
+    }
 }
 
 /// Validates what only an InfiniBand port has.

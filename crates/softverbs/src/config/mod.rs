@@ -16,7 +16,7 @@ use crate::limits::MAX_GIDS;
 use crate::log::write_always;
 
 pub use quirks::{QUIRKS_VAR, Quirks};
-pub use spec::{Capability, DeviceSpec, LinkLayer, VerbTime};
+pub use spec::{Capability, DeviceSpec, LinkLayer};
 
 /// Name of the environment variable that lists the devices.
 pub const DEVICES_VAR: &str = "SOFTVERBS_DEVICES";

@@ -4,11 +4,12 @@ use std::net::IpAddr;
 
 use super::{Capability, DeviceSpec, LinkLayer, Quirks, quantity};
 use crate::error::Error;
+use crate::fault::call::VerbTime;
 use crate::limits::MAX_INLINE;
 
 /// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, quirks=irdma, inline=0, max_qp_wr=64, max_srq_wr=64, max_msg=65536, verb_time=destroy:5ms+modify:1ms";
+     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, quirks=irdma, inline=0, max_qp_wr=64, max_srq_wr=64, max_msg=65536, verb_time=destroy_qp:5ms+modify_rtr:1s";
 
 /// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
 /// variable of a script.
@@ -18,15 +19,24 @@ pub(super) fn list(text: &str) -> Result<Vec<DeviceSpec>, Error> {
         Some((&"", rest)) if !rest.is_empty() => rest, // a trailing semicolon is allowed
         _ => &parts,
     };
-    parts.iter().enumerate().map(|(i, part)| device(part, i + 1)).collect()
+    let mut list = Vec::new();
+    for (i, part) in parts.iter().enumerate() {
+        let spec = device(part, i + 1, list.last())?;
+        list.push(spec);
+    }
+    Ok(list)
 }
 
-fn device(text: &str, number: usize) -> Result<DeviceSpec, Error> {
+/// Parses a device, or a port of the device `before`, which has the keys of that but for addresses.
+fn device(text: &str, number: usize, before: Option<&DeviceSpec>) -> Result<DeviceSpec, Error> {
     let (name, settings) = text.split_once(':').map_or((text, ""), |(name, rest)| (name.trim(), rest));
     if name.is_empty() {
         return Err(Error(format!("device {number}: found {text:?}, expected a name")));
     }
     let mut spec = DeviceSpec::roce(name, &[]);
+    if let Some(before) = before.filter(|before| name.contains('/') && before.device() == spec.device()) {
+        spec = DeviceSpec { name: spec.name, addrs: Vec::new(), lid: None, flid: None, ..before.clone() };
+    }
     let mut seen = Vec::new();
     for setting in settings.split(',').map(str::trim).filter(|s| !s.is_empty()) {
         let bad = |why: String| Error(format!("device {name:?}: {}: {why}", setting.escape_debug()));
@@ -54,21 +64,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         "wire" => spec.wire = value.parse().map_err(|_| "expected a number")?,
         "pkey" => spec.pkeys = value.split('+').map(pkey).collect::<Result<_, _>>()?,
         "dmabuf" => spec.dmabuf = switch(value)?,
-        "verb_time" => {
-            for one in value.split('+') {
-                let expected =
-                    "expected create, modify, destroy or event, each with its time, like destroy:5ms";
-                let (verb, time) = one.split_once(':').ok_or(expected)?;
-                let time = quantity::nanoseconds(time)?;
-                match verb {
-                    "create" => spec.verb_time.create_ns = time,
-                    "modify" => spec.verb_time.modify_ns = time,
-                    "destroy" => spec.verb_time.destroy_ns = time,
-                    "event" => spec.verb_time.event_ns = time,
-                    _ => return Err(expected.to_owned()),
-                }
-            }
-        }
+        "verb_time" => spec.verb_time = VerbTime::parse(value)?,
         "posted" => spec.posted_ns = quantity::nanoseconds(value)?,
         "loopback" => spec.loopback = switch(value)?,
         "grh" => spec.grh_required = switch(value)?,

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use super::{Quirks, check, parse};
 use crate::error::Error;
+use crate::fault::call::VerbTime;
 use crate::limits::{MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SRQ_WR};
 
 /// The default subnet prefix of InfiniBand.
@@ -35,7 +36,9 @@ pub enum Capability {
     ActiveMtu,
 }
 
-/// The description of one device and its port.
+/// The description of a device and its first port, or of a further port.
+///
+/// What belongs to the whole device is equal in all its ports.
 ///
 /// Start from [`roce`](Self::roce), [`infiniband`](Self::infiniband) or
 /// [`parse_list`](Self::parse_list), change fields, and pass the list to
@@ -54,7 +57,8 @@ pub enum Capability {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceSpec {
-    /// Device name: 1 to 63 letters, digits, `_`, `-` or `.`.
+    /// Device name: 1 to 63 letters, digits, `_`, `-` or `.`. A further port of a device has the name
+    /// `NAME/PORT`, and follows the port before it.
     pub name: String,
     /// IP addresses of the port with their prefix lengths: 1 to [`MAX_ADDRS`](crate::MAX_ADDRS) for
     /// Ethernet, none for InfiniBand.
@@ -125,22 +129,8 @@ pub struct DeviceSpec {
     pub max_srq_wr: u32,
     /// Largest message of the port in bytes (`max_msg_sz`), at most 2 GiB.
     pub max_msg: u32,
-    /// How long some verbs take.
+    /// How long calls take.
     pub verb_time: VerbTime,
-}
-
-/// How long each call takes, in nanoseconds, at most 10 s: a verb is a command to the adapter's
-/// firmware.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct VerbTime {
-    /// `ibv_create_qp`
-    pub create_ns: u64,
-    /// `ibv_modify_qp`
-    pub modify_ns: u64,
-    /// `ibv_destroy_qp`
-    pub destroy_ns: u64,
-    /// `ibv_get_async_event`, once it has taken an event.
-    pub event_ns: u64,
 }
 
 impl DeviceSpec {
@@ -184,6 +174,17 @@ impl DeviceSpec {
     /// from the name.
     pub fn infiniband(name: &str) -> Self {
         Self { link_layer: LinkLayer::InfiniBand, ..Self::roce(name, &[]) }
+    }
+
+    /// Returns the number of the port; 1 if the name has none.
+    pub(crate) fn port(&self) -> u8 {
+        let number = self.name.split_once('/').and_then(|(_, number)| number.parse().ok());
+        number.unwrap_or(1)
+    }
+
+    /// Returns the name of the device.
+    pub(crate) fn device(&self) -> &str {
+        self.name.split_once('/').map_or(&self.name, |(device, _)| device)
     }
 
     /// Parses and validates a list in the format of `SOFTVERBS_DEVICES`.

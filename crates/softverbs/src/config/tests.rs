@@ -1,4 +1,5 @@
 use super::*;
+use crate::fault::call::Call;
 use crate::limits::{MAX_DEVICES, MAX_INLINE};
 
 fn good(text: &str) -> Vec<DeviceSpec> {
@@ -96,6 +97,31 @@ fn a_device_may_have_the_quirks_of_a_provider() {
 }
 
 #[test]
+fn a_further_port_has_the_keys_of_the_first_but_for_addresses() {
+    let [first, second, third] = &good(
+        "a:addr=10.0.0.1/24,rate=4GB,dmabuf=on,wire=1;a/2:addr=10.0.1.1/24,rate=2GB;a/3:addr=10.0.2.1/24,mtu=1024",
+    )[..] else {
+        panic!()
+    };
+    assert_eq!(
+        [first, second, third].map(|port| (port.device(), port.port())),
+        [("a", 1), ("a", 2), ("a", 3)]
+    );
+    assert_eq!((second.rate, second.dmabuf, second.wire), (Some(2_000_000_000), true, 1));
+    assert_eq!((third.rate, third.mtu, third.addrs[0].0), (second.rate, 1024, [10, 0, 2, 1].into()));
+    assert_ne!(gid::guid(first), gid::guid(second));
+    assert_eq!(good("a:link=ib,lid=8;a/2:link=ib")[1].lid, None);
+}
+
+#[test]
+fn each_call_has_its_time() {
+    let device = &good("a:addr=10.0.0.1/24,verb_time=modify_qp:1ms+modify_rtr:1s+close_device:never")[0];
+    let times = [Call::ModifyInit, Call::ModifyErr, Call::ModifyRtr, Call::CloseDevice, Call::CreateQp];
+    let expected = [1_000_000, 1_000_000, 1_000_000_000, u64::MAX, 0];
+    assert_eq!(times.map(|call| device.verb_time.of(call)), expected);
+}
+
+#[test]
 fn functions_of_a_card_may_share_a_system_image() {
     let [a, b, c] =
         &good("a:addr=10.0.0.1/24,system=0x5001;b:addr=10.0.1.1/24,system=0x5001;c:addr=10.0.2.1/24")[..]
@@ -137,7 +163,20 @@ const REFUSED: &[(&str, &str)] = &[
     (":addr=10.0.0.1/24", "expected a name"),
     ("a b:addr=10.0.0.1/24", "expected a name of 1 to 63"),
     ("..:addr=10.0.0.1/24", "expected a name of 1 to 63"),
-    ("a/b:addr=10.0.0.1/24", "expected a name of 1 to 63"),
+    ("a/b:addr=10.0.0.1/24", "expected NAME/2 behind the device NAME"),
+    ("a/2:addr=10.0.0.1/24", "expected NAME/2 behind the device NAME"),
+    ("a:addr=10.0.0.1/24;b/2:addr=10.0.1.1/24", "expected NAME/2 behind the device NAME"),
+    ("a:addr=10.0.0.1/24;a/3:addr=10.0.1.1/24", "expected NAME/2 behind the device NAME"),
+    (
+        "a:addr=10.0.0.1/24;a/2:addr=10.0.1.1/24;a/2:addr=10.0.2.1/24",
+        "expected NAME/2 behind the device NAME",
+    ),
+    ("a:addr=10.0.0.1/24;a/2:addr=10.0.0.1/24", "the address 10.0.0.1 is already that of \"a\""),
+    (
+        "a:addr=10.0.0.1/24;a/2:addr=10.0.1.1/24,dmabuf=on",
+        "found a key of the device, expected it at \"a\" only",
+    ),
+    ("a:addr=10.0.0.1/24;a/2:rate=4GB", "found no address"),
     ("0123456789012345678901234567890123456789012345678901234567890123:addr=10.0.0.1/24", "1 to 63"),
     ("a", "found no address"),
     ("a:addr=", "found \"\", expected an address"),
@@ -179,10 +218,11 @@ const REFUSED: &[(&str, &str)] = &[
     ("a:addr=10.0.0.1/24,max_qp_wr=16385", "max_qp_wr=16385: expected 1 to 16384"),
     ("a:addr=10.0.0.1/24,max_srq_wr=x", "max_srq_wr=x: expected a number from 1 to 65536"),
     ("a:addr=10.0.0.1/24,max_srq_wr=65537", "max_srq_wr=65537: expected 1 to 65536"),
-    ("a:addr=10.0.0.1/24,verb_time=5ms", "expected create, modify, destroy or event, each with its time"),
-    ("a:verb_time=poll:5ms", "expected create, modify, destroy or event, each with its time"),
-    ("a:addr=10.0.0.1/24,verb_time=destroy:5", "expected a time"),
-    ("a:addr=10.0.0.1/24,verb_time=destroy:11s", "verb_time of 11000000000 ns: expected at most 10 s"),
+    ("a:addr=10.0.0.1/24,verb_time=5ms", "expected calls with their times"),
+    ("a:verb_time=poll:5ms", "found \"poll\", expected one of the calls modify_qp, open_device"),
+    ("a:addr=10.0.0.1/24,verb_time=destroy_qp:5", "expected a time"),
+    ("a:addr=10.0.0.1/24,verb_time=post_send:5ms", "post_recv, which take no time"),
+    ("a:addr=10.0.0.1/24,verb_time=destroy_qp:11s", "verb_time of 11000000000 ns: expected at most 10 s"),
     ("a:addr=10.0.0.1/24,rate", "rate: expected KEY=VALUE"),
     ("a:addr=10.0.0.1/24,lid=5", "found a LID, which only link=ib has"),
     ("a:link=ib,addr=10.0.0.1/24", "found an address, which only link=roce has"),
@@ -215,7 +255,7 @@ fn each_kind_of_mistake_is_refused_in_its_own_words() {
 #[test]
 fn too_many_devices_or_addresses_are_refused() {
     let many: Vec<String> = (0..=MAX_DEVICES).map(|i| format!("d{i}:addr=10.0.{i}.1/24")).collect();
-    assert!(line(&many.join(";")).contains("at most 32"));
+    assert!(line(&many.join(";")).contains("at most 128"));
     let many: Vec<String> = (0..=MAX_ADDRS).map(|i| format!("10.0.{i}.1/24")).collect();
     assert!(line(&format!("a:addr={}", many.join("+"))).contains("at most 15 are possible"));
 }

@@ -7,19 +7,18 @@ use std::ffi::c_int;
 use std::net::IpAddr;
 use std::sync::Once;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use crate::api::device;
 use crate::api::events;
 use crate::api::sysfs;
 use crate::error::Error;
-use crate::fault::script::{self, Action, Flap, Statement};
+use crate::fault::call::Failure;
+use crate::fault::script::{self, Action, Flap, Seen, Statement};
 use crate::fault::site::Site;
 use crate::fault::{self, Fault, Only};
 use crate::log::write_always;
 use crate::process;
 use crate::process::hw_counters::{self, HwCounters};
-use crate::process::injected::{self, Object, Post};
 use crate::shm::layout::DeviceShared;
 
 /// Name of the environment variable with a script of faults.
@@ -61,8 +60,7 @@ pub fn set_rate(device: &str, rate: u64) -> Result<(), Error> {
     if rate == 0 {
         return Err(Error(format!("device {device:?}: found a rate of 0, expected a rate above it")));
     }
-    named(device)?.set_rate(rate);
-    Ok(())
+    run(device, &Action::Rate(rate, Seen::Event))
 }
 
 /// Replaces the addresses of RoCE device `device`, for every process of the fabric that has the
@@ -161,8 +159,8 @@ pub fn posted(device: &str, only: Only) -> Result<u64, Error> {
     Ok(fault::posted(shared(device)?, only))
 }
 
-/// Returns how many faults have struck a work request of this process on device `device`, of those
-/// that waited for one.
+/// Returns how many faults have struck a work request or a call of this process on device `device`, of
+/// those that waited for one.
 ///
 /// # Errors
 /// There is no such device, or the process cannot join the fabric.
@@ -194,61 +192,26 @@ pub(crate) fn from_environment() {
     });
 }
 
-/// Fails the next `times` calls of `ibv_modify_qp` in this process that request `state` (`enum
-/// ibv_qp_state`). They return `errno` and change nothing. `times` = 0 cancels the fault; each call
-/// of this function replaces the previous fault.
+/// Fails calls of this process on device `device`, or lets them take time: the next one, or as the
+/// [`Failure`] says. A call that fails has no effect. Each call of this function replaces the previous
+/// failure of the same call of libibverbs; [`heal`] leaves it.
 ///
-/// For example, RTR with `ETIMEDOUT` is what a kernel returns that cannot resolve the address of
-/// the peer.
-pub fn fail_modify_qp(state: u32, errno: c_int, times: u32) {
-    injected::fail_modify_qp(None, state, errno, times, Duration::ZERO);
-}
-
-/// Like [`fail_modify_qp`], for the QPs of device `device` only. Each failing call takes
-/// `duration`, as when the kernel waits for address resolution.
-pub fn fail_modify_qp_of(device: &str, state: u32, errno: c_int, times: u32, duration: Duration) {
-    injected::fail_modify_qp(Some(device), state, errno, times, duration);
-}
-
-/// Fails the next `times` calls of `ibv_modify_qp` in this process that connect a QP of device
-/// `device` to itself. They return `errno` and change nothing. `times` = 0 cancels the fault; each
-/// call of this function replaces the previous fault.
-pub fn fail_loopback(device: &str, errno: c_int, times: u32) {
-    injected::fail_loopback(device, errno, times);
-}
-
-/// Fails the next `times` calls of `ibv_destroy_qp` of this process on device `device` with `errno`.
-/// The QP stays as it was. `times` = 0 cancels the fault; each call of this function replaces the
-/// previous fault.
+/// ```no_run
+/// use softverbs::Call;
 ///
-/// `ETIMEDOUT` is what a driver returns whose firmware does not answer.
-pub fn fail_destruction(device: &str, errno: c_int, times: u32) {
-    injected::fail_destruction(device, errno, times);
-}
-
-/// Fails the next `times` memory registrations (`ibv_reg_mr` and its variants) of this process on
-/// device `device` with `errno`. `times` = 0 cancels the fault; each call of this function replaces
-/// the previous fault.
-pub fn fail_registration(device: &str, errno: c_int, times: u32) {
-    injected::fail_registration(device, errno, times);
-}
-
-/// Fails the next `times` calls of this process that make an object of this kind, with `errno`.
-/// `times` = 0 cancels the fault; each call of this function replaces the previous fault.
+/// // What a kernel returns that cannot resolve the address of the peer.
+/// softverbs::fail("soft0", Call::ModifyRtr.fails(libc::ETIMEDOUT).times(5))?;
+/// // What ionic_post_recv returns while the adapter owns the entry of the ring.
+/// softverbs::fail("soft0", Call::PostRecv.fails(libc::EAGAIN).after(7))?;
+/// # Ok::<(), softverbs::Error>(())
+/// ```
 ///
-/// `ENOMEM` is what a driver returns that has no object left.
-pub fn fail_creation(object: Object, errno: c_int, times: u32) {
-    injected::fail_creation(object, errno, times);
-}
-
-/// Fails the posts of this process on device `device`: `after` more work requests are posted, and
-/// the posts of the next `times` fail with `errno`, which leaves the rest of their list, too. For a
-/// retry of the rest the count goes on. `times` = 0 cancels the fault; each call of this function
-/// replaces the previous fault.
+/// A post that fails leaves the rest of its list, too. For a retry of the rest the count goes on.
 ///
-/// `EAGAIN` is what `ionic_post_recv` returns while the adapter owns the entry of the ring.
-pub fn fail_post(post: Post, device: &str, errno: c_int, after: u32, times: u32) {
-    injected::fail_post(post, device, errno, after, times);
+/// # Errors
+/// There is no such device, or the process cannot join the fabric.
+pub fn fail(device: &str, failure: Failure) -> Result<(), Error> {
+    run(device, &Action::Fail(vec![failure]))
 }
 
 /// Makes `ibv_fork_init` of this process return `errno` from now on; 0 cancels the fault.

@@ -155,7 +155,7 @@ pub fn qp_attributes() -> Vec<QpAttributes> {
     let one = |qp: Arc<Qp>| {
         let attr = qp.attr.lock().unwrap_or_else(PoisonError::into_inner);
         QpAttributes {
-            device: &qp.context.device.spec.name,
+            device: &qp.port().spec.name,
             qpn: qp.qpn,
             state: qp.shared(process).map_or(0, |shared| shared.state.load(Acquire)),
             dest_qpn: attr.dest_qp_num,

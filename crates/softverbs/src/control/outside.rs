@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::error::Error;
+use crate::fault::call;
 use crate::fault::script;
 use crate::fault::site::Site;
 use crate::fault::{self, Only};
@@ -58,9 +59,9 @@ pub struct ProcessState {
     pub posted: u64,
     /// Of these, WRITEs with and without an immediate.
     pub writes: u64,
-    /// Faults that wait for a work request.
+    /// Faults that wait for a work request or a call.
     pub armed: u32,
-    /// Faults that have struck a work request.
+    /// Faults that have struck a work request or a call.
     pub struck: u64,
 }
 
@@ -144,7 +145,7 @@ fn state(site: &Site<'_>) -> DeviceState {
         pid: peer.pid.unsigned_abs(),
         posted: fault::posted(device, Only::ALL),
         writes: fault::posted(device, Only::WRITES),
-        armed: device.armed.load(Relaxed),
+        armed: device.armed.load(Relaxed) + call::armed(&device.calls),
         struck: device.struck.load(Relaxed),
     });
     DeviceState {

@@ -1,6 +1,8 @@
 //! Faults of a device: their kinds, the work requests that trigger them, and their encoding in
 //! shared memory.
 
+pub(crate) mod call;
+mod names;
 pub(crate) mod script;
 pub(crate) mod site;
 
@@ -300,7 +302,7 @@ fn arm(device: &DeviceShared, fault: Fault, at: u64, only: Only) -> bool {
     true
 }
 
-/// Disarms all faults of a device of one process. The fabric is locked.
+/// Disarms all faults of a device of one process that wait for a work request. The fabric is locked.
 fn disarm_all(device: &DeviceShared) {
     for armed in &device.armed_faults {
         armed.kind.store(0, Relaxed);

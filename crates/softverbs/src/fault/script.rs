@@ -4,7 +4,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{CompletionStatus, CqOf, Direction, Fault, Only, Opcodes, Part, Then};
+use super::call::{self, Failure};
+use super::{CompletionStatus, CqOf, Direction, Fault, Only, Opcodes, Part, Then, names};
 use crate::config::parse::{address, hex};
 use crate::config::quantity;
 use crate::error::Error;
@@ -12,8 +13,8 @@ use crate::error::Error;
 /// Appended to every error.
 pub(crate) const FORM: &str = "DEVICE:FAULT,KEY=VALUE,...;DEVICE:... with the faults link=down|up, \
      silence=in|out|both, lost_ack, late=20ms, partial=4096|50%, fatal, cq_err=send|recv, \
-     status=11, recv_status=2, addrs=10.0.0.1/24+none, rate=500MB, flap=SEED, heal, and the keys at=N, only=write|imm|remote (joined by +), \
-     then=silent|down|alive, vendor=0x88, down=1ms-5ms, up=10ms-50ms";
+     status=11|IBV_WC_REM_OP_ERR, recv_status=2, errno=CALL:EIO[:COUNT], slow=CALL:20ms|never[:COUNT], addrs=10.0.0.1/24+none, rate=500MB, flap=SEED, heal, and the keys at=N, only=write|imm|remote (joined by +), \
+     then=silent|down|alive, vendor=0x88, takes=20ms, event=off, down=1ms-5ms, up=10ms-50ms";
 
 /// A device that goes down and up by itself, for [`flap`](crate::flap).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +27,14 @@ pub struct Flap {
     pub up: (Duration, Duration),
 }
 
+/// Whether the adapter raises an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Seen {
+    #[default]
+    Event,
+    Unseen,
+}
+
 /// What a statement does to its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
@@ -33,8 +42,11 @@ pub(crate) enum Action {
     Inject(Fault, Option<u64>, Only),
     /// Replaces the addresses.
     Addrs(Vec<Option<(IpAddr, u8)>>),
-    /// Changes the rate, in bytes per second; 0 is the one of `SOFTVERBS_DEVICES`.
-    Rate(u64),
+    /// Changes the rate, in bytes per second; 0 is the one of `SOFTVERBS_DEVICES`. With an event, unless
+    /// it happens unseen.
+    Rate(u64, Seen),
+    /// Fails calls, or slows them down.
+    Fail(Vec<Failure>),
     /// Lets the link flap.
     Flap(Flap),
     /// Ends all faults.
@@ -86,25 +98,29 @@ type Range = (Duration, Duration);
 
 /// The keys of a statement. An action takes those that it knows.
 #[derive(Default)]
-struct Keys {
+struct Keys<'a> {
     at: Option<u64>,
     only: Option<Only>,
     then: Option<Then>,
     vendor: Option<u32>,
+    takes: Option<&'a str>,
+    seen: Option<Seen>,
     down: Option<Range>,
     up: Option<Range>,
 }
 
-impl Keys {
-    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+impl<'a> Keys<'a> {
+    fn set(&mut self, key: &str, value: &'a str) -> Result<(), String> {
         match key {
             "at" => once(&mut self.at, number(value).filter(|at| *at > 0).ok_or("expected a number from 1")?),
             "only" => once(&mut self.only, only(value)?),
             "then" => once(&mut self.then, then(value)?),
             "vendor" => once(&mut self.vendor, word32(value).ok_or("expected a number, like 136 or 0x88")?),
+            "takes" => once(&mut self.takes, value),
+            "event" => once(&mut self.seen, seen(value)?),
             "down" => once(&mut self.down, range(value)?),
             "up" => once(&mut self.up, range(value)?),
-            _ => Err(String::from("expected one of the keys at, only, then, vendor, down, up")),
+            _ => Err(String::from("expected one of the keys at, only, then, vendor, takes, event, down, up")),
         }
     }
 
@@ -116,9 +132,15 @@ impl Keys {
         let fault = match (name, value) {
             ("heal", "") => return Ok(Action::Heal),
             ("addrs", _) => return addrs(value).map(Action::Addrs),
-            ("rate", "default") => return Ok(Action::Rate(0)),
-            ("rate", _) => return quantity::rate(value).map(Action::Rate),
+            ("rate", _) => {
+                let rate = if value == "default" { 0 } else { quantity::rate(value)? };
+                return Ok(Action::Rate(rate, self.seen.take().unwrap_or_default()));
+            }
             ("flap", _) => return self.flap(value).map(Action::Flap),
+            ("errno" | "slow", _) => {
+                let failures = call::failures(name, value, self.at.take(), self.takes.take());
+                return failures.map(Action::Fail).map_err(|why| format!("{name}: {why}"));
+            }
             ("link", "down") => Fault::LinkDown,
             ("link", "up") => Fault::LinkUp,
             ("link", _) => return Err(String::from("expected link=down or link=up")),
@@ -144,8 +166,10 @@ impl Keys {
     }
 
     fn status(&mut self, status: &str) -> Result<CompletionStatus, String> {
-        let status = word32(status).filter(|status| *status > 0);
-        let status = status.ok_or("expected the number of a status (enum ibv_wc_status), from 1")?;
+        let status = word32(status).filter(|status| *status > 0).or_else(|| names::status(status));
+        let status = status.ok_or(
+            "expected the name or the number of a status (enum ibv_wc_status), like IBV_WC_REM_OP_ERR or 11",
+        )?;
         Ok(CompletionStatus { status, vendor_err: self.vendor.take().unwrap_or(0) })
     }
 
@@ -162,6 +186,8 @@ impl Keys {
             ("only", self.only.is_some()),
             ("then", self.then.is_some()),
             ("vendor", self.vendor.is_some()),
+            ("takes", self.takes.is_some()),
+            ("event", self.seen.is_some()),
             ("down", self.down.is_some()),
             ("up", self.up.is_some()),
         ];
@@ -200,6 +226,14 @@ fn only(text: &str) -> Result<Only, String> {
     Ok(only)
 }
 
+fn seen(text: &str) -> Result<Seen, String> {
+    match text {
+        "on" => Ok(Seen::Event),
+        "off" => Ok(Seen::Unseen),
+        _ => Err(String::from("expected on or off")),
+    }
+}
+
 fn then(text: &str) -> Result<Then, String> {
     match text {
         "silent" => Ok(Then::Silent),
@@ -233,6 +267,7 @@ fn addrs(text: &str) -> Result<Vec<Option<(IpAddr, u8)>>, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::call::Call;
     use super::*;
 
     fn one(text: &str) -> Action {
@@ -277,9 +312,19 @@ mod tests {
                 "a:recv_status=2,vendor=7",
                 inject(Fault::RecvStatus(CompletionStatus { status: 2, vendor_err: 7 })),
             ),
+            ("a:status=IBV_WC_REM_OP_ERR", inject(Fault::Status(11.into()))),
+            ("a:errno=create_qp:EIO", Action::Fail(vec![Call::CreateQp.fails(libc::EIO)])),
+            (
+                "a:errno=modify_rtr:110:always,takes=20ms,at=3",
+                Action::Fail(vec![
+                    Call::ModifyRtr.fails(libc::ETIMEDOUT).times(u32::MAX).takes(ms(20)).after(2),
+                ]),
+            ),
+            ("a:slow=reg_mr:never:2", Action::Fail(vec![Call::RegMr.fails(0).times(2).takes(Duration::MAX)])),
             ("a:heal", Action::Heal),
-            ("a:rate=2.5GB", Action::Rate(2_500_000_000)),
-            ("a:rate=default", Action::Rate(0)),
+            ("a:rate=2.5GB", Action::Rate(2_500_000_000, Seen::Event)),
+            ("a:rate=1GB,event=off", Action::Rate(1_000_000_000, Seen::Unseen)),
+            ("a:rate=default", Action::Rate(0, Seen::Event)),
             ("a:addrs=none+10.0.0.1/24", Action::Addrs(vec![None, Some(([10, 0, 0, 1].into(), 24))])),
             (
                 "a:flap=7,down=1ms-2ms,up=3ms-4ms",
@@ -314,6 +359,19 @@ mod tests {
             ("a:recv_status=4294967296", "number of a status"),
             ("a:status=2,vendor=-1", "vendor: expected a number"),
             ("a:fatal,vendor=1", "vendor="),
+            ("a:status=REM_OP_ERR", "IBV_WC_REM_OP_ERR"),
+            ("a:errno=create_qp", "CALL:ERRNO"),
+            ("a:errno=poll_cq:EIO", "found \"poll_cq\", expected one of the calls modify_qp, open_device"),
+            ("a:errno=create_qp:EWHAT", "found \"EWHAT\", expected the name or the number of an errno"),
+            ("a:errno=create_qp:EIO:-1", "number of calls"),
+            ("a:errno=create_qp:EIO:1:2", "no more than"),
+            ("a:errno=post_send:EIO,takes=1ms", "a post takes no time"),
+            ("a:errno=create_qp:EIO,takes=1", "expected a time"),
+            ("a:slow=create_qp:EIO", "or never"),
+            ("a:slow=create_qp:1ms,takes=1ms", "takes="),
+            ("a:fatal,takes=1ms", "takes="),
+            ("a:rate=1GB,event=no", "on or off"),
+            ("a:fatal,event=off", "event="),
         ] {
             let error = parse(text).expect_err(text).to_string();
             assert!(error.contains(word), "{text}: {error}");

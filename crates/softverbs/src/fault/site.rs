@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use std::time::Duration;
 
-use super::script::{Action, Flap};
+use super::call::Failure;
+use super::script::{Action, Flap, Seen};
 use super::{Direction, Fault, Only, Then};
 use crate::api::events::{self, DEVICE_FATAL, DEVICE_SPEED_CHANGE, GID_CHANGE, PORT_ACTIVE, PORT_ERR};
 use crate::clock;
@@ -17,6 +18,13 @@ use crate::shm::gids;
 use crate::shm::layout::{DeviceShared, LinkSlot};
 use crate::shm::link_state::{DOWN, SILENT_IN, SILENT_OUT};
 use crate::shm::peer::Peer;
+
+/// Returns the ports of a process.
+fn devices(peer: &Peer) -> &[DeviceShared] {
+    let header = peer.header();
+    let count = header.device_count.load(Relaxed) as usize;
+    header.devices.get(..count).unwrap_or_default()
+}
 
 /// See the module.
 pub(crate) struct Site<'a> {
@@ -35,10 +43,20 @@ impl<'a> Site<'a> {
     /// Returns the processes that have the device, and the device in their segments.
     pub(crate) fn owners(&self) -> impl Iterator<Item = (&Arc<Peer>, &DeviceShared)> {
         self.peers.iter().filter_map(|peer| {
-            let header = peer.header();
-            let devices = header.devices.iter().take(header.device_count.load(Relaxed) as usize);
-            devices.into_iter().find(|d| d.link.load(Relaxed) == self.index).map(|device| (peer, device))
+            devices(peer).iter().find(|d| d.link.load(Relaxed) == self.index).map(|device| (peer, device))
         })
+    }
+
+    /// Returns all ports of the device.
+    fn ports(&self) -> Vec<Self> {
+        let mut links = vec![self.index];
+        for (peer, device) in self.owners() {
+            let same = |other: &&DeviceShared| other.adapter.load(Relaxed) == device.adapter.load(Relaxed);
+            links.extend(devices(peer).iter().filter(same).map(|port| port.link.load(Relaxed)));
+        }
+        links.sort_unstable();
+        links.dedup();
+        links.into_iter().filter_map(|index| Self::new(self.fabric, index, self.peers.clone())).collect()
     }
 
     /// Returns the link.
@@ -59,7 +77,10 @@ impl<'a> Site<'a> {
             Action::Inject(fault, None, _) if !fault.needs_work() => self.strike(*fault),
             Action::Inject(fault, at, only) => return self.arm(*fault, at.unwrap_or(1), *only, arms),
             Action::Addrs(addrs) => return self.set_addrs(addrs),
-            Action::Rate(rate) => self.set_rate(*rate),
+            Action::Rate(rate, seen) => self.set_rate(*rate, *seen),
+            Action::Fail(failures) => {
+                return failures.iter().try_for_each(|failure| self.fail(failure, &arms));
+            }
             Action::Flap(flap) => self.flap(flap),
             Action::Heal => self.heal(),
         }
@@ -67,15 +88,42 @@ impl<'a> Site<'a> {
     }
 
     fn arm(&self, fault: Fault, at: u64, only: Only, arms: impl Fn(&Peer) -> bool) -> Result<(), Error> {
+        self.in_processes(arms, |device| match super::arm(device, fault, at, only) {
+            true => Ok(()),
+            false => Err(Error(String::from("too many faults are armed"))),
+        })
+    }
+
+    /// Sets how calls of the processes for which `arms` returns true fail.
+    fn fail(&self, failure: &Failure, arms: impl Fn(&Peer) -> bool) -> Result<(), Error> {
+        let is_first = |(peer, device): (&Arc<Peer>, &DeviceShared)| {
+            devices(peer)
+                .get(device.adapter.load(Relaxed) as usize)
+                .is_some_and(|first| std::ptr::eq(first, device))
+        };
+        if !self.owners().all(is_first) {
+            return Err(Error(String::from(
+                "calls are those of the device: expected its name without a port",
+            )));
+        }
+        self.in_processes(arms, |device| {
+            failure.arm(&device.calls);
+            Ok(())
+        })
+    }
+
+    /// Does something to the device in each process for which `is_one` returns true.
+    fn in_processes(
+        &self,
+        is_one: impl Fn(&Peer) -> bool,
+        act: impl Fn(&DeviceShared) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let _guard = self.fabric.lock();
-        let mut owners = self.owners().filter(|(peer, _)| arms(peer)).peekable();
+        let mut owners = self.owners().filter(|(peer, _)| is_one(peer)).peekable();
         if owners.peek().is_none() {
             return Err(Error(String::from("no such process has the device")));
         }
-        match owners.all(|(_, device)| super::arm(device, fault, at, only)) {
-            true => Ok(()),
-            false => Err(Error(String::from("too many faults are armed"))),
-        }
+        owners.try_for_each(|(_, device)| act(device))
     }
 
     /// Applies a fault of the device. The faults that need a work request are not among them.
@@ -91,7 +139,8 @@ impl<'a> Site<'a> {
                 });
             }
             Fault::DeviceFatal => {
-                if self.link.remove() {
+                let removed = self.ports().iter().filter(|port| port.link.remove()).count();
+                if removed > 0 {
                     self.raise(DEVICE_FATAL);
                 }
             }
@@ -121,8 +170,8 @@ impl<'a> Site<'a> {
     }
 
     /// Sets the rate of the link.
-    pub(crate) fn set_rate(&self, rate: u64) {
-        if self.link.rate.swap(rate, Relaxed) != rate {
+    pub(crate) fn set_rate(&self, rate: u64, seen: Seen) {
+        if self.link.rate.swap(rate, Relaxed) != rate && seen == Seen::Event {
             self.raise(DEVICE_SPEED_CHANGE);
         }
     }
@@ -165,15 +214,15 @@ impl<'a> Site<'a> {
         self.kick();
     }
 
-    /// Ends all faults of the device.
+    /// Ends the faults of all ports of the device.
     pub(crate) fn heal(&self) {
-        {
+        for port in self.ports() {
             let _guard = self.fabric.lock();
-            flap::stop(self.link);
-            self.owners().for_each(|(_, device)| super::disarm_all(device));
-            self.link.heals.fetch_add(1, AcqRel);
-            if self.link.clear_all() & DOWN != 0 {
-                self.raise(PORT_ACTIVE);
+            flap::stop(port.link);
+            port.owners().for_each(|(_, device)| super::disarm_all(device));
+            port.link.heals.fetch_add(1, AcqRel);
+            if port.link.clear_all() & DOWN != 0 {
+                port.raise(PORT_ACTIVE);
             }
         }
         self.kick();

@@ -1,7 +1,7 @@
 //! Counters of this process, per device and QP.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::api::device;
 
@@ -93,6 +93,20 @@ struct DeviceLive {
     qps: Mutex<Vec<Arc<QpLive>>>,
 }
 
+impl DeviceLive {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<QpLive>>> {
+        self.qps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, counters: &Arc<QpLive>) {
+        let mut qps = self.lock();
+        if qps.len() >= REMEMBERED {
+            qps.remove(0);
+        }
+        qps.push(Arc::clone(counters));
+    }
+}
+
 /// Counters of one queue pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -129,13 +143,18 @@ pub(crate) fn of_device(index: usize) -> Option<&'static Live> {
 pub(crate) fn new_qp(device: usize, qpn: u32) -> Arc<QpLive> {
     let counters = Arc::new(QpLive { qpn, own: Live::default() });
     if let Some(device) = live().get(device) {
-        let mut qps = device.qps.lock().unwrap_or_else(PoisonError::into_inner);
-        if qps.len() >= REMEMBERED {
-            qps.remove(0);
-        }
-        qps.push(Arc::clone(&counters));
+        device.add(&counters);
     }
     counters
+}
+
+/// Moves the counters of a QP to another port.
+pub(crate) fn move_qp(counters: &Arc<QpLive>, from: usize, to: usize) {
+    let (Some(old), Some(new)) = (live().get(from), live().get(to)) else { return };
+    if from != to {
+        old.lock().retain(|qp| !Arc::ptr_eq(qp, counters));
+        new.add(counters);
+    }
 }
 
 /// Returns the counters of this process, one item per device in the order of the configuration.
@@ -148,7 +167,7 @@ pub(crate) fn new_qp(device: usize, qpn: u32) -> Arc<QpLive> {
 /// ```
 pub fn counters() -> Vec<DeviceCounters> {
     let read = |(device, live): (&device::Device, &DeviceLive)| {
-        let qps = live.qps.lock().unwrap_or_else(PoisonError::into_inner);
+        let qps = live.lock();
         DeviceCounters {
             name: device.spec.name.clone(),
             total: live.total.read(),

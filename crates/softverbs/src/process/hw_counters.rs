@@ -55,7 +55,7 @@ fn values(link: &LinkSlot) -> [u64; 4] {
 
 /// Counts an event of a queue pair's device.
 pub(crate) fn count(process: &Process, qp: &Qp, counter: Counter) {
-    let Some((link, _)) = port::link(qp.context.device) else { return };
+    let Some((link, _)) = port::link(qp.port()) else { return };
     link.hw_counters[counter as usize].fetch_add(1, Relaxed);
     if qp.context.device.spec.hw_counters {
         process.service.wake_at(clock::now());
@@ -88,7 +88,8 @@ pub(crate) fn publish(process: &Process) {
 
 /// Writes the files in place: a reader may keep them open, as it may in sysfs.
 fn write(device: &Device, values: [u64; 4]) -> io::Result<()> {
-    let folder = Path::new(&device.ibdev_path()).join("ports/1/hw_counters");
+    let folder = format!("{}/ports/{}/hw_counters", device.adapter().ibdev_path(), device.number);
+    let folder = Path::new(&folder);
     fs::create_dir_all(&folder)?;
     for (name, value) in NAMES.iter().zip(values) {
         let text = format!("{value}\n");

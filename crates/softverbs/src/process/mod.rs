@@ -4,10 +4,10 @@
 //! of them receive no handle from which a context could be found, and the service thread has none
 //! at all.
 
+pub(crate) mod calls;
 pub(crate) mod counters;
 pub(crate) mod flap;
 pub(crate) mod hw_counters;
-pub(crate) mod injected;
 pub(crate) mod port;
 pub(crate) mod report;
 pub(crate) mod service;
@@ -195,6 +195,7 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
         shared.grh_required.store(device.spec.grh_required.into(), Relaxed);
         shared.loopback.store(device.spec.loopback.into(), Relaxed);
         shared.quirks.store(device.quirks, Relaxed);
+        shared.adapter.store(u32::try_from(device.adapter().index).unwrap_or(0), Relaxed);
         wire.store(device.spec.wire, Relaxed);
         mtu.store(device.spec.mtu.min(device.spec.path_mtu.unwrap_or(device.spec.mtu)), Relaxed);
         rate.store(device.spec.rate.unwrap_or(0), Relaxed);

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 use super::map::Shared;
 use super::mutex::RobustMutex;
+use crate::fault::call::CALLS;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Identifies files of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_000a;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_000b;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Classes of work requests for `DeviceShared::posted`.
@@ -86,7 +87,8 @@ pub(crate) struct DeviceShared {
     pub(crate) loopback: AtomicU32,
     /// The deviations of its driver from the specification, as bits of `config::quirks`.
     pub(crate) quirks: AtomicU32,
-    pub(crate) _pad: AtomicU32,
+    /// Index of the first port of the device. All ports of a device have the same life.
+    pub(crate) adapter: AtomicU32,
     /// Bytes per second, 0 for unlimited.
     pub(crate) rate: AtomicU64,
     pub(crate) latency_ns: AtomicU64,
@@ -104,6 +106,21 @@ pub(crate) struct DeviceShared {
     pub(crate) landing: AtomicU32,
     pub(crate) landed_by: AtomicU64,
     pub(crate) armed_faults: [ArmedShared; ARMED],
+    /// Calls of the owner that fail or take time, by `fault::call::Call`. The lock of the fabric
+    /// protects them.
+    pub(crate) calls: [CallShared; CALLS],
+}
+
+/// How the next calls of the owner fail (`fault::call`).
+#[repr(C)]
+pub(crate) struct CallShared {
+    /// How many calls fail; 0: none, `u32::MAX`: all.
+    pub(crate) times: AtomicU32,
+    /// 0: they take time and succeed.
+    pub(crate) errno: AtomicU32,
+    /// How many calls pass before.
+    pub(crate) after: AtomicU64,
+    pub(crate) takes_ns: AtomicU64,
 }
 
 /// A fault that waits for a work request of the owner, encoded by `fault`.

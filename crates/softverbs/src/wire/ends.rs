@@ -115,7 +115,8 @@ impl Ends<'_> {
 
     /// Returns the remote memory of a WRITE or READ whose key was checked.
     fn target(&self) -> Target<'_> {
-        let device = self.to.qp.device.load(Relaxed) as usize;
+        // All ports of a device write over the same bus.
+        let device = self.to.device().map_or(0, |device| device.adapter.load(Relaxed)) as usize;
         Target { peer: self.peer, device, rkey: self.wqe.rkey }
     }
 

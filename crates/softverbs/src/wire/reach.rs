@@ -38,7 +38,7 @@ fn has_gid(fabric: &Fabric, device: &DeviceShared, raw: [u8; 16]) -> bool {
 
 /// Returns the device of our QP as peers see it.
 pub(crate) fn own_device<'a>(process: &'a Process, qp: &Qp) -> Option<&'a DeviceShared> {
-    process.own.header().devices.get(qp.context.device.index)
+    process.own.header().devices.get(qp.port().index)
 }
 
 /// Finds the responder, or returns the reason why there is none.

@@ -82,7 +82,7 @@ pub(crate) fn count(process: &Process, qp: &Qp, sq: &mut SendQueue, number: u32,
         fault::triggered(device, class)
     };
     for fault in faults {
-        let (name, wr_id) = (&qp.context.device.spec.name, sq.at(number).0.wr_id);
+        let (name, wr_id) = (&qp.port().spec.name, sq.at(number).0.wr_id);
         fault!("QP {:#x}, wr_id {wr_id:#x}: device {name:?}: fault {fault:?} strikes", qp.qpn);
         let late = match fault {
             // Now: the program may write to its buffer again before it notices that the QP has failed.

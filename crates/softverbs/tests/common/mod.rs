@@ -40,6 +40,7 @@ pub fn fabric() -> String {
 
 pub struct Opts {
     pub device: usize,
+    pub port: u8,
     pub depth: u32,
     pub recv_depth: u32,
     pub cqe: c_int,
@@ -62,6 +63,7 @@ impl Default for Opts {
     fn default() -> Self {
         Self {
             device: 0,
+            port: 1,
             depth: 16,
             recv_depth: 16,
             cqe: 64,
@@ -180,7 +182,7 @@ impl End {
         // SAFETY: zero is a GID, and the union's bytes are always valid.
         unsafe {
             let mut gid: sys::ibv_gid = zeroed();
-            assert_eq!(sys::ibv_query_gid(self.ctx, 1, index, &raw mut gid), 0);
+            assert_eq!(sys::ibv_query_gid(self.ctx, self.opts.port, index, &raw mut gid), 0);
             gid.raw
         }
     }
@@ -363,7 +365,7 @@ pub fn init_attr(opts: &Opts) -> (sys::ibv_qp_attr, u32) {
     // SAFETY: zero is a value of every attribute.
     let mut attr: sys::ibv_qp_attr = unsafe { zeroed() };
     attr.qp_state = sys::ibv_qp_state::IBV_QPS_INIT;
-    attr.port_num = 1;
+    attr.port_num = opts.port;
     attr.qp_access_flags = opts.qp_access;
     let bits = mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
     (attr, bits.0)
@@ -379,7 +381,7 @@ pub fn rtr_attr(opts: &Opts, peer: &Address) -> (sys::ibv_qp_attr, u32) {
     attr.max_dest_rd_atomic = opts.max_rd;
     attr.min_rnr_timer = opts.rnr_timer;
     attr.ah_attr.is_global = 1;
-    attr.ah_attr.port_num = 1;
+    attr.ah_attr.port_num = opts.port;
     attr.ah_attr.grh.sgid_index = 3;
     attr.ah_attr.grh.dgid = sys::ibv_gid { raw: peer.gid };
     let bits = mask::IBV_QP_STATE

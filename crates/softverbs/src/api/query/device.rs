@@ -9,6 +9,7 @@ use super::device_of;
 use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
 use crate::config::Capability;
+use crate::fault::call::Call;
 use crate::limits;
 
 /// Not assigned to any vendor: tools must not mistake the device for a real one.
@@ -62,7 +63,7 @@ fn attributes(device: &Device) -> sys::ibv_device_attr {
     }
     attr.max_pkeys = u16::try_from(device.spec.pkeys.len()).unwrap_or(u16::MAX);
     attr.local_ca_ack_delay = ACK_DELAY;
-    attr.phys_port_cnt = 1;
+    attr.phys_port_cnt = u8::try_from(device.ports().len()).unwrap_or(u8::MAX);
     attr
 }
 
@@ -77,7 +78,7 @@ unsafe extern "C" fn ibv_query_device(
 ) -> c_int {
     border::code("ibv_query_device", || {
         // SAFETY: guaranteed by the caller.
-        let device = unsafe { device_of(context) }?;
+        let device = unsafe { device_of(context, Call::QueryDevice) }?;
         if attr.is_null() {
             return Err(Errno(libc::EINVAL));
         }
@@ -100,7 +101,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
 ) -> c_int {
     border::code("ibv_query_device_ex", || {
         // SAFETY: guaranteed by the caller.
-        let device = unsafe { device_of(context) }?;
+        let device = unsafe { device_of(context, Call::QueryDevice) }?;
         // SAFETY: guaranteed by the caller.
         let requested = if input.is_null() { 0 } else { unsafe { (*input).comp_mask } };
         if requested != 0 || attr.is_null() || size < offset_of!(sys::ibv_device_attr_ex, odp_caps) {
@@ -110,7 +111,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         let mut full: sys::ibv_device_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
         full.orig_attr = attributes(device);
         full.device_cap_flags_ex = u64::from(CAPS);
-        full.phys_port_cnt_ex = 1;
+        full.phys_port_cnt_ex = full.orig_attr.phys_port_cnt.into();
         // SAFETY: `attr` has `size` bytes, as the caller guarantees.
         unsafe { super::write_prefix(attr.cast(), size, &full) };
         Ok(())

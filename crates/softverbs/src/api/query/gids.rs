@@ -4,10 +4,11 @@ use core::ffi::c_int;
 
 use rdma_sys as sys;
 
-use super::{check_port, device_of};
+use super::{device_of, port_of};
 use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
 use crate::config::gid::{Gid, GidKind};
+use crate::fault::call::Call;
 use crate::limits::MAX_GIDS;
 use crate::process::port;
 
@@ -25,11 +26,11 @@ fn entry(device: &Device, index: u32) -> Result<Gid, Errno> {
 }
 
 /// Converts an entry to the C struct. A port has no network interface: `ndev_ifindex` is 0.
-fn in_c(gid: Gid, index: u32) -> sys::ibv_gid_entry {
+fn in_c(gid: Gid, index: u32, port: u8) -> sys::ibv_gid_entry {
     sys::ibv_gid_entry {
         gid: sys::ibv_gid { raw: gid.raw },
         gid_index: index,
-        port_num: 1,
+        port_num: port.into(),
         gid_type: match gid.kind {
             GidKind::InfiniBand => 0,
             GidKind::RoceV1 => 1,
@@ -52,8 +53,7 @@ pub(super) unsafe extern "C" fn ibv_query_gid(
 ) -> c_int {
     border::minus_one("ibv_query_gid", || {
         // SAFETY: guaranteed by the caller.
-        let device = unsafe { device_of(context) }?;
-        check_port(port.into())?;
+        let device = unsafe { port_of(context, Call::QueryGid, port) }?;
         let index = u32::try_from(index).map_err(|_| Errno(libc::EINVAL))?;
         let raw = match entry(device, index) {
             Ok(found) => found.raw,
@@ -84,12 +84,11 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_ex(
 ) -> c_int {
     border::code("ibv_query_gid_ex", || {
         // SAFETY: guaranteed by the caller.
-        let device = unsafe { device_of(context) }?;
-        check_port(port)?;
+        let device = unsafe { port_of(context, Call::QueryGid, port) }?;
         if flags != 0 || to.is_null() || size < size_of::<sys::ibv_gid_entry>() {
             return Err(Errno(libc::EINVAL));
         }
-        let found = in_c(entry(device, index)?, index);
+        let found = in_c(entry(device, index)?, index, device.number);
         // SAFETY: guaranteed by the caller.
         unsafe { super::write_prefix(to.cast(), size, &found) };
         Ok(())
@@ -112,20 +111,21 @@ pub(super) unsafe extern "C" fn _ibv_query_gid_table(
     let mut written = 0;
     let rc = border::code("ibv_query_gid_table", || {
         // SAFETY: guaranteed by the caller.
-        let device = unsafe { device_of(context) }?;
+        let device = unsafe { device_of(context, Call::QueryGid) }?;
         let short = size < size_of::<sys::ibv_gid_entry>();
-        let table = port::gids(device);
-        let used = (0..).zip(table).filter_map(|(index, gid)| Some((index, gid?)));
-        let used: Vec<_> = used.collect();
+        let table = |port| {
+            (0..).zip(port::gids(port)).filter_map(|(index, gid)| Some(in_c(gid?, index, port.number)))
+        };
+        let used: Vec<_> = device.ports().iter().flat_map(table).collect();
         let long = max.saturating_mul(size) > usize::from(u16::MAX);
         if flags != 0 || to.is_null() || short || long || max < used.len() {
             return Err(Errno(libc::EINVAL));
         }
-        for (index, gid) in used {
+        for entry in used {
             // SAFETY: below `max`, so within the caller's array.
             let place = unsafe { to.cast::<u8>().add(written * size) };
             // SAFETY: guaranteed by the caller.
-            unsafe { super::write_prefix(place, size, &in_c(gid, index)) };
+            unsafe { super::write_prefix(place, size, &entry) };
             written += 1;
         }
         Ok(())
@@ -146,8 +146,7 @@ pub(super) unsafe extern "C" fn ibv_query_gid_type(
 ) -> c_int {
     border::minus_one("ibv_query_gid_type", || {
         // SAFETY: guaranteed by the caller.
-        let device = unsafe { device_of(context) }?;
-        check_port(port.into())?;
+        let device = unsafe { port_of(context, Call::QueryGid, port) }?;
         if kind.is_null() {
             return Err(Errno(libc::EINVAL));
         }

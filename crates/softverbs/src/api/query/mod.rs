@@ -11,6 +11,8 @@ use rdma_sys as sys;
 
 use crate::abi::border::{self, Errno};
 use crate::api::device::{Context, Device};
+use crate::fault::call::Call;
+use crate::process::calls;
 
 pub(crate) use device::VENDOR_ID;
 
@@ -20,20 +22,29 @@ pub(crate) fn fill_ops(verbs: &mut sys::verbs_context) {
     verbs.query_device_ex = Some(device::query_device_ex);
 }
 
-/// Returns the device of an open context; EIO if it was removed.
+/// Begins a query. Returns the device of an open context; EIO if it was removed.
 ///
 /// # Safety
 /// `context` is null or open.
-unsafe fn device_of(context: *mut sys::ibv_context) -> Result<&'static Device, Errno> {
+unsafe fn device_of(context: *mut sys::ibv_context, query: Call) -> Result<&'static Device, Errno> {
     // SAFETY: guaranteed by the caller.
     let context = unsafe { Context::from_ptr(context) }?;
+    calls::begin(context.device, query)?;
     context.check()?;
     Ok(context.device)
 }
 
-/// Checks a port number: a device has port 1 only.
-fn check_port(port: u32) -> Result<(), Errno> {
-    if port == 1 { Ok(()) } else { Err(Errno(libc::EINVAL)) }
+/// As [`device_of`], of one port.
+///
+/// # Safety
+/// `context` is null or open.
+unsafe fn port_of(
+    context: *mut sys::ibv_context,
+    query: Call,
+    number: impl Into<u32>,
+) -> Result<&'static Device, Errno> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { device_of(context, query) }?.port(number.into())
 }
 
 /// Copies `value`, truncated or zero-padded to `size` bytes. The struct has grown over the years,
@@ -62,8 +73,7 @@ unsafe extern "C" fn ibv_query_pkey(
 ) -> c_int {
     border::minus_one("ibv_query_pkey", || {
         // SAFETY: guaranteed by the caller.
-        let device = unsafe { device_of(context) }?;
-        check_port(port.into())?;
+        let device = unsafe { port_of(context, Call::QueryPkey, port) }?;
         let found = usize::try_from(index).ok().and_then(|index| device.spec.pkeys.get(index));
         let found = found.filter(|_| !pkey.is_null()).ok_or(Errno(libc::EINVAL))?;
         // SAFETY: guaranteed by the caller.
@@ -81,8 +91,7 @@ unsafe extern "C" fn ibv_get_pkey_index(context: *mut sys::ibv_context, port: u8
     let mut found = 0;
     let rc = border::minus_one("ibv_get_pkey_index", || {
         // SAFETY: guaranteed by the caller.
-        let device = unsafe { device_of(context) }?;
-        check_port(port.into())?;
+        let device = unsafe { port_of(context, Call::QueryPkey, port) }?;
         let place = device.spec.pkeys.iter().position(|key| *key == u16::from_be(pkey));
         found = place.and_then(|place| c_int::try_from(place).ok()).ok_or(Errno(libc::ENOENT))?;
         Ok(())

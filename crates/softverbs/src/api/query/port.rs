@@ -5,10 +5,11 @@ use core::mem::{MaybeUninit, offset_of};
 
 use rdma_sys as sys;
 
-use super::{check_port, device_of, write_prefix};
+use super::{port_of, write_prefix};
 use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
 use crate::config::{Capability, LinkLayer};
+use crate::fault::call::Call;
 use crate::limits;
 use crate::process::port;
 
@@ -146,8 +147,7 @@ pub(super) unsafe extern "C" fn query_port(
 ) -> c_int {
     border::code("ibv_query_port", || {
         // SAFETY: guaranteed by the caller.
-        let device = unsafe { device_of(context) }?;
-        check_port(port.into())?;
+        let device = unsafe { port_of(context, Call::QueryPort, port) }?;
         if attr.is_null() {
             return Err(Errno(libc::EINVAL));
         }

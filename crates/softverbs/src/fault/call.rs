@@ -1,0 +1,288 @@
+//! Calls of libibverbs that take time, hang or fail on command.
+
+use std::ffi::c_int;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use rdma_sys::ibv_qp_state as state;
+
+use crate::config::quantity;
+use crate::shm::layout::CallShared;
+
+/// A time that does not end: the call hangs until `heal`.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+macro_rules! calls {
+    ($($(#[doc = $doc:literal])+ $call:ident = $name:literal,)*) => {
+        /// A call of libibverbs on a device. The changes of state of a queue pair count as calls.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Call { $($(#[doc = $doc])+ $call,)* }
+
+        impl Call {
+            /// All calls, in the order of their numbers.
+            pub const ALL: &[Self] = &[$(Self::$call,)*];
+
+            /// Returns the name of the call in faults and in the key `verb_time`.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$call => $name,)* }
+            }
+        }
+
+        /// The number of calls.
+        pub(crate) const CALLS: usize = [$(Call::$call,)*].len();
+    };
+}
+
+calls! {
+    /// `ibv_open_device`
+    OpenDevice = "open_device",
+    /// `ibv_close_device`
+    CloseDevice = "close_device",
+    /// `ibv_query_device` and `ibv_query_device_ex`
+    QueryDevice = "query_device",
+    /// `ibv_query_port`
+    QueryPort = "query_port",
+    /// `ibv_query_gid`, `ibv_query_gid_ex`, `ibv_query_gid_table` and `ibv_query_gid_type`
+    QueryGid = "query_gid",
+    /// `ibv_query_pkey` and `ibv_get_pkey_index`
+    QueryPkey = "query_pkey",
+    /// `ibv_alloc_pd`
+    AllocPd = "alloc_pd",
+    /// `ibv_dealloc_pd`
+    DeallocPd = "dealloc_pd",
+    /// `ibv_create_cq`
+    CreateCq = "create_cq",
+    /// `ibv_destroy_cq`
+    DestroyCq = "destroy_cq",
+    /// `ibv_create_srq`
+    CreateSrq = "create_srq",
+    /// `ibv_destroy_srq`
+    DestroySrq = "destroy_srq",
+    /// `ibv_create_qp`
+    CreateQp = "create_qp",
+    /// `ibv_destroy_qp`
+    DestroyQp = "destroy_qp",
+    /// `ibv_modify_qp` to RESET
+    ModifyReset = "modify_reset",
+    /// `ibv_modify_qp` to INIT
+    ModifyInit = "modify_init",
+    /// `ibv_modify_qp` to RTR
+    ModifyRtr = "modify_rtr",
+    /// `ibv_modify_qp` to RTS
+    ModifyRts = "modify_rts",
+    /// `ibv_modify_qp` to SQD
+    ModifySqd = "modify_sqd",
+    /// `ibv_modify_qp` to ERR
+    ModifyErr = "modify_err",
+    /// `ibv_modify_qp` that connects a queue pair to itself, besides the change to RTR
+    ModifyLoopback = "modify_loopback",
+    /// `ibv_reg_mr` and its variants for memory of the process
+    RegMr = "reg_mr",
+    /// `ibv_reg_dmabuf_mr`
+    RegDmabufMr = "reg_dmabuf_mr",
+    /// `ibv_dereg_mr`
+    DeregMr = "dereg_mr",
+    /// `ibv_get_async_event` while an event waits
+    GetAsyncEvent = "get_async_event",
+    /// The post of a work request to a send queue
+    PostSend = "post_send",
+    /// The post of a receive to a queue pair or a shared receive queue
+    PostRecv = "post_recv",
+}
+
+/// `modify_qp` in text: a change to any state.
+const MODIFY: &str = "modify_qp";
+const MODIFIES: [Call; 6] =
+    [Call::ModifyReset, Call::ModifyInit, Call::ModifyRtr, Call::ModifyRts, Call::ModifySqd, Call::ModifyErr];
+
+impl Call {
+    /// Returns the change of a queue pair to a state (`enum ibv_qp_state`).
+    pub(crate) const fn modify_to(to: u32) -> Option<Self> {
+        Some(match to {
+            state::IBV_QPS_RESET => Self::ModifyReset,
+            state::IBV_QPS_INIT => Self::ModifyInit,
+            state::IBV_QPS_RTR => Self::ModifyRtr,
+            state::IBV_QPS_RTS => Self::ModifyRts,
+            state::IBV_QPS_SQD => Self::ModifySqd,
+            state::IBV_QPS_ERR => Self::ModifyErr,
+            _ => return None,
+        })
+    }
+
+    /// Whether it is a command to the adapter, which may take time. A post is none.
+    const fn is_command(self) -> bool {
+        !matches!(self, Self::PostSend | Self::PostRecv)
+    }
+
+    /// Parses a name, which may stand for several calls.
+    fn parse(text: &str) -> Result<Vec<Self>, String> {
+        if text == MODIFY {
+            return Ok(MODIFIES.to_vec());
+        }
+        let call = Self::ALL.iter().find(|call| call.name() == text);
+        call.map(|call| vec![*call]).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|call| call.name()).collect();
+            format!("found {:?}, expected one of the calls {MODIFY}, {}", text, names.join(", "))
+        })
+    }
+
+    /// Fails the next call of a process with this errno. 0 is success: the call can still
+    /// [take time](Failure::takes).
+    pub const fn fails(self, errno: c_int) -> Failure {
+        Failure { call: self, errno, times: 1, after: 0, takes_ns: 0 }
+    }
+}
+
+/// How the next calls of a process fail, or how long they take, for [`fail`](crate::fail).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    pub(crate) call: Call,
+    errno: c_int,
+    times: u32,
+    after: u64,
+    takes_ns: u64,
+}
+
+impl Failure {
+    /// Fails so many calls; `u32::MAX` all of them, 0 none any more.
+    #[must_use]
+    pub const fn times(mut self, times: u32) -> Self {
+        self.times = times;
+        self
+    }
+
+    /// Lets so many calls pass before.
+    #[must_use]
+    pub const fn after(mut self, calls: u64) -> Self {
+        self.after = calls;
+        self
+    }
+
+    /// Lets each failing call take this long. [`Duration::MAX`]: it hangs until
+    /// [`heal`](crate::heal). Posts take no time.
+    #[must_use]
+    pub fn takes(mut self, time: Duration) -> Self {
+        self.takes_ns = u64::try_from(time.as_nanos()).unwrap_or(NEVER);
+        self
+    }
+
+    /// Stores it for one process of the device, in place of the one before. The fabric is locked.
+    pub(super) fn arm(&self, calls: &[CallShared]) {
+        let Some(slot) = calls.get(self.call as usize) else { return };
+        slot.errno.store(self.errno.cast_unsigned(), Relaxed);
+        slot.after.store(self.after, Relaxed);
+        slot.takes_ns.store(if self.call.is_command() { self.takes_ns } else { 0 }, Relaxed);
+        slot.times.store(self.times, Relaxed);
+    }
+}
+
+/// Counts a call. Returns its errno, which may be 0, and its time if it is to fail. The fabric is
+/// locked.
+pub(crate) fn next(slot: &CallShared) -> Option<(c_int, u64)> {
+    let (times, after) = (slot.times.load(Relaxed), slot.after.load(Relaxed));
+    if times == 0 {
+        return None;
+    }
+    if after > 0 {
+        slot.after.store(after - 1, Relaxed);
+        return None;
+    }
+    if times < u32::MAX {
+        slot.times.store(times - 1, Relaxed);
+    }
+    Some((slot.errno.load(Relaxed).cast_signed(), slot.takes_ns.load(Relaxed)))
+}
+
+/// Returns how many kinds of calls are to fail.
+pub(crate) fn armed(calls: &[CallShared]) -> u32 {
+    calls.iter().map(|slot| u32::from(slot.times.load(Relaxed) > 0)).sum()
+}
+
+/// Parses a time of a call: a time with its unit, or `never`.
+fn time(text: &str) -> Result<u64, String> {
+    match text {
+        "never" => Ok(NEVER),
+        _ => quantity::nanoseconds(text).map_err(|why| format!("{why}, or never")),
+    }
+}
+
+/// How long each call of a device takes, in nanoseconds: a verb is a command to the adapter's
+/// firmware.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VerbTime([u64; CALLS]);
+
+impl Default for VerbTime {
+    fn default() -> Self {
+        Self([0; CALLS])
+    }
+}
+
+impl VerbTime {
+    /// Lets a call take this long, at most 10 s. [`Duration::MAX`]: it hangs until
+    /// [`heal`](crate::heal). Posts take no time.
+    pub fn set(&mut self, call: Call, time: Duration) {
+        self.0[call as usize] = u64::try_from(time.as_nanos()).unwrap_or(NEVER);
+    }
+
+    /// Returns the nanoseconds of a call.
+    pub(crate) const fn of(&self, call: Call) -> u64 {
+        self.0[call as usize]
+    }
+
+    /// Returns the longest time that ends.
+    pub(crate) fn slowest(&self) -> u64 {
+        self.0.iter().copied().filter(|ns| *ns != NEVER).max().unwrap_or(0)
+    }
+
+    /// Whether a post takes time.
+    pub(crate) fn slows_posts(&self) -> bool {
+        Call::ALL.iter().any(|call| !call.is_command() && self.of(*call) > 0)
+    }
+
+    /// Parses the key `verb_time`: `CALL:TIME`, joined by `+`.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let mut times = Self::default();
+        for one in text.split('+') {
+            let (call, text) =
+                one.split_once(':').ok_or("expected calls with their times, like destroy_qp:5ms")?;
+            let ns = time(text)?;
+            Call::parse(call)?.into_iter().for_each(|call| times.0[call as usize] = ns);
+        }
+        Ok(times)
+    }
+}
+
+/// Parses `errno=CALL:NAME[:COUNT]` and `slow=CALL:TIME[:COUNT]` of a script. COUNT 0 ends what was
+/// set for the call.
+pub(super) fn failures(
+    fault: &str,
+    text: &str,
+    at: Option<u64>,
+    takes: Option<&str>,
+) -> Result<Vec<Failure>, String> {
+    let mut words = text.split(':').map(str::trim);
+    let (Some(call), Some(how)) = (words.next(), words.next()) else {
+        return Err(format!(
+            "expected CALL:{}, or CALL:…:COUNT",
+            if fault == "slow" { "TIME" } else { "ERRNO" }
+        ));
+    };
+    let times = match (words.next(), words.next()) {
+        (None, _) => 1,
+        (Some("always"), None) => u32::MAX,
+        (Some(count), None) => count.parse().map_err(|_| "expected a number of calls, or always")?,
+        (Some(_), Some(_)) => return Err(String::from("expected no more than CALL:…:COUNT")),
+    };
+    let (errno, takes_ns) = match (fault, takes) {
+        ("slow", None) => (0, time(how)?),
+        ("slow", Some(_)) => return Err(String::from("takes= does not apply to slow")),
+        (_, takes) => (super::names::errno(how)?, takes.map_or(Ok(0), time)?),
+    };
+    let calls = Call::parse(call)?;
+    if takes_ns > 0 && !calls.iter().all(|call| call.is_command()) {
+        return Err(String::from("a post takes no time"));
+    }
+    let after = at.map_or(0, |at| at - 1);
+    Ok(calls.into_iter().map(|call| Failure { call, errno, times, after, takes_ns }).collect())
+}
