@@ -377,7 +377,7 @@ mod tests {
         let place = |entry: &shim::GidEntry| (entry.index, entry.raw);
         // SAFETY: open context.
         let all = unsafe { shim::gid_table(context.as_ptr(), 1 << 16) }.unwrap();
-        let each = context.gids_one_by_one(&port);
+        let each = context.gids_one_by_one(&port).unwrap();
         let used: Vec<_> = each.iter().filter(|entry| entry.raw != [0; 16]).collect();
         assert_eq!(
             all.iter().map(place).collect::<Vec<_>>(),
