@@ -110,7 +110,8 @@ mod wire;
 
 pub use abi::symbols;
 pub use config::{
-    Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, QUIRKS_VAR, Quirks, configure, default_devices,
+    Call, Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, QUIRKS_VAR, Quirks, VerbTime, configure,
+    default_devices,
 };
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{
@@ -125,7 +126,7 @@ pub use control::json::softverbs_counters_json;
 pub use control::outside::{Control, DeviceState, ProcessState};
 pub use control::script::softverbs_run_faults;
 pub use error::Error;
-pub use fault::call::{Call, Failure, VerbTime};
+pub use fault::failure::Failure;
 pub use fault::script::Flap;
 pub use fault::{CompletionStatus, CqOf, Direction, Fault, Only, Part, Then};
 pub use process::counters::{Counters, DeviceCounters, QpCounters, counters};

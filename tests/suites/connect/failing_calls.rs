@@ -70,7 +70,7 @@ fn all_named(words: &[&str], log: &str) -> bool {
 /// Changes of queue pairs are tried three times.
 const RETRIES: [(&str, &str); 2] = [("NCCL_IB_MQP_RETRY_CNT", "2"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "1")];
 
-//= faults.md: 94: a call fails once while a connection is made: it costs no later connection
+//= troubleshooting.md: a call of verbs that fails once costs no later connection
 #[test]
 fn a_call_that_fails_once_costs_no_more_than_a_connection() {
     isolated(here!(), &mpib("512", &[&SHORT[..], &RETRIES].concat()), || {
@@ -78,7 +78,7 @@ fn a_call_that_fails_once_costs_no_more_than_a_connection() {
     });
 }
 
-//= faults.md: 95: a call fails for good on one adapter: the log has call, adapter, errno and cause
+//= troubleshooting.md: a refused call of verbs is explained by itself
 #[test]
 fn a_call_that_fails_for_good_is_named_with_adapter_errno_and_cause() {
     isolated(here!(), &mpib("512", &[&SHORT[..], &RETRIES].concat()), || {

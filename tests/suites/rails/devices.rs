@@ -53,7 +53,7 @@ fn no_device_is_an_error_that_says_where_to_look() {
 }
 
 /// With `MPIB_STRICT=1`, which reports the loss each time.
-//= faults.md: 97: a call fails for one adapter at init: the log has call, adapter, errno and cause
+//= troubleshooting.md: a refused call of verbs is explained by itself
 #[test]
 fn each_call_of_init_that_fails_is_named_with_its_adapter() {
     let env = [("SOFTVERBS_DEVICES", "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24"), ("MPIB_STRICT", "1")];

@@ -17,7 +17,7 @@ use crate::api::events;
 use crate::api::null;
 use crate::api::poll;
 use crate::clock;
-use crate::fault::call::Call;
+use crate::config::call::Call;
 use crate::limits::{COMP_VECTORS, MAX_CQE};
 use crate::log::fault;
 use crate::process::calls;

@@ -13,7 +13,7 @@ use crate::api::cq::Cq;
 use crate::api::device::{self, Context};
 use crate::api::qp::Qp;
 use crate::api::srq::Srq;
-use crate::fault::call::Call;
+use crate::config::call::Call;
 use crate::log::fault;
 use crate::process::{self, Process, calls};
 use crate::shm::layout::EVENTS;

@@ -11,7 +11,7 @@ use crate::abi::handle::Handle;
 use crate::api::events;
 use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS, SQD};
 use crate::config::LinkLayer;
-use crate::fault::call::Call;
+use crate::config::call::Call;
 use crate::limits::MAX_RD_ATOMIC;
 use crate::log::fault;
 use crate::process::{self, Process, calls, port};

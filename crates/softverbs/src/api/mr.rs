@@ -11,7 +11,7 @@ use crate::abi::border::{self, Errno};
 use crate::abi::handle::Handle;
 use crate::api::dmabuf::{self, Mapping};
 use crate::api::pd::Pd;
-use crate::fault::call::Call;
+use crate::config::call::Call;
 use crate::limits::{MAX_MR, MAX_MR_SIZE};
 use crate::log::fault;
 use crate::process::{self, Process, calls};

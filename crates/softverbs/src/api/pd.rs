@@ -11,7 +11,7 @@ use rdma_sys as sys;
 use crate::abi::border::{self, Errno};
 use crate::abi::handle::Handle;
 use crate::api::device::Context;
-use crate::fault::call::Call;
+use crate::config::call::Call;
 use crate::limits::MAX_PD;
 use crate::log::fault;
 use crate::process::{self, calls};

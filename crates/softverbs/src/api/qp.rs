@@ -18,7 +18,7 @@ use crate::api::null::{NullQp, Ring};
 use crate::api::pd::Pd;
 use crate::api::srq::Srq;
 use crate::config::DeviceSpec;
-use crate::fault::call::Call;
+use crate::config::call::Call;
 use crate::limits::MAX_SGE;
 use crate::log::fault;
 use crate::process::calls;

@@ -16,7 +16,7 @@ use crate::api::events;
 use crate::api::null::Ring;
 use crate::api::pd::Pd;
 use crate::config::Capability;
-use crate::fault::call::Call;
+use crate::config::call::Call;
 use crate::limits::MAX_SRQ_SGE;
 use crate::log::fault;
 use crate::process::calls;

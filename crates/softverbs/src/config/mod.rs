@@ -1,6 +1,7 @@
 //! The devices of the process: those passed to [`configure`], else those of `SOFTVERBS_DEVICES`,
 //! else two RoCE devices. The choice is made once, at first use.
 
+pub(crate) mod call;
 pub(crate) mod check;
 pub(crate) mod gid;
 pub(crate) mod parse;
@@ -15,6 +16,7 @@ use crate::error::Error;
 use crate::limits::MAX_GIDS;
 use crate::log::write_always;
 
+pub use call::{Call, VerbTime};
 pub use quirks::{QUIRKS_VAR, Quirks};
 pub use spec::{Capability, DeviceSpec, LinkLayer};
 

@@ -2,9 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::{Capability, DeviceSpec, LinkLayer, Quirks, quantity};
+use super::{Capability, DeviceSpec, LinkLayer, Quirks, VerbTime, quantity};
 use crate::error::Error;
-use crate::fault::call::VerbTime;
 use crate::limits::MAX_INLINE;
 
 /// Appended to every error.

@@ -2,9 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::{Quirks, check, parse};
+use super::{Quirks, VerbTime, check, parse};
 use crate::error::Error;
-use crate::fault::call::VerbTime;
 use crate::limits::{MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SRQ_WR};
 
 /// The default subnet prefix of InfiniBand.

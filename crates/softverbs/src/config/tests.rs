@@ -1,5 +1,4 @@
 use super::*;
-use crate::fault::call::Call;
 use crate::limits::{MAX_DEVICES, MAX_INLINE};
 
 fn good(text: &str) -> Vec<DeviceSpec> {

@@ -12,7 +12,7 @@ use crate::api::device;
 use crate::api::events;
 use crate::api::sysfs;
 use crate::error::Error;
-use crate::fault::call::Failure;
+use crate::fault::failure::Failure;
 use crate::fault::script::{self, Action, Flap, Seen, Statement};
 use crate::fault::site::Site;
 use crate::fault::{self, Fault, Only};

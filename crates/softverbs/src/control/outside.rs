@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::error::Error;
-use crate::fault::call;
+use crate::fault::failure;
 use crate::fault::script;
 use crate::fault::site::Site;
 use crate::fault::{self, Only};
@@ -145,7 +145,7 @@ fn state(site: &Site<'_>) -> DeviceState {
         pid: peer.pid.unsigned_abs(),
         posted: fault::posted(device, Only::ALL),
         writes: fault::posted(device, Only::WRITES),
-        armed: device.armed.load(Relaxed) + call::armed(&device.calls),
+        armed: device.armed.load(Relaxed) + failure::armed(&device.calls),
         struck: device.struck.load(Relaxed),
     });
     DeviceState {

@@ -1,7 +1,7 @@
 //! Faults of a device: their kinds, the work requests that trigger them, and their encoding in
 //! shared memory.
 
-pub(crate) mod call;
+pub(crate) mod failure;
 mod names;
 pub(crate) mod script;
 pub(crate) mod site;

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::call::{self, Failure};
+use super::failure::{self, Failure};
 use super::{CompletionStatus, CqOf, Direction, Fault, Only, Opcodes, Part, Then, names};
 use crate::config::parse::{address, hex};
 use crate::config::quantity;
@@ -138,7 +138,7 @@ impl<'a> Keys<'a> {
             }
             ("flap", _) => return self.flap(value).map(Action::Flap),
             ("errno" | "slow", _) => {
-                let failures = call::failures(name, value, self.at.take(), self.takes.take());
+                let failures = failure::failures(name, value, self.at.take(), self.takes.take());
                 return failures.map(Action::Fail).map_err(|why| format!("{name}: {why}"));
             }
             ("link", "down") => Fault::LinkDown,
@@ -267,8 +267,8 @@ fn addrs(text: &str) -> Result<Vec<Option<(IpAddr, u8)>>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::call::Call;
     use super::*;
+    use crate::config::call::Call;
 
     fn one(text: &str) -> Action {
         let mut all = parse(text).expect(text);

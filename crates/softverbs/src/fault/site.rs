@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use std::time::Duration;
 
-use super::call::Failure;
+use super::failure::Failure;
 use super::script::{Action, Flap, Seen};
 use super::{Direction, Fault, Only, Then};
 use crate::api::events::{self, DEVICE_FATAL, DEVICE_SPEED_CHANGE, GID_CHANGE, PORT_ACTIVE, PORT_ERR};

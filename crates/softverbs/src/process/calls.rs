@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::abi::border::Errno;
 use crate::api::device::Device;
-use crate::fault::call::{self, Call, NEVER};
+use crate::config::call::{Call, NEVER};
+use crate::fault::failure;
 use crate::log::fault;
 use crate::process;
 use crate::shm::layout::LinkSlot;
@@ -25,7 +26,7 @@ pub(crate) fn begin(device: &'static Device, call: Call) -> Result<(), Errno> {
     let Some(slot) = slot else { return Ok(()) };
     let struck = {
         let _guard = process.fabric.lock();
-        call::next(slot)
+        failure::next(slot)
     };
     let Some((errno, takes)) = struck else { return Ok(()) };
     shared.struck.fetch_add(1, Relaxed);

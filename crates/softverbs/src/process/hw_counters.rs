@@ -90,7 +90,7 @@ pub(crate) fn publish(process: &Process) {
 fn write(device: &Device, values: [u64; 4]) -> io::Result<()> {
     let folder = format!("{}/ports/{}/hw_counters", device.adapter().ibdev_path(), device.number);
     let folder = Path::new(&folder);
-    fs::create_dir_all(&folder)?;
+    fs::create_dir_all(folder)?;
     for (name, value) in NAMES.iter().zip(values) {
         let text = format!("{value}\n");
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join(name))?;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 use super::map::Shared;
 use super::mutex::RobustMutex;
-use crate::fault::call::CALLS;
+use crate::config::call::CALLS;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Identifies files of this layout. Change the number with the layout.
@@ -106,12 +106,12 @@ pub(crate) struct DeviceShared {
     pub(crate) landing: AtomicU32,
     pub(crate) landed_by: AtomicU64,
     pub(crate) armed_faults: [ArmedShared; ARMED],
-    /// Calls of the owner that fail or take time, by `fault::call::Call`. The lock of the fabric
+    /// Calls of the owner that fail or take time, by `config::call::Call`. The lock of the fabric
     /// protects them.
     pub(crate) calls: [CallShared; CALLS],
 }
 
-/// How the next calls of the owner fail (`fault::call`).
+/// How the next calls of the owner fail (`fault::failure`).
 #[repr(C)]
 pub(crate) struct CallShared {
     /// How many calls fail; 0: none, `u32::MAX`: all.

@@ -9,7 +9,7 @@ use super::device_of;
 use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
 use crate::config::Capability;
-use crate::fault::call::Call;
+use crate::config::call::Call;
 use crate::limits;
 
 /// Not assigned to any vendor: tools must not mistake the device for a real one.

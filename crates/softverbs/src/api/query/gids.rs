@@ -7,8 +7,8 @@ use rdma_sys as sys;
 use super::{device_of, port_of};
 use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
+use crate::config::call::Call;
 use crate::config::gid::{Gid, GidKind};
-use crate::fault::call::Call;
 use crate::limits::MAX_GIDS;
 use crate::process::port;
 

@@ -11,7 +11,7 @@ use rdma_sys as sys;
 
 use crate::abi::border::{self, Errno};
 use crate::api::device::{Context, Device};
-use crate::fault::call::Call;
+use crate::config::call::Call;
 use crate::process::calls;
 
 pub(crate) use device::VENDOR_ID;

@@ -8,8 +8,8 @@ use rdma_sys as sys;
 use super::{port_of, write_prefix};
 use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
+use crate::config::call::Call;
 use crate::config::{Capability, LinkLayer};
-use crate::fault::call::Call;
 use crate::limits;
 use crate::process::port;
 
