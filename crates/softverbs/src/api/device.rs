@@ -11,6 +11,7 @@ use crate::abi::border::{self, Errno};
 use crate::api::event_queue::EventQueue;
 use crate::api::events::Event;
 use crate::config::gid::{self, Gid};
+use crate::config::profile::Profile;
 use crate::config::{self, Capability, DeviceSpec, quirks};
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
 use crate::log::fault;
@@ -21,8 +22,10 @@ use crate::shm::dir;
 #[repr(C)]
 pub(crate) struct Device {
     ibv: sys::ibv_device,
-    /// The configuration.
-    pub(crate) spec: &'static DeviceSpec,
+    /// The configuration, within the limits of the profile.
+    pub(crate) spec: DeviceSpec,
+    /// What its provider does.
+    pub(crate) profile: &'static Profile,
     /// Index in the list.
     pub(crate) index: usize,
     /// The configured GID table.
@@ -31,8 +34,6 @@ pub(crate) struct Device {
     pub(crate) guid: u64,
     /// The port's LID; 0 on Ethernet.
     pub(crate) lid: u16,
-    /// Its deviations from the specification, as bits of `config::quirks`.
-    pub(crate) quirks: u32,
 }
 
 // SAFETY: it never changes, and no pointer in its C struct is dereferenced.
@@ -102,7 +103,9 @@ fn sysfs_path(spec: &DeviceSpec, guid: u64) -> String {
 }
 
 impl Device {
-    fn new(index: usize, spec: &'static DeviceSpec) -> Self {
+    fn new(index: usize, described: &DeviceSpec) -> Self {
+        let profile = quirks::of(described);
+        let spec = profile.limit(described.clone());
         // SAFETY: integers, arrays of integers and `Option` function pointers may all be zero.
         let mut ibv: sys::ibv_device = unsafe { MaybeUninit::zeroed().assume_init() };
         ibv.node_type = sys::ibv_node_type::IBV_NODE_CA;
@@ -114,10 +117,9 @@ impl Device {
         copy_str(&mut ibv.name, &spec.name);
         copy_str(&mut ibv.dev_name, &format!("uverbs{index}"));
         copy_str(&mut ibv.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
-        let guid = gid::guid(spec);
-        copy_str(&mut ibv.ibdev_path, &sysfs_path(spec, guid));
-        let lid = gid::lid(spec);
-        Self { ibv, spec, index, gids: gid::table(spec), guid, lid, quirks: quirks::of(spec) }
+        let guid = gid::guid(&spec);
+        copy_str(&mut ibv.ibdev_path, &sysfs_path(&spec, guid));
+        Self { ibv, profile, index, gids: gid::table(&spec), guid, lid: gid::lid(&spec), spec }
     }
 
     /// Returns the pointer for C.

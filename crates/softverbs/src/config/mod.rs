@@ -4,6 +4,8 @@
 pub(crate) mod check;
 pub(crate) mod gid;
 pub(crate) mod parse;
+pub(crate) mod profile;
+mod providers;
 pub(crate) mod quantity;
 pub(crate) mod quirks;
 mod spec;

@@ -84,7 +84,7 @@ pub(crate) struct DeviceShared {
     pub(crate) grh_required: AtomicU32,
     /// 1 if packets of the port to itself arrive.
     pub(crate) loopback: AtomicU32,
-    /// The deviations of its driver from the specification, as bits of `config::quirks`.
+    /// The number of its profile (`config::quirks`).
     pub(crate) quirks: AtomicU32,
     pub(crate) _pad: AtomicU32,
     /// Bytes per second, 0 for unlimited.
