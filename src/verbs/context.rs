@@ -241,7 +241,8 @@ impl Context {
             max_cq: count(attr.max_cq),
             max_cqe: count(attr.max_cqe),
             max_srq: count(attr.max_srq),
-            max_srq_wr: count(attr.max_srq_wr),
+            // bnxt_re refuses as many as it reports (`bnxt_re_create_srq`, drivers/infiniband/hw).
+            max_srq_wr: count(attr.max_srq_wr).saturating_sub(1),
             max_mr_size: attr.max_mr_size,
             transport: self.transport,
         })

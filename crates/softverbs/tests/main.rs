@@ -27,6 +27,7 @@ mod null;
 mod opcodes;
 mod own_receives;
 mod processes;
+mod profiles;
 mod quirks;
 mod rates;
 mod shared_receives;
