@@ -84,6 +84,20 @@ pub(crate) fn all() -> &'static [Device] {
     })
 }
 
+/// Returns the devices of this process, with the limits and features that their providers leave them.
+pub fn devices() -> Vec<DeviceSpec> {
+    all().iter().map(|device| device.spec.clone()).collect()
+}
+
+/// Returns what the descriptions of devices ask for and their providers do not have.
+pub fn missing() -> Vec<String> {
+    let asked = config::devices().iter().zip(all());
+    asked
+        .filter(|(asked, device)| asked.dmabuf && !device.spec.dmabuf)
+        .map(|(_, device)| format!("{} of {} registers no DMA-BUF", device.spec.name, device.profile.name))
+        .collect()
+}
+
 fn copy_str(to: &mut [std::ffi::c_char], from: &str) {
     // The last byte stays zero.
     let room = to.len() - 1;

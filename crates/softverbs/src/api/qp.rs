@@ -126,6 +126,7 @@ impl Qp {
         })?;
         cap.max_send_sge = cap.max_send_sge.max(1);
         (device.profile.grants)(cap);
+        cap.max_inline_data = cap.max_inline_data.min(device.spec.max_inline_data);
         let process = process::get()?;
         process.service.ensure(process)?;
         let index = process.qps.reserve()?;

@@ -186,6 +186,11 @@ impl DeviceSpec {
         Self { link_layer: LinkLayer::InfiniBand, ..Self::roce(name, &[]) }
     }
 
+    /// Returns whether the device has a capability.
+    pub fn has(&self, capability: Capability) -> bool {
+        !self.without.contains(&capability)
+    }
+
     /// Parses and validates a list in the format of `SOFTVERBS_DEVICES`.
     ///
     /// # Errors
