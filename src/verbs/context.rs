@@ -81,7 +81,7 @@ impl DeviceLimits {
         // docs/internals/adapters.md has the commands.
         let switch = match self.transport {
             transport::IBV_TRANSPORT_IWARP => {
-                ": irdma's E810 changes to RoCE by devlink (enable_roce), erdma by compat_mode=Y"
+                ": irdma's E810 changes to RoCE by devlink (enable_roce), erdma by compat_mode=Y; siw has iWARP alone"
             }
             _ => "",
         };

@@ -132,7 +132,10 @@ fn each_profile_grants_its_own_capabilities() {
             ("mlx5", [Ok((256, 60)), Ok((409, 124)), invalid, Ok((26214, 124)), Ok((0, 60)), Ok((1, 60))]),
             ("bnxt_re", exactly(Err(0))),
             ("irdma", [Ok((766, 0)), Ok((447, 64)), invalid, invalid, Ok((0, 0)), Ok((254, 0))]),
-            ("ionic", [Ok((511, 32)), Ok((511, 96)), Ok((511, 1024)), Ok((32767, 96)), Ok((63, 32)), Ok((63, 32))]),
+            (
+                "ionic",
+                [Ok((511, 32)), Ok((511, 96)), Ok((511, 1024)), Ok((32767, 96)), Ok((63, 32)), Ok((63, 32))],
+            ),
             ("erdma", [Ok((256, 0)), Ok((256, 64)), invalid, Ok((16384, 64)), invalid, invalid]),
             ("hns", [Ok((256, 0)), Ok((256, 64)), Ok((256, 1024)), Ok((16384, 64)), invalid, Ok((64, 0))]),
             ("rxe", [Ok((256, 0)), Ok((256, 64)), invalid, Ok((16384, 64)), Ok((0, 0)), Ok((1, 0))]),

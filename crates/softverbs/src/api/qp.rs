@@ -17,6 +17,7 @@ use crate::api::events;
 use crate::api::null::{NullQp, Ring};
 use crate::api::pd::Pd;
 use crate::api::srq::Srq;
+use crate::limits::MAX_QP_WR;
 use crate::log::fault;
 use crate::process::counters::{self, QpLive};
 use crate::process::{self, Process, injected};
@@ -92,7 +93,7 @@ struct Parts {
 /// Checks the capabilities that a program asks for.
 fn check_cap(cap: &sys::ibv_qp_cap, device: &Device) -> Result<(), String> {
     let Device { spec, profile, .. } = device;
-    let most_sends = spec.max_qp_wr / (profile.entries_per_send)(cap);
+    let most_sends = spec.max_qp_wr.min(MAX_QP_WR / (profile.entries_per_send)(cap));
     let checks = [
         ("max_send_wr", cap.max_send_wr, most_sends),
         ("max_recv_wr", cap.max_recv_wr, spec.max_qp_wr),
@@ -134,10 +135,13 @@ impl Qp {
             .back(QPS, index, size_of::<QpShared>())
             .and_then(|()| process.alloc(recv_queue::bytes(cap.max_recv_wr, cap.max_recv_sge)));
         let offset = made.inspect_err(|_| process.qps.remove(index))?;
-        let qpn = process.fabric.alloc_qpn(process.own.process, index, device.profile.lowest_qpn).inspect_err(|_| {
-            process.free(offset, recv_queue::bytes(cap.max_recv_wr, cap.max_recv_sge));
-            process.qps.remove(index);
-        })?;
+        let qpn = process
+            .fabric
+            .alloc_qpn(process.own.process, index, device.profile.lowest_qpn)
+            .inspect_err(|_| {
+                process.free(offset, recv_queue::bytes(cap.max_recv_wr, cap.max_recv_sge));
+                process.qps.remove(index);
+            })?;
         init_entry(process, index, offset, qpn, &parts, cap)?;
         let qp = Arc::new(Self::new(parts, init, index, offset, qpn));
         process.qps.put(index, Arc::clone(&qp));

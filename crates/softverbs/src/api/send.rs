@@ -291,7 +291,10 @@ impl Qp {
         cq::complete(process, &process.own, self.send_cq.index, &completion);
         sq.advance();
         let retries_are_over = matches!(with.status, wc::IBV_WC_RETRY_EXC_ERR | wc::IBV_WC_RNR_RETRY_EXC_ERR);
-        self.enter_error(process, self.context.device.profile.event_after_retries.filter(|_| retries_are_over));
+        self.enter_error(
+            process,
+            self.context.device.profile.event_after_retries.filter(|_| retries_are_over),
+        );
     }
 
     /// Moves the QP to ERR.

@@ -3,8 +3,8 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
 use rdma_sys as sys;
@@ -61,7 +61,9 @@ impl Srq {
         let most = spec.max_srq_wr - profile.srq_wr_short;
         let sges = u32::from(profile.srq_needs_sge)..=profile.max_srq_sge;
         if !(1..=most).contains(&depth) || !sges.contains(&max_sge) {
-            fault!("ibv_create_srq: max_wr {depth} (expected 1 to {most}), max_sge {max_sge} (expected {sges:?})");
+            fault!(
+                "ibv_create_srq: max_wr {depth} (expected 1 to {most}), max_sge {max_sge} (expected {sges:?})"
+            );
             return Err(Errno(libc::EINVAL));
         }
         let (depth, max_sge) = ((profile.grants_srq_wr)(depth), max_sge.max(1));
@@ -226,7 +228,9 @@ impl On<'_> {
     unsafe fn post(&self, queue: &Receives<'_>, wr: &sys::ibv_recv_wr) -> Result<(), (Errno, String)> {
         let Device { spec, profile, .. } = self.device;
         let attempt = self.attempts.map_or(0, |attempts| attempts.fetch_add(1, Relaxed));
-        if profile.puts_receives_off > 0 && attempt % profile.puts_receives_off == profile.puts_receives_off - 1 {
+        if profile.puts_receives_off > 0
+            && attempt % profile.puts_receives_off == profile.puts_receives_off - 1
+        {
             return Err((Errno(libc::EAGAIN), String::from("the adapter still has the entry (quirks)")));
         }
         let injected = |errno: Errno| (errno, format!("errno {}, as injected", errno.0));

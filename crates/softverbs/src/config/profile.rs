@@ -60,7 +60,7 @@ pub(crate) struct Profile {
     // Creation of queues.
     /// Why `ibv_create_qp` refuses capabilities that are within the limits.
     pub(crate) refuses: fn(&sys::ibv_qp_cap) -> Option<&'static str>,
-    /// How many entries of the send queue, of which there are `max_qp_wr`, a work request takes.
+    /// How many of the adapter's entries for a send queue (`limits::MAX_QP_WR`) a work request takes.
     pub(crate) entries_per_send: fn(&sys::ibv_qp_cap) -> u32,
     /// The capabilities that the queue pair really has.
     pub(crate) grants: fn(&mut sys::ibv_qp_cap),

@@ -193,7 +193,7 @@ pub(super) const ERDMA: Profile = Profile {
 /// providers/hns and drivers/infiniband/hw/hns:
 /// - hns_roce_u_verbs.c `verify_qp_create_cap`, `hns_roce_set_qp_params`, `verify_srq_create_attr`:
 ///   queues have 64 entries at least, in powers of two, and none is without SGEs.
-/// - hns_roce_main.c (kernel) `hns_roce_query_port`: 4 lanes of 2.5 Gb/s, whatever the link has.
+/// - hns_roce_main.c (kernel) `hns_roce_query_port`: 10 Gb/s for any link.
 /// - hns_roce_hw_v2.c (kernel): counters of packets alone, and none on HIP08. No DMA-BUF.
 pub(super) const HNS: Profile = Profile {
     quirks: Quirks::Hns,
@@ -225,7 +225,7 @@ pub(super) const HNS: Profile = Profile {
 /// - `rxe_post_send`: the doorbell is a system call, whose errno replaces that of the work request and
 ///   leaves `bad_wr` NULL.
 /// - rxe_param.h (kernel): 400 bytes of inline data in older kernels, messages of 8 MiB. No DMA-BUF.
-/// - `rxe_poll_cq` copies what the kernel wrote, also for a queue pair that is gone.
+/// - `rxe_poll_cq` copies what the kernel wrote, also for a queue pair that was destroyed.
 /// - rxe_hw_counters.c (kernel): one counter of all retries.
 pub(super) const RXE: Profile = Profile {
     quirks: Quirks::Rxe,

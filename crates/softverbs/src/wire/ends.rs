@@ -196,7 +196,8 @@ impl Ends<'_> {
             Err(step) => return step,
         };
         let room: u64 = taken.sges().iter().map(|sge| u64::from(sge.len)).sum();
-        let fail_receive = |status: u32| self.to.fail(&taken, &self.arrival(0), self.to.profile().failed_recv(status));
+        let fail_receive =
+            |status: u32| self.to.fail(&taken, &self.arrival(0), self.to.profile().failed_recv(status));
         if len > room {
             fail_receive(wc::IBV_WC_LOC_LEN_ERR);
             return self.failed(
