@@ -18,7 +18,7 @@ use crate::sync::Mutex;
 use super::event::About;
 use super::port::{Gid, Port};
 use super::shim::PendingEvent;
-use super::{is_removal, log_failure, mlx5dv, non_null, shim, zero};
+use super::{is_removal, log_failure, make, mlx5dv, shim, zero};
 
 /// An open device.
 #[derive(Debug)]
@@ -172,7 +172,7 @@ impl Context {
         let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) }.to_string_lossy().into_owned();
         let guard = fork_guard::no_fork();
         // SAFETY: as above.
-        let raw = non_null("ibv_open_device", || name.clone(), unsafe { sys::ibv_open_device(device) })?;
+        let raw = make("ibv_open_device", || name.clone(), || unsafe { sys::ibv_open_device(device) })?;
         close_in_children(raw, true);
         drop(guard);
         // SAFETY: as above.
