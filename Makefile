@@ -41,11 +41,11 @@ explore: setup ## Explore the failover machines of both ends whole, in larger wo
 	@$(cargo) test --locked --release -p nccl-net-mpib --lib failover::tests::explorer -- --ignored --nocapture --test-threads=1
 
 .PHONY: test-providers
-test-providers: setup-test ## Run suites of the plugin's tests on adapters with the quirks of each provider; SUITES="data memory failover"
-	@for quirks in bnxt_re irdma; do \
-		echo "== $$quirks"; \
-		SOFTVERBS_QUIRKS=$$quirks; export SOFTVERBS_QUIRKS; \
-		$(cargo) test --locked --workspace $(addprefix --test ,$(or $(SUITES),data memory failover)); \
+test-providers: setup-test ## Run suites of the plugin's tests on adapters as each provider has them; PROVIDERS="mlx5 irdma" SUITES="data memory connect failover"
+	@for provider in $(or $(PROVIDERS),mlx5 bnxt_re irdma ionic erdma hns rxe); do \
+		echo "== $$provider"; \
+		SOFTVERBS_QUIRKS=$$provider; export SOFTVERBS_QUIRKS; \
+		$(cargo) test --locked --workspace $(addprefix --test ,$(or $(SUITES),data memory connect failover)); \
 	done
 
 .PHONY: test-quick

@@ -235,19 +235,27 @@ impl EventState {
             _ => context.name().to_owned(),
         };
         let mut text = format!("{place}: {event}");
-        let carries_on = |comm: &CommWatch| event.is_fatal() && !event.is_mistake() && comm.has_failover();
+        let carries_on = |comm: &CommWatch| event.is_fatal() && comm.has_failover();
         let (failing_over, others): (Vec<_>, Vec<_>) =
             self.concerned(context, event).into_iter().partition(|(comm, _)| carries_on(comm));
         let ends = event.is_fatal() && self.end_comms.load(Ordering::Relaxed);
         let change = self.port_event(context, event);
+        // Some drivers raise one of a queue pair whose peer does not answer: the cause may be the port. A
+        // rail that was given up before, by its completion, has no second warning.
+        let of_a_queue_pair = matches!(event.about, About::Qp(_));
         let mut affected = Affected::default();
-        failing_over.iter().for_each(|(comm, rails)| affected.condemn(comm, *rails, Reason::Event, &text));
+        for (comm, rails) in &failing_over {
+            match of_a_queue_pair {
+                true => comm.rails_failed_alone(*rails, Reason::Event, &text),
+                false => affected.condemn(comm, *rails, Reason::Event, &text),
+            }
+        }
         others.iter().filter(|_| ends).for_each(|(comm, _)| comm.end(&text));
         if !others.is_empty() {
             let verb = if ends { "ends" } else { "concerns" };
             text += &format!("; it {verb} {}", names(&others));
         }
-        if !failing_over.is_empty() {
+        if !failing_over.is_empty() && !of_a_queue_pair {
             text += &format!("; {affected}");
         }
         text += &change.text;
@@ -255,7 +263,8 @@ impl EventState {
         for (port, mbps) in changed {
             text += &format!("; {port} now has {mbps} Mb/s, and the shares of its connections follow");
         }
-        Some(Line { text, warns: event.is_fatal() || event.is_link_down() || change.costs_rails })
+        let is_failure = event.is_fatal() && !(of_a_queue_pair && others.is_empty());
+        Some(Line { text, warns: is_failure || event.is_link_down() || change.costs_rails })
     }
 
     /// Returns the comms that use the subject of an event, with their rails that do.

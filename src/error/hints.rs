@@ -46,6 +46,13 @@ const TABLE: &[Row] = &[
         &[Errno::ENOMEM],
         "The queue is full: the adapter completes nothing, or this plugin posts too much. Look at dmesg, and report it",
     ),
+    // erdma refuses posts to a queue pair in ERR.
+    row(
+        &["ibv_post_send", "ibv_post_recv", "ibv_post_srq_recv"],
+        &[Errno::EIO],
+        "The queue pair has failed before, which an earlier line may explain, or the adapter was removed or reset: look at \
+         the port, and at dmesg",
+    ),
     ask(
         PIN_MEMORY,
         &[Errno::ENOMEM],
@@ -289,6 +296,7 @@ mod tests {
             ("ibv_create_cq", Errno::EAGAIN, "rdma.max"),
             ("ibv_create_cq", Errno::EPERM, "permissions"),
             ("ibv_post_send", Errno::ENOMEM, "queue is full"),
+            ("ibv_post_send", Errno::EIO, "has failed before"),
             ("ibv_open_device", Errno::ENOENT, "uverbs"),
             ("ibv_open_device", Errno::EACCES, "uverbs"),
             ("ibv_open_device", Errno::EPROTONOSUPPORT, "different releases"),

@@ -151,6 +151,7 @@ pub(crate) fn errno(source: &io::Error) -> Errno {
 fn io_text(source: &io::Error) -> String {
     let text = source.to_string();
     match source.raw_os_error() {
+        Some(0) => "the library gives no reason (errno 0)".to_owned(),
         Some(n) => {
             let words = text.strip_suffix(&format!(" (os error {n})")).unwrap_or(&text);
             format!("{words} ({:?}, errno {n})", Errno::from_raw(n))
@@ -297,6 +298,11 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} in {text:?}");
         }
+        let text = Error::verbs("ibv_create_qp", io::Error::from_raw_os_error(0), "bnxt_re0").to_string();
+        assert!(
+            text.starts_with("ibv_create_qp failed: the library gives no reason (errno 0); bnxt_re0. "),
+            "{text}"
+        );
         let text = Error::verbs("ibv_foo", io::Error::from_raw_os_error(9999), "").to_string();
         assert_eq!(text, "ibv_foo failed: Unknown error 9999 (UnknownErrno, errno 9999)");
     }

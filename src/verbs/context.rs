@@ -18,7 +18,7 @@ use crate::sync::Mutex;
 use super::event::About;
 use super::port::{Gid, Port};
 use super::shim::PendingEvent;
-use super::{is_removal, log_failure, mlx5dv, non_null, shim, zero};
+use super::{is_removal, log_failure, make, mlx5dv, shim, zero};
 
 /// An open device.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl DeviceLimits {
         // docs/internals/adapters.md has the commands.
         let switch = match self.transport {
             transport::IBV_TRANSPORT_IWARP => {
-                ": irdma's E810 changes to RoCE by devlink (enable_roce), erdma by compat_mode=Y"
+                ": irdma's E810 changes to RoCE by devlink (enable_roce), erdma by compat_mode=Y; siw has iWARP alone"
             }
             _ => "",
         };
@@ -170,7 +170,7 @@ impl Context {
         let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) }.to_string_lossy().into_owned();
         let guard = fork_guard::no_fork();
         // SAFETY: as above.
-        let raw = non_null("ibv_open_device", || name.clone(), unsafe { sys::ibv_open_device(device) })?;
+        let raw = make("ibv_open_device", || name.clone(), || unsafe { sys::ibv_open_device(device) })?;
         close_in_children(raw, true);
         drop(guard);
         // SAFETY: as above.
@@ -239,7 +239,8 @@ impl Context {
             max_cq: count(attr.max_cq),
             max_cqe: count(attr.max_cqe),
             max_srq: count(attr.max_srq),
-            max_srq_wr: count(attr.max_srq_wr),
+            // bnxt_re refuses as many as it reports (`bnxt_re_create_srq`, drivers/infiniband/hw).
+            max_srq_wr: count(attr.max_srq_wr).saturating_sub(1),
             transport: self.transport,
         })
     }

@@ -9,7 +9,7 @@ use rdma_sys as sys;
 
 use crate::error::{Error, Fast, Result};
 
-use super::{Context, log_failure, non_null};
+use super::{Context, log_failure, make};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -126,8 +126,9 @@ impl Cq {
         let poll = unsafe { (*context.as_ptr()).ops.poll_cq }
             .ok_or_else(|| Error::Internal(format!("{} has no ibv_poll_cq", context.name())))?;
         // SAFETY: open context; no channel, no cookie, vector 0.
-        let raw = unsafe { sys::ibv_create_cq(context.as_ptr(), n, ptr::null_mut(), ptr::null_mut(), 0) };
-        let raw = non_null("ibv_create_cq", || format!("{} for {n} entries", context.name()), raw)?;
+        let create =
+            || unsafe { sys::ibv_create_cq(context.as_ptr(), n, ptr::null_mut(), ptr::null_mut(), 0) };
+        let raw = make("ibv_create_cq", || format!("{} for {n} entries", context.name()), create)?;
         Ok(Self { raw, poll, context: Arc::clone(context) })
     }
 

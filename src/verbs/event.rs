@@ -42,11 +42,12 @@ const KINDS: &[(i32, &str, Element, &str)] = &[
     (0, "CQ_ERR", Element::Cq, "a completion queue failed, or ran over"),
     (1, "QP_FATAL", Element::Qp, "a queue pair failed"),
     (2, "QP_REQ_ERR", Element::Qp, "a queue pair received a request that it does not support"),
+    // bnxt_re also raises it where the retries are over (drivers/infiniband/hw/bnxt_re/main.c).
     (
         3,
         "QP_ACCESS_ERR",
         Element::Qp,
-        "a queue pair received a request for memory that its peer may not access",
+        "a queue pair failed: its peer may not access the memory that it named, or does not answer",
     ),
     (4, "COMM_EST", Element::Qp, "a queue pair has heard of its peer"),
     (5, "SQ_DRAINED", Element::Qp, "a send queue is drained"),
@@ -90,11 +91,6 @@ impl AsyncEvent {
     /// Returns whether the subject of the event can no longer be used.
     pub(crate) fn is_fatal(&self) -> bool {
         matches!(self.kind, 0..=3 | DEVICE_FATAL | 14)
-    }
-
-    /// Returns whether a peer's request was wrong, which is no fault of a rail: QP_ACCESS_ERR.
-    pub(crate) fn is_mistake(&self) -> bool {
-        self.kind == 3
     }
 
     /// Returns whether the GID table of a port changed.

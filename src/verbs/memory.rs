@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::limits;
 
 use super::region::Pages;
-use super::{Blanks, Context, Local, log_failure, non_null, shim};
+use super::{Blanks, Context, Local, log_failure, make, make_by, shim};
 
 /// A protection domain.
 #[derive(Debug)]
@@ -46,9 +46,9 @@ impl Pd {
     /// Calls `ibv_alloc_pd`.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
         // SAFETY: the context is open while we hold it.
-        let raw = unsafe { sys::ibv_alloc_pd(context.as_ptr()) };
+        let alloc = || unsafe { sys::ibv_alloc_pd(context.as_ptr()) };
         Ok(Self {
-            raw: non_null("ibv_alloc_pd", || context.name().to_owned(), raw)?,
+            raw: make("ibv_alloc_pd", || context.name().to_owned(), alloc)?,
             context: Arc::clone(context),
             retired: Mutex::default(),
             receives: OnceLock::new(),
@@ -89,8 +89,8 @@ impl Pd {
         // Exposed: devices make pointers of it.
         let addr = memory.start().as_ptr().expose_provenance();
         // SAFETY: the PD is live while we hold it.
-        let (call, raw) = unsafe { shim::reg_mr(self.as_ptr(), addr, 8, MrOptions::local(), false) };
-        let raw = non_null(call, || format!("{} for the memory of receives", self.context.name()), raw)?;
+        let register = || unsafe { shim::reg_mr(self.as_ptr(), addr, 8, MrOptions::local(), false) };
+        let raw = make_by(|| format!("{} for the memory of receives", self.context.name()), register)?;
         // SAFETY: just made.
         let lkey = unsafe { raw.as_ref().lkey };
         let blanks = Blanks::new(n, wr_id, Some(Local { addr: addr as u64, len: 1, lkey }));
@@ -222,8 +222,8 @@ impl Mr {
     /// Calls `ibv_reg_mr` for `len` bytes at `addr`.
     pub(crate) fn new(pd: &Arc<Pd>, addr: usize, len: usize, options: MrOptions) -> Result<Self> {
         // SAFETY: the PD is live while we hold it.
-        let (call, raw) = unsafe { shim::reg_mr(pd.as_ptr(), addr, len, options.access(), options.relaxed) };
-        let raw = non_null(call, || format!("{} for {len} bytes at {addr:#x}", pd.context.name()), raw)?;
+        let register = || unsafe { shim::reg_mr(pd.as_ptr(), addr, len, options.access(), options.relaxed) };
+        let raw = make_by(|| format!("{} for {len} bytes at {addr:#x}", pd.context.name()), register)?;
         Ok(Self::of(raw, pd))
     }
 

@@ -20,6 +20,8 @@ use std::ffi::c_int;
 use std::io;
 use std::ptr::NonNull;
 
+use nix::errno::Errno;
+
 use crate::error::{Error, Result};
 
 pub(crate) use context::{Context, DeviceLimits, open_all, survive_forks};
@@ -37,9 +39,24 @@ pub use sends::{Chain, Local, Remote};
 pub(crate) use sends::{ImmWrite, WRITE, WRITE_WITH_IMM, WordsWrite};
 pub(crate) use shim::can_relax_ordering;
 
-/// Pointer-returning calls set `errno`.
-fn non_null<T>(call: &'static str, on: impl FnOnce() -> String, p: *mut T) -> Result<NonNull<T>> {
-    NonNull::new(p).ok_or_else(|| {
+/// Makes an object by a call that returns a pointer, and sets `errno` if that is NULL. bnxt_re does not
+/// where its library finds a limit, so an earlier errno must not be taken for the reason.
+fn make<T>(
+    call: &'static str,
+    on: impl FnOnce() -> String,
+    make: impl FnOnce() -> *mut T,
+) -> Result<NonNull<T>> {
+    make_by(on, || (call, make()))
+}
+
+/// As [`make`], by a call that names itself.
+fn make_by<T>(
+    on: impl FnOnce() -> String,
+    make: impl FnOnce() -> (&'static str, *mut T),
+) -> Result<NonNull<T>> {
+    Errno::clear();
+    let (call, made) = make();
+    NonNull::new(made).ok_or_else(|| {
         let source = io::Error::last_os_error();
         Error::verbs(call, source, on())
     })

@@ -4,7 +4,6 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use nix::errno::Errno;
 use rdma_sys as sys;
 use sys::ibv_qp_attr_mask as bits;
 
@@ -14,7 +13,7 @@ use crate::proto::{Ece, LinkLayer};
 use super::sends::Prepared;
 use super::{
     Blanks, Chain, Cq, Gid, ImmWrite, Pd, Port, Srq, WordsWrite, failed, is_put_off, is_removal, log_failure,
-    non_null, shim, zero,
+    make, shim, zero,
 };
 
 /// How often a post that the provider puts off is tried again: some microseconds in all.
@@ -186,22 +185,23 @@ impl Qp<Fresh> {
         let receives = if srq.is_some() { 0 } else { options.receives.max(1) };
         init.cap.max_recv_wr = receives;
         init.cap.max_recv_sge = receives.min(1);
-        // bnxt_re returns without an errno where its library finds a limit.
-        Errno::clear();
-        // SAFETY: live PD, CQ and SRQ; filled struct.
-        let mut qp = unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) };
-        if qp.is_null() && options.inline > 0 {
-            init.cap.max_send_wr = options.send_depth;
-            init.cap.max_inline_data = 0;
-            init.cap.max_recv_wr = receives;
-            // SAFETY: as above.
-            qp = unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) };
-        }
         let on = || {
             let name = pd.context().name();
             format!("{name} with {} send requests and {receives} receives", options.send_depth)
         };
-        let qp = non_null("ibv_create_qp", on, qp)?;
+        let create = || {
+            // SAFETY: live PD, CQ and SRQ; filled struct.
+            let qp = unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) };
+            if !qp.is_null() || options.inline == 0 {
+                return qp;
+            }
+            init.cap.max_send_wr = options.send_depth;
+            init.cap.max_inline_data = 0;
+            init.cap.max_recv_wr = receives;
+            // SAFETY: as above.
+            unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) }
+        };
+        let qp = make("ibv_create_qp", on, create)?;
         let raw =
             Raw { qp, is_destroyed: false, cq: Arc::clone(cq), _srq: srq.cloned(), _pd: Arc::clone(pd) };
         // SAFETY: just made.

@@ -8,7 +8,7 @@ use rdma_sys as sys;
 
 use crate::error::Result;
 
-use super::{Local, Pd, failed, is_put_off, log_failure, non_null};
+use super::{Local, Pd, failed, is_put_off, log_failure, make};
 
 /// A chain of receives. Any number of them is posted with one call, to any queue of its kind.
 pub struct Blanks {
@@ -119,10 +119,9 @@ impl Srq {
     pub(crate) fn new(pd: &Arc<Pd>, depth: u32) -> Result<Self> {
         let attr = sys::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
         let mut init = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
+        let on = || format!("{} for {depth} receives", pd.context().name());
         // SAFETY: live PD, filled struct.
-        let raw = unsafe { sys::ibv_create_srq(pd.as_ptr(), &raw mut init) };
-        let raw =
-            non_null("ibv_create_srq", || format!("{} for {depth} receives", pd.context().name()), raw)?;
+        let raw = make("ibv_create_srq", on, || unsafe { sys::ibv_create_srq(pd.as_ptr(), &raw mut init) })?;
         Ok(Self { raw, pd: Arc::clone(pd) })
     }
 

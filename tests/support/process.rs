@@ -166,7 +166,11 @@ fn play(second: impl FnOnce(), body: impl FnOnce()) {
     match role {
         None => {
             watchdog();
-            body();
+            // With SOFTVERBS_QUIRKS.
+            match softverbs::missing().first() {
+                Some(why) => eprintln!("not run: {why}"),
+                None => body(),
+            }
         }
         Some(Role::Peer) => remote_peer::serve(),
         Some(Role::Agent) => agent::run_agent(),
@@ -174,6 +178,14 @@ fn play(second: impl FnOnce(), body: impl FnOnce()) {
         Some(Role::Knock) => hosts::knock(),
         Some(Role::Second) => second(),
     }
+}
+
+/// Returns whether the adapters have shared receive queues, for tests of these. With SOFTVERBS_QUIRKS
+/// they may have none.
+pub fn has_srq() -> bool {
+    let without: Vec<_> = softverbs::devices().into_iter().filter(|d| !d.has(Capability::Srq)).collect();
+    without.iter().for_each(|device| eprintln!("not run: {} has no shared receive queues", device.name));
+    without.is_empty()
 }
 
 /// Ends this process by SIGALRM after five minutes: a call that hangs is found in no other way.

@@ -109,6 +109,7 @@ mod shm;
 mod wire;
 
 pub use abi::symbols;
+pub use api::device::{devices, missing};
 pub use config::{
     Call, Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, QUIRKS_VAR, Quirks, VerbTime, configure,
     default_devices,

@@ -29,6 +29,7 @@ mod opcodes;
 mod own_receives;
 mod ports;
 mod processes;
+mod profiles;
 mod quirks;
 mod rates;
 mod shared_receives;

@@ -135,7 +135,8 @@ fn a_failed_write_is_reported_without_a_call() {
         }
         let untaken = optional(table, pair.recv, &to, 0, 100);
         let line = until("a warning", || take_warnings().into_iter().find(|l| l.contains("receiving: ")));
-        assert!(line.contains("CTS write"), "{line:?}");
+        // Some drivers refuse the next write before the failed one completes.
+        assert!(line.contains("CTS write") || line.contains("ibv_post_send failed"), "{line:?}");
         let code = table.test(untaken).0;
         assert!([RemoteError, SystemError].contains(&code), "{code}");
         assert_eq!(table.irecv_as(pair.recv, &[(to.addr(), 100, 1, to.mr)], OPTIONAL).0, code);

@@ -1,7 +1,7 @@
 //! Every fault at each work request of each kind of traffic.
 
 use mpib_tests::table::TABLES;
-use mpib_tests::{NO_PINGS, SHORT, here, isolated, mpib, with_and_without_srq};
+use mpib_tests::{NO_PINGS, SHORT, has_srq, here, isolated, mpib, with_and_without_srq};
 use softverbs::{Direction, Fault, Part, Then, heal, inject};
 
 use super::points::{Ends, FAULTS, at_once, env, every_point, report, two_hosts};
@@ -213,6 +213,10 @@ fn short_send_queues() {
     let devices = [rail("r", 0, 1), rail("r", 1, 1), rail("s", 0, 2), rail("s", 1, 2)].join(";");
     let test = here!();
     isolated(test, &env(&devices, &[]), || {
+        // Own receive queues are as short, and take no more receives.
+        if !has_srq() {
+            return;
+        }
         let ends = Ends::two_hosts(12, 2);
         let traffic = Traffic::of(&[&[100]], 48, 48);
         let mut link = ends.link(&traffic);

@@ -251,12 +251,10 @@ fn a_strict_init_succeeds_if_nothing_is_lost() {
 }
 
 /// Beside adapter `a`, one that lacks each thing without which no connection can be.
-const UNFIT: (&str, &str) = (
-    "SOFTVERBS_DEVICES",
-    "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,without=transport;c:addr=10.0.2.1/24,without=link",
-);
+const UNFIT: (&str, &str) =
+    ("SOFTVERBS_DEVICES", "a:addr=10.0.0.1/24;b:addr=10.0.1.1/24,quirks=siw;c:addr=10.0.2.1/24,without=link");
 const UNFIT_SAID: [&str; 2] = [
-    "b:1 (its adapter speaks iWARP, and neither InfiniBand nor RoCE: irdma's E810 changes to RoCE by devlink (enable_roce), erdma by compat_mode=Y)",
+    "b:1 (its adapter speaks iWARP, and neither InfiniBand nor RoCE: irdma's E810 changes to RoCE by devlink (enable_roce), erdma by compat_mode=Y; siw has iWARP alone)",
     "c:1 (its link layer is 0: expected 1 (InfiniBand) or 2 (Ethernet, for RoCE))",
 ];
 

@@ -223,7 +223,7 @@ fn sixty_four_receives_are_under_way() {
 
 #[test]
 fn sixty_four_receives_with_low_marks() {
-    let devices = two_adapters("max_srq_wr=66");
+    let devices = two_adapters("max_srq_wr=67");
     with_and_without_srq(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", &devices)]), a_full_house);
 }
 

@@ -4,12 +4,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::log::fault;
 
-/// An `errno` value.
+/// An `errno` value. 0: the call fails and leaves `errno` alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
 /// Sets `errno`.
 pub(crate) fn set_errno(errno: Errno) {
+    if errno.0 == 0 {
+        return;
+    }
     // SAFETY: the address of this thread's errno is always valid.
     unsafe { *libc::__errno_location() = errno.0 };
 }

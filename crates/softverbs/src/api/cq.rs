@@ -152,11 +152,14 @@ impl Cq {
         }
     }
 
-    /// Removes the completions of QP `qpn` and frees their queue slots.
-    pub(crate) fn purge(&self, qpn: u32) {
+    /// Removes the completions of QP `qpn` and frees their queue slots. If the driver keeps them, they
+    /// stay and belong to no queue of the QP.
+    pub(crate) fn forget(&self, qpn: u32, keeps: bool) {
         let Ok(process) = process::get() else { return };
-        if let Ok(ring) = self.ring(process) {
-            ring.purge(qpn, |completion| poll::free_place(process, &completion));
+        match self.ring(process) {
+            Ok(ring) if keeps => ring.disown(qpn),
+            Ok(ring) => ring.purge(qpn, |completion| poll::free_place(process, &completion)),
+            Err(_) => {}
         }
     }
 

@@ -12,6 +12,7 @@ use crate::api::event_queue::EventQueue;
 use crate::api::events::Event;
 use crate::config::call::Call;
 use crate::config::gid::{self, Gid};
+use crate::config::profile::Profile;
 use crate::config::{self, Capability, DeviceSpec, quirks};
 use crate::limits::{COMP_VECTORS, MAX_DEVICES};
 use crate::log::fault;
@@ -23,8 +24,10 @@ use crate::shm::dir;
 #[repr(C)]
 pub(crate) struct Device {
     ibv: sys::ibv_device,
-    /// The configuration.
-    pub(crate) spec: &'static DeviceSpec,
+    /// The configuration, within the limits of the profile.
+    pub(crate) spec: DeviceSpec,
+    /// What its provider does.
+    pub(crate) profile: &'static Profile,
     /// Index in the list of all ports.
     pub(crate) index: usize,
     /// Index of its first port, which stands for the device.
@@ -37,8 +40,6 @@ pub(crate) struct Device {
     pub(crate) guid: u64,
     /// The port's LID; 0 on Ethernet.
     pub(crate) lid: u16,
-    /// Its deviations from the specification, as bits of `config::quirks`.
-    pub(crate) quirks: u32,
 }
 
 // SAFETY: it never changes, and no pointer in its C struct is dereferenced.
@@ -89,6 +90,20 @@ pub(crate) fn all() -> &'static [Device] {
     })
 }
 
+/// Returns the devices of this process, with the limits and features that their providers leave them.
+pub fn devices() -> Vec<DeviceSpec> {
+    all().iter().map(|device| device.spec.clone()).collect()
+}
+
+/// Returns what the descriptions of devices ask for and their providers do not have.
+pub fn missing() -> Vec<String> {
+    let asked = config::devices().iter().zip(all());
+    asked
+        .filter(|(asked, device)| asked.dmabuf && !device.spec.dmabuf)
+        .map(|(_, device)| format!("{} of {} registers no DMA-BUF", device.spec.name, device.profile.name))
+        .collect()
+}
+
 fn copy_str(to: &mut [std::ffi::c_char], from: &str) {
     // The last byte stays zero.
     let room = to.len() - 1;
@@ -108,7 +123,9 @@ fn sysfs_path(spec: &DeviceSpec, guid: u64) -> String {
 }
 
 impl Device {
-    fn new(index: usize, spec: &'static DeviceSpec) -> Self {
+    fn new(index: usize, described: &DeviceSpec) -> Self {
+        let profile = quirks::of(described);
+        let spec = profile.limit(described.clone());
         let number = spec.port();
         let adapter = index.saturating_sub(usize::from(number) - 1);
         // SAFETY: integers, arrays of integers and `Option` function pointers may all be zero.
@@ -122,20 +139,10 @@ impl Device {
         copy_str(&mut ibv.name, &spec.name);
         copy_str(&mut ibv.dev_name, &format!("uverbs{index}"));
         copy_str(&mut ibv.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
-        let guid = gid::guid(spec);
-        copy_str(&mut ibv.ibdev_path, &sysfs_path(spec, guid));
-        let lid = gid::lid(spec);
-        Self {
-            ibv,
-            spec,
-            index,
-            adapter,
-            number,
-            gids: gid::table(spec),
-            guid,
-            lid,
-            quirks: quirks::of(spec),
-        }
+        let guid = gid::guid(&spec);
+        copy_str(&mut ibv.ibdev_path, &sysfs_path(&spec, guid));
+        let (gids, lid) = (gid::table(&spec), gid::lid(&spec));
+        Self { ibv, profile, index, adapter, number, gids, guid, lid, spec }
     }
 
     /// Returns the device: its first port.

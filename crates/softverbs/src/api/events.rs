@@ -148,7 +148,9 @@ fn deliver(process: &Process, kind: u32, index: u32, id: u32) {
         }),
         _ => process.qps.with(index, |qp| {
             if qp.qpn == id {
-                push(Target::Qp(Arc::clone(qp)));
+                let only = qp.context.device.profile.only_qp_event;
+                let kind = only.filter(|_| matches!(kind, QP_FATAL..=QP_ACCESS_ERR)).unwrap_or(kind);
+                qp.context.events.push(Event { kind, target: Target::Qp(Arc::clone(qp)) });
             }
         }),
     };

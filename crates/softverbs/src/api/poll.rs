@@ -105,11 +105,15 @@ unsafe fn poll(
     service::help();
     // SAFETY: alive, as the caller guarantees.
     let this = unsafe { Cq::from_c(cq.cast()) }?;
-    if this.context.is_dead() {
+    let profile = this.context.device.profile;
+    if this.context.is_dead() && !profile.polls_after_removal {
         return Ok(0);
     }
     let mut done = 0;
-    let (taken, event) = this.ring(process)?.poll(n, |completion| {
+    let (taken, event) = this.ring(process)?.poll(n, |mut completion| {
+        if completion.status != 0 && !profile.opcode_in_errors {
+            completion.opcode = 0;
+        }
         free_place(process, &completion);
         count(process, this.context.device.index, &completion);
         take(done, &completion);

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rdma_sys as sys;
@@ -17,9 +17,8 @@ use crate::api::events;
 use crate::api::null::{NullQp, Ring};
 use crate::api::pd::Pd;
 use crate::api::srq::Srq;
-use crate::config::DeviceSpec;
 use crate::config::call::Call;
-use crate::limits::MAX_SGE;
+use crate::limits::MAX_QP_WR;
 use crate::log::fault;
 use crate::process::calls;
 use crate::process::counters::{self, QpLive};
@@ -66,6 +65,8 @@ pub(crate) struct Qp {
     /// in `Process::moving`.
     pub(crate) due: AtomicU64,
     pub(crate) acks: Acks,
+    /// How often a receive was posted to its own queue, or tried.
+    pub(crate) receive_posts: AtomicU32,
     pub(crate) counters: Arc<QpLive>,
     /// Index of its port.
     port: AtomicUsize,
@@ -93,21 +94,23 @@ struct Parts {
     srq: Option<Arc<Srq>>,
 }
 
-fn check_cap(cap: &sys::ibv_qp_cap, spec: &DeviceSpec) -> Result<(), Errno> {
+/// Checks the capabilities that a program asks for.
+fn check_cap(cap: &sys::ibv_qp_cap, device: &Device) -> Result<(), String> {
+    let Device { spec, profile, .. } = device;
+    let most_sends = spec.max_qp_wr.min(MAX_QP_WR / (profile.entries_per_send)(cap));
     let checks = [
-        ("max_send_wr", cap.max_send_wr, spec.max_qp_wr),
+        ("max_send_wr", cap.max_send_wr, most_sends),
         ("max_recv_wr", cap.max_recv_wr, spec.max_qp_wr),
-        ("max_send_sge", cap.max_send_sge, MAX_SGE),
-        ("max_recv_sge", cap.max_recv_sge, MAX_SGE),
+        ("max_send_sge", cap.max_send_sge, profile.max_send_sge),
+        ("max_recv_sge", cap.max_recv_sge, profile.max_recv_sge),
         ("max_inline_data", cap.max_inline_data, spec.max_inline_data),
     ];
     for (name, requested, max) in checks {
         if requested > max {
-            fault!("ibv_create_qp: {name} is {requested}, expected at most {max}");
-            return Err(Errno(libc::EINVAL));
+            return Err(format!("{name} is {requested}, expected at most {max}"));
         }
     }
-    Ok(())
+    (profile.refuses)(cap).map_or(Ok(()), |why| Err(why.to_owned()))
 }
 
 impl Qp {
@@ -121,8 +124,14 @@ impl Qp {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
         parts.pd.context.check()?;
-        check_cap(cap, parts.pd.context.device.spec)?;
+        let device = parts.pd.context.device;
+        check_cap(cap, device).map_err(|why| {
+            fault!("ibv_create_qp: {why}");
+            Errno(if device.profile.fails_without_errno { 0 } else { libc::EINVAL })
+        })?;
         cap.max_send_sge = cap.max_send_sge.max(1);
+        (device.profile.grants)(cap);
+        cap.max_inline_data = cap.max_inline_data.min(device.spec.max_inline_data);
         let process = process::get()?;
         process.service.ensure(process)?;
         let index = process.qps.reserve()?;
@@ -130,10 +139,13 @@ impl Qp {
             .back(QPS, index, size_of::<QpShared>())
             .and_then(|()| process.alloc(recv_queue::bytes(cap.max_recv_wr, cap.max_recv_sge)));
         let offset = made.inspect_err(|_| process.qps.remove(index))?;
-        let qpn = process.fabric.alloc_qpn(process.own.process, index).inspect_err(|_| {
-            process.free(offset, recv_queue::bytes(cap.max_recv_wr, cap.max_recv_sge));
-            process.qps.remove(index);
-        })?;
+        let qpn = process
+            .fabric
+            .alloc_qpn(process.own.process, index, device.profile.lowest_qpn)
+            .inspect_err(|_| {
+                process.free(offset, recv_queue::bytes(cap.max_recv_wr, cap.max_recv_sge));
+                process.qps.remove(index);
+            })?;
         init_entry(process, index, offset, qpn, &parts, cap)?;
         let qp = Arc::new(Self::new(parts, init, index, offset, qpn));
         process.qps.put(index, Arc::clone(&qp));
@@ -183,6 +195,7 @@ impl Qp {
             probe_at: AtomicU64::new(0),
             due: AtomicU64::new(mover::NONE),
             acks: Acks::default(),
+            receive_posts: AtomicU32::new(0),
             null: OnceLock::new(),
             null_receives: OnceLock::new(),
         }
@@ -231,8 +244,9 @@ impl Qp {
         shared.taken.store(0, Relaxed);
         shared.established.store(0, Relaxed);
         sq.clear();
-        self.send_cq.purge(self.qpn);
-        self.recv_cq.purge(self.qpn);
+        let keeps = self.context.device.profile.keeps_completions;
+        self.send_cq.forget(self.qpn, keeps);
+        self.recv_cq.forget(self.qpn, keeps);
         shared.sends_done.store(0, Release);
     }
 

@@ -8,7 +8,7 @@ use rdma_sys as sys;
 use crate::abi::border::{self, Errno};
 use crate::abi::handle::Handle;
 use crate::api::qp::{ERR, Qp, RESET};
-use crate::api::srq;
+use crate::api::srq::{On, post_list};
 use crate::log::fault;
 use crate::process;
 use crate::process::counters::{self, Live};
@@ -36,24 +36,25 @@ pub(crate) unsafe extern "C" fn post_recv(
         // SAFETY: alive, as the caller guarantees.
         let this = unsafe { Qp::from_c(qp) }?;
         let shared = this.shared(process)?;
-        let error = if this.srq.is_some() {
-            Some("the QP receives from an SRQ")
-        } else if shared.state.load(Acquire) == RESET {
-            Some("the QP is in state RESET")
-        } else {
-            None
+        let device = this.context.device;
+        let error = match (shared.state.load(Acquire), device.profile.post_in_err) {
+            _ if this.srq.is_some() => Some((libc::EINVAL, "the QP receives from an SRQ")),
+            (RESET, _) => Some((libc::EINVAL, "the QP is in state RESET")),
+            (ERR, Some(errno)) => Some((errno, "the QP is in state ERR (quirks)")),
+            _ => None,
         };
         let queue = Receives::new(&process.own, &shared.rq);
         let (None, Some(queue)) = (error, queue) else {
-            fault!("ibv_post_recv: QP {:#x}: {}", this.qpn, error.unwrap_or("max_recv_wr is 0"));
+            let (errno, why) = error.unwrap_or((libc::EINVAL, "max_recv_wr is 0"));
+            fault!("ibv_post_recv: QP {:#x}: {why}", this.qpn);
             // SAFETY: writable, as the caller guarantees.
             unsafe { bad.write(wr) };
-            return Err(Errno(libc::EINVAL));
+            return Err(device.profile.post_errno(Errno(errno)));
         };
-        let on = ("ibv_post_recv", this.context.device);
-        let (depth, max_sge) = (this.cap.max_recv_wr, this.cap.max_recv_sge);
+        let attempts = Some(&this.receive_posts);
+        let on = On { call: "ibv_post_recv", process, device, attempts };
         // SAFETY: a list of work requests and a writable pointer, as the caller guarantees.
-        let (n, result) = unsafe { srq::post_list(&queue, wr, bad, on, depth, max_sge) };
+        let (n, result) = unsafe { post_list(&queue, wr, bad, &on) };
         Live::add(&this.counters.own.receives, n);
         if let Some(device) = counters::of_device(this.port().index) {
             Live::add(&device.receives, n);

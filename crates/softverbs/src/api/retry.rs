@@ -40,7 +40,12 @@ impl Qp {
                 sq.connection.dest_qpn,
                 sq.connection.rnr_retry
             );
-            self.failed(process, sq, wqe, wc::IBV_WC_RNR_RETRY_EXC_ERR.into());
+            self.failed(
+                process,
+                sq,
+                wqe,
+                self.context.device.profile.failed_send(wc::IBV_WC_RNR_RETRY_EXC_ERR),
+            );
             return true;
         }
         let left = if left == 7 { 7 } else { left - 1 };
@@ -77,7 +82,12 @@ impl Qp {
                     wqe.wr_id,
                     wait / 1000
                 );
-                self.failed(process, sq, wqe, wc::IBV_WC_RETRY_EXC_ERR.into());
+                self.failed(
+                    process,
+                    sq,
+                    wqe,
+                    self.context.device.profile.failed_send(wc::IBV_WC_RETRY_EXC_ERR),
+                );
                 return true;
             }
             Some(block) if !block.rnr => {

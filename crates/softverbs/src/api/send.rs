@@ -14,7 +14,7 @@ use crate::api::events;
 use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS};
 use crate::clock;
 use crate::config::call::Call;
-use crate::config::quirks::FIRST_SGE_ALWAYS;
+use crate::config::profile::Profile;
 use crate::fault::CompletionStatus;
 use crate::log::fault;
 use crate::process::calls;
@@ -45,18 +45,20 @@ pub(crate) fn wc_opcode(opcode: u32) -> u32 {
 }
 
 /// Returns whether the driver reads an SGE although `num_sge` is 0, or an error where it would crash.
-fn reads_first_sge(process: &Process, qp: &Qp, wr: &sys::ibv_send_wr) -> Result<bool, (i32, String)> {
-    let plain = matches!(wr.opcode, op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_READ);
-    let quirk = qp.context.device.quirks & FIRST_SGE_ALWAYS != 0;
-    if !quirk || !plain || wr.send_flags & INLINE != 0 || wr.sg_list.is_null() {
+pub(super) fn reads_first_sge(
+    process: &Process,
+    profile: &Profile,
+    list: *const sys::ibv_sge,
+) -> Result<bool, (i32, String)> {
+    if !profile.reads_first_sge || list.is_null() {
         return Ok(false);
     }
     let mut sge = [0_u8; size_of::<sys::ibv_sge>()];
     let here = Pieces::one(sge.as_mut_ptr().expose_provenance() as u64, sge.len() as u64);
-    let list = Pieces::one(wr.sg_list.expose_provenance() as u64, sge.len() as u64);
-    let read = copy::run(&process.own, Direction::Read, &here, &list);
+    let there = Pieces::one(list.expose_provenance() as u64, sge.len() as u64);
+    let read = copy::run(&process.own, Direction::Read, &here, &there);
     let why = "it cannot be read, and the driver reads an SGE there although num_sge is 0 (quirks)";
-    read.map(|()| true).map_err(|_| (libc::EFAULT, format!("sg_list is {:p}: {why}", wr.sg_list)))
+    read.map(|()| true).map_err(|_| (libc::EFAULT, format!("sg_list is {list:p}: {why}")))
 }
 
 /// Validates a work request as `ibv_post_send` must. Returns its number of scatter/gather items and
@@ -65,12 +67,22 @@ fn reads_first_sge(process: &Process, qp: &Qp, wr: &sys::ibv_send_wr) -> Result<
 /// # Safety
 /// `wr.sg_list` has `wr.num_sge` items.
 unsafe fn check(process: &Process, qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(usize, u64), (i32, String)> {
+    let profile = qp.context.device.profile;
     let invalid = |why: String| Err((libc::EINVAL, why));
+    let plain = matches!(wr.opcode, op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_READ);
     let pieces = match usize::try_from(wr.num_sge) {
-        Ok(0) => usize::from(reads_first_sge(process, qp, wr)?),
+        Ok(0) if plain && wr.send_flags & INLINE == 0 => {
+            usize::from(reads_first_sge(process, profile, wr.sg_list)?)
+        }
         Ok(n) if n <= qp.cap.max_send_sge as usize => n,
-        _ => return invalid(format!("num_sge is {}, expected 0 to {}", wr.num_sge, qp.cap.max_send_sge)),
+        _ => {
+            let why = format!("num_sge is {}, expected 0 to {}", wr.num_sge, qp.cap.max_send_sge);
+            return Err((profile.too_many_send_sges, why));
+        }
     };
+    if !profile.immediates && matches!(wr.opcode, op::IBV_WR_RDMA_WRITE_WITH_IMM | op::IBV_WR_SEND_WITH_IMM) {
+        return invalid(String::from("the device has no immediates (quirks)"));
+    }
     if wr.opcode > op::IBV_WR_ATOMIC_FETCH_AND_ADD {
         return invalid(format!("opcode {} is not supported", wr.opcode));
     }
@@ -90,7 +102,7 @@ unsafe fn check(process: &Process, qp: &Qp, wr: &sys::ibv_send_wr) -> Result<(us
         if len > u64::from(qp.cap.max_inline_data) {
             let most = qp.cap.max_inline_data;
             return Err((
-                libc::ENOMEM,
+                profile.too_much_inline,
                 format!("{len} bytes of inline data, expected at most {most} (max_inline_data of the QP)"),
             ));
         }
@@ -279,7 +291,11 @@ impl Qp {
         let completion = self.completion(sq, wqe, with, 0);
         cq::complete(process, &process.own, self.send_cq.index, &completion);
         sq.advance();
-        self.enter_error(process, None);
+        let retries_are_over = matches!(with.status, wc::IBV_WC_RETRY_EXC_ERR | wc::IBV_WC_RNR_RETRY_EXC_ERR);
+        self.enter_error(
+            process,
+            self.context.device.profile.event_after_retries.filter(|_| retries_are_over),
+        );
     }
 
     /// Moves the QP to ERR.
@@ -294,7 +310,7 @@ impl Qp {
     fn flush(&self, process: &Process, sq: &mut SendQueue) {
         while sq.head != sq.tail {
             let wqe = sq.wqes[sq.slot(sq.head)];
-            let completion = self.completion(sq, &wqe, wc::IBV_WC_WR_FLUSH_ERR.into(), 0);
+            let completion = self.completion(sq, &wqe, self.context.device.profile.flushed(), 0);
             cq::complete(process, &process.own, self.send_cq.index, &completion);
             sq.advance();
         }
@@ -356,9 +372,15 @@ pub(crate) unsafe extern "C" fn post_send(
         let mut sq = this.lock_sq();
         let state = this.shared(process)?.state.load(Acquire);
         let mut result = Ok(());
-        if matches!(state, RESET | INIT | RTR) {
+        let profile = this.context.device.profile;
+        let refused = match state {
+            RESET | INIT | RTR => profile.send_before_rts,
+            ERR => profile.post_in_err,
+            _ => None,
+        };
+        if let Some(errno) = refused {
             fault!("ibv_post_send: QP {:#x} is in state {state}, expected RTS (3)", this.qpn);
-            result = Err(Errno(libc::EINVAL));
+            result = Err(Errno(errno));
         }
         let now = clock::now();
         let mut posted = false;
@@ -375,10 +397,11 @@ pub(crate) unsafe extern "C" fn post_send(
             on_counters(this, |live| Live::add(&live.doorbells, 1));
             this.drain(process, &mut sq, true);
         }
-        if result.is_err() {
+        // No doorbell asks to be tried again.
+        if result.is_err_and(|errno| !profile.hides_bad_wr || errno.0 == libc::EAGAIN) {
             // SAFETY: writable, as the caller guarantees.
             unsafe { bad.write(wr) };
         }
-        result
+        result.map_err(|errno| profile.post_errno(errno))
     })
 }

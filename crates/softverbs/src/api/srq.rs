@@ -3,8 +3,8 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
 use rdma_sys as sys;
@@ -15,15 +15,15 @@ use crate::api::device::{Context, Device};
 use crate::api::events;
 use crate::api::null::Ring;
 use crate::api::pd::Pd;
+use crate::api::send::reads_first_sge;
 use crate::config::Capability;
 use crate::config::call::Call;
-use crate::limits::MAX_SRQ_SGE;
 use crate::log::fault;
 use crate::process::calls;
 use crate::process::counters::{self, Live};
 use crate::process::{self, Process};
 use crate::shm::layout::{SRQS, SrqShared};
-use crate::shm::recv_queue::{self, Receives};
+use crate::shm::recv_queue::{self, NotQueued, Receives};
 
 const MAX_WR: c_int = 1;
 const LIMIT: c_int = 2;
@@ -57,15 +57,17 @@ unsafe impl Send for Srq {}
 
 impl Srq {
     fn create(pd: Arc<Pd>, init: &mut sys::ibv_srq_init_attr) -> Result<Arc<Self>, Errno> {
-        let (depth, max_sge) = (init.attr.max_wr, init.attr.max_sge.max(1));
-        let spec = pd.context.device.spec;
-        let most = spec.max_srq_wr;
-        if !(1..=most).contains(&depth) || max_sge > MAX_SRQ_SGE {
+        let sys::ibv_srq_attr { max_wr: depth, max_sge, .. } = init.attr;
+        let Device { spec, profile, .. } = pd.context.device;
+        let most = spec.max_srq_wr - profile.srq_wr_short;
+        let sges = u32::from(profile.srq_needs_sge)..=profile.max_srq_sge;
+        if !(1..=most).contains(&depth) || !sges.contains(&max_sge) {
             fault!(
-                "ibv_create_srq: max_wr {depth} (expected 1 to {most}), max_sge {max_sge} (expected at most {MAX_SRQ_SGE})"
+                "ibv_create_srq: max_wr {depth} (expected 1 to {most}), max_sge {max_sge} (expected {sges:?})"
             );
             return Err(Errno(libc::EINVAL));
         }
+        let (depth, max_sge) = ((profile.grants_srq_wr)(depth), max_sge.max(1));
         pd.context.check()?;
         if spec.without.iter().any(|lacks| matches!(lacks, Capability::Srq | Capability::SrqCalls)) {
             fault!("ibv_create_srq: {} does not support shared receive queues", spec.name);
@@ -80,7 +82,7 @@ impl Srq {
                 init_entry(process, index, offset, depth, max_sge, pd.id).map(|id| (offset, id))
             });
         let (offset, id) = made.inspect_err(|_| process.srqs.remove(index))?;
-        init.attr.max_sge = max_sge;
+        (init.attr.max_wr, init.attr.max_sge) = (depth, max_sge);
         // SAFETY: integers, pointers and C locks may all be zero.
         let mut ibv: sys::ibv_srq = unsafe { MaybeUninit::zeroed().assume_init() };
         ibv.context = pd.context.as_ptr();
@@ -200,15 +202,61 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         let this = unsafe { Srq::from_c(srq) }?;
         let shared = this.shared(process)?;
         let queue = Receives::new(&process.own, &shared.rq).ok_or(Errno(libc::EIO))?;
-        let on = ("ibv_post_srq_recv", this.context.device);
+        let on = On { call: "ibv_post_srq_recv", process, device: this.context.device, attempts: None };
         // SAFETY: a list of work requests and a writable pointer, as the caller guarantees.
-        let posted = unsafe { post_list(&queue, wr, bad, on, this.depth, this.max_sge) };
-        let (n, result) = posted;
+        let (n, result) = unsafe { post_list(&queue, wr, bad, &on) };
         if let Some(device) = counters::of_device(this.context.device.index) {
             Live::add(&device.receives, n);
         }
         result
     })
+}
+
+/// What posts receives.
+pub(crate) struct On<'a> {
+    pub(crate) call: &'static str,
+    pub(crate) process: &'a Process,
+    pub(crate) device: &'static Device,
+    /// Counts the posts to a QP's own queue.
+    pub(crate) attempts: Option<&'a AtomicU32>,
+}
+
+impl On<'_> {
+    /// Posts one receive, unless the driver refuses it.
+    ///
+    /// # Safety
+    /// `wr` is a work request with its scatter list.
+    unsafe fn post(&self, queue: &Receives<'_>, wr: &sys::ibv_recv_wr) -> Result<(), (Errno, String)> {
+        let profile = self.device.profile;
+        let attempt = self.attempts.map_or(0, |attempts| attempts.fetch_add(1, Relaxed));
+        if profile.puts_receives_off > 0
+            && attempt % profile.puts_receives_off == profile.puts_receives_off - 1
+        {
+            return Err((Errno(libc::EAGAIN), String::from("the adapter still has the entry (quirks)")));
+        }
+        let injected = |errno: Errno| (errno, format!("errno {}, as injected", errno.0));
+        calls::begin(self.device, Call::PostRecv).map_err(injected)?;
+        let mut wr = *wr;
+        if wr.num_sge == 0 {
+            if profile.receives_need_sge {
+                return Err((Errno(libc::EINVAL), String::from("num_sge is 0 (quirks)")));
+            }
+            let first = reads_first_sge(self.process, profile, wr.sg_list);
+            wr.num_sge = c_int::from(first.map_err(|(errno, why)| (Errno(errno), why))?);
+        }
+        // SAFETY: guaranteed by the caller, and an SGE in place of none was just read.
+        unsafe { queue.post(&wr) }.map_err(|why| match why {
+            NotQueued::Full(depth) => (
+                Errno(libc::ENOMEM),
+                format!("the queue is full: {depth} receives are posted and their completions not polled"),
+            ),
+            NotQueued::Sges(most) => (
+                Errno(profile.too_many_recv_sges),
+                format!("num_sge is {}, expected at most {most}", wr.num_sge),
+            ),
+            NotQueued::Broken => (Errno(libc::EIO), String::from("the queue is damaged")),
+        })
+    }
 }
 
 /// Posts a list of receives. Returns the number of posted ones. On failure `bad` is the first that
@@ -220,26 +268,17 @@ pub(crate) unsafe fn post_list(
     queue: &Receives<'_>,
     mut wr: *mut sys::ibv_recv_wr,
     bad: *mut *mut sys::ibv_recv_wr,
-    (call, device): (&str, &'static Device),
-    depth: u32,
-    max_sge: u32,
+    on: &On<'_>,
 ) -> (u64, Result<(), Errno>) {
     let mut n = 0;
     // SAFETY: null or a work request with its scatter list, as the caller guarantees.
     while let Some(request) = unsafe { wr.as_ref() } {
-        let posted = calls::begin(device, Call::PostRecv);
         // SAFETY: as above.
-        if let Err(errno) = posted.and_then(|()| unsafe { queue.post(request) }) {
-            match errno.0 {
-                libc::ENOMEM => fault!(
-                    "{call}: the queue is full: {depth} receives are posted and their completions not polled"
-                ),
-                libc::EINVAL => fault!("{call}: num_sge is {}, expected at most {max_sge}", request.num_sge),
-                _ => {}
-            }
+        if let Err((errno, why)) = unsafe { on.post(queue, request) } {
+            fault!("{}: {why}", on.call);
             // SAFETY: writable, as the caller guarantees.
             unsafe { bad.write(wr) };
-            return (n, Err(errno));
+            return (n, Err(on.device.profile.post_errno(errno)));
         }
         n += 1;
         wr = request.next;

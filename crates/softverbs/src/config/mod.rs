@@ -5,6 +5,8 @@ pub(crate) mod call;
 pub(crate) mod check;
 pub(crate) mod gid;
 pub(crate) mod parse;
+pub(crate) mod profile;
+mod providers;
 pub(crate) mod quantity;
 pub(crate) mod quirks;
 mod spec;

@@ -1,60 +1,50 @@
-//! Where the drivers of adapters differ from the verbs specification.
-//!
-//! A deviation is a bit with its source in rdma-core. A row of `TABLE` has those of one provider.
+//! Which provider of rdma-core a device imitates.
 
 use std::sync::OnceLock;
 
 use super::DeviceSpec;
+use super::profile::{Profile, STRICT};
+use super::providers::{BNXT_RE, ERDMA, HNS, IONIC, IRDMA, MLX5, RXE, SIW};
 
 /// Name of the environment variable with the quirks of devices that name none.
 pub const QUIRKS_VAR: &str = "SOFTVERBS_QUIRKS";
 
-/// A receive without an SGE in a shared receive queue is malformed. Posting it succeeds. The adapter
-/// notices when a message consumes it: the receive completes with `IBV_WC_LOC_QP_OP_ERR`, and the
-/// requester with `IBV_WC_REM_OP_ERR`.
-///
-/// Source: `bnxt_re_post_recv` in providers/bnxt_re/verbs.c gives an entry of a QP's own queue an
-/// SGE of length 0, since the adapter needs one. `bnxt_re_build_srqe` there does not: its entry
-/// consists of the header alone.
-pub(crate) const SRQ_RECEIVE_NEEDS_SGE: u32 = 1;
-
-/// A WRITE without an immediate, or a READ, uses the first SGE even if `num_sge` is 0, unless
-/// `sg_list` is null. WRITEs with an immediate, inline data and other opcodes keep to `num_sge`.
-///
-/// Source: `irdma_uk_rdma_write` and `irdma_uk_rdma_read` in providers/irdma/uk.c put
-/// `lo_sg_list` into the first fragment. `irdma_uk_send` there looks at the number first.
-pub(crate) const FIRST_SGE_ALWAYS: u32 = 1 << 1;
-
 /// The deviations of a device from the verbs specification: those of a provider of rdma-core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[repr(u32)]
 pub enum Quirks {
     /// The device does what the specification says.
     None,
+    /// NVIDIA's provider `mlx5`.
+    Mlx5,
     /// Broadcom's provider `bnxt_re`.
     BnxtRe,
-    /// Intel's provider `irdma`.
+    /// Intel's provider `irdma`, as on E810.
     Irdma,
+    /// AMD's provider `ionic`.
+    Ionic,
+    /// Alibaba's provider `erdma`, in its RoCE mode.
+    Erdma,
+    /// HiSilicon's provider `hns`.
+    Hns,
+    /// The kernel's software RoCE, `rxe`.
+    Rxe,
+    /// The kernel's software iWARP, `siw`.
+    Siw,
 }
 
-const TABLE: [(Quirks, &str, u32); 3] = [
-    (Quirks::None, "none", 0),
-    (Quirks::BnxtRe, "bnxt_re", SRQ_RECEIVE_NEEDS_SGE),
-    (Quirks::Irdma, "irdma", FIRST_SGE_ALWAYS),
-];
+/// In the order of [`Quirks`].
+static PROFILES: [Profile; 9] = [STRICT, MLX5, BNXT_RE, IRDMA, IONIC, ERDMA, HNS, RXE, SIW];
 
 impl Quirks {
     /// Parses the name of a provider.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let row = TABLE.iter().find(|(_, name, _)| *name == text);
-        row.map(|(quirks, ..)| *quirks).ok_or_else(|| {
-            let names: Vec<_> = TABLE.iter().map(|(_, name, _)| *name).collect();
+        let row = PROFILES.iter().find(|profile| profile.name == text);
+        row.map(|profile| profile.quirks).ok_or_else(|| {
+            let names: Vec<_> = PROFILES.iter().map(|profile| profile.name).collect();
             format!("found {text:?}, expected one of {}", names.join(", "))
         })
-    }
-
-    fn bits(self) -> u32 {
-        TABLE.iter().find(|(quirks, ..)| *quirks == self).map_or(0, |(.., bits)| *bits)
     }
 }
 
@@ -69,9 +59,14 @@ pub(super) fn default() -> Result<Quirks, &'static str> {
     DEFAULT.get_or_init(read).as_ref().copied().map_err(String::as_str)
 }
 
-/// Returns the deviations of a device as bits.
-pub(crate) fn of(spec: &DeviceSpec) -> u32 {
-    spec.quirks.or(default().ok()).map_or(0, Quirks::bits)
+/// Returns the profile of a device.
+pub(crate) fn of(spec: &DeviceSpec) -> &'static Profile {
+    at(spec.quirks.or(default().ok()).map_or(0, |quirks| quirks as u32))
+}
+
+/// Returns the profile of a number in shared memory; that of the specification for an unknown one.
+pub(crate) fn at(number: u32) -> &'static Profile {
+    PROFILES.get(number as usize).unwrap_or(&PROFILES[0])
 }
 
 #[cfg(test)]
@@ -79,11 +74,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_provider_is_found_by_its_name() {
-        for (quirks, name, bits) in TABLE {
-            assert_eq!((Quirks::parse(name), quirks.bits()), (Ok(quirks), bits));
+    fn each_provider_is_found_by_its_name_and_its_number() {
+        for (number, profile) in (0..).zip(&PROFILES) {
+            assert_eq!((Quirks::parse(profile.name), profile.quirks as u32), (Ok(profile.quirks), number));
+            assert_eq!(at(number).name, profile.name);
         }
+        assert_eq!(at(u32::MAX).name, "none");
         let error = Quirks::parse("bnxt").expect_err("no provider");
-        assert_eq!(error, "found \"bnxt\", expected one of none, bnxt_re, irdma");
+        assert!(error.starts_with("found \"bnxt\", expected one of none, mlx5, bnxt_re"), "{error}");
     }
 }

@@ -186,6 +186,11 @@ impl DeviceSpec {
         self.name.split_once('/').map_or(&self.name, |(device, _)| device)
     }
 
+    /// Returns whether the device has a capability.
+    pub fn has(&self, capability: Capability) -> bool {
+        !self.without.contains(&capability)
+    }
+
     /// Parses and validates a list in the format of `SOFTVERBS_DEVICES`.
     ///
     /// # Errors

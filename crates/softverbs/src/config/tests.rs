@@ -91,8 +91,8 @@ fn a_device_may_lack_what_others_have() {
 fn a_device_may_have_the_quirks_of_a_provider() {
     let quirks = |text: &str| good(&format!("a:addr=10.0.0.1/24{text}"))[0].quirks;
     assert_eq!(quirks(""), None);
-    let named = ["none", "bnxt_re", "irdma"].map(|name| quirks(&format!(",quirks={name}")));
-    assert_eq!(named, [Quirks::None, Quirks::BnxtRe, Quirks::Irdma].map(Some));
+    let named = ["none", "bnxt_re", "siw"].map(|name| quirks(&format!(",quirks={name}")));
+    assert_eq!(named, [Quirks::None, Quirks::BnxtRe, Quirks::Siw].map(Some));
 }
 
 #[test]
@@ -240,7 +240,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("a:addr=10.0.0.1/24,grh=on", "found lmc, subnet, flid or grh, which only link=ib has"),
     ("a:addr=10.0.0.1/24,flid=3", "found lmc, subnet, flid or grh, which only link=ib has"),
     ("a:addr=10.0.0.1/24,loopback=no", "loopback=no: expected on or off"),
-    ("a:addr=10.0.0.1/24,quirks=", "found \"\", expected one of none, bnxt_re, irdma"),
+    ("a:addr=10.0.0.1/24,quirks=", "found \"\", expected one of none, mlx5, bnxt_re"),
 ];
 
 #[test]

@@ -25,9 +25,6 @@ pub(crate) enum Counter {
     ReceiverNotReady,
 }
 
-/// The names of the files, in the order of [`Counter`].
-const NAMES: [&str; 4] = ["roce_adp_retrans", "local_ack_timeout_err", "packet_seq_err", "rnr_nak_retry_err"];
-
 /// The counters of a device, which all processes of the fabric that have the device share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -91,7 +88,8 @@ fn write(device: &Device, values: [u64; 4]) -> io::Result<()> {
     let folder = format!("{}/ports/{}/hw_counters", device.adapter().ibdev_path(), device.number);
     let folder = Path::new(&folder);
     fs::create_dir_all(folder)?;
-    for (name, value) in NAMES.iter().zip(values) {
+    for (name, value) in device.profile.counters.iter().zip(values) {
+        let Some(name) = name else { continue };
         let text = format!("{value}\n");
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join(name))?;
         file.write_all_at(text.as_bytes(), 0)?;

@@ -194,7 +194,7 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
         shared.lmc.store(device.spec.lmc.into(), Relaxed);
         shared.grh_required.store(device.spec.grh_required.into(), Relaxed);
         shared.loopback.store(device.spec.loopback.into(), Relaxed);
-        shared.quirks.store(device.quirks, Relaxed);
+        shared.quirks.store(device.profile.quirks as u32, Relaxed);
         shared.adapter.store(u32::try_from(device.adapter().index).unwrap_or(0), Relaxed);
         wire.store(device.spec.wire, Relaxed);
         mtu.store(device.spec.mtu.min(device.spec.path_mtu.unwrap_or(device.spec.mtu)), Relaxed);

@@ -163,11 +163,12 @@ impl Fabric {
         }
     }
 
-    /// Allocates a QP number for entry `index` of process `process`.
-    pub(crate) fn alloc_qpn(&self, process: u32, index: u32) -> Result<u32, Errno> {
+    /// Allocates a QP number for entry `index` of process `process`: the lowest free one, which may have
+    /// been another QP's a moment ago, or one that comes back as late as possible.
+    pub(crate) fn alloc_qpn(&self, process: u32, index: u32, lowest: bool) -> Result<u32, Errno> {
         let shared = self.shared();
         let _guard = shared.lock.lock();
-        let start = shared.next_qpn.load(Relaxed) as usize;
+        let start = if lowest { 0 } else { shared.next_qpn.load(Relaxed) as usize };
         let usable = QPNS - FIRST_QPN;
         for step in 0..usable {
             let at = FIRST_QPN + (start + step) % usable;
@@ -175,13 +176,15 @@ impl Fabric {
             if slot.qpn.load(Relaxed) != 0 {
                 continue;
             }
-            let uses = slot.uses.load(Relaxed).wrapping_add(1) & 0xff;
+            let uses = if lowest { 0 } else { slot.uses.load(Relaxed).wrapping_add(1) & 0xff };
             let qpn = (uses << 16) | u32::try_from(at).unwrap_or(0);
             slot.uses.store(uses, Relaxed);
             slot.process.store(process, Relaxed);
             slot.index.store(index, Relaxed);
             slot.qpn.store(qpn, Release);
-            shared.next_qpn.store(u32::try_from(at + 1 - FIRST_QPN).unwrap_or(0), Relaxed);
+            if !lowest {
+                shared.next_qpn.store(u32::try_from(at + 1 - FIRST_QPN).unwrap_or(0), Relaxed);
+            }
             return Ok(qpn);
         }
         fault!("fabric {}: all {usable} QP numbers are in use", self.path.display());

@@ -85,7 +85,7 @@ pub(crate) struct DeviceShared {
     pub(crate) grh_required: AtomicU32,
     /// 1 if packets of the port to itself arrive.
     pub(crate) loopback: AtomicU32,
-    /// The deviations of its driver from the specification, as bits of `config::quirks`.
+    /// The number of its profile (`config::quirks`).
     pub(crate) quirks: AtomicU32,
     /// Index of the first port of the device. All ports of a device have the same life.
     pub(crate) adapter: AtomicU32,

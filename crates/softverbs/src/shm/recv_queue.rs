@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use rdma_sys as sys;
 
-use crate::abi::border::Errno;
 use crate::limits::MAX_SGE;
 use crate::shm::layout::RecvQueue;
 use crate::shm::mutex::Guard;
@@ -32,6 +31,17 @@ impl Taken {
     pub(crate) fn sges(&self) -> &[Sge] {
         self.sges.get(..self.count).unwrap_or(&[])
     }
+}
+
+/// Why a receive is not in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotQueued {
+    /// All entries, of this number, are in use.
+    Full(u32),
+    /// It has more SGEs than this.
+    Sges(u32),
+    /// The queue has no such slot.
+    Broken,
 }
 
 /// A view of a receive queue in a segment.
@@ -109,23 +119,22 @@ impl<'a> Receives<'a> {
         rq.taker.store(0, Release);
     }
 
-    /// Appends a receive. Fails with ENOMEM if the queue is full, and with EINVAL for too many
-    /// items.
+    /// Appends a receive.
     ///
     /// # Safety
     /// `wr.sg_list` has `wr.num_sge` items.
-    pub(crate) unsafe fn post(&self, wr: &sys::ibv_recv_wr) -> Result<(), Errno> {
+    pub(crate) unsafe fn post(&self, wr: &sys::ibv_recv_wr) -> Result<(), NotQueued> {
         let rq = self.rq;
-        let count = usize::try_from(wr.num_sge).map_err(|_| Errno(libc::EINVAL))?;
-        if count > rq.max_sge.load(Relaxed) as usize {
-            return Err(Errno(libc::EINVAL));
-        }
+        let most = rq.max_sge.load(Relaxed);
+        let count = usize::try_from(wr.num_sge).ok().filter(|count| *count <= most as usize);
+        let count = count.ok_or(NotQueued::Sges(most))?;
         let _guard = self.lock();
-        if rq.outstanding.load(Acquire) >= rq.depth.load(Relaxed) {
-            return Err(Errno(libc::ENOMEM));
+        let depth = rq.depth.load(Relaxed);
+        if rq.outstanding.load(Acquire) >= depth {
+            return Err(NotQueued::Full(depth));
         }
         let tail = rq.tail.load(Relaxed);
-        let [wr_id, n, pieces @ ..] = self.slot(tail) else { return Err(Errno(libc::EIO)) };
+        let [wr_id, n, pieces @ ..] = self.slot(tail) else { return Err(NotQueued::Broken) };
         wr_id.store(wr.wr_id, Relaxed);
         n.store(count as u64, Relaxed);
         for (i, words) in pieces.chunks_exact(2).take(count).enumerate() {

@@ -37,7 +37,7 @@ pub(super) struct Ends<'a> {
 impl Ends<'_> {
     fn failed(&self, status: u32, why: std::fmt::Arguments<'_>) -> Step {
         fault!("QP {:#x}, wr_id {:#x}: {why}", self.qp.qpn, self.wqe.wr_id);
-        Step::Failed(status.into())
+        Step::Failed(self.qp.context.device.profile.failed_send(status))
     }
 
     /// Checks that the peer's QP allows such requests. If not, that QP enters ERR too.
@@ -197,7 +197,8 @@ impl Ends<'_> {
             Err(step) => return step,
         };
         let room: u64 = taken.sges().iter().map(|sge| u64::from(sge.len)).sum();
-        let fail_receive = |status: u32| self.to.fail(&taken, &self.arrival(0), status.into());
+        let fail_receive =
+            |status: u32| self.to.fail(&taken, &self.arrival(0), self.to.profile().failed_recv(status));
         if len > room {
             fail_receive(wc::IBV_WC_LOC_LEN_ERR);
             return self.failed(

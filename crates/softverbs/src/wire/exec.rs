@@ -74,7 +74,7 @@ pub(crate) fn run(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Step {
     let (wqe, sges, inline) = sq.first();
     let local = match gather(process, qp, &wqe, sges, inline) {
         Ok(local) => local,
-        Err(status) => return Step::Failed(status.into()),
+        Err(status) => return Step::Failed(qp.context.device.profile.failed_send(status)),
     };
     let connection = sq.connection;
     let since = wqe.posted_at.max(sq.not_before);

@@ -10,6 +10,7 @@ use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
 use crate::config::Capability;
 use crate::config::call::Call;
+use crate::config::profile::Srqs;
 use crate::limits;
 
 /// Not assigned to any vendor: tools must not mistake the device for a real one.
@@ -46,8 +47,9 @@ fn attributes(device: &Device) -> sys::ibv_device_attr {
     attr.max_qp = int(limits::MAX_QP);
     attr.max_qp_wr = int(device.spec.max_qp_wr);
     attr.device_cap_flags = CAPS;
-    attr.max_sge = int(limits::MAX_SGE);
-    attr.max_sge_rd = int(limits::MAX_SGE);
+    // erdma, where receives have fewer, reports that of sends.
+    attr.max_sge = int(device.profile.max_send_sge);
+    attr.max_sge_rd = int(device.profile.max_send_sge);
     attr.max_cq = int(limits::MAX_CQ);
     attr.max_cqe = int(limits::MAX_CQE);
     attr.max_mr = int(limits::MAX_MR);
@@ -59,7 +61,9 @@ fn attributes(device: &Device) -> sys::ibv_device_attr {
     if !device.spec.without.contains(&Capability::Srq) {
         attr.max_srq = int(limits::MAX_SRQ);
         attr.max_srq_wr = int(device.spec.max_srq_wr);
-        attr.max_srq_sge = int(limits::MAX_SRQ_SGE);
+        attr.max_srq_sge = int(device.profile.max_srq_sge);
+    } else if device.profile.srqs == Srqs::MissingWithDepth {
+        attr.max_srq_wr = int(device.spec.max_srq_wr);
     }
     attr.max_pkeys = u16::try_from(device.spec.pkeys.len()).unwrap_or(u16::MAX);
     attr.local_ca_ack_delay = ACK_DELAY;

@@ -23,8 +23,6 @@ const GRH_REQUIRED: u8 = 1;
 const PHYS_POLLING: u8 = 2;
 /// `LinkUp`
 const PHYS_LINK_UP: u8 = 5;
-/// `IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS`
-const CAPS_ROCE: u32 = 1 << 16 | 1 << 26;
 /// `IBV_PORT_SYS_IMAGE_GUID_SUP | IBV_PORT_EXTENDED_SPEEDS_SUP | IBV_PORT_CM_SUP`
 const CAPS_INFINIBAND: u32 = 1 << 11 | 1 << 14 | 1 << 16;
 /// Exponent of the subnet timeout, about 1 s, as subnet managers set it.
@@ -98,7 +96,8 @@ fn attributes(device: &Device) -> PortAttr {
     attr.max_vl_num = 1;
     attr.lid = device.lid;
     attr.lmc = device.spec.lmc;
-    let (speed, width) = speed_and_width(port::rate(device));
+    let measured = || speed_and_width(port::rate(device));
+    let (speed, width) = device.profile.fixed_speed.unwrap_or_else(measured);
     // As in the kernel: the older field is capped at NDR.
     attr.active_speed = u8::try_from(speed).unwrap_or(FASTEST_OLD);
     attr.active_width = width;
@@ -106,7 +105,8 @@ fn attributes(device: &Device) -> PortAttr {
     match device.spec.link_layer {
         LinkLayer::Ethernet => {
             attr.link_layer = LINK_ETHERNET;
-            attr.port_cap_flags = CAPS_ROCE;
+            attr.port_cap_flags = device.profile.roce_cap_flags;
+            attr.lid = device.profile.roce_lid;
             attr.flags = GRH_REQUIRED;
         }
         LinkLayer::InfiniBand => {

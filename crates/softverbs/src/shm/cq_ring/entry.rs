@@ -41,6 +41,10 @@ pub(crate) struct Completion {
     pub(crate) ends: u32,
 }
 
+/// Codes of `Queue` in an entry; those of the queues of a QP are below.
+const SRQ: u32 = 2;
+const NONE: u32 = 3;
+
 pub(super) fn get(index: &AtomicU32) -> u32 {
     index.load(Relaxed)
 }
@@ -49,8 +53,8 @@ pub(super) fn fill(entry: &CqEntry, c: &Completion, ready_at: u64) {
     let (queue, owner, done) = match c.queue {
         Queue::Send(qp, done) => (0, qp, done),
         Queue::Recv(qp) => (1, qp, 0),
-        Queue::Srq(srq) => (2, srq, 0),
-        Queue::None => (3, 0, 0),
+        Queue::Srq(srq) => (SRQ, srq, 0),
+        Queue::None => (NONE, 0, 0),
     };
     entry.ready_at.store(ready_at, Relaxed);
     entry.wr_id.store(c.wr_id, Relaxed);
@@ -67,6 +71,13 @@ pub(super) fn fill(entry: &CqEntry, c: &Completion, ready_at: u64) {
     entry.queue.store(queue, Relaxed);
     entry.owner.store(owner, Relaxed);
     entry.done.store(done, Relaxed);
+}
+
+/// Detaches an entry from a queue of a QP.
+pub(super) fn disown(entry: &CqEntry) {
+    if get(&entry.queue) < SRQ {
+        entry.queue.store(NONE, Relaxed);
+    }
 }
 
 pub(super) fn read(entry: &CqEntry) -> Completion {
@@ -86,7 +97,7 @@ pub(super) fn read(entry: &CqEntry) -> Completion {
         queue: match get(&entry.queue) {
             0 => Queue::Send(owner, get(&entry.done)),
             1 => Queue::Recv(owner),
-            2 => Queue::Srq(owner),
+            SRQ => Queue::Srq(owner),
             _ => Queue::None,
         },
         ends: 0,

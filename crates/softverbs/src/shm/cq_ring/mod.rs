@@ -279,6 +279,19 @@ impl<'a> Ring<'a> {
         }
     }
 
+    /// Lets the entries of QP `qpn` free no slot of its queues when they are polled. Those of an SRQ
+    /// still do.
+    pub(crate) fn disown(&self, qpn: u32) {
+        let _guard = self.lock();
+        let mut link = get(&self.cq.head);
+        while let Some(entry) = self.entry(link) {
+            if get(&entry.qpn) == qpn {
+                entry::disown(entry);
+            }
+            link = get(&entry.next);
+        }
+    }
+
     /// Considers entries that have become visible for an event. Returns whether an event is due,
     /// and when to check again.
     pub(crate) fn announce(&self, now: u64) -> (bool, Option<u64>) {

@@ -10,7 +10,8 @@ use crate::api::cq;
 use crate::api::events;
 use crate::api::qp::{ERR, RTR, RTS, SQD};
 use crate::clock;
-use crate::config::quirks::SRQ_RECEIVE_NEEDS_SGE;
+use crate::config::profile::Profile;
+use crate::config::quirks;
 use crate::fault::CompletionStatus;
 use crate::process::Process;
 use crate::shm::cq_ring::{Completion, Queue, Ring};
@@ -96,6 +97,11 @@ impl<'a> Responder<'a> {
         self.peer.header().devices.get(self.qp.device.load(Relaxed) as usize)
     }
 
+    /// Returns what the provider of the QP's device does.
+    pub(crate) fn profile(&self) -> &'static Profile {
+        quirks::at(self.device().map_or(0, |device| device.quirks.load(Relaxed)))
+    }
+
     /// Returns how long a requester waits if there is no receive, in nanoseconds.
     pub(crate) fn rnr_wait(&self) -> u64 {
         let code = self.qp.min_rnr_timer.load(Relaxed) as usize;
@@ -133,10 +139,10 @@ impl<'a> Responder<'a> {
     /// Returns how a receive ends that the QP's driver has built in a way that its adapter refuses, and
     /// the reason.
     pub(crate) fn defect(&self, taken: &Taken) -> Option<(CompletionStatus, &'static str)> {
-        let quirks = self.device()?.quirks.load(Relaxed);
-        let malformed =
-            quirks & SRQ_RECEIVE_NEEDS_SGE != 0 && self.srq().is_some() && taken.sges().is_empty();
-        malformed.then(|| (wc::IBV_WC_LOC_QP_OP_ERR.into(), "a receive of an SRQ without an SGE (quirks)"))
+        let profile = self.profile();
+        let malformed = profile.srq_receives_need_sge && self.srq().is_some() && taken.sges().is_empty();
+        let status = || profile.failed_recv(wc::IBV_WC_LOC_QP_OP_ERR);
+        malformed.then(|| (status(), "a receive of an SRQ without an SGE (quirks)"))
     }
 
     /// Returns the addresses of the first `len` bytes of the receive's buffers.
@@ -237,7 +243,7 @@ impl<'a> Responder<'a> {
     fn flush_one(&self, wr_id: u64) {
         let nothing =
             Arrival { ready_at: 0, len: 0, imm: None, by_write: false, solicited: false, src_qp: 0 };
-        self.push(wr_id, &nothing, wc::IBV_WC_WR_FLUSH_ERR.into());
+        self.push(wr_id, &nothing, self.profile().flushed());
     }
 }
 
