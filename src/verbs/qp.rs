@@ -211,7 +211,8 @@ impl Qp<Fresh> {
             number,
             // The device may provide a deeper queue, but the CQ was made for the requested depth.
             send_depth: init.cap.max_send_wr.min(options.send_depth),
-            inline: init.cap.max_inline_data,
+            // All or none: mlx5 and ionic have some even if none are requested.
+            inline: if init.cap.max_inline_data < options.inline { 0 } else { init.cap.max_inline_data },
             reached: Reached::Reset,
             state: PhantomData,
         })
