@@ -63,6 +63,10 @@ random-faults: setup-test ## Draw COUNT (default 2000) scenarios: any faults tha
 # Of make soak, and of make fuzz.
 SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,600)
 
+.PHONY: hwcheck-faults
+hwcheck-faults: setup-test build ## Let mpib hwcheck find every seeded fault, not every third as in make test
+	@export HWCHECK_FAULTS=all; $(cargo) test --locked --workspace --test cli hwcheck::every_seeded_fault -- --nocapture
+
 .PHONY: soak
 soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks; FLAPS=1: while a rail goes down and up
 	@export SOAK_SECONDS=$(SECONDS) SOAK_FLAPS=$(FLAPS) TEST_SHOW=1; $(cargo) test --locked --workspace --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'

@@ -9,6 +9,7 @@ use nccl_net_mpib_agent_iface::doctor::{
 use nix::net::if_::if_indextoname;
 
 use super::checks;
+use super::verb_times::verb_times;
 use crate::config::Config;
 use crate::control::{Interface, Options, interfaces, reachable};
 use crate::device::{self, PortView, Survey, survey};
@@ -41,7 +42,7 @@ pub(crate) fn report() -> Report {
         protocol: PROTOCOL_VERSION,
         host: host_name(),
         settings: config.all().into_iter().map(setting).collect(),
-        ports: ports(&survey, &networks),
+        ports: ports(&survey, &config, &networks),
         devices: devices(&survey, &config),
         control: control.iter().flatten().map(|addr| addr.ip().to_string()).collect(),
         island: island(&survey, &config),
@@ -104,12 +105,14 @@ fn devices(survey: &Result<Survey>, config: &Config) -> Vec<Device> {
     devices.iter().map(one).collect()
 }
 
-fn ports(survey: &Result<Survey>, networks: &[Interface]) -> Vec<Port> {
+fn ports(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Vec<Port> {
     let Ok(survey) = survey else { return Vec::new() };
     let devices = survey.devices.as_ref().map_or(&[][..], Vec::as_slice);
     let one = |view: &PortView| {
         let name = format!("{}:{}", view.hca, view.number);
-        let device = devices.iter().find(|d| d.rails.iter().any(|nic: &Arc<_>| nic.name() == name));
+        let of_rail =
+            devices.iter().find_map(|d| Some((d, d.rails.iter().find(|nic: &&Arc<_>| nic.name() == name)?)));
+        let (device, nic) = of_rail.unzip();
         Port {
             hca: view.hca.clone(),
             port: view.number,
@@ -121,6 +124,8 @@ fn ports(survey: &Result<Survey>, networks: &[Interface]) -> Vec<Port> {
             pci_path: view.pci_path.clone(),
             numa: view.pci_path.clone().and_then(|path| device::Place::of(path).numa_node()),
             gids: view.gids.iter().map(|(gid, verdict)| entry(gid, verdict, networks)).collect(),
+            hw_counters: nic.map(|nic| nic.context().hw_counters(view.number).to_string_lossy().into_owned()),
+            verbs: nic.and_then(|nic| verb_times(config, nic)),
         }
     };
     survey.ports.iter().map(one).collect()

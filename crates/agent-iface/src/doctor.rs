@@ -198,6 +198,24 @@ pub struct Port {
     pub numa: Option<u32>,
     /// The used entries of its GID table.
     pub gids: Vec<Gid>,
+    /// Folder of its hardware counters, which may not exist; absent if no device contains the port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hw_counters: Option<String>,
+    /// How long the adapter takes for a queue pair; absent if none could be connected to itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verbs: Option<VerbTimes>,
+}
+
+/// Times of verbs for one queue pair that is connected to itself, in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct VerbTimes {
+    /// `ibv_create_qp`
+    pub create_us: u64,
+    /// The three calls of `ibv_modify_qp` to RTS.
+    pub modify_us: u64,
+    /// `ibv_destroy_qp`
+    pub destroy_us: u64,
 }
 
 /// Value of [`Port::selected`] in reports of plugins before 0.3.

@@ -30,6 +30,11 @@ impl Fact {
         let number = |name| fs::read_to_string(hw_counters.join(name)).ok()?.trim().parse().ok();
         self.names.iter().find_map(number)
     }
+
+    /// Returns whether a driver gives the counter this name.
+    pub fn is(self, name: &str) -> bool {
+        self.names.contains(&name)
+    }
 }
 
 /// The facts that show whether a rail loses packets: [`ADAPTIVE`], [`TIMEOUTS`], [`SEQUENCE`],

@@ -12,6 +12,7 @@ mod doctor;
 mod documents;
 mod enable;
 pub mod failure;
+mod hwcheck;
 mod nccl_conf;
 pub mod output;
 pub mod pattern;
@@ -50,6 +51,7 @@ enum Command {
     Abi(abi::AbiArgs),
     Agent(agent::AgentArgs),
     Doctor(doctor::DoctorArgs),
+    Hwcheck(hwcheck::HwcheckArgs),
     Demo(demo::DemoArgs),
     /// Prints the plugin's file, for NCCL_NET_PLUGIN
     Path,
@@ -94,6 +96,7 @@ pub fn main() -> ExitCode {
         Command::Abi(args) => abi::main(&args),
         Command::Agent(args) => agent::main(&args),
         Command::Doctor(args) => doctor::main(&args),
+        Command::Hwcheck(args) => hwcheck::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Path => ended(enable::path()),
         Command::Enable(args) => ended(enable::enable(&args)),

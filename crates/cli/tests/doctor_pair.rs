@@ -1,14 +1,14 @@
 //! `mpib doctor --listen` on one simulated host and `mpib doctor HOST` on another.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     net::{TcpListener, TcpStream},
-    process::{Child, ChildStderr, Command, Stdio},
+    process::Command,
     thread,
 };
 
 use crate::built::artifact;
-use crate::doctor_util::{Doctor, fabric, mpib};
+use crate::doctor_util::{Doctor, Listener, fabric, mpib};
 use serde_json::{Value, json};
 
 const BOTH: [(&str, &str); 2] = [("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup")];
@@ -25,54 +25,8 @@ fn command(fabric: &str, devices: &str, args: &[&str], env: &[(&str, &str)]) -> 
     command
 }
 
-/// The listening end. It ends with the test.
-struct Listener {
-    child: Child,
-    said: BufReader<ChildStderr>,
-    address: String,
-}
-
-impl Listener {
-    fn start(fabric: &str, devices: &str, env: &[(&str, &str)]) -> Self {
-        Self::of(&mut command(fabric, devices, &["--listen", "127.0.0.1:0"], env))
-    }
-
-    fn of(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut said = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        said.read_line(&mut line).unwrap();
-        let address = line.strip_prefix("listening on ").and_then(|rest| rest.split(';').next());
-        let address = address.unwrap_or_else(|| panic!("{line}")).to_owned();
-        Self { child, said, address }
-    }
-
-    /// Returns the next line on stderr with these words.
-    fn says(&mut self, words: &str) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.said.read_line(&mut line).unwrap(), 0, "it ended without {words:?}");
-            if line.contains(words) {
-                return line;
-            }
-        }
-    }
-
-    /// Ends the process; returns its output.
-    fn end(mut self) -> String {
-        self.child.kill().unwrap();
-        let mut text = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-        text
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // The process may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn listen(fabric: &str, devices: &str, env: &[(&str, &str)]) -> Listener {
+    Listener::of(&mut command(fabric, devices, &["--listen", "127.0.0.1:0"], env))
 }
 
 /// Returns the pairs as (here, there, verdict, whether it carried data out and back).
@@ -94,7 +48,7 @@ fn row(ours: &str, theirs: &str, verdict: &str, works: bool) -> (String, String,
 #[test]
 fn two_hosts_check_each_other_and_a_way_that_does_not_work_is_a_row() {
     let fabric = fabric();
-    let listener = Listener::start(&fabric, &ports(2, 1), &BOTH);
+    let listener = listen(&fabric, &ports(2, 1), &BOTH);
     let run =
         |devices: &str| Doctor::of(&mut command(&fabric, devices, &["--json", &listener.address], &BOTH));
     // SUP of this host is in another network: nothing answers there.
@@ -134,11 +88,34 @@ fn two_hosts_check_each_other_and_a_way_that_does_not_work_is_a_row() {
     assert_eq!(text.lines().filter(|line| fails(line)).count(), 1, "{text}");
 }
 
+/// A rail whose answers take longer than the watchdog's limit works alone, and is given up beside
+/// another one.
+//= doctor.md: a device is checked with all of its rails at once
+#[test]
+fn a_rail_that_fails_only_beside_another_one_is_found() {
+    let fabric = fabric();
+    let slow = |host| format!("sout:addr=10.9.0.{host}/24;sup:addr=10.9.1.{host}/24,latency=700ms");
+    let env = [BOTH[0], BOTH[1], ("MPIB_SUP_SHARE", "512")];
+    let listener = listen(&fabric, &slow(2), &env);
+    let found = Doctor::of(&mut command(&fabric, &slow(1), &["--json", &listener.address], &env));
+    let works = [row("sout:1", "sout:1", "first", true), row("sup:1", "sup:1", "first", true)];
+    assert_eq!(table(&found)[..2], works, "{found:#?}");
+    // The end that notices first has the reason.
+    let lost = found.checks("fused", "warn");
+    let says = |words: &str| lost.iter().any(|(text, _)| text.contains(words));
+    assert!(says("the connection has no rail sup:1") && says("completed nothing for"), "{lost:?}");
+    // Without the fault both rails carry data.
+    let env = [("MPIB_SUP_SHARE", "512"), BOTH[0], BOTH[1]];
+    let listener = listen(&fabric, &ports(4, 1), &env);
+    let good = Doctor::of(&mut command(&fabric, &ports(3, 1), &["--json", &listener.address], &env));
+    good.says("fused", "ok", &["sout+sup to sout+sup over sout:1, sup:1: checked data"]);
+}
+
 //= doctor.md: hosts without a working pair are unusable
 #[test]
 fn hosts_without_a_way_between_them_are_unusable() {
     let fabric = fabric();
-    let listener = Listener::start(&fabric, "a:link=ib,lid=3", &[]);
+    let listener = listen(&fabric, "a:link=ib,lid=3", &[]);
     let mut command = command(&fabric, "b:addr=10.9.0.1/24", &["--json", &listener.address], &[]);
     let found = Doctor::of(&mut command);
     found.unusable();
@@ -155,7 +132,7 @@ fn infiniband_subnets_need_flids() {
     let port = |name: &str, subnet: u8, flid: &str| {
         format!("{name}:link=ib,lid=3,subnet=0xfe8000000000000{subnet}{flid}")
     };
-    let listener = Listener::start(&fabric, &port("a", 1, ",flid=1001"), &[]);
+    let listener = listen(&fabric, &port("a", 1, ",flid=1001"), &[]);
     let of = |devices: &str| Doctor::of(&mut command(&fabric, devices, &["--json", &listener.address], &[]));
     let alone = of(&port("b", 2, ""));
     alone.unusable();
@@ -172,7 +149,7 @@ fn infiniband_subnets_need_flids() {
 #[test]
 fn settings_that_differ_are_reported_with_both_values() {
     let fabric = fabric();
-    let listener = Listener::start(&fabric, &ports(2, 1), &BOTH);
+    let listener = listen(&fabric, &ports(2, 1), &BOTH);
     let env = [BOTH[0], BOTH[1], ("MPIB_SOUT_QP", "3")];
     let found = Doctor::of(&mut command(&fabric, &ports(1, 1), &["--json", &listener.address], &env));
     found.unusable();
@@ -183,7 +160,7 @@ fn settings_that_differ_are_reported_with_both_values() {
 #[test]
 fn a_cable_with_link_local_addresses_works() {
     let fabric = fabric();
-    let listener = Listener::start(&fabric, "rocep1s0f1:addr=169.254.11.1/16", &[]);
+    let listener = listen(&fabric, "rocep1s0f1:addr=169.254.11.1/16", &[]);
     let devices = "rocep1s0f1:addr=169.254.21.2/16";
     let found = Doctor::of(&mut command(&fabric, devices, &["--json", &listener.address], &[]));
     found.usable_with(&[]);
@@ -196,7 +173,7 @@ fn a_cable_with_link_local_addresses_works() {
 #[test]
 fn different_mtus_are_a_warning() {
     let fabric = fabric();
-    let listener = Listener::start(&fabric, "a:addr=10.9.0.2/24,mtu=1024", &[]);
+    let listener = listen(&fabric, "a:addr=10.9.0.2/24,mtu=1024", &[]);
     let devices = "a:addr=10.9.0.1/24";
     let found = Doctor::of(&mut command(&fabric, devices, &["--json", &listener.address], &[]));
     found.usable_with(&["mtu"]);
@@ -207,7 +184,7 @@ fn different_mtus_are_a_warning() {
 #[test]
 fn a_port_that_is_in_use_is_named_with_what_to_do() {
     let fabric = fabric();
-    let listener = Listener::start(&fabric, &ports(2, 1), &BOTH);
+    let listener = listen(&fabric, &ports(2, 1), &BOTH);
     let output = command(&fabric, &ports(2, 1), &["--listen", &listener.address], &BOTH).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(3), "{text}");
@@ -286,11 +263,11 @@ fn a_listener_connects_to_no_host_that_its_file_does_not_have() {
     let ask = |listener: &Listener| {
         let mut stream = TcpStream::connect(&listener.address).unwrap();
         let task = json!({ "Check": address });
-        let opening = json!({ "magic": "mpib doctor", "protocol": 2, "join": null, "task": task });
+        let opening = json!({ "magic": "mpib doctor", "protocol": 3, "join": null, "task": task });
         stream.write_all(&frame(&opening)).unwrap();
         read_frame(&mut stream)["refused"].as_str().unwrap().to_owned()
     };
-    let plain = Listener::start(&fabric, &ports(1, 1), &BOTH);
+    let plain = listen(&fabric, &ports(1, 1), &BOTH);
     assert!(ask(&plain).contains("connects to no other host; start it with: mpib doctor --listen --hosts"));
     let listed = Listener::of(&mut command(
         &fabric,
@@ -320,7 +297,7 @@ fn read_frame(stream: &mut TcpStream) -> Value {
 #[test]
 fn strangers_are_turned_away_with_a_reason_and_hold_nobody_up() {
     let fabric = fabric();
-    let mut listener = Listener::start(&fabric, &ports(2, 1), &BOTH);
+    let mut listener = listen(&fabric, &ports(2, 1), &BOTH);
     let connect = || TcpStream::connect(&listener.address).unwrap();
     // One client sends nothing during the whole test.
     let _silent = connect();
@@ -336,12 +313,12 @@ fn strangers_are_turned_away_with_a_reason_and_hold_nobody_up() {
         .write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 99, "join": null, "more": [1] })))
         .unwrap();
     let refused = read_frame(&mut newer);
-    assert_eq!(refused["refused"], "protocol 99, expected 2; use the same release of mpib at both ends");
+    assert_eq!(refused["refused"], "protocol 99, expected 3; use the same release of mpib at both ends");
     // One joins an unknown run, and one closes before it has identified itself.
     let mut joins = connect();
-    joins.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 2, "join": "x" }))).unwrap();
+    joins.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 3, "join": "x" }))).unwrap();
     let mut leaves = connect();
-    leaves.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 2, "join": null }))).unwrap();
+    leaves.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 3, "join": null }))).unwrap();
     assert_eq!(read_frame(&mut leaves)["refused"], Value::Null);
     drop(leaves);
     listener.says("closed the control connection");
@@ -370,14 +347,14 @@ fn an_answer_that_is_no_doctors_gives_no_verdict() {
     for (bytes, said) in [
         (b"SSH-2.0-OpenSSH\r\n".to_vec(), "announced a message of"),
         (
-            frame(&json!({ "magic": "x", "protocol": 2, "refused": null, "wait": false, "token": "" })),
+            frame(&json!({ "magic": "x", "protocol": 3, "refused": null, "wait": false, "token": "" })),
             "is not an \"mpib doctor --listen\"",
         ),
         (
             frame(
-                &json!({ "magic": "mpib doctor", "protocol": 3, "refused": null, "wait": false, "token": "" }),
+                &json!({ "magic": "mpib doctor", "protocol": 4, "refused": null, "wait": false, "token": "" }),
             ),
-            "speaks protocol 3, expected 2; use the same release of mpib at both ends",
+            "speaks protocol 4, expected 3; use the same release of mpib at both ends",
         ),
     ] {
         let server = answer(bytes);

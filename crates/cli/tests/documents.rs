@@ -19,7 +19,7 @@ fn mpib(args: &[&str]) -> (i32, String) {
 //= perf.md: the schemas of the documents
 #[test]
 fn the_guide_has_the_schemas() {
-    for command in ["perf", "doctor", "abi", "stats"] {
+    for command in ["perf", "doctor", "hwcheck", "abi", "stats"] {
         let (code, schema) = mpib(&[command, "--schema"]);
         assert_eq!(code, 0, "{command}");
         let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide");
@@ -84,7 +84,15 @@ fn one_document(what: &str, output: &Output) -> i32 {
 #[test]
 fn every_call_prints_one_document() {
     // These need another user, a page of another version, a broken system, or the files of a build.
-    let elsewhere = [("stats", 1), ("stats", 4), ("stats", 6), ("doctor", 0), ("doctor", 1)];
+    let elsewhere = [
+        ("stats", 1),
+        ("stats", 4),
+        ("stats", 6),
+        ("doctor", 0),
+        ("doctor", 1),
+        ("hwcheck", 0),
+        ("hwcheck", 1),
+    ];
     let mut missing = documented();
     assert!(
         missing.contains(&("perf".to_owned(), 8)) && missing.contains(&("stats".to_owned(), 6)),
@@ -122,6 +130,8 @@ fn every_call_prints_one_document() {
         ("", 2, vec!["doctor", "--plugin", "/nonexistent"]),
         ("", 2, vec!["doctor", "--listen"]),
         ("", 3, vec!["doctor", "--plugin", "/nonexistent", "no such host"]),
+        ("", 2, vec!["hwcheck", "--listen"]),
+        ("", 3, vec!["hwcheck", "--plugin", "/nonexistent", "no such host"]),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
         command.args(&args).arg("--json").env("FAKE_FAULT", fault).stdin(Stdio::null());

@@ -20,6 +20,7 @@ mod doctor_ports;
 mod documents;
 mod enable;
 mod guide;
+mod hwcheck;
 mod loopback;
 mod monitoring;
 mod own_plugin;

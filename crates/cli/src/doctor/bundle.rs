@@ -97,7 +97,7 @@ struct Bundle {
 }
 
 /// Checks the name of an archive that does not exist yet.
-pub(super) fn check_name(path: &Path) -> Result<(), Failure> {
+pub(crate) fn check_name(path: &Path) -> Result<(), Failure> {
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     if !name.ends_with(".tar.gz") && !name.ends_with(".tgz") {
         let text = format!("{} is no name of a bundle; expected FILE.tar.gz", path.display());
@@ -106,13 +106,18 @@ pub(super) fn check_name(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the archive. Never replaces a file.
-pub(super) fn write(path: &Path, root: &Path, document: &Document) -> Result<(), Failure> {
+/// Writes the archive, with `more` files by name. Never replaces a file.
+pub(crate) fn write(
+    path: &Path,
+    root: &Path,
+    document: &Document,
+    more: &[(&str, String)],
+) -> Result<(), Failure> {
     check_name(path)?;
     // It names hosts and addresses: readable for its owner only.
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let file = file.tool(format!("create {}", path.display()))?;
-    let outcome = fill(file, root, document).tool(format!("write {}", path.display()));
+    let outcome = fill(file, root, document, more).tool(format!("write {}", path.display()));
     if outcome.is_err() {
         // The failure of the write is the one to report.
         let _ = fs::remove_file(path);
@@ -120,7 +125,7 @@ pub(super) fn write(path: &Path, root: &Path, document: &Document) -> Result<(),
     outcome
 }
 
-fn fill(file: File, root: &Path, document: &Document) -> io::Result<()> {
+fn fill(file: File, root: &Path, document: &Document, more: &[(&str, String)]) -> io::Result<()> {
     let host = document.report.as_ref().map_or("host", |report| &*report.host);
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '.') { c } else { '_' };
     let mut bundle = Bundle {
@@ -129,6 +134,9 @@ fn fill(file: File, root: &Path, document: &Document) -> io::Result<()> {
         contents: Vec::new(),
         now: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
     };
+    for (name, text) in more {
+        bundle.add(name, anstream::adapter::strip_str(text).to_string().as_bytes())?;
+    }
     let json = serde_json::to_vec_pretty(document).map_err(io::Error::other)?;
     bundle.add("doctor.json", &json)?;
     let text = text::text(document, true);

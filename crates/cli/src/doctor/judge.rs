@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port, Report, Verdict as RouteVerdict};
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port, Report, VerbTimes, Verdict as RouteVerdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,14 +11,17 @@ use crate::output::units::port_rate;
 
 /// What a pair of ports is judged by.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub(super) struct PortFacts {
+pub(crate) struct PortFacts {
     /// `hca:port`
-    name: String,
+    pub(crate) name: String,
     /// Active MTU in bytes.
     mtu: u32,
     /// What the port or its PCIe link carries at most, in Mb/s, whichever is less. Absent for
     /// simulated ports.
-    limit_mbps: Option<u32>,
+    pub(crate) limit_mbps: Option<u32>,
+    /// Times of its verbs.
+    #[serde(default)]
+    pub(crate) verbs: Option<VerbTimes>,
 }
 
 /// Returns the facts of this machine's ports.
@@ -27,7 +30,7 @@ pub(super) fn facts(report: &Report, softverbs: bool) -> Vec<PortFacts> {
         let state = port.state.as_ref()?;
         let limit = pcie::rate(port).map_or(state.speed_mbps, |pcie| pcie.min(state.speed_mbps));
         let limit_mbps = Some(limit).filter(|limit| !softverbs && *limit > 0);
-        Some(PortFacts { name: sysfs::name(port), mtu: state.mtu, limit_mbps })
+        Some(PortFacts { name: sysfs::name(port), mtu: state.mtu, limit_mbps, verbs: port.verbs })
     };
     report.ports.iter().filter_map(of).collect()
 }
@@ -137,6 +140,7 @@ mod tests {
             name: (*name).into(),
             mtu: *mtu,
             limit_mbps: *limit,
+            verbs: None,
         };
         list.iter().map(of).collect()
     }

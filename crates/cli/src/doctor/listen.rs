@@ -15,14 +15,13 @@ use std::{
 };
 
 use super::hosts::{self, Checked};
-use super::peer::{
-    self, MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Request, Summary, Task, measure,
-};
+use super::peer::{self, MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Summary, Task};
+use super::session::{self, Request};
 use super::{DoctorArgs, Document, Verdict, check_host, text};
 use crate::failure::{Context, Failure, Kind};
 use crate::nccl_conf::ConfFile;
 use crate::output;
-use crate::perf::{self, Channel};
+use crate::perf::{self, Channel, Outcome};
 
 /// A new connection must identify itself within this time.
 const OPENING: Duration = Duration::from_secs(10);
@@ -51,7 +50,7 @@ struct Queue {
 }
 
 /// Serves until the process is ended or the listening socket fails.
-pub(super) fn listen(args: &DoctorArgs, files: &[ConfFile], address: &str) -> Result<Verdict, Failure> {
+pub(crate) fn listen(args: &DoctorArgs, files: &[ConfFile], address: &str) -> Result<Verdict, Failure> {
     let (host, port) = perf::split(address)?;
     let listener = perf::bind(host, port).map_err(|e| {
         let place = if host.is_empty() { "any address" } else { host };
@@ -179,11 +178,12 @@ fn serve(
     print(&format!("checked by {} ({from})", text::printable(&theirs.host)))?;
     loop {
         match channel.recv(MEASURED, || Ok(()))? {
-            Request::Probe { theirs, version, out, .. } => {
-                let outcome =
-                    queue.joined(&token).and_then(|stream| one(&document, stream, &theirs, version, out));
-                channel.send(&outcome)?;
+            Request::Run(order) => {
+                let joined = queue.joined(&token).and_then(|stream| Ok((order.received()?, stream)));
+                let run = |(order, stream): (session::Order, _)| order.perform(&document, None, stream);
+                channel.send(&joined.map_or_else(Outcome::from, run))?;
             }
+            Request::Counters => channel.send(&session::counters(&document))?,
             Request::Result(rows) => {
                 document.routes = rows;
                 document.peer = Some(theirs);
@@ -239,16 +239,6 @@ fn permitted(args: &DoctorArgs, address: &str) -> Result<(), Failure> {
         )),
         Err(failure) => Err(failure),
     }
-}
-
-fn one(document: &Document, stream: TcpStream, port: &str, version: u32, out: bool) -> Result<f64, Failure> {
-    let known = |p: &nccl_net_mpib_agent_iface::doctor::Port| format!("{}:{}", p.hca, p.port) == port;
-    let plugin =
-        document.plugin.as_deref().filter(|_| document.report.iter().any(|r| r.ports.iter().any(known)));
-    let plugin = plugin
-        .ok_or_else(|| Failure::new(Kind::Peer, "the peer requested a port that this host does not have"))?;
-    // `out` is the peer's direction.
-    measure(plugin, version, port, !out, stream)
 }
 
 fn print(text: &str) -> Result<(), Failure> {

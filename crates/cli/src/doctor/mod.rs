@@ -2,17 +2,19 @@
 //!
 //! The plugin reports what it would do here: `worker` calls it in a separate process, which
 //! `inspect` supervises. What does not belong to the plugin is checked by `loader`, `conf` (NCCL's
-//! files), `system`, `provider`, `pcie`, `gpu_path`, `functions`, `memory`, `windows` and `agent`. `peer` and
-//! `listen` check a pair of machines, which `judge` rates, and `hosts` every pair of many. `text`, `fold` and
+//! files), `system`, `provider`, `pcie`, `gpu_path`, `functions`, `memory`, `windows` and `agent`. `peer`
+//! and `listen` check a pair of machines, which `judge` and `fused` rate, by the runs of `session`, and
+//! `hosts` every pair of many. `text`, `fold` and
 //! `matrix` print for people; [`Document`] is the output of `--json`, and `bundle` writes it with
 //! what a maintainer asks for.
 
 mod agent;
 mod ask;
-mod bundle;
+pub(crate) mod bundle;
 mod conf;
 mod fold;
 mod functions;
+mod fused;
 mod gpu_path;
 mod hosts;
 mod inspect;
@@ -24,6 +26,7 @@ mod memory;
 mod pcie;
 mod peer;
 mod provider;
+mod session;
 mod sysfs;
 mod system;
 mod text;
@@ -37,10 +40,14 @@ use std::{
 };
 
 use clap::Args;
+pub(crate) use fused::losses;
+pub(crate) use listen::listen;
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
-pub(crate) use peer::PROTOCOL;
+pub(crate) use peer::{PROTOCOL, Summary, check_routes, plugin_message};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+pub(crate) use session::{Counters, Ends, Order, Session, Use, counters};
+pub(crate) use text::checks as text_of;
 
 use crate::failure::Failure;
 use crate::nccl_conf::{self, ConfFile};
@@ -117,7 +124,7 @@ pub(crate) struct DoctorArgs {
 
 /// The document of `--json`.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Document {
+pub(crate) struct Document {
     /// Version of this document. New fields may be added without a new version.
     format: u32,
     /// This tool's version.
@@ -130,23 +137,23 @@ struct Document {
     /// NCCL's configuration files, in the order in which NCCL reads them.
     conf_files: Vec<ConfFile>,
     /// All checks in order, including the plugin's own.
-    checks: Vec<Check>,
+    pub(crate) checks: Vec<Check>,
     /// The other machine, if one was named.
-    peer: Option<peer::Summary>,
+    peer: Option<Summary>,
     /// Every pair of ports, if another machine was named.
-    routes: Vec<peer::Row>,
+    pub(crate) routes: Vec<peer::Row>,
     /// The plugin's report on this host without its checks, which are in `checks`. Absent if the
     /// plugin gave none.
-    report: Option<Report>,
+    pub(crate) report: Option<Report>,
     /// What the peer judges this machine's ports by.
     #[serde(skip)]
-    facts: Vec<judge::PortFacts>,
+    pub(crate) facts: Vec<judge::PortFacts>,
 }
 
 /// The result of all checks.
 // The best comes first: the greatest of several verdicts is the worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-enum Verdict {
+pub(crate) enum Verdict {
     #[serde(rename = "usable")]
     Usable,
     #[serde(rename = "usable with losses")]
@@ -193,7 +200,7 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
     }
     let files = nccl_conf::apply();
     let outcome = match &args.listen {
-        Some(address) => listen::listen(args, &files, address),
+        Some(address) => listen(args, &files, address),
         None if args.hosts.is_some() => run_hosts(args),
         None => run(args, &files),
     };
@@ -212,7 +219,7 @@ fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
         peer::check(args, peer, &mut document)?;
     }
     if let Some(path) = &args.bundle {
-        bundle::write(path, Path::new("/"), &document)?;
+        bundle::write(path, Path::new("/"), &document, &[])?;
         eprintln!("mpib: wrote {}; look through it before you send it", path.display());
     }
     match args.json {
@@ -234,7 +241,7 @@ fn run_hosts(args: &DoctorArgs) -> Result<Verdict, Failure> {
 }
 
 /// Checks this host. `files`: NCCL's configuration files, which are in effect.
-fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure> {
+pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure> {
     let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok);
     let exports = plugin.as_ref().map_err(Clone::clone).and_then(|path| crate::abi::exports(path));
     let (nccl, mut checks) = loader::checks(plugin.as_deref().ok(), &exports, args.nccl.as_deref());
@@ -282,10 +289,34 @@ fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Document, Failure
     })
 }
 
+/// Returns whether a check found a loss or a failure.
+pub(crate) fn is_wrong(check: &Check) -> bool {
+    check.level >= Level::Warn
+}
+
 /// Names what only the plugin can check.
 fn not_checked() -> Check {
     let text = "not checked, since the plugin gives no report: settings, devices, ports, addresses, control, gpu, memlock";
     Check::new("report", Level::Note, text).remedy("correct the failure of the plugin first")
+}
+
+impl DoctorArgs {
+    /// Makes the options of a run that another command leads.
+    pub(crate) fn of(plugin: Option<PathBuf>, nccl: Option<PathBuf>, timeout: Duration) -> Self {
+        Self {
+            peer: None,
+            listen: None,
+            hosts: None,
+            all: false,
+            plugin,
+            nccl,
+            timeout,
+            bundle: None,
+            json: false,
+            schema: false,
+            verbose: false,
+        }
+    }
 }
 
 impl Document {

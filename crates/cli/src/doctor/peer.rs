@@ -1,24 +1,25 @@
-//! Two machines check each other. This file has the leading end and the messages of both. Each
-//! machine sends what its plugin reports about its ports. The leading end's plugin computes the
-//! pairs. Workers of `mpib perf` measure each pair, on a separate connection.
+//! Two machines check each other. This file has the leading end. Each machine sends what its plugin
+//! reports about its ports. The leading end's plugin computes the pairs. Workers of `mpib perf`
+//! measure each pair, and then each device, on a separate connection (`session`).
 
-use std::{net::TcpStream, path::Path, time::Duration};
+use std::time::Duration;
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Pair, Verdict as RouteVerdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    DoctorArgs, Document, Verdict, inspect,
+    DoctorArgs, Document, Verdict, fused, inspect,
     judge::{Both, PortFacts},
+    session::{Order, Session, Use},
 };
-use crate::failure::{Context, Failure, Kind};
-use crate::perf::{self, Channel, Probe};
+use crate::failure::{Failure, Kind};
+use crate::perf::{self, Channel, Plan};
 
 /// First word of a connection, by which other clients are recognised.
 pub(super) const MAGIC: &str = "mpib doctor";
 /// Changes with the messages below. [`Opening`] and [`Reply`] never change.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 /// How long a peer may take for an answer that needs no work.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long to wait while the peer serves others.
@@ -70,19 +71,10 @@ pub(super) struct Reply {
     pub(super) token: String,
 }
 
-/// Requests of the leading end.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Request {
-    /// Measure between these ports.
-    Probe { ours: String, theirs: String, version: u32, out: bool },
-    /// The run has ended with this result.
-    Result(Vec<Row>),
-}
-
 /// A machine's description of itself.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-pub(super) struct Summary {
-    pub(super) host: String,
+pub(crate) struct Summary {
+    pub(crate) host: String,
     /// Version of `mpib`.
     pub(super) mpib: String,
     pub(super) verdict: Verdict,
@@ -92,7 +84,9 @@ pub(super) struct Summary {
     /// What its plugin sends to a peer about its ports, in hexadecimal.
     pub(super) hello: Option<String>,
     /// Its ports.
-    pub(super) ports: Vec<PortFacts>,
+    pub(crate) ports: Vec<PortFacts>,
+    /// Names of its devices, in the order of their numbers.
+    pub(crate) devices: Vec<String>,
 }
 
 impl Summary {
@@ -107,15 +101,16 @@ impl Summary {
             tables: tables.unwrap_or_default(),
             hello: report.and_then(|r| r.hello.clone()),
             ports: document.facts.clone(),
+            devices: report.map_or_else(Vec::new, |r| r.devices.iter().map(|d| d.name.clone()).collect()),
         }
     }
 }
 
 /// A pair of ports and its rates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub(super) struct Row {
+pub(crate) struct Row {
     #[serde(flatten)]
-    pub(super) pair: Pair,
+    pub(crate) pair: Pair,
     /// From this machine to the peer; absent if not measured.
     pub(super) out: Option<Measured>,
     /// From the peer to this machine.
@@ -124,7 +119,7 @@ pub(super) struct Row {
 
 impl Row {
     /// Names both ports.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("{} to {}", self.pair.ours, self.pair.theirs)
     }
 
@@ -137,14 +132,14 @@ impl Row {
         [&self.out, &self.back].into_iter().flatten().find_map(|m| m.error.as_deref())
     }
 
-    pub(super) fn works(&self) -> bool {
+    pub(crate) fn works(&self) -> bool {
         self.out.is_some() && self.back.is_some() && self.error().is_none()
     }
 }
 
 /// The result for one direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub(super) struct Measured {
+pub(crate) struct Measured {
     /// 10^9 bytes per second, with every byte checked.
     pub(super) gigabytes_per_second: Option<f64>,
     /// Why there is no rate.
@@ -171,21 +166,8 @@ pub(super) fn only(port: &str) -> Vec<(String, Option<String>)> {
     set.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
 
-/// Runs this machine's end of a measurement.
-pub(super) fn measure(
-    plugin: &Path,
-    version: u32,
-    port: &str,
-    sends: bool,
-    stream: TcpStream,
-) -> Result<f64, Failure> {
-    stream.set_nodelay(true).tool("set TCP_NODELAY")?;
-    let probe = Probe { plugin: plugin.to_owned(), version, env: only(port), sends, timeout: PROBE };
-    probe.run(stream.into())
-}
-
 /// Returns the plugin's own message if the failure of a call ends with one.
-fn plugin_message(message: &str) -> &str {
+pub(crate) fn plugin_message(message: &str) -> &str {
     message.split_once("its last warning: NET/MPIB : ").map_or(message, |(_, sentence)| sentence)
 }
 
@@ -201,19 +183,23 @@ pub(super) fn request<T: DeserializeOwned>(address: &str, task: Task, limit: Dur
 
 /// Adds the checks of the other machine and of the routes to it to the document.
 pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -> Result<(), Failure> {
-    let (host, port) = perf::split(address)?;
-    let connect = || perf::dial(host, port, "mpib doctor --listen");
-    let mut channel = Channel::new(connect()?.into(), "the other machine")?;
-    channel.send(&Opening::new(None))?;
-    let token = open_run(&mut channel, address)?;
-    let ours = Summary::new(document);
-    channel.send(&ours)?;
-    let theirs: Summary = channel.recv(MEASURED, || Ok(()))?;
+    let mut session = Session::open(address, document)?;
+    check_routes(args, &mut session, document)?;
+    session.end(document.routes.clone())
+}
+
+/// Adds these checks in a session.
+pub(crate) fn check_routes(
+    args: &DoctorArgs,
+    session: &mut Session,
+    document: &mut Document,
+) -> Result<(), Failure> {
+    let theirs = session.theirs.clone();
     document.add(vec![of_peer(&theirs)]);
-    let version = ours.tables.iter().copied().find(|v| theirs.tables.contains(v));
-    let pairs = match (&document.plugin, ours.hello, &theirs.hello) {
+    let hello = document.report.as_ref().and_then(|report| report.hello.as_deref());
+    let pairs = match (&document.plugin, hello, &theirs.hello) {
         (Some(plugin), Some(ours), Some(theirs)) => {
-            inspect::routes(plugin, args.timeout, &ours, theirs)?.map_err(|e| vec![fail(e)])
+            inspect::routes(plugin, args.timeout, ours, theirs)?.map_err(|e| vec![fail(e)])
         }
         _ => Err(vec![fail("a host without a device has no route to another".into())]),
     };
@@ -227,18 +213,18 @@ pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -
                     .remedy("set it to the same value on both")
             }));
             rows.extend(routes.pairs.into_iter().map(|pair| Row { pair, out: None, back: None }));
-            let plugin = document.plugin.as_deref();
-            if let (Some(plugin), Some(version)) = (plugin, version) {
-                let mut run = Run { channel: &mut channel, connect: &connect, token, plugin, version };
-                run.all(&mut rows, args.all)?;
+            if session.version.is_some() {
+                measure(session, document, &mut rows, args.all)?;
             }
             checks.extend(measured(&rows));
             let both = Both { ours: &document.facts, theirs: &theirs.ports };
             checks.extend(both.mtu(&rows));
             checks.extend(both.rates(&rows));
+            if rows.iter().any(Row::works) {
+                checks.extend(fused::checks(session, document, &rows)?);
+            }
         }
     }
-    channel.send(&Request::Result(rows.clone()))?;
     document.peer = Some(theirs);
     document.routes = rows;
     document.add(checks);
@@ -250,7 +236,7 @@ fn fail(text: String) -> Check {
 }
 
 /// Waits until the peer serves this run; returns the run's token.
-fn open_run(channel: &mut Channel, address: &str) -> Result<String, Failure> {
+pub(super) fn open_run(channel: &mut Channel, address: &str) -> Result<String, Failure> {
     let fail = |text: String| Err(Failure::new(Kind::Peer, text));
     let mut limit = PATIENCE;
     loop {
@@ -311,58 +297,36 @@ fn measured(rows: &[Row]) -> Vec<Check> {
     checks
 }
 
-/// The measurements of a run.
-struct Run<'a, C: Fn() -> Result<TcpStream, Failure>> {
-    channel: &'a mut Channel,
-    connect: &'a C,
-    token: String,
-    plugin: &'a Path,
-    version: u32,
-}
-
-impl<C: Fn() -> Result<TcpStream, Failure>> Run<'_, C> {
-    /// Measures the pairs that a connection tries first; the other pairs if none of these works or
-    /// all were requested.
-    fn all(&mut self, rows: &mut [Row], all: bool) -> Result<(), Failure> {
-        for wanted in [RouteVerdict::First, RouteVerdict::Later] {
-            if wanted == RouteVerdict::Later && !all && rows.iter().any(Row::works) {
-                break;
+/// Measures the pairs that a connection tries first; the other pairs if none of these works or all
+/// were requested.
+fn measure(session: &mut Session, document: &Document, rows: &mut [Row], all: bool) -> Result<(), Failure> {
+    for wanted in [RouteVerdict::First, RouteVerdict::Later] {
+        if wanted == RouteVerdict::Later && !all && rows.iter().any(Row::works) {
+            break;
+        }
+        for row in rows.iter_mut().filter(|r| r.pair.verdict == wanted).take(MOST) {
+            row.out = Some(one(session, document, &row.pair, true)?);
+            // A pair that fails in one direction would cost its time limit again.
+            if row.error().is_none() {
+                row.back = Some(one(session, document, &row.pair, false)?);
             }
-            for row in rows.iter_mut().filter(|r| r.pair.verdict == wanted).take(MOST) {
-                row.out = Some(self.one(&row.pair, true)?);
-                // A pair that fails in one direction would cost its time limit again.
-                if row.error().is_none() {
-                    row.back = Some(self.one(&row.pair, false)?);
-                }
-                if wanted == RouteVerdict::Later && !all && row.works() {
-                    return Ok(());
-                }
+            if wanted == RouteVerdict::Later && !all && row.works() {
+                return Ok(());
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// Measures one direction. An error ends the run: the other machine is lost.
-    fn one(&mut self, pair: &Pair, out: bool) -> Result<Measured, Failure> {
-        let (ours, theirs) = (pair.ours.clone(), pair.theirs.clone());
-        self.channel.send(&Request::Probe { ours, theirs, version: self.version, out })?;
-        let stream = (self.connect)()?;
-        let lent = stream.try_clone().tool("share a connection")?;
-        Channel::new(lent.into(), "the other machine")?.send(&Opening::new(Some(self.token.clone())))?;
-        let here = measure(self.plugin, self.version, &pair.ours, out, stream);
-        let there: Result<f64, Failure> = self.channel.recv(MEASURED, || Ok(()))?;
-        Ok(match (here, there) {
-            (Ok(rate), Ok(_)) => Measured { gigabytes_per_second: Some(rate), error: None },
-            (here, there) => {
-                let both = [here.err(), there.err().map(|f| f.at("there"))];
-                let cause = both.into_iter().flatten().min_by_key(|f| f.kind.rank());
-                Measured {
-                    gigabytes_per_second: None,
-                    error: cause.map(|f| plugin_message(&f.message).to_owned()),
-                }
-            }
-        })
-    }
+/// Measures one direction. An error ends the session: the other machine is lost.
+fn one(session: &mut Session, document: &Document, pair: &Pair, out: bool) -> Result<Measured, Failure> {
+    let port = |name: &String| Use { port: Some(name.clone()), ..Use::default() };
+    let plan = Plan::of(&[1 << 20], Duration::from_millis(200), PROBE);
+    let order = Order::new(port(&pair.ours), port(&pair.theirs), out, plan, MEASURED);
+    let ends = session.run(document, order, None)?;
+    let failure = ends.cause().map(|f| plugin_message(&f.message).to_owned());
+    let gigabytes_per_second = ends.here.rate().filter(|_| failure.is_none());
+    Ok(Measured { gigabytes_per_second, error: failure })
 }
 
 #[cfg(test)]

@@ -52,5 +52,7 @@ pub(super) fn port(hca: &str, speed_mbps: u32, pci_path: Option<&Path>) -> Port 
         pci_path: pci_path.map(|path| path.to_str().unwrap().to_owned()),
         numa: None,
         gids: Vec::new(),
+        hw_counters: None,
+        verbs: None,
     }
 }

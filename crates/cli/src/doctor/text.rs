@@ -96,7 +96,7 @@ pub(super) fn level(level: Level) -> String {
 }
 
 /// Formats `warn  memlock    the limit is …` for each check and, on the next line, what to do.
-pub(super) fn checks(checks: &[Check]) -> String {
+pub(crate) fn checks(checks: &[Check]) -> String {
     let mut table = Table::new([left("").least(4), left("").least(9), left("")]);
     for check in checks {
         let remedy = check.remedy.as_ref();

@@ -53,6 +53,11 @@ fn failed(what: &str) -> Failure {
     Failure::new(Kind::Usage, format!("--memory cuda: {what}"))
 }
 
+/// Returns why this host cannot use GPUs at all; `None` if it may.
+pub(crate) fn missing() -> Option<String> {
+    Driver::load().err().map(|e| format!("no {LIBRARY}: {e}"))
+}
+
 impl Gpu {
     /// Loads the driver's library and makes the GPU's primary context this thread's.
     pub(super) fn open(number: i32) -> Result<Self, Failure> {

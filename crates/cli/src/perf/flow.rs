@@ -285,6 +285,11 @@ impl<'a> Receiving<'a> {
         Self { end, round, next: 0, done: 0, flight, flushes }
     }
 
+    /// Returns the number of completed groups.
+    pub(super) const fn done(&self) -> usize {
+        self.done
+    }
+
     /// Tests requests and posts new ones; returns whether any call made progress.
     pub(super) fn step(&mut self) -> Result<bool, Failure> {
         let mut moved = false;

@@ -96,6 +96,8 @@ pub(super) struct Link {
     watch: &'static Watch,
     limit: Duration,
     peer: &'static str,
+    /// When the end of the other end's process was seen, if it is expected.
+    death: Option<Option<Instant>>,
 }
 
 impl Link {
@@ -104,7 +106,18 @@ impl Link {
         // The other end may be filling or checking all its memory, and has its own limit for the
         // plugin.
         let limit = plan.timeout * 2 + Duration::from_secs(60);
-        Self { channel, pending: None, watch, limit, peer: other.name(plan.both_ways()) }
+        Self { channel, pending: None, watch, limit, peer: other.name(plan.both_ways()), death: None }
+    }
+
+    /// Leaves the death of the other end to the plugin from now on.
+    pub(super) const fn expect_death(&mut self) {
+        self.death = Some(None);
+    }
+
+    /// Returns the time since the death of the other end, if it is expected: zero if the plugin saw
+    /// it first.
+    pub(super) fn death(&self) -> Option<Duration> {
+        self.death.map(|seen| seen.map_or(Duration::ZERO, |at| at.elapsed()))
     }
 
     pub(super) fn send(&mut self, what: &Message) -> Result<(), Failure> {
@@ -134,6 +147,12 @@ impl Link {
     /// Checks, without waiting, whether the other end has failed or closed. If it has timed out,
     /// the error includes this end's state (`here`), since this end may be the cause.
     pub(super) fn check_peer(&mut self, here: impl FnOnce() -> String) -> Result<(), Failure> {
+        if let Some(seen) = &mut self.death {
+            if self.channel.readable() {
+                seen.get_or_insert_with(Instant::now);
+            }
+            return Ok(());
+        }
         if self.pending.is_none() && self.channel.readable() {
             self.pending = Some(self.recv_any()?);
         }

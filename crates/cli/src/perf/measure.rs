@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::{
+    breaker::{Act, Breaker},
     flow::{self, End, Receiving, Round, Sending},
     link::{Message, Role, expect_message},
     pingpong,
@@ -13,6 +14,7 @@ use super::{
     rails,
     report::{SizeResult, Stage, Times},
     session::{Comms, Patience, Session},
+    worker::Death,
 };
 use crate::failure::{Context, Failure};
 use nccl_net_host::{Receiver, Sender};
@@ -33,8 +35,8 @@ pub(super) struct Measurement<'a> {
     times: Histogram<u64>,
     pub(super) messages: u64,
     pub(super) busy: Duration,
-    /// Script of faults to run in the next round once so many sends are completed.
-    pub(super) due: Option<(usize, String)>,
+    /// What to do in the next round once so many sends are completed.
+    pub(super) due: Option<(usize, Act)>,
     /// Longest time of a round without a completed send.
     pub(super) stall: Duration,
 }
@@ -53,16 +55,19 @@ pub(super) fn size(session: &mut Session<'_>, comms: &Comms, size: usize) -> Res
         stall: Duration::ZERO,
     };
     let Plan { receives, optional, check, .. } = session.plan;
-    let fault = session.plan.fault.clone();
+    let breaker = match session.role {
+        Role::A => Breaker::new(session.plan.fault.as_ref(), session.trial.outage.as_ref())?,
+        Role::B => None,
+    };
     let round = Round { first: 0, groups: 0, receives, depth, size, optional, slots: layout.slots };
-    let groups = match &fault {
+    let groups = match &session.plan.fault {
         Some(_) if !check => MOST_GROUPS,
         _ => layout.slots / receives,
     };
-    let (before, stages) = match (session.role, &fault) {
-        (Role::A, Some(fault)) => {
+    let (before, stages) = match (session.role, &breaker) {
+        (Role::A, Some(breaker)) => {
             let before = rails::read();
-            let stages = this.lead_through(session, round, groups, fault)?;
+            let stages = this.lead_through(session, round, groups, breaker)?;
             session.link.send(&Message::EndOfSize)?;
             (before, stages)
         }
@@ -199,12 +204,20 @@ impl Measurement<'_> {
             let mut moved = false;
             if let Some(sending) = &mut sending {
                 moved |= sending.step(&mut self.times)?;
-                if let Some((_, script)) = self.due.take_if(|(sends, _)| sending.done() >= *sends) {
-                    rails::run_faults(&script)?;
+                if let Some((_, act)) = self.due.take_if(|(sends, _)| sending.done() >= *sends) {
+                    act()?;
                 }
             }
             if let Some(receiving) = &mut receiving {
                 moved |= receiving.step()?;
+            }
+            if session.trial.death == Some(Death::Own)
+                && round.first > 0
+                && sending.as_ref().is_none_or(|sending| sending.done() >= round.messages() / 2)
+                && receiving.as_ref().is_none_or(|receiving| receiving.done() >= round.groups / 2)
+            {
+                // SAFETY: ends this process as the kernel does for lack of memory.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             }
             if sending.as_ref().is_none_or(Sending::finished)
                 && receiving.as_ref().is_none_or(Receiving::finished)

@@ -5,6 +5,7 @@
 //! them (`run`): a plugin that hangs or crashes gives an error message.
 
 mod args;
+mod breaker;
 mod child;
 mod connections;
 mod control;
@@ -31,16 +32,21 @@ use std::{path::PathBuf, process::ExitCode};
 
 pub use args::one_abi;
 pub(crate) use args::{PerfArgs, TABLES};
+pub(crate) use breaker::Outage;
 pub(crate) use control::Channel;
+pub(crate) use cuda::missing as no_cuda;
 use link::Role;
-use plan::Plan;
-pub(crate) use probe::Probe;
+pub(crate) use plan::Plan;
+pub(crate) use probe::{Outcome, Probe};
 pub(crate) use remote::{PROTOCOL, bind, canonical, dial, split};
+pub(crate) use report::RailState;
 use report::{AbiReport, Report};
 pub use report::{Stage, StageKind};
 use run::Run;
+pub(crate) use sizes::Sizes;
 use ui::Ui;
 use worker::Job;
+pub(crate) use worker::{Death, Trial};
 
 use crate::failure::{Context, Failure, Kind};
 use crate::nccl_conf;
@@ -92,6 +98,7 @@ impl Setting {
             plan: plan.clone(),
             verbose,
             env: merged(&self.args.merge),
+            trial: Trial::default(),
         }
     }
 }
@@ -182,7 +189,7 @@ fn table(
     plan: &Plan,
     tables: &mut Vec<AbiReport>,
 ) -> Result<(), Failure> {
-    let (table, outcome) = Run::start(jobs, plan, &setting.ui)?.finish();
+    let (table, outcome) = Run::start(jobs, plan, &setting.ui)?.finish(None);
     if !table.results.is_empty() {
         setting.ui.total(&table.results, plan)?;
     }

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::{
+    breaker::{Act, Breaker, DATA},
     flow::Round,
     measure::Measurement,
     plan::Fault,
@@ -15,10 +16,6 @@ use crate::failure::{Failure, Kind};
 
 /// Duration of a round, if there are enough slots.
 const ROUND: Duration = Duration::from_millis(100);
-/// Longest wait for the rail's return, unless the plan's limit is shorter.
-const RETURN: Duration = Duration::from_secs(20);
-/// Bytes of a rail that are data, not CTS writes or probes.
-const DATA: u64 = 1 << 20;
 
 /// State at the beginning of a stage.
 struct Since {
@@ -36,7 +33,7 @@ impl Measurement<'_> {
         session: &mut Session<'_>,
         mut round: Round,
         most: usize,
-        fault: &Fault,
+        breaker: &Breaker,
     ) -> Result<Vec<Stage>, Failure> {
         round.groups = most.min(2 * round.depth);
         let started = Instant::now();
@@ -45,32 +42,39 @@ impl Measurement<'_> {
         let fitting = usize::try_from(ROUND.as_nanos() / each.as_nanos()).unwrap_or(most);
         round.groups = fitting.max(8 * round.depth).min(most);
         self.reset();
-        check_device(fault)?;
-
-        let (time, limit) = (session.plan.time, session.plan.timeout.min(RETURN));
+        let (time, limit) = (session.plan.time, session.plan.timeout.min(breaker.patience()));
         let mut stages = Vec::new();
-        let mut stage = |kind, script: Option<String>, over: &dyn Fn(&Since) -> bool| {
+        let mut stage = |kind, act: Option<Act>, over: &dyn Fn(&Since) -> Result<bool, Failure>| {
             let since = self.begin();
-            self.due = script.map(|script| (round.messages() / 2, script));
+            self.due = act.map(|act| (round.messages() / 2, act));
             self.stall = Duration::ZERO;
             loop {
                 round.first += round.messages() as u64;
                 self.lead_round(session, &round)?;
-                if over(&since) {
+                if over(&since)? {
                     let stage = self.end(kind, &since, round.size);
-                    let carried = stage.carried(&fault.device);
+                    let carried = stage.carried(&breaker.rail);
                     stages.push(stage);
                     return Ok::<u64, Failure>(carried);
                 }
             }
         };
-        let timed = |since: &Since| since.time.elapsed() >= time;
+        let timed = |since: &Since| Ok(since.time.elapsed() >= time);
         stage(StageKind::Before, None, &timed)?;
-        stage(StageKind::Fails, Some(fault.script()), &|_| true)?;
+        stage(StageKind::Fails, Some(breaker.breaks()), &|since| {
+            if breaker.is_broken()? {
+                return Ok(true);
+            }
+            match since.time.elapsed() >= limit {
+                true => Err(still_there(breaker, limit)),
+                false => Ok(false),
+            }
+        })?;
         stage(StageKind::Without, None, &timed)?;
-        let returned = |since: &Since| carried(since, &fault.device) >= DATA;
-        let carried = stage(StageKind::Returns, Some(fault.repair()), &|since| {
-            returned(since) || since.time.elapsed() >= limit
+        let returned = |since: &Since| carried(since, &breaker.rail) >= DATA;
+        let carried = stage(StageKind::Returns, Some(breaker.repairs()), &|since| {
+            breaker.check_repair()?;
+            Ok(returned(since) || since.time.elapsed() >= limit)
         })?;
         if carried >= DATA {
             stage(StageKind::After, None, &timed)?;
@@ -97,15 +101,9 @@ impl Measurement<'_> {
     }
 }
 
-/// Checks that softverbs counts the bytes of the fault's device.
-fn check_device(fault: &Fault) -> Result<(), Failure> {
-    let known = rails::read().unwrap_or_default();
-    if known.contains_key(&fault.device) {
-        return Ok(());
-    }
-    let names: Vec<_> = known.into_keys().collect();
-    let text = format!("--fault {}: no such device; found {}", fault.script(), names.join(", "));
-    Err(Failure::new(Kind::Usage, text))
+fn still_there(breaker: &Breaker, limit: Duration) -> Failure {
+    let text = format!("{} is still in service {limit:?} after the request to take it out", breaker.rail);
+    Failure::new(Kind::Timeout, text)
 }
 
 /// Returns the bytes that a rail has sent since the beginning of the stage.

@@ -1,9 +1,19 @@
-//! One end of a short measurement between two machines over one route, for `mpib doctor`.
+//! One end of a run between two machines, for "mpib doctor" and "mpib hwcheck".
 
 use std::{os::fd::OwnedFd, path::PathBuf, time::Duration};
 
-use super::{link::Role, plan::Plan, run::Run, ui::Ui, worker::Job};
-use crate::failure::{Failure, Kind};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    link::Role,
+    plan::Plan,
+    report::{AbiReport, Account, Connections, SizeResult},
+    run::Run,
+    ui::Ui,
+    worker::{Job, Trial},
+};
+use crate::failure::Failure;
 
 /// This end.
 pub(crate) struct Probe {
@@ -12,19 +22,81 @@ pub(crate) struct Probe {
     pub(crate) version: u32,
     /// Variables of the worker: set, or unset if `None`.
     pub(crate) env: Vec<(String, Option<String>)>,
-    /// Whether this end sends.
+    /// Number of the device.
+    pub(crate) device: i32,
+    /// The GPU whose memory has the messages; `None`: the host's.
+    pub(crate) gpu: Option<i32>,
+    /// Whether this end sends, and leads the run.
     pub(crate) sends: bool,
-    /// Limit for a time without progress.
-    pub(crate) timeout: Duration,
+    pub(crate) plan: Plan,
+    pub(crate) trial: Trial,
+    /// How long the run may take in all.
+    pub(crate) limit: Duration,
+}
+
+/// What one end of a run found.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct Outcome {
+    pub(crate) results: Vec<SizeResult>,
+    pub(crate) connections: Option<Connections>,
+    /// The plugin's warnings.
+    pub(crate) warnings: Vec<String>,
+    /// The plugin's statistics at the end.
+    pub(crate) account: Account,
+    /// How many seconds after the death of the other end's process a call failed, and how.
+    pub(crate) survived: Option<(f64, Failure)>,
+    /// Why the run did not end as it should.
+    pub(crate) failure: Option<Failure>,
+}
+
+impl From<Failure> for Outcome {
+    fn from(failure: Failure) -> Self {
+        Self { failure: Some(failure), ..Self::default() }
+    }
+}
+
+impl Outcome {
+    /// Returns the lowest rate of all sizes in 10^9 bytes per second.
+    pub(crate) fn rate(&self) -> Option<f64> {
+        self.results.iter().map(|result| result.gigabytes_per_second).reduce(f64::min)
+    }
 }
 
 impl Probe {
-    /// Moves checked data for a short time and returns the rate in 10^9 bytes per second. A plugin
-    /// that crashes or makes no progress gives an error.
-    pub(crate) fn run(self, peer: OwnedFd) -> Result<f64, Failure> {
-        let plan = Plan {
-            sizes: vec![1 << 20],
-            time: Duration::from_millis(200),
+    /// Runs to the end. A plugin that crashes or makes no progress gives an outcome with a failure.
+    pub(crate) fn run(self, peer: OwnedFd) -> Outcome {
+        let job = Job {
+            plugin: self.plugin,
+            version: self.version,
+            table: None,
+            device: self.device,
+            merge: Vec::new(),
+            pin: None,
+            gpu: self.gpu,
+            role: if self.sends { Role::A } else { Role::B },
+            plan: self.plan.clone(),
+            verbose: false,
+            env: self.env,
+            trial: self.trial,
+        };
+        let ui = Ui::silent();
+        let run = match Run::start(vec![(job, peer)], &self.plan, &ui) {
+            Ok(run) => run,
+            Err(failure) => return failure.into(),
+        };
+        let (report, outcome) = run.finish(Some(self.limit));
+        let AbiReport { results, connections, warnings, account, survived, .. } = report;
+        let survived = survived.map(|(after, failure)| (after.as_secs_f64(), failure));
+        Outcome { results, connections, warnings, account, survived, failure: outcome.err() }
+    }
+}
+
+impl Plan {
+    /// Makes the plan of a run with these sizes and this time for each.
+    pub(crate) fn of(sizes: &[usize], time: Duration, timeout: Duration) -> Self {
+        Self {
+            sizes: sizes.to_vec(),
+            time,
             iterations: None,
             depth: 8,
             receives: 1,
@@ -35,26 +107,8 @@ impl Probe {
             at_once: 1,
             check: true,
             memory: 16 << 20,
-            timeout: self.timeout,
+            timeout,
             fault: None,
-        };
-        let job = Job {
-            plugin: self.plugin,
-            version: self.version,
-            table: None,
-            device: 0,
-            merge: Vec::new(),
-            pin: None,
-            gpu: None,
-            role: if self.sends { Role::A } else { Role::B },
-            plan: plan.clone(),
-            verbose: false,
-            env: self.env,
-        };
-        let ui = Ui::silent();
-        let (table, outcome) = Run::start(vec![(job, peer)], &plan, &ui)?.finish();
-        outcome?;
-        let result = table.results.first();
-        result.map(|r| r.gigabytes_per_second).ok_or_else(|| Failure::new(Kind::Tool, "nothing was measured"))
+        }
     }
 }

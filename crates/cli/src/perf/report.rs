@@ -1,13 +1,15 @@
 //! The results of a run, as text and as JSON.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use hdrhistogram::Histogram;
+use mpib_host_view::{Rail, Source};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{plan::Plan, rails::RailBytes};
 use crate::device::Device;
+use crate::failure::Failure;
 use crate::output::{
     document::ErrorReport,
     table::{Table, left, paragraph, right},
@@ -127,7 +129,7 @@ impl Stage {
 }
 
 /// The results of one table.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, JsonSchema)]
 pub(crate) struct AbiReport {
     pub(crate) abi: u32,
     /// The table's `name`.
@@ -138,6 +140,50 @@ pub(crate) struct AbiReport {
     /// Present with `--connections`.
     pub(crate) connections: Option<Connections>,
     pub(crate) results: Vec<SizeResult>,
+    /// The plugin's warnings.
+    #[serde(skip)]
+    pub(crate) warnings: Vec<String>,
+    /// The plugin's statistics at the end of a trial.
+    #[serde(skip)]
+    pub(crate) account: Account,
+    /// How long after the death of the other end's process a call failed, and how.
+    #[serde(skip)]
+    pub(crate) survived: Option<(Duration, Failure)>,
+}
+
+/// A rail of a connection, as the plugin's statistics have it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct RailState {
+    /// `hca:port`
+    pub(crate) name: String,
+    /// Message bytes that this end has posted; absent at a receiver.
+    pub(crate) bytes: Option<u64>,
+    /// Why the connection lacks it; absent while it is in use.
+    pub(crate) missing: Option<String>,
+}
+
+/// What the plugin's statistics have of a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct Account {
+    /// The rails of all connections.
+    pub(crate) rails: Vec<RailState>,
+    /// Times that a connection carried on without a rail.
+    pub(crate) episodes: u64,
+}
+
+impl Account {
+    /// Returns the account of this process; an empty one if the plugin has no statistics page.
+    pub(super) fn of_this_process() -> Self {
+        let host = Source::default().process(std::process::id()).unwrap_or_default();
+        let episodes = host.failover.episodes.0;
+        let connections = host.processes.into_iter().flat_map(|process| process.connections);
+        let one = |rail: Rail| RailState {
+            name: rail.name,
+            bytes: rail.bytes.map(|count| count.0),
+            missing: rail.missing.or_else(|| rail.left_out.then(|| "it is never used".into())),
+        };
+        Self { rails: connections.flat_map(|connection| connection.rails).map(one).collect(), episodes }
+    }
 }
 
 /// The result for further connections. Memory is the growth per connection in bytes: `resident` in
@@ -326,22 +372,7 @@ mod tests {
     }
 
     fn plan() -> Plan {
-        Plan {
-            sizes: vec![1 << 20],
-            time: std::time::Duration::from_secs(1),
-            iterations: None,
-            depth: 8,
-            receives: 1,
-            optional: false,
-            bidirectional: false,
-            ping_pong: false,
-            connections: 0,
-            at_once: 1,
-            check: true,
-            memory: 1 << 28,
-            timeout: std::time::Duration::from_secs(30),
-            fault: None,
-        }
+        Plan::of(&[1 << 20], Duration::from_secs(1), Duration::from_secs(30))
     }
 
     #[test]

@@ -76,20 +76,19 @@ impl<'a> Run<'a> {
                 exit: None,
             });
         }
-        let report =
-            AbiReport { abi, net: String::new(), device: None, gpu, connections: None, results: Vec::new() };
+        let report = AbiReport { abi, gpu, ..AbiReport::default() };
         Ok(Self { slots, events, failures: Vec::new(), report, plan, ui })
     }
 
-    /// Waits until all workers have ended. Returns what was measured, even if the run failed.
-    pub(super) fn finish(mut self) -> (AbiReport, Result<(), Failure>) {
-        let outcome = self.watch();
+    /// Waits until all workers have ended, up to the limit. Returns what was measured, even if the run failed.
+    pub(super) fn finish(mut self, limit: Option<Duration>) -> (AbiReport, Result<(), Failure>) {
+        let outcome = self.watch(limit);
         // Dropping the slots kills the remaining workers.
         (self.report, outcome)
     }
 
-    fn watch(&mut self) -> Result<(), Failure> {
-        let mut give_up = None;
+    fn watch(&mut self, limit: Option<Duration>) -> Result<(), Failure> {
+        let (started, mut give_up) = (Instant::now(), None);
         while !self.slots.iter().all(Slot::ended) {
             match self.events.recv_timeout(TICK) {
                 Ok((index, event)) => self.handle(index, event)?,
@@ -104,9 +103,33 @@ impl<'a> Run<'a> {
             {
                 break;
             }
+            if let Some(limit) = limit.filter(|limit| started.elapsed() >= *limit) {
+                return Err(self.unfinished(limit));
+            }
         }
         (0..self.slots.len()).for_each(|index| self.show_warning(index, Duration::ZERO));
         self.verdict()
+    }
+
+    /// Makes the failure of a run that reached its limit.
+    fn unfinished(&self, limit: Duration) -> Failure {
+        let at = |slot: &Slot| {
+            format!(
+                "{} is {}",
+                slot.role.name(self.plan.both_ways()),
+                whereabouts(slot.worker.watch.read().0)
+            )
+        };
+        let at: Vec<_> = self.slots.iter().map(at).collect();
+        let last = self
+            .report
+            .warnings
+            .last()
+            .map_or(String::new(), |text| format!("; the plugin's last warning: {text}"));
+        Failure::new(
+            Kind::Timeout,
+            format!("did not end in {:.0} s: the {}{last}", limit.as_secs_f64(), at.join(", the ")),
+        )
     }
 
     /// Shows the warning that is held back if it is as old as `age`.
@@ -136,6 +159,7 @@ impl<'a> Run<'a> {
         }
         match event {
             Some(Event::Log { level: logger::WARN, text }) => {
+                self.report.warnings.push(text.clone());
                 self.slots[index].warning = Some((text, Instant::now()));
             }
             Some(Event::Log { level, text }) => self.ui.log(self.name(index), level, &text),
@@ -148,7 +172,12 @@ impl<'a> Run<'a> {
                 self.ui.connections(&connections, self.plan)?;
                 self.report.connections = Some(connections);
             }
-            Some(Event::Device { .. } | Event::Result(_) | Event::Connections(_)) => {}
+            Some(Event::Account(account)) if first => self.report.account = account,
+            Some(Event::Survived { nanos, failure }) => {
+                self.report.survived = Some((Duration::from_nanos(nanos), failure));
+                self.slots[index].done = true;
+            }
+            Some(Event::Device { .. } | Event::Result(_) | Event::Connections(_) | Event::Account(_)) => {}
             Some(Event::Failed(failure)) => self.fail(index, failure),
             Some(Event::Done) => self.slots[index].done = true,
             None => self.slots[index].drained = true,
@@ -221,7 +250,7 @@ impl Slot {
     }
 }
 
-/// Describes where the process was when it ended.
+/// Describes where the process is, or was when it ended.
 fn whereabouts(call: Call) -> String {
     match call {
         Call::Outside => "outside of any call of the plugin on the main thread".into(),

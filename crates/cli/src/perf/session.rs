@@ -10,7 +10,8 @@ use super::{
     pin::Pin,
     plan::Plan,
     region::Layout,
-    report::{Connections, SizeResult},
+    report::{Account, Connections, SizeResult},
+    worker::Trial,
 };
 use crate::device::Device;
 use crate::failure::{Failure, Kind};
@@ -39,6 +40,7 @@ pub(super) struct Session<'a> {
     /// Whether the device registers DMA-BUFs.
     pub(super) dma_bufs: bool,
     pub(super) plan: Plan,
+    pub(super) trial: Trial,
 }
 
 /// The comms of one end.
@@ -92,6 +94,7 @@ pub(super) trait Listener {
     fn device(&mut self, net: &str, device: &Device) -> Result<(), Failure>;
     fn connections(&mut self, connections: &Connections) -> Result<(), Failure>;
     fn result(&mut self, result: &SizeResult) -> Result<(), Failure>;
+    fn account(&mut self, account: Account) -> Result<(), Failure>;
 }
 
 impl Session<'_> {
@@ -115,6 +118,9 @@ impl Session<'_> {
             {
                 return Err(failure);
             }
+        }
+        if self.trial.accounts {
+            listener.account(Account::of_this_process())?;
         }
         comms.close()
     }

@@ -11,17 +11,18 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    breaker::Outage,
     control::Channel,
     cuda::Gpu,
     link::{Link, Message, Role, expect_message},
     pin::Pin,
     plan::Plan,
     rails,
-    report::{Connections, SizeResult},
+    report::{Account, Connections, SizeResult},
     session::{Listener, Session},
 };
 use crate::device::Device;
-use crate::failure::{Context, Failure};
+use crate::failure::{Context, Failure, Kind};
 use crate::plugin;
 use nccl_net_host::{Call, Net, Settings, Table, Watch, logger};
 
@@ -62,6 +63,27 @@ pub(super) struct Job {
     pub(super) verbose: bool,
     /// Variables of the process: set, or unset if `None`. Applied when it starts.
     pub(super) env: Vec<(String, Option<String>)>,
+    pub(super) trial: Trial,
+}
+
+/// What a run does on top for "mpib hwcheck".
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Trial {
+    /// Reports the plugin's statistics at its end.
+    pub(crate) accounts: bool,
+    /// A process that dies in the middle of a round.
+    pub(crate) death: Option<Death>,
+    /// A rail that is taken out of service and back. The end that leads does so.
+    pub(crate) outage: Option<Outage>,
+}
+
+/// Whose process dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Death {
+    /// This end's.
+    Own,
+    /// That of the other end: the plugin here has to report it.
+    Peer,
 }
 
 /// An event for the parent.
@@ -75,6 +97,10 @@ pub(super) enum Event {
     Connections(Connections),
     /// The result of a size.
     Result(Box<SizeResult>),
+    /// The plugin's statistics at the end of a trial.
+    Account(Account),
+    /// A call failed so many nanoseconds after the expected death of the other end.
+    Survived { nanos: u64, failure: Failure },
     /// The run failed.
     Failed(Failure),
     /// The run succeeded; the process is about to exit.
@@ -102,6 +128,10 @@ impl Listener for Parent {
 
     fn result(&mut self, result: &SizeResult) -> Result<(), Failure> {
         self.send(&Event::Result(Box::new(result.clone())))
+    }
+
+    fn account(&mut self, account: Account) -> Result<(), Failure> {
+        self.send(&Event::Account(account))
     }
 }
 
@@ -134,6 +164,9 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     });
 
     let mut link = Link::new(peer, watch, &job.plan, job.role);
+    if job.trial.death == Some(Death::Peer) {
+        link.expect_death();
+    }
     let pinned = job.pin.as_ref().map_or(Ok(()), Pin::apply_at_start);
     let opened =
         pinned.and_then(|()| plugin::open_table(&job.plugin, job.version, job.table.as_deref(), Some(watch)));
@@ -142,6 +175,12 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
         Err(failure) => give_up(&mut link, &parent, failure),
     };
     if let Err(failure) = run(table, &mut link, watch, job, &mut parent) {
+        if let Some(since) = link.death().filter(|_| failure.kind == Kind::Call) {
+            let nanos = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+            parent.send(&Event::Survived { nanos, failure })?;
+            // SAFETY: ends the process without running the plugin's destructors.
+            unsafe { libc::_exit(0) }
+        }
         let failure = link.attribute(failure);
         give_up(&mut link, &parent, failure);
     }
@@ -157,12 +196,12 @@ fn run(
     job: Job,
     parent: &mut Parent,
 ) -> Result<(), Failure> {
-    let Job { version, device, merge, role, pin, gpu, plan, table: symbol, .. } = job;
+    let Job { version, device, merge, role, pin, gpu, plan, table: symbol, trial, .. } = job;
     // The context stays this thread's until the process ends, as the memory does after a failure.
     let gpu = gpu.map(|number| Gpu::open(number).map(|gpu| &*Box::leak(Box::new(gpu)))).transpose()?;
     let net = Net::init(table, &Settings::default()).map_err(|e| of_init(e.into(), symbol.as_deref()))?;
     let mut session =
-        Session { net, link, watch, role, version, device, merge, pin, gpu, dma_bufs: false, plan };
+        Session { net, link, watch, role, version, device, merge, pin, gpu, dma_bufs: false, plan, trial };
     session.run(parent)?;
     session.net.finalize()?;
     link.send(&Message::Closed)?;

@@ -1,7 +1,8 @@
 //! Runs `mpib doctor` on simulated hosts.
 
 use std::{
-    process::{Command, Output},
+    io::{BufRead, BufReader, Read},
+    process::{Child, ChildStderr, Command, Output, Stdio},
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
@@ -99,5 +100,51 @@ impl Doctor {
         let expected =
             if warnings.is_empty() && !limited { (0, "usable") } else { (1, "usable with losses") };
         assert_eq!((self.code, self.document["verdict"].as_str().unwrap()), expected);
+    }
+}
+
+/// The listening end. It ends with the test.
+pub(crate) struct Listener {
+    child: Child,
+    said: BufReader<ChildStderr>,
+    pub(crate) address: String,
+}
+
+impl Listener {
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        let address = line.strip_prefix("listening on ").and_then(|rest| rest.split(';').next());
+        let address = address.unwrap_or_else(|| panic!("{line}")).to_owned();
+        Self { child, said, address }
+    }
+
+    /// Returns the next line on stderr with these words.
+    pub(crate) fn says(&mut self, words: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.said.read_line(&mut line).unwrap(), 0, "it ended without {words:?}");
+            if line.contains(words) {
+                return line;
+            }
+        }
+    }
+
+    /// Ends the process; returns its output.
+    pub(crate) fn end(mut self) -> String {
+        self.child.kill().unwrap();
+        let mut text = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        text
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // The process may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

@@ -1,0 +1,198 @@
+//! The steps that move data without a fault.
+
+use std::time::Duration;
+
+use nccl_net_mpib_agent_iface::doctor::Verdict as RouteVerdict;
+
+use super::{bench::Bench, counters::Reading, step::Findings};
+use crate::doctor::{Ends, Order, Use, losses};
+use crate::failure::Failure;
+use crate::output::units::giga;
+use crate::perf::{Outcome, Plan, no_cuda};
+
+/// Longest time without progress.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// A name for the parts that concern the counters.
+const COUNTERS: &str = "counters";
+
+/// Moves checked data of all sizes and kinds over each device, and measures each rail alone and all
+/// together.
+pub(super) fn data(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Failure> {
+    let time = bench.args.time;
+    let sizes = bench.args.sizes.expand(4)?;
+    let small: Vec<usize> = sizes.iter().copied().filter(|size| *size <= 1 << 20).collect();
+    let memory = bench.args.memory;
+    let plan = |sizes: &[usize]| Plan { memory, ..Plan::of(sizes, time, TIMEOUT) };
+    for (number, name) in (0..).zip(bench.devices()?) {
+        let kinds = [
+            ("sizes", true, plan(&sizes)),
+            ("sizes, back", false, plan(&sizes)),
+            ("groups of 8", true, Plan { receives: 8, ..plan(&small) }),
+            ("optional", true, Plan { optional: true, ..plan(&small) }),
+            ("both ways", true, Plan { bidirectional: true, ..plan(&small) }),
+        ];
+        for (kind, out, plan) in kinds.into_iter().filter(|(.., plan)| !plan.sizes.is_empty()) {
+            let order = bench.order(number, out, plan);
+            let ends = bench.run(order, None)?;
+            judge(found, kind, &name, &ends);
+        }
+    }
+    rates(bench, found)
+}
+
+/// Notes what a run found: what failed or is missing, the plugin's warnings, or that all was right.
+fn judge(found: &mut Findings, kind: &str, name: &str, ends: &Ends) -> bool {
+    if let Some(failure) = ends.cause() {
+        found.failed(kind, &failure.at(name));
+        return false;
+    }
+    let lost = losses(kind, name, ends, &[]);
+    let is_right = lost.is_empty();
+    found.extend_strictly(lost);
+    found.warnings(warnings(ends));
+    if is_right {
+        let messages: u64 = ends.here.results.iter().map(|result| result.messages).sum();
+        let carried = carried(&ends.here);
+        found.ok(kind, format!("{name}: {messages} messages, every byte right{carried}"));
+    }
+    is_right
+}
+
+/// Returns the plugin's warnings of both ends.
+fn warnings(ends: &Ends) -> Vec<String> {
+    let of = |(end, outcome): (&str, &Outcome)| {
+        outcome.warnings.iter().map(|text| format!("the plugin {end}: {text}")).collect::<Vec<_>>()
+    };
+    [("here", &ends.here), ("there", &ends.there)].into_iter().flat_map(of).collect()
+}
+
+/// Formats the bytes that each rail carried.
+fn carried(outcome: &Outcome) -> String {
+    let known = outcome.account.rails.iter().filter_map(|rail| Some((rail, rail.bytes?)));
+    let total: u64 = known.clone().map(|(_, bytes)| bytes).sum();
+    let one = |(rail, bytes): (&crate::perf::RailState, u64)| {
+        format!("{} {}", rail.name, crate::output::units::percent(bytes, total))
+    };
+    let parts: Vec<_> = known.map(one).collect();
+    if parts.len() < 2 { String::new() } else { format!("; {}", parts.join(", ")) }
+}
+
+/// Measures each pair of ports that a connection tries first alone, without a check of the bytes, and
+/// compares it with the speed of the ports.
+fn rates(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Failure> {
+    const PART: &str = "rates";
+    let pairs: Vec<_> = bench.document.routes.iter().map(|row| row.pair.clone()).collect();
+    let pairs: Vec<_> = match pairs.is_empty() {
+        // Without the step host: equal names are the likely pairs.
+        true => {
+            let theirs: Vec<String> = bench.theirs()?.ports.iter().map(|port| port.name.clone()).collect();
+            let ours = bench.document.facts.iter().map(|port| port.name.clone());
+            ours.filter(|name| theirs.contains(name)).map(|name| (name.clone(), name)).collect()
+        }
+        false => {
+            let first = pairs.into_iter().filter(|pair| pair.verdict == RouteVerdict::First);
+            first.map(|pair| (pair.ours, pair.theirs)).collect()
+        }
+    };
+    for (ours, theirs) in pairs {
+        let wanted = wanted(bench, &ours, &theirs)?;
+        for out in [true, false] {
+            let port = |name: &String| Use { port: Some(name.clone()), ..Use::default() };
+            let plan = Plan { check: false, ..Plan::of(&[bench.load()], bench.args.time, TIMEOUT) };
+            let order = Order::new(port(&ours), port(&theirs), out, plan, bench.left());
+            let ends = bench.run(order, None)?;
+            let name = format!("{ours} to {theirs} alone, {}", if out { "out" } else { "back" });
+            let Some(rate) = ends.here.rate().filter(|_| ends.cause().is_none()) else {
+                if let Some(failure) = ends.cause() {
+                    found.failed(PART, &failure.at(name));
+                }
+                continue;
+            };
+            let rate = rate * 8.0;
+            match wanted {
+                Some(wanted) if rate < wanted * f64::from(bench.args.least) / 100.0 => {
+                    let text = format!(
+                        "{name}: {} Gb/s, expected {} % of {}",
+                        giga(rate),
+                        bench.args.least,
+                        giga(wanted)
+                    );
+                    let remedy = "compare with ib_write_bw; look at the PCIe link (lspci -vv: LnkSta), the NUMA node, \
+                                  and flow control of the switch";
+                    found.fail(PART, text, Some(remedy));
+                }
+                Some(wanted) => found.ok(PART, format!("{name}: {} Gb/s of {}", giga(rate), giga(wanted))),
+                None => found.ok(PART, format!("{name}: {} Gb/s; no speed is known", giga(rate))),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the rate in Gb/s that the weaker end of a pair should have.
+fn wanted(bench: &mut Bench<'_>, ours: &str, theirs: &str) -> Result<Option<f64>, Failure> {
+    if bench.args.speed.is_some() {
+        return Ok(bench.args.speed);
+    }
+    let there = bench.theirs()?.ports.into_iter().find(|port| port.name == theirs);
+    let there = there.and_then(|port| port.limit_mbps);
+    let here = bench.document.facts.iter().find(|port| port.name == ours).and_then(|port| port.limit_mbps);
+    Ok(here.zip(there).map(|(here, there)| f64::from(here.min(there)) / 1000.0))
+}
+
+/// Moves checked data between the memories of GPUs.
+pub(super) fn gpu(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Failure> {
+    if let Some(why) = no_cuda() {
+        found.not_run("gpu", format!("{why} here"));
+        return Ok(());
+    }
+    let sizes: Vec<usize> = bench.args.sizes.expand(4)?.into_iter().filter(|size| *size >= 8).collect();
+    for (number, name) in (0..).zip(bench.devices()?) {
+        for (kind, out) in [("gpu", true), ("gpu, back", false)] {
+            let used = || Use { device: number, gpu: Some(bench.args.gpu), ..Use::default() };
+            let plan = Plan { memory: bench.args.memory, ..Plan::of(&sizes, bench.args.time, TIMEOUT) };
+            let order = Order::new(used(), used(), out, plan, bench.left());
+            let ends = bench.run(order, None)?;
+            judge(found, kind, &name, &ends);
+        }
+    }
+    Ok(())
+}
+
+/// Moves data in both directions for long. No packet may be lost, and no receive missing.
+pub(super) fn steady(bench: &mut Bench<'_>, found: &mut Findings, before: &Reading) -> Result<(), Failure> {
+    let devices = bench.devices()?;
+    let time = bench.args.steady / u32::try_from(devices.len().max(1)).unwrap_or(u32::MAX);
+    for (number, name) in (0..).zip(devices) {
+        let plan = Plan {
+            bidirectional: true,
+            memory: bench.args.memory,
+            ..Plan::of(&[bench.load()], time, TIMEOUT)
+        };
+        let order = bench.order(number, true, plan);
+        let ends = bench.run(order, None)?;
+        if judge(found, "steady", &name, &ends)
+            && let Some(result) = ends.here.results.first()
+        {
+            let rate = giga(result.gigabytes_per_second * 8.0);
+            found.ok("steady", format!("{name}: {rate} Gb/s in both directions together for {time:?}"));
+        }
+    }
+    let after = bench.reading()?;
+    let growth = before.growth(&after);
+    let lost: Vec<_> = growth.iter().filter_map(|growth| Some((growth.loss()?, growth.text()))).collect();
+    for (shows, text) in &lost {
+        let remedy = "without a fault no packet is lost: check cables (ethtool -S, mlxlink), flow control and ECN of \
+                      the switch, and its MTU";
+        found.fail(COUNTERS, format!("{text}: {shows}"), Some(remedy));
+    }
+    let blind = after.blind();
+    match (lost.is_empty(), blind.is_empty()) {
+        (true, true) => found.ok(COUNTERS, "no lost packet and no missing receive"),
+        (_, false) => {
+            found.not_run(COUNTERS, format!("no counter shows lost packets of {}", blind.join(", ")))
+        }
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,566 @@
+//! `mpib hwcheck` between two simulated hosts: what it passes, what it finds, and what it restores.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    thread,
+};
+
+use serde_json::Value;
+
+use crate::built::artifact;
+use crate::doctor_util::{Listener, fabric, mpib};
+use crate::fake::{fake, fake_cuda};
+use crate::transfer::until;
+
+/// Small sizes and short times. A busy machine stalls for long.
+const QUICK: [(&str, &str); 6] = [
+    ("--memory", "2M"),
+    ("--sizes", "8,4K,100K"),
+    ("--time", "0.1"),
+    ("--steady", "0.2"),
+    ("--connections", "2"),
+    ("--limit", "30"),
+];
+
+/// Returns a host's two ports.
+fn ports(host: u8, more: &str) -> String {
+    format!("sout:addr=10.9.0.{host}/24{more};sup:addr=10.9.1.{host}/24{more}")
+}
+
+/// A pair of hosts: devices, settings and faults of each end.
+struct Pair {
+    fabric: String,
+    plugin: PathBuf,
+    devices: [String; 2],
+    env: [Vec<(String, String)>; 2],
+}
+
+impl Pair {
+    fn new(more: &str) -> Self {
+        let plugin = artifact("libnccl-net-mpib.so");
+        Self { fabric: fabric(), plugin, devices: [ports(1, more), ports(2, more)], env: Default::default() }
+    }
+
+    fn command(&self, end: usize) -> Command {
+        let mut command = mpib(&self.fabric, &self.devices[end]);
+        // Two rails with data on both.
+        command.args(["hwcheck", "--plugin"]).arg(&self.plugin);
+        if self.devices[end].contains("sout") {
+            command.envs([("MPIB_HCA_SOUT", "sout"), ("MPIB_HCA_SUP", "sup"), ("MPIB_SUP_SHARE", "512")]);
+        }
+        command.env("SOFTVERBS_LOG", "off");
+        command.envs(self.env[end].iter().cloned());
+        command
+    }
+
+    fn listen(&self) -> Listener {
+        Listener::of(self.command(1).args(["--listen", "127.0.0.1:0"]))
+    }
+
+    /// Prepares the leading end.
+    fn lead(&self, listener: &Listener, options: &str) -> Command {
+        let mut command = self.command(0);
+        command.args(["--json", &listener.address]).args(words(options));
+        for (option, value) in QUICK.into_iter().filter(|(option, _)| !options.contains(option)) {
+            command.args([option, value]);
+        }
+        command
+    }
+
+    fn run(&self, options: &str) -> Found {
+        let listener = self.listen();
+        Found::of(&mut self.lead(&listener, options))
+    }
+
+    /// Returns the command that acts on a device of the leading host.
+    fn ctl(&self, action: &str) -> String {
+        format!("{} {action}", artifact("softverbs/softverbs-ctl").display())
+    }
+}
+
+/// Splits at spaces that are not between quotes.
+fn words(text: &str) -> Vec<String> {
+    let pieces = text.split('\'').enumerate();
+    let split = |(i, piece): (usize, &str)| match i % 2 {
+        0 => piece.split_whitespace().map(str::to_owned).collect(),
+        _ => vec![piece.to_owned()],
+    };
+    pieces.flat_map(split).collect()
+}
+
+/// The document of a run.
+#[derive(Debug)]
+struct Found {
+    code: i32,
+    document: Value,
+}
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {:#}", self.code, self.document["steps"])
+    }
+}
+
+impl Found {
+    fn of(command: &mut Command) -> Self {
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let document = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {said}"));
+        Self { code: output.status.code().unwrap(), document }
+    }
+
+    fn step(&self, name: &str) -> &Value {
+        let steps = self.document["steps"].as_array().unwrap_or_else(|| panic!("{:#}", self.document));
+        steps.iter().find(|step| step["step"] == name).unwrap_or_else(|| panic!("no {name}: {self}"))
+    }
+
+    fn verdict(&self, name: &str) -> &str {
+        self.step(name)["verdict"].as_str().unwrap()
+    }
+
+    /// Returns the texts of a step's checks of this level.
+    fn texts(&self, name: &str, level: &str) -> Vec<String> {
+        let checks = self.step(name)["checks"].as_array().unwrap().iter();
+        let found = checks.filter(|check| check["level"] == level);
+        found.map(|check| check["text"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// A fault, and the step that has to find it.
+struct Seed {
+    fault: &'static str,
+    step: &'static str,
+    /// What the failure says.
+    says: &'static str,
+    /// Changes the pair, and returns options.
+    seed: fn(&mut Pair) -> String,
+}
+
+fn of_fake(pair: &mut Pair, fault: &str) {
+    pair.plugin = fake().to_owned();
+    for env in &mut pair.env {
+        env.push(("FAKE_FAULT".into(), fault.into()));
+    }
+}
+
+fn faults(pair: &mut Pair, end: usize, script: &str) -> String {
+    pair.env[end].push(("SOFTVERBS_FAULTS".into(), script.into()));
+    String::new()
+}
+
+fn outage(pair: &Pair, step: &str, down: &str, up: &str) -> String {
+    let command = |action: &str| if action.contains('@') { pair.ctl(action) } else { action.to_owned() };
+    format!("--{step}-down '{}' --{step}-up '{}' --budget 12", command(down), command(up))
+}
+
+const SEEDS: [Seed; 24] = [
+    Seed {
+        fault: "a wrong byte",
+        step: "data",
+        says: "expected 0x",
+        seed: |pair| {
+            of_fake(pair, "corrupt");
+            String::new()
+        },
+    },
+    Seed {
+        fault: "a missing byte",
+        step: "data",
+        says: "nothing was written",
+        seed: |pair| {
+            of_fake(pair, "truncate");
+            String::new()
+        },
+    },
+    Seed {
+        fault: "the data of an earlier message",
+        step: "data",
+        says: "it is message",
+        seed: |pair| {
+            of_fake(pair, "stale");
+            String::new()
+        },
+    },
+    Seed {
+        fault: "a byte behind the end",
+        step: "data",
+        says: "behind",
+        seed: |pair| {
+            of_fake(pair, "overrun");
+            String::new()
+        },
+    },
+    Seed {
+        fault: "a wrong size",
+        step: "data",
+        says: "size",
+        seed: |pair| {
+            of_fake(pair, "size");
+            String::new()
+        },
+    },
+    Seed {
+        fault: "a completion that never comes",
+        step: "data",
+        says: "did not end in 3 s",
+        seed: |pair| {
+            of_fake(pair, "stall");
+            "--budget 3".into()
+        },
+    },
+    Seed {
+        fault: "a crash",
+        step: "data",
+        says: "died of signal 6",
+        seed: |pair| {
+            of_fake(pair, "crash");
+            String::new()
+        },
+    },
+    Seed {
+        fault: "stale memory of a GPU",
+        step: "gpu",
+        says: "it is message",
+        seed: |pair| {
+            of_fake(pair, "stale");
+            for env in &mut pair.env {
+                env.push(("FAKE_GPU".into(), "1".into()));
+                let verbs = artifact("softverbs/libibverbs.so.1");
+                let folders = format!("{}:{}", fake_cuda().display(), verbs.parent().unwrap().display());
+                env.push(("LD_LIBRARY_PATH".into(), folders));
+            }
+            String::new()
+        },
+    },
+    Seed {
+        fault: "a rail at half its speed",
+        step: "data",
+        says: "expected 90 % of 8",
+        seed: |pair| {
+            pair.devices[1] = pair.devices[1].replace("10.9.1.2/24", "10.9.1.2/24,rate=500MB");
+            "--speed 8".into()
+        },
+    },
+    Seed {
+        fault: "a completion with an error",
+        step: "data",
+        says: "the connection has no rail sup:1 here",
+        seed: |pair| faults(pair, 0, "sup:status=11,at=40,only=imm"),
+    },
+    Seed {
+        fault: "a smaller MTU there",
+        step: "host",
+        says: "the MTU is 4096 here and 1024 there",
+        seed: |pair| {
+            pair.devices[1] = ports(2, ",mtu=1024");
+            String::new()
+        },
+    },
+    Seed {
+        fault: "a smaller MTU in the network",
+        step: "host",
+        says: "sup:1 to sup:1",
+        seed: |pair| {
+            pair.devices = pair.devices.clone().map(|all| all.replace("sup:", "sup:path_mtu=1024,"));
+            String::new()
+        },
+    },
+    Seed {
+        fault: "a rail that is down there",
+        step: "host",
+        says: "sup:1",
+        seed: |pair| faults(pair, 1, "sup:link=down"),
+    },
+    Seed {
+        fault: "a rail that carries one direction only",
+        step: "host",
+        says: "the probe did not complete",
+        seed: |pair| faults(pair, 1, "sup:silence=in"),
+    },
+    Seed {
+        fault: "settings that differ",
+        step: "host",
+        says: "MPIB_SOUT_QP is 3 here and 2 there",
+        seed: |pair| {
+            pair.env[0].push(("MPIB_SOUT_QP".into(), "3".into()));
+            String::new()
+        },
+    },
+    Seed {
+        fault: "a link that does not come back",
+        step: "link",
+        says: "carries no data",
+        seed: |pair| outage(pair, "link", "link sup@10.9.1.1 down", "true"),
+    },
+    Seed {
+        fault: "an outage of another rail",
+        step: "link",
+        says: "while it was out of service",
+        seed: |pair| outage(pair, "link", "true", "true"),
+    },
+    Seed {
+        fault: "a command without the right to act",
+        step: "link",
+        says: "\"exit 2\" exited with status 2",
+        seed: |pair| outage(pair, "link", "exit 2", "true"),
+    },
+    Seed {
+        fault: "a silent loss that is noticed late",
+        step: "link",
+        says: "no message completed for",
+        seed: |pair| {
+            pair.env.iter_mut().for_each(|env| env.push(("MPIB_STALL_MS".into(), "2500".into())));
+            let options = outage(pair, "link", "fault sup@10.9.1.1 silence=both", "heal sup@10.9.1.1");
+            options + " --limit 1"
+        },
+    },
+    Seed {
+        fault: "an adapter that cannot be opened again",
+        step: "driver",
+        says: "carries no data",
+        seed: |pair| outage(pair, "driver", "fault sup@10.9.1.1 fatal", "true"),
+    },
+    Seed {
+        fault: "a dead peer that nobody reports",
+        step: "death",
+        says: "a process of",
+        seed: |pair| {
+            of_fake(pair, "stall");
+            "--budget 6".into()
+        },
+    },
+    Seed {
+        fault: "slow ibv_destroy_qp",
+        step: "control",
+        says: "destroy 1.2",
+        seed: |pair| {
+            pair.devices[1] = ports(2, ",verb_time=destroy:1200ms");
+            "--limit 1".into()
+        },
+    },
+    Seed {
+        fault: "slow ibv_modify_qp",
+        step: "control",
+        says: "modify to RTS 1.2",
+        seed: |pair| {
+            pair.devices[1] = ports(2, ",verb_time=modify:400ms");
+            "--limit 1".into()
+        },
+    },
+    Seed {
+        fault: "a lost acknowledgement",
+        step: "steady",
+        says: "the connection has no rail sup:1 here",
+        seed: |pair| faults(pair, 0, "sup:lost_ack,at=10,only=imm,then=alive"),
+    },
+];
+
+/// Runs the seeds of these numbers, some at a time, and returns what was not found.
+fn missed(numbers: &[usize]) -> Vec<String> {
+    let (next, missed) = (AtomicUsize::new(0), std::sync::Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while let Some(number) = numbers.get(next.fetch_add(1, Relaxed)) {
+                    let seed = &SEEDS[*number];
+                    let mut pair = Pair::new("");
+                    let options = (seed.seed)(&mut pair);
+                    let found = pair.run(&format!("--step {} {options}", seed.step));
+                    let texts = found.texts(seed.step, "fail");
+                    let is_found = found.code == 1 && texts.iter().any(|text| text.contains(seed.says));
+                    if !is_found {
+                        missed.lock().unwrap().push(format!("{}: {texts:#?}", seed.fault));
+                    }
+                }
+            });
+        }
+    });
+    missed.into_inner().unwrap()
+}
+
+//= hwcheck.md: each seeded fault is found by the step for it
+#[test]
+fn every_seeded_fault_is_found_by_its_step() {
+    // make hwcheck-faults runs all.
+    let is_all = std::env::var_os("HWCHECK_FAULTS").is_some_and(|value| value == "all");
+    let numbers: Vec<usize> = (0..SEEDS.len()).filter(|n| is_all || n % 3 == 0).collect();
+    let missed = missed(&numbers);
+    println!("{} of {} seeded faults", numbers.len() - missed.len(), numbers.len());
+    assert!(missed.is_empty(), "not found:\n{}", missed.join("\n"));
+}
+
+//= hwcheck.md: eight steps between two hosts, and one file to send
+#[test]
+fn a_good_pair_passes_all_that_it_can_run() {
+    let mut pair = Pair::new(",counters=on");
+    let sysfs = tempfile::tempdir().unwrap();
+    for (end, devices) in pair.devices.iter_mut().enumerate() {
+        for rail in ["sout", "sup"] {
+            let folder = sysfs.path().join(format!("{rail}-{end}"));
+            *devices = devices.replace(&format!("{rail}:"), &format!("{rail}:sysfs={},", folder.display()));
+        }
+    }
+    let bundle = tempfile::tempdir().unwrap();
+    let file = bundle.path().join("found.tar.gz");
+    let options = format!(
+        "--bundle {} {} --driver-down '{}' --driver-up '{}' --budget 60",
+        file.display(),
+        format_args!(
+            "--link-down '{}' --link-up '{}'",
+            pair.ctl("link sup@10.9.1.1 down"),
+            pair.ctl("link sup@10.9.1.1 up")
+        ),
+        pair.ctl("fault sup@10.9.1.1 fatal"),
+        pair.ctl("heal sup@10.9.1.1"),
+    );
+    let found = pair.run(&options);
+    let verdicts: Vec<_> = ["host", "data", "gpu", "link", "driver", "death", "control", "steady"]
+        .map(|step| format!("{step} {}", found.verdict(step)))
+        .to_vec();
+    let expected = [
+        "host passed",
+        "data passed",
+        "gpu not run",
+        "link passed",
+        "driver passed",
+        "death passed",
+        "control passed",
+        "steady passed",
+    ];
+    assert_eq!(verdicts, expected, "{found}");
+    assert_eq!(
+        (found.code, &found.document["passed"], &found.document["not_run"]),
+        (0, &7.into(), &1.into())
+    );
+    // The outage shows in the counters of the step link, and the steady state has none.
+    let counters = |step: &str| found.step(step)["counters"].as_array().unwrap().len();
+    assert_eq!(counters("steady"), 0, "{found}");
+    let text = bundled(&file, "hwcheck.txt");
+    assert!(text.starts_with("passed: 7 of 8 steps passed, 0 failed, 1 not run\n"), "{text}");
+    let json: Value = serde_json::from_str(&bundled(&file, "hwcheck.json")).unwrap();
+    assert_eq!(json["passed"], 7);
+}
+
+/// Returns a file of a bundle.
+fn bundled(archive: &Path, name: &str) -> String {
+    let output = Command::new("tar")
+        .arg("-xOzf")
+        .arg(archive)
+        .args(["--wildcards", &format!("*/{name}")])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+//= hwcheck.md: what does not run is never reported as passed
+#[test]
+fn outages_that_nobody_permits_do_not_run() {
+    let found = Pair::new("").run("--step link,driver,gpu");
+    assert_eq!(found.code, 0);
+    for (step, says) in [("link", "--link-down"), ("driver", "--driver-down"), ("gpu", "libcuda")] {
+        assert_eq!(found.verdict(step), "not run", "{found}");
+        let text = found.texts(step, "note").concat();
+        assert!(text.starts_with("not run: ") && text.contains(says), "{text}");
+    }
+}
+
+//= hwcheck.md: a connection with one rail waits for it
+#[test]
+fn the_only_rail_of_a_device_is_restored_after_a_while() {
+    let mut pair = Pair::new("");
+    pair.devices = [1, 2].map(|host| format!("sup:addr=10.9.1.{host}/24"));
+    let found = pair.run(&outage(&pair, "link", "link sup@10.9.1.1 down", "link sup@10.9.1.1 up"));
+    assert_eq!(found.verdict("link"), "passed", "{found}");
+}
+
+/// A path that appears when a shell command has run.
+fn mark(folder: &tempfile::TempDir, name: &str) -> PathBuf {
+    folder.path().join(name)
+}
+
+//= hwcheck.md: a rail is restored however the command ends
+#[test]
+fn a_rail_is_restored_when_the_command_is_killed() {
+    let pair = Pair::new("");
+    let listener = pair.listen();
+    let folder = tempfile::tempdir().unwrap();
+    let (down, up) = (mark(&folder, "down"), mark(&folder, "up"));
+    // The command is killed while the rail is out of service.
+    let take =
+        format!("{} && touch {} && exec sleep 600", pair.ctl("link sup@10.9.1.1 down"), down.display());
+    // The simulated network has ended with its last process.
+    let give = format!("touch {}", up.display());
+    let options = format!("--step link --link-down '{take}' --link-up '{give}'");
+    let mut command = pair.lead(&listener, &options);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("the link goes down", || down.exists().then_some(()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("the link comes up", || up.exists().then_some(()));
+}
+
+//= hwcheck.md: a person runs the commands that are printed
+#[test]
+fn a_person_runs_the_commands() {
+    let pair = Pair::new("");
+    let listener = pair.listen();
+    let (down, up) = (pair.ctl("link sup@10.9.1.1 down"), pair.ctl("link sup@10.9.1.1 up"));
+    let options = format!("--step link --by-hand --link-down '{down}' --link-up '{up}'");
+    let mut command = pair.lead(&listener, &options);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let requested = lines.filter_map(|line| Some(line.strip_prefix("mpib: now run: ")?.to_owned()));
+    let mut ran = Vec::new();
+    for line in requested {
+        let mut shell = Command::new("sh");
+        let status = shell.args(["-c", &line]).env("SOFTVERBS_FABRIC", &pair.fabric).status().unwrap();
+        assert!(status.success(), "{line}");
+        ran.push(line);
+    }
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(ran, [down, up]);
+    let found = Found {
+        code: output.status.code().unwrap(),
+        document: serde_json::from_slice(&output.stdout).unwrap(),
+    };
+    assert_eq!((found.code, found.verdict("link")), (0, "passed"), "{found}");
+}
+
+//= hwcheck.md: a counter of lost packets or missing receives that grows is a failure
+#[test]
+fn a_growing_counter_is_a_failure_of_the_steady_state() {
+    let mut pair = Pair::new("");
+    let folder = tempfile::tempdir().unwrap();
+    let counters = folder.path().join("ports/1/hw_counters");
+    fs::create_dir_all(&counters).unwrap();
+    let file = counters.join("rnr_nak_retry_err");
+    fs::write(&file, "0").unwrap();
+    pair.devices[1] = pair.devices[1].replacen("/24", &format!("/24,sysfs={}", folder.path().display()), 1);
+    let done = AtomicBool::new(false);
+    let found = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut count = 0u64;
+            while !done.load(Relaxed) {
+                count += 1;
+                // A reader must not find an empty file.
+                fs::write(counters.join("new"), count.to_string()).unwrap();
+                fs::rename(counters.join("new"), &file).unwrap();
+                thread::yield_now();
+            }
+        });
+        let found = pair.run("--step steady");
+        done.store(true, Relaxed);
+        found
+    });
+    let texts = found.texts("steady", "fail");
+    assert!(
+        texts.iter().any(|text| text.contains("rnr_nak_retry_err") && text.contains("missing receives")),
+        "{found}"
+    );
+    assert!(texts.iter().all(|text| text.starts_with("sout:1 there: ")), "{texts:?}");
+}
