@@ -360,6 +360,8 @@ impl Comm {
                 None => self.report_hanging(),
             }
         }
+        // Not waited for: no data uses an attempt, whose step may wait for the network.
+        self.drop_attempt();
         if let Some(rail) = self.rails.first() {
             let region = self.region.take();
             Task::begin(rail.nic.worker(), Urgency::High, || drop(region), || {}).wait();

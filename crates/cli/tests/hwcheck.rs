@@ -338,7 +338,7 @@ const SEEDS: [Seed; 24] = [
         step: "control",
         says: "destroy 1.2",
         seed: |pair| {
-            pair.devices[1] = ports(2, ",verb_time=destroy:1200ms");
+            pair.devices[1] = ports(2, ",verb_time=destroy_qp:1200ms");
             "--limit 1".into()
         },
     },
@@ -347,7 +347,7 @@ const SEEDS: [Seed; 24] = [
         step: "control",
         says: "modify to RTS 1.2",
         seed: |pair| {
-            pair.devices[1] = ports(2, ",verb_time=modify:400ms");
+            pair.devices[1] = ports(2, ",verb_time=modify_qp:400ms");
             "--limit 1".into()
         },
     },

@@ -83,7 +83,7 @@ fn outage(
         return Ok(());
     }
     eprintln!("mpib: {name} goes out of service with {down:?} and back with {up:?}");
-    let restores_after = (rails == 1).then(|| bench.args.time.as_secs_f64());
+    let restores_after = (rails == 1).then_some(bench.args.time.as_secs_f64());
     let outage = Outage { rail: name.clone(), down, up, by_hand: bench.args.by_hand, restores_after };
     // A rail that does not come back has to be known before the step's time is over.
     let timeout = TIMEOUT.min(bench.left() / 3);
