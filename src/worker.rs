@@ -17,6 +17,8 @@ use crate::error::{Error, Result};
 const PAUSE: Duration = Duration::from_millis(1);
 /// An adapter whose step has not ended after this time is dead. Nothing is left of it to write.
 pub(crate) const HANGS: Duration = Duration::from_secs(5);
+/// How long a thread waits for the next job: connections that are closed come one after another.
+const LINGER: Duration = Duration::from_millis(100);
 /// Most threads of a worker. A step may wait in the kernel for a second, for a peer that is away.
 pub(crate) const THREADS: usize = 4;
 
@@ -34,11 +36,18 @@ pub(crate) enum Urgency {
     Low,
 }
 
-/// Threads, which exist while there is work. A clone is the same worker.
+/// Threads, which exist while there is work and [a little longer](LINGER). A clone is the same worker.
 #[derive(Clone)]
 pub(crate) struct Worker {
     name: &'static str,
-    state: Arc<Mutex<State>>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Notified of each job.
+    added: Condvar,
 }
 
 #[derive(Default)]
@@ -53,7 +62,7 @@ struct State {
 impl Worker {
     /// `name`: of the threads.
     pub(crate) fn new(name: &'static str) -> Self {
-        Self { name, state: Arc::default() }
+        Self { name, shared: Arc::default() }
     }
 
     /// Adds a job.
@@ -61,12 +70,15 @@ impl Worker {
     /// # Errors
     /// The system has no thread left.
     pub(crate) fn add(&self, job: Arc<dyn Steps>, urgency: Urgency) -> Result<()> {
-        let mut state = self.state.lock();
+        let mut state = self.shared.state.lock();
         // Each job finds a thread, if the others hang in their steps.
         let waiting = state.urgent.len() + state.other.len();
         if waiting >= state.threads - state.busy.len() && state.threads < THREADS {
-            let shared = Arc::clone(&self.state);
-            let spawned = background::spawn(self.name, || {}, move || run(&shared));
+            let [shared, waiter] = [&self.shared; 2].map(Arc::clone);
+            let wake = move || {
+                waiter.added.notify_all();
+            };
+            let spawned = background::spawn(self.name, wake, move || run(&shared));
             match spawned {
                 Ok(_) => state.threads += 1,
                 Err(e) if state.threads == 0 => {
@@ -80,31 +92,50 @@ impl Worker {
             Urgency::High => state.urgent.push_back(job),
             Urgency::Low => state.other.push_back(job),
         }
+        self.shared.added.notify_one();
         Ok(())
     }
 
     /// Returns whether a step has begun [so long](HANGS) ago and has not ended.
     pub(crate) fn hangs(&self) -> bool {
-        self.state.lock().busy.iter().any(|begun| begun.elapsed() >= HANGS)
+        self.shared.state.lock().busy.iter().any(|begun| begun.elapsed() >= HANGS)
     }
 }
 
-fn run(shared: &Mutex<State>) {
-    loop {
-        let begun = Instant::now();
-        let (job, urgency) = {
-            let mut state = shared.lock();
-            let next = state.urgent.pop_front().map(|job| (job, Urgency::High));
-            let next = next.or_else(|| state.other.pop_front().map(|job| (job, Urgency::Low)));
-            let Some(next) = next.filter(|_| !background::is_exiting()) else {
-                state.threads -= 1;
-                return;
-            };
-            state.busy.push(begun);
-            next
-        };
+impl State {
+    fn is_idle(&self) -> bool {
+        self.urgent.is_empty() && self.other.is_empty()
+    }
+
+    fn next(&mut self) -> Option<(Arc<dyn Steps>, Urgency)> {
+        let urgent = self.urgent.pop_front().map(|job| (job, Urgency::High));
+        urgent.or_else(|| self.other.pop_front().map(|job| (job, Urgency::Low)))
+    }
+}
+
+impl Shared {
+    /// Waits for the next job, and notes that its step begins. `None`: the thread ends.
+    fn begin(&self) -> Option<(Arc<dyn Steps>, Urgency, Instant)> {
+        let mut state = self.state.lock();
+        while !background::is_exiting() {
+            if let Some((job, urgency)) = state.next() {
+                let begun = Instant::now();
+                state.busy.push(begun);
+                return Some((job, urgency, begun));
+            }
+            if self.added.wait_for(&mut state, LINGER).timed_out() && state.is_idle() {
+                break;
+            }
+        }
+        state.threads -= 1;
+        None
+    }
+}
+
+fn run(shared: &Shared) {
+    while let Some((job, urgency, begun)) = shared.begin() {
         let has_ended = step(&*job);
-        let mut state = shared.lock();
+        let mut state = shared.state.lock();
         state.busy.iter().position(|other| *other == begun).map(|at| state.busy.swap_remove(at));
         if has_ended {
             continue;
