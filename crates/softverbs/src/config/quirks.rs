@@ -83,4 +83,19 @@ mod tests {
         let error = Quirks::parse("bnxt").expect_err("no provider");
         assert!(error.starts_with("found \"bnxt\", expected one of none, mlx5, bnxt_re"), "{error}");
     }
+
+    #[test]
+    fn each_provider_has_its_row_among_the_adapters() {
+        let page = include_str!("../../../../docs/internals/adapters.md");
+        let (adapters, counters) = page.split_once("### Counters").expect("the section");
+        for profile in PROFILES.iter().filter(|profile| profile.quirks != Quirks::None) {
+            let driver = if profile.quirks == Quirks::Rxe { "rdma_rxe" } else { profile.name };
+            assert!(adapters.contains(&format!("\n| {driver} |")), "{driver}: no row");
+            // Adapters without immediates are refused.
+            let row =
+                |line: &&str| line.starts_with('|') && line[1..].split('|').next().unwrap().contains(driver);
+            let is_refused = profile.quirks == Quirks::Siw;
+            assert!(is_refused || counters.lines().any(|line| row(&line)), "{driver}: no counters");
+        }
+    }
 }
