@@ -8,6 +8,8 @@ cd "$(dirname "$0")/.."
 eval "$(scripts/libclang.sh env)"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+# Most of a test's time is waiting: for limits that it sets, and for rails that come back.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 code=0
 cargo test --locked --no-fail-fast "$@" 2>&1 | tee "$log" || code=$?
 awk '
