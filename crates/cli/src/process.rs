@@ -11,6 +11,9 @@ use std::{
 
 use nccl_net_mpib_agent_iface::environment::{WITHOUT_HOST, is_setting};
 
+/// Longest wait for a killed child: one in a driver's call that hangs does not end.
+const KILLED: Duration = Duration::from_secs(5);
+
 /// Makes the kernel kill the child when this process ends.
 pub fn ends_with_us(command: &mut Command) {
     let parent = std::process::id();
@@ -48,16 +51,26 @@ pub fn on_softverbs(command: &mut Command, folder: &Path, kept: &[&str]) {
 
 /// Waits for a child; `None`: the limit passed, and the child was killed.
 pub fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let ended = poll(child, limit)?;
+    if ended.is_none() {
+        kill(child);
+    }
+    Ok(ended)
+}
+
+/// Kills a child, and waits a moment for its end.
+pub fn kill(child: &mut Child) {
+    // Both calls fail only if the child has been waited for already.
+    let _ = child.kill();
+    let _ = poll(child, KILLED);
+}
+
+fn poll(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let end = Instant::now() + limit;
     loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if Instant::now() >= end {
-            // Both calls fail only if the child has just ended.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Ok(None);
+        let status = child.try_wait()?;
+        if status.is_some() || Instant::now() >= end {
+            return Ok(status);
         }
         thread::sleep(Duration::from_millis(5));
     }

@@ -96,11 +96,21 @@ struct Bundle {
     now: u64,
 }
 
-/// Checks the name of an archive that does not exist yet.
+/// Checks the path of an archive before there is anything to write: it must not exist, and its folder
+/// must.
 pub(crate) fn check_name(path: &Path) -> Result<(), Failure> {
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     if !name.ends_with(".tar.gz") && !name.ends_with(".tgz") {
         let text = format!("{} is no name of a bundle; expected FILE.tar.gz", path.display());
+        return Err(Failure::new(Kind::Usage, text));
+    }
+    if path.symlink_metadata().is_ok() {
+        let text = format!("{} exists, and is not replaced; name another file", path.display());
+        return Err(Failure::new(Kind::Usage, text));
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        let text = format!("{} cannot be written: {} is no folder", path.display(), folder.display());
         return Err(Failure::new(Kind::Usage, text));
     }
     Ok(())
@@ -260,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_bundle_is_named_as_what_it_is() {
-        assert!(check_name(Path::new("/x/a.tar.gz")).is_ok() && check_name(Path::new("a.tgz")).is_ok());
+        assert!(check_name(Path::new("/a.tar.gz")).is_ok() && check_name(Path::new("a.tgz")).is_ok());
         assert_eq!(check_name(Path::new("a.zip")).unwrap_err().kind, Kind::Usage);
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct PortFacts {
     pub(crate) verbs: Option<VerbTimes>,
 }
 
-/// Returns the facts of this machine's ports.
+/// Returns the facts of the ports that are in this machine's devices: another one may have no cable.
 pub(super) fn facts(report: &Report, softverbs: bool) -> Vec<PortFacts> {
     let of = |port: &Port| {
         let state = port.state.as_ref()?;
@@ -32,7 +32,9 @@ pub(super) fn facts(report: &Report, softverbs: bool) -> Vec<PortFacts> {
         let limit_mbps = Some(limit).filter(|limit| !softverbs && *limit > 0);
         Some(PortFacts { name: sysfs::name(port), mtu: state.mtu, limit_mbps, verbs: port.verbs })
     };
-    report.ports.iter().filter_map(of).collect()
+    let rails = || report.devices.iter().flat_map(|device| &device.rails);
+    let is_used = |port: &&Port| rails().any(|rail| rail.name == sysfs::name(port));
+    report.ports.iter().filter(is_used).filter_map(of).collect()
 }
 
 /// The ports of both machines.

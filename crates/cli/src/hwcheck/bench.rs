@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     HwcheckArgs,
-    counters::Reading,
+    counters::{Growth, Reading},
     ends, outage,
     step::{Findings, Step, StepReport},
     traffic,
@@ -39,6 +39,7 @@ impl<'a> Bench<'a> {
         files: &[ConfFile],
     ) -> Result<Self, Failure> {
         let document = check_host(&of_doctor, files)?;
+        outage::check_rail(args, document.report.as_ref())?;
         let session = Session::open(args.peer.as_deref().unwrap_or_default(), &document)?;
         let (began, budget) = (Instant::now(), Duration::MAX);
         Ok(Self { args, of_doctor, document, session: Some(session), began, budget })
@@ -46,23 +47,25 @@ impl<'a> Bench<'a> {
 
     /// Runs a step within its time.
     pub(super) fn step(&mut self, step: Step) -> StepReport {
-        (self.began, self.budget) = (Instant::now(), self.args.budget.unwrap_or(step.budget()));
+        let more = if step == Step::Steady { self.args.steady } else { Duration::ZERO };
+        let budget = step.budget().saturating_add(more);
+        (self.began, self.budget) = (Instant::now(), self.args.budget.unwrap_or(budget));
         eprintln!("mpib: step {}, at most {:.0} s", step.name(), self.budget.as_secs_f64());
         let mut found = Findings::default();
-        let growth = match self.reading() {
-            Ok(before) => {
-                if let Err(failure) = self.perform(step, &mut found, &before) {
-                    let remedy = "look at the other host's mpib hwcheck --listen";
-                    found.fail("session", failure.message, Some(remedy));
-                }
-                self.reading().map(|after| before.growth(&after)).unwrap_or_default()
-            }
-            Err(failure) => {
-                found.not_run("session", failure.message);
-                Vec::new()
-            }
-        };
+        let growth = self.watched(step, &mut found).unwrap_or_else(|failure| {
+            found.lost(failure);
+            Vec::new()
+        });
         StepReport::new(step, found, growth, self.began.elapsed(), self.budget)
+    }
+
+    /// Performs a step, and returns the counters that have grown.
+    fn watched(&mut self, step: Step, found: &mut Findings) -> Result<Vec<Growth>, Failure> {
+        let before = self.reading()?;
+        if let Err(failure) = self.perform(step, found, &before) {
+            found.lost(failure);
+        }
+        Ok(before.growth(&self.reading()?))
     }
 
     fn perform(&mut self, step: Step, found: &mut Findings, before: &Reading) -> Result<(), Failure> {
@@ -143,17 +146,29 @@ impl<'a> Bench<'a> {
         (self.args.memory / 32).clamp(1, 1 << 20)
     }
 
+    /// Returns the time of one of so many measurements, which have to fit into half of what is left.
+    pub(super) fn time(&self, measurements: usize) -> Duration {
+        let most = u32::try_from(measurements.max(1) * 2).unwrap_or(u32::MAX);
+        self.args.time.min(self.left() / most)
+    }
+
     pub(super) fn left(&self) -> Duration {
         self.budget.saturating_sub(self.began.elapsed())
     }
 
     /// Returns the devices that both hosts have, by number: the first one if the plugins have no
-    /// report.
-    pub(super) fn devices(&mut self) -> Result<Vec<String>, Failure> {
+    /// report. Without any, notes that nothing runs.
+    pub(super) fn devices(&mut self, found: &mut Findings) -> Result<Vec<String>, Failure> {
         let theirs = self.theirs()?.devices;
         let ours = self.document.report.iter().flat_map(|report| &report.devices);
         let names: Vec<_> = ours.zip(theirs).map(|(ours, _)| ours.name.clone()).collect();
-        Ok(if self.document.report.is_none() { vec!["device 0".into()] } else { names })
+        if self.document.report.is_none() {
+            return Ok(vec!["device 0".into()]);
+        }
+        if names.is_empty() {
+            found.not_run("devices", "a host has no device");
+        }
+        Ok(names)
     }
 
     /// Ends the session.

@@ -64,15 +64,18 @@ impl Reading {
         found
     }
 
-    /// Returns the ports whose counters show no lost packets at all.
+    /// Returns the ports whose counters show no lost packets at all, and the ends without any port.
     pub(super) fn blind(&self) -> Vec<String> {
         let ends = [("here", &self.here), ("there", &self.there)];
         let blind = |counters: &BTreeMap<String, u64>| {
             !counters.keys().any(|name| FACTS.iter().any(|fact| fact.is(name)))
         };
         let of = |(end, ports): (&str, &Counters)| {
+            if ports.is_empty() {
+                return vec![format!("any port {end}")];
+            }
             let names = ports.iter().filter(|(_, counters)| blind(counters));
-            names.map(|(port, _)| format!("{port} {end}")).collect::<Vec<_>>()
+            names.map(|(port, _)| format!("{port} {end}")).collect()
         };
         ends.into_iter().flat_map(of).collect()
     }
@@ -95,5 +98,6 @@ mod tests {
         assert_eq!(text, ["a:1 here: RTO 3 -> 5", "a:1 there: cnp_sent 0 -> 1"]);
         assert_eq!(growth.iter().map(Growth::loss).collect::<Vec<_>>(), [Some("timeouts"), None]);
         assert_eq!(after.blind(), ["a:1 there"]);
+        assert_eq!(before.blind(), ["any port there"]);
     }
 }

@@ -12,7 +12,7 @@ use crate::perf::{Outcome, Plan};
 const NOTICE: Duration = Duration::from_secs(20);
 
 /// Lets the process at one end die under load, then the one at the other end. The survivor's plugin
-/// has to report it in time, with the name of the peer.
+/// has to report it in time, as the end of its peer.
 pub(super) fn death(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Failure> {
     const PART: &str = "death";
     let theirs = bench.theirs()?.host;

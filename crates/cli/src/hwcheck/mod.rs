@@ -39,7 +39,7 @@ Exit codes:
   0  no step failed
   1  a step failed
   2  invalid options
-  3  no verdict: a host cannot be checked";
+  3  no verdict: a host cannot be checked, or no bundle was written";
 
 /// Exit code for a failed step.
 const STEP_FAILED: u8 = 1;
@@ -133,11 +133,13 @@ pub(crate) struct HwcheckArgs {
     #[arg(help_heading = OUTAGES, long, value_name = "COMMAND", requires = "link_down")]
     link_up: Option<String>,
 
-    /// Command that takes the driver from the rail's adapter [default: unbind in sysfs]
+    /// Command that takes the driver from the rail's adapter [default: unbind in sysfs]. Its interface
+    /// then loses its addresses, MTU, VFs and flow control
     #[arg(help_heading = OUTAGES, long, value_name = "COMMAND", requires = "driver_up")]
     driver_down: Option<String>,
 
-    /// Command that gives it back
+    /// Command that gives it back. It sets up the interface, too, if no network service of the host
+    /// does
     #[arg(help_heading = OUTAGES, long, value_name = "COMMAND", requires = "driver_down")]
     driver_up: Option<String>,
 
@@ -211,15 +213,17 @@ fn run(args: &HwcheckArgs) -> Result<u8, Failure> {
         steps.push(bench.step(step));
     }
     let found = Document::new(steps, bench.end());
-    let text = text::text(&found);
+    let (text, json) = (text::text(&found), document::text(&found)?);
+    // The result comes first: the bundle may fail.
+    let printed = output::print(if args.json { &json } else { &text });
     if let Some(path) = &args.bundle {
-        let files = [("hwcheck.json", document::text(&found)?), ("hwcheck.txt", text.clone())];
-        bundle::write(path, Path::new("/"), &found.doctor, &files)?;
+        let files = [("hwcheck.json", json), ("hwcheck.txt", text)];
+        if let Err(failure) = bundle::write(path, Path::new("/"), &found.doctor, &files) {
+            // With --json stdout has its one document.
+            failure.print();
+            return Ok(NO_VERDICT);
+        }
         eprintln!("mpib: wrote {}; look through it before you send it", path.display());
     }
-    match args.json {
-        true => document::print(&found)?,
-        false => output::print(&text)?,
-    }
-    Ok(found.exit_code)
+    printed.map(|()| found.exit_code)
 }

@@ -57,13 +57,13 @@ impl Step {
         }
     }
 
-    /// Returns how long the step may take, without `--budget`.
+    /// Returns how long the step may take, without `--budget`; that of `Steady` is on top of `--steady`.
     pub(super) const fn budget(self) -> Duration {
         Duration::from_secs(match self {
             Self::Host | Self::Gpu | Self::Link | Self::Driver => 180,
             Self::Data => 300,
             Self::Death | Self::Control => 120,
-            Self::Steady => 540,
+            Self::Steady => 240,
         })
     }
 
@@ -125,6 +125,11 @@ impl Findings {
             Some(remedy) => check.remedy(remedy),
             None => check,
         });
+    }
+
+    /// Notes that the session with the other host failed.
+    pub(super) fn lost(&mut self, failure: Failure) {
+        self.fail("session", failure.message, Some("look at the other host's mpib hwcheck --listen"));
     }
 
     pub(super) fn has_failed(&self) -> bool {

@@ -18,12 +18,13 @@ const COUNTERS: &str = "counters";
 /// Moves checked data of all sizes and kinds over each device, and measures each rail alone and all
 /// together.
 pub(super) fn data(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Failure> {
-    let time = bench.args.time;
+    let devices = bench.devices(found)?;
     let sizes = bench.args.sizes.expand(4)?;
     let small: Vec<usize> = sizes.iter().copied().filter(|size| *size <= 1 << 20).collect();
+    let time = bench.time(devices.len() * (2 * sizes.len() + 3 * small.len()));
     let memory = bench.args.memory;
     let plan = |sizes: &[usize]| Plan { memory, ..Plan::of(sizes, time, TIMEOUT) };
-    for (number, name) in (0..).zip(bench.devices()?) {
+    for (number, name) in (0..).zip(devices) {
         let kinds = [
             ("sizes", true, plan(&sizes)),
             ("sizes, back", false, plan(&sizes)),
@@ -94,17 +95,24 @@ fn rates(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Failure> {
             first.map(|pair| (pair.ours, pair.theirs)).collect()
         }
     };
+    if pairs.is_empty() {
+        found.not_run(PART, "no pair of ports is known: run the step host, too");
+    }
+    let time = bench.time(2 * pairs.len());
     for (ours, theirs) in pairs {
         let wanted = wanted(bench, &ours, &theirs)?;
         for out in [true, false] {
             let port = |name: &String| Use { port: Some(name.clone()), ..Use::default() };
-            let plan = Plan { check: false, ..Plan::of(&[bench.load()], bench.args.time, TIMEOUT) };
+            // A round has as many messages as fit into the memory.
+            let memory = bench.args.memory;
+            let plan = Plan { check: false, memory, ..Plan::of(&[bench.load()], time, TIMEOUT) };
             let order = Order::new(port(&ours), port(&theirs), out, plan, bench.left());
             let ends = bench.run(order, None)?;
             let name = format!("{ours} to {theirs} alone, {}", if out { "out" } else { "back" });
             let Some(rate) = ends.here.rate().filter(|_| ends.cause().is_none()) else {
-                if let Some(failure) = ends.cause() {
-                    found.failed(PART, &failure.at(name));
+                match ends.cause() {
+                    Some(failure) => found.failed(PART, &failure.at(name)),
+                    None => found.not_run(PART, format!("{name}: nothing was measured")),
                 }
                 continue;
             };
@@ -147,10 +155,12 @@ pub(super) fn gpu(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Fai
         return Ok(());
     }
     let sizes: Vec<usize> = bench.args.sizes.expand(4)?.into_iter().filter(|size| *size >= 8).collect();
-    for (number, name) in (0..).zip(bench.devices()?) {
+    let devices = bench.devices(found)?;
+    let time = bench.time(devices.len() * 2 * sizes.len());
+    for (number, name) in (0..).zip(devices) {
         for (kind, out) in [("gpu", true), ("gpu, back", false)] {
             let used = || Use { device: number, gpu: Some(bench.args.gpu), ..Use::default() };
-            let plan = Plan { memory: bench.args.memory, ..Plan::of(&sizes, bench.args.time, TIMEOUT) };
+            let plan = Plan { memory: bench.args.memory, ..Plan::of(&sizes, time, TIMEOUT) };
             let order = Order::new(used(), used(), out, plan, bench.left());
             let ends = bench.run(order, None)?;
             judge(found, kind, &name, &ends);
@@ -161,7 +171,7 @@ pub(super) fn gpu(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Fai
 
 /// Moves data in both directions for long. No packet may be lost, and no receive missing.
 pub(super) fn steady(bench: &mut Bench<'_>, found: &mut Findings, before: &Reading) -> Result<(), Failure> {
-    let devices = bench.devices()?;
+    let devices = bench.devices(found)?;
     let time = bench.args.steady / u32::try_from(devices.len().max(1)).unwrap_or(u32::MAX);
     for (number, name) in (0..).zip(devices) {
         let plan = Plan {

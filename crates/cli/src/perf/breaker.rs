@@ -7,7 +7,7 @@ use std::{
     os::unix::process::CommandExt,
     process::{Child, ChildStdin, Command, Stdio},
     rc::Rc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,8 @@ const RETURN: Duration = Duration::from_secs(20);
 const RETURN_OF_DEVICE: Duration = Duration::from_secs(60);
 /// Bytes of a rail that are data, not CTS writes or probes.
 pub(super) const DATA: u64 = 1 << 20;
+/// Longest wait, after a command has ended, for the rail to carry nothing.
+const QUIET: Duration = Duration::from_secs(2);
 
 /// Commands that take a rail out of service and back. Only the operator of this machine names them:
 /// they are no part of a plan.
@@ -31,11 +33,13 @@ pub(crate) struct Outage {
     pub(crate) rail: String,
     pub(crate) down: String,
     pub(crate) up: String,
-    /// The operator runs the commands.
+    /// The operator runs the commands, of a connection with another rail.
     pub(crate) by_hand: bool,
     /// Seconds after which the rail is restored, if the connection has no other one: nothing
     /// completes until then, so the end that leads cannot do it later.
     pub(crate) restores_after: Option<f64>,
+    /// Seconds after which the rail is restored in any case: this process may hang in a driver.
+    pub(crate) at_most: f64,
 }
 
 /// Runs in the middle of a round.
@@ -52,6 +56,8 @@ enum Means {
 #[derive(Debug, Default)]
 struct Running {
     down: Option<Child>,
+    /// When `down` was first seen to have ended.
+    ended: Option<Instant>,
     guard: Option<Guard>,
     /// Bytes of the rail when they were last read.
     seen: u64,
@@ -94,16 +100,12 @@ impl Breaker {
             Means::Commands(outage, running) => Box::new(move || {
                 if outage.by_hand {
                     eprintln!("mpib: now run: {}", outage.down);
-                    if let Some(pause) = outage.restores_after {
-                        eprintln!("mpib: and {pause} s later: {}", outage.up);
-                    }
                     return Ok(());
                 }
                 let mut running = running.borrow_mut();
-                let pause = outage.restores_after.map_or(String::new(), |pause| format!("sleep {pause}; "));
-                let guard =
-                    Guard::start(&(pause + &outage.up)).tool("start the process that restores the rail")?;
-                let guard = running.guard.insert(guard);
+                let pause = outage.restores_after.unwrap_or(0.0);
+                let guard = Guard::start(&outage.up, pause, outage.at_most);
+                let guard = running.guard.insert(guard.tool("start the process that restores the rail")?);
                 let mut command = shell(&outage.down);
                 ends_with_us(&mut command);
                 let mut down = command.spawn().tool(format!("run {:?}", outage.down))?;
@@ -124,26 +126,31 @@ impl Breaker {
             Means::Commands(outage, running) => Box::new(move || {
                 match running.borrow_mut().guard.as_mut() {
                     Some(guard) => guard.restore(),
-                    None if outage.restores_after.is_none() => eprintln!("mpib: now run: {}", outage.up),
-                    None => {}
+                    None => eprintln!("mpib: now run: {}", outage.up),
                 }
                 Ok(())
             }),
         }
     }
 
-    /// Returns whether the rail is out of service: the command has ended, or the rail has carried
-    /// nothing since the last call. Fails if the command has.
+    /// Returns whether the rail is out of service: the command has ended, and the rail has carried
+    /// nothing since the last call. Some commands end before they have had their effect; if the rail
+    /// still carries data a while later, the next stage shows it. Fails if the command has.
     pub(super) fn is_broken(&self) -> Result<bool, Failure> {
         let Means::Commands(outage, running) = &self.means else { return Ok(true) };
         let mut running = running.borrow_mut();
+        let now = rails::read().and_then(|all| all.get(&self.rail).copied()).unwrap_or(0);
+        let is_quiet = now.saturating_sub(std::mem::replace(&mut running.seen, now)) < DATA / 16;
         if outage.by_hand {
-            let now = rails::read().and_then(|all| all.get(&self.rail).copied()).unwrap_or(0);
-            let grown = now.saturating_sub(std::mem::replace(&mut running.seen, now));
-            return Ok(grown < DATA / 16);
+            return Ok(is_quiet);
         }
         let Some(down) = running.down.as_mut() else { return Ok(false) };
-        ended(&outage.down, down)
+        if !ended(&outage.down, down)? {
+            return Ok(false);
+        }
+        let since = *running.ended.get_or_insert_with(Instant::now);
+        // The only rail of a connection has been restored already.
+        Ok(is_quiet || outage.restores_after.is_some() || since.elapsed() >= QUIET)
     }
 
     /// Fails if the command that restores the rail has failed.
@@ -180,8 +187,25 @@ fn ended(text: &str, child: &mut Child) -> Result<bool, Failure> {
     Err(Failure::new(Kind::Usage, text))
 }
 
-/// A process that runs a command when its input ends: when this process lets it, or ends in any way.
-/// It is in a session without a terminal: Ctrl-C does not reach it.
+/// The script of [`Guard`]: $1 is the command, $2 the pause before it, $3 the deadline. While a driver
+/// still lets go of an adapter, a bind fails: the command is run until it succeeds, at most 30 times.
+/// Only the last time has its errors on stderr.
+/// A system without timeout (status 127) has no deadline.
+const GUARD: &str = r#"
+timeout -s KILL "$3" cat >/dev/null 2>&1
+[ $? -ne 127 ] || while read -r _; do :; done
+sleep "$2"
+n=1
+while [ "$n" -lt 30 ]; do
+    ( eval "$1" ) 2>/dev/null && exit
+    n=$((n + 1))
+    sleep 1
+done
+eval "$1""#;
+
+/// A process that runs a command when its input ends: when this process lets it, or ends in any way;
+/// and after its deadline, if this process can do neither. It is in a session without a terminal, and
+/// ignores the signals of a shell that ends its jobs.
 #[derive(Debug)]
 struct Guard {
     child: Child,
@@ -189,12 +213,20 @@ struct Guard {
 }
 
 impl Guard {
-    fn start(command: &str) -> io::Result<Self> {
-        let mut shell = shell("while read -r _; do :; done; eval \"$1\"");
-        shell.args(["mpib", command]).stdin(Stdio::piped());
-        // SAFETY: between fork and exec only setsid runs, which is async-signal-safe.
+    /// Starts it. After the end of its input it waits for `pause` seconds; its deadline is `at_most`
+    /// seconds from now.
+    fn start(command: &str, pause: f64, at_most: f64) -> io::Result<Self> {
+        let mut shell = shell(GUARD);
+        shell.args(["mpib", command, &pause.to_string(), &at_most.to_string()]).stdin(Stdio::piped());
+        // SAFETY: between fork and exec only setsid and signal run, which are async-signal-safe.
         unsafe {
-            shell.pre_exec(|| if libc::setsid() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) })
+            shell.pre_exec(|| {
+                let mut is_done = libc::setsid() >= 0;
+                for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+                    is_done &= libc::signal(signal, libc::SIG_IGN) != libc::SIG_ERR;
+                }
+                if is_done { Ok(()) } else { Err(io::Error::last_os_error()) }
+            })
         };
         let mut child = shell.spawn()?;
         let input = child.stdin.take();
@@ -214,10 +246,36 @@ mod tests {
     fn the_guard_runs_its_command_when_its_input_ends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("restored");
-        let mut guard = Guard::start(&format!("touch {}", path.display())).unwrap();
+        let mut guard = Guard::start(&format!("touch {}", path.display()), 0.0, 600.0).unwrap();
+        // A shell that ends its jobs does not end the guard.
+        let pid = i32::try_from(guard.child.id()).unwrap();
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+            // SAFETY: the process is this one's child, and has not been waited for.
+            assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        }
         assert!(guard.child.try_wait().unwrap().is_none() && !path.exists());
         guard.restore();
         assert!(guard.child.wait().unwrap().success() && path.exists());
+    }
+
+    #[test]
+    fn the_guard_runs_its_command_again_if_it_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tried, done) = (dir.path().join("tried"), dir.path().join("done"));
+        let (tried, text) = (tried.display(), done.display());
+        let command = format!("[ -e {tried} ] || {{ touch {tried}; exit 1; }}; touch {text}");
+        let mut guard = Guard::start(&command, 0.0, 600.0).unwrap();
+        guard.restore();
+        assert!(guard.child.wait().unwrap().success() && done.exists());
+    }
+
+    #[test]
+    fn the_guard_runs_its_command_after_its_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("restored");
+        let mut guard = Guard::start(&format!("touch {}", path.display()), 0.0, 0.1).unwrap();
+        assert!(guard.child.wait().unwrap().success() && path.exists());
+        assert!(guard.input.is_some());
     }
 
     #[test]

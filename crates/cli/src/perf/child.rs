@@ -66,9 +66,7 @@ impl Worker {
     }
 
     pub(super) fn kill(&mut self) {
-        // Both calls fail only if the process has been waited for already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        process::kill(&mut self.child);
     }
 
     /// Returns the worker's current call, and for how long the beat has not changed.
