@@ -704,5 +704,5 @@ fn a_bundle_has_what_is_listed_and_no_secrets() {
     // Never replaces a file.
     let again = run();
     assert_eq!(again.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&again.stderr).contains("File exists"), "{again:?}");
+    assert!(String::from_utf8_lossy(&again.stderr).contains("exists, and is not replaced"), "{again:?}");
 }
