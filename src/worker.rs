@@ -88,12 +88,15 @@ impl Worker {
                 Err(_) => {}
             }
         }
-        match urgency {
-            Urgency::High => state.urgent.push_back(job),
-            Urgency::Low => state.other.push_back(job),
-        }
+        state.push(job, urgency);
         self.shared.added.notify_one();
         Ok(())
+    }
+
+    /// Drops something on the adapter's threads, and waits for that, but not for an adapter that
+    /// hangs.
+    pub(crate) fn release(&self, object: impl Send + 'static) {
+        Task::begin(self, Urgency::High, || drop(object), || {}).wait();
     }
 
     /// Returns whether a step has begun [so long](HANGS) ago and has not ended.
@@ -103,8 +106,11 @@ impl Worker {
 }
 
 impl State {
-    fn is_idle(&self) -> bool {
-        self.urgent.is_empty() && self.other.is_empty()
+    fn push(&mut self, job: Arc<dyn Steps>, urgency: Urgency) {
+        match urgency {
+            Urgency::High => self.urgent.push_back(job),
+            Urgency::Low => self.other.push_back(job),
+        }
     }
 
     fn next(&mut self) -> Option<(Arc<dyn Steps>, Urgency)> {
@@ -117,15 +123,17 @@ impl Shared {
     /// Waits for the next job, and notes that its step begins. `None`: the thread ends.
     fn begin(&self) -> Option<(Arc<dyn Steps>, Urgency, Instant)> {
         let mut state = self.state.lock();
+        let mut has_waited = false;
         while !background::is_exiting() {
             if let Some((job, urgency)) = state.next() {
                 let begun = Instant::now();
                 state.busy.push(begun);
                 return Some((job, urgency, begun));
             }
-            if self.added.wait_for(&mut state, LINGER).timed_out() && state.is_idle() {
+            if has_waited {
                 break;
             }
+            has_waited = self.added.wait_for(&mut state, LINGER).timed_out();
         }
         state.threads -= 1;
         None
@@ -140,10 +148,7 @@ fn run(shared: &Shared) {
         if has_ended {
             continue;
         }
-        match urgency {
-            Urgency::High => state.urgent.push_back(job),
-            Urgency::Low => state.other.push_back(job),
-        }
+        state.push(job, urgency);
         drop(state);
         thread::sleep(PAUSE);
     }

@@ -311,9 +311,7 @@ impl Comm {
     pub(crate) fn give_up(&mut self, which: RailSet, urgency: Urgency) -> Fast<()> {
         self.pings = self.pings.without(which);
         for rail in which.iter() {
-            let (queues, in_flight) = self.rails[rail].take_queues();
-            let nic = Arc::clone(&self.rails[rail].nic);
-            self.destroy_on(&nic, urgency, || queues.destroy());
+            let in_flight = self.destroy_rail(rail, urgency);
             self.stats.completed(rail, in_flight);
             self.stats.rail_missing(rail, Some(&self.watch.cause(rail).unwrap_or_default()));
             self.watch.set_rail(rail, None);
@@ -345,11 +343,10 @@ impl Comm {
     /// that is done: NCCL may use the memory for something else then. What an adapter that hangs has
     /// is left to it.
     pub(crate) fn destroy(&mut self) {
-        let all = self.all_rails();
-        for rail in all.iter().filter(|rail| self.rails[*rail].is_alive()).collect::<Vec<_>>() {
-            let (queues, _) = self.rails[rail].take_queues();
-            let nic = Arc::clone(&self.rails[rail].nic);
-            self.destroy_on(&nic, Urgency::High, || queues.destroy());
+        for rail in self.all_rails().iter() {
+            if self.rails[rail].is_alive() {
+                self.destroy_rail(rail, Urgency::High);
+            }
         }
         for fence in std::mem::take(&mut self.fences) {
             match fence.wait() {
@@ -363,9 +360,17 @@ impl Comm {
         // Not waited for: no data uses an attempt, whose step may wait for the network.
         self.drop_attempt();
         if let Some(rail) = self.rails.first() {
-            let region = self.region.take();
-            Task::begin(rail.nic.worker(), Urgency::High, || drop(region), || {}).wait();
+            rail.nic.worker().release(self.region.take());
         }
+    }
+
+    /// Begins to destroy everything that the comm has on a rail. Returns the work requests that were in
+    /// flight.
+    fn destroy_rail(&mut self, rail: usize, urgency: Urgency) -> u32 {
+        let (queues, in_flight) = self.rails[rail].take_queues();
+        let nic = Arc::clone(&self.rails[rail].nic);
+        self.destroy_on(&nic, urgency, || queues.destroy());
+        in_flight
     }
 
     /// Begins to destroy something on an adapter's threads.

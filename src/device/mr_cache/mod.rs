@@ -14,7 +14,7 @@ use nccl_net_versions::{Buffer, DmaBuf, MemKind};
 
 use crate::error::{Error, Result};
 use crate::verbs::{Keys, Mr, MrOptions, Pd};
-use crate::worker::{Task, Urgency, Worker};
+use crate::worker::Worker;
 use cache::{Cache, Held};
 
 pub(super) use cache::Span;
@@ -98,7 +98,7 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         if let Some(mr) = self.mr.take() {
-            Task::begin(&self.worker, Urgency::High, || drop(mr), || {}).wait();
+            self.worker.release(mr);
         }
     }
 }
