@@ -12,8 +12,6 @@ mod loopback;
 mod report;
 #[forbid(unsafe_code)]
 mod routes;
-#[forbid(unsafe_code)]
-mod verb_times;
 
 pub(crate) use report::report;
 pub(crate) use routes::routes;

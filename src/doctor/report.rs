@@ -9,7 +9,7 @@ use nccl_net_mpib_agent_iface::doctor::{
 use nix::net::if_::if_indextoname;
 
 use super::checks;
-use super::verb_times::verb_times;
+use super::loopback::verb_times;
 use crate::config::Config;
 use crate::control::{Interface, Options, interfaces, reachable};
 use crate::device::{self, PortView, Survey, survey};
