@@ -29,6 +29,15 @@ pub struct RailBytes {
     pub bytes: u64,
 }
 
+/// Bytes of a rail that are data, not CTS writes or probes.
+pub const DATA: u64 = 1 << 20;
+
+/// Returns the names that the counter of a rail (`hca:port`) may have: those of softverbs are of a
+/// device, the kernel's of a port.
+pub fn names(rail: &str) -> [&str; 2] {
+    [rail, rail.split(':').next().unwrap_or(rail)]
+}
+
 /// Returns the bytes sent so far; `None` if there are no counters.
 pub fn read() -> Option<Counters> {
     softverbs().or_else(|| kernel(Path::new("/sys/class/infiniband")))

@@ -40,13 +40,15 @@ pub(super) fn checks(
         return Ok(checks);
     }
     for (number, (ours, theirs)) in (0..).zip(pairs.into_iter().take(MOST)) {
-        let used = || Use { device: number, ..Use::default() };
-        let plan = || Plan::of(&SIZES, Duration::from_millis(100), LIMIT / 2);
+        let order = |out| {
+            let plan = Plan::of(&SIZES, Duration::from_millis(100), LIMIT / 2);
+            Order::new(Use::device(number), Use::device(number), out, plan, LIMIT)
+        };
         let name = format!("{ours} to {theirs}");
-        let out = session.run(document, Order::new(used(), used(), true, plan(), LIMIT), None)?;
+        let out = session.run(document, order(true), None)?;
         let mut found = losses(ID, &name, &out, &known);
         if found.is_empty() {
-            let back = session.run(document, Order::new(used(), used(), false, plan(), LIMIT), None)?;
+            let back = session.run(document, order(false), None)?;
             found.extend(losses(ID, &format!("{name}, back"), &back, &known));
             if found.is_empty() {
                 found.push(Check::new(ID, Level::Ok, carried(&name, &out, &back)));

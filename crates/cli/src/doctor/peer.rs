@@ -320,9 +320,8 @@ fn measure(session: &mut Session, document: &Document, rows: &mut [Row], all: bo
 
 /// Measures one direction. An error ends the session: the other machine is lost.
 fn one(session: &mut Session, document: &Document, pair: &Pair, out: bool) -> Result<Measured, Failure> {
-    let port = |name: &String| Use { port: Some(name.clone()), ..Use::default() };
     let plan = Plan::of(&[1 << 20], Duration::from_millis(200), PROBE);
-    let order = Order::new(port(&pair.ours), port(&pair.theirs), out, plan, MEASURED);
+    let order = Order::new(Use::port(&pair.ours), Use::port(&pair.theirs), out, plan, MEASURED);
     let ends = session.run(document, order, None)?;
     let failure = ends.cause().map(|f| plugin_message(&f.message).to_owned());
     let gigabytes_per_second = ends.here.rate().filter(|_| failure.is_none());

@@ -51,6 +51,18 @@ pub(crate) struct Use {
     pub(crate) dies: bool,
 }
 
+impl Use {
+    /// One port alone.
+    pub(crate) fn port(name: &str) -> Self {
+        Self { port: Some(name.to_owned()), ..Self::default() }
+    }
+
+    /// The device of this number, as NCCL has it.
+    pub(crate) fn device(number: i32) -> Self {
+        Self { device: number, ..Self::default() }
+    }
+}
+
 /// A run between the two ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Order {

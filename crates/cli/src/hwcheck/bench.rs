@@ -62,13 +62,16 @@ impl<'a> Bench<'a> {
     /// Performs a step, and returns the counters that have grown.
     fn watched(&mut self, step: Step, found: &mut Findings) -> Result<Vec<Growth>, Failure> {
         let before = self.reading()?;
-        if let Err(failure) = self.perform(step, found, &before) {
-            found.lost(failure);
+        let performed = self.perform(step, found).map_err(|failure| found.lost(failure));
+        let after = self.reading()?;
+        let growth = before.growth(&after);
+        if step == Step::Steady && performed.is_ok() {
+            traffic::judge_counters(found, &growth, &after);
         }
-        Ok(before.growth(&self.reading()?))
+        Ok(growth)
     }
 
-    fn perform(&mut self, step: Step, found: &mut Findings, before: &Reading) -> Result<(), Failure> {
+    fn perform(&mut self, step: Step, found: &mut Findings) -> Result<(), Failure> {
         match step {
             Step::Host => self.host(found),
             Step::Data => traffic::data(self, found),
@@ -77,7 +80,7 @@ impl<'a> Bench<'a> {
             Step::Driver => outage::driver(self, found),
             Step::Death => ends::death(self, found),
             Step::Control => ends::control(self, found),
-            Step::Steady => traffic::steady(self, found, before),
+            Step::Steady => traffic::steady(self, found),
         }
     }
 
@@ -136,8 +139,7 @@ impl<'a> Bench<'a> {
 
     /// Returns the order of a run over the devices of this number, within the time that is left.
     pub(super) fn order(&self, device: i32, out: bool, plan: Plan) -> Order {
-        let used = || Use { device, ..Use::default() };
-        Order::new(used(), used(), out, plan, self.left())
+        Order::new(Use::device(device), Use::device(device), out, plan, self.left())
     }
 
     /// Returns the size of the messages under whose load something happens, and by which rates are

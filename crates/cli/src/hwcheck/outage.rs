@@ -8,11 +8,10 @@ use super::{HwcheckArgs, bench::Bench, step::Findings};
 use crate::failure::{Failure, Kind};
 use crate::output::units::{binary, duration};
 use crate::perf::{Outage, Plan, Stage, StageKind};
+use crate::rails::{self, DATA};
 
 /// Longest time without progress: a person or a driver takes long.
 const TIMEOUT: Duration = Duration::from_secs(90);
-/// A rail that carries less than this carries no data.
-const DATA: u64 = 1 << 20;
 
 /// The commands of an outage.
 struct Commands {
@@ -208,7 +207,6 @@ fn judge(bench: &Bench<'_>, found: &mut Findings, of: &Part, name: &str, rails: 
 }
 
 fn carried(stage: &Stage, rail: &str) -> u64 {
-    // The counters of softverbs are those of a device, the kernel's those of a port.
-    let is_rail = |name: &str| name == rail || rail.split(':').next() == Some(name);
-    stage.rails.iter().flatten().filter(|of| is_rail(&of.name)).map(|of| of.bytes).sum()
+    let names = rails::names(rail);
+    stage.rails.iter().flatten().filter(|of| names.contains(&&*of.name)).map(|of| of.bytes).sum()
 }

@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use nccl_net_mpib_agent_iface::doctor::Verdict as RouteVerdict;
 
-use super::{bench::Bench, counters::Reading, step::Findings};
+use super::{
+    bench::Bench,
+    counters::{Growth, Reading},
+    step::Findings,
+};
 use crate::doctor::{Ends, Order, Use, losses};
 use crate::failure::Failure;
 use crate::output::units::giga;
@@ -102,11 +106,10 @@ fn rates(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Failure> {
     for (ours, theirs) in pairs {
         let wanted = wanted(bench, &ours, &theirs)?;
         for out in [true, false] {
-            let port = |name: &String| Use { port: Some(name.clone()), ..Use::default() };
             // A round has as many messages as fit into the memory.
             let memory = bench.args.memory;
             let plan = Plan { check: false, memory, ..Plan::of(&[bench.load()], time, TIMEOUT) };
-            let order = Order::new(port(&ours), port(&theirs), out, plan, bench.left());
+            let order = Order::new(Use::port(&ours), Use::port(&theirs), out, plan, bench.left());
             let ends = bench.run(order, None)?;
             let name = format!("{ours} to {theirs} alone, {}", if out { "out" } else { "back" });
             let Some(rate) = ends.here.rate().filter(|_| ends.cause().is_none()) else {
@@ -159,7 +162,7 @@ pub(super) fn gpu(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Fai
     let time = bench.time(devices.len() * 2 * sizes.len());
     for (number, name) in (0..).zip(devices) {
         for (kind, out) in [("gpu", true), ("gpu, back", false)] {
-            let used = || Use { device: number, gpu: Some(bench.args.gpu), ..Use::default() };
+            let used = || Use { gpu: Some(bench.args.gpu), ..Use::device(number) };
             let plan = Plan { memory: bench.args.memory, ..Plan::of(&sizes, time, TIMEOUT) };
             let order = Order::new(used(), used(), out, plan, bench.left());
             let ends = bench.run(order, None)?;
@@ -169,8 +172,8 @@ pub(super) fn gpu(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Fai
     Ok(())
 }
 
-/// Moves data in both directions for long. No packet may be lost, and no receive missing.
-pub(super) fn steady(bench: &mut Bench<'_>, found: &mut Findings, before: &Reading) -> Result<(), Failure> {
+/// Moves data in both directions for long.
+pub(super) fn steady(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Failure> {
     let devices = bench.devices(found)?;
     let time = bench.args.steady / u32::try_from(devices.len().max(1)).unwrap_or(u32::MAX);
     for (number, name) in (0..).zip(devices) {
@@ -188,8 +191,11 @@ pub(super) fn steady(bench: &mut Bench<'_>, found: &mut Findings, before: &Readi
             found.ok("steady", format!("{name}: {rate} Gb/s in both directions together for {time:?}"));
         }
     }
-    let after = bench.reading()?;
-    let growth = before.growth(&after);
+    Ok(())
+}
+
+/// Judges the counters after the step `steady`: no packet may be lost, and no receive missing.
+pub(super) fn judge_counters(found: &mut Findings, growth: &[Growth], after: &Reading) {
     let lost: Vec<_> = growth.iter().filter_map(|growth| Some((growth.loss()?, growth.text()))).collect();
     for (shows, text) in &lost {
         let remedy = "without a fault no packet is lost: check cables (ethtool -S, mlxlink), flow control and ECN of \
@@ -204,5 +210,4 @@ pub(super) fn steady(bench: &mut Bench<'_>, found: &mut Findings, before: &Readi
         }
         _ => {}
     }
-    Ok(())
 }

@@ -12,7 +12,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{plan::Fault, rails};
+use super::{
+    plan::Fault,
+    rails::{self, DATA},
+};
 use crate::failure::{Context, Failure, Kind};
 use crate::process::{ending, ends_with_us};
 
@@ -20,8 +23,6 @@ use crate::process::{ending, ends_with_us};
 const RETURN: Duration = Duration::from_secs(20);
 /// Longest wait after a command: a driver takes some seconds to find its adapter.
 const RETURN_OF_DEVICE: Duration = Duration::from_secs(60);
-/// Bytes of a rail that are data, not CTS writes or probes.
-pub(super) const DATA: u64 = 1 << 20;
 /// Longest wait, after a command has ended, for the rail to carry nothing.
 const QUIET: Duration = Duration::from_secs(2);
 
@@ -80,9 +81,7 @@ impl Breaker {
             (None, None) => return Ok(None),
         };
         let known = rails::read().unwrap_or_default();
-        // The counters of softverbs are those of a device, the kernel's those of a port.
-        let names = [rail.as_str(), rail.split(':').next().unwrap_or(rail)];
-        if let Some(name) = names.into_iter().find(|name| known.contains_key(*name)) {
+        if let Some(name) = rails::names(rail).into_iter().find(|name| known.contains_key(*name)) {
             return Ok(Some(Self { rail: name.to_owned(), means }));
         }
         let found: Vec<_> = known.into_keys().collect();

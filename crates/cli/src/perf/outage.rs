@@ -4,11 +4,11 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    breaker::{Act, Breaker, DATA},
+    breaker::{Act, Breaker},
     flow::Round,
     measure::Measurement,
     plan::Fault,
-    rails,
+    rails::{self, DATA},
     report::{Stage, StageKind},
     session::Session,
 };
