@@ -18,18 +18,6 @@ const DEVICE_FATAL: u32 = 8;
 const PORT_ERR: u32 = 10;
 const GID_CHANGE: u32 = 18;
 
-fn names() -> Vec<String> {
-    let mut n = 0;
-    // SAFETY: the list has `n` items and is freed once.
-    unsafe {
-        let list = sys::ibv_get_device_list(&raw mut n);
-        let name = |i| CStr::from_ptr(sys::ibv_get_device_name(*list.add(i))).to_string_lossy().into_owned();
-        let names = (0..n as usize).map(name).collect();
-        sys::ibv_free_device_list(list);
-        names
-    }
-}
-
 /// Waits for an event of this kind, skipping others.
 fn wait_async(end: &End, kind: u32) {
     while async_event(end.ctx, true).expect("an event") != kind {}
@@ -66,10 +54,10 @@ fn a_failed_device_completes_nothing_and_can_be_opened_again() {
         let at = a.buf.as_mut_ptr().cast();
         assert!(sys::ibv_reg_mr(a.pd, at, 8, ALL_ACCESS).is_null() && errno() == libc::EIO);
     }
-    assert_eq!(names(), ["soft1"]);
+    assert_eq!(device_names(), ["soft1"]);
 
     softverbs::heal("soft0").expect("a device");
-    assert_eq!(names(), ["soft0", "soft1"]);
+    assert_eq!(device_names(), ["soft0", "soft1"]);
     let (mut c, d) = across(short);
     write(&mut c, &d, 3);
     assert_eq!((c.poll_send().status, arrived(&d)), (0, 3));

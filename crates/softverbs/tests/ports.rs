@@ -33,18 +33,6 @@ fn devices() {
     softverbs::configure(list).expect("before first use");
 }
 
-fn names() -> Vec<String> {
-    let mut n = 0;
-    // SAFETY: the list has `n` items and is freed once.
-    unsafe {
-        let list = sys::ibv_get_device_list(&raw mut n);
-        let name = |i| CStr::from_ptr(sys::ibv_get_device_name(*list.add(i))).to_string_lossy().into_owned();
-        let names = (0..n as usize).map(name).collect();
-        sys::ibv_free_device_list(list);
-        names
-    }
-}
-
 fn query(ctx: *mut sys::ibv_context, port: u8) -> Result<sys::ibv_port_attr, c_int> {
     // SAFETY: an open context and a writable struct.
     unsafe {
@@ -89,7 +77,7 @@ fn event(ctx: *mut sys::ibv_context) -> Option<(u32, c_int)> {
 fn each_port_has_its_speed_addresses_and_counters() {
     own_process!();
     devices();
-    assert_eq!(names(), ["duo", "near", "far"]);
+    assert_eq!(device_names(), ["duo", "near", "far"]);
     let ctx = open(0);
     // SAFETY: an open context and writable structs.
     unsafe {
@@ -173,13 +161,13 @@ fn all_ports_are_removed_and_return_with_the_device() {
     softverbs::inject("duo/2", Fault::DeviceFatal).expect("a port");
     assert_eq!(event(first.ctx), Some((8, 2)));
     assert_eq!(event(first.ctx), None, "one event for the device");
-    assert_eq!(names(), ["near", "far"]);
+    assert_eq!(device_names(), ["near", "far"]);
     assert_eq!([1, 2].map(|port| query(first.ctx, port).err()), [Some(libc::EIO); 2]);
     for (from, to) in [(&near, &to_first), (&far, &to_second)] {
         assert_eq!(written(from, to), RETRY);
     }
     softverbs::heal("duo").expect("a port");
-    assert_eq!(names(), ["duo", "near", "far"]);
+    assert_eq!(device_names(), ["duo", "near", "far"]);
     for (port, to) in [(1, NEAR), (2, FAR)] {
         let (a, b) = connected(port, to);
         assert_eq!(written(&a, &b.address()), 0, "port {port}");

@@ -171,8 +171,7 @@ fn each_profile_refuses_posts_in_its_own_way() {
         let full = (0..1 << 10).map(|_| post(&end, 1, 8, 0).0).find(|rc| *rc != 0).expect("a full queue");
         assert_eq!(end.set_state(ERR), 0);
         while poll(end.scq).is_some() {}
-        let late = End::new(on(device));
-        late.connect(&late.address());
+        let late = End::looped(on(device));
         assert_eq!(late.set_state(ERR), 0);
         ([early, many, inline, full, post(&late, 1, 8, SIGNALED).0, late.recv(1, 0, 8)], sets_bad)
     };
@@ -201,22 +200,18 @@ fn each_profile_completes_failures_in_its_own_way() {
     // WRITE flushed behind it has an opcode (that of a WRITE is 1) and a vendor error; whether a
     // completion outlives its queue pair.
     let probe = |device: usize| {
-        let end = End::new(on(device));
-        let peer = end.address();
-        end.connect(&peer);
+        let end = End::looped(on(device));
         let mut bad = [sys::ibv_sge { lkey: 0, ..end.sge(0, 8) }];
-        assert_eq!(end.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut bad).to(&peer, 8)), 0);
+        assert_eq!(end.send(Send::new(op::IBV_WR_RDMA_WRITE, &mut bad).to(&end.address(), 8)), 0);
         let failed = end.poll_send();
-        let next = End::new(on(device));
-        next.connect(&next.address());
+        let next = End::looped(on(device));
         softverbs::inject(NAMES[device], Fault::Silence(Direction::Both)).expect("a device");
         assert_eq!(post(&next, 1, 8, SIGNALED), (0, false));
         assert_eq!(next.set_state(ERR), 0);
         let flushed = next.poll_send();
         assert_eq!(flushed.status, FLUSHED);
         softverbs::heal(NAMES[device]).expect("a device");
-        let last = End::new(on(device));
-        last.connect(&last.address());
+        let last = End::looped(on(device));
         assert_eq!(post(&last, 1, 8, SIGNALED), (0, false));
         assert_eq!(last.set_state(sys::ibv_qp_state::IBV_QPS_RESET), 0);
         let stays = poll(last.scq).is_some();
@@ -248,18 +243,17 @@ fn each_profile_ends_queue_pairs_and_devices_in_its_own_way() {
     // The status after all retries and the event of its queue pair; whether a new queue pair has the
     // number of one just destroyed; whether a completion can be polled after the removal of the device.
     let probe = |device: usize| {
-        let end = End::new(Opts { timeout: 1, retry: 0, ..on(device) });
-        let peer = end.address();
-        end.connect(&peer);
+        let end = End::looped(Opts { timeout: 1, retry: 0, ..on(device) });
         softverbs::inject(NAMES[device], Fault::Silence(Direction::Both)).expect("a device");
         assert_eq!(post(&end, 1, 8, SIGNALED), (0, false));
         let failed = end.poll_send().status;
-        let event = async_event(end.ctx, false);
+        // Where there is one, it may come after the completion.
+        let is_raised = matches!(NAMES[device], "bnxt_re" | "irdma" | "erdma");
+        let event = async_event(end.ctx, is_raised);
         softverbs::heal(NAMES[device]).expect("a device");
         let number = || End::new(on(device)).address().qpn;
         let reused = number() == number();
-        let next = End::new(on(device));
-        next.connect(&next.address());
+        let next = End::looped(on(device));
         assert_eq!((post(&next, 1, 8, SIGNALED), next.state()), ((0, false), RTS));
         softverbs::inject(NAMES[device], Fault::DeviceFatal).expect("a device");
         assert_eq!(async_event(next.ctx, true), DEVICE_FATAL);
@@ -302,17 +296,14 @@ fn receives_and_immediates_are_those_of_each_profile() {
     // The errno of a receive without SGEs, and the status of a SEND of eight bytes into it; the errno
     // of a WRITE with an immediate.
     let probe = |device: usize| {
-        let end = End::new(on(device));
-        let peer = end.address();
-        end.connect(&peer);
+        let end = End::looped(on(device));
         let mut sges = [end.sge(0, 8)];
         let rc = recv_without_sges(&end);
         let sent = (rc == 0).then(|| {
             assert_eq!(end.send(Send::new(op::IBV_WR_SEND, &mut sges)), 0);
             end.poll_send().status
         });
-        let next = End::new(on(device));
-        next.connect(&next.address());
+        let next = End::looped(on(device));
         let imm = next.send(Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&next.address(), 8));
         (rc, sent, imm)
     };
@@ -339,8 +330,7 @@ fn receives_and_immediates_are_those_of_each_profile() {
 fn ionic_puts_receives_off_and_takes_them_when_posted_again() {
     own_process!();
     devices();
-    let end = End::new(Opts { recv_depth: 64, ..on(4) });
-    end.connect(&end.address());
+    let end = End::looped(Opts { recv_depth: 64, ..on(4) });
     let posted: Vec<_> = (0..64).map(|id| end.recv(id, 0, 8)).collect();
     let put_off: Vec<_> = (0..64).filter(|i| posted[*i] != 0).map(|i| (i, posted[i])).collect();
     assert_eq!(put_off, [(31, -libc::EAGAIN), (63, -libc::EAGAIN)]);

@@ -133,6 +133,11 @@ pub(crate) fn time(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Returns the nanoseconds of a time; [`Duration::MAX`] does not end.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(NEVER)
+}
+
 /// How long each call of a device takes, in nanoseconds: a verb is a command to the adapter's
 /// firmware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,7 +153,7 @@ impl VerbTime {
     /// Lets a call take this long, at most 10 s. [`Duration::MAX`]: it hangs until
     /// [`heal`](crate::heal). Posts take no time.
     pub fn set(&mut self, call: Call, time: Duration) {
-        self.0[call as usize] = u64::try_from(time.as_nanos()).unwrap_or(NEVER);
+        self.0[call as usize] = nanoseconds(time);
     }
 
     /// Returns the nanoseconds of a call.

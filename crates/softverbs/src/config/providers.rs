@@ -84,6 +84,11 @@ pub(super) const BNXT_RE: Profile = Profile {
     ..PROVIDER
 };
 
+/// The entries of irdma's ring that a work request takes.
+fn irdma_entries(cap: &sys::ibv_qp_cap) -> u32 {
+    if cap.max_inline_data > 8 { 4 } else { 1 }
+}
+
 /// providers/irdma on E810 (its second generation), and drivers/infiniband/hw/irdma:
 /// - verbs.c (kernel) `irdma_query_device` reports `max_srq_wr`; uverbs.c has SRQs from the third
 ///   generation on. `irdma_query_port`: LID 1.
@@ -101,9 +106,9 @@ pub(super) const IRDMA: Profile = Profile {
     max_recv_sge: 13,
     max_inline: 101,
     srqs: Srqs::MissingWithDepth,
-    entries_per_send: |cap| if cap.max_inline_data > 8 { 4 } else { 1 },
+    entries_per_send: irdma_entries,
     grants: |cap| {
-        let each = if cap.max_inline_data > 8 { 4 } else { 1 };
+        let each = irdma_entries(cap);
         if cap.max_send_wr > 0 {
             cap.max_send_wr = (power(cap.max_send_wr * each + 258) - 258) / each;
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::names;
-use crate::config::call::{Call, NEVER, time};
+use crate::config::call::{Call, nanoseconds, time};
 use crate::shm::layout::CallShared;
 
 impl Call {
@@ -45,7 +45,7 @@ impl Failure {
     /// [`heal`](crate::heal). Posts take no time.
     #[must_use]
     pub fn takes(mut self, time: Duration) -> Self {
-        self.takes_ns = u64::try_from(time.as_nanos()).unwrap_or(NEVER);
+        self.takes_ns = nanoseconds(time);
         self
     }
 

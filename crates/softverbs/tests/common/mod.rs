@@ -5,7 +5,7 @@ extern crate mpib_test_env as _;
 
 mod shared;
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::mem::{MaybeUninit, zeroed};
 use std::ptr::null_mut;
 use std::sync::Once;
@@ -120,6 +120,22 @@ pub fn open(index: usize) -> *mut sys::ibv_context {
     }
 }
 
+/// Returns the names of the devices in the list.
+pub fn device_names() -> Vec<String> {
+    let mut count = -1;
+    // SAFETY: the list has `count` items and is freed once.
+    unsafe {
+        let list = sys::ibv_get_device_list(&raw mut count);
+        assert!(!list.is_null());
+        let count = usize::try_from(count).expect("written");
+        let name = |i: usize| CStr::from_ptr(sys::ibv_get_device_name(*list.add(i))).to_str().expect("plain");
+        let names = (0..count).map(|i| name(i).to_owned()).collect();
+        assert!((*list.add(count)).is_null());
+        sys::ibv_free_device_list(list);
+        names
+    }
+}
+
 pub fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -130,6 +146,13 @@ impl End {
         // SAFETY: plain libibverbs use.
         let pd = unsafe { sys::ibv_alloc_pd(ctx) };
         Self::on(ctx, pd, opts)
+    }
+
+    /// One end that is connected to itself.
+    pub fn looped(opts: Opts) -> Self {
+        let end = Self::new(opts);
+        end.connect(&end.address());
+        end
     }
 
     pub fn on(ctx: *mut sys::ibv_context, pd: *mut sys::ibv_pd, opts: Opts) -> Self {
