@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use mpib_host_view::{Adapter, Connection, Host, Port, Process, Rail, manual, schema};
+use mpib_test_env::stands_in_the_guide;
 use serde_json::Value;
 
 const HINT: &str = "WRITE_MANUAL=1 cargo test -p mpib-host-view documents";
@@ -29,16 +30,7 @@ fn the_guide_has_the_schema() {
 //= stats.md: the metrics
 #[test]
 fn the_guide_has_the_metrics() {
-    let path = guide("stats.md");
-    let page = fs::read_to_string(&path).unwrap();
-    let (begin, end) = ("<!-- metrics -->\n", "<!-- end of metrics -->");
-    let (before, rest) = page.split_once(begin).expect("the first mark");
-    let (there, after) = rest.split_once(end).expect("the second mark");
-    if writes() {
-        fs::write(&path, [before, begin, &manual(), end, after].concat()).unwrap();
-    } else {
-        assert!(there == manual(), "docs/guide/stats.md differs: {HINT}");
-    }
+    stands_in_the_guide("stats.md", "metrics", &manual());
 }
 
 /// Checks that a value has the type of a schema, all required members, and no others.
