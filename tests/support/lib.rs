@@ -34,5 +34,5 @@ pub mod vdevices;
 
 pub use code::Code;
 pub use env::{BY_SPEED, NO_PINGS, NO_WAIT, SHORT, SPLIT_ALL, TWO_RAILS, mpib, set, two_adapters};
-pub use process::{has_srq, is_child, isolated, isolated_with, with_and_without_srq};
+pub use process::{has_srq, is_child, isolated, isolated_with, provider, with_and_without_srq};
 pub use sys::{PEERMEM, with_sys};

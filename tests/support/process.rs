@@ -188,6 +188,11 @@ pub fn has_srq() -> bool {
     without.is_empty()
 }
 
+/// The provider whose quirks the devices have that name none; empty without one.
+pub fn provider() -> String {
+    std::env::var(softverbs::QUIRKS_VAR).unwrap_or_default()
+}
+
 /// Ends this process by SIGALRM after five minutes: a call that hangs is found in no other way.
 /// Each test begins with this; a longer one sets its own limit, and a forked child its own alarm.
 pub fn watchdog() {
