@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs cargo test with these arguments, every suite even if one fails. Afterwards prints the ten
-# slowest suites, and last what failed. The exit code is cargo's.
+# slowest suites, and last what failed and why. The exit code is cargo's.
 # usage: test.sh [ARGUMENTS OF CARGO TEST]
 set -euo pipefail
 
@@ -30,6 +30,11 @@ function fails(what) {
 # The second list of failures has names alone.
 /^failures:$/ { listed = 1; next }
 /^---- / { listed = 0 }
+# What a failed test says, up to the stack.
+/^---- .* stdout ----$/ { test = name[suite] ": " $2; lines = 0 }
+/^thread .* panicked at / && !(test in says) { lines = 8 }
+/^stack backtrace:/ || /^note: / { lines = 0 }
+lines > 0 && test != "" { says[test] = says[test] "      " substr($0, 1, 400) "\n"; lines-- }
 listed && /^    [^ ]+$/ { fails(name[suite] ": " $1) }
 /^test result: / {
     listed = 0
@@ -51,6 +56,6 @@ END {
         delete seconds[slowest]
     }
     if (failures) print "Failed:"
-    for (n = 1; n <= failures; n++) print "  " failed[n]
+    for (n = 1; n <= failures; n++) printf "  %s\n%s", failed[n], says[failed[n]]
 }' "$log"
 exit "$code"

@@ -100,10 +100,11 @@ fn a_rail_that_fails_only_beside_another_one_is_found() {
     let found = Doctor::of(&mut command(&fabric, &slow(1), &["--json", &listener.address], &env));
     let works = [row("sout:1", "sout:1", "first", true), row("sup:1", "sup:1", "first", true)];
     assert_eq!(table(&found)[..2], works, "{found:#?}");
-    // The end that notices first has the reason.
+    // The end that notices first has the reason. On a busy host the rail may be back by then.
     let lost = found.checks("fused", "warn");
     let says = |words: &str| lost.iter().any(|(text, _)| text.contains(words));
-    assert!(says("the connection has no rail sup:1") && says("completed nothing for"), "{lost:?}");
+    let has_reason = says("the connection has no rail sup:1") && says("completed nothing for");
+    assert!(has_reason || says("a rail failed and came back"), "{lost:?}");
     // Without the fault both rails carry data.
     let env = [("MPIB_SUP_SHARE", "512"), BOTH[0], BOTH[1]];
     let listener = listen(&fabric, &ports(4, 1), &env);

@@ -17,6 +17,9 @@ use crate::failure::{Failure, Kind};
 /// Duration of a round, if there are enough slots.
 const ROUND: Duration = Duration::from_millis(100);
 
+/// Bytes of all rails after which one that has carried less than `DATA` carries none.
+const ENOUGH: u64 = 32 * DATA;
+
 /// State at the beginning of a stage.
 struct Since {
     time: Instant,
@@ -44,14 +47,15 @@ impl Measurement<'_> {
         self.reset();
         let (time, limit) = (session.plan.time, session.plan.timeout.min(breaker.patience()));
         let mut stages = Vec::new();
-        let mut stage = |kind, act: Option<Act>, over: &dyn Fn(&Since) -> Result<bool, Failure>| {
+        let mut stage = |kind, act: Option<Act>, over: &dyn Fn(&Since, u64) -> Result<bool, Failure>| {
             let since = self.begin();
             self.due = act.map(|act| (round.messages() / 2, act));
             self.stall = Duration::ZERO;
             loop {
                 round.first += round.messages() as u64;
                 self.lead_round(session, &round)?;
-                if over(&since)? {
+                let bytes = (self.messages - since.messages) * round.size as u64;
+                if over(&since, bytes)? {
                     let stage = self.end(kind, &since, round.size);
                     let carried = stage.carried(&breaker.rail);
                     stages.push(stage);
@@ -59,9 +63,13 @@ impl Measurement<'_> {
                 }
             }
         };
-        let timed = |since: &Since| Ok(since.time.elapsed() >= time);
+        let has_carried = |since: &Since| carried(since, &breaker.rail) >= DATA;
+        // The time may be over before the rail has had its turn.
+        let timed = |since: &Since, bytes| {
+            Ok(since.time.elapsed() >= time && (bytes >= ENOUGH || has_carried(since)))
+        };
         stage(StageKind::Before, None, &timed)?;
-        stage(StageKind::Fails, Some(breaker.breaks()), &|since| {
+        stage(StageKind::Fails, Some(breaker.breaks()), &|since, _| {
             if breaker.is_broken()? {
                 return Ok(true);
             }
@@ -71,10 +79,9 @@ impl Measurement<'_> {
             }
         })?;
         stage(StageKind::Without, None, &timed)?;
-        let returned = |since: &Since| carried(since, &breaker.rail) >= DATA;
-        let carried = stage(StageKind::Returns, Some(breaker.repairs()), &|since| {
+        let carried = stage(StageKind::Returns, Some(breaker.repairs()), &|since, _| {
             breaker.check_repair()?;
-            Ok(returned(since) || since.time.elapsed() >= limit)
+            Ok(has_carried(since) || since.time.elapsed() >= limit)
         })?;
         if carried >= DATA {
             stage(StageKind::After, None, &timed)?;

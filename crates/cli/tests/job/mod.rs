@@ -67,6 +67,8 @@ pub(crate) fn transfer(test: &str, rails: &str, [sout, sup]: &[String; 2], agent
         .env("MPIB_HCA_SOUT", sout)
         .env("MPIB_HCA_SUP", sup)
         .env("MPIB_MODE", "1")
+        // Shares that do not follow the load.
+        .env("MPIB_SPLIT", "speed")
         .env("MPIB_AGENT_SOCKET", agent.join("agent.sock"))
         .stdout(Stdio::null())
         .stderr(Stdio::null());
