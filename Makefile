@@ -42,11 +42,13 @@ explore: setup ## Explore the failover machines of both ends whole, in larger wo
 
 .PHONY: test-providers
 test-providers: setup-test ## Run suites of the plugin's tests on adapters as each provider has them; PROVIDERS="mlx5 irdma" SUITES="data memory connect failover"
-	@for provider in $(or $(PROVIDERS),mlx5 bnxt_re irdma ionic erdma hns rxe); do \
+	@failed=; for provider in $(or $(PROVIDERS),mlx5 bnxt_re irdma ionic erdma hns rxe); do \
 		echo "== $$provider"; \
 		SOFTVERBS_QUIRKS=$$provider; export SOFTVERBS_QUIRKS; \
-		$(cargo) test --locked --workspace $(addprefix --test ,$(or $(SUITES),data memory connect failover)); \
-	done
+		scripts/test.sh --workspace $(addprefix --test ,$(or $(SUITES),data memory connect failover)) || \
+			failed="$$failed $$provider"; \
+	done; \
+	[ -z "$$failed" ] || { echo "failed on:$$failed"; exit 1; }
 
 .PHONY: test-quick
 test-quick: setup ## While you write: unit tests of all libraries, and the suites data, connect and layers
