@@ -12,7 +12,7 @@ use crate::connect::local_route::{BringupContext, LocalRoute, path_mtu};
 use crate::connect::machine::BringUp;
 use crate::error::{Error, Result};
 use crate::proto::{Ece, MAX_RAILS, Mtu, RailInfo, RailSet, Role, RouteWiring};
-use crate::route::Route;
+use crate::route::{Route, untried};
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
 use crate::transport::remote_memory::RemoteMemory;
@@ -58,7 +58,8 @@ pub(crate) struct InProgress {
 
 impl Bringup {
     /// Begins to connect the queue pairs of `local` to the peer's. The lists of WIRING fit the
-    /// routes. A route for which `known` returns a reason is given up at once.
+    /// routes. A route that an end could not make, or for which `known` returns a reason, is given up at
+    /// once.
     pub(crate) fn start(
         local: LocalEndpoint,
         role: Role,
@@ -70,16 +71,23 @@ impl Bringup {
         let mut remote = RemoteMemory { addr: peer.wiring.memory.addr, rkeys: [0; MAX_RAILS] };
         remote.rkeys.iter_mut().zip(&peer.wiring.memory.rkeys).for_each(|(to, from)| *to = *from);
         let mut mtus = [0; MAX_RAILS];
-        for (mtu, LocalRoute { route, .. }) in mtus.iter_mut().zip(&local.routes) {
+        let (mut routes, mut untried_routes) = (Vec::with_capacity(local.routes.len()), RailSet::EMPTY);
+        for (i, (made, remote)) in local.routes.into_iter().zip(peer.wiring.routes).enumerate() {
+            let local = match made {
+                Ok(local) => local,
+                Err(unmade) => {
+                    routes.push(RouteBringup::Done(Err(unmade.why)));
+                    continue;
+                }
+            };
+            let route = &local.route;
             let (ours, theirs) = (*route.rails.local(role), *route.rails.remote(role));
             let number = path_mtu(&local_rails[ours], &peer.rails[theirs]);
-            *mtu = Mtu::from_raw(number.into()).map_or(0, Mtu::bytes);
-        }
-        let (mut routes, mut untried) = (Vec::with_capacity(local.routes.len()), RailSet::EMPTY);
-        for (i, (local, remote)) in local.routes.into_iter().zip(peer.wiring.routes).enumerate() {
-            let why = known(&local.route);
+            mtus[i] = Mtu::from_raw(number.into()).map_or(0, Mtu::bytes);
+            let unmade = || remote.qps.is_empty().then(|| untried("the peer could not make its queue pairs"));
+            let why = known(route).or_else(unmade);
             if why.is_some() {
-                untried.insert(i);
+                untried_routes.insert(i);
             }
             routes.push(why.map_or_else(
                 || RouteBringup::new(local, remote),
@@ -94,7 +102,7 @@ impl Bringup {
             remote,
             mtus,
             name,
-            untried,
+            untried: untried_routes,
         }
     }
 

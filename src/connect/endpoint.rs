@@ -36,12 +36,20 @@ const _: () = assert!(MAX_WRITES <= MIN_DEPTH as usize);
 /// The local objects of an attempt, before the peer's WIRING has arrived.
 #[derive(Debug)]
 pub(crate) struct LocalEndpoint {
-    pub(crate) routes: Vec<LocalRoute>,
+    pub(crate) routes: Vec<Result<LocalRoute, Unmade>>,
     pub(crate) region: Region,
     has_mailbox: bool,
 }
 
-/// The local objects after bring-up. A route whose bring-up failed has the reason in its place.
+/// A route whose queues or memory could not be made.
+#[derive(Debug)]
+pub(crate) struct Unmade {
+    pub(crate) route: Route,
+    pub(crate) why: Error,
+}
+
+/// The local objects after bring-up. A route that could not be made or connected has the reason in its
+/// place.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) rails: Vec<Result<Rail>>,
@@ -60,6 +68,9 @@ pub(crate) struct Endpoint {
 impl LocalEndpoint {
     /// Creates the queue pairs of each route, in the number given, and registers the memory that
     /// the peer writes: that of the former life of the rails, if they have one.
+    ///
+    /// # Errors
+    /// No route could be made; or one of rails with a former life, which join the same ports.
     pub(crate) fn new(
         role: Role,
         settings: &Settings,
@@ -67,67 +78,84 @@ impl LocalEndpoint {
         stripes: &Stripes,
         former: Option<&FormerLife>,
     ) -> Result<Self> {
-        let Stripes { each: routes, has_mailbox } = stripes;
+        let Stripes { each, has_mailbox } = stripes;
         let rail = |route: &Route| &local_rails[*route.rails.local(role)];
-        let region = match former {
+        let (region, registered) = match former {
             Some(former) => {
                 let mut region = former.region.clone();
                 // An adapter that was opened again has another protection domain.
-                routes.first().map_or(Ok(()), |(route, _)| region.move_to(&rail(route).pd))?;
-                region
+                each.first().map_or(Ok(()), |(route, _)| region.move_to(&rail(route).pd))?;
+                (region, each.iter().map(|_| Ok(())).collect())
             }
             None => {
-                let pds: Vec<Arc<Pd>> = routes.iter().map(|(route, _)| Arc::clone(&rail(route).pd)).collect();
+                let pds: Vec<Arc<Pd>> = each.iter().map(|(route, _)| Arc::clone(&rail(route).pd)).collect();
                 let flushes = |(route, _): &(Route, usize)| rail(route).nic.flushes(&settings.config);
-                let reads = role == Role::Acceptor && routes.iter().any(flushes);
-                let region = Region::new(&pds, memory_bytes(*has_mailbox) / 8, reads)?;
+                let reads = role == Role::Acceptor && each.iter().any(flushes);
+                let (region, registered) = Region::new(&pds, memory_bytes(*has_mailbox) / 8, reads)?;
                 // The probes read and write the scratch memory. If it is read first, the kernel maps
                 // its page of zeros, and must interrupt the CPUs of all threads to replace it.
                 region.words()[SCRATCH / 8].store(0, Ordering::Relaxed);
-                region
+                (region, registered)
             }
         };
-        let mut queues = Vec::with_capacity(routes.len());
-        for (i, (route, qps)) in routes.iter().enumerate() {
-            let leads = i == 0 || routes[i - 1].0 != *route;
+        let mut queues: Vec<Result<RouteQueues>> = Vec::with_capacity(each.len());
+        for (i, ((route, qps), registered)) in each.iter().zip(registered).enumerate() {
+            let leads = i == 0 || each[i - 1].0 != *route;
             let n = u32::try_from(*qps.max(&1)).map_err(|_| Error::Internal(format!("{qps} queue pairs")))?;
-            queues.push(RouteQueues {
-                n,
-                leads,
-                depths: Depths::new(role, settings, &rail(route).nic, n, leads)?,
-            });
+            let depths = registered.and_then(|()| Depths::new(role, settings, &rail(route).nic, n, leads));
+            queues.push(depths.map(|depths| RouteQueues { n, leads, depths }));
         }
-        let needs = |((route, _), queues): (&(Route, usize), &RouteQueues)| CqNeeds {
+        let needs = |((route, _), queues): (&(Route, usize), &Result<RouteQueues>)| CqNeeds {
             context: rail(route).pd.context(),
-            completions: queues.depths.completions(queues.n),
+            completions: queues.as_ref().map_or(0, |queues| queues.depths.completions(queues.n)),
             max_cqe: rail(route).nic.limits().max_cqe,
         };
-        let needs: Vec<_> = routes.iter().zip(&queues).map(needs).collect();
-        let cqs = completion_queues(&needs)?;
-        let locals = routes.iter().zip(queues).zip(cqs);
-        let locals = locals
-            .map(|(((route, _), queues), cq)| {
-                LocalRoute::new((role, settings), rail(route), *route, queues, cq, former)
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self { routes: locals, region, has_mailbox: *has_mailbox })
+        let needs: Vec<_> = each.iter().zip(&queues).map(needs).collect();
+        let cqs = completion_queues(&needs);
+        let make = |(((route, _), queues), cq): ((&(Route, usize), Result<RouteQueues>), Result<RouteCq>)| {
+            let made = queues.and_then(|queues| {
+                LocalRoute::new((role, settings), rail(route), *route, queues, cq?, former)
+            });
+            made.map_err(|why| Unmade { route: *route, why })
+        };
+        let mut routes: Vec<_> = each.iter().zip(queues).zip(cqs).map(make).collect();
+        // A connection without these routes needs another one. Rails with a former life join the same
+        // ports, and return together.
+        if former.is_some() || routes.iter().all(Result::is_err) {
+            if let Some(failed) = routes.iter().position(Result::is_err) {
+                return Err(routes
+                    .swap_remove(failed)
+                    .err()
+                    .map_or_else(|| Error::Internal("a route is missing".into()), |unmade| unmade.why));
+            }
+        }
+        Ok(Self { routes, region, has_mailbox: *has_mailbox })
     }
 
     /// Sets the addresses of the routes, which were not known when the queue pairs were created. The
     /// rails are the same.
     pub(crate) fn adopt(&mut self, routes: &[Route]) {
-        self.routes.iter_mut().zip(routes).for_each(|(local, route)| local.route = *route);
+        for (made, route) in self.routes.iter_mut().zip(routes) {
+            match made {
+                Ok(local) => local.route = *route,
+                Err(unmade) => unmade.route = *route,
+            }
+        }
     }
 
     /// Describes the endpoint to the peer. An acceptor's ECE options are known after bring-up.
     pub(crate) fn message(&self, role: Role, settings: &Settings) -> Result<Wiring> {
         let rkeys = self.region.mrs().iter().map(|mr| mr.rkey()).collect();
-        let route = |r: &LocalRoute| {
-            let ece = if role == Role::Connector { r.ece(settings)? } else { None };
+        let route = |made: &Result<LocalRoute, Unmade>| {
+            let (route, qps, ece) = match made {
+                Ok(local) if role == Role::Connector => (&local.route, &local.qps[..], local.ece(settings)?),
+                Ok(local) => (&local.route, &local.qps[..], None),
+                Err(unmade) => (&unmade.route, &[][..], None),
+            };
             Ok(RouteWiring {
-                local_rail: *r.route.rails.local(role) as u8,
-                remote_rail: *r.route.rails.remote(role) as u8,
-                qps: r.qps.iter().map(|(qp, psn)| QpWiring { qpn: qp.number(), psn: *psn }).collect(),
+                local_rail: *route.rails.local(role) as u8,
+                remote_rail: *route.rails.remote(role) as u8,
+                qps: qps.iter().map(|(qp, psn)| QpWiring { qpn: qp.number(), psn: *psn }).collect(),
                 service_level: settings.service_level().unwrap_or(0),
                 traffic_class: settings.traffic_class().unwrap_or(0),
                 ece,
@@ -225,18 +253,18 @@ pub(crate) struct RouteCq {
 
 /// Creates the CQs of the routes, in their order. Routes on one context share a CQ if it can hold
 /// the completions of all of them. Otherwise each has its own.
-pub(crate) fn completion_queues(routes: &[CqNeeds<'_>]) -> Result<Vec<RouteCq>> {
-    let mut cqs: Vec<RouteCq> = Vec::with_capacity(routes.len());
-    for (i, route) in routes.iter().enumerate() {
+pub(crate) fn completion_queues(routes: &[CqNeeds<'_>]) -> Vec<Result<RouteCq>> {
+    let mut cqs: Vec<Result<RouteCq>> = Vec::with_capacity(routes.len());
+    for route in routes {
         let here = |other: &&CqNeeds<'_>| other.context.id() == route.context.id();
         let sum = routes.iter().filter(here).fold(0_u32, |sum, other| sum.saturating_add(other.completions));
         let shared = routes.iter().filter(here).count() > 1 && sum <= route.max_cqe;
-        let first = routes[..i].iter().position(|other| here(&other));
-        let cq = match first.filter(|_| shared) {
-            Some(first) => Arc::clone(&cqs[first].cq),
-            None => Arc::new(Cq::new(route.context, if shared { sum } else { route.completions })?),
+        let known = routes.iter().zip(&cqs).find_map(|(other, cq)| cq.as_ref().ok().filter(|_| here(&other)));
+        let cq = match known.filter(|_| shared) {
+            Some(known) => Ok(Arc::clone(&known.cq)),
+            None => Cq::new(route.context, if shared { sum } else { route.completions }).map(Arc::new),
         };
-        cqs.push(RouteCq { cq, shared });
+        cqs.push(cq.map(|cq| RouteCq { cq, shared }));
     }
-    Ok(cqs)
+    cqs
 }

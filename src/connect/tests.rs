@@ -282,7 +282,7 @@ fn routes_on_one_context_share_a_cq_that_can_hold_all_completions() {
     let [a, b] = contexts.each_ref();
     // For each route the first route with the same CQ.
     let owners = |routes: &[CqNeeds<'_>]| -> Vec<(usize, bool)> {
-        let cqs = completion_queues(routes).unwrap();
+        let cqs: Vec<_> = completion_queues(routes).into_iter().map(Result::unwrap).collect();
         let first = |cq: &RouteCq| cqs.iter().position(|other| other.cq.id() == cq.cq.id()).unwrap();
         cqs.iter().map(|cq| (first(cq), cq.shared)).collect()
     };

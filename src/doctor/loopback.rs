@@ -72,7 +72,7 @@ fn receive_failure(config: &Config, nic: &Nic) -> Result<Option<String>> {
     let pd = nic.pd();
     let cq = Arc::new(Cq::new(pd.context(), 8)?);
     let srq = Arc::new(Srq::new(&pd, 1)?);
-    let region = Region::new(&[Arc::clone(&pd)], 2, false)?;
+    let (region, _) = Region::new(&[Arc::clone(&pd)], 2, false)?;
     let options = QpOptions { send_depth: 1, inline: 0, receives: 0 };
     let mut qp = Qp::new(&pd, &cq, Some(&srq), options)?;
     let Some(path) = to_itself(config, nic) else { return Ok(None) };

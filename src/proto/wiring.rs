@@ -39,7 +39,7 @@ layout! {
         pub local_rail: u8 = RAIL,
         /// Index of the rail in the HELLO of its receiver.
         pub remote_rail: u8 = RAIL,
-        /// The queue pairs, in the same order at both ends.
+        /// The queue pairs, in the same order at both ends. None: the end could not make them.
         pub qps: Vec<QpWiring> = list("queue pairs", MAX_QPS, Nested),
         /// Service level of the sender of this message.
         pub service_level: u8 = within("service level", 0..=15, "0 to 15"),

@@ -84,7 +84,7 @@ fn joined(nic: &Nic, depth: u32) -> [(Qp<Ready>, Arc<Cq>); 2] {
 fn pair(depth: u32) -> [End; 2] {
     let nics: Vec<&Nic> = ports()[..2].iter().map(|device| &*device.rails[0]).collect();
     let pds: Vec<Arc<Pd>> = nics.iter().map(|nic| nic.pd()).collect();
-    let regions = [0, 1].map(|_| Region::new(&pds, memory_bytes(true) / 8, false).unwrap());
+    let regions = [0, 1].map(|_| Region::new(&pds, memory_bytes(true) / 8, false).unwrap().0);
     let remotes = [1, 0].map(|peer: usize| {
         let mut rkeys = [0; MAX_RAILS];
         rkeys.iter_mut().zip(regions[peer].mrs()).for_each(|(rkey, mr)| *rkey = mr.rkey());
@@ -223,7 +223,7 @@ fn a_malformed_frame_of_the_peer_is_a_protocol_error() {
 #[test]
 fn control_memory_of_one_rail_has_no_mailbox() {
     let pds = vec![ports()[0].rails[0].pd()];
-    let region = Region::new(&pds, memory_bytes(false) / 8, false).unwrap();
+    let region = Region::new(&pds, memory_bytes(false) / 8, false).unwrap().0;
     assert!(Mailbox::of(&region).is_none());
     assert_eq!((written_bytes(false), memory_bytes(false)), (40960, 40960));
     assert_eq!((written_bytes(true), memory_bytes(true), SCRATCH), (45056, 49152, 36864));

@@ -111,14 +111,25 @@ impl Deref for Words {
 impl Region {
     /// Allocates `words` zeroed 64-bit words and registers them in each of `pds`, once for a PD
     /// that occurs several times. `reads` permits the adapters to read it: they try by that whether
-    /// they can flush.
-    pub fn new(pds: &[Arc<Pd>], words: usize, reads: bool) -> Result<Self> {
+    /// they can flush. Returns the result for each PD, too; one that has failed has the keys of
+    /// another one, which no queue pair of it accepts.
+    ///
+    /// # Errors
+    /// There is no memory, or it could be registered in no PD.
+    pub fn new(pds: &[Arc<Pd>], words: usize, reads: bool) -> Result<(Self, Vec<Result<()>>)> {
         let memory = Pages::new(words)
             .map_err(|source| Error::io(format!("{words} words of control memory"), source))?;
         let options = MrOptions { reads, relaxed: false };
         let mut region = Self { mrs: Vec::new(), keys: Vec::new(), options, memory: Arc::new(memory) };
-        pds.iter().try_for_each(|pd| region.add(pd))?;
-        Ok(region)
+        let registered: Vec<Result<()>> = pds.iter().map(|pd| region.add(pd)).collect();
+        if region.mrs.is_empty() {
+            registered.into_iter().collect::<Result<()>>()?;
+            return Ok((region, Vec::new()));
+        }
+        let mut added = 0..region.mrs.len();
+        let places = registered.iter().map(|result| if result.is_ok() { added.next() } else { None });
+        let places: Vec<usize> = places.map(Option::unwrap_or_default).collect();
+        Ok((region.select(places.into_iter()), registered))
     }
 
     /// Registers the memory in one more PD, unless it is registered there.

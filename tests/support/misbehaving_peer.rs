@@ -187,7 +187,7 @@ impl MisbehavingPeer {
         let gids: Vec<_> = device.rails.iter().map(|nic| nic.now().unwrap().1[0]).collect();
         let pds: Vec<_> = device.rails.iter().map(|n| n.pd()).collect();
         let has_mailbox = pds.len() > 1;
-        let region = Region::new(&pds, memory_bytes(has_mailbox) / 8, false).unwrap();
+        let (region, _) = Region::new(&pds, memory_bytes(has_mailbox) / 8, false).unwrap();
         let fresh: Vec<(Vec<Qp<Fresh>>, Arc<Cq>)> = pds
             .iter()
             .zip(hello.terms.qps)

@@ -8,9 +8,9 @@ use mpib_tests::log::{assert_warned, has_logged, take_warnings};
 use mpib_tests::pair::{connect, init, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device, rails};
-use mpib_tests::{SHORT, SPLIT_ALL, here, is_child, isolated};
+use mpib_tests::{SHORT, SPLIT_ALL, has_srq, here, is_child, isolated};
 use nccl_net_mpib_agent_iface::stats::{Connection, pages_of};
-use softverbs::{Direction, Fault, inject};
+use softverbs::{Call, Direction, Fault, fail, faults_struck, inject};
 
 use crate::failback::{bytes, exchange_all, exchange_until, sent};
 use crate::points::{Ends, env, two_hosts};
@@ -92,6 +92,47 @@ fn a_rail_joins_whose_probe_failed() {
         softverbs::heal("r1").unwrap();
         joins(&mut rig, "s1");
         rig.close();
+    });
+}
+
+/// What makes a rail at the receiver, r1, and at the sender, s1.
+const MAKE: [(&str, Call); 7] = [
+    ("r1", Call::CreateSrq),
+    ("r1", Call::CreateCq),
+    ("r1", Call::CreateQp),
+    ("r1", Call::RegMr),
+    ("s1", Call::CreateCq),
+    ("s1", Call::CreateQp),
+    ("s1", Call::RegMr),
+];
+
+//= faults.md: 94: an adapter cannot make a queue pair, a queue or a registration: its rail joins later
+//= failover.md: fault: a call of verbs that makes a rail fails, at either end
+//= failover.md: a rail that could not be made at connect joins the connection when it can be
+#[test]
+fn a_rail_joins_that_could_not_be_made() {
+    let devices = two_hosts(2);
+    isolated(here!(), &env(&devices, &[]), || {
+        let ends = Ends::two_hosts(12, 2);
+        for (device, call) in MAKE {
+            if call == Call::CreateSrq && !has_srq() {
+                continue;
+            }
+            let struck = faults_struck(device).unwrap();
+            fail(device, call.fails(libc::ENOMEM).times(u32::MAX)).unwrap();
+            let pair = ends.connect();
+            assert!(faults_struck(device).unwrap() > struck, "{device}: {call:?}");
+            let works = || fail(device, call.fails(0).times(0)).unwrap();
+            // NCCL's memory is registered on all adapters.
+            if call == Call::RegMr {
+                works();
+            }
+            let mut rig = Rig::of(pair, 4 * MIB);
+            exchange_all(&mut rig);
+            works();
+            joins(&mut rig, "s1");
+            rig.close();
+        }
     });
 }
 
