@@ -9,8 +9,8 @@ use crate::MIB;
 use crate::failback::{between_hosts, exchange_all, exchange_until, sent};
 
 /// What makes a rail at each end.
-const RECEIVER: [Call; 2] = [Call::CreateSrq, Call::ModifyInit];
-const SENDER: [Call; 2] = [Call::CreateQp, Call::ModifyRts];
+const RECEIVER: [Call; 2] = [Call::CreateQp, Call::ModifyInit];
+const SENDER: [Call; 2] = [Call::CreateCq, Call::ModifyRts];
 
 /// At both ends, one attempt after the other.
 //= failover.md: an attempt that fails is followed by others
