@@ -18,11 +18,11 @@ installs() { # WHAT_IS_MISSING WHAT_IS_DONE
     say "$2. SETUP=no prevents this."
 }
 
-# Installs a command of cargo that is missing.
+# Installs a command of cargo that is missing. Not optimized: its build takes longer than its runs.
 cargo_tool() { # NAME VERSION [OPTION]...
     cargo "${1#cargo-}" --version >/dev/null 2>&1 && return
     installs "$1" "installing $1 $2 with cargo (once, some minutes)"
-    cargo install --locked "$1" --version "${@:2}"
+    cargo install --debug --locked "$1" --version "${@:2}"
 }
 
 as_root() {
