@@ -89,9 +89,10 @@ impl Memory {
     fn watch(&mut self, comm: &CommWatch, instant: Instant, passed: Duration, limit: Duration) {
         // Before the counters, which show what these polls have found.
         let polls = comm.polls();
+        // Under the lock: a rail that is made again begins at its counts.
+        let mut guard = comm.progress.lock();
         let rails = comm.counts();
         let total: u64 = rails.iter().map(|rail| rail.done).sum();
-        let mut guard = comm.progress.lock();
         let Progress { watch, rails: progress } = &mut *guard;
         let polled = watch.advance(passed, polls);
         let now = watch.at(instant);

@@ -273,6 +273,8 @@ impl CommWatch {
     /// The rail is in use then: a condemnation of its earlier life is dropped. Call this before the
     /// new queues are used.
     pub(crate) fn set_rail(&self, rail: usize, queues: Option<Queues>) {
+        // In the order of the watchdog.
+        let mut progress = self.progress.lock();
         let mut all = self.rails.lock();
         let Some(watched) = all.get_mut(rail) else { return };
         if let Some(queues) = &queues {
@@ -282,7 +284,7 @@ impl CommWatch {
                 let (work_requests, done) = counters.progress(rail);
                 watched.lost = work_requests.saturating_sub(done);
                 let posted = Posted { work_requests, bytes: counters.bytes(rail) };
-                self.progress.lock().rails[rail].restart(posted);
+                progress.rails[rail].restart(posted);
             }
             self.attention.acquit(1 << rail);
         }

@@ -327,3 +327,22 @@ fn what_a_rails_earlier_life_has_left_behind_is_not_outstanding() {
     }
     assert_eq!(sender.at(2500, [0, 1], [0, 1]), 0b01);
 }
+
+/// The watchdog reads the counts of a rail, and the rail is made again, before it takes them in.
+//= rail-life.md: when a rail has stalled
+#[test]
+fn the_watchdog_takes_in_no_counts_of_a_rail_before_it_was_made_again() {
+    let sender = End::sender();
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            for n in 0..20_000 {
+                sender.counters.posted(0, 1, 1, 1000);
+                sender.counters.completed(0, 1);
+                sender.comm.set_rail(0, Some(sender.world.queues(0, 1, n)));
+            }
+        });
+        while !made.is_finished() {
+            sender.watchdog.pass(sender.start, Duration::from_millis(100));
+        }
+    });
+}
