@@ -123,12 +123,20 @@ impl Ends {
     }
 
     /// Returns the numbers of the queue pairs on the rails of these devices, at both ends.
-    pub(crate) fn queue_pairs(&self, devices: &[&str]) -> Vec<u32> {
+    pub(crate) fn queue_pairs(&self, devices: &[&str]) -> Vec<QueuePair> {
         let number = |device: &str| device.trim_start_matches(char::is_alphabetic).to_owned();
         let rails: Vec<String> = devices.iter().copied().map(number).collect();
         let all = qp_attributes().into_iter();
-        all.filter(|qp| rails.contains(&number(qp.device))).map(|qp| qp.qpn).collect()
+        all.filter(|qp| rails.contains(&number(qp.device))).map(|qp| (qp.device, qp.qpn)).collect()
     }
+}
+
+/// A queue pair by its device and number. The other end may get the number next.
+pub(crate) type QueuePair = (&'static str, u32);
+
+/// Returns whether one of these queue pairs exists.
+pub(crate) fn exists(queue_pairs: &[QueuePair]) -> bool {
+    qp_attributes().iter().any(|qp| queue_pairs.contains(&(qp.device, qp.qpn)))
 }
 
 /// Returns which of the points 1 to `n` are tried for the fault with this number. The next
@@ -177,11 +185,11 @@ fn strike(ends: &Ends, mut link: Link, device: &str, kind: Kind, at: u64) {
 
 /// Runs the link's traffic until these queue pairs are destroyed, then for `late`, and once
 /// more: each buffer has been used again.
-pub(crate) fn run_without(link: &mut Link, queue_pairs: &[u32], late: Duration) {
+pub(crate) fn run_without(link: &mut Link, queue_pairs: &[QueuePair], late: Duration) {
     let (begin, mut destroyed) = (Instant::now(), None);
     while destroyed.is_none_or(|since: Instant| since.elapsed() < late) {
         link.run(|| {});
-        if destroyed.is_none() && qp_attributes().iter().all(|qp| !queue_pairs.contains(&qp.qpn)) {
+        if destroyed.is_none() && !exists(queue_pairs) {
             destroyed = Some(Instant::now());
         }
         assert!(begin.elapsed() < LIMIT / 2, "the rail is not given up");
