@@ -7,6 +7,8 @@ use std::sync::Mutex;
 use nccl_net_abi as abi;
 use nccl_net_mpib::simulation::log::flush;
 
+use crate::pair::{LIMIT, Polling};
+
 /// Levels of NCCL's log.
 pub const WARN: c_int = 2;
 pub const INFO: c_int = 3;
@@ -41,18 +43,24 @@ fn has_all(line: &str, parts: &[&str]) -> bool {
     parts.iter().all(|part| line.contains(part))
 }
 
-/// Asserts that one of the lines at WARN so far has all of `parts`.
+/// Waits until one of the lines at WARN has all of `parts`: other threads log, too.
 #[track_caller]
 pub fn assert_warned(parts: &[&str]) {
     assert_warned_one_of(&[parts]);
 }
 
-/// Asserts that one of the lines at WARN so far has all parts of one of these lists.
+/// Waits until one of the lines at WARN has all parts of one of these lists.
 #[track_caller]
 pub fn assert_warned_one_of(lists: &[&[&str]]) {
-    let lines = warnings();
     let has_one = |line: &String| lists.iter().any(|parts| has_all(line, parts));
-    assert!(lines.iter().any(has_one), "no warning has all of one of {lists:?}: {lines:?}");
+    let polling = Polling::start();
+    loop {
+        let lines = warnings();
+        if lines.iter().any(has_one) {
+            return;
+        }
+        assert!(polling.pause() < LIMIT, "no warning has all of one of {lists:?}: {lines:?}");
+    }
 }
 
 /// Asserts that the last line at WARN has all of `parts`.
