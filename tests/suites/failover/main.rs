@@ -12,6 +12,7 @@ mod random;
 mod recovery;
 mod refusals;
 mod replugged;
+mod responders;
 mod second;
 mod shown;
 mod silence;

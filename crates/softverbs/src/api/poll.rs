@@ -106,7 +106,7 @@ unsafe fn poll(
     // SAFETY: alive, as the caller guarantees.
     let this = unsafe { Cq::from_c(cq.cast()) }?;
     let profile = this.context.device.profile;
-    if this.context.is_dead() && !profile.polls_after_removal {
+    if this.context.is_dead() && !profile.polls_after_failure {
         return Ok(0);
     }
     let mut done = 0;

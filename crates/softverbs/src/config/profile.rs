@@ -37,6 +37,27 @@ pub(crate) enum Ece {
     Always(u32),
 }
 
+/// What a requester gets from a responder that cannot carry its request out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// A NAK: remote operational error.
+    Nak,
+    /// Nothing.
+    Silence,
+    /// A NAK: receiver not ready. The responder's queue pair stays as it was.
+    NotReady,
+}
+
+/// The answers of a queue pair, by what of it has failed.
+pub(crate) struct Answers {
+    /// The queue pair itself.
+    pub(crate) qp: Answer,
+    /// The completion queue of its receives.
+    pub(crate) cq: Answer,
+    /// Its shared receive queue, if the request needs a receive.
+    pub(crate) srq: Answer,
+}
+
 /// See the module.
 pub(crate) struct Profile {
     pub(crate) quirks: Quirks,
@@ -111,12 +132,14 @@ pub(crate) struct Profile {
     pub(crate) opcode_in_errors: bool,
     /// The completions of a queue pair stay in the CQ when it is destroyed or reset.
     pub(crate) keeps_completions: bool,
-    /// Completions that were in a CQ when the device was removed can be polled.
-    pub(crate) polls_after_removal: bool,
+    /// Completions that were in a CQ when it failed, or when the device was removed, can be polled.
+    pub(crate) polls_after_failure: bool,
 
     // Queue pairs.
     /// A new queue pair gets the lowest free number. Otherwise a number comes back late.
     pub(crate) lowest_qpn: bool,
+    /// What a peer sees of a failed object.
+    pub(crate) answers: Answers,
     /// The event of a queue pair whose retries are over.
     pub(crate) event_after_retries: Option<u32>,
     /// The event that the driver raises in place of all events of a queue pair's failure.
@@ -180,8 +203,9 @@ pub(crate) const STRICT: Profile = Profile {
     flush_vendor_err: 0,
     opcode_in_errors: true,
     keeps_completions: false,
-    polls_after_removal: false,
+    polls_after_failure: false,
     lowest_qpn: false,
+    answers: Answers { qp: Answer::Silence, cq: Answer::Nak, srq: Answer::Nak },
     event_after_retries: None,
     only_qp_event: None,
     roce_lid: 0,

@@ -10,15 +10,15 @@ use rdma_sys as sys;
 use rdma_sys::ibv_wc_status as wc;
 
 use super::Quirks;
-use super::profile::{Ece, MLX5_COUNTERS, Profile, STRICT, Srqs};
+use super::profile::{Answer, Answers, Ece, MLX5_COUNTERS, Profile, STRICT, Srqs};
 use crate::api::events::{QP_ACCESS_ERR, QP_FATAL};
 
 /// The provider negates each errno of its post functions.
 const ALL: &[c_int] = &[libc::EINVAL, libc::ENOMEM, libc::EIO, libc::EAGAIN, libc::EOPNOTSUPP];
 
-/// What they have in common: completions in a CQ are memory of the process, which a removal of the
-/// device leaves alone, and ECE is mlx5's alone.
-const PROVIDER: Profile = Profile { polls_after_removal: true, ece: Ece::Missing, ..STRICT };
+/// What they have in common: completions in a CQ are memory of the process, which a failure of the CQ
+/// and a removal of the device leave alone, and ECE is mlx5's alone.
+const PROVIDER: Profile = Profile { polls_after_failure: true, ece: Ece::Missing, ..STRICT };
 
 fn no_sends(cap: &sys::ibv_qp_cap) -> Option<&'static str> {
     (cap.max_send_wr == 0).then_some("max_send_wr is 0")
@@ -232,6 +232,8 @@ pub(super) const HNS: Profile = Profile {
 /// - rxe_param.h (kernel): 400 bytes of inline data in older kernels, messages of 8 MiB. No DMA-BUF.
 /// - `rxe_poll_cq` copies what the kernel wrote, also for a queue pair that was destroyed.
 /// - rxe_hw_counters.c (kernel): one counter of all retries.
+/// - rxe_resp.c (kernel): a completion that finds no room ends the queue pair without an answer, and a
+///   failed SRQ counts as empty. rxe_recv.c drops requests for a queue pair in ERR.
 pub(super) const RXE: Profile = Profile {
     quirks: Quirks::Rxe,
     name: "rxe",
@@ -243,6 +245,7 @@ pub(super) const RXE: Profile = Profile {
     send_before_rts: None,
     hides_bad_wr: true,
     keeps_completions: true,
+    answers: Answers { cq: Answer::Silence, srq: Answer::NotReady, ..STRICT.answers },
     // ROCE_UDP_ENCAP alone.
     roce_cap_flags: 1 << 23,
     counters: [None, Some("completer_retry_err"), Some("rcvd_seq_err"), Some("rcvd_rnr_err")],
