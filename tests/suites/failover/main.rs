@@ -4,6 +4,7 @@ mod begins;
 mod busy;
 mod failback;
 mod failing_calls;
+mod fatal;
 mod kinds;
 mod links;
 mod outages;

@@ -10,7 +10,7 @@ use rdma_sys::ibv_wc_status as wc;
 use super::{Capability, DeviceSpec, Quirks};
 use crate::abi::border::Errno;
 use crate::fault::CompletionStatus;
-use crate::limits::{MAX_INLINE, MAX_MSG, MAX_SGE, MAX_SRQ_SGE};
+use crate::limits::{MAX_GIDS, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_SRQ_SGE};
 
 /// The names of the counters in `hw_counters`, in the order of `process::hw_counters::Counter`;
 /// `None` where the driver has no such counter.
@@ -140,12 +140,16 @@ pub(crate) struct Profile {
     pub(crate) lowest_qpn: bool,
     /// What a peer sees of a failed object.
     pub(crate) answers: Answers,
+    /// A device that fails raises `QP_FATAL` for each of its queue pairs, in place of `DEVICE_FATAL`.
+    pub(crate) fatal_by_queue_pair: bool,
     /// The event of a queue pair whose retries are over.
     pub(crate) event_after_retries: Option<u32>,
     /// The event that the driver raises in place of all events of a queue pair's failure.
     pub(crate) only_qp_event: Option<u32>,
 
     // Port.
+    /// `gid_tbl_len`, the places of a GID table. Those behind the addresses are empty.
+    pub(crate) gids: usize,
     /// LID of a RoCE port.
     pub(crate) roce_lid: u16,
     /// `port_cap_flags` of a RoCE port.
@@ -206,8 +210,10 @@ pub(crate) const STRICT: Profile = Profile {
     polls_after_failure: false,
     lowest_qpn: false,
     answers: Answers { qp: Answer::Silence, cq: Answer::Nak, srq: Answer::Nak },
+    fatal_by_queue_pair: false,
     event_after_retries: None,
     only_qp_event: None,
+    gids: MAX_GIDS,
     roce_lid: 0,
     roce_cap_flags: ROCE_CAPS,
     fixed_speed: None,
