@@ -115,7 +115,8 @@ fn a_failed_completion_queue_of_a_provider_returns_what_it_had() {
         assert_eq!([notify(&here, &there), notify(&here, &there)], [0, 0]);
         strike(&mut there, &here, name, "cq_err=recv");
         assert_ne!(notify(&here, &there), 0);
-        let arrived: Vec<_> = std::iter::from_fn(|| poll(there.rcq)).map(|wc| (wc.wr_id, wc.status)).collect();
+        let arrived: Vec<_> =
+            std::iter::from_fn(|| poll(there.rcq)).map(|wc| (wc.wr_id, wc.status)).collect();
         assert_eq!(arrived, [(0, 0), (1, 0)][..left], "{name}");
     }
 }

@@ -16,6 +16,7 @@ fn lines(text: &str) -> usize {
 
 /// Nobody sends meanwhile, so no completion shows the failure.
 //= failover.md: an adapter that fails by events of its queue pairs is one fault
+//= faults.md: 26
 //= rail-life.md: what a sign of a fault costs
 #[test]
 fn an_adapter_that_fails_by_events_of_its_queue_pairs_is_one_fault() {

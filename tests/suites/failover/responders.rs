@@ -28,13 +28,15 @@ fn on(test: &'static str, provider: &str) {
     });
 }
 
-//= failover.md: a queue that fails at either end costs its rail, whatever the other end sees of it
+//= failover.md: fault: a queue pair, completion queue or shared receive queue that fails, at either end
+//= failover.md: a queue that fails costs its rail, and its peer gets a NAK
+//= faults.md: 25
 #[test]
 fn a_queue_fails_and_its_peer_gets_a_nak() {
     on(here!(), "mlx5");
 }
 
-//= failover.md: a queue that fails at either end costs its rail, whatever the other end sees of it
+//= failover.md: a queue that fails costs its rail, and its peer gets no answer or waits for a receive
 #[test]
 fn a_queue_fails_and_its_peer_gets_no_answer_or_waits() {
     on(here!(), "rxe");

@@ -75,6 +75,7 @@ fn a_failed_post_costs_the_rail_alone() {
 
 /// A poll fails once, or from then on at a sender. A receiver that never polls again may not learn of
 /// data that its sender has completed.
+//= failover.md: fault: a completion queue that cannot be polled (`ibv_poll_cq` fails)
 //= failover.md: a completion queue that cannot be polled costs its rail, in one line of the log
 #[test]
 fn a_failed_poll_costs_the_rail_alone() {
@@ -92,7 +93,12 @@ fn a_failed_poll_costs_the_rail_alone() {
                 take_warnings();
                 fail(device, Call::PollCq.fails(errno).after(after).times(times)).unwrap();
                 link.run(|| {});
-                assert_warned(&["ibv_poll_cq failed: ", device, said, "1 connection carries on over other rails"]);
+                assert_warned(&[
+                    "ibv_poll_cq failed: ",
+                    device,
+                    said,
+                    "1 connection carries on over other rails",
+                ]);
                 let of_the_poll = warnings().iter().filter(|line| line.contains("ibv_poll_cq")).count();
                 assert_eq!(of_the_poll, 1, "{:?}", warnings());
                 fail(device, Call::PollCq.fails(0).times(0)).unwrap();

@@ -306,8 +306,8 @@ impl Qp {
         self.show_state(ERR);
     }
 
-    /// Moves the QP to ERR after a failure of its own or of its CQ. The next request of its peer gets
-    /// this answer.
+    /// Moves the QP to ERR because it, or its CQ, has failed. The next request of its peer gets this
+    /// answer.
     pub(crate) fn fail(&self, process: &Process, event: Option<u32>, answer: Answer) {
         if let Ok(shared) = self.shared(process) {
             shared.owes_nak.store(u32::from(answer == Answer::Nak), Release);

@@ -36,7 +36,7 @@ fn power(depth: u32) -> u32 {
 /// - verbs.c `set_qp_operational_state`, qp.c `_mlx5_post_send`: no SGE is allowed before RTS.
 /// - srq.c `mlx5_alloc_srq_buf`: one entry less than a power of two.
 /// - cq.c `mlx5_handle_error_cqe`: flushed completions have a syndrome, too.
-/// - the firmware has the length of the GID table: 255 or 256 on ConnectX.
+/// - the firmware has the length of the GID table: 256 in public outputs of ibv_devinfo.
 pub(super) const MLX5: Profile = Profile {
     quirks: Quirks::Mlx5,
     name: "mlx5",
@@ -66,7 +66,7 @@ pub(super) const MLX5: Profile = Profile {
 /// - `bnxt_re_build_srqe` writes no SGE where there is none, `bnxt_re_post_recv` does: the adapter
 ///   needs one.
 /// - main.c (kernel): retries that are over raise `QP_ACCESS_ERR`, and `bnxt_re_dev_stop` raises
-///   `QP_FATAL` for each queue pair. bnxt_re.h: up to 256 GIDs.
+///   `QP_FATAL` for each queue pair. ib_verbs.c: up to 256 GIDs.
 /// - hw_counters.c (kernel): mlx5's names.
 pub(super) const BNXT_RE: Profile = Profile {
     quirks: Quirks::BnxtRe,

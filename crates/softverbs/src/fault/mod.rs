@@ -247,10 +247,8 @@ impl Fault {
 
     /// Returns whether it needs a work request to strike.
     pub(crate) const fn needs_work(self) -> bool {
-        let is_of_the_device = matches!(
-            self,
-            Self::LinkDown | Self::LinkUp | Self::Silence(_) | Self::DeviceFatal
-        );
+        let is_of_the_device =
+            matches!(self, Self::LinkDown | Self::LinkUp | Self::Silence(_) | Self::DeviceFatal);
         !is_of_the_device
     }
 
