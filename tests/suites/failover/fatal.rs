@@ -2,8 +2,8 @@
 
 use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::pair::{Pair, until};
-use mpib_tests::{here, with_and_without_srq};
-use softverbs::{Fault, QUIRKS_VAR, heal, inject};
+use mpib_tests::{NO_PINGS, here, with_and_without_srq};
+use softverbs::{Direction, Fault, QUIRKS_VAR, heal, inject};
 
 use super::points::{Ends, env, two_hosts};
 
@@ -46,5 +46,26 @@ fn an_adapter_that_fails_by_events_of_its_queue_pairs_is_one_fault() {
             heal(device).unwrap();
             until("the adapter", || (lines("was opened as ") > 0).then_some(()));
         }
+    });
+}
+
+/// The driver of irdma raises `QP_FATAL` where the retries are over. The event costs its connection
+/// alone; the completion that comes with it costs the route, and the idle connections need no timeout.
+//= rail-life.md: the event of a queue pair does not hide that its route is silent
+#[test]
+fn an_event_of_a_queue_pair_does_not_hide_that_its_route_is_silent() {
+    let devices = two_hosts(2);
+    with_and_without_srq(here!(), &env(&devices, &[(QUIRKS_VAR, "irdma"), NO_PINGS]), || {
+        let ends = Ends::two_hosts(12, 2);
+        let pairs: Vec<Pair> = (0..CONNECTIONS).map(|_| ends.connect()).collect();
+        pairs.iter().zip(0..).for_each(|(pair, seed)| pair.message(5000, 5000, seed));
+        let on_it = ends.queue_pairs(&["s1"]);
+        inject("s1", Fault::Silence(Direction::Both)).unwrap();
+        pairs[0].message(5000, 5000, 1);
+        until("the last connection", || {
+            softverbs::qp_attributes().iter().all(|qp| !on_it.contains(&qp.qpn)).then_some(())
+        });
+        assert!(lines("s1: a queue pair failed (IBV_EVENT_QP_FATAL") > 0);
+        pairs.into_iter().for_each(Pair::close);
     });
 }
