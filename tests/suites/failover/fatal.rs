@@ -50,7 +50,8 @@ fn an_adapter_that_fails_by_events_of_its_queue_pairs_is_one_fault() {
 }
 
 /// The driver of irdma raises `QP_FATAL` where the retries are over. The event costs its connection
-/// alone; the completion that comes with it costs the route, and the idle connections need no timeout.
+/// alone; the completion costs the route, and the idle connections need no timeout. Either may be
+/// noticed first.
 //= rail-life.md: the event of a queue pair does not hide that its route is silent
 #[test]
 fn an_event_of_a_queue_pair_does_not_hide_that_its_route_is_silent() {
@@ -65,7 +66,6 @@ fn an_event_of_a_queue_pair_does_not_hide_that_its_route_is_silent() {
         until("the last connection", || {
             softverbs::qp_attributes().iter().all(|qp| !on_it.contains(&qp.qpn)).then_some(())
         });
-        assert!(lines("s1: a queue pair failed (IBV_EVENT_QP_FATAL") > 0);
         pairs.into_iter().for_each(Pair::close);
     });
 }
