@@ -17,9 +17,13 @@ pub(super) struct Affected {
 impl Affected {
     /// Condemns rails of a comm, and counts the comm if it was using one of them.
     pub(super) fn condemn(&mut self, comm: &CommWatch, rails: u8, reason: Reason, why: &str) {
-        if comm.condemn(rails, reason, why) == 0 {
-            return;
+        if comm.condemn(rails, reason, why) != 0 {
+            self.count(comm);
         }
+    }
+
+    /// Counts a comm that has lost a rail.
+    pub(super) fn count(&mut self, comm: &CommWatch) {
         match comm.rails_in_use(|_| true) {
             0 => self.waiting += 1,
             _ => self.carrying_on += 1,

@@ -42,6 +42,18 @@ impl Steps for Report {
     }
 }
 
+/// How it became known that a port is down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// It is no news.
+    Before,
+    /// By an event or a query.
+    Now,
+    /// By rails that have failed. Each connection may have had its own sign, such as the event of a
+    /// queue pair, and has given its rail up: they all count.
+    ByRails,
+}
+
 /// What an event has changed of its ports, for the event's line.
 #[derive(Debug, Default)]
 pub(super) struct PortChange {
@@ -131,35 +143,38 @@ impl EventState {
     /// rails on it, and returns what that costs.
     fn query(&self, nic: &Nic, now: Moment) -> Option<Affected> {
         let trouble = nic.now().err()?;
-        let down = self.happened(nic, now, Happening::Queried(Err(&trouble)), Affected::default());
+        let down = self.happened(nic, now, Happening::Queried(Err(&trouble)), Known::Now);
         down.1.map(|(_, affected)| affected)
     }
 
     /// Applies what has happened to a port. If the port is down from now on, condemns the rails on it
-    /// before another thread reports one of them, and returns why and what that costs, with what it
-    /// has cost before.
+    /// before another thread reports one of them, and returns why and what that costs.
     fn happened(
         &self,
         nic: &Nic,
         now: Moment,
         what: Happening<'_>,
-        affected: Affected,
+        known: Known,
     ) -> (Change, Option<(Cause, Affected)>) {
         let _verdict = self.verdict.lock();
         let change = nic.health().happened(now, what);
-        (change, (change == Change::Died).then(|| self.condemn_port(nic, true, affected)).flatten())
+        (change, (change == Change::Died).then(|| self.condemn_port(nic, known)).flatten())
     }
 
     /// Condemns all rails on a port that is down, but not the last ones of a connection unless the
     /// adapter was removed: their queue pairs go on if the port is back within the adapter's own limit,
     /// and nothing else could carry their data. Those look whether they have waited too long. Returns
     /// why the port is down and what that costs in all, if it costs anything. Connections without
-    /// another rail count if the fault is `new`.
-    fn condemn_port(&self, nic: &Nic, new: bool, mut affected: Affected) -> Option<(Cause, Affected)> {
-        let cause = nic.health().cause()?;
+    /// another rail count if the fault is new.
+    fn condemn_port(&self, nic: &Nic, known: Known) -> Option<(Cause, Affected)> {
+        let (cause, mut affected) = (nic.health().cause()?, Affected::default());
         for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
-            let lost = comm.rails_in_use(|route| route.is_on(nic));
+            let on_port = |route: &Route| route.is_on(nic);
+            let lost = comm.rails_in_use(on_port);
             if lost == 0 {
+                if known == Known::ByRails && comm.rails_given_up(on_port) != 0 {
+                    affected.count(comm);
+                }
                 continue;
             }
             if lost != comm.rails_in_use(|_| true) || nic.health().is_removed() {
@@ -167,7 +182,7 @@ impl EventState {
                 continue;
             }
             comm.mark();
-            if new {
+            if known != Known::Before {
                 affected.wait();
             }
         }
@@ -179,7 +194,7 @@ impl EventState {
         let (nic, now, why) = (&route.nic, *at, failure.why.as_str());
         let trouble = nic.now().err().map(|trouble| format!("{trouble}; {why}"));
         let what = trouble.as_deref().map_or(Happening::Stalled(why), Happening::Failed);
-        log_port(nic, self.happened(nic, now, what, affected.clone()).1);
+        log_port(nic, self.happened(nic, now, what, Known::ByRails).1);
         if nic.health().state() != PortState::Down {
             let (is_new, affected) = match failure.is_alone {
                 true => (nic.health().route_reported(now, route.peer, why), affected.clone()),
@@ -213,7 +228,7 @@ impl EventState {
         }
         if health.state() == PortState::Down {
             // What was the last rail of a connection may have company again.
-            log_port(nic, self.condemn_port(nic, false, Affected::default()));
+            log_port(nic, self.condemn_port(nic, Known::Before));
         }
         let fits = |route: &Route| route.is_on(nic);
         if health.state() == PortState::Probing
@@ -253,7 +268,7 @@ impl EventState {
 
     /// Applies what has happened to a port without an event, and logs what that changes.
     fn changed(&self, nic: &Nic, now: Moment, what: Happening<'_>) {
-        let (change, cost) = self.happened(nic, now, what, Affected::default());
+        let (change, cost) = self.happened(nic, now, what, Known::Now);
         log_port(nic, cost);
         if let Change::Back { outage } = change {
             self.stats.returned();

@@ -46,6 +46,13 @@ const TABLE: &[Row] = &[
         &[Errno::ENOMEM],
         "The queue is full: the adapter completes nothing, or this plugin posts too much. Look at dmesg, and report it",
     ),
+    // -2 of mlx5 and hns (`CQ_POLL_ERR`) is no errno.
+    row(
+        &["ibv_poll_cq"],
+        &[Errno::ENOENT, Errno::EINVAL, Errno::EIO],
+        "The provider cannot read its completion queue: an entry is of no queue pair that it knows (-2 on mlx5 and hns, \
+         which is no errno), or is damaged. Look at dmesg, and report it with the adapter's model",
+    ),
     // erdma refuses posts to a queue pair in ERR.
     row(
         &["ibv_post_send", "ibv_post_recv", "ibv_post_srq_recv"],
@@ -298,6 +305,7 @@ mod tests {
             ("ibv_post_send", Errno::ENOMEM, "queue is full"),
             ("ibv_post_send", Errno::EIO, "has failed before"),
             ("ibv_open_device", Errno::ENOENT, "uverbs"),
+            ("ibv_poll_cq", Errno::ENOENT, "no queue pair that it knows"),
             ("ibv_open_device", Errno::EACCES, "uverbs"),
             ("ibv_open_device", Errno::EPROTONOSUPPORT, "different releases"),
             ("ibv_reg_mr", Errno::EFAULT, "freed"),

@@ -126,8 +126,8 @@ const TABLE: [WcStatus; 24] = [
         "IBV_WC_REM_OP_ERR",
         Blame::Peer,
         "the peer's adapter could not carry the request out",
-        "look at the peer's log and dmesg. For GPU memory: does PCIe ACS or an IOMMU stand between GPU and adapter there \
-         (mpib doctor)?",
+        "look at the peer's log, which names a queue of it that has failed, and at its dmesg. For GPU memory: does PCIe ACS \
+         or an IOMMU stand between GPU and adapter there (mpib doctor)?",
     ),
     row(
         "IBV_WC_RETRY_EXC_ERR",

@@ -152,7 +152,7 @@ impl Cq {
     #[cold]
     fn failed(&self, n: i32) -> Box<Error> {
         let source = std::io::Error::from_raw_os_error(n.saturating_abs());
-        Error::verbs("ibv_poll_cq", source, self.context.name()).into()
+        Error::verbs("ibv_poll_cq", source, format!("{} returned {n}", self.context.name())).into()
     }
 
     /// Returns the device.

@@ -31,7 +31,7 @@ pub(crate) const MAX_RD_ATOMIC: u8 = 16;
 pub(crate) const COMP_VECTORS: i32 = 4;
 /// Largest message in bytes (`max_msg_sz`).
 pub(crate) const MAX_MSG: u32 = 1 << 31;
-/// `gid_tbl_len`: entries of the GID table of a port.
+/// Entries of the GID table of a port that can be in use.
 pub(crate) const MAX_GIDS: usize = 32;
 /// Ports per process, over all devices.
 pub(crate) const MAX_DEVICES: usize = 128;

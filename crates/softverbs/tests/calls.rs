@@ -176,6 +176,10 @@ fn attempt(call: Call, arm: impl FnOnce()) -> c_int {
                 end.to_init();
                 armed(arm, || end.recv(1, 0, 8))
             }
+            Call::PollCq => armed(arm, || {
+                let mut wc = std::mem::MaybeUninit::uninit();
+                -sys::ibv_poll_cq(end.scq, 1, wc.as_mut_ptr())
+            }),
             other => panic!("{other:?} is not tried"),
         }
     }
@@ -232,7 +236,8 @@ fn each_call_takes_its_time() {
     own_process!();
     with_dmabuf("");
     let time = Duration::from_millis(20);
-    for call in Call::ALL.iter().filter(|call| !matches!(call, Call::PostSend | Call::PostRecv)) {
+    let is_command = |call: &&Call| !matches!(call, Call::PostSend | Call::PostRecv | Call::PollCq);
+    for call in Call::ALL.iter().filter(is_command) {
         let mut begin = Instant::now();
         let arm = || {
             softverbs::run_faults(&format!("soft0:slow={}:20ms", call.name())).expect("valid");

@@ -32,6 +32,7 @@ mod processes;
 mod profiles;
 mod quirks;
 mod rates;
+mod responder;
 mod shared_receives;
 mod states;
 mod statuses;

@@ -256,25 +256,63 @@ fn each_profile_ends_queue_pairs_and_devices_in_its_own_way() {
         let next = End::looped(on(device));
         assert_eq!((post(&next, 1, 8, SIGNALED), next.state()), ((0, false), RTS));
         softverbs::inject(NAMES[device], Fault::DeviceFatal).expect("a device");
-        assert_eq!(async_event(next.ctx, true), DEVICE_FATAL);
+        let fatal = async_event(next.ctx, true);
+        assert_eq!((async_event(next.ctx, false), next.set_state(ERR)), (None, EIO), "one event");
         let polled = poll(next.scq).is_some();
         // A device that is removed is not in the list, which gives the others their numbers.
         softverbs::heal(NAMES[device]).expect("a device");
-        (failed, event, reused, polled)
+        (failed, event, reused, fatal, polled)
     };
     let (retry, general) = (status::IBV_WC_RETRY_EXC_ERR, status::IBV_WC_GENERAL_ERR);
     each(
         probe,
         [
-            ("none", (retry, None, false, false)),
-            ("mlx5", (retry, None, false, true)),
-            ("bnxt_re", (retry, QP_ACCESS_ERR, false, true)),
-            ("irdma", (retry, QP_FATAL, false, true)),
-            ("ionic", (retry, None, true, true)),
-            ("erdma", (retry, QP_FATAL, false, true)),
-            ("hns", (retry, None, false, true)),
-            ("rxe", (retry, None, false, true)),
-            ("siw", (general, None, true, true)),
+            ("none", (retry, None, false, DEVICE_FATAL, false)),
+            ("mlx5", (retry, None, false, DEVICE_FATAL, true)),
+            ("bnxt_re", (retry, QP_ACCESS_ERR, false, QP_FATAL, true)),
+            ("irdma", (retry, QP_FATAL, false, DEVICE_FATAL, true)),
+            ("ionic", (retry, None, true, DEVICE_FATAL, true)),
+            ("erdma", (retry, QP_FATAL, false, DEVICE_FATAL, true)),
+            ("hns", (retry, None, false, DEVICE_FATAL, true)),
+            ("rxe", (retry, None, false, DEVICE_FATAL, true)),
+            ("siw", (general, None, true, DEVICE_FATAL, true)),
+        ],
+    );
+}
+
+//= softverbs.md: each profile has the length of its GID table
+#[test]
+fn the_places_of_a_gid_table_are_those_of_each_profile() {
+    own_process!();
+    devices();
+    // What the port reports, and how entries behind the addresses are read.
+    let probe = |device: usize| {
+        let ctx = open(device);
+        // SAFETY: an open context and writable structs.
+        unsafe {
+            let mut attr: sys::ibv_port_attr = std::mem::zeroed();
+            assert_eq!(sys::ibv_query_port(ctx, 1, (&raw mut attr).cast()), 0);
+            let read = |index| {
+                let mut gid: sys::ibv_gid = std::mem::zeroed();
+                (sys::ibv_query_gid(ctx, 1, index, &raw mut gid) == 0).then_some(gid.raw)
+            };
+            let length = attr.gid_tbl_len;
+            assert_eq!((read(length - 1), read(length)), (Some([0; 16]), None));
+            length
+        }
+    };
+    each(
+        probe,
+        [
+            ("none", 32),
+            ("mlx5", 256),
+            ("bnxt_re", 256),
+            ("irdma", 32),
+            ("ionic", 256),
+            ("erdma", 32),
+            ("hns", 32),
+            ("rxe", 1024),
+            ("siw", 32),
         ],
     );
 }

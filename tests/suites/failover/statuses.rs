@@ -1,12 +1,12 @@
 //! What a failed completion or a failed post costs.
 
 use mpib_tests::code::Success;
-use mpib_tests::log::{assert_warned, take_warnings};
+use mpib_tests::log::{assert_warned, take_warnings, warnings};
 use mpib_tests::{NO_PINGS, here, isolated};
 use nccl_net_mpib::simulation::error::wc_status;
 use softverbs::{Call, CompletionStatus, Fault, Only, fail, faults_struck, inject_at};
 
-use super::points::{Ends, env, two_hosts};
+use super::points::{Ends, env, run_without, two_hosts};
 use super::refusals::transfer;
 use super::traffic::{Link, Traffic};
 
@@ -69,6 +69,42 @@ fn a_failed_post_costs_the_rail_alone() {
             link.run(|| {});
             assert_warned(&["ibv_post_", "Input/output error"]);
             link.close();
+        }
+    });
+}
+
+/// A poll fails once, or from then on at a sender. A receiver that never polls again may not learn of
+/// data that its sender has completed.
+//= failover.md: fault: a completion queue that cannot be polled (`ibv_poll_cq` fails)
+//= failover.md: a completion queue that cannot be polled costs its rail, in one line of the log
+#[test]
+fn a_failed_poll_costs_the_rail_alone() {
+    let devices = two_hosts(2);
+    isolated(here!(), &env(&devices, &[NO_PINGS]), || {
+        let ends = Ends::two_hosts(12, 2);
+        let traffic = Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 30, 8);
+        // What mlx5 and hns, ionic, and irdma return.
+        let fails = [(2, "returned -2. "), (libc::EIO, "returned -5. "), (libc::EINVAL, "returned -22. ")];
+        let at = [("s0", 1), ("s1", 1), ("r0", 1), ("r1", 1), ("s0", u32::MAX), ("s1", u32::MAX)];
+        for ((device, times), (errno, said)) in at.into_iter().flat_map(|at| fails.map(|how| (at, how))) {
+            for after in [0, 3] {
+                let (mut link, queue_pairs) = (ends.link(&traffic), ends.queue_pairs(&[device]));
+                link.run(|| {});
+                take_warnings();
+                fail(device, Call::PollCq.fails(errno).after(after).times(times)).unwrap();
+                link.run(|| {});
+                assert_warned(&[
+                    "ibv_poll_cq failed: ",
+                    device,
+                    said,
+                    "1 connection carries on over other rails",
+                ]);
+                let of_the_poll = warnings().iter().filter(|line| line.contains("ibv_poll_cq")).count();
+                assert_eq!(of_the_poll, 1, "{:?}", warnings());
+                fail(device, Call::PollCq.fails(0).times(0)).unwrap();
+                run_without(&mut link, &queue_pairs, std::time::Duration::ZERO);
+                link.close();
+            }
         }
     });
 }

@@ -6,12 +6,12 @@ use std::path::Path;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mpib_tests::code::{Code, InvalidUsage, Success, SystemError};
 use mpib_tests::log::{take_warning, take_warnings};
-use mpib_tests::pair::{connect, init};
+use mpib_tests::pair::{Pair, connect, init};
 use mpib_tests::paths::artifact;
 use mpib_tests::table::{Ptr, TABLES, newest};
 use mpib_tests::vdevices::{carried, rails};
 use mpib_tests::{here, isolated};
-use softverbs::{Call, fail};
+use softverbs::{Call, fail, faults_struck};
 
 /// Devices `a` and `b`; only `a` has a GID at index 5.
 const UNEVEN: (&str, &str) =
@@ -375,4 +375,29 @@ fn mpib_perf_says_which_library_is_missing_and_what_to_install() {
     ] {
         assert!(said.contains(part), "{part:?} in {said}");
     }
+}
+
+/// A table of rdma_rxe has 1024 places. Its used entries come in one call, for all connections of a
+/// second.
+//= adapters.md: A6: a GID table of any length is read in one call, and not for each connection
+#[test]
+fn a_long_gid_table_is_not_read_entry_by_entry() {
+    const PLACES: u64 = 1024;
+    let devices = "a:addr=10.0.0.1/24,quirks=rxe;b:addr=10.0.1.1/24,quirks=rxe";
+    isolated(here!(), &[("SOFTVERBS_DEVICES", devices)], || {
+        let read = || ["a", "b"].map(|device| faults_struck(device).unwrap()).iter().sum::<u64>();
+        for device in ["a", "b"] {
+            fail(device, Call::QueryGid.fails(0).times(u32::MAX)).unwrap();
+        }
+        let table = newest();
+        let ctx = init(table);
+        let at_init = read();
+        assert!(0 < at_init && at_init < PLACES / 4, "{at_init} calls at init");
+        let pairs: Vec<_> = (0..8).map(|_| connect(table, ctx, 0)).collect();
+        let connected = read() - at_init;
+        assert!(connected < PLACES / 4, "{connected} calls for {} connections", pairs.len());
+        pairs.iter().for_each(|pair| pair.message(5000, 5000, 1));
+        pairs.into_iter().for_each(Pair::close);
+        assert_eq!(table.finalize(ctx), Success);
+    });
 }

@@ -143,11 +143,15 @@ impl Cq {
     /// Makes the CQ fail, and moves its QPs to ERR.
     pub(crate) fn fail(&self, process: &Process) {
         let Ok(ring) = self.ring(process) else { return };
-        ring.kill();
+        let profile = self.context.device.profile;
+        ring.fail(profile.polls_after_failure);
         events::raise(&process.own, events::CQ_ERR, self.index, self.id);
         for qp in process.qps.all() {
-            if [&qp.send_cq, &qp.recv_cq].iter().any(|cq| std::ptr::eq(Arc::as_ptr(cq), self)) {
-                qp.enter_error(process, None);
+            let [sends, receives] = [&qp.send_cq, &qp.recv_cq].map(|cq| std::ptr::eq(Arc::as_ptr(cq), self));
+            match (sends, receives) {
+                (_, true) => qp.fail(process, None, profile.answers.cq),
+                (true, false) => qp.enter_error(process, None),
+                (false, false) => {}
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::abi::border::{self, Errno};
 use crate::abi::handle::{Acks, Handle};
 use crate::api::cq::Cq;
 use crate::api::device::{self, Context};
-use crate::api::qp::Qp;
+use crate::api::qp::{ERR, Qp, RESET};
 use crate::api::srq::Srq;
 use crate::config::call::Call;
 use crate::log::fault;
@@ -129,6 +129,10 @@ fn deliver(process: &Process, kind: u32, index: u32, id: u32) {
             if context.device.index == port.adapter().index && !context.is_dead() {
                 if kind == DEVICE_FATAL {
                     context.notice_removal();
+                    if context.device.profile.fatal_by_queue_pair {
+                        fail_queue_pairs(process, &context);
+                        continue;
+                    }
                 }
                 context.events.push(Event { kind, target: Target::Port(port.number) });
             }
@@ -154,6 +158,20 @@ fn deliver(process: &Process, kind: u32, index: u32, id: u32) {
             }
         }),
     };
+}
+
+/// Puts `QP_FATAL` into the queue of a context for each of its queue pairs, but those that cannot fail
+/// any more.
+fn fail_queue_pairs(process: &Process, context: &Arc<Context>) {
+    for qp in process.qps.all().iter().filter(|qp| Arc::ptr_eq(&qp.context, context)) {
+        let state = process.own.qp(qp.index).map_or(ERR, |shared| shared.state.load(Relaxed));
+        // Under the lock of the table, as in `deliver`.
+        process.qps.with(qp.index, |current| {
+            if Arc::ptr_eq(current, qp) && !matches!(state, RESET | ERR) {
+                context.events.push(Event { kind: QP_FATAL, target: Target::Qp(Arc::clone(qp)) });
+            }
+        });
+    }
 }
 
 /// Delivers all events that were raised for this process.

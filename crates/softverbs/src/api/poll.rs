@@ -9,6 +9,8 @@ use crate::abi::border::{self, Errno};
 use crate::abi::handle::Handle;
 use crate::api::cq::Cq;
 use crate::clock;
+use crate::config::call::Call;
+use crate::process::calls;
 use crate::process::counters::{self, Live};
 use crate::process::{self, Process, service};
 use crate::shm::cq_ring::{ANY, Completion, Queue, SOLICITED};
@@ -105,8 +107,9 @@ unsafe fn poll(
     service::help();
     // SAFETY: alive, as the caller guarantees.
     let this = unsafe { Cq::from_c(cq.cast()) }?;
+    calls::begin(this.context.device, Call::PollCq)?;
     let profile = this.context.device.profile;
-    if this.context.is_dead() && !profile.polls_after_removal {
+    if this.context.is_dead() && !profile.polls_after_failure {
         return Ok(0);
     }
     let mut done = 0;

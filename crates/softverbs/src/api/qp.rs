@@ -243,6 +243,7 @@ impl Qp {
         Receives::reset(&shared.rq, self.offset, self.cap.max_recv_wr, self.cap.max_recv_sge);
         shared.taken.store(0, Relaxed);
         shared.established.store(0, Relaxed);
+        shared.owes_nak.store(0, Relaxed);
         sq.clear();
         let keeps = self.context.device.profile.keeps_completions;
         self.send_cq.forget(self.qpn, keeps);
@@ -349,6 +350,7 @@ fn init_entry(
     shared.life.store(parts.pd.context.life, Relaxed);
     shared.taken.store(0, Relaxed);
     shared.established.store(0, Relaxed);
+    shared.owes_nak.store(0, Relaxed);
     shared.sends_done.store(0, Relaxed);
     shared.dest_qpn.store(0, Relaxed);
     Receives::reset(&shared.rq, offset, cap.max_recv_wr, cap.max_recv_sge);

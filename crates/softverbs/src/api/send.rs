@@ -1,7 +1,7 @@
 //! Posting to send queues: validation, execution in order, completions, and retries.
 
 use std::ffi::c_int;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use rdma_sys as sys;
 use rdma_sys::ibv_wc_status as wc;
@@ -14,7 +14,7 @@ use crate::api::events;
 use crate::api::qp::{ERR, INIT, Qp, RESET, RTR, RTS};
 use crate::clock;
 use crate::config::call::Call;
-use crate::config::profile::Profile;
+use crate::config::profile::{Answer, Profile};
 use crate::fault::CompletionStatus;
 use crate::log::fault;
 use crate::process::calls;
@@ -304,6 +304,15 @@ impl Qp {
         let _guard = bounce::lock(&shared.lock);
         respond::to_error(process, &process.own, self.index, shared, event);
         self.show_state(ERR);
+    }
+
+    /// Moves the QP to ERR because it, or its CQ, has failed. The next request of its peer gets this
+    /// answer.
+    pub(crate) fn fail(&self, process: &Process, event: Option<u32>, answer: Answer) {
+        if let Ok(shared) = self.shared(process) {
+            shared.owes_nak.store(u32::from(answer == Answer::Nak), Release);
+        }
+        self.enter_error(process, event);
     }
 
     /// Completes all work requests with a flush error.

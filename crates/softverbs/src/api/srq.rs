@@ -111,6 +111,14 @@ impl Srq {
         process.own.srq(self.index).ok_or(Errno(libc::EIO))
     }
 
+    /// Makes the SRQ fail: nobody takes a receive from it any more.
+    pub(crate) fn fail(&self, process: &Process) {
+        if let Ok(shared) = self.shared(process) {
+            shared.failed.store(1, Release);
+            events::raise(&process.own, events::SRQ_ERR, self.index, self.id);
+        }
+    }
+
     fn modify(&self, process: &Process, attr: &sys::ibv_srq_attr, mask: c_int) -> Result<(), Errno> {
         if mask & !(MAX_WR | LIMIT) != 0 {
             fault!("ibv_modify_srq: unknown attributes in mask {mask:#x}");
@@ -176,6 +184,7 @@ fn init_entry(
     let id = uses.wrapping_add(1).max(1);
     shared.locks_made.store(id, Relaxed);
     shared.pd.store(pd, Relaxed);
+    shared.failed.store(0, Relaxed);
     Receives::reset(&shared.rq, offset, depth, max_sge);
     shared.id.store(id, Release);
     Ok(id)

@@ -86,6 +86,8 @@ calls! {
     PostSend = "post_send",
     /// The post of a receive to a queue pair or a shared receive queue
     PostRecv = "post_recv",
+    /// `ibv_poll_cq`, which returns the errno negated
+    PollCq = "poll_cq",
 }
 
 /// `modify_qp` in text: a change to any state.
@@ -107,9 +109,9 @@ impl Call {
         })
     }
 
-    /// Whether it is a command to the adapter, which may take time. A post is none.
+    /// Whether it is a command to the adapter, which may take time. Posts and polls are none.
     pub(crate) const fn is_command(self) -> bool {
-        !matches!(self, Self::PostSend | Self::PostRecv)
+        !matches!(self, Self::PostSend | Self::PostRecv | Self::PollCq)
     }
 
     /// Parses a name, which may stand for several calls.
@@ -151,7 +153,7 @@ impl Default for VerbTime {
 
 impl VerbTime {
     /// Lets a call take this long, at most 10 s. [`Duration::MAX`]: it hangs until
-    /// [`heal`](crate::heal). Posts take no time.
+    /// [`heal`](crate::heal). Posts and polls take no time.
     pub fn set(&mut self, call: Call, time: Duration) {
         self.0[call as usize] = nanoseconds(time);
     }
@@ -166,7 +168,7 @@ impl VerbTime {
         self.0.iter().copied().filter(|ns| *ns != NEVER).max().unwrap_or(0)
     }
 
-    /// Whether a post takes time.
+    /// Whether a post or a poll takes time.
     pub(crate) fn slows_posts(&self) -> bool {
         Call::ALL.iter().any(|call| !call.is_command() && self.of(*call) > 0)
     }

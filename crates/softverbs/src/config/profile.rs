@@ -10,7 +10,7 @@ use rdma_sys::ibv_wc_status as wc;
 use super::{Capability, DeviceSpec, Quirks};
 use crate::abi::border::Errno;
 use crate::fault::CompletionStatus;
-use crate::limits::{MAX_INLINE, MAX_MSG, MAX_SGE, MAX_SRQ_SGE};
+use crate::limits::{MAX_GIDS, MAX_INLINE, MAX_MSG, MAX_SGE, MAX_SRQ_SGE};
 
 /// The names of the counters in `hw_counters`, in the order of `process::hw_counters::Counter`;
 /// `None` where the driver has no such counter.
@@ -35,6 +35,27 @@ pub(crate) enum Ece {
     Described,
     /// A device whose description has no options has these.
     Always(u32),
+}
+
+/// What a requester gets from a responder that cannot carry its request out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// A NAK: remote operational error.
+    Nak,
+    /// Nothing.
+    Silence,
+    /// A NAK: receiver not ready. The responder's queue pair stays as it was.
+    NotReady,
+}
+
+/// The answers of a queue pair, by what of it has failed.
+pub(crate) struct Answers {
+    /// The queue pair itself.
+    pub(crate) qp: Answer,
+    /// The completion queue of its receives.
+    pub(crate) cq: Answer,
+    /// Its shared receive queue, if the request needs a receive.
+    pub(crate) srq: Answer,
 }
 
 /// See the module.
@@ -111,18 +132,24 @@ pub(crate) struct Profile {
     pub(crate) opcode_in_errors: bool,
     /// The completions of a queue pair stay in the CQ when it is destroyed or reset.
     pub(crate) keeps_completions: bool,
-    /// Completions that were in a CQ when the device was removed can be polled.
-    pub(crate) polls_after_removal: bool,
+    /// Completions that were in a CQ when it failed, or when the device was removed, can be polled.
+    pub(crate) polls_after_failure: bool,
 
     // Queue pairs.
     /// A new queue pair gets the lowest free number. Otherwise a number comes back late.
     pub(crate) lowest_qpn: bool,
+    /// What a peer sees of a failed object.
+    pub(crate) answers: Answers,
+    /// A device that fails raises `QP_FATAL` for each of its queue pairs, in place of `DEVICE_FATAL`.
+    pub(crate) fatal_by_queue_pair: bool,
     /// The event of a queue pair whose retries are over.
     pub(crate) event_after_retries: Option<u32>,
     /// The event that the driver raises in place of all events of a queue pair's failure.
     pub(crate) only_qp_event: Option<u32>,
 
     // Port.
+    /// `gid_tbl_len`, the places of a GID table. Those behind the addresses are empty.
+    pub(crate) gids: usize,
     /// LID of a RoCE port.
     pub(crate) roce_lid: u16,
     /// `port_cap_flags` of a RoCE port.
@@ -180,10 +207,13 @@ pub(crate) const STRICT: Profile = Profile {
     flush_vendor_err: 0,
     opcode_in_errors: true,
     keeps_completions: false,
-    polls_after_removal: false,
+    polls_after_failure: false,
     lowest_qpn: false,
+    answers: Answers { qp: Answer::Silence, cq: Answer::Nak, srq: Answer::Nak },
+    fatal_by_queue_pair: false,
     event_after_retries: None,
     only_qp_event: None,
+    gids: MAX_GIDS,
     roce_lid: 0,
     roce_cap_flags: ROCE_CAPS,
     fixed_speed: None,

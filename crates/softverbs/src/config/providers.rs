@@ -10,15 +10,15 @@ use rdma_sys as sys;
 use rdma_sys::ibv_wc_status as wc;
 
 use super::Quirks;
-use super::profile::{Ece, MLX5_COUNTERS, Profile, STRICT, Srqs};
+use super::profile::{Answer, Answers, Ece, MLX5_COUNTERS, Profile, STRICT, Srqs};
 use crate::api::events::{QP_ACCESS_ERR, QP_FATAL};
 
 /// The provider negates each errno of its post functions.
 const ALL: &[c_int] = &[libc::EINVAL, libc::ENOMEM, libc::EIO, libc::EAGAIN, libc::EOPNOTSUPP];
 
-/// What they have in common: completions in a CQ are memory of the process, which a removal of the
-/// device leaves alone, and ECE is mlx5's alone.
-const PROVIDER: Profile = Profile { polls_after_removal: true, ece: Ece::Missing, ..STRICT };
+/// What they have in common: completions in a CQ are memory of the process, which a failure of the CQ
+/// and a removal of the device leave alone, and ECE is mlx5's alone.
+const PROVIDER: Profile = Profile { polls_after_failure: true, ece: Ece::Missing, ..STRICT };
 
 fn no_sends(cap: &sys::ibv_qp_cap) -> Option<&'static str> {
     (cap.max_send_wr == 0).then_some("max_send_wr is 0")
@@ -36,6 +36,7 @@ fn power(depth: u32) -> u32 {
 /// - verbs.c `set_qp_operational_state`, qp.c `_mlx5_post_send`: no SGE is allowed before RTS.
 /// - srq.c `mlx5_alloc_srq_buf`: one entry less than a power of two.
 /// - cq.c `mlx5_handle_error_cqe`: flushed completions have a syndrome, too.
+/// - the firmware has the length of the GID table: 256 in public outputs of ibv_devinfo.
 pub(super) const MLX5: Profile = Profile {
     quirks: Quirks::Mlx5,
     name: "mlx5",
@@ -54,6 +55,7 @@ pub(super) const MLX5: Profile = Profile {
     send_before_rts: Some(libc::ENOMEM),
     vendor_err: 0x81,
     flush_vendor_err: 0xf9,
+    gids: 256,
     ..PROVIDER
 };
 
@@ -63,7 +65,8 @@ pub(super) const MLX5: Profile = Profile {
 /// - `bnxt_re_create_srq` (kernel): `max_wr` must be less than what is reported.
 /// - `bnxt_re_build_srqe` writes no SGE where there is none, `bnxt_re_post_recv` does: the adapter
 ///   needs one.
-/// - main.c (kernel): retries that are over raise `QP_ACCESS_ERR`.
+/// - main.c (kernel): retries that are over raise `QP_ACCESS_ERR`, and `bnxt_re_dev_stop` raises
+///   `QP_FATAL` for each queue pair. ib_verbs.c: up to 256 GIDs.
 /// - hw_counters.c (kernel): mlx5's names.
 pub(super) const BNXT_RE: Profile = Profile {
     quirks: Quirks::BnxtRe,
@@ -79,7 +82,9 @@ pub(super) const BNXT_RE: Profile = Profile {
     send_before_rts: None,
     srq_receives_need_sge: true,
     vendor_err: 1,
+    fatal_by_queue_pair: true,
     event_after_retries: Some(QP_ACCESS_ERR),
+    gids: 256,
     counters: [None, MLX5_COUNTERS[1], MLX5_COUNTERS[2], MLX5_COUNTERS[3]],
     ..PROVIDER
 };
@@ -132,7 +137,7 @@ pub(super) const IRDMA: Profile = Profile {
 /// - ionic_verbs.c `ionic_post_recv_common`: EAGAIN, negative, while the adapter has the entry.
 /// - ionic_verbs.c: flushes have `wr_id`, `qp_num` and status alone, and failures no opcode.
 /// - ionic_controlpath.c (kernel) `ionic_get_qpid`: the lowest free number.
-/// - ionic_hw_stats.c (kernel): the firmware names the counters.
+/// - ionic_hw_stats.c (kernel): the firmware names the counters. ionic_ibdev.h: 256 GIDs.
 pub(super) const IONIC: Profile = Profile {
     quirks: Quirks::Ionic,
     name: "ionic",
@@ -154,6 +159,7 @@ pub(super) const IONIC: Profile = Profile {
     vendor_err: 1,
     opcode_in_errors: false,
     lowest_qpn: true,
+    gids: 256,
     roce_cap_flags: 0,
     counters: [None; 4],
     ..PROVIDER
@@ -229,9 +235,12 @@ pub(super) const HNS: Profile = Profile {
 /// providers/rxe/rxe.c and drivers/infiniband/sw/rxe:
 /// - `rxe_post_send`: the doorbell is a system call, whose errno replaces that of the work request and
 ///   leaves `bad_wr` NULL.
-/// - rxe_param.h (kernel): 400 bytes of inline data in older kernels, messages of 8 MiB. No DMA-BUF.
+/// - rxe_param.h (kernel): 400 bytes of inline data in older kernels, messages of 8 MiB, 1024 GIDs. No
+///   DMA-BUF.
 /// - `rxe_poll_cq` copies what the kernel wrote, also for a queue pair that was destroyed.
 /// - rxe_hw_counters.c (kernel): one counter of all retries.
+/// - rxe_resp.c (kernel): a completion that finds no room ends the queue pair without an answer, and a
+///   failed SRQ counts as empty. rxe_recv.c drops requests for a queue pair in ERR.
 pub(super) const RXE: Profile = Profile {
     quirks: Quirks::Rxe,
     name: "rxe",
@@ -243,6 +252,8 @@ pub(super) const RXE: Profile = Profile {
     send_before_rts: None,
     hides_bad_wr: true,
     keeps_completions: true,
+    answers: Answers { cq: Answer::Silence, srq: Answer::NotReady, ..STRICT.answers },
+    gids: 1024,
     // ROCE_UDP_ENCAP alone.
     roce_cap_flags: 1 << 23,
     counters: [None, Some("completer_retry_err"), Some("rcvd_seq_err"), Some("rcvd_rnr_err")],

@@ -42,7 +42,7 @@ impl Failure {
     }
 
     /// Lets each failing call take this long. [`Duration::MAX`]: it hangs until
-    /// [`heal`](crate::heal). Posts take no time.
+    /// [`heal`](crate::heal). Posts and polls take no time.
     #[must_use]
     pub fn takes(mut self, time: Duration) -> Self {
         self.takes_ns = nanoseconds(time);
@@ -109,7 +109,7 @@ pub(super) fn failures(
     };
     let calls = Call::parse(call)?;
     if takes_ns > 0 && !calls.iter().all(|call| call.is_command()) {
-        return Err(String::from("a post takes no time"));
+        return Err(String::from("posts and polls take no time"));
     }
     let after = at.map_or(0, |at| at - 1);
     Ok(calls.into_iter().map(|call| Failure { call, errno, times, after, takes_ns }).collect())

@@ -102,6 +102,11 @@ pub enum Fault {
     /// A completion queue fails: `IBV_EVENT_CQ_ERR`. It returns nothing any more, and its queue pairs
     /// enter ERR.
     CqError(CqOf),
+    /// The queue pair of a work request fails: `IBV_EVENT_QP_FATAL`, and it enters ERR.
+    QpError,
+    /// The shared receive queue of the queue pair of a work request fails: `IBV_EVENT_SRQ_ERR`. Nothing
+    /// takes a receive from it any more. A queue pair without one is left alone.
+    SrqError,
     /// A work request is not executed: nothing of it arrives. It completes with this status, and its
     /// queue pair enters ERR. The peer's queue pair notices nothing.
     Status(CompletionStatus),
@@ -242,7 +247,9 @@ impl Fault {
 
     /// Returns whether it needs a work request to strike.
     pub(crate) const fn needs_work(self) -> bool {
-        self.strikes_a_write() || matches!(self, Self::CqError(_) | Self::Status(_) | Self::RecvStatus(_))
+        let is_of_the_device =
+            matches!(self, Self::LinkDown | Self::LinkUp | Self::Silence(_) | Self::DeviceFatal);
+        !is_of_the_device
     }
 
     /// Returns kind, value and `then`.
@@ -260,6 +267,8 @@ impl Fault {
             Self::CqError(of) => (9, of as u64, none),
             Self::Status(with) => (10, with.code(), none),
             Self::RecvStatus(with) => (11, with.code(), none),
+            Self::QpError => (12, 0, none),
+            Self::SrqError => (13, 0, none),
         }
     }
 
@@ -280,6 +289,8 @@ impl Fault {
             9 => Self::CqError(if value == 0 { CqOf::Send } else { CqOf::Recv }),
             10 => Self::Status(CompletionStatus::from_code(value)),
             11 => Self::RecvStatus(CompletionStatus::from_code(value)),
+            12 => Self::QpError,
+            13 => Self::SrqError,
             _ => return None,
         })
     }
@@ -337,7 +348,8 @@ mod tests {
     #[test]
     fn every_fault_survives_its_encoding() {
         let thens = Then::ALL;
-        let mut all = vec![Fault::LinkDown, Fault::LinkUp, Fault::DeviceFatal];
+        let mut all =
+            vec![Fault::LinkDown, Fault::LinkUp, Fault::DeviceFatal, Fault::QpError, Fault::SrqError];
         all.extend([Direction::In, Direction::Out, Direction::Both].map(Fault::Silence));
         all.extend([CqOf::Send, CqOf::Recv].map(Fault::CqError));
         let status = CompletionStatus { status: u32::MAX, vendor_err: 0x8001_0002 };

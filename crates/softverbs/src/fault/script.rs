@@ -12,7 +12,7 @@ use crate::error::Error;
 
 /// Appended to every error.
 pub(crate) const FORM: &str = "DEVICE:FAULT,KEY=VALUE,...;DEVICE:... with the faults link=down|up, \
-     silence=in|out|both, lost_ack, late=20ms, partial=4096|50%, fatal, cq_err=send|recv, \
+     silence=in|out|both, lost_ack, late=20ms, partial=4096|50%, fatal, cq_err=send|recv, qp_err, srq_err, \
      status=11|IBV_WC_REM_OP_ERR, recv_status=2, errno=CALL:EIO[:COUNT], slow=CALL:20ms|never[:COUNT], addrs=10.0.0.1/24+none, rate=500MB, flap=SEED, heal, and the keys at=N, only=write|imm|remote (joined by +), \
      then=silent|down|alive, vendor=0x88, takes=20ms, event=off, down=1ms-5ms, up=10ms-50ms";
 
@@ -158,6 +158,8 @@ impl<'a> Keys<'a> {
             ("cq_err", "send" | "") => Fault::CqError(CqOf::Send),
             ("cq_err", "recv") => Fault::CqError(CqOf::Recv),
             ("cq_err", _) => return Err(String::from("expected cq_err=send or cq_err=recv")),
+            ("qp_err", _) => plain(Fault::QpError)?,
+            ("srq_err", _) => plain(Fault::SrqError)?,
             ("status", _) => Fault::Status(self.status(value)?),
             ("recv_status", _) => Fault::RecvStatus(self.status(value)?),
             _ => return Err(format!("{} is no fault", name.escape_debug())),
@@ -299,6 +301,8 @@ mod tests {
             ),
             ("a:fatal", inject(Fault::DeviceFatal)),
             ("a:cq_err=recv", inject(Fault::CqError(CqOf::Recv))),
+            ("a:qp_err,at=2", Action::Inject(Fault::QpError, Some(2), Only::ALL)),
+            ("a:srq_err", inject(Fault::SrqError)),
             ("a:status=11", inject(Fault::Status(11.into()))),
             (
                 "a:status=4294967295,vendor=0x88,at=2",
@@ -344,6 +348,7 @@ mod tests {
             ("a:dead", "dead"),
             ("a:link=left", "link=down"),
             ("a:lost_ack=3", "no value"),
+            ("a:srq_err=1", "no value"),
             ("a:late=20", "time"),
             ("a:partial=101%", "partial="),
             ("a:fatal,at=0", "at"),
@@ -361,11 +366,11 @@ mod tests {
             ("a:fatal,vendor=1", "vendor="),
             ("a:status=REM_OP_ERR", "IBV_WC_REM_OP_ERR"),
             ("a:errno=create_qp", "CALL:ERRNO"),
-            ("a:errno=poll_cq:EIO", "found \"poll_cq\", expected one of the calls modify_qp, open_device"),
+            ("a:errno=req_cq:EIO", "found \"req_cq\", expected one of the calls modify_qp, open_device"),
             ("a:errno=create_qp:EWHAT", "found \"EWHAT\", expected the name or the number of an errno"),
             ("a:errno=create_qp:EIO:-1", "number of calls"),
             ("a:errno=create_qp:EIO:1:2", "no more than"),
-            ("a:errno=post_send:EIO,takes=1ms", "a post takes no time"),
+            ("a:errno=post_send:EIO,takes=1ms", "take no time"),
             ("a:errno=create_qp:EIO,takes=1", "expected a time"),
             ("a:slow=create_qp:EIO", "or never"),
             ("a:slow=create_qp:1ms,takes=1ms", "takes="),

@@ -148,6 +148,8 @@ impl<'a> Site<'a> {
             | Fault::Late(..)
             | Fault::Partial(..)
             | Fault::CqError(_)
+            | Fault::QpError
+            | Fault::SrqError
             | Fault::Status(_)
             | Fault::RecvStatus(_) => {}
         }

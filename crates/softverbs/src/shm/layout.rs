@@ -202,6 +202,8 @@ pub(crate) struct QpShared {
     pub(crate) life: AtomicU32,
     /// 1 if IBV_EVENT_COMM_EST was raised for this connection.
     pub(crate) established: AtomicU32,
+    /// 1 if the next request of the peer finds the QP in ERR and gets a NAK; others get no answer.
+    pub(crate) owes_nak: AtomicU32,
     /// 1 if a peer has taken a receive and not yet completed it; `taken_wr_id` is its `wr_id`.
     pub(crate) taken: AtomicU32,
     /// Number of send work requests whose completion the program has polled. Only the owner uses
@@ -220,7 +222,8 @@ pub(crate) struct SrqShared {
     /// 0 if the entry is free; otherwise the use count.
     pub(crate) id: AtomicU32,
     pub(crate) pd: AtomicU32,
-    pub(crate) _pad: AtomicU32,
+    /// 1 after a failure: nobody takes a receive any more.
+    pub(crate) failed: AtomicU32,
     pub(crate) rq: RecvQueue,
 }
 // SAFETY: repr(C), atomics and locks only.

@@ -9,6 +9,7 @@ use rdma_sys::ibv_wr_opcode as op;
 
 use crate::api::events;
 use crate::api::qp::Qp;
+use crate::config::profile::Answer;
 use crate::limits::PIECE;
 use crate::log::fault;
 use crate::process::Process;
@@ -38,6 +39,15 @@ impl Ends<'_> {
     fn failed(&self, status: u32, why: std::fmt::Arguments<'_>) -> Step {
         fault!("QP {:#x}, wr_id {:#x}: {why}", self.qp.qpn, self.wqe.wr_id);
         Step::Failed(self.qp.context.device.profile.failed_send(status))
+    }
+
+    /// Returns the result of a request that the responder cannot carry out, by its answer.
+    pub(super) fn answered(&self, (answer, why): (Answer, &'static str)) -> Step {
+        match answer {
+            Answer::Nak => self.failed(wc::IBV_WC_REM_OP_ERR, format_args!("a NAK of the peer: {why}")),
+            Answer::Silence => Step::NoAnswer(why),
+            Answer::NotReady => Step::NotReady(self.to.rnr_wait()),
+        }
     }
 
     /// Checks that the peer's QP allows such requests. If not, that QP enters ERR too.
@@ -132,8 +142,17 @@ impl Ends<'_> {
         }
     }
 
+    /// Checks that the peer has a receive.
+    fn ready(&self) -> Result<(), Step> {
+        if let Some(failed) = self.to.without_srq() {
+            return Err(self.answered(failed));
+        }
+        if self.to.has_receive() { Ok(()) } else { Err(Step::NotReady(self.to.rnr_wait())) }
+    }
+
     /// Takes a receive of the peer. One that fails ends both QPs.
     fn take(&self) -> Result<Taken, Step> {
+        self.ready()?;
         // Other QPs use an SRQ too: it may have become empty.
         let Some(taken) = self.to.take() else { return Err(Step::NotReady(self.to.rnr_wait())) };
         let defect = match self.head.course {
@@ -158,8 +177,8 @@ impl Ends<'_> {
             self.allowed(REMOTE_WRITE)?;
             let addr = if len > 0 { self.remote(len, REMOTE_WRITE)? } else { 0 };
             // Checked before the copy: a retry must not copy twice.
-            if notify && self.head.partial.get().is_none() && !self.to.has_receive() {
-                return Err(Step::NotReady(self.to.rnr_wait()));
+            if notify && self.head.partial.get().is_none() {
+                self.ready()?;
             }
             if let Course::Cut(part) = self.head.course {
                 return Err(self.cut(addr, part));
@@ -170,15 +189,16 @@ impl Ends<'_> {
             Err(step) => step,
             Ok(None) => Step::Moved,
             Ok(Some(ready_at)) if notify => {
-                let taken = match self.take() {
-                    Ok(taken) => taken,
-                    Err(step) => return step,
-                };
-                self.to.finish(&taken, &self.arrival(ready_at));
-                Step::Done(ready_at)
+                self.take().map_or_else(|step| step, |taken| self.finish(&taken, ready_at))
             }
             Ok(Some(ready_at)) => Step::Done(ready_at),
         }
+    }
+
+    /// Completes the receive of a message that has arrived.
+    fn finish(&self, taken: &Taken, ready_at: u64) -> Step {
+        let finished = self.to.finish(taken, &self.arrival(ready_at), wc::IBV_WC_SUCCESS.into());
+        finished.map_or_else(|failed| self.answered(failed), |()| Step::Done(ready_at))
     }
 
     /// Copies only the first part of the message.
@@ -225,9 +245,7 @@ impl Ends<'_> {
         if let Err(step) = self.copied(copy::run(self.to.peer, Direction::Write, &self.head.local, &into)) {
             return step;
         }
-        let ready_at = self.through(len, false).ready_at;
-        self.to.finish(&taken, &self.arrival(ready_at));
-        Step::Done(ready_at)
+        self.finish(&taken, self.through(len, false).ready_at)
     }
 
     /// Checks that both ends have resources for READ and atomics.

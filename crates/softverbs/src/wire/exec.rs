@@ -145,11 +145,13 @@ fn arrive(process: &Process, qp: &Qp, head: &Head, found: &Reached) -> Outcome {
         return no_answer("its packets exceed the MTU of a port or network on the path (path_mtu)");
     }
     let _guard = bounce::lock(&to.qp.lock);
-    if let Err(why) = to.answers(&head.connection, qp.qpn, found.generation) {
-        return no_answer(why);
+    let ends = Ends { process, qp, head, wqe, to, peer: &found.peer };
+    match to.answers(&head.connection, qp.qpn, found.generation) {
+        Err(failed) if answered => return Outcome::Answered(ends.answered(failed)),
+        Err((_, why)) => return no_answer(why),
+        Ok(()) => {}
     }
     to.establish();
-    let ends = Ends { process, qp, head, wqe, to, peer: &found.peer };
     if let Some(unacked) = head.unacked {
         return match answered && unacked.passes(&process.fabric, here) {
             true => Outcome::Answered(Step::Done(unacked.ready_at)),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use rdma_sys::ibv_wc_status::IBV_WC_SUCCESS;
 use rdma_sys::ibv_wr_opcode as op;
 
 use crate::api::qp::{ERR, Qp, RTR, RTS, SQD};
@@ -89,7 +90,8 @@ impl Late {
         if let Some(taken) = notify.then(|| to.take()).flatten() {
             match to.defect(&taken) {
                 Some((with, _)) => to.fail(&taken, &self.arrival(), with),
-                None => to.finish(&taken, &self.arrival()),
+                // Nobody waits for an answer.
+                None => drop(to.finish(&taken, &self.arrival(), IBV_WC_SUCCESS.into())),
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering::Acquire;
 
+use crate::api::events;
 use crate::api::qp::Qp;
 use crate::fault::site::Site;
 use crate::fault::{self, Class, CompletionStatus, CqOf, Fault, Part, Then};
@@ -134,6 +135,17 @@ pub(crate) fn begin(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Course {
                 .fail(process);
                 // The QP is in ERR now.
                 return Course::Stopped(Step::Moved);
+            }
+            (Fault::QpError, None) => {
+                sq.struck.pop_front();
+                let answer = qp.context.device.profile.answers.qp;
+                qp.fail(process, Some(events::QP_FATAL), answer);
+                return Course::Stopped(Step::Moved);
+            }
+            (Fault::SrqError, None) => {
+                if let Some(srq) = &qp.srq {
+                    srq.fail(process);
+                }
             }
             (fault, None) => {
                 if let Some(site) = site(process, qp) {

@@ -9,7 +9,6 @@ use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
 use crate::config::call::Call;
 use crate::config::gid::{Gid, GidKind};
-use crate::limits::MAX_GIDS;
 use crate::process::port;
 
 /// `enum ibv_gid_type_sysfs`, the result of `ibv_query_gid_type`.
@@ -19,7 +18,7 @@ const SYSFS_ROCE_V2: u32 = 1;
 /// Returns an entry; `EINVAL` outside the table, `ENODATA` if it is empty.
 fn entry(device: &Device, index: u32) -> Result<Gid, Errno> {
     let index = usize::try_from(index).map_err(|_| Errno(libc::EINVAL))?;
-    if index >= MAX_GIDS {
+    if index >= device.profile.gids {
         return Err(Errno(libc::EINVAL));
     }
     port::gids(device).get(index).copied().flatten().ok_or(Errno(libc::ENODATA))

@@ -10,7 +10,6 @@ use crate::abi::border::{self, Errno};
 use crate::api::device::Device;
 use crate::config::call::Call;
 use crate::config::{Capability, LinkLayer};
-use crate::limits;
 use crate::process::port;
 
 /// `IBV_LINK_LAYER_INFINIBAND`
@@ -90,7 +89,7 @@ fn attributes(device: &Device) -> PortAttr {
     };
     attr.max_mtu = sys::ibv_mtu::IBV_MTU_4096;
     attr.active_mtu = mtu_code(device.spec.mtu);
-    attr.gid_tbl_len = c_int::try_from(limits::MAX_GIDS).unwrap_or(c_int::MAX);
+    attr.gid_tbl_len = c_int::try_from(device.profile.gids).unwrap_or(c_int::MAX);
     attr.pkey_tbl_len = u16::try_from(device.spec.pkeys.len()).unwrap_or(u16::MAX);
     attr.max_msg_sz = device.spec.max_msg;
     attr.max_vl_num = 1;

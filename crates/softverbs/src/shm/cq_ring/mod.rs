@@ -23,8 +23,8 @@ pub(crate) const SOLICITED: u32 = 1;
 /// The CQ is armed for all completions.
 pub(crate) const ANY: u32 = 2;
 
-/// Value of `CqShared::failed` after an overrun: the completions in the queue can still be polled.
-const OVERRUN: u32 = 1;
+/// Value of `CqShared::failed` of a CQ that takes nothing any more: the completions in it can be polled.
+const SHUT: u32 = 1;
 /// Value of `CqShared::failed` of a CQ that returns nothing any more.
 const DEAD: u32 = 2;
 
@@ -76,10 +76,10 @@ impl<'a> Ring<'a> {
         self.entries.get((link as usize).checked_sub(1)?)
     }
 
-    /// Makes the CQ fail: it takes and returns nothing any more.
-    pub(crate) fn kill(&self) {
+    /// Makes the CQ fail: it takes nothing any more, and returns at most what it has.
+    pub(crate) fn fail(&self, keeps: bool) {
         let _guard = self.lock();
-        self.cq.failed.store(DEAD, Relaxed);
+        self.cq.failed.store(if keeps { SHUT } else { DEAD }, Relaxed);
     }
 
     /// Locks the CQ. If the previous holder died, rebuilds the derived fields.
@@ -150,7 +150,7 @@ impl<'a> Ring<'a> {
         }
         let link = get(&cq.free);
         let Some(entry) = self.entry(link) else {
-            cq.failed.store(OVERRUN, Relaxed);
+            cq.failed.store(SHUT, Relaxed);
             return Pushed::Overrun;
         };
         cq.free.store(get(&entry.next), Relaxed);

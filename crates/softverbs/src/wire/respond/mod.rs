@@ -10,7 +10,7 @@ use crate::api::cq;
 use crate::api::events;
 use crate::api::qp::{ERR, RTR, RTS, SQD};
 use crate::clock;
-use crate::config::profile::Profile;
+use crate::config::profile::{Answer, Profile};
 use crate::config::quirks;
 use crate::fault::CompletionStatus;
 use crate::process::Process;
@@ -56,30 +56,36 @@ impl<'a> Responder<'a> {
     }
 
     /// Checks that this is still the QP that was looked up, and that it accepts requests of QP
-    /// `from`.
+    /// `from`. Returns what `from` gets otherwise, and why.
     pub(crate) fn answers(
         &self,
         connection: &Connection,
         from: u32,
         generation: u32,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), (Answer, &'static str)> {
         let qp = self.qp;
+        let silent = |why| Err((Answer::Silence, why));
         if qp.qpn.load(Acquire) != connection.dest_qpn {
-            return Err("there is no such QP (destroyed, or its process has ended)");
+            return silent("there is no such QP (destroyed, or its process has ended)");
         }
-        if !matches!(qp.state.load(Acquire), RTR | RTS | SQD) {
-            return Err("that QP is not in RTR or RTS");
+        let state = qp.state.load(Acquire);
+        if !matches!(state, RTR | RTS | SQD | ERR) {
+            return silent("that QP is not in RTR or RTS");
         }
         if qp.generation.load(Relaxed) != generation {
-            return Err("that QP was reconnected");
+            return silent("that QP was reconnected");
         }
         if qp.dest_qpn.load(Relaxed) != from {
-            return Err("that QP is connected to another QP");
+            return silent("that QP is connected to another QP");
         }
         if qp.rq_psn.load(Relaxed) != connection.sq_psn {
-            return Err("that QP expects another first packet number (its rq_psn is not our sq_psn)");
+            return silent("that QP expects another first packet number (its rq_psn is not our sq_psn)");
         }
-        Ok(())
+        match state {
+            ERR if qp.owes_nak.swap(0, Relaxed) != 0 => Err((Answer::Nak, "that QP, or its CQ, has failed")),
+            ERR => silent("that QP is in ERR"),
+            _ => Ok(()),
+        }
     }
 
     /// Raises IBV_EVENT_COMM_EST for the first message if the QP is in RTR.
@@ -118,6 +124,20 @@ impl<'a> Responder<'a> {
             Some(srq) => Receives::new(self.peer, &self.peer.srq(srq)?.rq),
             None => Receives::new(self.peer, &self.qp.rq),
         }
+    }
+
+    /// Returns what a request gets that needs a receive of a failed SRQ, and why. The QP enters ERR,
+    /// unless the requester is to wait.
+    pub(crate) fn without_srq(&self) -> Option<(Answer, &'static str)> {
+        let srq = self.srq().and_then(|srq| self.peer.srq(srq))?;
+        if srq.failed.load(Acquire) == 0 {
+            return None;
+        }
+        let answer = self.profile().answers.srq;
+        if answer != Answer::NotReady {
+            self.refuse(events::QP_FATAL);
+        }
+        Some((answer, "its SRQ has failed"))
     }
 
     /// Returns whether a receive is posted.
@@ -200,20 +220,25 @@ impl<'a> Responder<'a> {
         pushed
     }
 
-    /// Completes a receive. If its CQ is full, the QP fails.
-    pub(crate) fn finish(&self, taken: &Taken, arrival: &Arrival) {
-        self.end(taken, arrival, wc::IBV_WC_SUCCESS.into());
-    }
-
-    fn end(&self, taken: &Taken, arrival: &Arrival, with: CompletionStatus) {
-        if !self.push(taken.wr_id, arrival, with) {
-            self.refuse(events::QP_FATAL);
+    /// Completes a receive. If its CQ is full or has failed, the QP fails, and the requester gets what
+    /// is returned.
+    pub(crate) fn finish(
+        &self,
+        taken: &Taken,
+        arrival: &Arrival,
+        with: CompletionStatus,
+    ) -> Result<(), (Answer, &'static str)> {
+        if self.push(taken.wr_id, arrival, with) {
+            return Ok(());
         }
+        self.refuse(events::QP_FATAL);
+        Err((self.profile().answers.cq, "its CQ is full, or has failed"))
     }
 
     /// Completes a receive with an error; the QP enters ERR.
     pub(crate) fn fail(&self, taken: &Taken, arrival: &Arrival, with: CompletionStatus) {
-        self.end(taken, arrival, with);
+        // The requester gets a NAK for the error anyway.
+        let _ = self.finish(taken, arrival, with);
         to_error(self.process, self.peer, self.index, self.qp, None);
     }
 
