@@ -134,6 +134,8 @@ constants! {
     NCCL_NET_DEVICE_HOST: ncclNetDeviceType = ncclNetDeviceType(0);
     /// Device type: the GPU unpacks received data.
     NCCL_NET_DEVICE_UNPACK: ncclNetDeviceType = ncclNetDeviceType(1);
+    /// Device type of the table for one-sided transfers: the host drives the network for the GPU.
+    NCCL_NET_DEVICE_GIN_PROXY: ncclNetDeviceType = ncclNetDeviceType(2);
     /// `netDeviceVersion` of `NCCL_NET_DEVICE_HOST`.
     NCCL_NET_DEVICE_INVALID_VERSION: c_int = 0;
     /// `netDeviceVersion` of `NCCL_NET_DEVICE_UNPACK`; NCCL accepts no other value.
@@ -158,4 +160,18 @@ constants! {
     NCCL_PROFILER_NET_SOCKET_VER: c_int = 1;
     /// `type` of a descriptor of one work request on a queue pair.
     ncclProfileQp: u8 = 1;
+    /// Flag of `regMrSym`: writes to the memory stay in order.
+    NCCL_NET_MR_FLAG_FORCE_SO: u64 = 1 << 0;
+    /// Flag of `regMrSym`: the words of the memory only grow. Known to NCCL 2.30.7 and later.
+    NCCL_NET_MR_FLAG_SIGNAL_NEVER_RESET: u64 = 1 << 1;
+    /// Operation of a signal: add 1.
+    NCCL_NET_SIGNAL_OP_INC: u32 = 0x1;
+    /// Operation of a signal: add the value.
+    NCCL_NET_SIGNAL_OP_ADD: u32 = 0x2;
+    /// Value of `trafficClass` in the settings of an RMA plugin if it is not set.
+    NCCL_RMA_TRAFFIC_CLASS_UNDEF: c_int = c_int::MIN;
+    /// No flag of a request.
+    ncclRmaOptFlagsDefault: u32 = 0;
+    /// Flag of a request (RMA v15 and later): more follow at once.
+    ncclRmaOptFlagsAggregateRequests: u32 = 1 << 0;
 }

@@ -5,7 +5,10 @@
 
 use core::ffi::{c_char, c_int, c_ulong, c_void};
 
-use crate::{ncclDebugLogLevel, ncclNetDeviceType, ncclResult_t, v6, v7, v8, v9, v10, v11, v12};
+use crate::{
+    ncclDebugLogLevel, ncclNetDeviceType, ncclResult_t, rma_v13, rma_v14, rma_v15, rma_v16, v6, v7, v8, v9,
+    v10, v11, v12,
+};
 
 /// The layout of one structure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +61,13 @@ pub fn structs() -> Vec<Struct> {
         v12::VDeviceProps::describe(),
         v12::Props::describe(),
         v12::Net::describe(),
+        rma_v13::Config::describe(),
+        rma_v13::Rma::describe(),
+        rma_v14::Config::describe(),
+        rma_v14::Rma::describe(),
+        rma_v15::Rma::describe(),
+        rma_v16::Properties::describe(),
+        rma_v16::Rma::describe(),
     ]
 }
 
@@ -91,6 +101,7 @@ macro_rules! plain {
 }
 
 plain! {
+    bool => "bool",
     c_int => "int",
     c_void => "void",
     f32 => "float",
@@ -113,6 +124,7 @@ const _: () = assert!(size_of::<c_ulong>() == size_of::<u64>(), "an LP64 platfor
 
 /// A type with a pointer type in C. `c_char` is not one: its pointers have entries above.
 pub(crate) trait Pointee: CType {}
+impl Pointee for bool {}
 impl Pointee for c_int {}
 impl Pointee for c_void {}
 impl Pointee for usize {}
@@ -154,3 +166,8 @@ function!(A B C D E);
 function!(A B C D E F);
 function!(A B C D E F G);
 function!(A B C D E F G H);
+function!(A B C D E F G H I);
+function!(A B C D E F G H I J);
+function!(A B C D E F G H I J K L M);
+function!(A B C D E F G H I J K L M N);
+function!(A B C D E F G H I J K L M N O);

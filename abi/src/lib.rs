@@ -15,11 +15,21 @@
 //! | [`v11`] | 2.28 | a context per communicator, `finalize`, `setNetAttr` |
 //! | [`v12`] | 2.30 | eight devices in a virtual device, rail and plane ids |
 //!
+//! NCCL 2.30.3 and later also look up `ncclRmaPlugin_vN`, a table for one-sided transfers: windows,
+//! `ncclPutSignal`, and GIN without support of the adapter.
+//!
+//! | module | first NCCL release | what it adds |
+//! |---|---|---|
+//! | [`rma_v13`] | 2.30.3 | |
+//! | [`rma_v14`] | 2.30.7 | weak signals |
+//! | [`rma_v15`] | 2.31 | flags of requests |
+//! | [`rma_v16`] | 2.32 | properties of a group |
+//!
 //! # Should I use this crate?
 //!
 //! Use it to call a plugin, to write a checker, or to write a plugin against one table by hand. To
 //! write a plugin for all releases, use `nccl-net-versions`: it has one safe trait and produces all
-//! seven tables.
+//! seven tables of networks.
 //!
 //! # Example
 //!
@@ -75,6 +85,10 @@ mod constants;
 mod header;
 mod types;
 
+pub mod rma_v13;
+pub mod rma_v14;
+pub mod rma_v15;
+pub mod rma_v16;
 pub mod v10;
 pub mod v11;
 pub mod v12;

@@ -31,7 +31,7 @@ macro_rules! c_table {
             /// the table.
             pub name: *const core::ffi::c_char,
             $(
-                #[doc = slot_meaning!($slot)]
+                #[doc = slot_meaning!($name $slot)]
                 pub $slot: Option<unsafe extern "C" fn($($arg: $ty),+) -> $crate::ncclResult_t>,
             )+
         }

@@ -127,84 +127,178 @@ macro_rules! field_meaning {
     (qp) => {
         "The work request."
     };
+    (nSignals) => {
+        "Number of device-side signals; for GIN alone."
+    };
+    (nCounters) => {
+        "Number of device-side counters; for GIN alone."
+    };
+    (nContexts) => {
+        "Number of contexts, which requests name from 0."
+    };
+    (queueDepth) => {
+        "Number of device-side requests; for GIN alone."
+    };
+    (rankStride) => {
+        "1 if each rank may be a target, else the distance of those that may."
+    };
+    (flushesAllPutsOnAnySignal) => {
+        "Whether a signal that is visible proves that the puts of all contexts before it are."
+    };
 }
 
 /// The meaning of a table's slot. A slot without an entry does not compile.
 macro_rules! slot_meaning {
-    (init) => {
+    (Net init) => {
         "Initialises the plugin: once per load of the file up to v10, once per communicator from v11 \
          on. From v11 on `*ctx` must be written even on failure. `config` is valid during the call."
     };
-    (devices) => {
+    (Net devices) => {
         "Writes the number of devices, virtual devices included. NCCL disables a plugin with none."
     };
-    (getProperties) => {
+    (Net getProperties) => {
         "Writes the properties of device `dev`. `props` is uninitialised: every field must be \
          written."
     };
-    (listen) => {
+    (Net listen) => {
         "Creates a listening comm on device `dev` and writes its address into `handle`, \
          `NCCL_NET_HANDLE_MAXSIZE` bytes that NCCL carries to the peer."
     };
-    (connect) => {
+    (Net connect) => {
         "Connects to a listening comm. Must not block: while `*sendComm` is NULL, NCCL calls it again \
          with the same `handle` buffer, which may hold the state of the attempt."
     };
-    (accept) => {
+    (Net accept) => {
         "Accepts a connection. Must not block: while `*recvComm` is NULL, NCCL calls it again."
     };
-    (regMr) => {
+    (Net regMr) => {
         "Registers `size` bytes at `data` on a sending or a receiving comm. `type` is one \
          `NCCL_PTR_*`."
     };
-    (regMrDmaBuf) => {
+    (Net regMrDmaBuf) => {
         "Registers GPU memory through a DMA-BUF. NCCL closes `fd` after the call. May be NULL."
     };
-    (deregMr) => {
+    (Net deregMr) => {
         "Deregisters memory that `regMr` or `regMrDmaBuf` registered."
     };
-    (isend) => {
+    (Net isend) => {
         "Starts a send of `size` bytes, 0 included. NULL in `*request`: not now, NCCL calls it \
          again."
     };
-    (irecv) => {
+    (Net irecv) => {
         "Starts a group of `n` receives, 1 to `maxRecvs`; `sizes` are the buffers' lengths in bytes. \
          NULL in `*request`: not now, NCCL calls it again. From v9 on `*request` may hold \
          `NCCL_NET_OPTIONAL_RECV_COMPLETION` on entry."
     };
-    (iflush) => {
+    (Net iflush) => {
         "Makes received data visible to the GPU; `sizes` are bytes. NULL in `*request`: already \
          done."
     };
-    (test) => {
+    (Net test) => {
         "Writes 1 to `*done` if the request is complete, else 0, and the completed sizes in bytes. \
          `sizes` may be NULL. After `*done` is 1, NCCL does not use the request again."
     };
-    (closeSend) => {
+    (Net closeSend) => {
         "Closes a sending comm."
     };
-    (closeRecv) => {
+    (Net closeRecv) => {
         "Closes a receiving comm."
     };
-    (closeListen) => {
+    (Net closeListen) => {
         "Closes a listening comm; NCCL does so right after `accept` succeeded."
     };
-    (getDeviceMr) => {
+    (Net getDeviceMr) => {
         "Returns the device-side registration of `mhandle`, for device-side networking. May be \
          NULL."
     };
-    (irecvConsumed) => {
+    (Net irecvConsumed) => {
         "Reports that the device consumed a completed receive. May be NULL."
     };
-    (makeVDevice) => {
+    (Net makeVDevice) => {
         "Merges devices into a virtual device, which `devices` counts from then on. May be NULL."
     };
-    (finalize) => {
+    (Net finalize) => {
         "Releases the context of `init`. Must not be NULL. NCCL 2.28.3 to 2.29.3 call it even if \
          `init` failed."
     };
-    (setNetAttr) => {
+    (Net setNetAttr) => {
         "Describes the traffic that NCCL is about to send on the context's connections. May be \
          NULL."
+    };
+    (Rma init) => {
+        "Makes a context of the communicator `commId`. NCCL may call it twice for one."
+    };
+    (Rma devices) => {
+        "Writes the number of devices: those of the net table, with their indices."
+    };
+    (Rma getRmaProperties) => {
+        "Writes the properties of a group of ranks. `props` is uninitialised."
+    };
+    (Rma getProperties) => {
+        "Writes the properties of device `dev`, as the net table does, but for `netDeviceType`, \
+         which is `NCCL_NET_DEVICE_GIN_PROXY`. `maxRecvs` times `NCCL_NET_MAX_REQUESTS` requests per \
+         peer and context may be outstanding."
+    };
+    (Rma listen) => {
+        "Creates a listening comm on device `dev` and writes its address into `handle`, \
+         `NCCL_NET_HANDLE_MAXSIZE` bytes that NCCL carries to all ranks."
+    };
+    (Rma connect) => {
+        "Joins the ranks of a group, `handles` has one of each. All ranks call it; it may block. The \
+         host RMA of NCCL 2.29 to 2.32 passes the context of the net table as `ctx`."
+    };
+    (Rma createContext) => {
+        "Makes contexts for requests. All ranks call it; it may block."
+    };
+    (Rma regMrSym) => {
+        "Registers `size` bytes at `data`. All ranks register in the same order, so the registration \
+         stands for the memory of each of them. `mrFlags` is of `NCCL_NET_MR_FLAG_*`."
+    };
+    (Rma regMrSymDmaBuf) => {
+        "Registers GPU memory through a DMA-BUF. NCCL closes `fd` after the call. May be NULL."
+    };
+    (Rma deregMrSym) => {
+        "Deregisters memory that `regMrSym` or `regMrSymDmaBuf` registered."
+    };
+    (Rma destroyContext) => {
+        "Destroys what `createContext` made. NULL after one that failed."
+    };
+    (Rma closeColl) => {
+        "Closes a group."
+    };
+    (Rma closeListen) => {
+        "Closes a listening comm; NCCL does so right after `connect` succeeded."
+    };
+    (Rma iput) => {
+        "Writes `size` bytes into the memory of a rank. Complete when the data is there and the source \
+         may change. Puts have no order. The request must not be NULL."
+    };
+    (Rma iputSignal) => {
+        "As `iput`; then adds 1 (`NCCL_NET_SIGNAL_OP_INC`) or `signalValue` to a 64-bit word of the \
+         rank, atomically. The word changes after the data is visible there, and after all earlier \
+         puts of the context to the rank are, unless the signal is weak (v14 and later)."
+    };
+    (Rma iget) => {
+        "Reads `size` bytes from the memory of a rank. Visible to the GPU after an `iflush` of the \
+         context."
+    };
+    (Rma iflush) => {
+        "Makes what was read from a rank visible to the GPU. NULL in `*request`: already done."
+    };
+    (Rma test) => {
+        "Writes 1 to `*done` if the request is complete, else 0. After that, NCCL does not use the \
+         request again. Requests complete in any order."
+    };
+    (Rma ginProgress) => {
+        "Advances the requests of a context, in NCCL's progress thread. May be NULL."
+    };
+    (Rma rmaProgress) => {
+        "Advances the requests of a context, in NCCL's progress thread. May be NULL."
+    };
+    (Rma queryLastError) => {
+        "Writes whether the context has failed. May be NULL."
+    };
+    (Rma finalize) => {
+        "Releases a context of `init`. NCCL does not call it for each of them."
     };
 }

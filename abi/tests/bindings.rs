@@ -1,7 +1,7 @@
 //! `src/header/` holds what bindgen reads in the headers.
 //!
 //! The comparison with the crate's types happens when the crate's own tests compile. After a change
-//! to a header, `NCCL_NET_ABI_BINDINGS=write cargo test -p nccl-net-abi bindings` renews the
+//! to a header, `NCCL_NET_ABI_BINDINGS=write cargo test -p nccl-net-abi --test headers bindings` renews the
 //! files. bindgen loads libclang at run time; `LIBCLANG_PATH` names its folder if the system does
 //! not know it.
 
@@ -23,6 +23,10 @@ use crate::v11::{CommConfig as ncclNetCommConfig_v11_t, DeviceHandle as ncclNetD
 use crate::v12::{CommConfig as ncclNetCommConfig_v12_t, DeviceHandle as ncclNetDeviceHandle_v12_t,
     NetAttr as ncclNetAttr_v12_t, Props as ncclNetProperties_v12_t,
     VDeviceProps as ncclNetVDeviceProps_v12_t};
+use crate::rma_v13::{Config as ncclGinConfig_v13_t};
+use crate::rma_v14::{Config as ncclRmaConfig_v14_t};
+use crate::rma_v15::{Config as ncclRmaConfig_v15_t};
+use crate::rma_v16::{Config as ncclRmaConfig_v16_t, Properties as ncclRmaProperties_v16_t};
 ";
 
 fn here(path: &str) -> PathBuf {
@@ -31,7 +35,8 @@ fn here(path: &str) -> PathBuf {
 
 /// Returns bindgen's settings for all headers together.
 fn headers() -> bindgen::Builder {
-    let all: String = (6..=12).map(|v| format!("#include \"net_v{v}.h\"\n")).collect();
+    let nets = (6..=12).map(|v| format!("#include \"net_v{v}.h\"\n"));
+    let all: String = nets.chain((13..=16).map(|v| format!("#include \"rma_v{v}.h\"\n"))).collect();
     bindgen::Builder::default()
         .header_contents("all.h", &all)
         .clang_arg(format!("-I{}", here("include/nccl").display()))
@@ -57,22 +62,22 @@ fn up_to_date(builder: bindgen::Builder, file: &str) {
     assert!(
         committed == generated.to_string(),
         "{} is not what bindgen reads in include/nccl; after a change to a header run \
-         NCCL_NET_ABI_BINDINGS=write cargo test -p nccl-net-abi bindings",
+         NCCL_NET_ABI_BINDINGS=write cargo test -p nccl-net-abi --test headers bindings",
         path.display()
     );
 }
 
 #[test]
 fn structures_are_up_to_date() {
-    let structures = headers().allowlist_type("ncclNet[A-Z].*|ncclProfilerNet.*");
+    let structures = headers().allowlist_type("nccl(Net|Rma|Gin)[A-Z].*|ncclProfilerNet.*");
     up_to_date(structures, "structs.rs");
 }
 
 #[test]
 fn tables_are_up_to_date() {
     let tables = headers()
-        .allowlist_type("ncclNet_v[0-9]+_t")
-        .blocklist_type("ncclNet[A-Z].*|ncclDebug.*|ncclProfiler.*|ncclResult_t")
+        .allowlist_type("nccl(Net|Rma|Gin)_v[0-9]+_t")
+        .blocklist_type("nccl(Net|Rma|Gin)[A-Z].*|ncclDebug.*|ncclProfiler.*|ncclResult_t")
         .raw_line(PRELUDE);
     up_to_date(tables, "tables.rs");
 }

@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 
 use nccl_net_abi::describe;
 
-const HEADERS: [&str; 10] = [
+const HEADERS: [&str; 14] = [
     "err.h",
     "types.h",
     "net_device.h",
@@ -22,6 +22,10 @@ const HEADERS: [&str; 10] = [
     "net_v10.h",
     "net_v11.h",
     "net_v12.h",
+    "rma_v13.h",
+    "rma_v14.h",
+    "rma_v15.h",
+    "rma_v16.h",
 ];
 
 fn include() -> PathBuf {
@@ -50,6 +54,9 @@ fn assertions() -> String {
     let mut c = String::from("#include <stddef.h>\n");
     for version in 6..=12 {
         let _ = writeln!(c, "#include \"nccl/net_v{version}.h\"");
+    }
+    for version in 13..=16 {
+        let _ = writeln!(c, "#include \"nccl/rma_v{version}.h\"");
     }
     c += "#define SAME_TYPE(a, b) __builtin_types_compatible_p(a, b)\n";
     for s in describe::structs() {
@@ -101,6 +108,10 @@ fn every_table_and_every_slot_is_checked() {
         let types = source.matches(&format!("\"type of ncclNet_v{version}_t.")).count();
         assert_eq!(types, slots, "type assertions of the v{version} table, its name included");
     }
+    for (table, slots) in [("Gin_v13", 21), ("Rma_v14", 21), ("Rma_v15", 21), ("Rma_v16", 22)] {
+        let types = source.matches(&format!("\"type of nccl{table}_t.")).count();
+        assert_eq!(types, slots, "type assertions of nccl{table}_t, its name included");
+    }
 }
 
 #[test]
@@ -133,7 +144,21 @@ struct Fault {
     message: &'static str,
 }
 
-const FAULTS: [Fault; 12] = [
+const FAULTS: [Fault; 14] = [
+    Fault {
+        what: "an argument of a signal too few",
+        file: "rma_v14.h",
+        from: "bool isStrongSignal, ",
+        to: "",
+        message: "type of ncclRma_v14_t.iputSignal",
+    },
+    Fault {
+        what: "a size of a boolean",
+        file: "rma_v16.h",
+        from: "bool flushesAllPutsOnAnySignal;",
+        to: "int flushesAllPutsOnAnySignal;",
+        message: "size of ncclRmaProperties_v16_t",
+    },
     Fault {
         what: "an argument's type",
         file: "net_v9.h",

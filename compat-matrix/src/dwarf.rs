@@ -11,7 +11,8 @@ use crate::failure::{Context, Failure, Result};
 
 /// Returns whether a typedef belongs to the interface's structures.
 fn of_interest(name: &str) -> bool {
-    (name.starts_with("ncclNet") || name.starts_with("ncclProfilerNet")) && name.ends_with("_t")
+    let stems = ["ncclNet", "ncclProfilerNet", "ncclRma", "ncclGin"];
+    stems.iter().any(|stem| name.starts_with(stem)) && name.ends_with("_t")
 }
 
 /// A field.

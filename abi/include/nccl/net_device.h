@@ -4,10 +4,11 @@
 
 #include <stddef.h>
 
-/* NCCL accepts these two from a net plugin. Higher values belong to other kinds of plugins. */
+/* NCCL accepts the first two from a net plugin. */
 typedef enum {
   NCCL_NET_DEVICE_HOST = 0, /* the host drives the network: the usual case */
-  NCCL_NET_DEVICE_UNPACK = 1
+  NCCL_NET_DEVICE_UNPACK = 1,
+  NCCL_NET_DEVICE_GIN_PROXY = 2 /* of the table for one-sided transfers */
 } ncclNetDeviceType;
 
 /* netDeviceVersion */

@@ -30,6 +30,7 @@ pub struct ncclNetProperties_v6_t {
 }
 pub const ncclNetDeviceType_NCCL_NET_DEVICE_HOST: ncclNetDeviceType = 0;
 pub const ncclNetDeviceType_NCCL_NET_DEVICE_UNPACK: ncclNetDeviceType = 1;
+pub const ncclNetDeviceType_NCCL_NET_DEVICE_GIN_PROXY: ncclNetDeviceType = 2;
 pub type ncclNetDeviceType = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -199,4 +200,30 @@ pub struct ncclNetProperties_v12_t {
     pub maxMultiRequestSize: ::core::ffi::c_int,
     pub railId: i16,
     pub planeId: i16,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclGinConfig_v13_t {
+    pub nSignals: ::core::ffi::c_int,
+    pub nCounters: ::core::ffi::c_int,
+    pub nContexts: ::core::ffi::c_int,
+    pub queueDepth: ::core::ffi::c_int,
+    pub trafficClass: ::core::ffi::c_int,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclRmaConfig_v14_t {
+    pub nContexts: ::core::ffi::c_int,
+    pub trafficClass: ::core::ffi::c_int,
+    pub rankStride: ::core::ffi::c_int,
+}
+pub type ncclRmaConfig_v15_t = ncclRmaConfig_v14_t;
+pub const ncclRmaOptFlags_ncclRmaOptFlagsDefault: ncclRmaOptFlags = 0;
+pub const ncclRmaOptFlags_ncclRmaOptFlagsAggregateRequests: ncclRmaOptFlags = 1;
+pub type ncclRmaOptFlags = ::core::ffi::c_uint;
+pub type ncclRmaConfig_v16_t = ncclRmaConfig_v15_t;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclRmaProperties_v16_t {
+    pub flushesAllPutsOnAnySignal: bool,
 }

@@ -14,6 +14,10 @@ use crate::v11::{CommConfig as ncclNetCommConfig_v11_t, DeviceHandle as ncclNetD
 use crate::v12::{CommConfig as ncclNetCommConfig_v12_t, DeviceHandle as ncclNetDeviceHandle_v12_t,
     NetAttr as ncclNetAttr_v12_t, Props as ncclNetProperties_v12_t,
     VDeviceProps as ncclNetVDeviceProps_v12_t};
+use crate::rma_v13::{Config as ncclGinConfig_v13_t};
+use crate::rma_v14::{Config as ncclRmaConfig_v14_t};
+use crate::rma_v15::{Config as ncclRmaConfig_v15_t};
+use crate::rma_v16::{Config as ncclRmaConfig_v16_t, Properties as ncclRmaProperties_v16_t};
 
 
 #[repr(C)]
@@ -948,5 +952,640 @@ pub struct ncclNet_v12_t {
             ctx: *mut ::core::ffi::c_void,
             netAttr: *mut ncclNetAttr_v12_t,
         ) -> ncclResult_t,
+    >,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclGin_v13_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut *mut ::core::ffi::c_void,
+            commId: u64,
+            logFunction: ncclDebugLogger_t,
+        ) -> ncclResult_t,
+    >,
+    pub devices: ::core::option::Option<
+        unsafe extern "C" fn(ndev: *mut ::core::ffi::c_int) -> ncclResult_t,
+    >,
+    pub getProperties: ::core::option::Option<
+        unsafe extern "C" fn(
+            dev: ::core::ffi::c_int,
+            props: *mut ncclNetProperties_v12_t,
+        ) -> ncclResult_t,
+    >,
+    pub listen: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            dev: ::core::ffi::c_int,
+            handle: *mut ::core::ffi::c_void,
+            listenComm: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub connect: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            handles: *mut *mut ::core::ffi::c_void,
+            nranks: ::core::ffi::c_int,
+            rank: ::core::ffi::c_int,
+            listenComm: *mut ::core::ffi::c_void,
+            collComm: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub createContext: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            config: *mut ncclGinConfig_v13_t,
+            ginCtx: *mut *mut ::core::ffi::c_void,
+            devHandle: *mut *mut ncclNetDeviceHandle_v11_t,
+        ) -> ncclResult_t,
+    >,
+    pub regMrSym: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            data: *mut ::core::ffi::c_void,
+            size: usize,
+            type_: ::core::ffi::c_int,
+            mrFlags: u64,
+            mhandle: *mut *mut ::core::ffi::c_void,
+            ginHandle: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub regMrSymDmaBuf: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            data: *mut ::core::ffi::c_void,
+            size: usize,
+            type_: ::core::ffi::c_int,
+            offset: u64,
+            fd: ::core::ffi::c_int,
+            mrFlags: u64,
+            mhandle: *mut *mut ::core::ffi::c_void,
+            ginHandle: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub deregMrSym: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            mhandle: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub destroyContext: ::core::option::Option<
+        unsafe extern "C" fn(ginCtx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub closeColl: ::core::option::Option<
+        unsafe extern "C" fn(collComm: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub closeListen: ::core::option::Option<
+        unsafe extern "C" fn(listenComm: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub iput: ::core::option::Option<
+        unsafe extern "C" fn(
+            ginCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            srcOff: u64,
+            srcMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            dstOff: u64,
+            dstMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iputSignal: ::core::option::Option<
+        unsafe extern "C" fn(
+            ginCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            srcOff: u64,
+            srcMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            dstOff: u64,
+            dstMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            signalOff: u64,
+            signalMhandle: *mut ::core::ffi::c_void,
+            signalValue: u64,
+            signalOp: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iget: ::core::option::Option<
+        unsafe extern "C" fn(
+            ginCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            remoteOff: u64,
+            remoteMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            localOff: u64,
+            localMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iflush: ::core::option::Option<
+        unsafe extern "C" fn(
+            ginCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            mhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub test: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            request: *mut ::core::ffi::c_void,
+            done: *mut ::core::ffi::c_int,
+        ) -> ncclResult_t,
+    >,
+    pub ginProgress: ::core::option::Option<
+        unsafe extern "C" fn(ginCtx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub queryLastError: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            hasError: *mut bool,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(ctx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+}
+pub type ncclRma_v13_t = ncclGin_v13_t;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclRma_v14_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut *mut ::core::ffi::c_void,
+            commId: u64,
+            logFunction: ncclDebugLogger_t,
+        ) -> ncclResult_t,
+    >,
+    pub devices: ::core::option::Option<
+        unsafe extern "C" fn(ndev: *mut ::core::ffi::c_int) -> ncclResult_t,
+    >,
+    pub getProperties: ::core::option::Option<
+        unsafe extern "C" fn(
+            dev: ::core::ffi::c_int,
+            props: *mut ncclNetProperties_v12_t,
+        ) -> ncclResult_t,
+    >,
+    pub listen: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            dev: ::core::ffi::c_int,
+            handle: *mut ::core::ffi::c_void,
+            listenComm: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub connect: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            handles: *mut *mut ::core::ffi::c_void,
+            nranks: ::core::ffi::c_int,
+            rank: ::core::ffi::c_int,
+            listenComm: *mut ::core::ffi::c_void,
+            collComm: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub createContext: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            config: *mut ncclRmaConfig_v14_t,
+            rmaCtx: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub regMrSym: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            data: *mut ::core::ffi::c_void,
+            size: usize,
+            type_: ::core::ffi::c_int,
+            mrFlags: u64,
+            mhandle: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub regMrSymDmaBuf: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            data: *mut ::core::ffi::c_void,
+            size: usize,
+            type_: ::core::ffi::c_int,
+            offset: u64,
+            fd: ::core::ffi::c_int,
+            mrFlags: u64,
+            mhandle: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub deregMrSym: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            mhandle: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub destroyContext: ::core::option::Option<
+        unsafe extern "C" fn(rmaCtx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub closeColl: ::core::option::Option<
+        unsafe extern "C" fn(collComm: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub closeListen: ::core::option::Option<
+        unsafe extern "C" fn(listenComm: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub iput: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            srcOff: u64,
+            srcMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            dstOff: u64,
+            dstMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iputSignal: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            srcOff: u64,
+            srcMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            dstOff: u64,
+            dstMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            signalOff: u64,
+            signalMhandle: *mut ::core::ffi::c_void,
+            signalValue: u64,
+            signalOp: u32,
+            isStrongSignal: bool,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iget: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            remoteOff: u64,
+            remoteMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            localOff: u64,
+            localMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iflush: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            mhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub test: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            request: *mut ::core::ffi::c_void,
+            done: *mut ::core::ffi::c_int,
+        ) -> ncclResult_t,
+    >,
+    pub rmaProgress: ::core::option::Option<
+        unsafe extern "C" fn(rmaCtx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub queryLastError: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            hasError: *mut bool,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(ctx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclRma_v15_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut *mut ::core::ffi::c_void,
+            commId: u64,
+            logFunction: ncclDebugLogger_t,
+        ) -> ncclResult_t,
+    >,
+    pub devices: ::core::option::Option<
+        unsafe extern "C" fn(ndev: *mut ::core::ffi::c_int) -> ncclResult_t,
+    >,
+    pub getProperties: ::core::option::Option<
+        unsafe extern "C" fn(
+            dev: ::core::ffi::c_int,
+            props: *mut ncclNetProperties_v12_t,
+        ) -> ncclResult_t,
+    >,
+    pub listen: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            dev: ::core::ffi::c_int,
+            handle: *mut ::core::ffi::c_void,
+            listenComm: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub connect: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            handles: *mut *mut ::core::ffi::c_void,
+            nranks: ::core::ffi::c_int,
+            rank: ::core::ffi::c_int,
+            listenComm: *mut ::core::ffi::c_void,
+            collComm: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub createContext: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            config: *mut ncclRmaConfig_v15_t,
+            rmaCtx: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub regMrSym: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            data: *mut ::core::ffi::c_void,
+            size: usize,
+            type_: ::core::ffi::c_int,
+            mrFlags: u64,
+            mhandle: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub regMrSymDmaBuf: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            data: *mut ::core::ffi::c_void,
+            size: usize,
+            type_: ::core::ffi::c_int,
+            offset: u64,
+            fd: ::core::ffi::c_int,
+            mrFlags: u64,
+            mhandle: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub deregMrSym: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            mhandle: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub destroyContext: ::core::option::Option<
+        unsafe extern "C" fn(rmaCtx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub closeColl: ::core::option::Option<
+        unsafe extern "C" fn(collComm: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub closeListen: ::core::option::Option<
+        unsafe extern "C" fn(listenComm: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub iput: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            srcOff: u64,
+            srcMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            dstOff: u64,
+            dstMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            optFlags: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iputSignal: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            srcOff: u64,
+            srcMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            dstOff: u64,
+            dstMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            signalOff: u64,
+            signalMhandle: *mut ::core::ffi::c_void,
+            signalValue: u64,
+            signalOp: u32,
+            isStrongSignal: bool,
+            optFlags: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iget: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            remoteOff: u64,
+            remoteMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            localOff: u64,
+            localMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            optFlags: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iflush: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            mhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub test: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            request: *mut ::core::ffi::c_void,
+            done: *mut ::core::ffi::c_int,
+        ) -> ncclResult_t,
+    >,
+    pub rmaProgress: ::core::option::Option<
+        unsafe extern "C" fn(rmaCtx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub queryLastError: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            hasError: *mut bool,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(ctx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclRma_v16_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut *mut ::core::ffi::c_void,
+            commId: u64,
+            logFunction: ncclDebugLogger_t,
+        ) -> ncclResult_t,
+    >,
+    pub devices: ::core::option::Option<
+        unsafe extern "C" fn(ndev: *mut ::core::ffi::c_int) -> ncclResult_t,
+    >,
+    pub getRmaProperties: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            props: *mut ncclRmaProperties_v16_t,
+        ) -> ncclResult_t,
+    >,
+    pub getProperties: ::core::option::Option<
+        unsafe extern "C" fn(
+            dev: ::core::ffi::c_int,
+            props: *mut ncclNetProperties_v12_t,
+        ) -> ncclResult_t,
+    >,
+    pub listen: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            dev: ::core::ffi::c_int,
+            handle: *mut ::core::ffi::c_void,
+            listenComm: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub connect: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            handles: *mut *mut ::core::ffi::c_void,
+            nranks: ::core::ffi::c_int,
+            rank: ::core::ffi::c_int,
+            listenComm: *mut ::core::ffi::c_void,
+            collComm: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub createContext: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            config: *mut ncclRmaConfig_v16_t,
+            rmaCtx: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub regMrSym: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            data: *mut ::core::ffi::c_void,
+            size: usize,
+            type_: ::core::ffi::c_int,
+            mrFlags: u64,
+            mhandle: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub regMrSymDmaBuf: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            data: *mut ::core::ffi::c_void,
+            size: usize,
+            type_: ::core::ffi::c_int,
+            offset: u64,
+            fd: ::core::ffi::c_int,
+            mrFlags: u64,
+            mhandle: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub deregMrSym: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            mhandle: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub destroyContext: ::core::option::Option<
+        unsafe extern "C" fn(rmaCtx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub closeColl: ::core::option::Option<
+        unsafe extern "C" fn(collComm: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub closeListen: ::core::option::Option<
+        unsafe extern "C" fn(listenComm: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub iput: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            srcOff: u64,
+            srcMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            dstOff: u64,
+            dstMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            optFlags: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iputSignal: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            srcOff: u64,
+            srcMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            dstOff: u64,
+            dstMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            signalOff: u64,
+            signalMhandle: *mut ::core::ffi::c_void,
+            signalValue: u64,
+            signalOp: u32,
+            isStrongSignal: bool,
+            optFlags: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iget: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            remoteOff: u64,
+            remoteMhandle: *mut ::core::ffi::c_void,
+            size: usize,
+            localOff: u64,
+            localMhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            optFlags: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iflush: ::core::option::Option<
+        unsafe extern "C" fn(
+            rmaCtx: *mut ::core::ffi::c_void,
+            context: ::core::ffi::c_int,
+            mhandle: *mut ::core::ffi::c_void,
+            rank: u32,
+            request: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub test: ::core::option::Option<
+        unsafe extern "C" fn(
+            collComm: *mut ::core::ffi::c_void,
+            request: *mut ::core::ffi::c_void,
+            done: *mut ::core::ffi::c_int,
+        ) -> ncclResult_t,
+    >,
+    pub rmaProgress: ::core::option::Option<
+        unsafe extern "C" fn(rmaCtx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub queryLastError: ::core::option::Option<
+        unsafe extern "C" fn(
+            ctx: *mut ::core::ffi::c_void,
+            hasError: *mut bool,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(ctx: *mut ::core::ffi::c_void) -> ncclResult_t,
     >,
 }

@@ -1,0 +1,84 @@
+/* One-sided plugin interface, version 13 (NCCL 2.30.3 and later): the table of GIN plugins of the same
+ * version. NCCL looks it up as ncclGinPlugin_v13, too. */
+#ifndef NCCL_NET_ABI_RMA_V13_H
+#define NCCL_NET_ABI_RMA_V13_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "net_device.h"
+#include "net_v12.h"
+#include "types.h"
+
+/* flags of regMrSym */
+#define NCCL_NET_MR_FLAG_FORCE_SO (1 << 0)           /* writes stay in order: signals lie there */
+#define NCCL_NET_MR_FLAG_SIGNAL_NEVER_RESET (1 << 1) /* its words only grow */
+
+/* signalOp */
+#define NCCL_NET_SIGNAL_OP_INC 0x1
+#define NCCL_NET_SIGNAL_OP_ADD 0x2
+
+/* trafficClass of an RMA plugin if it is not set: INT_MIN. */
+#define NCCL_RMA_TRAFFIC_CLASS_UNDEF (-2147483647 - 1)
+
+/* Settings of a context. */
+typedef struct {
+  int nSignals;
+  int nCounters;
+  int nContexts;
+  int queueDepth;
+  int trafficClass;
+} ncclGinConfig_v13_t;
+
+/* The table behind the symbol ncclRmaPlugin_v13 and ncclGinPlugin_v13. */
+typedef struct {
+  const char* name;
+  /* The host RMA of 2.30.7 to 2.32 passes the context of the net table to connect. */
+  ncclResult_t (*init)(void** ctx, uint64_t commId, ncclDebugLogger_t logFunction);
+  ncclResult_t (*devices)(int* ndev);
+  /* Indices and names are those of the net table. netDeviceType is NCCL_NET_DEVICE_GIN_PROXY. */
+  ncclResult_t (*getProperties)(int dev, ncclNetProperties_v12_t* props);
+  /* handle has NCCL_NET_HANDLE_MAXSIZE bytes here and in connect. */
+  ncclResult_t (*listen)(void* ctx, int dev, void* handle, void** listenComm);
+  /* Joins all ranks of a group: handles has one of each. May block. */
+  ncclResult_t (*connect)(void* ctx, void** handles, int nranks, int rank, void* listenComm, void** collComm);
+  ncclResult_t (*createContext)(void* collComm, ncclGinConfig_v13_t* config, void** ginCtx,
+                                ncclNetDeviceHandle_v11_t** devHandle);
+  /* Collective: all ranks register in the same order. */
+  ncclResult_t (*regMrSym)(void* collComm, void* data, size_t size, int type, uint64_t mrFlags, void** mhandle,
+                           void** ginHandle);
+  /* May be NULL. NCCL closes fd after the call. */
+  ncclResult_t (*regMrSymDmaBuf)(void* collComm, void* data, size_t size, int type, uint64_t offset, int fd,
+                                 uint64_t mrFlags, void** mhandle, void** ginHandle);
+  ncclResult_t (*deregMrSym)(void* collComm, void* mhandle);
+  /* NULL after a createContext that failed. */
+  ncclResult_t (*destroyContext)(void* ginCtx);
+  ncclResult_t (*closeColl)(void* collComm);
+  ncclResult_t (*closeListen)(void* listenComm);
+  /* Offsets are in registrations; dstMhandle stands for the memory that the rank registered at the same
+   * turn. The request must not be NULL. */
+  ncclResult_t (*iput)(void* ginCtx, int context, uint64_t srcOff, void* srcMhandle, size_t size, uint64_t dstOff,
+                       void* dstMhandle, uint32_t rank, void** request);
+  /* Adds to a 64-bit word of the rank behind the data and all earlier puts of the context. */
+  ncclResult_t (*iputSignal)(void* ginCtx, int context, uint64_t srcOff, void* srcMhandle, size_t size,
+                             uint64_t dstOff, void* dstMhandle, uint32_t rank, uint64_t signalOff,
+                             void* signalMhandle, uint64_t signalValue, uint32_t signalOp,
+                             void** request);
+  /* Visible to the GPU after an iflush. */
+  ncclResult_t (*iget)(void* ginCtx, int context, uint64_t remoteOff, void* remoteMhandle, size_t size,
+                       uint64_t localOff, void* localMhandle, uint32_t rank, void** request);
+  /* A NULL request means that the flush is complete. */
+  ncclResult_t (*iflush)(void* ginCtx, int context, void* mhandle, uint32_t rank, void** request);
+  ncclResult_t (*test)(void* collComm, void* request, int* done);
+  /* May be NULL. */
+  ncclResult_t (*ginProgress)(void* ginCtx);
+  /* May be NULL. */
+  ncclResult_t (*queryLastError)(void* ctx, bool* hasError);
+  /* NCCL does not call it for each init. */
+  ncclResult_t (*finalize)(void* ctx);
+} ncclGin_v13_t;
+
+typedef ncclGin_v13_t ncclRma_v13_t;
+
+#endif
