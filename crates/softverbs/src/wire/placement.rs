@@ -15,6 +15,7 @@ use crate::process::Process;
 use crate::shm::layout::{DeviceShared, PIECE_AREA, PIECE_BYTES, PIECE_SLOTS, PIECES, PieceSlot};
 use crate::shm::peer::Peer;
 use crate::wire::access::RELAXED_ORDERING;
+use crate::wire::bounce;
 use crate::wire::copy::{self, Direction, Pieces, Stopped};
 use crate::wire::respond::Responder;
 
@@ -23,15 +24,11 @@ const SPREAD: u64 = 1_000_000;
 /// An aligned line of this size arrives at once, or in the order of its addresses. Relaxed ordering
 /// of the memory region takes that away.
 const LINE: u64 = 64;
-/// So long a piece is being landed at most: after that, the process that did it was killed. In
-/// nanoseconds.
-const LOST: u64 = 1_000_000_000;
 
-/// States of a slot.
+/// States of a slot. A process that is killed while it fills one keeps it.
 const FREE: u32 = 0;
 const FILLED_NOW: u32 = 1;
 const WAITS: u32 = 2;
-const LANDS: u32 = 3;
 
 /// A piece of a WRITE: a range of it, and when it lands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,33 +164,22 @@ fn put(
     Ok(())
 }
 
-/// Lands the pieces that are wanted, in the order of their times. Returns when they are in memory, also
-/// those that another thread lands.
+/// Lands the pieces that are wanted, in the order of their times. When it returns they are in memory.
 fn land(peer: &Peer, wanted: impl Fn(&PieceSlot) -> bool) {
-    if peer.header().pieces.load(Acquire) == 0 {
+    let header = peer.header();
+    if header.pieces.load(Acquire) == 0 {
         return;
     }
-    let found = |state: u32| {
-        let slots = slots(peer).iter().enumerate();
-        slots.filter(move |(_, slot)| slot.state.load(Acquire) == state).filter(|(_, slot)| wanted(slot))
-    };
+    // Another thread may be landing some of them.
+    let _guard = bounce::lock(&header.piece_lock);
+    let waiting = slots(peer).iter().enumerate().filter(|(_, slot)| slot.state.load(Acquire) == WAITS);
     let key = |slot: &PieceSlot| (slot.due.load(Relaxed), slot.number.load(Relaxed));
-    let mut waiting: Vec<_> = found(WAITS).map(|(i, slot)| (key(slot), i, slot)).collect();
-    waiting.sort_unstable_by_key(|(key, i, _)| (*key, *i));
-    for (_, i, slot) in waiting {
-        if slot.state.compare_exchange(WAITS, LANDS, AcqRel, Relaxed).is_ok() {
-            land_one(peer, i, slot);
-            free(peer, slot);
-        }
-    }
-    let since = clock::now();
-    for (_, slot) in found(LANDS).collect::<Vec<_>>() {
-        while slot.state.load(Acquire) == LANDS {
-            if clock::now().saturating_sub(since) > LOST {
-                free(peer, slot);
-            }
-            std::thread::yield_now();
-        }
+    let mut waiting: Vec<_> = waiting.filter(|(_, slot)| wanted(slot)).collect();
+    waiting.sort_by_key(|(_, slot)| key(slot));
+    for (i, slot) in waiting {
+        land_one(peer, i, slot);
+        header.pieces.fetch_sub(1, AcqRel);
+        slot.state.store(FREE, Release);
     }
 }
 
@@ -203,12 +189,6 @@ fn land_one(peer: &Peer, i: usize, slot: &PieceSlot) {
     // It was accepted, and its sender has its completion: a failure can only be logged.
     if let Err(Stopped::Fault(errno)) = copy::run(peer, Direction::Write, &data, &Pieces::one(addr, len)) {
         fault!("{len} bytes do not land at {addr:#x}: errno {errno}");
-    }
-}
-
-fn free(peer: &Peer, slot: &PieceSlot) {
-    if slot.state.compare_exchange(LANDS, FREE, AcqRel, Relaxed).is_ok() {
-        peer.header().pieces.fetch_sub(1, AcqRel);
     }
 }
 
