@@ -28,7 +28,7 @@ fn on(device: usize) -> Opts {
     Opts { device, ..Opts::default() }
 }
 
-/// Returns a word of the buffer as it is now.
+/// Returns the present value of a word of the buffer.
 fn word(end: &End, index: usize) -> u64 {
     assert!(index < end.buf.len() / 8);
     let place = std::ptr::with_exposed_provenance::<AtomicU64>(end.at(8 * index) as usize);

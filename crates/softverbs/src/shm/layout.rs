@@ -45,7 +45,7 @@ pub(crate) struct Header {
     /// Peers write both.
     pub(crate) pieces: AtomicU32,
     pub(crate) pieces_timed: AtomicU32,
-    /// Whoever lands pieces holds it.
+    /// Held by a thread that lands pieces.
     pub(crate) piece_lock: RobustMutex,
     /// The owner writes it before any QP exists.
     pub(crate) devices: [DeviceShared; MAX_DEVICES],

@@ -1,7 +1,7 @@
 //! Data that reaches host memory later than its WRITE is acknowledged, and in another order (`order=`).
 //!
-//! The pieces of such a WRITE wait in the segment of the process whose memory they are for. Whoever
-//! must not see old bytes lands them: a poll that returns the completion of a receive, those before it
+//! The pieces of such a WRITE wait in the segment of the process whose memory they are for. What must
+//! not see old bytes lands them: a poll that returns the completion of a receive, those before it
 //! on its queue pair; a READ, those of its memory region; the end of a queue pair or of a memory
 //! region, all that it concerns. The service thread of that process lands the rest at its time.
 
