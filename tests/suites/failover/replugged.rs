@@ -195,6 +195,10 @@ fn the_senders_adapter_is_plugged_in_under_load() {
 
 #[test]
 fn the_receivers_only_adapter_is_plugged_in_under_load() {
+    // Assumption 45 of docs/internals/adapters.md does not hold with them.
+    if matches!(std::env::var(softverbs::ORDER_VAR).as_deref(), Ok("late" | "relaxed")) {
+        return eprintln!("not run: new keys may become visible after UP");
+    }
     under_load(here!(), 1, "r0", traffic);
 }
 
