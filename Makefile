@@ -50,6 +50,14 @@ test-providers: setup-test ## Run suites of the plugin's tests on adapters as ea
 	done; \
 	[ -z "$$failed" ] || { echo "failed on:$$failed"; exit 1; }
 
+.PHONY: test-order
+test-order: setup-test ## Run suites of the plugin's tests where data lands late and in any order; ORDERS="late relaxed" SUITES="data failover"
+	@for order in $(or $(ORDERS),late relaxed); do \
+		echo "== $$order"; \
+		SOFTVERBS_ORDER=$$order; export SOFTVERBS_ORDER; \
+		$(cargo) test --locked --workspace $(addprefix --test ,$(or $(SUITES),data memory connect control failover)); \
+	done
+
 .PHONY: test-quick
 test-quick: setup ## While you write: unit tests of all libraries, and the suites data, connect and layers
 	@scripts/test.sh --workspace --lib --test data --test connect --test layers
