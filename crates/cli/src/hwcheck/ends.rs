@@ -130,8 +130,8 @@ pub(super) fn control(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(),
     Ok(())
 }
 
-/// Judges the time for the close of the connections at one end. The ends of an aborted job close with
-/// receives open that nothing is sent to; those are at the other host.
+/// Judges the time for the close of the connections at one end. The other host receives, and closes
+/// with receives open that nothing is sent to, as an aborted job does.
 fn judge_closing(found: &mut Findings, end: &str, count: usize, closing: Closing, limit: Duration) {
     let shown = |seconds: f64| duration((seconds * 1e9) as u64);
     let open = if end == "there" { format!(" with {OPEN} receives open at each") } else { String::new() };
