@@ -42,7 +42,7 @@ pub(super) fn network(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(),
     let plan = Plan { memory: args.memory, ..Plan::of(&[bench.load()], args.time, TIMEOUT) };
     let mut order = bench.order(0, true, plan);
     // Both ends notice it early, and dial each other again.
-    let early = u64::try_from(time.as_millis() / 4).unwrap_or(u64::MAX).max(1000);
+    let early = u64::try_from(time.as_millis() / 4).unwrap_or(u64::MAX).clamp(1000, 3_600_000);
     order.peer_timeout_ms = is_redialled.then_some(early);
     let at_most = bench.left().as_secs_f64();
     let outage = NetworkOutage { down, up, seconds: time.as_secs_f64(), at_most };

@@ -61,8 +61,8 @@ impl Step {
         }
     }
 
-    /// Returns how long the step may take, without `--budget`: those of `Steady` and `Network` on top of `--steady`
-    /// and `--network-time`.
+    /// Returns how long the step may take, without `--budget`. `Steady` has that on top of `--steady`,
+    /// `Network` on top of `--network-time`.
     pub(super) const fn budget(self) -> Duration {
         Duration::from_secs(match self {
             Self::Host | Self::Gpu | Self::Link | Self::Driver => 180,
