@@ -18,6 +18,8 @@ ip addr add 192.0.2.1/24 dev eth0
 ip -n b addr add 192.0.2.2/24 dev eth0
 ip link set eth0 up
 ip -n b link set eth0 up
+is_up() { ip \"$@\" -br link show eth0 up | grep -q ' UP '; }
+until is_up && is_up -n b; do sleep 0.02; done
 echo up
 exec cat";
 
