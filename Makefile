@@ -75,7 +75,7 @@ SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,600)
 
 .PHONY: hwcheck-faults
 hwcheck-faults: setup-test build ## Let mpib hwcheck find every seeded fault, not every third as in make test
-	@export HWCHECK_FAULTS=all; $(cargo) test --locked --workspace --test cli hwcheck::every_seeded_fault -- --nocapture
+	@export HWCHECK_FAULTS=all; $(cargo) test --locked --workspace --test cli every_seeded_fault -- --nocapture
 
 .PHONY: soak
 soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks; FLAPS=1: while a rail goes down and up
