@@ -50,6 +50,14 @@ test-providers: setup-test ## Run suites of the plugin's tests on adapters as ea
 	done; \
 	[ -z "$$failed" ] || { echo "failed on:$$failed"; exit 1; }
 
+.PHONY: test-order
+test-order: setup-test ## Run suites of the plugin's tests where data lands late and in any order; ORDERS="late relaxed" SUITES="data failover"
+	@for order in $(or $(ORDERS),late relaxed); do \
+		echo "== $$order"; \
+		SOFTVERBS_ORDER=$$order; export SOFTVERBS_ORDER; \
+		$(cargo) test --locked --workspace $(addprefix --test ,$(or $(SUITES),data memory connect control failover)); \
+	done
+
 .PHONY: test-quick
 test-quick: setup ## While you write: unit tests of all libraries, and the suites data, connect and layers
 	@scripts/test.sh --workspace --lib --test data --test connect --test layers
@@ -67,7 +75,7 @@ SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,600)
 
 .PHONY: hwcheck-faults
 hwcheck-faults: setup-test build ## Let mpib hwcheck find every seeded fault, not every third as in make test
-	@export HWCHECK_FAULTS=all; $(cargo) test --locked --workspace --test cli hwcheck::every_seeded_fault -- --nocapture
+	@export HWCHECK_FAULTS=all; $(cargo) test --locked --workspace --test cli every_seeded_fault -- --nocapture
 
 .PHONY: soak
 soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks; FLAPS=1: while a rail goes down and up

@@ -246,6 +246,15 @@ impl Pair {
         })
     }
 
+    /// The code of a send that is refused, tried until its receive has come.
+    pub fn refused(&self, addr: usize, len: usize, tag: i32, mr: Ptr) -> Code {
+        until("isend", || {
+            let (rc, request) = self.table.isend(self.send, addr, len, tag, mr);
+            assert!(request.is_null(), "{len} bytes at {addr:#x} were taken");
+            (rc != Success).then_some(rc)
+        })
+    }
+
     /// Tests until done.
     pub fn wait(&self, request: Ptr) -> [i32; 8] {
         until("test", || {

@@ -51,7 +51,7 @@ enum Command {
     Abi(abi::AbiArgs),
     Agent(agent::AgentArgs),
     Doctor(doctor::DoctorArgs),
-    Hwcheck(hwcheck::HwcheckArgs),
+    Hwcheck(Box<hwcheck::HwcheckArgs>),
     Demo(demo::DemoArgs),
     /// Prints the plugin's file, for NCCL_NET_PLUGIN
     Path,

@@ -10,6 +10,7 @@ mod fake;
 mod job;
 mod loopback_example;
 mod transfer;
+mod two_hosts;
 
 mod abi;
 mod agent;

@@ -82,7 +82,8 @@
 //!   extended completion queues are not supported. Unsupported calls fail with EOPNOTSUPP and log
 //!   one line.
 //! - There is no subnet manager, and P_Keys do not separate traffic.
-//! - Without a fault, no packet is lost unless it exceeds a path MTU. Only [`Fault::Late`] reorders.
+//! - Without a fault, no packet is lost unless it exceeds a path MTU. Only [`Fault::Late`] and
+//!   [`Order`] reorder.
 //! - Work requests behind one that has not arrived wait. Those behind one whose answer is lost arrive.
 //! - Rate and latency shape the time of completions. Transfers of up to 128 KiB land earlier.
 
@@ -111,8 +112,8 @@ mod wire;
 pub use abi::symbols;
 pub use api::device::{devices, missing};
 pub use config::{
-    Call, Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, QUIRKS_VAR, Quirks, VerbTime, configure,
-    default_devices,
+    Call, Capability, DEVICES_VAR, DeviceSpec, LinkLayer, MAX_ADDRS, ORDER_VAR, Order, QUIRKS_VAR, Quirks,
+    VerbTime, configure, default_devices,
 };
 pub use control::at_once::{complete_at_once, softverbs_complete_at_once};
 pub use control::faults::{

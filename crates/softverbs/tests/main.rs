@@ -26,6 +26,7 @@ mod linked;
 mod notifications;
 mod null;
 mod opcodes;
+mod order;
 mod own_receives;
 mod ports;
 mod processes;

@@ -15,9 +15,9 @@ use nccl_net_mpib_agent_iface::environment::{WITHOUT_HOST, is_setting};
 /// Set in test programs and the processes that they start.
 pub const ENTERED: &str = "TEST_ENV_ENTERED";
 
-/// Softverbs' way of copying and the provider whose quirks its devices have, which a run of all tests
-/// may choose.
-const KEPT: [&str; 2] = ["SOFTVERBS_COPY", "SOFTVERBS_QUIRKS"];
+/// Softverbs' way of copying, the order in which data lands, and the provider whose quirks its devices have,
+/// which a run of all tests may choose.
+const KEPT: [&str; 3] = ["SOFTVERBS_COPY", "SOFTVERBS_ORDER", "SOFTVERBS_QUIRKS"];
 
 /// Other variables that decide what the project's programs read, print or log.
 const OTHERS: [&str; 8] = [

@@ -54,8 +54,7 @@ fn a_message_above_the_largest_write_goes_in_several() {
         let from = rig.pair.send_buffer(vec![0; LONGEST + 1]);
         let to = rig.pair.recv_buffer(LONGEST + 1);
         let recv = rig.pair.irecv(&[(to.addr(), LONGEST + 1, 1, to.mr)]);
-        let (rc, request) = rig.pair.table.isend(rig.pair.send, from.addr(), LONGEST + 1, 1, from.mr);
-        assert_eq!((rc, request.is_null()), (InvalidUsage, true));
+        assert_eq!(rig.pair.refused(from.addr(), LONGEST + 1, 1, from.mr), InvalidUsage);
         take_warning(&["a send of 983041 bytes: the largest message of these ports is 983040"]);
         let send = rig.pair.isend(from.addr(), LONGEST, 1, from.mr);
         assert_eq!((rig.pair.wait(send)[0], rig.pair.wait(recv)[0]), (LONGEST as i32, LONGEST as i32));

@@ -11,6 +11,7 @@ mod optional;
 mod optional_loss;
 mod optional_mixture;
 mod optional_util;
+mod order;
 mod receive_queues;
 mod separate_immediate;
 mod transfer;

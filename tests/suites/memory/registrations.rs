@@ -191,11 +191,7 @@ fn the_named_buffer_bounds_a_transfer() {
         // A send is checked once its receive has come.
         let waiting = pair.irecv(&[(named, 1000, 1, part[1])]);
         for (addr, len) in [(named - 1, 10), (named, 1001), (named + 1000, 1), (memory.addr(), 1)] {
-            assert_eq!(
-                table.isend(pair.send, addr, len, 1, part[0]).0,
-                InvalidArgument,
-                "{len} at {addr:#x}"
-            );
+            assert_eq!(pair.refused(addr, len, 1, part[0]), InvalidArgument, "{len} at {addr:#x}");
             assert_eq!(
                 table.irecv(pair.recv, &[(addr, len, 1, part[1])]).0,
                 InvalidArgument,

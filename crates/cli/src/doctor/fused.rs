@@ -12,7 +12,7 @@ use super::{
 };
 use crate::failure::Failure;
 use crate::output::units::giga;
-use crate::perf::Plan;
+use crate::perf::{Plan, Trial};
 
 /// Name of the checks.
 const ID: &str = "fused";
@@ -45,10 +45,10 @@ pub(super) fn checks(
             Order::new(Use::device(number), Use::device(number), out, plan, LIMIT)
         };
         let name = format!("{ours} to {theirs}");
-        let out = session.run(document, order(true), None)?;
+        let out = session.run(document, order(true), Trial::default())?;
         let mut found = losses(ID, &name, &out, &known);
         if found.is_empty() {
-            let back = session.run(document, order(false), None)?;
+            let back = session.run(document, order(false), Trial::default())?;
             found.extend(losses(ID, &format!("{name}, back"), &back, &known));
             if found.is_empty() {
                 found.push(Check::new(ID, Level::Ok, carried(&name, &out, &back)));

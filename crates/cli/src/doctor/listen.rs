@@ -21,7 +21,7 @@ use super::{DoctorArgs, Document, Verdict, check_host, text};
 use crate::failure::{Context, Failure, Kind};
 use crate::nccl_conf::ConfFile;
 use crate::output;
-use crate::perf::{self, Channel, Outcome};
+use crate::perf::{self, Channel, Outcome, Trial};
 
 /// A new connection must identify itself within this time.
 const OPENING: Duration = Duration::from_secs(10);
@@ -180,7 +180,8 @@ fn serve(
         match channel.recv(MEASURED, || Ok(()))? {
             Request::Run(order) => {
                 let joined = queue.joined(&token).and_then(|stream| Ok((order.received()?, stream)));
-                let run = |(order, stream): (session::Order, _)| order.perform(&document, None, stream);
+                let run =
+                    |(order, stream): (session::Order, _)| order.perform(&document, Trial::default(), stream);
                 channel.send(&joined.map_or_else(Outcome::from, run))?;
             }
             Request::Counters => channel.send(&session::counters(&document))?,

@@ -14,12 +14,12 @@ use super::{
     session::{Order, Session, Use},
 };
 use crate::failure::{Failure, Kind};
-use crate::perf::{self, Channel, Plan};
+use crate::perf::{self, Channel, Plan, Trial};
 
 /// First word of a connection, by which other clients are recognised.
 pub(super) const MAGIC: &str = "mpib doctor";
 /// Changes with the messages below. [`Opening`] and [`Reply`] never change.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 /// How long a peer may take for an answer that needs no work.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long to wait while the peer serves others.
@@ -322,7 +322,7 @@ fn measure(session: &mut Session, document: &Document, rows: &mut [Row], all: bo
 fn one(session: &mut Session, document: &Document, pair: &Pair, out: bool) -> Result<Measured, Failure> {
     let plan = Plan::of(&[1 << 20], Duration::from_millis(200), PROBE);
     let order = Order::new(Use::port(&pair.ours), Use::port(&pair.theirs), out, plan, MEASURED);
-    let ends = session.run(document, order, None)?;
+    let ends = session.run(document, order, Trial::default())?;
     let failure = ends.cause().map(|f| plugin_message(&f.message).to_owned());
     let gigabytes_per_second = ends.here.rate().filter(|_| failure.is_none());
     Ok(Measured { gigabytes_per_second, error: failure })

@@ -3,8 +3,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
-    net::{IpAddr, TcpStream},
+    env, fs, io,
+    net::{IpAddr, SocketAddr, TcpStream},
     path::Path,
     time::{Duration, Instant},
 };
@@ -18,7 +18,7 @@ use super::{
     sysfs,
 };
 use crate::failure::{Context, Failure, Kind};
-use crate::perf::{self, Channel, Death, Outage, Outcome, Plan, Probe, Trial};
+use crate::perf::{self, Channel, Death, Outcome, Plan, Probe, Trial};
 
 /// Longest run that a listener takes part in.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -26,6 +26,9 @@ const LONGEST: Duration = Duration::from_secs(3600);
 const MOST: usize = 1 << 30;
 /// How much longer than the limit of a run an end waits for the other one's outcome.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// The plugin's setting for how long a host may be silent.
+const PEER_TIMEOUT: &str = "MPIB_PEER_TIMEOUT_MS";
 
 /// Requests of the leading end.
 #[derive(Debug, Serialize, Deserialize)]
@@ -76,12 +79,16 @@ pub(crate) struct Order {
     pub(crate) plan: Plan,
     /// How long it may take in all, in seconds.
     pub(crate) limit: f64,
+    /// `MPIB_PEER_TIMEOUT_MS` of both ends where it is not set.
+    #[serde(default)]
+    pub(crate) peer_timeout_ms: Option<u64>,
 }
 
 impl Order {
     /// Makes a run over devices.
     pub(crate) fn new(here: Use, there: Use, out: bool, plan: Plan, limit: Duration) -> Self {
-        Self { here, there, version: 0, out, plan, limit: limit.as_secs_f64() }
+        let limit = limit.as_secs_f64();
+        Self { here, there, version: 0, out, plan, limit, peer_timeout_ms: None }
     }
 
     /// Returns the order from the point of view of the other end.
@@ -105,22 +112,17 @@ impl Order {
         Ok(Self { plan, ..order })
     }
 
-    /// Runs this end.
-    pub(super) fn perform(self, document: &Document, outage: Option<Outage>, stream: TcpStream) -> Outcome {
-        self.probe(document, outage, &stream).map_or_else(Outcome::from, |probe| probe.run(stream.into()))
+    /// Runs this end, with what it alone does on top.
+    pub(super) fn perform(self, document: &Document, trial: Trial, stream: TcpStream) -> Outcome {
+        self.probe(document, trial, &stream).map_or_else(Outcome::from, |probe| probe.run(stream.into()))
     }
 
-    fn probe(
-        self,
-        document: &Document,
-        outage: Option<Outage>,
-        stream: &TcpStream,
-    ) -> Result<Probe, Failure> {
+    fn probe(self, document: &Document, trial: Trial, stream: &TcpStream) -> Result<Probe, Failure> {
         stream.set_nodelay(true).tool("set TCP_NODELAY")?;
         let plugin = document.plugin.clone().ok_or_else(|| {
             Failure::new(Kind::Load, "this host has no plugin: the check of the host has the reason")
         })?;
-        let env = match &self.here.port {
+        let mut env = match &self.here.port {
             Some(port) if ports(document).any(|known| sysfs::name(known) == *port) => only(port),
             Some(port) => {
                 let text = format!("the peer requested a port that this host does not have: {port}");
@@ -128,6 +130,9 @@ impl Order {
             }
             None => Vec::new(),
         };
+        if let Some(ms) = self.peer_timeout_ms.filter(|_| env::var_os(PEER_TIMEOUT).is_none()) {
+            env.push((PEER_TIMEOUT.into(), Some(ms.to_string())));
+        }
         let death = match (self.here.dies, self.there.dies) {
             (true, _) => Some(Death::Own),
             (_, true) => Some(Death::Peer),
@@ -141,7 +146,7 @@ impl Order {
             gpu: self.here.gpu,
             sends: self.out,
             plan: self.plan,
-            trial: Trial { accounts: true, death, outage },
+            trial: Trial { accounts: true, death, ..trial },
             limit: Duration::try_from_secs_f64(self.limit).unwrap_or(LONGEST),
         })
     }
@@ -185,8 +190,8 @@ pub(crate) struct Session {
     channel: Channel,
     address: String,
     token: String,
-    /// Address of this end of the connection.
-    pub(crate) local: IpAddr,
+    /// Addresses of the connection: this end's, and the other one's.
+    pub(crate) addresses: [IpAddr; 2],
     /// What the other machine says of itself.
     pub(crate) theirs: Summary,
     /// The newest table that both plugins have.
@@ -199,7 +204,10 @@ impl Session {
     /// Begins a session: both machines describe themselves.
     pub(crate) fn open(address: &str, document: &Document) -> Result<Self, Failure> {
         let stream = connect(address)?;
-        let local = stream.local_addr().tool("read the address of a connection")?.ip();
+        let address_of = |end: io::Result<SocketAddr>| {
+            end.map(|end| perf::canonical(end).ip()).tool("read the address of a connection")
+        };
+        let addresses = [address_of(stream.local_addr())?, address_of(stream.peer_addr())?];
         let mut channel = Channel::new(stream.into(), "the other machine")?;
         channel.send(&Opening::new(None))?;
         let token = open_run(&mut channel, address)?;
@@ -207,7 +215,8 @@ impl Session {
         channel.send(&ours)?;
         let theirs: Summary = channel.recv(MEASURED, || Ok(()))?;
         let version = ours.tables.iter().copied().find(|v| theirs.tables.contains(v));
-        Ok(Self { channel, address: address.to_owned(), token, local, theirs, version, deadline: None })
+        let address = address.to_owned();
+        Ok(Self { channel, address, token, addresses, theirs, version, deadline: None })
     }
 
     /// Runs both ends. An error ends the session: the other machine is lost.
@@ -215,7 +224,7 @@ impl Session {
         &mut self,
         document: &Document,
         mut order: Order,
-        outage: Option<Outage>,
+        trial: Trial,
     ) -> Result<Ends, Failure> {
         order.version = self.version.ok_or_else(|| {
             Failure::new(Kind::Load, "the plugins of the two hosts have no table in common")
@@ -228,7 +237,7 @@ impl Session {
         let stream = connect(&self.address)?;
         let lent = stream.try_clone().tool("share a connection")?;
         Channel::new(lent.into(), "the other machine")?.send(&Opening::new(Some(self.token.clone())))?;
-        let here = order.perform(document, outage, stream);
+        let here = order.perform(document, trial, stream);
         let there = self.channel.recv(limit + GRACE, || Ok(()))?;
         Ok(Ends { here, there })
     }

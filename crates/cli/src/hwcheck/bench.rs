@@ -8,7 +8,7 @@ use std::{
 use super::{
     HwcheckArgs,
     counters::{Growth, Reading},
-    ends, outage,
+    ends, network, outage,
     step::{Findings, Step, StepReport},
     traffic,
 };
@@ -17,7 +17,7 @@ use crate::doctor::{
 };
 use crate::failure::{Failure, Kind};
 use crate::nccl_conf::ConfFile;
-use crate::perf::{Outage, Outcome, Plan};
+use crate::perf::{Outcome, Plan, Trial};
 
 /// The two hosts.
 pub(super) struct Bench<'a> {
@@ -47,7 +47,11 @@ impl<'a> Bench<'a> {
 
     /// Runs a step within its time.
     pub(super) fn step(&mut self, step: Step) -> StepReport {
-        let more = if step == Step::Steady { self.args.steady } else { Duration::ZERO };
+        let more = match step {
+            Step::Steady => self.args.steady,
+            Step::Network => self.args.network_time,
+            _ => Duration::ZERO,
+        };
         let budget = step.budget().saturating_add(more);
         (self.began, self.budget) = (Instant::now(), self.args.budget.unwrap_or(budget));
         eprintln!("mpib: step {}, at most {:.0} s", step.name(), self.budget.as_secs_f64());
@@ -81,6 +85,7 @@ impl<'a> Bench<'a> {
             Step::Death => ends::death(self, found),
             Step::Control => ends::control(self, found),
             Step::Steady => traffic::steady(self, found),
+            Step::Network => network::network(self, found),
         }
     }
 
@@ -118,9 +123,9 @@ impl<'a> Bench<'a> {
         self.with(|session, _| Ok(session.theirs.clone()))
     }
 
-    /// Returns the address by which this host reaches the other one.
-    pub(super) fn local(&mut self) -> Result<IpAddr, Failure> {
-        self.with(|session, _| Ok(session.local))
+    /// Returns the addresses by which this host and the other one reach each other.
+    pub(super) fn addresses(&mut self) -> Result<[IpAddr; 2], Failure> {
+        self.with(|session, _| Ok(session.addresses))
     }
 
     /// Reads the counters of both ends.
@@ -129,12 +134,17 @@ impl<'a> Bench<'a> {
     }
 
     /// Runs both ends.
-    pub(super) fn run(&mut self, order: Order, outage: Option<Outage>) -> Result<Ends, Failure> {
+    pub(super) fn run(&mut self, order: Order) -> Result<Ends, Failure> {
+        self.run_with(order, Trial::default())
+    }
+
+    /// Runs both ends, with what this one does on top.
+    pub(super) fn run_with(&mut self, order: Order, trial: Trial) -> Result<Ends, Failure> {
         if self.left().is_zero() {
             let failure = Failure::new(Kind::Timeout, "there is no time left for it");
             return Ok(Ends { here: failure.into(), there: Outcome::default() });
         }
-        self.with(|session, document| session.run(document, order, outage))
+        self.with(|session, document| session.run(document, order, trial))
     }
 
     /// Returns the order of a run over the devices of this number, within the time that is left.

@@ -6,10 +6,13 @@ use super::{bench::Bench, step::Findings};
 use crate::doctor::{Use, plugin_message};
 use crate::failure::{Failure, Kind};
 use crate::output::units::duration;
-use crate::perf::{Outcome, Plan};
+use crate::perf::{Closing, Outcome, Plan, Trial};
 
 /// Longest time until a dead peer is reported.
 const NOTICE: Duration = Duration::from_secs(20);
+
+/// Receives that are open at each connection when it is closed.
+const OPEN: usize = 8;
 
 /// Lets the process at one end die under load, then the one at the other end. The survivor's plugin
 /// has to report it in time, as the end of its peer.
@@ -25,7 +28,7 @@ pub(super) fn death(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), F
         let mut order = bench.order(0, true, plan);
         (order.here, order.there) =
             (Use { dies: dies_here, ..order.here }, Use { dies: !dies_here, ..order.there });
-        let ends = bench.run(order, None)?;
+        let ends = bench.run(order)?;
         let (dead, alive) = if dies_here { (&ends.here, &ends.there) } else { (&ends.there, &ends.here) };
         let name = format!("a process of {host} dies");
         if !dead.failure.as_ref().is_some_and(|failure| failure.kind == Kind::Died) {
@@ -101,7 +104,8 @@ pub(super) fn control(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(),
     let count = bench.args.connections as usize;
     let plan = Plan { connections: count, iterations: Some(8), ..Plan::of(&[8], timeout, timeout) };
     let order = bench.order(0, true, plan);
-    let ends = bench.run(order, None)?;
+    let trial = Trial { open_receives: OPEN, ..Trial::default() };
+    let ends = bench.run_with(order, trial)?;
     let Some(made) = ends.here.connections.filter(|_| ends.cause().is_none()) else {
         let missing = || Failure::new(Kind::Tool, "nothing was measured");
         found.failed("connections", &ends.cause().unwrap_or_else(missing));
@@ -120,5 +124,28 @@ pub(super) fn control(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(),
         ),
         false => found.ok("connections", text),
     }
+    for (end, closing) in ["here", "there"].into_iter().zip(ends.here.closing.into_iter().flatten()) {
+        judge_closing(found, end, count, closing, limit);
+    }
     Ok(())
+}
+
+/// Judges the time for the close of the connections at one end. The other host receives, and closes
+/// with receives open that nothing is sent to, as an aborted job does.
+fn judge_closing(found: &mut Findings, end: &str, count: usize, closing: Closing, limit: Duration) {
+    let shown = |seconds: f64| duration((seconds * 1e9) as u64);
+    let open = if end == "there" { format!(" with {OPEN} receives open at each") } else { String::new() };
+    let text = format!(
+        "{count} connections closed {end} in {}, the slowest in {}{open}",
+        shown(closing.all),
+        shown(closing.longest)
+    );
+    match closing.all > limit.as_secs_f64() {
+        true => found.fail(
+            "close",
+            format!("{text}, expected at most {limit:?}"),
+            Some("an aborted job waits for this before it can begin again: see the times of the verbs"),
+        ),
+        false => found.ok("close", text),
+    }
 }

@@ -1,13 +1,14 @@
-//! `mpib hwcheck`: the first half hour with an adapter. Two hosts go through eight steps; this end
+//! `mpib hwcheck`: the first half hour with an adapter. Two hosts go through nine steps; this end
 //! leads, and the listener of `mpib doctor` follows.
 //!
 //! `step` has the steps and their results, `bench` what they share: the two hosts and the runs
-//! between them. `traffic`, `outage` and `ends` have what the steps do; `counters` compares the
+//! between them. `traffic`, `outage`, `network` and `ends` have what the steps do; `counters` compares the
 //! adapters' counters before and after, and `text` prints for people.
 
 mod bench;
 mod counters;
 mod ends;
+mod network;
 mod outage;
 mod step;
 mod text;
@@ -49,7 +50,7 @@ const NO_VERDICT: u8 = 3;
 const OUTAGES: &str = "Outages";
 const LIMITS: &str = "Sizes, times and limits";
 
-/// Tries an adapter with the plugin between two hosts: eight steps, half an hour at most
+/// Tries an adapter with the plugin between two hosts: nine steps, half an hour
 ///
 /// On the other host "mpib hwcheck --listen" waits. Run both ends as the job would run.
 #[derive(Debug, Clone, Args)]
@@ -100,11 +101,16 @@ pub(crate) struct HwcheckArgs {
     #[arg(help_heading = LIMITS, long, value_name = "TIME", default_value = "5m", value_parser = time)]
     steady: Duration,
 
+    /// How long that network is silent in the step network
+    #[arg(help_heading = LIMITS, long, value_name = "TIME", default_value = "2m", value_parser = time)]
+    network_time: Duration,
+
     /// Number of connections in the step control
     #[arg(help_heading = LIMITS, long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     connections: u32,
 
-    /// Most time for a stall in an outage, for one connection, and for a verb
+    /// Most time for a stall in an outage, for one connection, for a verb, and for the close of all
+    /// connections
     #[arg(help_heading = LIMITS, long, value_name = "TIME", default_value = "1", value_parser = time)]
     limit: Duration,
 
@@ -112,8 +118,9 @@ pub(crate) struct HwcheckArgs {
     #[arg(help_heading = LIMITS, long, value_name = "TIME", value_parser = time)]
     budget: Option<Duration>,
 
-    /// Take a rail out of service and back: run the commands of the steps link and driver, which need
-    /// root. They are printed before. The rail is restored however this command ends
+    /// Take a rail out of service and back, and the route to the other host: run the commands of the
+    /// steps link, driver and network, which need root. They are printed before. All is restored
+    /// however this command ends
     #[arg(help_heading = OUTAGES, long, conflicts_with = "by_hand")]
     outages: bool,
 
@@ -142,6 +149,15 @@ pub(crate) struct HwcheckArgs {
     /// does
     #[arg(help_heading = OUTAGES, long, value_name = "COMMAND", requires = "driver_down")]
     driver_up: Option<String>,
+
+    /// Command that silences the network by which the hosts reach each other [default: ip route add
+    /// blackhole ADDRESS]
+    #[arg(help_heading = OUTAGES, long, value_name = "COMMAND", requires = "network_up")]
+    network_down: Option<String>,
+
+    /// Command that restores it
+    #[arg(help_heading = OUTAGES, long, value_name = "COMMAND", requires = "network_down")]
+    network_up: Option<String>,
 
     /// Also write FILE.tar.gz with the results and what "mpib doctor --bundle" writes, to send to a
     /// maintainer

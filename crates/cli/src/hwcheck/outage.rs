@@ -7,16 +7,16 @@ use nccl_net_mpib_agent_iface::doctor::{Device, Link, Port, Report};
 use super::{HwcheckArgs, bench::Bench, step::Findings};
 use crate::failure::{Failure, Kind};
 use crate::output::units::{binary, duration};
-use crate::perf::{Outage, Plan, Stage, StageKind};
+use crate::perf::{Outage, Plan, Stage, StageKind, Trial};
 use crate::rails::{self, DATA};
 
 /// Longest time without progress: a person or a driver takes long.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The commands of an outage.
-struct Commands {
-    down: String,
-    up: String,
+pub(super) struct Commands {
+    pub(super) down: String,
+    pub(super) up: String,
 }
 
 /// What differs between the steps.
@@ -70,7 +70,7 @@ fn outage(
     default: impl Fn(&Port) -> Option<Commands>,
 ) -> Result<(), Failure> {
     let (of, part) = (part, part.name);
-    let local = bench.local()?.to_string();
+    let [local, _] = bench.addresses()?.map(|address| address.to_string());
     let report = bench.document.report.as_ref();
     let Some((device, rails, port)) = report.and_then(|report| choose(report, bench.args.rail.as_deref()))
     else {
@@ -120,7 +120,7 @@ fn outage(
     let timeout = TIMEOUT.min(bench.left() / 3);
     let plan = Plan { memory: bench.args.memory, ..Plan::of(&[bench.load()], bench.args.time, timeout) };
     let order = bench.order(device, true, plan);
-    let ends = bench.run(order, Some(outage))?;
+    let ends = bench.run_with(order, Trial { outage: Some(outage), ..Trial::default() })?;
     if let Some(failure) = ends.cause() {
         found.fail(part, format!("{name}: {}", failure.message), Some(&remedy));
         return Ok(());

@@ -30,10 +30,12 @@ pub(crate) enum Step {
     Control,
     /// All rails in both directions, without a lost packet
     Steady,
+    /// The network by which the hosts reach each other is silent under load
+    Network,
 }
 
 impl Step {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::Host,
         Self::Data,
         Self::Gpu,
@@ -42,6 +44,7 @@ impl Step {
         Self::Death,
         Self::Control,
         Self::Steady,
+        Self::Network,
     ];
 
     pub(super) const fn name(self) -> &'static str {
@@ -54,15 +57,17 @@ impl Step {
             Self::Death => "death",
             Self::Control => "control",
             Self::Steady => "steady",
+            Self::Network => "network",
         }
     }
 
-    /// Returns how long the step may take, without `--budget`; that of `Steady` is on top of `--steady`.
+    /// Returns how long the step may take, without `--budget`. `Steady` has that on top of `--steady`,
+    /// `Network` on top of `--network-time`.
     pub(super) const fn budget(self) -> Duration {
         Duration::from_secs(match self {
             Self::Host | Self::Gpu | Self::Link | Self::Driver => 180,
             Self::Data => 300,
-            Self::Death | Self::Control => 120,
+            Self::Death | Self::Control | Self::Network => 120,
             Self::Steady => 240,
         })
     }
@@ -80,6 +85,9 @@ impl Step {
             }
             Self::Death => {
                 "the firewall between the hosts: it must not drop the packets that end a connection"
+            }
+            Self::Network => {
+                "ip route: does a route to the other host end in a blackhole? And the plugin's log of both ends"
             }
             Self::Control => "the times of the verbs in the report of the step host, and dmesg",
         }

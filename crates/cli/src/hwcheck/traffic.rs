@@ -38,7 +38,7 @@ pub(super) fn data(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Fa
         ];
         for (kind, out, plan) in kinds.into_iter().filter(|(.., plan)| !plan.sizes.is_empty()) {
             let order = bench.order(number, out, plan);
-            let ends = bench.run(order, None)?;
+            let ends = bench.run(order)?;
             judge(found, kind, &name, &ends);
         }
     }
@@ -46,7 +46,7 @@ pub(super) fn data(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Fa
 }
 
 /// Notes what a run found: what failed or is missing, the plugin's warnings, or that all was right.
-fn judge(found: &mut Findings, kind: &str, name: &str, ends: &Ends) -> bool {
+pub(super) fn judge(found: &mut Findings, kind: &str, name: &str, ends: &Ends) -> bool {
     if let Some(failure) = ends.cause() {
         found.failed(kind, &failure.at(name));
         return false;
@@ -110,7 +110,7 @@ fn rates(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Failure> {
             let memory = bench.args.memory;
             let plan = Plan { check: false, memory, ..Plan::of(&[bench.load()], time, TIMEOUT) };
             let order = Order::new(Use::port(&ours), Use::port(&theirs), out, plan, bench.left());
-            let ends = bench.run(order, None)?;
+            let ends = bench.run(order)?;
             let name = format!("{ours} to {theirs} alone, {}", if out { "out" } else { "back" });
             let Some(rate) = ends.here.rate().filter(|_| ends.cause().is_none()) else {
                 match ends.cause() {
@@ -165,7 +165,7 @@ pub(super) fn gpu(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Fai
             let used = || Use { gpu: Some(bench.args.gpu), ..Use::device(number) };
             let plan = Plan { memory: bench.args.memory, ..Plan::of(&sizes, time, TIMEOUT) };
             let order = Order::new(used(), used(), out, plan, bench.left());
-            let ends = bench.run(order, None)?;
+            let ends = bench.run(order)?;
             judge(found, kind, &name, &ends);
         }
     }
@@ -183,7 +183,7 @@ pub(super) fn steady(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), 
             ..Plan::of(&[bench.load()], time, TIMEOUT)
         };
         let order = bench.order(number, true, plan);
-        let ends = bench.run(order, None)?;
+        let ends = bench.run(order)?;
         if judge(found, "steady", &name, &ends)
             && let Some(result) = ends.here.results.first()
         {

@@ -170,20 +170,20 @@ impl Breaker {
     }
 }
 
-fn shell(script: &str) -> Command {
+pub(super) fn shell(script: &str) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::null());
     command
 }
 
 /// Returns whether a command has ended; fails if it has not succeeded.
-fn ended(text: &str, child: &mut Child) -> Result<bool, Failure> {
+pub(super) fn ended(text: &str, child: &mut Child) -> Result<bool, Failure> {
     let Some(status) = child.try_wait().tool(format!("wait for {text:?}"))? else { return Ok(false) };
     if status.success() {
         return Ok(true);
     }
     let text = format!("{text:?} {}: run it by hand to see why; it may need root", ending(status));
-    Err(Failure::new(Kind::Usage, text))
+    Err(Failure::new(Kind::Tool, text))
 }
 
 /// The script of [`Guard`]: $1 is the command, $2 the pause before it, $3 the deadline. While a driver
@@ -206,15 +206,15 @@ eval "$1""#;
 /// and after its deadline, if this process can do neither. It is in a session without a terminal, and
 /// ignores the signals of a shell that ends its jobs.
 #[derive(Debug)]
-struct Guard {
-    child: Child,
+pub(super) struct Guard {
+    pub(super) child: Child,
     input: Option<ChildStdin>,
 }
 
 impl Guard {
     /// Starts it. After the end of its input it waits for `pause` seconds; its deadline is `at_most`
     /// seconds from now.
-    fn start(command: &str, pause: f64, at_most: f64) -> io::Result<Self> {
+    pub(super) fn start(command: &str, pause: f64, at_most: f64) -> io::Result<Self> {
         let mut shell = shell(GUARD);
         shell.args(["mpib", command, &pause.to_string(), &at_most.to_string()]).stdin(Stdio::piped());
         // SAFETY: between fork and exec only setsid and signal run, which are async-signal-safe.
@@ -232,7 +232,7 @@ impl Guard {
         Ok(Self { child, input })
     }
 
-    fn restore(&mut self) {
+    pub(super) fn restore(&mut self) {
         self.input = None;
     }
 }

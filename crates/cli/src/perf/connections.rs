@@ -1,19 +1,26 @@
-//! Further connections: their rate, the memory of each, and the time to open and close one.
+//! Further connections: their rate, the memory of each, the time to open and close one, and to close
+//! all.
 
 use std::{fs, time::Instant};
 
 use super::{
+    flow::{End, Receiving, Round, Tail},
     link::{Message, Role, expect_message},
-    report::{Connections, PerConnection},
+    region::Layout,
+    report::{Closing, Connections, PerConnection},
     session::{Comms, Patience, Session},
 };
 use crate::failure::{Context, Failure};
+use nccl_net_host::{Mr, RecvComm};
 
 /// Connections that are opened and closed one after another.
 const ROUNDS: usize = 41;
 
-/// Makes and closes as many connections as the plan has. Both ends return the same result.
-pub(super) fn make(session: &mut Session<'_>) -> Result<Connections, Failure> {
+/// Bytes of a receive that is open when its connection is closed.
+const OPEN: usize = 4096;
+
+/// Makes as many connections as the plan has. Both ends return the same result.
+pub(super) fn make(session: &mut Session<'_>) -> Result<(Vec<Comms>, Connections), Failure> {
     let count = session.plan.connections;
     let mut made = Vec::with_capacity(count);
     let before = Memory::now()?;
@@ -39,10 +46,65 @@ pub(super) fn make(session: &mut Session<'_>) -> Result<Connections, Failure> {
             expect_message!(session.link, Message::Connections(result) => result)
         }
     };
-    for comms in made {
-        comms.close()?;
+    Ok((made, result))
+}
+
+/// Closes the connections: first B, then A. With open receives, B closes as an aborted job does. A
+/// returns how long both took, its own time first.
+pub(super) fn close(session: &mut Session<'_>, made: Vec<Comms>) -> Result<Option<[Closing; 2]>, Failure> {
+    match session.role {
+        Role::A => {
+            session.link.send(&Message::Close { open: session.trial.open_receives })?;
+            let theirs = expect_message!(session.link, Message::AllClosed(closing) => closing);
+            Ok(Some([close_all(session, made, 0)?, theirs]))
+        }
+        Role::B => {
+            let open = expect_message!(session.link, Message::Close { open } => open);
+            let closing = close_all(session, made, open.min(session.plan.depth))?;
+            session.link.send(&Message::AllClosed(closing))?;
+            Ok(None)
+        }
     }
-    Ok(result)
+}
+
+/// Closes the connections of this end one after the other, as NCCL does: registrations end first.
+fn close_all(session: &Session<'_>, made: Vec<Comms>, open: usize) -> Result<Closing, Failure> {
+    let registered = |comms: Comms| {
+        let mr = comms.recv.as_ref().filter(|_| open > 0).map(|comm| leave_open(session, comm, open));
+        Ok((mr.transpose()?, comms))
+    };
+    let made = made.into_iter().map(registered).collect::<Result<Vec<_>, Failure>>()?;
+    let (mut longest, began) = (0.0, Instant::now());
+    for (mr, comms) in made {
+        let started = Instant::now();
+        if let (Some(mr), Some(comm)) = (mr, &comms.recv) {
+            comm.dereg_mr(mr)?;
+        }
+        comms.close()?;
+        longest = started.elapsed().as_secs_f64().max(longest);
+    }
+    Ok(Closing { all: began.elapsed().as_secs_f64(), longest })
+}
+
+/// Posts so many receives that nothing is sent to. Returns the registration of their memory, which
+/// stays until the process ends: nobody waits for the receives.
+fn leave_open(session: &Session<'_>, comm: &RecvComm, open: usize) -> Result<Mr, Failure> {
+    let end = End::new(comm, Layout { size: OPEN, slots: open }, session.gpu, session.dma_bufs)?;
+    let round = Round {
+        first: 0,
+        groups: open,
+        receives: 1,
+        depth: open,
+        size: OPEN,
+        optional: false,
+        slots: open,
+        tail: Tail::Whole,
+    };
+    let receiving = Receiving::new(&end, round);
+    for group in 0..open {
+        receiving.post(group)?;
+    }
+    Ok(end.mr)
 }
 
 /// Returns the median of the seconds that one connection takes from listen to the end of close.

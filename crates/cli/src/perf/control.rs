@@ -4,7 +4,7 @@
 use std::{
     io::{self, Read, Write},
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
     time::{Duration, Instant},
@@ -53,6 +53,10 @@ impl Channel {
     /// Returns another descriptor of the same connection.
     pub(crate) fn share(&self) -> io::Result<OwnedFd> {
         self.stream.as_fd().try_clone_to_owned()
+    }
+
+    pub(super) fn as_raw_fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
     }
 
     fn lost(&self, error: &io::Error) -> Failure {

@@ -96,11 +96,29 @@ pub(super) struct Round {
     pub(super) optional: bool,
     /// Slots of the region. A round with more messages uses its slots again, unchecked.
     pub(super) slots: usize,
+    pub(super) tail: Tail,
+}
+
+/// The last message of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tail {
+    /// As long as the others.
+    Whole,
+    /// At a receiver: perhaps a byte shorter.
+    Open,
+    /// A byte shorter: no round follows. This says so where no message of the workers can.
+    Short,
 }
 
 impl Round {
     pub(super) const fn messages(&self) -> usize {
         self.groups * self.receives
+    }
+
+    /// Returns the bytes of the message in a slot.
+    const fn len(&self, slot: usize) -> usize {
+        let is_short = matches!(self.tail, Tail::Short) && slot + 1 == self.messages();
+        self.size - is_short as usize
     }
 
     /// Returns the number of the message in a slot, `salt`ed for its direction.
@@ -153,7 +171,8 @@ pub(super) fn check(
             let text = format!("message {} of {}: {what}", message ^ salt, units::size(round.size as u64));
             Err(Failure::new(Kind::Data, text))
         };
-        if let Some(mut mismatch) = pattern::check(end.region.slot(slot), message) {
+        let sent = &end.region.slot(slot)[..round.len(slot)];
+        if let Some(mut mismatch) = pattern::check(sent, message) {
             if let pattern::Origin::Message { number, .. } = &mut mismatch.origin {
                 *number ^= salt;
             }
@@ -218,7 +237,7 @@ impl<'a> Sending<'a> {
             let (slot, tag) = self.place(self.next);
             let offset = self.end.region.slot_offset(slot % self.round.slots);
             let since = Instant::now();
-            let Some(request) = self.end.comm.isend(&self.end.mr, offset, self.round.size, tag)? else {
+            let Some(request) = self.end.comm.isend(&self.end.mr, offset, self.round.len(slot), tag)? else {
                 break;
             };
             self.flight.push_back((request, slot, since));
@@ -277,12 +296,24 @@ pub(super) struct Receiving<'a> {
     flight: VecDeque<(Request, usize, Instant)>,
     /// Flushes of receives that are done.
     flushes: VecDeque<Request>,
+    /// Whether the last message was shorter.
+    is_short: bool,
 }
 
 impl<'a> Receiving<'a> {
     pub(super) fn new(end: &'a End<'a, Receiver>, round: Round) -> Self {
         let (flight, flushes) = (VecDeque::with_capacity(round.depth), VecDeque::with_capacity(round.depth));
-        Self { end, round, next: 0, done: 0, flight, flushes }
+        Self { end, round, next: 0, done: 0, flight, flushes, is_short: false }
+    }
+
+    /// Returns how long the last message was. Of a round that is finished.
+    pub(super) const fn tail(&self) -> Tail {
+        if self.is_short { Tail::Short } else { Tail::Whole }
+    }
+
+    /// Returns whether a message of this size is a byte shorter than the others.
+    fn is_shorter(&self, size: i32) -> bool {
+        usize::try_from(size).is_ok_and(|size| size + 1 == self.round.size)
     }
 
     /// Returns the number of completed groups.
@@ -301,6 +332,7 @@ impl<'a> Receiving<'a> {
                 continue;
             }
             self.check_sizes(group, &sizes[..self.round.receives])?;
+            self.is_short |= sizes[..self.round.receives].iter().any(|size| self.is_shorter(*size));
             self.end.comm.irecv_consumed(&request)?;
             match self.flush(group)? {
                 Some(flush) => self.flushes.push_back(flush),
@@ -356,8 +388,13 @@ impl<'a> Receiving<'a> {
     }
 
     pub(super) fn check_sizes(&self, group: usize, sizes: &[i32]) -> Result<(), Failure> {
-        let fits = |s: &i32| usize::try_from(*s) == Ok(self.round.size) || (self.round.optional && *s == 0);
-        let wrong = sizes.iter().position(|s| !fits(s));
+        let is_last = |member: usize| group * self.round.receives + member + 1 == self.round.messages();
+        let fits = |member: usize, s: i32| {
+            usize::try_from(s) == Ok(self.round.size)
+                || (self.round.optional && s == 0)
+                || (self.round.tail == Tail::Open && is_last(member) && self.is_shorter(s))
+        };
+        let wrong = (0..).zip(sizes).position(|(member, s)| !fits(member, *s));
         let Some(member) = wrong else { return Ok(()) };
         let message = self.round.first + (group * self.round.receives + member) as u64;
         let text = format!(

@@ -1,14 +1,21 @@
 //! The messages between the two workers of a run.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    net::SocketAddr,
+    os::fd::RawFd,
+    time::{Duration, Instant},
+};
 
+use nix::sys::socket::{SockaddrStorage, getpeername, getsockname};
 use serde::{Deserialize, Serialize};
 
 use super::{
     control::Channel,
     plan::Plan,
     rails::RailBytes,
-    report::{Connections, PerConnection, SizeResult},
+    remote::canonical,
+    report::{Closing, Connections, PerConnection, SizeResult},
 };
 use crate::device::Device;
 use crate::failure::{Failure, Kind};
@@ -47,12 +54,18 @@ pub(super) enum Message {
     Memory(PerConnection),
     /// A to B: the result for the further connections.
     Connections(Connections),
+    /// A to B: close them, with so many receives open at each.
+    Close { open: usize },
+    /// B to A: they are closed.
+    AllClosed(Closing),
     /// A to B: the next round of this size.
     Round { first: u64, groups: usize },
     /// B to A: the buffers are prepared.
     Ready,
     /// A to B: start.
     Go,
+    /// A to B: rounds from this one on that nothing but data announces, until a message is shorter.
+    Unattended { first: u64, groups: usize },
     /// All requests of the round are done, after this many nanoseconds.
     Finished { nanos: u64 },
     /// A to B: no more rounds of this size.
@@ -75,9 +88,12 @@ impl Message {
             Self::Connected => "Connected",
             Self::Memory(_) => "Memory",
             Self::Connections(_) => "Connections",
+            Self::Close { .. } => "Close",
+            Self::AllClosed(_) => "AllClosed",
             Self::Round { .. } => "Round",
             Self::Ready => "Ready",
             Self::Go => "Go",
+            Self::Unattended { .. } => "Unattended",
             Self::Finished { .. } => "Finished",
             Self::EndOfSize => "EndOfSize",
             Self::Tally { .. } => "Tally",
@@ -118,6 +134,22 @@ impl Link {
     /// it first.
     pub(super) fn death(&self) -> Option<Duration> {
         self.death.map(|seen| seen.map_or(Duration::ZERO, |at| at.elapsed()))
+    }
+
+    /// Returns the addresses of both ends, this one's first, if the other worker is on another machine.
+    pub(super) fn addresses(&self) -> Option<[SocketAddr; 2]> {
+        addresses(self.channel.as_raw_fd())
+    }
+
+    /// Returns the number of other TCP connections of this process between the same two hosts.
+    pub(super) fn siblings(&self) -> usize {
+        let Some(own) = self.addresses() else { return 0 };
+        let is_sibling = |fd: RawFd| {
+            fd != self.channel.as_raw_fd()
+                && addresses(fd).is_some_and(|ends| ends.map(|end| end.ip()) == own.map(|end| end.ip()))
+        };
+        let fds = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+        fds.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|fd| is_sibling(*fd)).count()
     }
 
     pub(super) fn send(&mut self, what: &Message) -> Result<(), Failure> {
@@ -200,6 +232,19 @@ impl Link {
         );
         Err(Failure::new(Kind::Peer, text))
     }
+}
+
+/// Returns the addresses of both ends of a TCP connection, this one's first.
+fn addresses(fd: RawFd) -> Option<[SocketAddr; 2]> {
+    let here: SockaddrStorage = getsockname(fd).ok()?;
+    let there: SockaddrStorage = getpeername(fd).ok()?;
+    Some([inet(&here)?, inet(&there)?])
+}
+
+fn inet(address: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = address.as_sockaddr_in().map(|v4| SocketAddr::from(*v4));
+    let address = v4.or_else(|| address.as_sockaddr_in6().map(|v6| SocketAddr::from(*v6)))?;
+    Some(canonical(address))
 }
 
 /// Receives one message of a kind, or fails.

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 
 use super::{
     breaker::{Act, Breaker},
-    flow::{self, End, Receiving, Round, Sending},
+    flow::{self, End, Receiving, Round, Sending, Tail},
     link::{Message, Role, expect_message},
     pingpong,
     plan::Plan,
@@ -59,20 +59,28 @@ pub(super) fn size(session: &mut Session<'_>, comms: &Comms, size: usize) -> Res
         Role::A => Breaker::new(session.plan.fault.as_ref(), session.trial.outage.as_ref())?,
         Role::B => None,
     };
-    let round = Round { first: 0, groups: 0, receives, depth, size, optional, slots: layout.slots };
+    let slots = layout.slots;
+    let round = Round { first: 0, groups: 0, receives, depth, size, optional, slots, tail: Tail::Whole };
     let groups = match &session.plan.fault {
         Some(_) if !check => MOST_GROUPS,
         _ => layout.slots / receives,
     };
-    let (before, stages) = match (session.role, &breaker) {
-        (Role::A, Some(breaker)) => {
+    let network = session.trial.network.clone();
+    let (before, stages) = match (session.role, &breaker, network) {
+        (Role::A, Some(breaker), _) => {
             let before = rails::read();
             let stages = this.lead_through(session, round, groups, breaker)?;
             session.link.send(&Message::EndOfSize)?;
             (before, stages)
         }
-        (Role::A, None) => (this.lead(session, round, groups)?, Vec::new()),
-        (Role::B, _) => (this.follow(session, round, groups)?, Vec::new()),
+        (Role::A, None, Some(network)) => {
+            let before = rails::read();
+            let stages = this.lead_in_silence(session, round, groups, &network)?;
+            session.link.send(&Message::EndOfSize)?;
+            (before, stages)
+        }
+        (Role::A, None, None) => (this.lead(session, round, groups)?, Vec::new()),
+        (Role::B, ..) => (this.follow(session, round, groups)?, Vec::new()),
     };
     let rails = before.as_ref().and_then(rails::since);
     let result = this.tally(session, size, depth, rails, stages)?;
@@ -146,6 +154,11 @@ impl Measurement<'_> {
         loop {
             let (first, groups) = match session.link.recv()? {
                 Message::Round { first, groups } if (1..=most).contains(&groups) => (first, groups),
+                Message::Unattended { first, groups } if (1..=most).contains(&groups) => {
+                    (round.first, round.groups) = (first, groups);
+                    self.follow_unattended(session, round)?;
+                    continue;
+                }
                 Message::EndOfSize => return Ok(before),
                 message => return session.link.unexpected(&message, "Round or EndOfSize"),
             };
@@ -168,7 +181,7 @@ impl Measurement<'_> {
         rails::read()
     }
 
-    fn prepare(&mut self, session: &Session<'_>, round: &Round) -> Result<(), Failure> {
+    pub(super) fn prepare(&mut self, session: &Session<'_>, round: &Round) -> Result<(), Failure> {
         let (out, back) = salts(session.role);
         if !session.plan.check {
             return Ok(());
@@ -195,8 +208,24 @@ impl Measurement<'_> {
         self.finish_round(session, round, started.elapsed())
     }
 
-    /// Moves each direction independently, with as many groups in flight as the round has.
-    fn stream(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
+    /// Moves and checks a round without any message to the other worker. Returns how long the last
+    /// message was.
+    pub(super) fn transfer_alone(
+        &mut self,
+        session: &mut Session<'_>,
+        round: &Round,
+    ) -> Result<Tail, Failure> {
+        let started = Instant::now();
+        let tail = self.stream(session, round)?;
+        self.busy += started.elapsed();
+        self.messages += round.messages() as u64;
+        self.check(session, &Round { tail, ..*round })?;
+        Ok(tail)
+    }
+
+    /// Moves each direction independently, with as many groups in flight as the round has. Returns how
+    /// long the last message was.
+    fn stream(&mut self, session: &mut Session<'_>, round: &Round) -> Result<Tail, Failure> {
         let mut sending = self.send.as_ref().map(|end| Sending::new(end, *round));
         let mut receiving = self.recv.as_ref().map(|end| Receiving::new(end, *round));
         let mut patience = Patience::new(session.plan.timeout);
@@ -224,7 +253,7 @@ impl Measurement<'_> {
             {
                 let stall = sending.as_ref().map_or(Duration::ZERO, Sending::stall);
                 self.stall = self.stall.max(stall);
-                return Ok(());
+                return Ok(receiving.as_ref().map_or(round.tail, Receiving::tail));
             }
             if moved {
                 patience.moved();
@@ -245,11 +274,21 @@ impl Measurement<'_> {
         round: &Round,
         took: Duration,
     ) -> Result<(), Failure> {
+        let theirs = self.meet(session, took)?;
+        self.busy += took.max(theirs);
+        self.messages += round.messages() as u64;
+        self.check(session, round)
+    }
+
+    /// Exchanges the duration of this end's part with the other end's.
+    pub(super) fn meet(&mut self, session: &mut Session<'_>, took: Duration) -> Result<Duration, Failure> {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         session.link.send(&Message::Finished { nanos })?;
-        let theirs = expect_message!(session.link, Message::Finished { nanos } => nanos);
-        self.busy += Duration::from_nanos(nanos.max(theirs));
-        self.messages += round.messages() as u64;
+        Ok(expect_message!(session.link, Message::Finished { nanos } => Duration::from_nanos(nanos)))
+    }
+
+    /// Checks the messages that a round has received.
+    fn check(&mut self, session: &Session<'_>, round: &Round) -> Result<(), Failure> {
         let (Some(end), true) = (&mut self.recv, session.plan.check) else { return Ok(()) };
         let watch = session.watch;
         flow::check(end, round, salts(session.role).1, || watch.beat())

@@ -21,8 +21,8 @@ const ROUND: Duration = Duration::from_millis(100);
 const ENOUGH: u64 = 32 * DATA;
 
 /// State at the beginning of a stage.
-struct Since {
-    time: Instant,
+pub(super) struct Since {
+    pub(super) time: Instant,
     busy: Duration,
     messages: u64,
     rails: Option<rails::Counters>,
@@ -89,11 +89,11 @@ impl Measurement<'_> {
         Ok(stages)
     }
 
-    fn begin(&self) -> Since {
+    pub(super) fn begin(&self) -> Since {
         Since { time: Instant::now(), busy: self.busy, messages: self.messages, rails: rails::read() }
     }
 
-    fn end(&self, kind: StageKind, since: &Since, size: usize) -> Stage {
+    pub(super) fn end(&self, kind: StageKind, since: &Since, size: usize) -> Stage {
         let messages = self.messages - since.messages;
         let (bytes, busy) = (messages * size as u64, (self.busy - since.busy).as_secs_f64());
         Stage {

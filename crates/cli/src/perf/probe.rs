@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     link::Role,
     plan::Plan,
-    report::{AbiReport, Account, Connections, SizeResult},
+    report::{AbiReport, Account, Closing, Connections, SizeResult},
     run::Run,
     ui::Ui,
     worker::{Job, Trial},
@@ -39,6 +39,9 @@ pub(crate) struct Probe {
 pub(crate) struct Outcome {
     pub(crate) results: Vec<SizeResult>,
     pub(crate) connections: Option<Connections>,
+    /// How long the close of the further connections took: at this end, and at the other one. The end
+    /// that leads knows it.
+    pub(crate) closing: Option<[Closing; 2]>,
     /// The plugin's warnings.
     pub(crate) warnings: Vec<String>,
     /// The plugin's statistics at the end.
@@ -85,9 +88,9 @@ impl Probe {
             Err(failure) => return failure.into(),
         };
         let (report, outcome) = run.finish(Some(self.limit));
-        let AbiReport { results, connections, warnings, account, survived, .. } = report;
+        let AbiReport { results, connections, closing, warnings, account, survived, .. } = report;
         let survived = survived.map(|(after, failure)| (after.as_secs_f64(), failure));
-        Outcome { results, connections, warnings, account, survived, failure: outcome.err() }
+        Outcome { results, connections, closing, warnings, account, survived, failure: outcome.err() }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::failure::{Context, Failure, Kind};
 /// First word of a connection, by which other clients are recognised.
 const MAGIC: &str = "mpib perf";
 /// Changes with the messages of `link` and of this file.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 /// How long a peer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -143,6 +143,9 @@ pub(crate) struct AbiReport {
     /// The plugin's warnings.
     #[serde(skip)]
     pub(crate) warnings: Vec<String>,
+    /// How long the close of the further connections took: here, and there.
+    #[serde(skip)]
+    pub(crate) closing: Option<[Closing; 2]>,
     /// The plugin's statistics at the end of a trial.
     #[serde(skip)]
     pub(crate) account: Account,
@@ -202,6 +205,15 @@ pub(crate) struct Connections {
     pub(crate) peer_memory: PerConnection,
     /// Seconds to open and close one connection, while both ends poll without a pause: the median.
     pub(crate) open_close: f64,
+}
+
+/// How long one end took to close the further connections, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct Closing {
+    /// All of them, one after the other.
+    pub(crate) all: f64,
+    /// The slowest one.
+    pub(crate) longest: f64,
 }
 
 /// Bytes for one connection at one end.

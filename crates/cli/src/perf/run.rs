@@ -172,12 +172,19 @@ impl<'a> Run<'a> {
                 self.ui.connections(&connections, self.plan)?;
                 self.report.connections = Some(connections);
             }
+            Some(Event::Closed(closing)) if first => self.report.closing = Some(closing),
             Some(Event::Account(account)) if first => self.report.account = account,
             Some(Event::Survived { nanos, failure }) => {
                 self.report.survived = Some((Duration::from_nanos(nanos), failure));
                 self.slots[index].done = true;
             }
-            Some(Event::Device { .. } | Event::Result(_) | Event::Connections(_) | Event::Account(_)) => {}
+            Some(
+                Event::Device { .. }
+                | Event::Result(_)
+                | Event::Connections(_)
+                | Event::Closed(_)
+                | Event::Account(_),
+            ) => {}
             Some(Event::Failed(failure)) => self.fail(index, failure),
             Some(Event::Done) => self.slots[index].done = true,
             None => self.slots[index].drained = true,

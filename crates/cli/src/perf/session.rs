@@ -10,7 +10,7 @@ use super::{
     pin::Pin,
     plan::Plan,
     region::Layout,
-    report::{Account, Connections, SizeResult},
+    report::{Account, Closing, Connections, SizeResult},
     worker::Trial,
 };
 use crate::device::Device;
@@ -93,6 +93,7 @@ impl Pending {
 pub(super) trait Listener {
     fn device(&mut self, net: &str, device: &Device) -> Result<(), Failure>;
     fn connections(&mut self, connections: &Connections) -> Result<(), Failure>;
+    fn closed(&mut self, closing: [Closing; 2]) -> Result<(), Failure>;
     fn result(&mut self, result: &SizeResult) -> Result<(), Failure>;
     fn account(&mut self, account: Account) -> Result<(), Failure>;
 }
@@ -108,7 +109,11 @@ impl Session<'_> {
         self.fits(&peer, "the other end's device")?;
         let comms = self.connect()?;
         if self.plan.connections > 0 {
-            listener.connections(&connections::make(self)?)?;
+            let (made, result) = connections::make(self)?;
+            listener.connections(&result)?;
+            if let Some(closing) = connections::close(self, made)? {
+                listener.closed(closing)?;
+            }
         }
         for size in self.plan.sizes.clone() {
             let result = measure::size(self, &comms, size)?;

@@ -15,10 +15,11 @@ use super::{
     control::Channel,
     cuda::Gpu,
     link::{Link, Message, Role, expect_message},
+    network::NetworkOutage,
     pin::Pin,
     plan::Plan,
     rails,
-    report::{Account, Connections, SizeResult},
+    report::{Account, Closing, Connections, SizeResult},
     session::{Listener, Session},
 };
 use crate::device::Device;
@@ -75,6 +76,11 @@ pub(crate) struct Trial {
     pub(crate) death: Option<Death>,
     /// A rail that is taken out of service and back. The end that leads does so.
     pub(crate) outage: Option<Outage>,
+    /// A time without the network between the workers. The end that leads brings it about.
+    pub(crate) network: Option<NetworkOutage>,
+    /// Receives that are open at each further connection when it is closed. The end that leads
+    /// decides.
+    pub(crate) open_receives: usize,
 }
 
 /// Whose process dies.
@@ -95,6 +101,8 @@ pub(super) enum Event {
     Device { net: String, device: Device },
     /// The result for further connections.
     Connections(Connections),
+    /// How long the close of further connections took: here, and there.
+    Closed([Closing; 2]),
     /// The result of a size.
     Result(Box<SizeResult>),
     /// The plugin's statistics at the end of a trial.
@@ -124,6 +132,10 @@ impl Listener for Parent {
 
     fn connections(&mut self, connections: &Connections) -> Result<(), Failure> {
         self.send(&Event::Connections(*connections))
+    }
+
+    fn closed(&mut self, closing: [Closing; 2]) -> Result<(), Failure> {
+        self.send(&Event::Closed(closing))
     }
 
     fn result(&mut self, result: &SizeResult) -> Result<(), Failure> {

@@ -19,6 +19,7 @@ use crate::shm::gids;
 use crate::shm::layout::QpShared;
 use crate::wire::bounce;
 use crate::wire::late;
+use crate::wire::placement;
 use crate::wire::respond;
 use crate::wire::send_queue::SendQueue;
 
@@ -246,6 +247,7 @@ impl Qp {
         sq.connect(&kept, source);
         match to {
             RESET => {
+                placement::land_qp(&process.own, self.index);
                 shared.state.store(RESET, Release);
                 late::release(process, sq);
                 respond::give_back_taken(process, self.index, shared);

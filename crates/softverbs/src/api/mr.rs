@@ -17,7 +17,7 @@ use crate::log::fault;
 use crate::process::{self, Process, calls};
 use crate::shm::layout::{MRS, MrShared};
 use crate::wire::access::{LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_WRITE};
-use crate::wire::{bounce, landing};
+use crate::wire::{bounce, landing, placement};
 
 const ZERO_BASED: u32 = 1 << 5;
 const ON_DEMAND: u32 = 1 << 6;
@@ -257,6 +257,7 @@ fn quiesce(process: &Process, pd: &Pd) {
 
 /// Waits for the data of WRITEs that have completed. Later ones find no key.
 fn land(process: &Process, mr: &Mr) {
+    placement::land_mr(&process.own, mr.index);
     let device = process.own.header().devices.get(mr.pd.context.device.index);
     if let (Some(shared), Some(device)) = (process.own.mr(mr.index), device) {
         landing::finish(shared, device);

@@ -15,6 +15,7 @@ use crate::process::counters::{self, Live};
 use crate::process::{self, Process, service};
 use crate::shm::cq_ring::{ANY, Completion, Queue, SOLICITED};
 use crate::shm::recv_queue;
+use crate::wire::placement;
 
 /// Frees the queue slot of a polled or purged completion.
 pub(crate) fn free_place(process: &Process, completion: &Completion) {
@@ -39,6 +40,15 @@ pub(crate) fn free_place(process: &Process, completion: &Completion) {
     }
 }
 
+/// Returns the index of the QP of a completion.
+fn qp_of(process: &Process, c: &Completion) -> Option<u32> {
+    match c.queue {
+        Queue::Send(index, _) | Queue::Recv(index) => Some(index),
+        Queue::Srq(_) => process.fabric.find(c.qpn).map(|place| place.index),
+        Queue::None => None,
+    }
+}
+
 fn count(process: &Process, device: usize, c: &Completion) {
     let add = |live: &Live| {
         let side = if matches!(c.queue, Queue::Send(..)) { &live.send_cqes } else { &live.recv_cqes };
@@ -50,12 +60,7 @@ fn count(process: &Process, device: usize, c: &Completion) {
     if let Some(device) = counters::of_device(device) {
         add(device);
     }
-    let index = match c.queue {
-        Queue::Send(index, _) | Queue::Recv(index) => Some(index),
-        Queue::Srq(_) => process.fabric.find(c.qpn).map(|place| place.index),
-        Queue::None => None,
-    };
-    if let Some(index) = index {
+    if let Some(index) = qp_of(process, c) {
         process.qps.with(index, |qp| add(&qp.counters.own));
     }
 }
@@ -116,6 +121,11 @@ unsafe fn poll(
     let (taken, event) = this.ring(process)?.poll(n, |mut completion| {
         if completion.status != 0 && !profile.opcode_in_errors {
             completion.opcode = 0;
+        }
+        if let Some(index) =
+            Some(completion.covers).filter(|n| *n > 0).and_then(|_| qp_of(process, &completion))
+        {
+            placement::land_before(&process.own, index, completion.covers);
         }
         free_place(process, &completion);
         count(process, this.context.device.index, &completion);

@@ -28,6 +28,7 @@ use crate::shm::recv_queue::{self, Receives};
 use crate::wire::bounce;
 use crate::wire::late;
 use crate::wire::mover;
+use crate::wire::placement;
 use crate::wire::respond;
 use crate::wire::send_queue::SendQueue;
 
@@ -256,6 +257,7 @@ impl Qp {
         let mut sq = self.lock_sq();
         let shared = self.shared(process)?;
         let _guard = bounce::lock(&shared.lock);
+        placement::land_qp(&process.own, self.index);
         shared.state.store(RESET, Release);
         shared.qpn.store(0, Release);
         late::release(process, &mut sq);

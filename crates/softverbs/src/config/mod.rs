@@ -4,6 +4,7 @@
 pub(crate) mod call;
 pub(crate) mod check;
 pub(crate) mod gid;
+pub(crate) mod order;
 pub(crate) mod parse;
 pub(crate) mod profile;
 mod providers;
@@ -19,6 +20,7 @@ use crate::limits::MAX_GIDS;
 use crate::log::write_always;
 
 pub use call::{Call, VerbTime};
+pub use order::{ORDER_VAR, Order};
 pub use quirks::{QUIRKS_VAR, Quirks};
 pub use spec::{Capability, DeviceSpec, LinkLayer};
 
@@ -69,7 +71,8 @@ pub(crate) fn devices() -> &'static [DeviceSpec] {
             from_text(value.as_deref())
         };
         let devices = chosen.take().map_or_else(from_environment, Ok);
-        quirks::default().map_err(str::to_owned).and(devices).unwrap_or_else(|line| {
+        let defaults = quirks::default().map(drop).and(order::default().map(drop));
+        defaults.map_err(str::to_owned).and(devices).unwrap_or_else(|line| {
             write_always(format_args!("{line}"));
             Vec::new()
         })

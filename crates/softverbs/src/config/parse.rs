@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
-use super::{Capability, DeviceSpec, LinkLayer, Quirks, VerbTime, quantity};
+use super::{Capability, DeviceSpec, LinkLayer, Order, Quirks, VerbTime, quantity};
 use crate::error::Error;
 use crate::limits::MAX_INLINE;
 
 /// Appended to every error.
 pub(super) const FORM: &str = "NAME:KEY=VALUE,...;NAME:... with addr=10.0.0.1/24+fd00::1/64, link=roce|ib, lid=1, \
-     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, quirks=irdma, inline=0, max_qp_wr=64, max_srq_wr=64, max_msg=65536, verb_time=destroy_qp:5ms+modify_rtr:1s";
+     lmc=0, subnet=0xfe80000000000001, flid=2, grh=on|off, loopback=on|off, rate=4GB|100Gb, latency=2us, cqe_delay=3ms, mtu=4096, path_mtu=1024, wire=1, pkey=0xffff+0x8001, ece=0x7, dmabuf=on, posted=3ms, order=late, system=0x5001, sysfs=/DIR, counters=on, without=srq+mtu, quirks=irdma, inline=0, max_qp_wr=64, max_srq_wr=64, max_msg=65536, verb_time=destroy_qp:5ms+modify_rtr:1s";
 
 /// Parses devices separated by semicolons. An empty text is an error: most likely it is an unset
 /// variable of a script.
@@ -65,6 +65,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         "dmabuf" => spec.dmabuf = switch(value)?,
         "verb_time" => spec.verb_time = VerbTime::parse(value)?,
         "posted" => spec.posted_ns = quantity::nanoseconds(value)?,
+        "order" => spec.order = Some(Order::parse(value)?),
         "loopback" => spec.loopback = switch(value)?,
         "grh" => spec.grh_required = switch(value)?,
         "ece" => {
@@ -100,7 +101,7 @@ fn set(spec: &mut DeviceSpec, key: &str, value: &str) -> Result<(), String> {
         }
         _ => {
             return Err(
-                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, cqe_delay, mtu, path_mtu, wire, pkey, ece, dmabuf, posted, system, sysfs, counters, without, quirks, inline, max_qp_wr, max_srq_wr, max_msg, verb_time"
+                "expected one of the keys addr, link, lid, lmc, subnet, flid, grh, loopback, rate, latency, cqe_delay, mtu, path_mtu, wire, pkey, ece, dmabuf, posted, order, system, sysfs, counters, without, quirks, inline, max_qp_wr, max_srq_wr, max_msg, verb_time"
                     .to_owned(),
             );
         }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Quirks, VerbTime, check, parse};
+use super::{Order, Quirks, VerbTime, check, parse};
 use crate::error::Error;
 use crate::limits::{MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SRQ_WR};
 
@@ -105,6 +105,9 @@ pub struct DeviceSpec {
     /// How much later than its completion the data of a WRITE lands in a DMA-BUF, in nanoseconds, at
     /// most 10 s. A READ of a DMA-BUF through the device waits until none is on its way.
     pub posted_ns: u64,
+    /// When and in which order the data of WRITEs lands in the memory of the device's process. `None`: as
+    /// `SOFTVERBS_ORDER` says, and `Strict` without it.
+    pub order: Option<Order>,
     /// GUID of the system image (`sys_image_guid`), which the functions of one card share. `None`:
     /// the device's own GUID.
     pub system: Option<u64>,
@@ -156,6 +159,7 @@ impl DeviceSpec {
             ece: None,
             dmabuf: false,
             posted_ns: 0,
+            order: None,
             system: None,
             sysfs: None,
             hw_counters: false,

@@ -24,6 +24,7 @@ use crate::api::device;
 use crate::api::mr::Keys;
 use crate::api::qp::Qp;
 use crate::api::srq::Srq;
+use crate::config::order::{self, Order};
 use crate::limits::{MAX_CQ, MAX_QP, MAX_SRQ};
 use crate::log::fault;
 use crate::process::service::Service;
@@ -31,7 +32,7 @@ use crate::shm::dir::{self, Locked};
 use crate::shm::fabric::{self, Fabric, Place};
 use crate::shm::gids;
 use crate::shm::heap::{self, Heap};
-use crate::shm::layout::DeviceShared;
+use crate::shm::layout::{DeviceShared, PIECE_AREA, PIECE_BYTES, PIECE_SLOTS, PIECES};
 use crate::shm::peer::Peer;
 
 use crate::wire::landing::{self, OnTheBus};
@@ -195,6 +196,14 @@ fn publish_devices(fabric: &Fabric, own: &Peer) -> Result<(), Errno> {
         shared.grh_required.store(device.spec.grh_required.into(), Relaxed);
         shared.loopback.store(device.spec.loopback.into(), Relaxed);
         shared.quirks.store(device.profile.quirks as u32, Relaxed);
+        let order = order::of(&device.spec);
+        shared.order.store(order as u32, Relaxed);
+        // The same numbers in every run.
+        shared.order_random.store(device.guid, Relaxed);
+        if order != Order::Strict {
+            let file = own.file().ok_or(Errno(libc::EIO))?;
+            heap::back(file, PIECE_SLOTS, PIECE_AREA - PIECE_SLOTS + PIECES * PIECE_BYTES)?;
+        }
         shared.adapter.store(u32::try_from(device.adapter().index).unwrap_or(0), Relaxed);
         wire.store(device.spec.wire, Relaxed);
         mtu.store(device.spec.mtu.min(device.spec.path_mtu.unwrap_or(device.spec.mtu)), Relaxed);

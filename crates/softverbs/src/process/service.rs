@@ -11,7 +11,7 @@ use crate::clock;
 use crate::log::fault;
 use crate::process::{self, Process, flap, hw_counters};
 use crate::shm::peer::Peer;
-use crate::wire::{landing, late, mover};
+use crate::wire::{landing, late, mover, placement};
 
 const WAKE: u64 = 0;
 const TIME: u64 = 1;
@@ -175,6 +175,7 @@ fn round(process: &'static Process) {
     flap::serve(process);
     late::serve(process);
     landing::serve(process);
+    placement::serve(process);
     hw_counters::publish(process);
 }
 

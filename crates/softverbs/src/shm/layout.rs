@@ -9,7 +9,7 @@ use crate::config::call::CALLS;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Identifies files of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_000b;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_000c;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Classes of work requests for `DeviceShared::posted`.
@@ -18,6 +18,10 @@ pub(crate) const CLASSES: usize = 6;
 pub(crate) const ARMED: usize = 8;
 /// Size of the label of a device.
 pub(crate) const LABEL: usize = 128;
+/// Pieces of WRITEs that can wait in a process (`wire::placement`).
+pub(crate) const PIECES: usize = 1024;
+/// Most bytes of a piece.
+pub(crate) const PIECE_BYTES: usize = 4096;
 /// Bytes per bounce copy.
 pub(crate) const BOUNCE: usize = 1 << 18;
 
@@ -37,6 +41,12 @@ pub(crate) struct Header {
     pub(crate) event_tail: AtomicU32,
     pub(crate) events: [EventSlot; EVENTS],
     pub(crate) bounce: Bounce,
+    /// Pieces of WRITEs that have not landed, and 1 if the owner's service thread wakes for one of them.
+    /// Peers write both.
+    pub(crate) pieces: AtomicU32,
+    pub(crate) pieces_timed: AtomicU32,
+    /// Held by a thread that lands pieces.
+    pub(crate) piece_lock: RobustMutex,
     /// The owner writes it before any QP exists.
     pub(crate) devices: [DeviceShared; MAX_DEVICES],
 }
@@ -53,6 +63,28 @@ pub(crate) struct EventSlot {
     /// QP number, or use count of the entry. Identifies the object.
     pub(crate) id: AtomicU32,
 }
+
+/// A piece of a WRITE on its way into the memory of the owner. Who has moved `state` from free fills the
+/// other fields.
+#[repr(C, align(64))]
+pub(crate) struct PieceSlot {
+    /// State of `wire::placement`.
+    pub(crate) state: AtomicU32,
+    /// Index of the responding QP.
+    pub(crate) qp: AtomicU32,
+    /// Index of the memory region.
+    pub(crate) mr: AtomicU32,
+    pub(crate) _pad: AtomicU32,
+    /// Its number in the QP (`QpShared::placed`).
+    pub(crate) number: AtomicU64,
+    /// When it lands at the latest.
+    pub(crate) due: AtomicU64,
+    /// Address in the memory of the owner.
+    pub(crate) addr: AtomicU64,
+    pub(crate) len: AtomicU64,
+}
+// SAFETY: repr(C), atomics only.
+unsafe impl Shared for PieceSlot {}
 
 /// A copy that the owner's service thread does for a peer without permission to copy directly.
 #[repr(C)]
@@ -94,6 +126,10 @@ pub(crate) struct DeviceShared {
     pub(crate) latency_ns: AtomicU64,
     /// Nanoseconds after which completions of receives become visible.
     pub(crate) cqe_delay_ns: AtomicU64,
+    /// `config::order::Order`, and the state of its random numbers. Peers write the latter.
+    pub(crate) order: AtomicU32,
+    pub(crate) _pad: AtomicU32,
+    pub(crate) order_random: AtomicU64,
     pub(crate) gids: [GidShared; MAX_GIDS],
     /// Work requests that the owner has posted, by class (`fault::Class`). Only the owner writes it.
     pub(crate) posted: [AtomicU64; CLASSES],
@@ -210,6 +246,10 @@ pub(crate) struct QpShared {
     /// it.
     pub(crate) sends_done: AtomicU32,
     pub(crate) taken_wr_id: AtomicU64,
+    /// Number of the last piece of a WRITE (`wire::placement`), and when the last one lands that keeps the
+    /// order. The peer writes both.
+    pub(crate) placed: AtomicU64,
+    pub(crate) placed_by: AtomicU64,
     pub(crate) rq: RecvQueue,
 }
 // SAFETY: repr(C), atomics and locks only.
@@ -269,6 +309,8 @@ unsafe impl Shared for CqShared {}
 pub(crate) struct CqEntry {
     pub(crate) ready_at: AtomicU64,
     pub(crate) wr_id: AtomicU64,
+    /// For a receive: the last piece of its QP that it covers (`wire::placement`).
+    pub(crate) covers: AtomicU64,
     pub(crate) next: AtomicU32,
     /// 1 after it was considered for an event.
     pub(crate) announced: AtomicU32,
@@ -320,8 +362,10 @@ pub(crate) const CQS: usize = after(QPS, MAX_QP as usize * size_of::<QpShared>()
 pub(crate) const SRQS: usize = after(CQS, MAX_CQ as usize * size_of::<CqShared>());
 pub(crate) const MRS: usize = after(SRQS, MAX_SRQ as usize * size_of::<SrqShared>());
 pub(crate) const BOUNCE_AREA: usize = after(MRS, MAX_MR as usize * size_of::<MrShared>());
+pub(crate) const PIECE_SLOTS: usize = after(BOUNCE_AREA, BOUNCE);
+pub(crate) const PIECE_AREA: usize = after(PIECE_SLOTS, PIECES * size_of::<PieceSlot>());
 /// Receive queues and completion queues.
-pub(crate) const HEAP: usize = after(BOUNCE_AREA, BOUNCE);
+pub(crate) const HEAP: usize = after(PIECE_AREA, PIECES * PIECE_BYTES);
 /// Size of a segment. The file is sparse: only used parts need memory.
 pub(crate) const SEGMENT: usize = HEAP + (1 << 30);
 

@@ -98,7 +98,7 @@ impl Peer {
             file: Some(file),
         };
         let header = this.header();
-        for lock in [&header.atomics, &header.event_lock, &header.bounce.lock] {
+        for lock in [&header.atomics, &header.event_lock, &header.bounce.lock, &header.piece_lock] {
             // SAFETY: no other process has the segment yet.
             unsafe { lock.init() };
         }

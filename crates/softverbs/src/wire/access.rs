@@ -9,6 +9,7 @@ pub(crate) const LOCAL_WRITE: u32 = 1;
 pub(crate) const REMOTE_WRITE: u32 = 1 << 1;
 pub(crate) const REMOTE_READ: u32 = 1 << 2;
 pub(crate) const REMOTE_ATOMIC: u32 = 1 << 3;
+pub(crate) const RELAXED_ORDERING: u32 = 1 << 20;
 
 /// Why a key does not grant access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

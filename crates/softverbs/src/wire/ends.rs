@@ -9,6 +9,7 @@ use rdma_sys::ibv_wr_opcode as op;
 
 use crate::api::events;
 use crate::api::qp::Qp;
+use crate::config::order::Order;
 use crate::config::profile::Answer;
 use crate::limits::PIECE;
 use crate::log::fault;
@@ -20,6 +21,7 @@ use crate::wire::copy::{self, Direction, Pieces, Stopped};
 use crate::wire::exec::{Head, Step};
 use crate::wire::landing::Target;
 use crate::wire::link::{self, Passage};
+use crate::wire::placement;
 use crate::wire::reach::own_device;
 use crate::wire::respond::{Arrival, Responder};
 use crate::wire::send_queue::{Partial, SOLICITED, Wqe};
@@ -114,9 +116,15 @@ impl Ends<'_> {
             local.select(done, n);
             let addr = addr.wrapping_add(done);
             let target = self.target();
-            self.copied(match direction == Direction::Write && target.is_late() {
-                true => target.post(self.process, &local, (addr, n), passage.ready_at),
-                false => copy::run(self.to.peer, direction, &local, &Pieces::one(addr, n)),
+            self.copied(match direction {
+                Direction::Write if target.is_late() => {
+                    target.post(self.process, &local, (addr, n), passage.ready_at)
+                }
+                Direction::Write if placement::order(self.to.device()) != Order::Strict => {
+                    let to = (addr, n, self.wqe.rkey);
+                    placement::place(self.process, &self.to, &local, to, passage.ready_at)
+                }
+                _ => copy::run(self.to.peer, direction, &local, &Pieces::one(addr, n)),
             })?;
         }
         self.head.partial.set(Some(Partial { done: done + n, passage }));
@@ -203,6 +211,7 @@ impl Ends<'_> {
 
     /// Copies only the first part of the message.
     fn cut(&self, addr: u64, part: u64) -> Step {
+        placement::land_qp(self.peer, self.to.index());
         let mut local = self.head.local;
         local.select(0, part);
         let to = Pieces::one(addr, part);
@@ -272,6 +281,8 @@ impl Ends<'_> {
             self.allowed(REMOTE_READ)?;
             self.check_depth()?;
             let addr = if len > 0 { self.remote(len, REMOTE_READ)? } else { 0 };
+            // It sees all that was written to its memory before.
+            placement::land_mr(self.peer, self.wqe.rkey >> 16);
             // On PCIe it cannot overtake what the device has written before.
             let behind =
                 if len > 0 && self.head.partial.get().is_none() { self.target().wait() } else { None };
@@ -306,6 +317,7 @@ impl Ends<'_> {
                 ));
             }
             let addr = self.remote(8, REMOTE_ATOMIC)?;
+            placement::land_mr(self.peer, self.wqe.rkey >> 16);
             let next = |old: u64| match opcode {
                 op::IBV_WR_ATOMIC_FETCH_AND_ADD => Some(old.wrapping_add(compare_add)),
                 _ => (old == compare_add).then_some(swap),

@@ -19,6 +19,7 @@ pub(crate) mod landing;
 pub(crate) mod late;
 pub(crate) mod link;
 pub(crate) mod mover;
+pub(crate) mod placement;
 pub(crate) mod reach;
 pub(crate) mod respond;
 mod sanitizer;

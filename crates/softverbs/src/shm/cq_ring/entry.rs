@@ -36,6 +36,8 @@ pub(crate) struct Completion {
     pub(crate) src_qp: u32,
     pub(crate) wc_flags: u32,
     pub(crate) solicited: bool,
+    /// The last piece of its QP that a receive covers (`wire::placement`).
+    pub(crate) covers: u64,
     pub(crate) queue: Queue,
     /// The QP whose taken receive it completes, as index + 1; 0 is none.
     pub(crate) ends: u32,
@@ -58,6 +60,7 @@ pub(super) fn fill(entry: &CqEntry, c: &Completion, ready_at: u64) {
     };
     entry.ready_at.store(ready_at, Relaxed);
     entry.wr_id.store(c.wr_id, Relaxed);
+    entry.covers.store(c.covers, Relaxed);
     entry.announced.store(0, Relaxed);
     entry.status.store(c.status, Relaxed);
     entry.vendor_err.store(c.vendor_err, Relaxed);
@@ -94,6 +97,7 @@ pub(super) fn read(entry: &CqEntry) -> Completion {
         src_qp: get(&entry.src_qp),
         wc_flags: get(&entry.wc_flags),
         solicited: get(&entry.solicited) != 0,
+        covers: entry.covers.load(Relaxed),
         queue: match get(&entry.queue) {
             0 => Queue::Send(owner, get(&entry.done)),
             1 => Queue::Recv(owner),

@@ -20,6 +20,7 @@ use crate::shm::peer::Peer;
 use crate::shm::recv_queue::{self, Receives, Sge, Taken};
 use crate::wire::access::{self, Denied, LOCAL_WRITE};
 use crate::wire::copy::Pieces;
+use crate::wire::placement;
 use crate::wire::send_queue::Connection;
 
 /// A responding QP. The caller holds its lock.
@@ -96,6 +97,11 @@ impl<'a> Responder<'a> {
                 events::raise(self.peer, events::COMM_EST, self.index, self.qp.qpn.load(Relaxed));
             }
         }
+    }
+
+    /// Returns the index of the QP.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
     }
 
     /// Returns the device of the QP.
@@ -210,6 +216,7 @@ impl<'a> Responder<'a> {
             src_qp: arrival.src_qp,
             wc_flags: if arrival.imm.is_some() { sys::ibv_wc_flags::IBV_WC_WITH_IMM.0 } else { 0 },
             solicited: arrival.solicited,
+            covers: self.qp.placed.load(Relaxed),
             queue: self.srq().map_or(Queue::Recv(self.index), Queue::Srq),
             ends: self.index + 1,
         };
@@ -275,6 +282,7 @@ impl<'a> Responder<'a> {
 /// Moves a QP to ERR: flushes its receives (those of an SRQ stay posted) and wakes its owner, which
 /// flushes the send queue. The caller holds the lock of the QP.
 pub(crate) fn to_error(process: &Process, peer: &Peer, index: u32, qp: &QpShared, event: Option<u32>) {
+    placement::land_qp(peer, index);
     let before = qp.state.swap(ERR, Release);
     if let Some(responder) = Responder::new(process, peer, index) {
         responder.recover();

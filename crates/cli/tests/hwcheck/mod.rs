@@ -1,11 +1,14 @@
 //! `mpib hwcheck` between two simulated hosts: what it passes, what it finds, and what it restores.
 
+mod faults;
+mod network;
+
 use std::{
     fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
 };
 
@@ -13,8 +16,8 @@ use serde_json::Value;
 
 use crate::built::artifact;
 use crate::doctor_util::{Listener, fabric, mpib};
-use crate::fake::{fake, fake_cuda};
 use crate::transfer::until;
+use crate::two_hosts::{ADDRESSES, TwoHosts};
 
 /// Small sizes and short times. A busy machine stalls for long.
 const QUICK: [(&str, &str); 6] = [
@@ -37,12 +40,15 @@ struct Pair {
     plugin: PathBuf,
     devices: [String; 2],
     env: [Vec<(String, String)>; 2],
+    /// Absent: both ends are on this host.
+    hosts: Option<TwoHosts>,
 }
 
 impl Pair {
     fn new(more: &str) -> Self {
         let plugin = artifact("libnccl-net-mpib.so");
-        Self { fabric: fabric(), plugin, devices: [ports(1, more), ports(2, more)], env: Default::default() }
+        let devices = [ports(1, more), ports(2, more)];
+        Self { fabric: fabric(), plugin, devices, env: Default::default(), hosts: None }
     }
 
     fn command(&self, end: usize) -> Command {
@@ -54,11 +60,15 @@ impl Pair {
         }
         command.env("SOFTVERBS_LOG", "off");
         command.envs(self.env[end].iter().cloned());
-        command
+        match &self.hosts {
+            Some(hosts) => hosts.command(end, &command),
+            None => command,
+        }
     }
 
     fn listen(&self) -> Listener {
-        Listener::of(self.command(1).args(["--listen", "127.0.0.1:0"]))
+        let address = if self.hosts.is_some() { ADDRESSES[1] } else { "127.0.0.1" };
+        Listener::of(self.command(1).args(["--listen", &format!("{address}:0")]))
     }
 
     /// Prepares the leading end.
@@ -90,6 +100,11 @@ fn words(text: &str) -> Vec<String> {
         _ => vec![piece.to_owned()],
     };
     pieces.flat_map(split).collect()
+}
+
+fn outage(pair: &Pair, step: &str, down: &str, up: &str) -> String {
+    let command = |action: &str| if action.contains('@') { pair.ctl(action) } else { action.to_owned() };
+    format!("--{step}-down '{}' --{step}-up '{}'", command(down), command(up))
 }
 
 /// The document of a run.
@@ -130,282 +145,7 @@ impl Found {
     }
 }
 
-/// A fault, and the step that has to find it.
-struct Seed {
-    fault: &'static str,
-    step: &'static str,
-    /// What the failure says.
-    says: &'static str,
-    /// Changes the pair, and returns options.
-    seed: fn(&mut Pair) -> String,
-}
-
-fn of_fake(pair: &mut Pair, fault: &str) {
-    pair.plugin = fake().to_owned();
-    for env in &mut pair.env {
-        env.push(("FAKE_FAULT".into(), fault.into()));
-    }
-}
-
-fn faults(pair: &mut Pair, end: usize, script: &str) -> String {
-    pair.env[end].push(("SOFTVERBS_FAULTS".into(), script.into()));
-    String::new()
-}
-
-fn outage(pair: &Pair, step: &str, down: &str, up: &str) -> String {
-    let command = |action: &str| if action.contains('@') { pair.ctl(action) } else { action.to_owned() };
-    format!("--{step}-down '{}' --{step}-up '{}'", command(down), command(up))
-}
-
-/// A rail that does not come back is waited for.
-const NEVER_BACK: &str = " --budget 12";
-
-const SEEDS: [Seed; 25] = [
-    Seed {
-        fault: "a wrong byte",
-        step: "data",
-        says: "expected 0x",
-        seed: |pair| {
-            of_fake(pair, "corrupt");
-            String::new()
-        },
-    },
-    Seed {
-        fault: "a missing byte",
-        step: "data",
-        says: "nothing was written",
-        seed: |pair| {
-            of_fake(pair, "truncate");
-            String::new()
-        },
-    },
-    Seed {
-        fault: "the data of an earlier message",
-        step: "data",
-        says: "it is message",
-        seed: |pair| {
-            of_fake(pair, "stale");
-            String::new()
-        },
-    },
-    Seed {
-        fault: "a byte behind the end",
-        step: "data",
-        says: "behind",
-        seed: |pair| {
-            of_fake(pair, "overrun");
-            String::new()
-        },
-    },
-    Seed {
-        fault: "a wrong size",
-        step: "data",
-        says: "size",
-        seed: |pair| {
-            of_fake(pair, "size");
-            String::new()
-        },
-    },
-    Seed {
-        fault: "a completion that never comes",
-        step: "data",
-        says: "did not end in 3 s",
-        seed: |pair| {
-            of_fake(pair, "stall");
-            "--budget 3".into()
-        },
-    },
-    Seed {
-        fault: "a crash",
-        step: "data",
-        says: "died of signal 6",
-        seed: |pair| {
-            of_fake(pair, "crash");
-            String::new()
-        },
-    },
-    Seed {
-        fault: "stale memory of a GPU",
-        step: "gpu",
-        says: "it is message",
-        seed: |pair| {
-            of_fake(pair, "stale");
-            for env in &mut pair.env {
-                env.push(("FAKE_GPU".into(), "1".into()));
-                let verbs = artifact("softverbs/libibverbs.so.1");
-                let folders = format!("{}:{}", fake_cuda().display(), verbs.parent().unwrap().display());
-                env.push(("LD_LIBRARY_PATH".into(), folders));
-            }
-            String::new()
-        },
-    },
-    Seed {
-        fault: "a rail at half its speed",
-        step: "data",
-        says: "expected 90 % of 8",
-        seed: |pair| {
-            pair.devices[1] = pair.devices[1].replace("10.9.1.2/24", "10.9.1.2/24,rate=500MB");
-            "--speed 8".into()
-        },
-    },
-    Seed {
-        fault: "a completion with an error",
-        step: "data",
-        says: "the connection has no rail sup:1 here",
-        seed: |pair| faults(pair, 0, "sup:status=11,at=40,only=imm"),
-    },
-    Seed {
-        fault: "a smaller MTU there",
-        step: "host",
-        says: "the MTU is 4096 here and 1024 there",
-        seed: |pair| {
-            pair.devices[1] = ports(2, ",mtu=1024");
-            String::new()
-        },
-    },
-    Seed {
-        fault: "a smaller MTU in the network",
-        step: "host",
-        says: "sup:1 to sup:1",
-        seed: |pair| {
-            pair.devices = pair.devices.clone().map(|all| all.replace("sup:", "sup:path_mtu=1024,"));
-            String::new()
-        },
-    },
-    Seed {
-        fault: "a rail that is down there",
-        step: "host",
-        says: "sup:1",
-        seed: |pair| faults(pair, 1, "sup:link=down"),
-    },
-    Seed {
-        fault: "a rail that carries one direction only",
-        step: "host",
-        says: "the probe did not complete",
-        seed: |pair| faults(pair, 1, "sup:silence=in"),
-    },
-    Seed {
-        fault: "settings that differ",
-        step: "host",
-        says: "MPIB_SOUT_QP is 3 here and 2 there",
-        seed: |pair| {
-            pair.env[0].push(("MPIB_SOUT_QP".into(), "3".into()));
-            String::new()
-        },
-    },
-    Seed {
-        fault: "a link that does not come back",
-        step: "link",
-        says: "carries no data",
-        seed: |pair| outage(pair, "link", "link sup@10.9.1.1 down", "true") + NEVER_BACK,
-    },
-    Seed {
-        fault: "an outage of another rail",
-        step: "link",
-        says: "while it was out of service",
-        seed: |pair| outage(pair, "link", "true", "true"),
-    },
-    Seed {
-        fault: "an outage of the only rail that has no effect",
-        step: "link",
-        says: "the longest stall is",
-        seed: |pair| {
-            pair.devices = [1, 2].map(|host| format!("sup:addr=10.9.1.{host}/24"));
-            outage(pair, "link", "true", "true") + " --time 2"
-        },
-    },
-    Seed {
-        fault: "a command without the right to act",
-        step: "link",
-        says: "\"exit 2\" exited with status 2",
-        seed: |pair| outage(pair, "link", "exit 2", "true"),
-    },
-    Seed {
-        fault: "a silent loss that is noticed late",
-        step: "link",
-        says: "no message completed for",
-        seed: |pair| {
-            pair.env.iter_mut().for_each(|env| env.push(("MPIB_STALL_MS".into(), "2500".into())));
-            let options = outage(pair, "link", "fault sup@10.9.1.1 silence=both", "heal sup@10.9.1.1");
-            options + " --limit 1"
-        },
-    },
-    Seed {
-        fault: "an adapter that cannot be opened again",
-        step: "driver",
-        says: "carries no data",
-        seed: |pair| outage(pair, "driver", "fault sup@10.9.1.1 fatal", "true") + NEVER_BACK,
-    },
-    Seed {
-        fault: "a dead peer that nobody reports",
-        step: "death",
-        says: "a process of",
-        seed: |pair| {
-            of_fake(pair, "stall");
-            "--budget 6".into()
-        },
-    },
-    Seed {
-        fault: "slow ibv_destroy_qp",
-        step: "control",
-        says: "destroy 1.2",
-        seed: |pair| {
-            pair.devices[1] = ports(2, ",verb_time=destroy_qp:1200ms");
-            "--limit 1".into()
-        },
-    },
-    Seed {
-        fault: "slow ibv_modify_qp",
-        step: "control",
-        says: "modify to RTS 1.2",
-        seed: |pair| {
-            pair.devices[1] = ports(2, ",verb_time=modify_qp:400ms");
-            "--limit 1".into()
-        },
-    },
-    Seed {
-        fault: "a lost acknowledgement",
-        step: "steady",
-        says: "the connection has no rail sup:1 here",
-        seed: |pair| faults(pair, 0, "sup:lost_ack,at=10,only=imm,then=alive"),
-    },
-];
-
-/// Runs the seeds of these numbers, some at a time, and returns what was not found.
-fn missed(numbers: &[usize]) -> Vec<String> {
-    let (next, missed) = (AtomicUsize::new(0), std::sync::Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                while let Some(number) = numbers.get(next.fetch_add(1, Relaxed)) {
-                    let seed = &SEEDS[*number];
-                    let mut pair = Pair::new("");
-                    let options = (seed.seed)(&mut pair);
-                    let found = pair.run(&format!("--step {} {options}", seed.step));
-                    let texts = found.texts(seed.step, "fail");
-                    let is_found = found.code == 1 && texts.iter().any(|text| text.contains(seed.says));
-                    if !is_found {
-                        missed.lock().unwrap().push(format!("{}: {texts:#?}", seed.fault));
-                    }
-                }
-            });
-        }
-    });
-    missed.into_inner().unwrap()
-}
-
-//= hwcheck.md: each seeded fault is found by the step for it
-#[test]
-fn every_seeded_fault_is_found_by_its_step() {
-    // make hwcheck-faults runs all.
-    let is_all = std::env::var_os("HWCHECK_FAULTS").is_some_and(|value| value == "all");
-    let numbers: Vec<usize> = (0..SEEDS.len()).filter(|n| is_all || n % 3 == 1).collect();
-    let missed = missed(&numbers);
-    println!("{} of {} seeded faults", numbers.len() - missed.len(), numbers.len());
-    assert!(missed.is_empty(), "not found:\n{}", missed.join("\n"));
-}
-
-//= hwcheck.md: eight steps between two hosts, and one file to send
+//= hwcheck.md: nine steps between two hosts, and one file to send
 #[test]
 fn a_good_pair_passes_all_that_it_can_run() {
     let mut pair = Pair::new(",counters=on");
@@ -430,7 +170,7 @@ fn a_good_pair_passes_all_that_it_can_run() {
         pair.ctl("heal sup@10.9.1.1"),
     );
     let found = pair.run(&options);
-    let verdicts = ["host", "data", "gpu", "link", "driver", "death", "control", "steady"]
+    let verdicts = ["host", "data", "gpu", "link", "driver", "death", "control", "steady", "network"]
         .map(|step| format!("{step} {}", found.verdict(step)));
     let expected = [
         "host passed",
@@ -441,6 +181,7 @@ fn a_good_pair_passes_all_that_it_can_run() {
         "death passed",
         "control passed",
         "steady passed",
+        "network not run",
     ];
     let texts = |step: &str| [found.texts(step, "fail"), found.texts(step, "note")].concat();
     let wrong: Vec<_> = (expected.iter().zip(&verdicts).filter(|(expected, verdict)| expected != verdict))
@@ -449,19 +190,19 @@ fn a_good_pair_passes_all_that_it_can_run() {
     assert!(wrong.is_empty(), "{wrong:?}\n{found}");
     assert_eq!(
         (found.code, &found.document["passed"], &found.document["not_run"]),
-        (0, &7.into(), &1.into())
+        (0, &7.into(), &2.into())
     );
     // The outage shows in the counters of the step link, and the steady state has none.
     let counters = |step: &str| found.step(step)["counters"].as_array().unwrap().len();
     assert_eq!(counters("steady"), 0, "{found}");
     let text = bundled(&file, "hwcheck.txt");
-    assert!(text.starts_with("passed: 7 of 8 steps passed, 0 failed, 1 not run\n"), "{text}");
+    assert!(text.starts_with("passed: 7 of 9 steps passed, 0 failed, 2 not run\n"), "{text}");
     let json: Value = serde_json::from_str(&bundled(&file, "hwcheck.json")).unwrap();
     assert_eq!(json["passed"], 7);
 }
 
 /// A stage ends when the rail has carried enough to be judged, not with the clock alone.
-//= hwcheck.md: eight steps between two hosts, and one file to send
+//= hwcheck.md: nine steps between two hosts, and one file to send
 #[test]
 fn an_outage_is_judged_however_short_its_stages_are() {
     let mut pair = Pair::new("");
@@ -486,9 +227,11 @@ fn bundled(archive: &Path, name: &str) -> String {
 //= hwcheck.md: what does not run is never reported as passed
 #[test]
 fn outages_that_nobody_permits_do_not_run() {
-    let found = Pair::new("").run("--step link,driver,gpu");
+    let found = Pair::new("").run("--step link,driver,gpu,network");
     assert_eq!(found.code, 0);
-    for (step, says) in [("link", "--link-down"), ("driver", "--driver-down"), ("gpu", "libcuda")] {
+    for (step, says) in
+        [("link", "--link-down"), ("driver", "--driver-down"), ("gpu", "libcuda"), ("network", "127.0.0.1")]
+    {
         assert_eq!(found.verdict(step), "not run", "{found}");
         let text = found.texts(step, "note").concat();
         assert!(text.starts_with("not run: ") && text.contains(says), "{text}");
