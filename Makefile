@@ -40,23 +40,22 @@ test: setup-test build ## Build, then run all tests; prints the slowest suites a
 explore: setup ## Explore the failover machines of both ends whole, in larger worlds than make test does; prints states and depth
 	@$(cargo) test --locked --release -p nccl-net-mpib --lib failover::tests::explorer -- --ignored --nocapture --test-threads=1
 
+# Runs SUITES, or those of the third list, with a variable at each of some values.
+define each
+failed=; for value in $(2); do \
+	echo "== $$value"; \
+	$(1)=$$value scripts/test.sh --workspace $(addprefix --test ,$(or $(SUITES),$(3))) || failed="$$failed $$value"; \
+done; \
+[ -z "$$failed" ] || { echo "failed on:$$failed"; exit 1; }
+endef
+
 .PHONY: test-providers
 test-providers: setup-test ## Run suites of the plugin's tests on adapters as each provider has them; PROVIDERS="mlx5 irdma" SUITES="data memory connect failover"
-	@failed=; for provider in $(or $(PROVIDERS),mlx5 bnxt_re irdma ionic erdma hns rxe); do \
-		echo "== $$provider"; \
-		SOFTVERBS_QUIRKS=$$provider; export SOFTVERBS_QUIRKS; \
-		scripts/test.sh --workspace $(addprefix --test ,$(or $(SUITES),data memory connect failover)) || \
-			failed="$$failed $$provider"; \
-	done; \
-	[ -z "$$failed" ] || { echo "failed on:$$failed"; exit 1; }
+	@$(call each,SOFTVERBS_QUIRKS,$(or $(PROVIDERS),mlx5 bnxt_re irdma ionic erdma hns rxe),data memory connect failover)
 
 .PHONY: test-order
 test-order: setup-test ## Run suites of the plugin's tests where data lands late and in any order; ORDERS="late relaxed" SUITES="data failover"
-	@for order in $(or $(ORDERS),late relaxed); do \
-		echo "== $$order"; \
-		SOFTVERBS_ORDER=$$order; export SOFTVERBS_ORDER; \
-		$(cargo) test --locked --workspace $(addprefix --test ,$(or $(SUITES),data memory connect control failover)); \
-	done
+	@$(call each,SOFTVERBS_ORDER,$(or $(ORDERS),late relaxed),data memory connect control failover)
 
 .PHONY: test-quick
 test-quick: setup ## While you write: unit tests of all libraries, and the suites data, connect and layers

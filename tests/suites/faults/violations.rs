@@ -213,7 +213,7 @@ fn handshakes() -> Vec<(Misbehaviour, &'static str)> {
         (wiring(|w| w.routes.clear()), "0 routes, expected 2"),
         (wiring(|w| w.routes.swap(0, 1)), "route 0 joins our rail and its rail (1, 1), expected (0, 0)"),
         (wiring(|w| w.routes[1].remote_rail = 0), "route 1 joins"),
-        (wiring(|w| w.routes[0].qps.clear()), "0 queue pairs for route 0, expected 2"),
+        (wiring(|w| w.routes[0].qps.truncate(1)), "1 queue pairs for route 0, expected 2"),
         (wiring(|w| w.memory.len = 100), "100 bytes at"),
         (wiring(|w| w.memory.addr = u64::MAX - 5), "bytes at 0xfffffffffffffffa"),
         (wiring(|w| w.memory.rkeys.truncate(1)), "1 remote keys for 2 routes"),
