@@ -80,24 +80,7 @@ impl LocalEndpoint {
     ) -> Result<Self> {
         let Stripes { each, has_mailbox } = stripes;
         let rail = |route: &Route| &local_rails[*route.rails.local(role)];
-        let (region, registered) = match former {
-            Some(former) => {
-                let mut region = former.region.clone();
-                // An adapter that was opened again has another protection domain.
-                each.first().map_or(Ok(()), |(route, _)| region.move_to(&rail(route).pd))?;
-                (region, each.iter().map(|_| Ok(())).collect())
-            }
-            None => {
-                let pds: Vec<Arc<Pd>> = each.iter().map(|(route, _)| Arc::clone(&rail(route).pd)).collect();
-                let flushes = |(route, _): &(Route, usize)| rail(route).nic.flushes(&settings.config);
-                let reads = role == Role::Acceptor && each.iter().any(flushes);
-                let (region, registered) = Region::new(&pds, memory_bytes(*has_mailbox) / 8, reads)?;
-                // The probes read and write the scratch memory. If it is read first, the kernel maps
-                // its page of zeros, and must interrupt the CPUs of all threads to replace it.
-                region.words()[SCRATCH / 8].store(0, Ordering::Relaxed);
-                (region, registered)
-            }
-        };
+        let (region, registered) = control_memory(role, settings, local_rails, stripes, former)?;
         let mut queues: Vec<Result<RouteQueues>> = Vec::with_capacity(each.len());
         for (i, ((route, qps), registered)) in each.iter().zip(registered).enumerate() {
             let leads = i == 0 || each[i - 1].0 != *route;
@@ -112,22 +95,19 @@ impl LocalEndpoint {
         };
         let needs: Vec<_> = each.iter().zip(&queues).map(needs).collect();
         let cqs = completion_queues(&needs);
-        let make = |(((route, _), queues), cq): ((&(Route, usize), Result<RouteQueues>), Result<RouteCq>)| {
+        let mut routes = Vec::with_capacity(each.len());
+        for (((route, _), queues), cq) in each.iter().zip(queues).zip(cqs) {
             let made = queues.and_then(|queues| {
                 LocalRoute::new((role, settings), rail(route), *route, queues, cq?, former)
             });
-            made.map_err(|why| Unmade { route: *route, why })
-        };
-        let mut routes: Vec<_> = each.iter().zip(queues).zip(cqs).map(make).collect();
-        // A connection without these routes needs another one. Rails with a former life join the same
-        // ports, and return together.
-        if former.is_some() || routes.iter().all(Result::is_err) {
-            if let Some(failed) = routes.iter().position(Result::is_err) {
-                return Err(routes
-                    .swap_remove(failed)
-                    .err()
-                    .map_or_else(|| Error::Internal("a route is missing".into()), |unmade| unmade.why));
-            }
+            routes.push(made.map_err(|why| Unmade { route: *route, why }));
+        }
+        // Without any route nothing is left to try. Rails with a former life return together.
+        let needs_all = former.is_some() || routes.iter().all(Result::is_err);
+        if let Some(unmade) = routes.iter().position(Result::is_err).filter(|_| needs_all)
+            && let Err(Unmade { why, .. }) = routes.swap_remove(unmade)
+        {
+            return Err(why);
         }
         Ok(Self { routes, region, has_mailbox: *has_mailbox })
     }
@@ -165,6 +145,32 @@ impl LocalEndpoint {
         let memory = Memory { addr: self.region.addr(0) as u64, len, rkeys };
         Ok(Wiring { routes: self.routes.iter().map(route).collect::<Result<_>>()?, memory })
     }
+}
+
+/// Registers the memory that the peer writes on the ports of these routes, or that of the former life
+/// of the rails. Returns the result for each route, too.
+fn control_memory(
+    role: Role,
+    settings: &Settings,
+    local_rails: &[LocalRail],
+    Stripes { each, has_mailbox }: &Stripes,
+    former: Option<&FormerLife>,
+) -> Result<(Region, Vec<Result<()>>)> {
+    let rail = |route: &Route| &local_rails[*route.rails.local(role)];
+    if let Some(former) = former {
+        let mut region = former.region.clone();
+        // An adapter that was opened again has another protection domain.
+        each.first().map_or(Ok(()), |(route, _)| region.move_to(&rail(route).pd))?;
+        return Ok((region, each.iter().map(|_| Ok(())).collect()));
+    }
+    let pds: Vec<Arc<Pd>> = each.iter().map(|(route, _)| Arc::clone(&rail(route).pd)).collect();
+    let flushes = |(route, _): &(Route, usize)| rail(route).nic.flushes(&settings.config);
+    let reads = role == Role::Acceptor && each.iter().any(flushes);
+    let (region, registered) = Region::new(&pds, memory_bytes(*has_mailbox) / 8, reads)?;
+    // The probes read and write the scratch memory. If it is read first, the kernel maps its page of
+    // zeros, and must interrupt the CPUs of all threads to replace it.
+    region.words()[SCRATCH / 8].store(0, Ordering::Relaxed);
+    Ok((region, registered))
 }
 
 /// Entries of the queues of one rail.
