@@ -1,6 +1,6 @@
 //! Adapters whose driver reports their failure as one of each queue pair, as bnxt_re does.
 
-use mpib_tests::log::{LOG, take_warnings, warnings};
+use mpib_tests::log::{assert_warned, has_logged, take_warnings, warnings};
 use mpib_tests::pair::{Pair, until};
 use mpib_tests::{NO_PINGS, here, with_and_without_srq};
 use softverbs::{Direction, Fault, QUIRKS_VAR, heal, inject};
@@ -8,11 +8,6 @@ use softverbs::{Direction, Fault, QUIRKS_VAR, heal, inject};
 use super::points::{Ends, env, exists, two_hosts};
 
 const CONNECTIONS: usize = 8;
-
-/// Counts the lines of the log with this text.
-fn lines(text: &str) -> usize {
-    LOG.lock().unwrap().iter().filter(|(_, line)| line.contains(text)).count()
-}
 
 /// Nobody sends meanwhile, so no completion shows the failure.
 //= failover.md: an adapter that fails by events of its queue pairs is one fault
@@ -31,9 +26,7 @@ fn an_adapter_that_fails_by_events_of_its_queue_pairs_is_one_fault() {
             inject(device, Fault::DeviceFatal).unwrap();
             let cost = format!("{CONNECTIONS} connections carry on over other rails");
             let down = format!("{device}:1 is down since ");
-            until("the adapter's line", || {
-                warnings().iter().any(|line| line.contains(&down) && line.contains(&cost)).then_some(())
-            });
+            assert_warned(&[&down, &cost]);
             // The rails of all connections are given up, at both ends.
             until("the last connection", || (!exists(&on_it)).then_some(()));
             pairs.iter().zip(0..).for_each(|(pair, seed)| pair.message(5000, 5000, seed));
@@ -42,7 +35,7 @@ fn an_adapter_that_fails_by_events_of_its_queue_pairs_is_one_fault() {
             assert_eq!(about.len(), 1, "{about:?}");
             pairs.into_iter().for_each(Pair::close);
             heal(device).unwrap();
-            until("the adapter", || (lines("was opened as ") > 0).then_some(()));
+            until("the adapter", || has_logged("was opened as ").then_some(()));
         }
     });
 }
