@@ -121,14 +121,14 @@ impl Region {
             .map_err(|source| Error::io(format!("{words} words of control memory"), source))?;
         let options = MrOptions { reads, relaxed: false };
         let mut region = Self { mrs: Vec::new(), keys: Vec::new(), options, memory: Arc::new(memory) };
-        let registered: Vec<Result<()>> = pds.iter().map(|pd| region.add(pd)).collect();
-        if region.mrs.is_empty() {
-            registered.into_iter().collect::<Result<()>>()?;
-            return Ok((region, Vec::new()));
+        let (mut registered, mut places) = (Vec::with_capacity(pds.len()), Vec::with_capacity(pds.len()));
+        for pd in pds {
+            registered.push(region.add(pd));
+            places.push(region.mrs.len().saturating_sub(1));
         }
-        let mut added = 0..region.mrs.len();
-        let places = registered.iter().map(|result| if result.is_ok() { added.next() } else { None });
-        let places: Vec<usize> = places.map(Option::unwrap_or_default).collect();
+        if region.mrs.is_empty() && !registered.is_empty() {
+            registered.swap_remove(0)?;
+        }
         Ok((region.select(places.into_iter()), registered))
     }
 

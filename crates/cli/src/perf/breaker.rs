@@ -103,11 +103,8 @@ impl Breaker {
                 }
                 let mut running = running.borrow_mut();
                 let pause = outage.restores_after.unwrap_or(0.0);
-                let guard = Guard::start(&outage.up, pause, outage.at_most);
-                let guard = running.guard.insert(guard.tool("start the process that restores the rail")?);
-                let mut command = shell(&outage.down);
-                ends_with_us(&mut command);
-                let mut down = command.spawn().tool(format!("run {:?}", outage.down))?;
+                let (mut down, guard) = take_out(&outage.down, &outage.up, pause, outage.at_most)?;
+                let guard = running.guard.insert(guard);
                 if outage.restores_after.is_some() {
                     down.wait().tool(format!("wait for {:?}", outage.down))?;
                     guard.restore();
@@ -170,10 +167,19 @@ impl Breaker {
     }
 }
 
-pub(super) fn shell(script: &str) -> Command {
+fn shell(script: &str) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::null());
     command
+}
+
+/// Runs the command that takes something out of service, once a [`Guard`] of the one that restores it
+/// watches.
+pub(super) fn take_out(down: &str, up: &str, pause: f64, at_most: f64) -> Result<(Child, Guard), Failure> {
+    let guard = Guard::start(up, pause, at_most).tool(format!("start the process that runs {up:?}"))?;
+    let mut command = shell(down);
+    ends_with_us(&mut command);
+    Ok((command.spawn().tool(format!("run {down:?}"))?, guard))
 }
 
 /// Returns whether a command has ended; fails if it has not succeeded.
@@ -214,7 +220,7 @@ pub(super) struct Guard {
 impl Guard {
     /// Starts it. After the end of its input it waits for `pause` seconds; its deadline is `at_most`
     /// seconds from now.
-    pub(super) fn start(command: &str, pause: f64, at_most: f64) -> io::Result<Self> {
+    fn start(command: &str, pause: f64, at_most: f64) -> io::Result<Self> {
         let mut shell = shell(GUARD);
         shell.args(["mpib", command, &pause.to_string(), &at_most.to_string()]).stdin(Stdio::piped());
         // SAFETY: between fork and exec only setsid and signal run, which are async-signal-safe.

@@ -12,15 +12,14 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    breaker::{Guard, ended, shell},
+    breaker::{Guard, ended, take_out},
     flow::{Round, Tail},
     link::{Link, Message, expect_message},
     measure::Measurement,
     report::{Stage, StageKind},
     session::Session,
 };
-use crate::failure::{Context, Failure, Kind};
-use crate::process::ends_with_us;
+use crate::failure::{Failure, Kind};
 
 /// Longest wait for an answer that must not come.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -146,11 +145,7 @@ impl<'a> Silence<'a> {
             );
             return Err(Failure::new(Kind::Usage, text));
         }
-        let guard = Guard::start(&outage.up, outage.seconds, outage.at_most)
-            .tool("start the process that restores the network")?;
-        let mut command = shell(&outage.down);
-        ends_with_us(&mut command);
-        let down = command.spawn().tool(format!("run {:?}", outage.down))?;
+        let (down, guard) = take_out(&outage.down, &outage.up, outage.seconds, outage.at_most)?;
         Ok(Self { outage, there, down, guard, stage: Progress::Begins })
     }
 

@@ -122,8 +122,8 @@ unsafe fn poll(
         if completion.status != 0 && !profile.opcode_in_errors {
             completion.opcode = 0;
         }
-        if let Some(index) =
-            Some(completion.covers).filter(|n| *n > 0).and_then(|_| qp_of(process, &completion))
+        if completion.covers > 0
+            && let Some(index) = qp_of(process, &completion)
         {
             placement::land_before(&process.own, index, completion.covers);
         }

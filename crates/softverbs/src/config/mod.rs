@@ -90,3 +90,19 @@ fn from_text(text: Option<&str>) -> Result<Vec<DeviceSpec>, String> {
 
 #[cfg(test)]
 mod tests;
+
+/// Returns what a variable says of all devices that say nothing themselves, read once: `unset` without
+/// it, or the line to log if it is invalid.
+fn of_all<T: Copy>(
+    cell: &'static OnceLock<Result<T, String>>,
+    variable: &str,
+    unset: T,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<T, &'static str> {
+    let read = || {
+        let Some(value) = std::env::var_os(variable) else { return Ok(unset) };
+        let value = value.to_string_lossy();
+        parse(&value).map_err(|why| format!("{variable}={value:?}: {why}; there are no devices"))
+    };
+    cell.get_or_init(read).as_ref().copied().map_err(String::as_str)
+}

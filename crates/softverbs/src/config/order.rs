@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::DeviceSpec;
+use super::{DeviceSpec, of_all};
 
 /// Name of the environment variable with the order of devices that name none.
 pub const ORDER_VAR: &str = "SOFTVERBS_ORDER";
@@ -46,12 +46,7 @@ impl Order {
 /// Returns the order of devices that name none, or the line to log if the variable is invalid.
 pub(super) fn default() -> Result<Order, &'static str> {
     static DEFAULT: OnceLock<Result<Order, String>> = OnceLock::new();
-    let read = || {
-        let Some(value) = std::env::var_os(ORDER_VAR) else { return Ok(Order::Strict) };
-        let value = value.to_string_lossy();
-        Order::parse(&value).map_err(|why| format!("{ORDER_VAR}={value:?}: {why}; there are no devices"))
-    };
-    DEFAULT.get_or_init(read).as_ref().copied().map_err(String::as_str)
+    of_all(&DEFAULT, ORDER_VAR, Order::Strict, Order::parse)
 }
 
 /// Returns the order of a device.

@@ -2,9 +2,9 @@
 
 use std::sync::OnceLock;
 
-use super::DeviceSpec;
 use super::profile::{Profile, STRICT};
 use super::providers::{BNXT_RE, ERDMA, HNS, IONIC, IRDMA, MLX5, RXE, SIW};
+use super::{DeviceSpec, of_all};
 
 /// Name of the environment variable with the quirks of devices that name none.
 pub const QUIRKS_VAR: &str = "SOFTVERBS_QUIRKS";
@@ -51,12 +51,7 @@ impl Quirks {
 /// Returns the quirks of devices that name none, or the line to log if the variable is invalid.
 pub(super) fn default() -> Result<Quirks, &'static str> {
     static DEFAULT: OnceLock<Result<Quirks, String>> = OnceLock::new();
-    let read = || {
-        let Some(value) = std::env::var_os(QUIRKS_VAR) else { return Ok(Quirks::None) };
-        let value = value.to_string_lossy();
-        Quirks::parse(&value).map_err(|why| format!("{QUIRKS_VAR}={value:?}: {why}; there are no devices"))
-    };
-    DEFAULT.get_or_init(read).as_ref().copied().map_err(String::as_str)
+    of_all(&DEFAULT, QUIRKS_VAR, Quirks::None, Quirks::parse)
 }
 
 /// Returns the profile of a device.
