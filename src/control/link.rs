@@ -434,7 +434,8 @@ impl Link {
             | Message::RebuildFailed(_)
             | Message::Proved(_)
             | Message::Up(_)
-            | Message::Return { .. } => format!("{} without a number", message.name()),
+            | Message::Return { .. }
+            | Message::Arrived { .. } => format!("{} without a number", message.name()),
             _ if inner.inbox.len() == INBOX_MAX => {
                 format!("more than {INBOX_MAX} messages that were not requested")
             }

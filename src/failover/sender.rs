@@ -27,6 +27,8 @@ pub(crate) struct Sender {
     /// The number of the last attempt; 0 before the first.
     attempts: u32,
     attempt: Option<(Attempt, RailSet, Step)>,
+    /// The first group whose data a receiver that closes does not have.
+    arrived: Option<Sequence>,
 }
 
 /// Where the present attempt is.
@@ -92,6 +94,7 @@ impl Sender {
             moved: Vec::new(),
             attempts: 0,
             attempt: None,
+            arrived: None,
         }
     }
 
@@ -185,6 +188,10 @@ impl Sender {
             Message::RebuildFailed(failed) => Ok(self.on_rebuild_failed(failed)),
             Message::Up(attempt) => Ok(self.on_up(attempt)),
             Message::Return { rails } => Ok(SenderAction::Returned(RailSet::from_bits(rails) & self.dead)),
+            Message::Arrived { next } => {
+                self.arrived = Some(next);
+                Ok(SenderAction::Nothing)
+            }
             other => {
                 let name = other.name();
                 Err(Error::Protocol(format!("the peer sent {name} on an established connection")).into())
@@ -231,6 +238,23 @@ impl Sender {
         }
         self.awaiting = false;
         Ok(SenderAction::Judged(judged))
+    }
+
+    /// Returns whether the receiver closes and has the data of all groups before this one.
+    pub(crate) fn has_arrived(&self, next: Sequence) -> bool {
+        self.arrived.is_some_and(|arrived| next <= arrived)
+    }
+
+    /// Returns the lost parts that a closing receiver has, by open group, as
+    /// [`Judged`](SenderAction::Judged) does: no VERDICT comes any more. None while queue pairs on dead
+    /// rails, which read these groups' buffers, are being destroyed.
+    pub(crate) fn arrived(&mut self, open: &[Posted]) -> Vec<(Sequence, u8, u8)> {
+        let Some(next) = self.arrived.filter(|_| !self.fencing) else { return Vec::new() };
+        let has = open.iter().filter(|group| group.seq < next);
+        let judged = has.map(|group| (group.seq, self.lost(group.seq, group.mask), 0)).collect();
+        self.moved.retain(|moved| moved.seq >= next);
+        self.awaiting &= open.iter().any(|group| group.seq >= next);
+        judged
     }
 
     /// Returns the parts of a group whose last carrier is given up.

@@ -219,6 +219,7 @@ fn of_rails() -> impl Strategy<Value = Message> {
         attempt().prop_map(Message::Proved),
         attempt().prop_map(Message::Up),
         (1u8..).prop_map(|rails| Message::Return { rails }),
+        (1u64..).prop_map(|next| Message::Arrived { next: Sequence::from_number(next) }),
     ]
 }
 

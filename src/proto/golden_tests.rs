@@ -53,6 +53,7 @@ fn messages() -> Vec<Message> {
         Message::Proved(attempt),
         Message::Up(attempt),
         Message::Return { rails: 3 },
+        Message::Arrived { next: seq(9) },
         Message::Numbered(Numbered {
             number: 5,
             received: 4,

@@ -1,11 +1,11 @@
 //! The messages of the control connection.
 
 use super::wire::{
-    Codec, DecodeError, Layout, REASON_BYTES, Reader, Writer, layout, list, some_rails, text, within,
+    Codec, DecodeError, Layout, Nested, REASON_BYTES, Reader, Writer, layout, list, some_rails, text, within,
 };
 use super::{
-    Attempt, Callback, Hello, MAX_RAILS, NewRails, Nonce, RebuildFailed, Redial, SenderState, Tag, Verdict,
-    Wiring,
+    Attempt, Callback, Hello, MAX_RAILS, NewRails, Nonce, RebuildFailed, Redial, SenderState, Sequence, Tag,
+    Verdict, Wiring,
 };
 
 /// Begins the reason in PROBED of a route for which the kernel of an end has no route.
@@ -128,7 +128,12 @@ messages! {
         /// The rails; never zero.
         rails: u8 = some_rails("rails"),
     },
-    /// One of the messages from DOWN to RETURN. They travel in no other way.
+    /// A receiver closes. It has the data of all groups before `next`, acknowledged or not.
+    ARRIVED = 26 => Arrived {
+        /// The first group whose data it does not have.
+        next: Sequence = Nested,
+    },
+    /// One of the messages about rails and data. They travel in no other way.
     NUMBERED = 25 => Numbered(numbered: Numbered),
     /// The sender gives the connection up.
     REFUSE = 6 => Refuse {
@@ -171,7 +176,8 @@ layout! {
         pub number: u64 = within("number", 1..=u64::MAX, "at least 1"),
         /// The number of the last message of the peer that the end has received; 0 before the first.
         pub received: u64 = "last number received",
-        /// The message: DOWN, STATE, VERDICT, REBUILD, REBUILT, REBUILD_FAILED, PROVED, UP or RETURN.
+        /// The message: DOWN, STATE, VERDICT, REBUILD, REBUILT, REBUILD_FAILED, PROVED, UP,
+        /// RETURN or ARRIVED.
         pub message: Box<Message> = AboutRails,
     }
 }
@@ -186,7 +192,7 @@ impl Codec<Box<Message>> for AboutRails {
 
     fn read(&self, from: &mut Reader<'_>) -> Result<Box<Message>, DecodeError> {
         match from.u8("type")? {
-            kind @ kind::DOWN..=kind::RETURN => Ok(Box::new(Message::read(kind, from)?)),
+            kind @ (kind::DOWN..=kind::RETURN | kind::ARRIVED) => Ok(Box::new(Message::read(kind, from)?)),
             other => Err(DecodeError::Type(other)),
         }
     }

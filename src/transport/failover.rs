@@ -257,10 +257,10 @@ impl Comm {
     }
 
     /// Reports the rails that the peer has given up, and this end has not.
-    pub(crate) fn given_up_by_the_peer(&mut self, which: RailSet) {
+    pub(crate) fn given_up_by_the_peer(&mut self, which: RailSet, why: &str) {
         let new = self.with_stripes(which.without(self.failures.noticed()));
         if !new.is_empty() {
-            self.watch.rails_failed_alone(new.bits(), Reason::Peer, "the peer has given it up");
+            self.watch.rails_failed_alone(new.bits(), Reason::Peer, why);
         }
     }
 

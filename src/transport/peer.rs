@@ -197,9 +197,17 @@ impl Peer {
         )))
     }
 
+    /// Returns whether the peer has ended, and nothing of it arrives any more.
+    pub(crate) fn is_over(&mut self) -> bool {
+        let has_ended = |state| matches!(state, ChannelState::ByePeer | ChannelState::Lost);
+        self.channel.as_ref().is_some_and(|channel| has_ended(channel.state()))
+            && self.lost_since.get_or_insert_with(Instant::now).elapsed() >= GRACE
+    }
+
     #[cold]
     fn lost(&mut self, what: &str) -> Result<()> {
         self.check_refused()?;
+        let is_over = self.is_over();
         let Some(channel) = &self.channel else { return Ok(()) };
         let last = loop {
             match channel.received() {
@@ -211,7 +219,7 @@ impl Peer {
                 Err(e) => break e.to_string(),
             }
         };
-        if self.lost_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
+        if !is_over {
             return Ok(());
         }
         // This process may have paused since the poll before this check.

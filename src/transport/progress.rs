@@ -36,9 +36,9 @@ pub(crate) trait Progress {
     /// Handles failed rails and messages of the peer.
     fn handle_news(&mut self) -> Fast<()>;
 
-    /// Returns whether it is about to be known whether data is lost for good. The end of the peer is
-    /// no news until then.
-    fn may_have_lost(&self) -> bool {
+    /// Returns whether this end needs the peer no more to learn what has become of the data in flight.
+    /// The end of the peer is no news until then.
+    fn settles_alone(&self) -> bool {
         false
     }
 
@@ -203,7 +203,7 @@ fn progress_marked<S: Progress>(state: &mut S, request: S::Request) -> Fast<()> 
     // is checked first.
     state.look_closer()?;
     match S::outstanding(request) {
-        Some(outstanding) if !state.may_have_lost() => state.comm().check_peer(outstanding),
+        Some(outstanding) if !state.settles_alone() => state.comm().check_peer(outstanding),
         _ => Ok(()),
     }
 }

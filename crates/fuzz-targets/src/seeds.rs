@@ -74,6 +74,7 @@ fn sample() -> Vec<Message> {
         Message::Proved(attempt),
         Message::Up(attempt),
         Message::Return { rails: 2 },
+        Message::Arrived { next: Sequence::from_number(9) },
         Message::Refuse { reason: "settings differ\u{7}".into() },
         Message::Bye,
         Message::Resume,
@@ -118,6 +119,7 @@ fn is_of_rails(message: &Message) -> bool {
             | Proved(_)
             | Up(_)
             | Return { .. }
+            | Arrived { .. }
     )
 }
 

@@ -47,6 +47,8 @@ pub(super) enum Rule {
     HoldsTheLastRail,
     /// An end gives up after a limit without an answer.
     AnswerLimit,
+    /// A receiver closes without ARRIVED.
+    ClosesSilently,
 }
 
 /// Most choices of one random walk.

@@ -61,6 +61,8 @@ pub(super) enum Event {
     PostAgain(usize),
     /// CTS entries move to another rail.
     MoveEntries(usize),
+    /// NCCL closes the receiver, which has everything.
+    Close,
 }
 
 /// How a rail is cut.
@@ -151,6 +153,8 @@ pub(super) struct World {
     to_sender: VecDeque<Message>,
     mail_to_receiver: VecDeque<Message>,
     mail_to_sender: VecDeque<Message>,
+    /// Whether the receiver is closed.
+    closed: bool,
     /// Whether a limit of no operator has ended the connection.
     ended: bool,
 }
@@ -184,6 +188,7 @@ impl World {
             to_sender: VecDeque::new(),
             mail_to_receiver: VecDeque::new(),
             mail_to_sender: VecDeque::new(),
+            closed: false,
             ended: false,
         };
         for rail in dead.iter() {
@@ -219,6 +224,7 @@ impl World {
         if self.left.breaks > 0 {
             all.push(Event::Break);
         }
+        all.push(Event::Close);
         let mut seen: Vec<Event> = Vec::new();
         all.retain(|event| {
             !seen.contains(event) && {
@@ -277,6 +283,25 @@ impl World {
     fn is_possible(&self, event: Event) -> bool {
         let groups_left = self.offer_next <= self.left.groups;
         match event {
+            Event::Break
+            | Event::MailToReceiver
+            | Event::ToReceiver
+            | Event::ReceiverNotices(_)
+            | Event::ReceiverWorks
+            | Event::ReceiverFenced
+            | Event::ReceiverRepeats
+            | Event::Returned
+            | Event::Up
+            | Event::MoveEntries(_)
+                if self.closed =>
+            {
+                false
+            }
+            // What a break loses then, the proof that the receiver has ended replaces.
+            Event::Close => {
+                let whole = self.offered.values().filter(|group| group.whole).count() as u64;
+                self.tcp && !self.closed && whole == self.left.groups
+            }
             Event::Offer(_) => {
                 let (seq, buffer) = (self.offer_next, self.offer_next % BUFFERS);
                 let slot_is_free = seq <= WINDOW || !self.is_outstanding(seq - WINDOW);
@@ -424,7 +449,19 @@ impl World {
             }
             Event::PostAgain(rail) => self.post_again(rail),
             Event::MoveEntries(rail) => self.cts_rail = rail,
+            Event::Close => {
+                if self.repeats[1] {
+                    self.step(Event::ReceiverRepeats);
+                }
+                if self.rule != Rule::ClosesSilently {
+                    self.say_to_sender(Message::Arrived { next: Sequence::from_number(self.offer_next) });
+                }
+                self.closed = true;
+                self.rails.iter_mut().for_each(Rail::destroy_at_the_receiver);
+            }
         }
+        let judged = self.sender.arrived(&self.open());
+        self.obey(judged);
         // A limit that no operator has set, and a peer that is stopped for longer.
         self.ended |= self.rule == Rule::AnswerLimit && self.sender.is_awaiting() && !self.tcp;
         self.give_back();
@@ -451,7 +488,8 @@ impl World {
         let lost: Vec<u64> = (1..=self.left.groups).filter(|seq| !whole(seq)).collect();
         let open: Vec<&u64> =
             self.sent.iter().filter(|(_, (_, open))| *open != 0).map(|(seq, _)| seq).collect();
-        let dead = (self.sender.dead() | self.receiver.dead()) & healed;
+        let unused = (self.sender.dead() | self.receiver.dead()) & healed;
+        let dead = if self.closed { RailSet::EMPTY } else { unused };
         match () {
             () if self.ended => Some("a limit that no operator has set ended the connection".into()),
             () if !lost.is_empty() => Some(format!("groups {lost:?} never arrive")),
@@ -655,12 +693,7 @@ impl World {
         let action = self.sender.on_message(message, &open);
         match action.expect("an honest receiver") {
             SenderAction::Nothing | SenderAction::GivenUpByPeer(_) => {}
-            SenderAction::Judged(groups) => {
-                for (seq, lost, again) in groups {
-                    let (_, pending) = self.sent.get_mut(&seq.number()).expect("an open group");
-                    *pending = *pending & !lost | again;
-                }
-            }
+            SenderAction::Judged(groups) => self.obey(groups),
             SenderAction::Join(_) => self.sender_works = true,
             SenderAction::Failed(which, _) => {
                 self.drop_the_senders_attempt();
@@ -677,6 +710,13 @@ impl World {
             }
         }
         self.sender_gives_up();
+    }
+
+    fn obey(&mut self, judged: Vec<(Sequence, u8, u8)>) {
+        for (seq, lost, again) in judged {
+            let (_, pending) = self.sent.get_mut(&seq.number()).expect("an open group");
+            *pending = *pending & !lost | again;
+        }
     }
 
     /// The sender's own work of an attempt ends: queue pairs are made, or a probe has arrived or not.

@@ -44,7 +44,7 @@ impl Progress for RecvState {
         Self::handle_news(self)
     }
 
-    fn may_have_lost(&self) -> bool {
+    fn settles_alone(&self) -> bool {
         self.patience.is_some()
     }
 

@@ -250,11 +250,12 @@ impl Receiver {
         })
     }
 
-    /// Sends BYE to the peer, and destroys the queue pairs.
+    /// Sends ARRIVED and BYE to the peer, and destroys the queue pairs.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
         self.housekeeping.remove(self.job);
         let close = |state: &mut RecvState| {
             state.await_outstanding_data(&self.closing);
+            state.send_arrived();
             state.comm.peer.close();
             state.comm.destroy();
             Ok(())

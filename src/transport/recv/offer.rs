@@ -63,7 +63,7 @@ impl RecvState {
         self.poll_marked()?;
         self.look_closer()?;
         if self.blocks_offers() {
-            if !self.may_have_lost() {
+            if !self.settles_alone() {
                 self.comm.check_peer("receives")?;
             }
             return Ok(self.comm.stats.no_room());

@@ -47,7 +47,7 @@ impl RecvState {
         match action {
             ReceiverAction::Nothing => Ok(()),
             ReceiverAction::GiveUp(new) => {
-                self.comm.given_up_by_the_peer(new);
+                self.comm.given_up_by_the_peer(new, "the peer has given it up");
                 let state = self.recovery.state();
                 let dead = state.map_or(new, |state| RailSet::from_bits(state.dead));
                 // No CTS entry of a dead rail can arrive any more: the sender has destroyed its
@@ -149,6 +149,21 @@ impl RecvState {
         let Self { cts, comm, window, .. } = self;
         let written = cts.write_again(comm, window.next(), |seq| window.buffers(seq).len());
         written.or_else(|e| comm.not_posted(cts.rail(), e))
+    }
+
+    /// Sends ARRIVED before this end closes: acknowledgements may be lost with a rail, and nobody is
+    /// left to answer STATE.
+    pub(super) fn send_arrived(&mut self) {
+        let Self { comm, window, .. } = self;
+        let next = window.groups().filter(|seq| window.is_outstanding(*seq)).last().unwrap_or(window.next());
+        if next == Sequence::FIRST || comm.has_failed() || !comm.failures.is_enabled() {
+            return;
+        }
+        // ARRIVED counts only behind everything before it.
+        comm.repeat_after_a_break();
+        if let Err(e) = comm.send_message(Message::Arrived { next }) {
+            comm.fail(e);
+        }
     }
 
     /// Returns whether rails that this end could not make can be tried again.

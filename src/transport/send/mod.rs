@@ -280,8 +280,17 @@ impl Progress for SendState {
         Self::handle_news(self)
     }
 
+    /// A closing receiver has everything, acknowledged or not.
+    fn settles_alone(&self) -> bool {
+        let is_matching = self.window.met().is_some();
+        !is_matching && self.window.in_flight() > 0 && self.recovery.has_arrived(self.window.seq())
+    }
+
     fn is_busy(&mut self) -> bool {
-        !self.comm.has_rail() || self.recovery.is_fencing() || self.recovery.has_unposted()
+        !self.comm.has_rail()
+            || self.recovery.is_fencing()
+            || self.recovery.has_unposted()
+            || self.settles_alone()
     }
 
     #[inline(always)]

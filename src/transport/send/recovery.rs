@@ -26,6 +26,7 @@ impl SendState {
             self.act(action)?;
         }
         self.give_up()?;
+        self.complete_arrived();
         self.comm.ping_if_late(Pinged::Others)?;
         if self.comm.awaits_pings() {
             self.poll()?;
@@ -41,7 +42,9 @@ impl SendState {
     fn act(&mut self, action: SenderAction) -> Fast<()> {
         match action {
             SenderAction::Nothing => {}
-            SenderAction::GivenUpByPeer(which) => self.comm.given_up_by_the_peer(which),
+            SenderAction::GivenUpByPeer(which) => {
+                self.comm.given_up_by_the_peer(which, "the peer has given it up");
+            }
             SenderAction::Judged(groups) => self.obey(groups),
             SenderAction::Join(answer) => self.join(answer),
             SenderAction::Failed(which, why) => {
@@ -112,6 +115,20 @@ impl SendState {
         for (seq, lost, again) in judged {
             let parts = (RailSet::from_bits(lost), RailSet::from_bits(again));
             window.judge(seq, parts, |size| comm.stats.done(1, size));
+        }
+    }
+
+    /// Completes the lost parts that a closing receiver has. Its queue pairs acknowledge nothing any
+    /// more, so the other rails are given up, too, if their acknowledgements do not come in time.
+    fn complete_arrived(&mut self) {
+        if !self.settles_alone() {
+            return;
+        }
+        let judged = self.recovery.arrived(&self.window.open(self.comm.layout));
+        self.obey(judged);
+        if self.window.in_flight() > 0 && self.comm.peer.is_over() {
+            let why = "the peer has closed the connection before its adapter had acknowledged all data";
+            self.comm.given_up_by_the_peer(self.comm.working(), why);
         }
     }
 

@@ -156,7 +156,9 @@ fn a_failed_adapter_is_reported_without_a_call() {
         let untaken = optional(table, pair.recv, &to, 0, 100);
         raise_event(8, EventTarget::Device("soft0")).unwrap();
         until("a warning", || {
-            take_warnings().into_iter().find(|l| l.contains("receiving: ") && l.contains("an adapter reported: soft0:"))
+            take_warnings()
+                .into_iter()
+                .find(|l| l.contains("receiving: ") && l.contains("an adapter reported: soft0:"))
         });
         assert_eq!(table.test(untaken).0, SystemError);
         to.dereg();

@@ -2,6 +2,7 @@
 
 mod begins;
 mod busy;
+mod closes;
 mod failback;
 mod failing_calls;
 mod fatal;
