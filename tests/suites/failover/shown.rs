@@ -57,8 +57,9 @@ fn a_fault_and_its_end_are_shown() {
         let port = shown.ports.iter().find(|port| port.name == "r1:1").unwrap();
         assert_eq!(port.state, Some(PortState::Down));
         assert!(port.cause.as_deref().is_some_and(|cause| cause.contains("r1:1")), "{port:?}");
-        let by_port = port.episodes[usize::from(Reason::Port.code())];
-        assert_eq!((by_port, port.episodes.iter().sum::<u64>(), port.stalls.iter().sum::<u64>()), (2, 2, 2));
+        let by = |reason: Reason| port.episodes[usize::from(reason.code())];
+        let by_sign = [Reason::Port, Reason::Completion, Reason::Peer].map(by).iter().sum::<u64>();
+        assert_eq!((by_sign, port.episodes.iter().sum::<u64>(), port.stalls.iter().sum::<u64>()), (2, 2, 2));
         assert_eq!(port.replayed, shown.summary.replayed);
         let healthy = shown.ports.iter().find(|port| port.name == "r0:1").unwrap();
         assert_eq!((healthy.state, healthy.episodes), (Some(PortState::Healthy), [0; STATS_REASONS]));
