@@ -122,8 +122,8 @@ pub mod simulation {
             Mode, Mtu, NewRails, Nonce, Numbered, Offer, OpenGroup, PROBE_IMM, PROTOCOL_VERSION, Peeked,
             QpWiring, RECORD_BYTES, RING_BYTES, RailAddr, RailInfo, RailRole, RebuildFailed, Redial, Release,
             Replay, Role, RoutePolicy, RouteWiring, SCRATCH, STATE_OFFSET, Secret, SenderState, Sequence,
-            Session, SizeQ, TAG_BYTES, Terms, Transcript, UnusableRail, Verdict, Wiring, ended_commitment,
-            memory_bytes, printable, qp_of_slot, written_bytes,
+            Session, SizeQ, TAG_BYTES, Terms, Transcript, UnusableRail, Up, Verdict, Wiring,
+            ended_commitment, memory_bytes, printable, qp_of_slot, written_bytes,
         };
     }
 

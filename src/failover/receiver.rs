@@ -38,8 +38,6 @@ enum Step {
     Answered,
     /// This end probes.
     Proving,
-    /// This end uses the rails. UP waits until the sender has the keys of the new registrations.
-    Used,
 }
 
 /// A part that the sender sends again.
@@ -71,8 +69,9 @@ pub(crate) enum ReceiverWorked {
     Nothing,
     /// Send REBUILT with this attempt and these rails.
     Made(Attempt, RailSet),
-    /// Use these rails. Once the sender has the keys of their registrations, [`Receiver::up`].
-    Use(RailSet),
+    /// Use these rails. Write the CTS entries again whose keys have changed, and send UP, which names
+    /// all entries that are outstanding.
+    Use(Attempt, RailSet),
 }
 
 /// What a receiver holds of an open group.
@@ -262,27 +261,14 @@ impl Receiver {
                 ReceiverWorked::Made(*attempt, *which)
             }
             Step::Proving => {
-                *step = Step::Used;
-                let which = *which;
+                let (attempt, which) = (*attempt, *which);
+                self.attempt = None;
                 self.dead = self.dead.without(which);
                 self.reported = self.reported.without(which);
-                ReceiverWorked::Use(which)
+                ReceiverWorked::Use(attempt, which)
             }
-            Step::Answered | Step::Used => ReceiverWorked::Nothing,
+            Step::Answered => ReceiverWorked::Nothing,
         }
-    }
-
-    /// Returns whether UP waits for [`up`](Self::up).
-    pub(crate) fn owes_up(&self) -> bool {
-        matches!(self.attempt, Some((.., Step::Used)))
-    }
-
-    /// Ends the attempt: the sender has the keys of all entries that this end has written. Returns
-    /// UP, if it waits for that. It waits for nothing else: a part that is sent again may need the
-    /// rail.
-    pub(crate) fn up(&mut self) -> Option<Message> {
-        let (attempt, ..) = self.attempt.take_if(|(.., step)| *step == Step::Used)?;
-        Some(Message::Up(attempt))
     }
 
     /// Ends the present attempt, which has failed at this end. Returns its rails and the message to
@@ -368,9 +354,8 @@ mod tests {
         assert_eq!(receiver.worked(), ReceiverWorked::Made(second, which));
         assert_eq!(proved(&mut receiver, first), ReceiverAction::Nothing);
         assert_eq!(proved(&mut receiver, second), ReceiverAction::Probe);
-        assert_eq!((receiver.up(), receiver.worked()), (None, ReceiverWorked::Use(which)));
-        assert!(receiver.owes_up());
-        assert_eq!((receiver.up(), receiver.up()), (Some(Message::Up(second)), None));
+        assert_eq!(receiver.worked(), ReceiverWorked::Use(second, which));
+        assert_eq!(receiver.worked(), ReceiverWorked::Nothing);
         let living = hears(&mut receiver, Message::Rebuild(rebuild(3, 3))).unwrap_err().to_string();
         assert!(living.contains("REBUILD of rails 0b01, of which 0b00 are given up"), "{living}");
     }

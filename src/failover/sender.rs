@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Fast};
 use crate::proto::{
-    Attempt, Message, NewRails, OpenGroup, RailSet, RebuildFailed, Replay, SenderState, Sequence, Verdict,
-    rails,
+    Attempt, Message, NewRails, OpenGroup, RailSet, RebuildFailed, Replay, SenderState, Sequence, Up,
+    Verdict, rails,
 };
 
 /// What a sender knows of its dead rails, of the parts that other rails carry for them, and of the
@@ -27,6 +27,8 @@ pub(crate) struct Sender {
     /// The number of the last attempt; 0 before the first.
     attempts: u32,
     attempt: Option<(Attempt, RailSet, Step)>,
+    /// The groups whose entries are awaited after UP, with the checksum of their keys.
+    awaited: Vec<(Sequence, u32)>,
     /// The first group whose data a receiver that closes does not have.
     arrived: Option<Sequence>,
 }
@@ -42,6 +44,8 @@ enum Step {
     Proving,
     /// PROVED is sent.
     Proved,
+    /// UP has come. Entries with new keys are awaited.
+    Up,
 }
 
 /// A part that is sent again.
@@ -78,8 +82,6 @@ pub(crate) enum SenderAction {
     Failed(RailSet, String),
     /// The receiver can make these dead rails again: what it has refused no longer counts.
     Returned(RailSet),
-    /// Use these rails.
-    Use(RailSet),
 }
 
 impl Sender {
@@ -94,6 +96,7 @@ impl Sender {
             moved: Vec::new(),
             attempts: 0,
             attempt: None,
+            awaited: Vec::new(),
             arrived: None,
         }
     }
@@ -186,7 +189,10 @@ impl Sender {
             Message::Verdict(verdict) => self.on_verdict(&verdict, open),
             Message::Rebuilt(answer) => Ok(self.on_rebuilt(answer)),
             Message::RebuildFailed(failed) => Ok(self.on_rebuild_failed(failed)),
-            Message::Up(attempt) => Ok(self.on_up(attempt)),
+            Message::Up(up) => {
+                self.on_up(up);
+                Ok(SenderAction::Nothing)
+            }
             Message::Return { rails } => Ok(SenderAction::Returned(RailSet::from_bits(rails) & self.dead)),
             Message::Arrived { next } => {
                 self.arrived = Some(next);
@@ -320,7 +326,7 @@ impl Sender {
                 *step = Step::Proved;
                 Some(Message::Proved(*attempt))
             }
-            Step::Requested | Step::Proved => None,
+            Step::Requested | Step::Proved | Step::Up => None,
         }
     }
 
@@ -342,11 +348,31 @@ impl Sender {
         }
     }
 
-    fn on_up(&mut self, attempt: Attempt) -> SenderAction {
-        let current = self.attempt.take_if(|(current, _, step)| (*current, *step) == (attempt, Step::Proved));
-        let Some((_, which, _)) = current else { return SenderAction::Nothing };
+    fn on_up(&mut self, up: Up) {
+        let Some((attempt, _, step)) = &mut self.attempt else { return };
+        if (*attempt, *step) == (up.attempt, Step::Proved) {
+            *step = Step::Up;
+            self.awaited = up.entries;
+        }
+    }
+
+    /// Returns whether the rails of an attempt are to be used once [all entries](Self::use_rails) with
+    /// new keys are there.
+    pub(crate) fn awaits_entries(&self) -> bool {
+        matches!(self.attempt, Some((.., Step::Up)))
+    }
+
+    /// Ends an attempt after UP once all entries that it names are there, for which `is_there` is
+    /// called with the group and the checksum of its keys: a message over TCP may pass them. Returns
+    /// the rails to be used.
+    pub(crate) fn use_rails(&mut self, is_there: impl Fn(Sequence, u32) -> bool) -> Option<RailSet> {
+        if !self.awaits_entries() {
+            return None;
+        }
+        self.awaited.retain(|(seq, keys)| !is_there(*seq, *keys));
+        let (_, which, _) = self.attempt.take_if(|_| self.awaited.is_empty())?;
         self.dead = self.dead.without(which);
-        SenderAction::Use(which)
+        Some(which)
     }
 
     /// Ends the present attempt, which has failed. Later messages about it are ignored. Returns its
@@ -397,10 +423,19 @@ mod tests {
             assert_eq!(hears(&mut sender, rebuilt(other)), SenderAction::Nothing);
         }
         assert_eq!(hears(&mut sender, rebuilt(first)), SenderAction::Join(new_rails(first, which)));
-        assert_eq!(hears(&mut sender, Message::Up(first)), SenderAction::Nothing, "not proved yet");
+        let up = |attempt| {
+            let entries = [7, 8].map(|n| (Sequence::from_number(n), n as u32)).to_vec();
+            Message::Up(Up { attempt, entries })
+        };
+        hears(&mut sender, up(first));
+        assert_eq!(sender.use_rails(|_, _| true), None, "not proved yet");
         assert_eq!(sender.worked(new_rails), Some(Message::Proved(first)));
-        assert_eq!(hears(&mut sender, Message::Up(Attempt { epoch: 2, ..first })), SenderAction::Nothing);
-        assert_eq!(hears(&mut sender, Message::Up(first)), SenderAction::Use(which));
+        hears(&mut sender, up(Attempt { epoch: 2, ..first }));
+        assert_eq!(sender.use_rails(|_, _| true), None);
+        hears(&mut sender, up(first));
+        assert_eq!(sender.use_rails(|seq, _| seq.number() == 7), None, "one entry is missing");
+        assert!(sender.awaits_entries());
+        assert_eq!(sender.use_rails(|seq, keys| (seq.number(), keys) == (8, 8)), Some(which));
         assert!(sender.dead().is_empty() && sender.attempt_rails().is_empty());
     }
 

@@ -84,6 +84,15 @@ impl Cts {
     }
 }
 
+/// Returns a checksum of the keys of a group's entries: that of the entries before this one was
+/// `before`, 0 for the first.
+pub(crate) fn checksum_of_keys(before: u32, entry: &[u64; CTS_WORDS]) -> u32 {
+    let keys = &entry[Cts::KEYS..Cts::KEYS + MAX_RAILS / 2];
+    let halves = keys.iter().flat_map(|word| [*word as u32, (word >> 32) as u32]);
+    // Each step is a bijection of the sum before: one other key is another checksum.
+    halves.fold(before, |sum, key| (sum ^ key).wrapping_mul(0x9e37_79b1).rotate_left(15))
+}
+
 /// The word before the sequence number, which differs among the entries of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {

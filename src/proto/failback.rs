@@ -6,9 +6,9 @@
 
 use super::episode::EPOCH;
 use super::wire::{
-    Codec, DecodeError, Layout, Nested, REASON_BYTES, Reader, Writer, layout, some_rails, text, within,
+    Codec, DecodeError, Layout, Nested, REASON_BYTES, Reader, Writer, layout, list, some_rails, text, within,
 };
-use super::{RailInfo, Wiring};
+use super::{RailInfo, SLOTS, Sequence, Wiring};
 
 layout! {
     /// Names an attempt.
@@ -18,6 +18,17 @@ layout! {
         pub number: u32 = within("attempt", 1..=u32::MAX as u64, "at least 1"),
         /// The sender's epoch when the attempt began.
         pub epoch: u32 = EPOCH,
+    }
+}
+
+layout! {
+    /// UP: the receiver's probes have arrived, and it uses the rails.
+    pub struct Up {
+        /// The attempt.
+        pub attempt: Attempt = Nested,
+        /// The groups whose data is outstanding, and the [checksum](super::checksum_of_keys) of the
+        /// keys in the CTS entries of each.
+        pub entries: Vec<(Sequence, u32)> = list("groups", SLOTS, (Nested, "checksum of keys")),
     }
 }
 

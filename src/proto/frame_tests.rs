@@ -107,6 +107,12 @@ fn terms() -> impl Strategy<Value = Terms> {
     )
 }
 
+fn up() -> impl Strategy<Value = Up> {
+    let entry = (1u64.., any::<u32>()).prop_map(|(seq, keys)| (Sequence::from_number(seq), keys));
+    (attempt(), prop::collection::vec(entry, 0..=SLOTS))
+        .prop_map(|(attempt, entries)| Up { attempt, entries })
+}
+
 fn attempt() -> impl Strategy<Value = Attempt> {
     (1u32.., 1u32..).prop_map(|(number, epoch)| Attempt { number, epoch })
 }
@@ -217,7 +223,7 @@ fn of_rails() -> impl Strategy<Value = Message> {
         (attempt(), text(1024))
             .prop_map(|(attempt, reason)| Message::RebuildFailed(RebuildFailed { attempt, reason })),
         attempt().prop_map(Message::Proved),
-        attempt().prop_map(Message::Up),
+        up().prop_map(Message::Up),
         (1u8..).prop_map(|rails| Message::Return { rails }),
         (1u64..).prop_map(|next| Message::Arrived { next: Sequence::from_number(next) }),
     ]

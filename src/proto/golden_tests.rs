@@ -51,7 +51,7 @@ fn messages() -> Vec<Message> {
         Message::Rebuilt(rails),
         Message::RebuildFailed(RebuildFailed { attempt, reason: "why".into() }),
         Message::Proved(attempt),
-        Message::Up(attempt),
+        Message::Up(Up { attempt, entries: vec![(seq(7), 0x0102_0304)] }),
         Message::Return { rails: 3 },
         Message::Arrived { next: seq(9) },
         Message::Numbered(Numbered {

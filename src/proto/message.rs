@@ -5,7 +5,7 @@ use super::wire::{
 };
 use super::{
     Attempt, Callback, Hello, MAX_RAILS, NewRails, Nonce, RebuildFailed, Redial, SenderState, Sequence, Tag,
-    Verdict, Wiring,
+    Up, Verdict, Wiring,
 };
 
 /// Begins the reason in PROBED of a route for which the kernel of an end has no route.
@@ -122,7 +122,7 @@ messages! {
     /// The sender's probes have arrived. It expects UP or REBUILD_FAILED.
     PROVED = 22 => Proved(attempt: Attempt),
     /// The receiver's probes have arrived, and it uses the rails.
-    UP = 23 => Up(attempt: Attempt),
+    UP = 23 => Up(up: Up),
     /// A receiver's ports of dead rails can be used again: the sender need not wait for long.
     RETURN = 24 => Return {
         /// The rails; never zero.

@@ -38,9 +38,9 @@ pub use control_memory::{
 pub(crate) use control_memory::{MAILBOX, MAILBOX_STAGING, RECORDS_BYTES, SCRATCH_BYTES, SLOTS};
 pub(crate) use cts::CtsError;
 pub use cts::{CTS_BYTES, Cts};
-pub(crate) use cts::{CTS_WORDS, Head};
+pub(crate) use cts::{CTS_WORDS, Head, checksum_of_keys};
 pub use episode::{OpenGroup, SenderState, Verdict};
-pub use failback::{Attempt, NewRails, Offer, RebuildFailed};
+pub use failback::{Attempt, NewRails, Offer, RebuildFailed, Up};
 pub use frame::{FrameError, HELLO_PREFIX_BYTES, HelloPrefix, MAX_FRAME_BYTES, Peeked};
 pub(crate) use frame::{REDIAL_BYTES, hello_of_version};
 pub use handle::{Addr, HANDLE_BYTES, Handle, STATE_OFFSET};

@@ -5,7 +5,7 @@ use mpib_tests::rng::Rng;
 use nccl_net_mpib::simulation::config::Config;
 use nccl_net_mpib::simulation::proto::{
     Addr, Attempt, Callback, Handle, ImmLayout, Memory, Message, NewRails, Numbered, Offer, OpenGroup,
-    QpWiring, RebuildFailed, Redial, Role, RouteWiring, SenderState, Sequence, Verdict, Wiring,
+    QpWiring, RebuildFailed, Redial, Role, RouteWiring, SenderState, Sequence, Up, Verdict, Wiring,
 };
 use nccl_net_mpib_agent_iface::agent::{Response, Status};
 
@@ -72,7 +72,7 @@ fn sample() -> Vec<Message> {
         Message::Verdict(Verdict { epoch: 1, again: vec![(Sequence::from_number(8), 2)] }),
         Message::RebuildFailed(RebuildFailed { attempt, reason: "the port is down".into() }),
         Message::Proved(attempt),
-        Message::Up(attempt),
+        Message::Up(Up { attempt, entries: vec![(Sequence::from_number(8), 5)] }),
         Message::Return { rails: 2 },
         Message::Arrived { next: Sequence::from_number(9) },
         Message::Refuse { reason: "settings differ\u{7}".into() },

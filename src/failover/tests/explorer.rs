@@ -138,8 +138,15 @@ fn larger_worlds_are_explored_whole() {
 #[test]
 fn each_mistake_is_found() {
     use Rule::*;
-    for rule in [UpWaitsForParts, LastMessageOnly, ReturnWaits, HoldsTheLastRail, AnswerLimit, ClosesSilently]
-    {
+    for rule in [
+        UpWaitsForParts,
+        LastMessageOnly,
+        ReturnWaits,
+        HoldsTheLastRail,
+        AnswerLimit,
+        UsesAtOnce,
+        ClosesSilently,
+    ] {
         let explored = explore(World::new(bounds(1, 1, 1, 1), rule, RailSet::EMPTY), 1);
         let Some((trace, why)) = explored.mistake else { panic!("{rule:?} is not found") };
         eprintln!("{rule:?}: after {} states, by {trace:?}: {:.60}", explored.states, why);

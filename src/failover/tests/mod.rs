@@ -47,6 +47,8 @@ pub(super) enum Rule {
     HoldsTheLastRail,
     /// An end gives up after a limit without an answer.
     AnswerLimit,
+    /// A sender uses rails at UP, whether the new keys are there or not.
+    UsesAtOnce,
     /// A receiver closes without ARRIVED.
     ClosesSilently,
 }

@@ -6,7 +6,7 @@ use super::{Bounds, Rule};
 use crate::failover::{Held, Posted, Receiver, ReceiverAction, ReceiverWorked, Sender, SenderAction, Stream};
 use crate::proto::{
     Arrivals, Attempt, LinkLayer, Memory, Message, Mtu, NewRails, Offer, RailInfo, RailRole, RailSet, Replay,
-    Sequence, Step, Wiring, rails,
+    Sequence, Step, Up, Wiring, rails,
 };
 
 /// Groups in flight.
@@ -55,7 +55,7 @@ pub(super) enum Event {
     HoldOver(usize),
     /// The receiver's port of rails that it could not make works again.
     Returned,
-    /// The sender has the keys of all entries.
+    /// The receiver sends UP late, by mistake.
     Up,
     /// A part is sent again.
     PostAgain(usize),
@@ -106,7 +106,9 @@ struct Rail {
     hold: Hold,
     /// Writes on their way, and CTS entries on theirs.
     writes: VecDeque<Write>,
-    entries: VecDeque<u64>,
+    entries: VecDeque<(u64, u32)>,
+    /// The version of its keys.
+    version: u32,
     /// Arrived, and not known to the sender.
     unacknowledged: VecDeque<Write>,
 }
@@ -133,6 +135,8 @@ pub(super) struct World {
     /// By group: the parts that were sent, and those that are not complete.
     sent: BTreeMap<u64, (u8, u8)>,
     entries: u64,
+    /// By group: the version of the keys that the sender has.
+    keys: BTreeMap<u64, u32>,
     // The receiver.
     receiver: Receiver,
     receiver_stream: Stream,
@@ -140,6 +144,10 @@ pub(super) struct World {
     offered: BTreeMap<u64, Offered>,
     offer_next: u64,
     cts_rail: usize,
+    /// The version of its keys: each life of a rail has others.
+    version: u32,
+    /// UP, if it waits.
+    up: Option<Message>,
     /// No rail carries entries: those from this group on are written when one does.
     unwritten: Option<u64>,
     // Memory: by buffer and part, the group whose bytes are there. The owner of each buffer.
@@ -173,12 +181,15 @@ impl World {
             next: 1,
             sent: BTreeMap::new(),
             entries: 0,
+            keys: BTreeMap::new(),
             receiver: Receiver::new(all),
             receiver_stream: Stream::default(),
             receiver_works: false,
             offered: BTreeMap::new(),
             offer_next: 1,
             cts_rail: 0,
+            version: 0,
+            up: None,
             unwritten: None,
             memory: BTreeMap::new(),
             owner: BTreeMap::new(),
@@ -359,11 +370,7 @@ impl World {
             Event::Begin => self.due().is_some() && self.left.attempts > 0,
             Event::HoldOver(rail) => self.rails[rail].hold == Hold::Own,
             Event::Returned => self.receiver.is_return_due(|rail| self.may_return_at_the_receiver(rail)),
-            Event::Up => {
-                let waits = self.rule == Rule::UpWaitsForParts && self.receiver.blocks_offers();
-                let written = self.rails[self.cts_rail].entries.is_empty() && self.unwritten.is_none();
-                self.receiver.owes_up() && written && !waits
-            }
+            Event::Up => self.up.is_some() && !self.receiver.blocks_offers(),
             Event::PostAgain(rail) => {
                 self.sender.next_unposted().is_some() && self.living_at_the_sender().contains(rail)
             }
@@ -444,8 +451,8 @@ impl World {
                 self.say_to_sender(Message::Return { rails: which.bits() });
             }
             Event::Up => {
-                let message = self.receiver.up();
-                message.into_iter().for_each(|message| self.say_to_sender(message));
+                let up = self.up.take();
+                up.into_iter().for_each(|up| self.say_to_sender(up));
             }
             Event::PostAgain(rail) => self.post_again(rail),
             Event::MoveEntries(rail) => self.cts_rail = rail,
@@ -459,6 +466,13 @@ impl World {
                 self.closed = true;
                 self.rails.iter_mut().for_each(Rail::destroy_at_the_receiver);
             }
+        }
+        let (keys, waits) = (&self.keys, self.rule != Rule::UsesAtOnce);
+        let is_there = |seq: Sequence, version| keys.get(&seq.number()).is_some_and(|has| *has >= version);
+        let used = self.sender.use_rails(|seq, version| !waits || is_there(seq, version));
+        let used = used.unwrap_or(RailSet::EMPTY);
+        for rail in used.iter() {
+            (self.rails[rail].half, self.rails[rail].hold) = (false, Hold::None);
         }
         let judged = self.sender.arrived(&self.open());
         self.obey(judged);
@@ -497,6 +511,10 @@ impl World {
             () if !dead.is_empty() => Some(format!("rails {dead} work and are not used")),
             () => None,
         }
+    }
+
+    fn oldest_outstanding(&self) -> u64 {
+        (1..self.offer_next).find(|seq| self.is_outstanding(*seq)).unwrap_or(self.offer_next)
     }
 
     fn is_outstanding(&self, seq: u64) -> bool {
@@ -557,7 +575,7 @@ impl World {
         self.offer_next += 1;
         self.owner.insert(buffer, seq);
         self.offered.insert(seq, Offered { buffer, optional, arrivals: Arrivals::NONE, whole: false });
-        self.rails[self.cts_rail].entries.push_back(seq);
+        self.rails[self.cts_rail].entries.push_back((seq, self.version));
     }
 
     fn send(&mut self, mask: u8) {
@@ -566,7 +584,7 @@ impl World {
         self.sent.insert(seq, (mask, mask));
         for rail in rails(mask) {
             let write = Write { seq, part: rail as u8, mask, replay: None, placed: false };
-            self.rails[rail].writes.push_back(write);
+            self.post(rail, write);
         }
     }
 
@@ -574,8 +592,14 @@ impl World {
         let Some((seq, replay)) = self.sender.next_unposted() else { return };
         let (mask, _) = self.sent[&seq.number()];
         let write = Write { seq: seq.number(), part: replay.part, mask, replay: Some(replay), placed: false };
-        self.rails[rail].writes.push_back(write);
+        self.post(rail, write);
         self.sender.posted(rail);
+    }
+
+    fn post(&mut self, rail: usize, write: Write) {
+        let (key, rail) = (self.keys[&write.seq], &mut self.rails[rail]);
+        assert!(key >= rail.version, "{write:?} with a key of an earlier life");
+        rail.writes.push_back(write);
     }
 
     /// The data of a write of a cut rail arrives, as long as the receiver's queue pair exists.
@@ -623,9 +647,10 @@ impl World {
     }
 
     fn deliver_entry(&mut self, rail: usize) {
-        if let Some(seq) = self.rails[rail].entries.pop_front() {
+        if let Some((seq, version)) = self.rails[rail].entries.pop_front() {
             assert!(seq <= self.entries + 1, "entry {seq} comes after {}", self.entries);
             self.entries = self.entries.max(seq);
+            self.keys.insert(seq, version);
         }
     }
 
@@ -703,11 +728,6 @@ impl World {
                 let held = which.iter().filter(|rail| self.rails[*rail].hold == Hold::Peers);
                 held.collect::<Vec<_>>().into_iter().for_each(|rail| self.rails[rail].hold = Hold::None);
             }
-            SenderAction::Use(which) => {
-                for rail in which.iter() {
-                    (self.rails[rail].half, self.rails[rail].hold) = (false, Hold::None);
-                }
-            }
         }
         self.sender_gives_up();
     }
@@ -756,7 +776,8 @@ impl World {
             ReceiverAction::Nothing => {}
             ReceiverAction::GiveUp(_) => {
                 self.receiver_works = false;
-                let next = self.receiver.state().map_or(self.offer_next, |state| state.next.number());
+                self.up = None;
+                let next = self.oldest_outstanding();
                 if !self.living_at_the_receiver().contains(self.cts_rail) {
                     match self.living_at_the_receiver().lowest() {
                         Some(rail) => self.write_entries(rail, next),
@@ -819,22 +840,21 @@ impl World {
             ReceiverWorked::Made(attempt, which) => {
                 self.say_to_sender(Message::Rebuilt(new_rails(attempt, which)));
             }
-            ReceiverWorked::Use(which) => {
+            ReceiverWorked::Use(attempt, which) => {
+                self.version += 1;
                 for rail in which.iter() {
                     assert!(self.rails[rail].writes.is_empty());
                     self.rails[rail].no_receiver = false;
+                    self.rails[rail].version = self.version;
                 }
-                if let Some(next) = self.unwritten.take() {
-                    self.write_entries(which.lowest().expect("a rail"), next);
-                } else {
-                    // The keys of the entries whose data is outstanding may be new.
-                    let first = (1..self.offer_next).find(|seq| self.is_outstanding(*seq));
-                    let rail = self.cts_rail;
-                    if let Some(first) = first
-                        && self.rails[rail].entries.is_empty()
-                    {
-                        self.rails[rail].entries.extend(first..self.offer_next);
-                    }
+                let carrier = self.unwritten.take().and(which.lowest()).unwrap_or(self.cts_rail);
+                self.write_entries(carrier, self.oldest_outstanding());
+                let open = self.offered.iter().filter(|(_, group)| !group.whole);
+                let entries = open.map(|(seq, _)| (Sequence::from_number(*seq), self.version)).collect();
+                let up = Message::Up(Up { attempt, entries });
+                match self.rule {
+                    Rule::UpWaitsForParts => self.up = Some(up),
+                    _ => self.say_to_sender(up),
                 }
             }
         }
@@ -843,7 +863,8 @@ impl World {
     /// Writes all entries from a group on over a rail, and later ones.
     fn write_entries(&mut self, rail: usize, next: u64) {
         self.cts_rail = rail;
-        self.rails[rail].entries.extend(next..self.offer_next);
+        let version = self.version;
+        self.rails[rail].entries.extend((next..self.offer_next).map(|seq| (seq, version)));
     }
 }
 

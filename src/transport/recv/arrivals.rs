@@ -49,10 +49,7 @@ impl Progress for RecvState {
     }
 
     fn is_busy(&mut self) -> bool {
-        self.settles_flushes()
-            || self.blocks_offers()
-            || self.recovery.is_going_on()
-            || self.recovery.owes_up()
+        self.settles_flushes() || self.blocks_offers() || self.recovery.is_going_on()
     }
 
     /// Also for optional receives: NCCL does not call test until their data has arrived.

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
 
-use crate::proto::{CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, RailSet, SLOTS, Sequence};
+use crate::proto::{
+    CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, RailSet, SLOTS, Sequence, checksum_of_keys,
+};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
@@ -23,10 +25,6 @@ pub(crate) const CTS_QUEUE: usize = 0;
 pub(crate) struct CtsWriter {
     /// The next group whose entries must be written again, if any must.
     again: Option<Sequence>,
-    /// The last write of entries again, if it has not been found complete.
-    last_again: Option<u64>,
-    /// The first group whose entries at the sender may have old keys.
-    renewed: Option<Sequence>,
     /// The rail that carries the writes.
     rail: usize,
     /// The rail that carries them unless it is dead.
@@ -47,8 +45,6 @@ impl CtsWriter {
     pub(crate) fn new(comm: &Comm) -> Self {
         let mut writer = Self {
             again: None,
-            last_again: None,
-            renewed: None,
             rail: 0,
             home: comm.rails.iter().position(|r| r.role == comm.plan.cts()).unwrap_or(0),
             wants_home: false,
@@ -74,11 +70,11 @@ impl CtsWriter {
         (self.rail, self.fifo.rkey) = (rail, comm.remote.rkeys[rail]);
     }
 
-    /// If the rail is dead, the entries of all groups from `first` on, which the sender has not used,
-    /// must be [written again](Self::write_again), over another one.
+    /// If the rail is dead, the entries of all groups from `first` on, whose data is outstanding, must
+    /// be [written again](Self::write_again), over another one.
     pub(crate) fn leave_dead_rail(&mut self, comm: &Comm, first: Sequence) {
         if !comm.living().contains(self.rail) {
-            self.rewrite(self.renewed.map_or(first, |renewed| renewed.min(first)));
+            self.rewrite(first);
             self.use_living_rail(comm, RailSet::EMPTY);
         }
     }
@@ -93,28 +89,16 @@ impl CtsWriter {
     }
 
     /// The entries of all groups from `first` on must be [written again](Self::write_again).
-    fn rewrite(&mut self, first: Sequence) {
+    pub(crate) fn rewrite(&mut self, first: Sequence) {
         self.again = Some(self.again.map_or(first, |again| again.min(first)));
-        self.last_again = None;
     }
 
-    /// Notes that entries from the group `first` on have new keys. They are written again, and so are
-    /// those whose new keys the sender may not have yet.
-    pub(crate) fn renew(&mut self, first: Option<Sequence>) {
-        self.renewed = self.renewed.into_iter().chain(first).min();
-        if let Some(first) = self.renewed {
-            self.rewrite(first);
-        }
-    }
-
-    /// Returns whether the sender has all new keys.
-    pub(crate) fn has_renewed(&mut self, comm: &Comm) -> bool {
-        let queue = comm.rails[self.rail].send_queues.get(CTS_QUEUE);
-        let has_completed = |id| queue.is_some_and(|queue| queue.has_completed(id));
-        if self.again.is_none() && self.last_again.is_none_or(has_completed) {
-            self.renewed = None;
-        }
-        self.renewed.is_none()
+    /// Returns the checksum of the keys in the entries of a group of `count` receives.
+    pub(crate) fn checksum_of_keys(&self, comm: &Comm, seq: Sequence, count: usize) -> u32 {
+        self.stage(comm, seq);
+        let word = |words: &[AtomicU64], i: usize| u64::from_le(words[i].load(Ordering::Relaxed));
+        let entry = |index| std::array::from_fn(|i| word(staged(comm, seq, index), i));
+        (0..count).fold(0, |sum, index| checksum_of_keys(sum, &entry(index)))
     }
 
     /// Returns whether entries must be written again.
@@ -139,15 +123,11 @@ impl CtsWriter {
             }
             self.stage(comm, seq);
             let queue = self.queue(&mut comm.rails);
-            let is_last = seq.next() == next;
-            let signalled = is_last || queue.uncovered() + 1 >= self.signal_interval;
+            let signalled = seq.next() == next || queue.uncovered() + 1 >= self.signal_interval;
             let signal = signalled.then(|| queue.signal(Work::Cts, 1));
             self.post_staged(comm, seq, counts(seq), signal)?;
             comm.stats.posted_bare(self.rail);
             self.again = Some(seq.next());
-            if is_last {
-                self.last_again = signal;
-            }
         }
         self.again = None;
         Ok(())
@@ -195,7 +175,6 @@ impl CtsWriter {
 
     /// Goes back. All writes over the present rail have completed.
     pub(crate) fn go_home(&mut self, comm: &Comm) {
-        self.last_again = None;
         self.use_rail(comm, self.home);
     }
 

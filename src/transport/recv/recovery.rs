@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fast};
 use crate::failover::{ReceiverAction, ReceiverWorked};
-use crate::proto::{Message, NewRails, Offer, RailSet, SenderState, Sequence};
+use crate::proto::{Attempt, Message, NewRails, Offer, RailSet, SenderState, Sequence, Up};
 use crate::transport::failback::Goal;
 use crate::transport::life::Pinged;
 use crate::transport::progress::Progress;
@@ -34,7 +34,7 @@ impl RecvState {
         self.comm.ping_if_late(Pinged::All)?;
         if self.recovery.state().is_some() {
             self.try_to_judge()?;
-        } else if self.blocks_offers() || self.comm.awaits_pings() || self.recovery.owes_up() {
+        } else if self.blocks_offers() || self.comm.awaits_pings() {
             // NCCL may have no request to test: what offers wait for is polled here.
             self.poll()?;
             self.write_cts_again()?;
@@ -51,13 +51,13 @@ impl RecvState {
                 let state = self.recovery.state();
                 let dead = state.map_or(new, |state| RailSet::from_bits(state.dead));
                 // No CTS entry of a dead rail can arrive any more: the sender has destroyed its
-                // queue pairs.
-                let next = state.map_or(self.window.next(), |state| state.next);
+                // queue pairs. What has arrived may have keys of before.
+                let first = self.window.oldest_outstanding();
                 self.comm.begin_episode(if new.is_empty() { dead } else { new });
                 self.comm.stop_rails(new);
                 self.patience = Some(Instant::now() + ACKNOWLEDGED);
                 self.restore_room()?;
-                self.cts.leave_dead_rail(&self.comm, next);
+                self.cts.leave_dead_rail(&self.comm, first);
                 self.write_cts_again()
             }
             ReceiverAction::Make(request) => self.make(request),
@@ -155,7 +155,7 @@ impl RecvState {
     /// left to answer STATE.
     pub(super) fn send_arrived(&mut self) {
         let Self { comm, window, .. } = self;
-        let next = window.groups().filter(|seq| window.is_outstanding(*seq)).last().unwrap_or(window.next());
+        let next = window.oldest_outstanding();
         if next == Sequence::FIRST || comm.has_failed() || !comm.failures.is_enabled() {
             return;
         }
@@ -193,7 +193,7 @@ impl RecvState {
             comm.send_message(Message::Return { rails: which.bits() })?;
         }
         self.try_cts_home();
-        self.try_up()
+        Ok(())
     }
 
     /// Sends REBUILT once the queue pairs are connected. Uses the rails once the probes have arrived.
@@ -204,11 +204,11 @@ impl RecvState {
                 let answer = NewRails { attempt, rails: which.bits(), offer };
                 self.comm.send_message(Message::Rebuilt(answer))
             }
-            ReceiverWorked::Use(which) => self.use_rails(which),
+            ReceiverWorked::Use(attempt, which) => self.use_rails(attempt, which),
         }
     }
 
-    fn use_rails(&mut self, which: RailSet) -> Fast<()> {
+    fn use_rails(&mut self, attempt: Attempt, which: RailSet) -> Fast<()> {
         self.comm.use_new_rails(which)?;
         self.memory.renew(which.bits());
         if let Some(flushes) = &mut self.flushes {
@@ -220,7 +220,7 @@ impl RecvState {
         self.write_cts_again()?;
         self.cts.want_home(&self.comm);
         self.end_episode();
-        self.try_up()
+        self.send_up(attempt)
     }
 
     /// Ends the present attempt, and sends the reason.
@@ -248,7 +248,9 @@ impl RecvState {
     fn renew_keys(&mut self, which: RailSet) {
         let outstanding = self.window.groups().filter(|seq| self.window.is_outstanding(*seq));
         let first = outstanding.filter(|seq| self.renew_entries(*seq, which)).last();
-        self.cts.renew(first);
+        if let Some(first) = first {
+            self.cts.rewrite(first);
+        }
     }
 
     /// Renews the keys of these rails in the entries of a group, as this end keeps them. Returns
@@ -268,12 +270,13 @@ impl RecvState {
         changed
     }
 
-    /// Sends UP if it waits and the sender has the new keys. Only then does the sender use the rail.
-    fn try_up(&mut self) -> Fast<()> {
-        if !self.cts.has_renewed(&self.comm) {
-            return Ok(());
-        }
-        self.recovery.up().map_or(Ok(()), |up| self.comm.send_message(up))
+    /// Sends UP with the keys of all entries that the sender may need: it uses the rails once it has
+    /// them.
+    fn send_up(&mut self, attempt: Attempt) -> Fast<()> {
+        let Self { cts, comm, window, .. } = self;
+        let keys = |seq| (seq, cts.checksum_of_keys(comm, seq, window.buffers(seq).len()));
+        let entries = window.groups().filter(|seq| window.is_outstanding(*seq)).map(keys).collect();
+        comm.send_message(Message::Up(Up { attempt, entries }))
     }
 
     #[cold]

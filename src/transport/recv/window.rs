@@ -278,6 +278,11 @@ impl Window {
         self.seq.predecessors()
     }
 
+    /// Returns the oldest group whose data is outstanding, or the next group if there is none.
+    pub(super) fn oldest_outstanding(&self) -> Sequence {
+        self.groups().filter(|seq| self.is_outstanding(*seq)).last().unwrap_or(self.seq)
+    }
+
     /// Returns whether data of a group is outstanding.
     pub(super) fn is_outstanding(&self, seq: Sequence) -> bool {
         let is_in_its_slot = self.seq.number() - seq.number() <= SLOTS as u64;

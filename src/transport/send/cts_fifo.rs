@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Fast};
-use crate::proto::{CTS_WORDS, CtsError, Head, MAX_RAILS, MAX_RECVS, Sequence};
+use crate::proto::{CTS_WORDS, CtsError, Head, MAX_RAILS, MAX_RECVS, Sequence, checksum_of_keys};
 use crate::verbs::Remote;
 
 /// The remote side of a send: the address and keys of the receive it matches.
@@ -119,6 +119,27 @@ pub(crate) fn target(fifo: &[AtomicU64], seq: Sequence, place: usize) -> Option<
     let start = seq.cts_offset(place) / 8;
     let entry: &[AtomicU64; CTS_WORDS] = fifo.get(start..start + CTS_WORDS)?.first_chunk()?;
     (number(entry) == seq.number()).then(|| Match::new(entry, place, 1).target())
+}
+
+/// Returns whether the entries of the group with sequence number `seq` are there with keys of this
+/// [checksum](checksum_of_keys), or the slot is another group's by now.
+pub(crate) fn has_keys(fifo: &[AtomicU64], seq: Sequence, checksum: u32) -> bool {
+    let start = seq.cts_offset(0) / 8;
+    let group = fifo[start..start + MAX_RECVS * CTS_WORDS].as_chunks().0;
+    let (mut count, mut sum) = (1, 0);
+    for (index, words) in group.iter().enumerate() {
+        if index >= count {
+            break;
+        }
+        let found = number(words);
+        if found != seq.number() {
+            return found > seq.number();
+        }
+        let Ok(head) = Head::of(head_word(words)) else { return false };
+        count = usize::from(head.count);
+        sum = checksum_of_keys(sum, &words.each_ref().map(|word| u64::from_le(word.load(Ordering::Relaxed))));
+    }
+    sum == checksum
 }
 
 /// The sequence number is the last word of an entry: once it has arrived, so has the rest.

@@ -290,6 +290,7 @@ impl Progress for SendState {
         !self.comm.has_rail()
             || self.recovery.is_fencing()
             || self.recovery.has_unposted()
+            || self.recovery.awaits_entries()
             || self.settles_alone()
     }
 

@@ -26,6 +26,7 @@ impl SendState {
             self.act(action)?;
         }
         self.give_up()?;
+        self.use_rails_after_up()?;
         self.complete_arrived();
         self.comm.ping_if_late(Pinged::Others)?;
         if self.comm.awaits_pings() {
@@ -51,13 +52,20 @@ impl SendState {
                 self.comm.attempt_failed(which, true, &Error::Peer(format!("at the receiver: {why}")));
             }
             SenderAction::Returned(which) => self.comm.watch.peer_returned(which.bits()),
-            SenderAction::Use(which) => {
-                self.comm.use_new_rails(which)?;
-                self.memory.renew(which.bits());
-                self.rails_changed()?;
-            }
         }
         Ok(())
+    }
+
+    /// Uses the rails of an attempt after UP, once the CTS entries have their keys.
+    fn use_rails_after_up(&mut self) -> Fast<()> {
+        let Self { recovery, comm, .. } = self;
+        let fifo = comm.region.words();
+        let Some(which) = recovery.use_rails(|seq, keys| cts_fifo::has_keys(fifo, seq, keys)) else {
+            return Ok(());
+        };
+        comm.use_new_rails(which)?;
+        self.memory.renew(which.bits());
+        self.rails_changed()
     }
 
     /// Gives up the rails that have failed. Sends STATE once nothing is left of them.

@@ -155,11 +155,6 @@ fn traffic() -> Traffic {
 /// Between two hosts of `n` rails each: the adapter is removed with transfers in flight and plugged in
 /// while they go on, twice.
 fn under_load(test: &str, n: usize, device: &'static str, traffic: impl Fn() -> Traffic) {
-    // Assumption 45 of docs/internals/adapters.md does not hold with them.
-    let is_late = matches!(std::env::var(softverbs::ORDER_VAR).as_deref(), Ok("late" | "relaxed"));
-    if is_late && device.starts_with('r') {
-        return eprintln!("not run: new keys may become visible after UP");
-    }
     let devices = two_hosts(n);
     isolated(test, &env(&devices, &[]), || {
         let mut link = Link::new(Ends::two_hosts(12, n).connect(), &traffic());
