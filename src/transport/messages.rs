@@ -23,6 +23,15 @@ impl Comm {
         self.drive_mailbox()
     }
 
+    /// Sends a message to the peer before this end closes. The control connection alone carries it: the
+    /// queue pairs are about to be destroyed.
+    pub(crate) fn send_last(&mut self, message: Message) {
+        // It counts only behind everything before it.
+        self.repeat_after_a_break();
+        let frame = self.stream.send(message);
+        self.peer.send(&frame);
+    }
+
     /// Repeats what the peer has not acknowledged, if a new TCP connection has replaced a broken one.
     pub(crate) fn repeat_after_a_break(&mut self) {
         if self.notifier.take_resumed() {

@@ -154,15 +154,10 @@ impl RecvState {
     /// Sends ARRIVED before this end closes: acknowledgements may be lost with a rail, and nobody is
     /// left to answer STATE.
     pub(super) fn send_arrived(&mut self) {
-        let Self { comm, window, .. } = self;
-        let next = window.oldest_outstanding();
-        if next == Sequence::FIRST || comm.has_failed() || !comm.failures.is_enabled() {
-            return;
-        }
-        // ARRIVED counts only behind everything before it.
-        comm.repeat_after_a_break();
-        if let Err(e) = comm.send_message(Message::Arrived { next }) {
-            comm.fail(e);
+        let next = self.window.oldest_outstanding();
+        let is_awaited = self.comm.failures.is_enabled() && self.comm.peer.is_connected();
+        if next > Sequence::FIRST && is_awaited && !self.comm.has_failed() {
+            self.comm.send_last(Message::Arrived { next });
         }
     }
 
