@@ -13,6 +13,7 @@ cd "$(dirname "$0")/.."
 figures=docs/guide/collectives-figures.md
 
 eval "$(scripts/libclang.sh env)"
+. scripts/commit.sh
 cargo build --locked --release -p softcuda -p compat-matrix
 measure=("${CARGO_TARGET_DIR:-target}/release/compat-matrix" collectives "${1:-2.32.3}"
     --figures "$figures" --rounds "${ROUNDS:-5}" --unit "${UNIT:-200}")

@@ -17,8 +17,7 @@ if [ -n "${BUILD_TARGET:-}" ]; then
     options+=(--target "$BUILD_TARGET")
     out=$target/${BUILD_TARGET%%.*}
 fi
-# For "mpib --version". Sources without git set it themselves.
-export MPIB_COMMIT=${MPIB_COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || true)}
+. scripts/commit.sh
 case $profile in
     dev) out=$out/debug ;;
     *) out=$out/$profile ;;

@@ -5,5 +5,6 @@ set -euo pipefail
 
 cd "$(dirname "$0")/.."
 eval "$(scripts/libclang.sh env)"
+. scripts/commit.sh
 cargo build --locked --release -p softcuda -p compat-matrix
 exec "${CARGO_TARGET_DIR:-target}/release/compat-matrix" collectives "$@"

@@ -11,6 +11,7 @@ bundle=build/gpu-bundle
 # MiB. What travels to such a machine is limited.
 most=50
 
+. scripts/commit.sh
 cargo build --locked --release -p softcuda -p compat-matrix
 target=${CARGO_TARGET_DIR:-target}/release
 rm -rf "$bundle"

@@ -6,6 +6,7 @@ set -euo pipefail
 
 cd "$(dirname "$0")/.."
 eval "$(scripts/libclang.sh env)"
+. scripts/commit.sh
 cargo build --locked --release -p softcuda -p compat-matrix
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

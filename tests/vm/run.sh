@@ -10,6 +10,7 @@ shift
 eval "$(scripts/libclang.sh env)"
 target=${CARGO_TARGET_DIR:-target}/release
 # One cargo call: shared dependencies are built once.
+. scripts/commit.sh
 cargo build --locked --release -p vm-checks -p compat-matrix
 cache=$(tests/vm/image.sh)
 logs=build/vm
