@@ -291,6 +291,13 @@ impl CommWatch {
         watched.queues = queues;
     }
 
+    /// Watches no rail any more: the counters are about to be another connection's.
+    pub(crate) fn unwatch(&self) {
+        // In the order of the watchdog, which reads the counters under both locks.
+        let _progress = self.progress.lock();
+        self.rails.lock().iter_mut().for_each(|rail| rail.queues = None);
+    }
+
     /// Reports that a rail failed: a completion with an error, or a limit that has passed. The caller's
     /// rail is condemned at once. A thread of the adapter then queries the port. If it cannot be used,
     /// all rails of the process on the port are condemned. Else the route is the cause, and all rails

@@ -308,6 +308,12 @@ impl Comm {
     }
 }
 
+impl Drop for Comm {
+    fn drop(&mut self) {
+        self.watch.unwatch();
+    }
+}
+
 #[cold]
 fn closed(e: &Error) -> Box<Error> {
     e.closed().into()

@@ -85,6 +85,19 @@ fn the_watchdog_condemns_a_rail_that_completes_nothing_while_another_one_does() 
     assert_eq!(sender.at(2000, [0, 0], [0, 0]), 0, "once");
 }
 
+/// The counters may be another connection's by then.
+//= rail-life.md: watched time
+#[test]
+fn the_watchdog_reads_no_counters_of_a_connection_that_has_ended() {
+    let sender = End::sender();
+    sender.at(0, [8, 8], [0, 0]);
+    sender.comm.unwatch();
+    assert!(sender.comm.counts().is_empty());
+    for i in 1..60 {
+        assert_eq!(sender.at(20 * i, [0, 1], [0, 1]), 0, "{i}");
+    }
+}
+
 /// What has completed may lie in a queue, and an adapter in software may have had no processor.
 //= rail-life.md: watched time
 #[test]
