@@ -27,14 +27,12 @@ pub(crate) struct Sender {
     /// The number of the last attempt; 0 before the first.
     attempts: u32,
     attempt: Option<(Attempt, RailSet, Step)>,
-    /// The groups whose entries are awaited after UP, with the checksum of their keys.
-    awaited: Vec<(Sequence, u32)>,
     /// The first group whose data a receiver that closes does not have.
     arrived: Option<Sequence>,
 }
 
 /// Where the present attempt is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Step {
     /// This end makes its queue pairs.
     Making,
@@ -44,8 +42,8 @@ enum Step {
     Proving,
     /// PROVED is sent.
     Proved,
-    /// UP has come. Entries with new keys are awaited.
-    Up,
+    /// UP has come. The entries of these groups are awaited, with keys of these checksums.
+    Up(Vec<(Sequence, u32)>),
 }
 
 /// A part that is sent again.
@@ -96,7 +94,6 @@ impl Sender {
             moved: Vec::new(),
             attempts: 0,
             attempt: None,
-            awaited: Vec::new(),
             arrived: None,
         }
     }
@@ -310,7 +307,7 @@ impl Sender {
 
     /// Returns the rails of the present attempt.
     pub(crate) fn attempt_rails(&self) -> RailSet {
-        self.attempt.map_or(RailSet::EMPTY, |(_, which, _)| which)
+        self.attempt.as_ref().map_or(RailSet::EMPTY, |(_, which, _)| *which)
     }
 
     /// Handles the end of this end's own work. `made` describes its port and queue pairs. Returns
@@ -326,13 +323,13 @@ impl Sender {
                 *step = Step::Proved;
                 Some(Message::Proved(*attempt))
             }
-            Step::Requested | Step::Proved | Step::Up => None,
+            Step::Requested | Step::Proved | Step::Up(_) => None,
         }
     }
 
     fn on_rebuilt(&mut self, answer: NewRails) -> SenderAction {
         let Some((attempt, which, step)) = &mut self.attempt else { return SenderAction::Nothing };
-        if (*attempt, which.bits(), *step) != (answer.attempt, answer.rails, Step::Requested) {
+        if (*attempt, which.bits(), &*step) != (answer.attempt, answer.rails, &Step::Requested) {
             return SenderAction::Nothing;
         }
         *step = Step::Proving;
@@ -350,27 +347,28 @@ impl Sender {
 
     fn on_up(&mut self, up: Up) {
         let Some((attempt, _, step)) = &mut self.attempt else { return };
-        if (*attempt, *step) == (up.attempt, Step::Proved) {
-            *step = Step::Up;
-            self.awaited = up.entries;
+        if (*attempt, &*step) == (up.attempt, &Step::Proved) {
+            *step = Step::Up(up.entries);
         }
     }
 
     /// Returns whether the rails of an attempt are to be used once [all entries](Self::use_rails) with
     /// new keys are there.
     pub(crate) fn awaits_entries(&self) -> bool {
-        matches!(self.attempt, Some((.., Step::Up)))
+        matches!(self.attempt, Some((.., Step::Up(_))))
     }
 
     /// Ends an attempt after UP once all entries that it names are there, for which `is_there` is
     /// called with the group and the checksum of its keys: a message over TCP may pass them. Returns
     /// the rails to be used.
     pub(crate) fn use_rails(&mut self, is_there: impl Fn(Sequence, u32) -> bool) -> Option<RailSet> {
-        if !self.awaits_entries() {
+        let Some((_, which, Step::Up(awaited))) = &mut self.attempt else { return None };
+        awaited.retain(|(seq, keys)| !is_there(*seq, *keys));
+        if !awaited.is_empty() {
             return None;
         }
-        self.awaited.retain(|(seq, keys)| !is_there(*seq, *keys));
-        let (_, which, _) = self.attempt.take_if(|_| self.awaited.is_empty())?;
+        let which = *which;
+        self.attempt = None;
         self.dead = self.dead.without(which);
         Some(which)
     }

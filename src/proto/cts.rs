@@ -1,6 +1,8 @@
 //! The clear-to-send (CTS) entry that a receiver writes into the sender's FIFO: one cache line per
 //! receive.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::{MAX_RAILS, MAX_RECVS};
 
 /// Size of an entry: a cache line, which an adapter writes in one piece.
@@ -86,9 +88,10 @@ impl Cts {
 
 /// Returns a checksum of the keys of a group's entries: that of the entries before this one was
 /// `before`, 0 for the first.
-pub(crate) fn checksum_of_keys(before: u32, entry: &[u64; CTS_WORDS]) -> u32 {
-    let keys = &entry[Cts::KEYS..Cts::KEYS + MAX_RAILS / 2];
-    let halves = keys.iter().flat_map(|word| [*word as u32, (word >> 32) as u32]);
+pub(crate) fn checksum_of_keys(before: u32, entry: &[AtomicU64; CTS_WORDS]) -> u32 {
+    let keys = entry[Cts::KEYS..Cts::KEYS + MAX_RAILS / 2].iter();
+    let words = keys.map(|word| u64::from_le(word.load(Ordering::Relaxed)));
+    let halves = words.flat_map(|word| [word as u32, (word >> 32) as u32]);
     // Each step is a bijection of the sum before: one other key is another checksum.
     halves.fold(before, |sum, key| (sum ^ key).wrapping_mul(0x9e37_79b1).rotate_left(15))
 }

@@ -257,7 +257,12 @@ impl Comm {
     }
 
     /// Reports the rails that the peer has given up, and this end has not.
-    pub(crate) fn given_up_by_the_peer(&mut self, which: RailSet, why: &str) {
+    pub(crate) fn given_up_by_the_peer(&mut self, which: RailSet) {
+        self.failed_at_the_peer(which, "the peer has given it up");
+    }
+
+    /// Reports rails that the peer has made useless, and that have not failed here.
+    pub(crate) fn failed_at_the_peer(&mut self, which: RailSet, why: &str) {
         let new = self.with_stripes(which.without(self.failures.noticed()));
         if !new.is_empty() {
             self.watch.rails_failed_alone(new.bits(), Reason::Peer, why);

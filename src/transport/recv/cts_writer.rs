@@ -96,9 +96,7 @@ impl CtsWriter {
     /// Returns the checksum of the keys in the entries of a group of `count` receives.
     pub(crate) fn checksum_of_keys(&self, comm: &Comm, seq: Sequence, count: usize) -> u32 {
         self.stage(comm, seq);
-        let word = |words: &[AtomicU64], i: usize| u64::from_le(words[i].load(Ordering::Relaxed));
-        let entry = |index| std::array::from_fn(|i| word(staged(comm, seq, index), i));
-        (0..count).fold(0, |sum, index| checksum_of_keys(sum, &entry(index)))
+        (0..count).fold(0, |sum, index| checksum_of_keys(sum, staged(comm, seq, index)))
     }
 
     /// Returns whether entries must be written again.
@@ -299,9 +297,9 @@ fn entry(
 }
 
 /// Returns the words of an entry of a group in the control memory.
-fn staged(comm: &Comm, seq: Sequence, index: usize) -> &[AtomicU64] {
+fn staged(comm: &Comm, seq: Sequence, index: usize) -> &[AtomicU64; CTS_WORDS] {
     let start = (RECORDS_BYTES + seq.cts_offset(index)) / 8;
-    &comm.region.words()[start..start + CTS_WORDS]
+    &comm.region.words()[start..].as_chunks().0[0]
 }
 
 /// Returns the remote keys of a receive. An empty one needs none.

@@ -47,7 +47,7 @@ impl RecvState {
         match action {
             ReceiverAction::Nothing => Ok(()),
             ReceiverAction::GiveUp(new) => {
-                self.comm.given_up_by_the_peer(new, "the peer has given it up");
+                self.comm.given_up_by_the_peer(new);
                 let state = self.recovery.state();
                 let dead = state.map_or(new, |state| RailSet::from_bits(state.dead));
                 // No CTS entry of a dead rail can arrive any more: the sender has destroyed its

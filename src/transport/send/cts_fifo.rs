@@ -137,7 +137,7 @@ pub(crate) fn has_keys(fifo: &[AtomicU64], seq: Sequence, checksum: u32) -> bool
         }
         let Ok(head) = Head::of(head_word(words)) else { return false };
         count = usize::from(head.count);
-        sum = checksum_of_keys(sum, &words.each_ref().map(|word| u64::from_le(word.load(Ordering::Relaxed))));
+        sum = checksum_of_keys(sum, words);
     }
     sum == checksum
 }

@@ -43,9 +43,7 @@ impl SendState {
     fn act(&mut self, action: SenderAction) -> Fast<()> {
         match action {
             SenderAction::Nothing => {}
-            SenderAction::GivenUpByPeer(which) => {
-                self.comm.given_up_by_the_peer(which, "the peer has given it up");
-            }
+            SenderAction::GivenUpByPeer(which) => self.comm.given_up_by_the_peer(which),
             SenderAction::Judged(groups) => self.obey(groups),
             SenderAction::Join(answer) => self.join(answer),
             SenderAction::Failed(which, why) => {
@@ -136,7 +134,7 @@ impl SendState {
         self.obey(judged);
         if self.window.in_flight() > 0 && self.comm.peer.is_over() {
             let why = "the peer has closed the connection before its adapter had acknowledged all data";
-            self.comm.given_up_by_the_peer(self.comm.working(), why);
+            self.comm.failed_at_the_peer(self.comm.working(), why);
         }
     }
 
