@@ -51,6 +51,7 @@ mod plugin;
 mod process;
 #[forbid(unsafe_code)]
 mod proto;
+mod rma;
 #[forbid(unsafe_code)]
 mod route;
 #[forbid(unsafe_code)]

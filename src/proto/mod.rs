@@ -19,6 +19,7 @@ mod imm;
 mod mailbox;
 mod mask;
 mod message;
+mod one_sided;
 mod rail_set;
 mod record;
 mod redial;
@@ -56,6 +57,9 @@ pub use mailbox::{MailState, MailboxError, RING_BYTES};
 pub(crate) use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Message, Numbered};
 pub(crate) use message::{NO_ANSWER, NO_ROUTE, NOT_TRIED, PORT_CHANGED, SRQ_FAILED};
+pub(crate) use one_sided::{
+    COMMAND_MESSAGE_BYTES, COMMAND_WORDS, Command, Extent, LinkKind, MAX_CARRIED, Signal, Way,
+};
 pub(crate) use rail_set::RailSet;
 pub use record::RECORD_BYTES;
 pub(crate) use record::{Record, RecordError};

@@ -1,5 +1,6 @@
 //! Established connections: sends, receives, progress, memory registration.
 
+mod by_index;
 pub(crate) mod comm;
 pub(crate) mod failback;
 mod failover;

@@ -34,7 +34,7 @@ pub use qp::{Access, Fresh, Path, Qp, QpOptions, Ready, Timing};
 pub use receives::Blanks;
 pub(crate) use receives::Srq;
 pub use region::Region;
-pub(crate) use region::{Words, page_size};
+pub(crate) use region::{Pages, Words, page_size};
 pub use sends::{Chain, Local, Remote};
 pub(crate) use sends::{ImmWrite, WRITE, WRITE_WITH_IMM, WordsWrite};
 pub(crate) use shim::can_relax_ordering;

@@ -25,7 +25,7 @@ pub(crate) fn page_size() -> usize {
 /// Zeroed words in pages that hold nothing else: `ibv_fork_init` may withhold registered pages from
 /// forked children, with all that lies in them.
 #[derive(Debug)]
-pub(super) struct Pages {
+pub(crate) struct Pages {
     start: NonNull<AtomicU64>,
     words: usize,
     /// Whole pages.
@@ -38,7 +38,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    pub(super) fn new(words: usize) -> io::Result<Self> {
+    pub(crate) fn new(words: usize) -> io::Result<Self> {
         let bytes = words.checked_mul(8).and_then(|bytes| bytes.checked_next_multiple_of(page_size()));
         let bytes = bytes.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -55,8 +55,13 @@ impl Pages {
         self.start
     }
 
+    /// Returns the address of the memory.
+    pub(crate) fn addr(&self) -> usize {
+        self.start.as_ptr().addr()
+    }
+
     /// Returns the words.
-    pub(super) fn words(&self) -> &[AtomicU64] {
+    pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY: `words` zeroed words at the start of a page, mapped as long as `self` lives.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }

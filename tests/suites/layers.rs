@@ -12,7 +12,8 @@ type Module = Vec<String>;
 type Graph = BTreeMap<Module, BTreeSet<Module>>;
 
 /// From top to bottom. Each may import from those below it, and from those in its own row.
-const LAYERS: [&[&str]; 14] = [
+const LAYERS: [&[&str]; 15] = [
+    &["rma"],
     &["plugin", "doctor"],
     &["connect"],
     &["transport"],

@@ -222,6 +222,11 @@ impl Sender {
         self.state.with(close).map_err(|e| *e)
     }
 
+    /// Returns the size in bytes of the largest message.
+    pub(super) fn longest(&self) -> usize {
+        self.longest
+    }
+
     #[cold]
     fn too_long(&self, len: usize) -> Box<Error> {
         let longest = self.longest;

@@ -1,0 +1,301 @@
+//! The two ends of a link: a connection of the two-sided transport with the messages that a rank has
+//! under way on it, in their order.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use nccl_net_versions::{Buffer, MemKind};
+
+use super::requests::Number;
+use super::window::{Registered, Window};
+use crate::error::{Error, Fast, Result};
+use crate::plugin::Plugin;
+use crate::proto::{COMMAND_MESSAGE_BYTES, COMMAND_WORDS, Command, MAX_CARRIED};
+use crate::transport::{Mr, RecvComm, SendComm};
+use crate::verbs::Pages;
+
+/// Words of a message with a command.
+const MESSAGE_WORDS: usize = COMMAND_MESSAGE_BYTES / 8;
+/// Commands under way on a command link: as many as receives that the peer can offer.
+pub(super) const COMMANDS: usize = 64;
+
+/// Registered memory for messages, in slots of [`COMMAND_MESSAGE_BYTES`].
+// The registration is dropped before the memory that it covers.
+#[derive(Debug)]
+pub(super) struct Slots {
+    mr: Mr,
+    memory: Pages,
+}
+
+impl Slots {
+    pub(super) fn new(count: usize, register: impl FnOnce(Buffer) -> Result<Mr>) -> Result<Self> {
+        let memory = Pages::new(count * MESSAGE_WORDS)
+            .map_err(|e| Error::io("memory for messages of one-sided traffic", e))?;
+        let mr = register(Buffer { addr: memory.addr(), len: count * COMMAND_MESSAGE_BYTES })?;
+        Ok(Self { mr, memory })
+    }
+
+    pub(super) fn mr(&self) -> &Mr {
+        &self.mr
+    }
+
+    /// Returns the first `len` bytes of a slot.
+    pub(super) fn buffer(&self, slot: usize, len: usize) -> Buffer {
+        Buffer { addr: self.memory.addr() + slot * COMMAND_MESSAGE_BYTES, len }
+    }
+
+    /// Writes words into a slot, from word `at` on.
+    pub(super) fn write(&self, slot: usize, at: usize, words: &[u64]) {
+        let places = self.memory.words().iter().skip(slot * MESSAGE_WORDS + at);
+        places.zip(words).for_each(|(place, word)| place.store(word.to_le(), Ordering::Relaxed));
+    }
+
+    /// Writes bytes into a slot, from word `at` on.
+    pub(super) fn write_bytes(&self, slot: usize, at: usize, bytes: &[u8]) {
+        let places = self.memory.words().iter().skip(slot * MESSAGE_WORDS + at);
+        for (place, part) in places.zip(bytes.chunks(8)) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            place.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+    }
+
+    /// Reads words of a slot, from word `at` on.
+    pub(super) fn read(&self, slot: usize, at: usize, words: &mut [u64]) {
+        let places = self.memory.words().iter().skip(slot * MESSAGE_WORDS + at);
+        words
+            .iter_mut()
+            .zip(places)
+            .for_each(|(word, place)| *word = u64::from_le(place.load(Ordering::Relaxed)));
+    }
+
+    /// Reads bytes of a slot, from word `at` on.
+    pub(super) fn read_bytes(&self, slot: usize, at: usize, bytes: &mut [u8]) {
+        let places = self.memory.words().iter().skip(slot * MESSAGE_WORDS + at);
+        for (part, place) in bytes.chunks_mut(8).zip(places) {
+            let word = place.load(Ordering::Relaxed).to_ne_bytes();
+            part.copy_from_slice(&word[..part.len()]);
+        }
+    }
+}
+
+/// The sending end of a link.
+#[derive(Debug)]
+pub(super) struct SendLink {
+    comm: SendComm,
+    windows: Registered,
+    slots: Slots,
+    count: usize,
+    /// The slot of the next command.
+    next: usize,
+    under_way: VecDeque<Sent>,
+    /// Commands among these.
+    commands: usize,
+}
+
+/// A message under way.
+#[derive(Debug)]
+struct Sent {
+    index: u8,
+    /// It is in a slot.
+    is_command: bool,
+    /// The request that it is a part of.
+    request: Option<Number>,
+}
+
+impl SendLink {
+    /// `slots`: how many commands may be under way.
+    pub(super) fn new(comm: SendComm, slots: usize) -> Result<Self> {
+        let memory = Slots::new(slots, |buffer| comm.register(buffer, MemKind::Host, None))?;
+        Ok(Self {
+            comm,
+            windows: Registered::default(),
+            slots: memory,
+            count: slots,
+            next: 0,
+            under_way: VecDeque::with_capacity(slots),
+            commands: 0,
+        })
+    }
+
+    /// Returns the size in bytes of the largest message.
+    pub(super) fn longest(&self) -> usize {
+        self.comm.longest()
+    }
+
+    /// Returns whether [`send_command`](Self::send_command) is worth a call.
+    pub(super) fn has_room(&self) -> bool {
+        self.commands < self.count && self.comm.may_send()
+    }
+
+    /// Starts to send a command, with at most [`MAX_CARRIED`] bytes inside. Returns `false` if there
+    /// is no room, or no receive yet.
+    pub(super) fn send_command(
+        &mut self,
+        command: Command,
+        inside: &[u8],
+        request: Option<Number>,
+    ) -> Fast<bool> {
+        if self.commands == self.count {
+            return Ok(false);
+        }
+        let len = 8 * COMMAND_WORDS + inside.len();
+        debug_assert!(inside.len() <= MAX_CARRIED);
+        self.slots.write(self.next, 0, &command.encode());
+        self.slots.write_bytes(self.next, COMMAND_WORDS, inside);
+        let started = self.comm.start(self.slots.buffer(self.next, len), self.slots.mr())?;
+        let Some(index) = started else { return Ok(false) };
+        self.next = (self.next + 1) % self.count;
+        self.commands += 1;
+        self.under_way.push_back(Sent { index, is_command: true, request });
+        Ok(true)
+    }
+
+    /// Starts to send a part of a window. Returns `false` if there is no room, or no receive yet.
+    pub(super) fn send(&mut self, window: &Window, part: Buffer, request: Option<Number>) -> Fast<bool> {
+        let Self { comm, windows, .. } = self;
+        let mr = windows.get(window, |buffer, kind, dmabuf| comm.register(buffer, kind, dmabuf))?;
+        let Some(index) = comm.start(part, mr)? else { return Ok(false) };
+        self.under_way.push_back(Sent { index, is_command: false, request });
+        Ok(true)
+    }
+
+    /// Starts to send a part of `slots`, which are of this link. Returns `false` if there is no room,
+    /// or no receive yet.
+    pub(super) fn send_from(&mut self, slots: &Slots, part: Buffer) -> Fast<bool> {
+        let Some(index) = self.comm.start(part, slots.mr())? else { return Ok(false) };
+        self.under_way.push_back(Sent { index, is_command: false, request: None });
+        Ok(true)
+    }
+
+    /// Registers more memory for messages.
+    pub(super) fn slots(&self, count: usize) -> Result<Slots> {
+        Slots::new(count, |buffer| self.comm.register(buffer, MemKind::Host, None))
+    }
+
+    /// Ends the oldest message if it is done. Returns its request.
+    pub(super) fn next_sent(&mut self) -> Fast<Option<Option<Number>>> {
+        let Some(Sent { index, is_command, request }) = self.under_way.front() else { return Ok(None) };
+        let (is_command, request) = (*is_command, *request);
+        if !self.comm.has_sent(*index)? {
+            return Ok(None);
+        }
+        self.under_way.pop_front();
+        self.commands -= usize::from(is_command);
+        Ok(Some(request))
+    }
+
+    /// Returns whether nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    /// Ends the registration of a window.
+    pub(super) fn forget(&mut self, number: u32) {
+        self.windows.forget(number);
+    }
+
+    pub(super) fn close(self) -> Result<()> {
+        self.comm.close()
+    }
+}
+
+/// The receiving end of a link.
+#[derive(Debug)]
+pub(super) struct RecvLink {
+    comm: RecvComm,
+    windows: Registered,
+    slots: Slots,
+    count: usize,
+    /// The slot of the next receive.
+    next: usize,
+    /// The receives of commands that are outstanding, by slot.
+    offered: VecDeque<(usize, u8)>,
+}
+
+impl RecvLink {
+    /// Offers room for `slots` commands.
+    pub(super) fn new(comm: RecvComm, slots: usize) -> Result<Self> {
+        let memory = Slots::new(slots, |buffer| comm.register(buffer, MemKind::Host, None))?;
+        let (windows, offered) = (Registered::default(), VecDeque::with_capacity(slots));
+        Ok(Self { comm, windows, slots: memory, count: slots, next: 0, offered })
+    }
+
+    /// Makes room for so many commands. None may be outstanding.
+    pub(super) fn resized(self, slots: usize) -> Result<Self> {
+        Self::new(self.comm, slots)
+    }
+
+    /// Offers a receive for a command in each slot. What has come in them must be handled.
+    pub(super) fn offer(&mut self) -> Fast<()> {
+        while self.offered.len() < self.count {
+            let buffer = self.slots.buffer(self.next, COMMAND_MESSAGE_BYTES);
+            let Some(index) = self.comm.start::<Plugin>(buffer, self.slots.mr())? else { return Ok(()) };
+            self.offered.push_back((self.next, index));
+            self.next = (self.next + 1) % self.count;
+        }
+        Ok(())
+    }
+
+    /// Returns the slot of the next message if it has come.
+    pub(super) fn next_received(&mut self) -> Fast<Option<usize>> {
+        let Some((slot, index)) = self.offered.front().copied() else { return Ok(None) };
+        if !self.comm.has_received(index)? {
+            return Ok(None);
+        }
+        self.offered.pop_front();
+        Ok(Some(slot))
+    }
+
+    /// Returns the command in a slot.
+    pub(super) fn command(&self, slot: usize) -> Result<Command> {
+        let mut words = [0; COMMAND_WORDS];
+        self.slots.read(slot, 0, &mut words);
+        Command::decode(&words).map_err(|e| Error::Protocol(e.to_string()))
+    }
+
+    /// Returns the bytes in a slot, from word `at` on.
+    pub(super) fn bytes(&self, slot: usize, at: usize, bytes: &mut [u8]) {
+        self.slots.read_bytes(slot, at, bytes);
+    }
+
+    /// Offers a part of a window. Returns the index of the receive, `None` if there is no room.
+    pub(super) fn receive(&mut self, window: &Window, part: Buffer) -> Fast<Option<u8>> {
+        let Self { comm, windows, .. } = self;
+        let mr = windows.get(window, |buffer, kind, dmabuf| comm.register(buffer, kind, dmabuf))?;
+        comm.start::<Plugin>(part, mr)
+    }
+
+    /// Offers a buffer of other registered memory.
+    pub(super) fn receive_into(&mut self, slots: &Slots, part: Buffer) -> Fast<Option<u8>> {
+        self.comm.start::<Plugin>(part, slots.mr())
+    }
+
+    pub(super) fn has_received(&self, index: u8) -> Fast<bool> {
+        self.comm.has_received(index)
+    }
+
+    /// Starts to make received data visible to the GPU. Returns `None` if it is.
+    pub(super) fn flush(&mut self, window: &Window, part: Buffer) -> Fast<Option<u8>> {
+        let Self { comm, windows, .. } = self;
+        let mr = windows.get(window, |buffer, kind, dmabuf| comm.register(buffer, kind, dmabuf))?;
+        comm.start_flush(part, mr)
+    }
+
+    pub(super) fn has_flushed(&self, index: u8) -> Fast<bool> {
+        self.comm.has_flushed(index)
+    }
+
+    pub(super) fn forget(&mut self, number: u32) {
+        self.windows.forget(number);
+    }
+
+    /// Registers memory of this process on the connection.
+    pub(super) fn slots(&self, count: usize) -> Result<Slots> {
+        Slots::new(count, |buffer| self.comm.register(buffer, MemKind::Host, None))
+    }
+
+    pub(super) fn close(self) -> Result<()> {
+        self.comm.close()
+    }
+}

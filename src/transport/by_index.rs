@@ -1,0 +1,61 @@
+//! Messages of one buffer, by the index of their request: for callers inside the plugin, which keep
+//! comm and requests in one place.
+
+use nccl_net_versions::{Buffer, NetPlugin, ProfilerHandle, RecvBuffer, Sizes};
+
+use crate::error::Fast;
+use crate::transport::memory::Mr;
+use crate::transport::request::Request;
+use crate::transport::{RecvComm, SendComm};
+
+/// The tag of all these messages.
+const TAG: i32 = 0;
+
+/// Returns whether a request is completed, which is free from then on.
+fn is_done(request: &Request) -> Fast<bool> {
+    let mut ignored = Sizes::IGNORED;
+    if request.collect_one().is_some() { Ok(true) } else { request.test(&mut ignored) }
+}
+
+impl SendComm {
+    /// Starts a send. Returns `None` if there is no receive yet, or no room.
+    pub(crate) fn start(&self, buffer: Buffer, mr: &Mr) -> Fast<Option<u8>> {
+        if !self.may_send() {
+            return Ok(None);
+        }
+        self.sender.send(buffer, TAG, Some(mr), ProfilerHandle::NONE)
+    }
+
+    /// Returns whether a send is done: its data is in the peer's memory.
+    pub(crate) fn has_sent(&self, index: u8) -> Fast<bool> {
+        is_done(self.requests.get(index))
+    }
+
+    /// Returns the size in bytes of the largest message.
+    pub(crate) fn longest(&self) -> usize {
+        self.sender.longest()
+    }
+}
+
+impl RecvComm {
+    /// Offers a buffer. Returns `None` if all slots are in use.
+    pub(crate) fn start<P: NetPlugin<Mr = Mr>>(&self, buffer: Buffer, mr: &Mr) -> Fast<Option<u8>> {
+        let one = RecvBuffer { buffer, tag: TAG, mr: Some(mr), profiler: ProfilerHandle::NONE };
+        self.receiver.receive::<P, false>(&[one])
+    }
+
+    /// Returns whether a receive is done.
+    pub(crate) fn has_received(&self, index: u8) -> Fast<bool> {
+        is_done(self.requests.get(index))
+    }
+
+    /// Starts to make received data visible to the GPU. Returns `None` if it is.
+    pub(crate) fn start_flush(&self, buffer: Buffer, mr: &Mr) -> Fast<Option<u8>> {
+        self.receiver.flush(&[(buffer, Some(mr))])
+    }
+
+    /// Returns whether a flush is done.
+    pub(crate) fn has_flushed(&self, index: u8) -> Fast<bool> {
+        self.flushes.as_ref().map_or(Ok(true), |flushes| is_done(flushes.get(index)))
+    }
+}
