@@ -51,6 +51,8 @@ struct State {
     rounds: u32,
     /// The first failure.
     failed: Option<Failure>,
+    /// Peers may have ended.
+    is_closing: bool,
 }
 
 #[derive(Debug)]
@@ -90,6 +92,7 @@ impl Group {
             joining: Vec::new(),
             rounds: 0,
             failed: None,
+            is_closing: false,
         };
         Self { terms, listening, pool: Pool::new(), state: Mutex::new(state) }
     }
@@ -281,13 +284,12 @@ impl Group {
     /// Fails all that concerns a rank.
     #[cold]
     fn fail(&self, state: &mut State, rank: usize, e: &Error) {
-        let failure = match e {
-            Error::Closed { .. } => e.failure(),
-            _ => {
-                tracing::warn!(target: "rma", "one-sided traffic with rank {rank} has failed: {e}");
-                e.failure()
-            }
-        };
+        let failure = e.failure();
+        match e {
+            _ if state.is_closing => tracing::debug!(target: "rma", "rank {rank} has ended before: {e}"),
+            Error::Closed { .. } => {}
+            _ => tracing::warn!(target: "rma", "one-sided traffic with rank {rank} has failed: {e}"),
+        }
         state.failed.get_or_insert(failure);
         if let Some(peer) = &mut state.peers[rank] {
             peer.failed = Some(failure);
@@ -307,9 +309,8 @@ impl Group {
                 Purpose::Request(number) => self.part_done(state, number),
                 Purpose::Read(word) => state.signals.read(word, value),
                 Purpose::Write(word) => {
-                    for rank in state.signals.written(word) {
-                        state.peer(rank).incoming.order.applied();
-                    }
+                    let State { signals, peers, .. } = &mut *state;
+                    signals.written(word, |rank| peer_of(peers, rank).incoming.order.applied());
                 }
             }
         }
@@ -342,6 +343,7 @@ impl Group {
         let until = Instant::now() + FAREWELL;
         {
             let mut state = self.state.lock();
+            state.is_closing = true;
             state.peers.iter_mut().flatten().for_each(|peer| peer.outgoing.end());
         }
         loop {
@@ -374,9 +376,10 @@ impl State {
 
     /// Adds to a word for a rank. Returns whether it is done.
     fn add(&mut self, signal: Signal, rank: usize) -> Result<bool> {
-        match self.windows.find(signal.window)? {
+        match self.windows.find(signal.window) {
             Found::Window(window) => self.signals.add(&window, signal.offset, signal.value, rank),
-            Found::NotYet => Err(Error::Internal("a signal in a window that does not exist".into())),
+            // Deregistered meanwhile.
+            Found::Ended | Found::NotYet => Ok(true),
         }
     }
 }

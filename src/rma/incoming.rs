@@ -1,6 +1,7 @@
 //! What comes from one rank: its links, its puts in their order, and answers to gets.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use nccl_net_versions::Buffer;
 
@@ -29,6 +30,14 @@ pub(super) struct Shared<'a> {
 enum For {
     Put(Ticket),
     Get(Number),
+}
+
+/// A message of the command link that is no command.
+#[derive(Debug)]
+enum Next {
+    Data(Part, For),
+    /// Data for a window that this rank has deregistered.
+    Drop,
 }
 
 /// Data that comes over the data link, not offered yet.
@@ -60,8 +69,8 @@ pub(super) struct Incoming {
     data: Option<RecvLink>,
     /// A message that has come, and could not be handled yet.
     held: Option<usize>,
-    /// The next message of the command link is this data.
-    next: Option<(Part, For)>,
+    /// What the next message of the command link is, if it is no command.
+    next: Option<Next>,
     announced: VecDeque<Announced>,
     arriving: VecDeque<Arriving>,
     /// Gets without an answer: where their data belongs.
@@ -121,9 +130,10 @@ impl Incoming {
                 return link.offer();
             };
             let is_handled = match self.next.take() {
-                Some((part, what)) => {
+                Some(Next::Drop) => true,
+                Some(Next::Data(part, what)) => {
                     let is_placed = self.place_carried(slot, 0, &part, what, shared)?;
-                    self.next = (!is_placed).then_some((part, what));
+                    self.next = (!is_placed).then_some(Next::Data(part, what));
                     is_placed
                 }
                 None => self.handle(slot, shared, asked)?,
@@ -146,8 +156,11 @@ impl Incoming {
         match link.command(slot)? {
             Command::Put { data, signal } => self.put(slot, data, signal, shared),
             Command::Get { id, from } => {
-                let Some(part) = found(shared.windows, from)? else { return Ok(false) };
-                asked(id, part);
+                match shared.windows.find(from.window) {
+                    Found::Window(window) => asked(id, part_of(window, from)?),
+                    Found::NotYet => return Ok(false),
+                    Found::Ended => return Err(deregistered(from)),
+                }
                 Ok(true)
             }
             Command::Answer { id, size, way } => {
@@ -181,8 +194,9 @@ impl Incoming {
         shared: &mut Shared<'_>,
     ) -> Result<bool> {
         if let Some(signal) = signal {
-            match shared.windows.find(signal.window)? {
+            match shared.windows.find(signal.window) {
                 Found::Window(window) => signals::check(&window, signal.offset).map_err(of_peer)?,
+                Found::Ended => {}
                 Found::NotYet => return Ok(false),
             }
         }
@@ -191,13 +205,31 @@ impl Incoming {
             self.order.is_visible(ticket);
             return Ok(true);
         };
-        let Some(part) = found(shared.windows, extent)? else { return Ok(false) };
+        let part = match shared.windows.find(extent.window) {
+            Found::Window(window) => part_of(window, extent)?,
+            Found::NotYet => return Ok(false),
+            Found::Ended => {
+                let ticket = self.order.push(signal, None);
+                self.order.is_visible(ticket);
+                return self.drop_data(extent, way);
+            }
+        };
         let ticket = self.order.push(signal, None);
         let is_taken = self.take(slot, part, way, For::Put(ticket), shared)?;
         if !is_taken {
             self.order.take_back();
         }
         Ok(is_taken)
+    }
+
+    /// Drops the data of a put into a window that this rank has deregistered.
+    fn drop_data(&mut self, extent: Extent, way: Way) -> Result<bool> {
+        match way {
+            Way::Inside => {}
+            Way::Next => self.next = Some(Next::Drop),
+            Way::DataLink(_) => return Err(deregistered(extent)),
+        }
+        Ok(true)
     }
 
     /// Takes the data of a command. Returns `false` if there is no room for it yet.
@@ -211,7 +243,7 @@ impl Incoming {
     ) -> Result<bool> {
         match way {
             Way::Inside => return self.place_carried(slot, COMMAND_WORDS, &part, what, shared),
-            Way::Next => self.next = Some((part, what)),
+            Way::Next => self.next = Some(Next::Data(part, what)),
             Way::DataLink(chunk) => {
                 let chunk = usize::try_from(chunk).unwrap_or(usize::MAX);
                 self.announced.push_back(Announced { part, chunk, what });
@@ -318,16 +350,16 @@ fn placed(order: &mut Order, what: For, shared: &mut Shared<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the part of a window that the peer names; `None` if the window is not registered yet.
-fn found(windows: &Windows, extent: Extent) -> Result<Option<Part>> {
-    let Extent { window, offset, size } = extent;
-    match windows.find(window)? {
-        Found::NotYet => Ok(None),
-        Found::Window(window) => {
-            let buffer = Window::part(&window, offset, size).map_err(of_peer)?;
-            Ok(Some(Part { window, buffer }))
-        }
-    }
+/// Returns the part of a window that the peer names.
+fn part_of(window: Arc<Window>, extent: Extent) -> Result<Part> {
+    let buffer = window.part(extent.offset, extent.size).map_err(of_peer)?;
+    Ok(Part { window, buffer })
+}
+
+fn deregistered(Extent { window, offset, size }: Extent) -> Error {
+    Error::Protocol(format!(
+        "{size} bytes at offset {offset} of window {window} are to be moved, and this rank has deregistered it"
+    ))
 }
 
 /// Returns the error of a command that names what is not there.

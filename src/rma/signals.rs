@@ -123,19 +123,18 @@ impl Signals {
         }
     }
 
-    /// Notes that a word is written. Returns the ranks whose signals are applied.
-    pub(super) fn written(&mut self, word: Word) -> Vec<usize> {
-        let Some(adding) = self.words.get_mut(&word) else { return Vec::new() };
+    /// Notes that a word is written. Calls `applied` for each rank whose signals are in it.
+    pub(super) fn written(&mut self, word: Word, applied: impl FnMut(usize)) {
+        let Some(adding) = self.words.get_mut(&word) else { return };
         if let Step::Writing(value) = adding.step {
             adding.value = adding.part.window.never_reset.then_some(value);
         }
         adding.step = Step::Rest;
-        let served = std::mem::take(&mut adding.served);
+        adding.served.drain(..).for_each(applied);
         if !adding.next.is_empty() {
             adding.begin();
             self.due.push(word);
         }
-        served
     }
 
     /// Forgets the words of a window.
@@ -151,7 +150,7 @@ impl Adding {
         self.step = match self.value {
             None => Step::Read,
             Some(value) => {
-                self.served = std::mem::take(&mut self.next);
+                std::mem::swap(&mut self.served, &mut self.next);
                 Step::Write(value.wrapping_add(std::mem::take(&mut self.sum)))
             }
         };

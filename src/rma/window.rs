@@ -129,6 +129,9 @@ pub(super) enum Found {
     Window(Arc<Window>),
     /// This rank has not registered it yet.
     NotYet,
+    /// This rank has deregistered it. A small put is complete for its origin before it is handled
+    /// here, and so may come late.
+    Ended,
 }
 
 impl Windows {
@@ -148,13 +151,11 @@ impl Windows {
     }
 
     /// Returns the window that a peer names.
-    pub(super) fn find(&self, number: u32) -> Result<Found> {
+    pub(super) fn find(&self, number: u32) -> Found {
         match self.0.get(number as usize) {
-            None => Ok(Found::NotYet),
-            Some(Some(window)) => Ok(Found::Window(Arc::clone(window))),
-            Some(None) => Err(Error::Protocol(format!(
-                "a command names window {number}, which this rank has deregistered"
-            ))),
+            None => Found::NotYet,
+            Some(None) => Found::Ended,
+            Some(Some(window)) => Found::Window(Arc::clone(window)),
         }
     }
 }
