@@ -147,3 +147,4 @@ pub mod simulation {
 pub use plugin::Plugin;
 
 nccl_net_versions::export!(Plugin);
+nccl_net_versions::export_rma!(Plugin);

@@ -17,7 +17,7 @@ pub(super) fn latest(process: &Process) -> Result<Arc<Config>> {
 }
 
 /// Returns device `dev` and the settings. Called at each poll of a connect.
-pub(super) fn device(process: &Process, dev: usize) -> Result<(Arc<Config>, &'static Device)> {
+pub(crate) fn device(process: &Process, dev: usize) -> Result<(Arc<Config>, &'static Device)> {
     let config = latest(process)?;
     match process.devices.get(dev) {
         Some(device) => Ok((config, device)),

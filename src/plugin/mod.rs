@@ -4,12 +4,13 @@ mod devices;
 
 use std::borrow::Borrow;
 use std::ffi::{CStr, c_int};
+use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use nccl_net_versions::{
-    Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MemKind, NetPlugin, ProfilerHandle,
-    Properties, RecvBuffer, Refusal, Sizes, Tagged, VDevs, in_callback,
+    Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MemKind, NetPlugin, Profiler,
+    ProfilerHandle, Properties, RecvBuffer, Refusal, Sizes, Tagged, VDevs, in_callback,
 };
 use parking_lot::RwLock;
 
@@ -23,10 +24,30 @@ use crate::proto::{PROTOCOL_VERSION, Release};
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
 use crate::{fork_guard, limits, log, nccl};
 pub(crate) use devices::describe;
-use devices::{device, latest, make_vdevice, properties, unmerged};
+pub(crate) use devices::device;
+use devices::{latest, make_vdevice, properties, unmerged};
 
 /// The first table with `finalize`.
 const FIRST_WITH_FINALIZE: u32 = 11;
+
+/// The network table that releases with an RMA table use.
+const RMA_BEGAN_WITH: u32 = 12;
+
+/// A table of NCCL's, by its version.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Table {
+    Net(u32),
+    Rma(u32),
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Net(version) => write!(f, "table v{version}"),
+            Self::Rma(version) => write!(f, "RMA table v{version}"),
+        }
+    }
+}
 
 /// The implementation of [`NetPlugin`].
 #[derive(Debug)]
@@ -45,14 +66,14 @@ pub struct Context {
 }
 
 impl Context {
-    fn settings(&self) -> Arc<Settings> {
+    pub(crate) fn settings(&self) -> Arc<Settings> {
         Arc::clone(&self.settings.read())
     }
 }
 
 /// Logs a failure once, where it leaves the plugin.
 #[inline]
-fn logged<T, E: Borrow<Error>>(call: &'static str, result: Result<T, E>) -> Result<T, Failure> {
+pub(crate) fn logged<T, E: Borrow<Error>>(call: &'static str, result: Result<T, E>) -> Result<T, Failure> {
     result.map_err(|e| reported(call, e.borrow()))
 }
 
@@ -68,13 +89,13 @@ fn reported(call: &'static str, e: &Error) -> Failure {
 /// Reports a call in a forked child.
 #[cold]
 #[inline(never)]
-fn in_child(call: &'static str) -> Failure {
+pub(crate) fn in_child(call: &'static str) -> Failure {
     fork_guard::check().err().map_or(Failure::Internal, |e| reported(call, &e))
 }
 
 /// Like [`logged`], for a call that must do nothing in a forked child.
 #[inline]
-fn here<T, E: Borrow<Error> + From<Error>>(
+pub(crate) fn here<T, E: Borrow<Error> + From<Error>>(
     call: &'static str,
     body: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, Failure> {
@@ -82,12 +103,18 @@ fn here<T, E: Borrow<Error> + From<Error>>(
 }
 
 /// Like [`here`], for calls that release `it`. A forked child leaks it: it is the parent's.
-fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Result<(), Failure> {
+pub(crate) fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<()>) -> Result<(), Failure> {
     let it = ManuallyDrop::new(it);
     here(call, || body(ManuallyDrop::into_inner(it)))
 }
 
-fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
+/// Makes the context of a table, with NCCL's traffic class and profiler for its connections.
+pub(crate) fn open(
+    process: &Arc<Process>,
+    table: Table,
+    traffic_class: Option<c_int>,
+    profiler: Option<Profiler>,
+) -> Result<Context> {
     let config = Arc::new(Config::from_env()?);
     fork_guard::watch()?;
     let hold = process.devices.open(&config)?;
@@ -100,14 +127,21 @@ fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
     }
     process.stats.init(&config, &process.warned)?;
     let events = process.events.start(&config, || process.devices.nics())?;
-    if process.set_latest(Arc::clone(&config), args.version) {
+    let is_first = match table {
+        Table::Net(version) => process.set_latest(Arc::clone(&config), version),
+        // NCCL asks for an RMA table after it has begun with a network table, if it uses that.
+        Table::Rma(_) => {
+            process.latest().is_none() && process.set_latest(Arc::clone(&config), RMA_BEGAN_WITH)
+        }
+    };
+    if is_first {
         let all: Vec<String> = process.devices.all().into_iter().map(describe).collect();
         let set = config.differing();
         let set = if set.is_empty() { String::new() } else { format!("; settings: {}", set.join(" ")) };
         tracing::info!(
             target: "init",
-            "{}, protocol {PROTOCOL_VERSION}, table v{}, {} device(s): {}{set}",
-            Release::ours(), args.version, all.len(), all.join(", ")
+            "{}, protocol {PROTOCOL_VERSION}, {table}, {} device(s): {}{set}",
+            Release::ours(), all.len(), all.join(", ")
         );
         for found in findings {
             match found.degraded {
@@ -117,10 +151,10 @@ fn open(process: &Arc<Process>, args: &Init) -> Result<Context> {
         }
     }
     // The tables before v11 have no finalize, so lines may come as long as the process lives.
-    if args.version < FIRST_WITH_FINALIZE {
+    if matches!(table, Table::Net(version) if version < FIRST_WITH_FINALIZE) {
         log::keep_logger();
     }
-    let settings = Settings::new(Arc::clone(process), config, args.config.traffic_class, args.profiler);
+    let settings = Settings::new(Arc::clone(process), config, traffic_class, profiler);
     let settings = RwLock::new(Arc::new(settings));
     Ok(Context {
         settings,
@@ -171,7 +205,7 @@ impl NetPlugin for Plugin {
         here("init", || {
             // Before anything is sized by it.
             limits::raise_descriptors();
-            open(Process::global(), args)
+            open(Process::global(), Table::Net(args.version), args.config.traffic_class, args.profiler)
         })
     }
 

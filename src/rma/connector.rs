@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use nccl_net_versions::HandleBuf;
+use parking_lot::Mutex;
 
 use super::link::SendLink;
 use crate::connect::PendingConnects;
@@ -14,7 +15,8 @@ use crate::transport::Settings;
 /// What all connections of a rank are made of.
 #[derive(Debug)]
 pub(super) struct Terms {
-    pub(super) settings: Arc<Settings>,
+    /// Those of the next connection.
+    pub(super) settings: Mutex<Arc<Settings>>,
     pub(super) device: &'static Device,
     pub(super) pending: PendingConnects,
     /// The handles of all ranks.
@@ -23,6 +25,17 @@ pub(super) struct Terms {
     pub(super) rank: usize,
     /// The number of the group.
     pub(super) group: u64,
+}
+
+impl Terms {
+    pub(super) fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.settings.lock())
+    }
+
+    /// Uses a traffic class for the connections from now on.
+    pub(super) fn set_traffic_class(&self, class: i32) {
+        Arc::make_mut(&mut *self.settings.lock()).comm_traffic_class = Some(class);
+    }
 }
 
 /// A link that is being made.
@@ -44,7 +57,7 @@ impl Connector {
     /// Goes on. Returns the link once its first message, JOIN, is posted.
     pub(super) fn poll(&mut self, terms: &Terms) -> Result<Option<SendLink>> {
         if self.link.is_none() {
-            let comm = terms.pending.connect(&terms.settings, terms.device, &mut self.handle)?;
+            let comm = terms.pending.connect(&terms.settings(), terms.device, &mut self.handle)?;
             let Some(comm) = comm else { return Ok(None) };
             self.link = Some(SendLink::new(comm, self.slots)?);
         }

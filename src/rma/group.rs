@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl_net_versions::{Failure, HandleBuf, Tagged};
+use nccl_net_versions::{Failure, Tagged};
 use parking_lot::Mutex;
 
 use super::connector::Terms;
@@ -30,7 +30,7 @@ const JOINING: usize = 64;
 
 /// A group, as one rank sees it.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub struct Group {
     terms: Terms,
     listening: Arc<Listening>,
     pool: Pool,
@@ -97,10 +97,15 @@ impl Group {
         Self { terms, listening, pool: Pool::new(), state: Mutex::new(state) }
     }
 
+    /// Uses a traffic class for the connections from now on.
+    pub(super) fn set_traffic_class(&self, class: i32) {
+        self.terms.set_traffic_class(class);
+    }
+
     /// Registers the next window.
     pub(super) fn register(&self, request: window::Request) -> Result<Arc<Window>> {
         // Without the lock: an adapter takes its time.
-        let window = Window::register(self.terms.device, &self.terms.settings.config, request)?;
+        let window = Window::register(self.terms.device, &self.terms.settings().config, request)?;
         self.state.lock().windows.add(window)
     }
 

@@ -262,10 +262,9 @@ impl Ready {
                     return Ok(());
                 }
                 moving.has_arrived = true;
-                moving.flush = match (&moving.copy.to, moving.copy.purpose) {
-                    (Place::Part(part), Some(Purpose::Put(..) | Purpose::Request(_)))
-                        if part.window.is_on_gpu() =>
-                    {
+                // Of two writes to one word by two adapters, the second one may land first.
+                moving.flush = match &moving.copy.to {
+                    Place::Part(part) if part.window.is_on_gpu() && moving.copy.purpose.is_some() => {
                         self.receive.flush(&part.window, part.buffer)?
                     }
                     _ => None,

@@ -8,7 +8,7 @@ use super::connector::{Connector, Terms};
 use super::link::{COMMANDS, SendLink};
 use super::local::Part;
 use super::requests::{Number, Pool, Table};
-use crate::error::{Error, Fast, Result};
+use crate::error::{Fast, Result};
 use crate::proto::{Command, Extent, LinkKind, MAX_CARRIED, Signal, Way};
 
 /// The largest message of a data link in bytes. `test` of the two-sided transport has no larger

@@ -24,7 +24,7 @@ const FAILURES: [Failure; 5] =
 
 /// What NCCL holds while a put or a get is in flight.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub struct Request {
     number: u32,
     state: AtomicU8,
 }
@@ -71,7 +71,7 @@ impl Pool {
             let first = table.entries.len() as Number;
             place.get_or_init(|| {
                 let one = |index| Request { number: first + index as Number, state: AtomicU8::new(FREE) };
-                Slab::new(CHUNK, one)
+                Slab::of_rma(CHUNK, one)
             });
             table.entries.resize(table.entries.len() + CHUNK, Entry { parts: 0, rank: 0 });
             table.free.extend((first..first + CHUNK as Number).rev());

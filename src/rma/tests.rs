@@ -5,6 +5,8 @@ use std::sync::Arc;
 use nccl_net_mpib_agent_iface::environment::NO_AGENT;
 use nccl_net_versions::{Buffer, HandleBuf, MemKind, Tagged};
 
+use parking_lot::Mutex;
+
 use super::connector::Terms;
 use super::group::{Group, Place, Put};
 use super::requests::Request;
@@ -47,7 +49,7 @@ fn group(ranks: usize, words: usize) -> Vec<Rank> {
         .collect();
     let rank = |(rank, listening)| {
         let terms = Terms {
-            settings: Arc::clone(&settings),
+            settings: Mutex::new(Arc::clone(&settings)),
             device,
             pending: PendingConnects::default(),
             handles: handles.clone(),

@@ -15,7 +15,7 @@ use crate::verbs::keep_dmabuf;
 
 /// A registered buffer.
 #[derive(Debug)]
-pub(super) struct Window {
+pub struct Window {
     /// Its number, the same on each rank: ranks register in one order.
     pub(super) number: u32,
     pub(super) buffer: Buffer,

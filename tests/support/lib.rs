@@ -26,6 +26,7 @@ pub mod proxy;
 pub mod raw;
 pub mod recorder;
 pub mod remote_peer;
+pub mod rma;
 pub mod rng;
 pub mod stats;
 pub mod sys;

@@ -74,6 +74,7 @@ impl Drop for Pages {
 }
 
 /// A file in memory, in the place of a DMA-BUF.
+#[derive(Debug)]
 pub struct Memfd(File);
 
 impl Memfd {

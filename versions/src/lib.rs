@@ -154,6 +154,8 @@
 #[macro_use]
 mod props;
 #[macro_use]
+mod rma_table;
+#[macro_use]
 mod table;
 
 mod callback;
@@ -166,11 +168,16 @@ mod plugin;
 mod profiler;
 mod refusal;
 mod request_pool;
+mod rma;
 mod slab;
 mod state;
 mod tagged;
 mod types;
 
+pub mod rma_v13;
+pub mod rma_v14;
+pub mod rma_v15;
+pub mod rma_v16;
 pub mod v10;
 pub mod v11;
 pub mod v12;
@@ -189,6 +196,7 @@ pub use plugin::NetPlugin;
 pub use profiler::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 pub use refusal::Refusal;
 pub use request_pool::{Pooled, RequestPool};
+pub use rma::{Get, Place, Put, RmaConfig, RmaInit, RmaPlugin, RmaProperties, Signal, WindowFlags};
 pub use slab::Slab;
 pub use state::warn;
 pub use tagged::Tagged;
@@ -220,6 +228,27 @@ macro_rules! export {
             #[allow(non_upper_case_globals, unsafe_code)]
             pub static [<ncclNet_ $version>]: $crate::abi::$version::Net =
                 $crate::$version::table::<$plugin>();
+        )+}
+    };
+}
+
+/// Exports the RMA tables of an implementation, beside [`export!`].
+///
+/// Defines `ncclRmaPlugin_v13` to `ncclRmaPlugin_v16`. The symbol `ncclGinPlugin_v13`, which has the
+/// same table, is not among them: NCCL 2.30.7 and later use the RMA table for GIN's proxy, and
+/// earlier releases never make an external RMA table ready (NVIDIA/nccl#2156).
+#[macro_export]
+macro_rules! export_rma {
+    ($plugin:ty) => {
+        $crate::export_rma! { @ $plugin: v13 v14 v15 v16 }
+    };
+    (@ $plugin:ty: $($version:ident)+) => {
+        $crate::paste::paste! {$(
+            #[doc = concat!("The RMA table ", stringify!($version), ".")]
+            #[unsafe(no_mangle)]
+            #[allow(non_upper_case_globals, unsafe_code)]
+            pub static [<ncclRmaPlugin_ $version>]: $crate::abi::[<rma_ $version>]::Rma =
+                $crate::[<rma_ $version>]::table::<$plugin>();
         )+}
     };
 }

@@ -129,13 +129,13 @@ unsafe impl<T: Send, A: ?Sized + AsRef<[Tagged<T>]>> Send for Slab<T, A> {}
 unsafe impl<T: Sync, A: ?Sized + AsRef<[Tagged<T>]>> Sync for Slab<T, A> {}
 
 /// Makes the requests in a block.
-fn requests<T>(len: usize, mut value: impl FnMut(usize) -> T) -> NonNull<Tagged<T>> {
+fn requests<T>(kind: Kind, len: usize, mut value: impl FnMut(usize) -> T) -> NonNull<Tagged<T>> {
     let first = block::<T, ()>(len);
     for index in 0..len {
         // A panic here leaves the block and the earlier values to nobody.
         let value = value(index);
         // SAFETY: the block has `len` values and is this function's alone.
-        unsafe { put(first.add(index), Kind::Request, (), value) };
+        unsafe { put(first.add(index), kind, (), value) };
     }
     first
 }
@@ -143,14 +143,19 @@ fn requests<T>(len: usize, mut value: impl FnMut(usize) -> T) -> NonNull<Tagged<
 impl<T> Slab<T> {
     /// Makes `len` requests. `value` makes the content of each one from its index.
     pub fn new(len: usize, value: impl FnMut(usize) -> T) -> Self {
-        Self(NonNull::slice_from_raw_parts(requests(len, value), len), PhantomData)
+        Self(NonNull::slice_from_raw_parts(requests(Kind::Request, len, value), len), PhantomData)
+    }
+
+    /// Makes `len` requests of an [`RmaPlugin`](crate::RmaPlugin), which are no [`NetPlugin`](crate::NetPlugin)'s.
+    pub fn of_rma(len: usize, value: impl FnMut(usize) -> T) -> Self {
+        Self(NonNull::slice_from_raw_parts(requests(Kind::RmaRequest, len, value), len), PhantomData)
     }
 }
 
 impl<T, const N: usize> Slab<T, [Tagged<T>; N]> {
     /// Makes `N` requests. `value` makes the content of each one from its index.
     pub fn array(value: impl FnMut(usize) -> T) -> Self {
-        Self(requests(N, value).cast(), PhantomData)
+        Self(requests(Kind::Request, N, value).cast(), PhantomData)
     }
 }
 

@@ -18,6 +18,12 @@ pub(crate) enum Kind {
     Recv,
     Mr,
     Request,
+    RmaContext,
+    RmaListen,
+    Group,
+    Contexts,
+    Window,
+    RmaRequest,
 }
 
 impl Kind {
@@ -30,6 +36,12 @@ impl Kind {
             Self::Recv => *b"net recv",
             Self::Mr => *b"net mr  ",
             Self::Request => *b"net req ",
+            Self::RmaContext => *b"rma ctx ",
+            Self::RmaListen => *b"rma list",
+            Self::Group => *b"rma coll",
+            Self::Contexts => *b"rma ctxs",
+            Self::Window => *b"rma win ",
+            Self::RmaRequest => *b"rma req ",
         })
     }
 
@@ -42,6 +54,12 @@ impl Kind {
             Self::Recv => "recvComm",
             Self::Mr => "mhandle",
             Self::Request => "request",
+            Self::RmaContext => "context of an RMA table",
+            Self::RmaListen => "listenComm of an RMA table",
+            Self::Group => "collComm",
+            Self::Contexts => "rmaCtx",
+            Self::Window => "mhandle of an RMA table",
+            Self::RmaRequest => "request of an RMA table",
         }
     }
 }

@@ -34,7 +34,7 @@ impl<P: NetPlugin> HandleType for Receiver<P> {
 
 /// # Safety
 /// `handle` is NULL, or points to the bytes of a handle that no other thread uses during `'a`.
-unsafe fn handle_buf<'a>(handle: *mut c_void) -> Result<&'a mut HandleBuf, Refusal> {
+pub(super) unsafe fn handle_buf<'a>(handle: *mut c_void) -> Result<&'a mut HandleBuf, Refusal> {
     let handle = NonNull::new(handle).ok_or(Refusal::Null("handle"))?;
     // SAFETY: not NULL, and valid as the caller promises. Bytes need no alignment.
     Ok(unsafe { handle.cast::<HandleBuf>().as_mut() })

@@ -62,12 +62,7 @@ unsafe fn register<P: NetPlugin>(
     dmabuf: Option<DmaBuf>,
     mhandle: &Out<*mut c_void>,
 ) -> Outcome {
-    let mem = match mem {
-        abi::NCCL_PTR_HOST => MemKind::Host,
-        abi::NCCL_PTR_CUDA => MemKind::Cuda,
-        abi::NCCL_PTR_DMABUF => MemKind::DmaBuf,
-        other => return Err(Refusal::MemKind(other).into()),
-    };
+    let mem = kind(mem)?;
     let mr = match comm_kind::<P>(comm)? {
         CommKind::Send => {
             // SAFETY: not closed meanwhile, as the caller promises.
@@ -82,6 +77,16 @@ unsafe fn register<P: NetPlugin>(
     };
     mhandle.put(handle::into_raw::<P, _>(Registration::<P>(mr)));
     Ok(())
+}
+
+/// Checks the kind of memory.
+pub(super) fn kind(mem: c_int) -> Result<MemKind, Refusal> {
+    match mem {
+        abi::NCCL_PTR_HOST => Ok(MemKind::Host),
+        abi::NCCL_PTR_CUDA => Ok(MemKind::Cuda),
+        abi::NCCL_PTR_DMABUF => Ok(MemKind::DmaBuf),
+        other => Err(Refusal::MemKind(other)),
+    }
 }
 
 /// The kind of a comm.

@@ -10,6 +10,7 @@
 mod connection;
 mod data;
 mod memory;
+pub(crate) mod rma;
 mod setup;
 
 pub(crate) use connection::{Sender, accept, close_listen, close_recv, close_send, connect, listen};

@@ -1,0 +1,190 @@
+//! The calls of NCCL's RMA tables.
+
+use std::sync::Arc;
+
+use nccl_net_versions::{
+    Buffer, DmaBuf, Failure, Get, HandleBuf, MemKind, Put, RmaConfig, RmaInit, RmaPlugin, RmaProperties,
+    Tagged, WindowFlags,
+};
+
+use parking_lot::Mutex;
+
+use super::connector::Terms;
+use super::group::{self, Group};
+use super::requests::Request;
+use super::window::{self, Window};
+use crate::connect::{Listening, PendingConnects};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::plugin::{Context, Plugin, Table, device, end, here, in_child, logged, open};
+use crate::process::Process;
+use crate::transport::Settings;
+use crate::{fork_guard, limits};
+
+/// A listening end of a rank.
+#[derive(Debug)]
+pub struct Listen {
+    settings: Arc<Settings>,
+    device: &'static Device,
+    listening: Arc<Listening>,
+}
+
+/// The contexts of one `createContext`. Puts of all of them go over the same connections.
+#[derive(Debug)]
+pub struct Contexts {
+    group: Arc<Group>,
+    count: usize,
+}
+
+impl Contexts {
+    fn check(&self, context: usize) -> Result<()> {
+        if context < self.count {
+            return Ok(());
+        }
+        let count = self.count;
+        Err(Error::Argument(format!(
+            "context {context}: expected one below {count}, as createContext had it"
+        )))
+    }
+}
+
+fn place<'a>(place: nccl_net_versions::Place<'a, Arc<Window>>) -> group::Place<'a> {
+    group::Place { window: place.window, offset: place.offset }
+}
+
+/// Returns a number that all ranks with these handles have.
+fn group_number(handles: &[&HandleBuf]) -> u64 {
+    let bytes = handles.iter().flat_map(|handle| handle.iter());
+    // FNV-1a: it separates groups whose links were mixed up, and nobody has to trust it.
+    bytes.fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+impl RmaPlugin for Plugin {
+    type RmaContext = Context;
+    type RmaListen = Listen;
+    type Group = Arc<Group>;
+    type Contexts = Contexts;
+    type Window = Arc<Window>;
+    type RmaRequest = Request;
+
+    fn init_rma(args: &RmaInit) -> Result<Context, Failure> {
+        here("init", || {
+            limits::raise_descriptors();
+            open(Process::global(), Table::Rma(args.version), None, None)
+        })
+    }
+
+    fn finalize_rma(ctx: Context) -> Result<(), Failure> {
+        end("finalize", ctx, |ctx| {
+            drop(ctx);
+            Ok(())
+        })
+    }
+
+    fn listen_rma(ctx: &Context, dev: usize, handle: &mut HandleBuf) -> Result<Listen, Failure> {
+        here("listen", || -> Result<_> {
+            let settings = ctx.settings();
+            let (_, device) = device(&settings.process, dev)?;
+            let listening = Arc::new(Listening::open(&settings, device, handle)?);
+            Ok(Listen { settings, device, listening })
+        })
+    }
+
+    fn join(listen: &Listen, handles: &[&HandleBuf], rank: usize) -> Result<Arc<Group>, Failure> {
+        here("connect", || {
+            if rank >= handles.len() {
+                let ranks = handles.len();
+                return Err(Error::Argument(format!(
+                    "rank {rank}: expected one below {ranks}, the number of ranks"
+                )));
+            }
+            let terms = Terms {
+                settings: Mutex::new(Arc::clone(&listen.settings)),
+                device: listen.device,
+                pending: PendingConnects::default(),
+                handles: handles.iter().map(|handle| **handle).collect(),
+                rank,
+                group: group_number(handles),
+            };
+            Ok(Arc::new(Group::new(terms, Arc::clone(&listen.listening))))
+        })
+    }
+
+    /// A signal proves the earlier puts of its rank, whatever their context, and no others.
+    fn group_properties(_: &Arc<Group>) -> Result<RmaProperties, Failure> {
+        Ok(RmaProperties { flushes_all_puts_on_any_signal: false })
+    }
+
+    fn close_group(group: Arc<Group>) -> Result<(), Failure> {
+        end("closeColl", group, |group| {
+            let contexts = || Error::Argument("closeColl before destroyContext of its contexts".into());
+            Arc::into_inner(group).ok_or_else(contexts)?.close()
+        })
+    }
+
+    fn create_contexts(group: &Arc<Group>, config: &RmaConfig) -> Result<Contexts, Failure> {
+        // Peers connect at their first put, which comes later.
+        if let Some(class) = config.traffic_class {
+            group.set_traffic_class(class);
+        }
+        Ok(Contexts { group: Arc::clone(group), count: config.contexts })
+    }
+
+    fn register(
+        group: &Arc<Group>,
+        buffer: Buffer,
+        kind: MemKind,
+        dmabuf: Option<DmaBuf>,
+        flags: WindowFlags,
+    ) -> Result<Arc<Window>, Failure> {
+        let call = if dmabuf.is_some() { "regMrSymDmaBuf" } else { "regMrSym" };
+        let request = window::Request { buffer, kind, dmabuf, never_reset: flags.never_reset };
+        here(call, || group.register(request))
+    }
+
+    fn deregister(group: &Arc<Group>, window: Arc<Window>) -> Result<(), Failure> {
+        end("deregMrSym", window, |window| {
+            group.deregister(window.number);
+            Ok(())
+        })
+    }
+
+    fn put<'a>(contexts: &'a Contexts, put: &Put<'_, Arc<Window>>) -> Result<&'a Tagged<Request>, Failure> {
+        let call = if put.signal.is_some() { "iputSignal" } else { "iput" };
+        if fork_guard::is_child() {
+            return Err(in_child(call));
+        }
+        let Put { rank, size, .. } = *put;
+        let data = put.data.map(|(from, to)| (place(from), place(to)));
+        let signal = put.signal.as_ref().map(|signal| (place(signal.place), signal.value));
+        let begun = contexts.check(put.context);
+        logged(call, begun.and_then(|()| contexts.group.put(group::Put { rank, size, data, signal })))
+    }
+
+    fn get<'a>(contexts: &'a Contexts, get: &Get<'_, Arc<Window>>) -> Result<&'a Tagged<Request>, Failure> {
+        if fork_guard::is_child() {
+            return Err(in_child("iget"));
+        }
+        let begun = contexts.check(get.context);
+        let get = || contexts.group.get(get.rank, get.size, place(get.remote), place(get.local));
+        logged("iget", begun.and_then(|()| get()))
+    }
+
+    fn test_rma(group: &Arc<Group>, request: &Request) -> Result<bool, Failure> {
+        if fork_guard::is_child() {
+            return Err(in_child("test"));
+        }
+        group.test(request)
+    }
+
+    fn progress(contexts: &Contexts) -> Result<(), Failure> {
+        if fork_guard::is_child() {
+            return Err(in_child("rmaProgress"));
+        }
+        contexts.group.progress()
+    }
+
+    fn has_error(contexts: &Contexts) -> Result<bool, Failure> {
+        Ok(contexts.group.has_failed())
+    }
+}

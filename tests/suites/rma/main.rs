@@ -1,0 +1,4 @@
+//! One-sided traffic: puts, signals and gets through the exported RMA tables.
+
+mod order;
+mod traffic;
