@@ -3,12 +3,14 @@
 use std::cell::RefCell;
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut, without_provenance_mut};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use nccl_net_host::{Place, Ptr, RMA_VERSIONS, Rma};
 
 use crate::code::{Code, Success, known};
 use crate::log::c_logger;
-use crate::memory::Memfd;
+use crate::memory::{Memfd, PAGE};
 use crate::pair::{LIMIT, Polling};
 
 /// `NCCL_PTR_HOST` and `NCCL_PTR_CUDA`
@@ -153,7 +155,7 @@ impl Group {
             _ => {
                 let file = Memfd::new(len);
                 let nccls = file.again();
-                let at = without_provenance_mut(GPU + (rank << 32));
+                let at = without_provenance_mut(GPU.fetch_add(len.next_multiple_of(PAGE), Relaxed));
                 let rc =
                     self.table.reg_mr_dma_buf(coll, (at, len), CUDA, (0, nccls.fd()), flags, &raw mut mr);
                 assert_eq!(known(rc), Success);
@@ -278,8 +280,8 @@ impl Group {
     }
 }
 
-/// Where the memory of GPUs would be: nothing is mapped there.
-const GPU: usize = 0x10_0000_0000_0000 >> 8;
+/// Where the next memory of a GPU would be: nothing is mapped there.
+static GPU: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
 
 impl Window {
     /// Returns a place, as a rank names it.
