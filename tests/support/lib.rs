@@ -18,6 +18,7 @@ pub mod hosts;
 pub mod log;
 pub mod memory;
 pub mod misbehaving_peer;
+pub mod one_sided;
 pub mod pair;
 pub mod paths;
 pub mod peer;
