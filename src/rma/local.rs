@@ -232,7 +232,8 @@ impl Ready {
                 }
                 Place::Part(part) => self.receive.receive(&part.window, part.buffer)?,
             };
-            let Some((receive, copy)) = offered.zip(waiting.pop_front()) else { break };
+            let Some(receive) = offered else { break };
+            let Some(copy) = waiting.pop_front() else { break };
             self.moving.push_back(Moving { copy, receive, has_arrived: false, flush: None });
         }
         while let Some(Moving { copy, .. }) = self.moving.get(self.posted) {

@@ -100,7 +100,10 @@ impl Outgoing {
                 if data.is_none() {
                     *data = to_data.poll(terms)?;
                 }
-                if let Some((commands, data)) = commands.take_if(|_| data.is_some()).zip(data.take()) {
+                if data.is_some()
+                    && let Some(commands) = commands.take()
+                    && let Some(data) = data.take()
+                {
                     let ready = Ready { commands, data, next: None, following: VecDeque::new() };
                     self.links = Links::Ready(Box::new(ready));
                 }

@@ -8,6 +8,7 @@ mod failing_calls;
 mod fatal;
 mod kinds;
 mod links;
+mod one_sided;
 mod outages;
 mod points;
 mod random;
