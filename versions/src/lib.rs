@@ -81,8 +81,11 @@
 //! /// A comm owns its requests. NCCL keeps up to 32 of them in flight.
 //! struct Comm(RequestPool<usize>);
 //!
-//! impl NetPlugin for Null {
+//! impl Plugin for Null {
 //!     const NAME: &'static CStr = c"Null";
+//! }
+//!
+//! impl NetPlugin for Null {
 //!     type Context = ();
 //!     type Listen = ();
 //!     type Send = Comm;
@@ -185,7 +188,7 @@ pub use logger::{Level, LogFn, Logger};
 pub use nccl_net_abi as abi;
 #[doc(hidden)]
 pub use paste;
-pub use plugin::NetPlugin;
+pub use plugin::{NetPlugin, Plugin};
 pub use profiler::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 pub use refusal::Refusal;
 pub use request_pool::{Pooled, RequestPool};
