@@ -158,6 +158,8 @@
 mod props;
 #[macro_use]
 mod table;
+#[macro_use]
+mod rma;
 
 mod callback;
 mod calls;
@@ -174,6 +176,10 @@ mod state;
 mod tagged;
 mod types;
 
+pub mod rma_v13;
+pub mod rma_v14;
+pub mod rma_v15;
+pub mod rma_v16;
 pub mod v10;
 pub mod v11;
 pub mod v12;
@@ -192,6 +198,7 @@ pub use plugin::{NetPlugin, Plugin};
 pub use profiler::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 pub use refusal::Refusal;
 pub use request_pool::{Pooled, RequestPool};
+pub use rma::{Get, MrFlags, Place, Put, RmaConfig, RmaInit, RmaPlugin, RmaProperties, Signal};
 pub use slab::Slab;
 pub use state::warn;
 pub use tagged::Tagged;
@@ -223,6 +230,27 @@ macro_rules! export {
             #[allow(non_upper_case_globals, unsafe_code)]
             pub static [<ncclNet_ $version>]: $crate::abi::$version::Net =
                 $crate::$version::table::<$plugin>();
+        )+}
+    };
+}
+
+/// Exports the tables of an implementation of [`RmaPlugin`], for the root of a `cdylib`.
+///
+/// Defines `ncclRmaPlugin_v13` to `ncclRmaPlugin_v16`, which NCCL looks up in the library of the
+/// network plugin, too. Not `ncclGinPlugin_v13`: releases with RMA pass over a GIN plugin of this type
+/// and run their own on the RMA table.
+#[macro_export]
+macro_rules! export_rma {
+    ($plugin:ty) => {
+        $crate::export_rma! { @ $plugin: v13 v14 v15 v16 }
+    };
+    (@ $plugin:ty: $($version:ident)+) => {
+        $crate::paste::paste! {$(
+            #[doc = concat!("The ", stringify!($version), " table of one-sided transfers.")]
+            #[unsafe(no_mangle)]
+            #[allow(non_upper_case_globals, unsafe_code)]
+            pub static [<ncclRmaPlugin_ $version>]: $crate::abi::[<rma_ $version>]::Rma =
+                $crate::[<rma_ $version>]::table::<$plugin>();
         )+}
     };
 }

@@ -32,8 +32,9 @@ pub trait Plugin: Sized + 'static {
     /// locked any more: the place to pass lines to NCCL's logger, which may block.
     fn leaving() {}
 
-    /// Receives the logger of an `init`, before [`NetPlugin::init`] and on every later one. It
-    /// replaces earlier loggers, which may belong to an unloaded library.
+    /// Receives the logger of an `init`, before [`NetPlugin::init`] or
+    /// [`RmaPlugin::init`](crate::RmaPlugin::init), and on every later one. It replaces earlier loggers,
+    /// which may belong to an unloaded library.
     fn logger(_: Logger) {}
 }
 

@@ -44,6 +44,9 @@ pub enum Refusal {
     /// A memory type does not exist.
     #[error("type is {0}, expected NCCL_PTR_HOST (1), NCCL_PTR_CUDA (2) or NCCL_PTR_DMABUF (4)")]
     MemKind(c_int),
+    /// An operation of a signal does not exist.
+    #[error("signalOp is {0}, expected NCCL_NET_SIGNAL_OP_INC (1) or NCCL_NET_SIGNAL_OP_ADD (2)")]
+    SignalOp(u32),
     /// A call needs a context, and no `init` has succeeded yet (v6 to v10).
     #[error("no init of this plugin has succeeded yet")]
     NoContext,
@@ -62,7 +65,8 @@ impl Refusal {
             | Self::TooLarge(_)
             | Self::Group(_)
             | Self::Devices { .. }
-            | Self::MemKind(_) => Failure::InvalidArgument,
+            | Self::MemKind(_)
+            | Self::SignalOp(_) => Failure::InvalidArgument,
             Self::NoContext | Self::InCallback => Failure::InvalidUsage,
         }
     }

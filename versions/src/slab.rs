@@ -129,13 +129,13 @@ unsafe impl<T: Send, A: ?Sized + AsRef<[Tagged<T>]>> Send for Slab<T, A> {}
 unsafe impl<T: Sync, A: ?Sized + AsRef<[Tagged<T>]>> Sync for Slab<T, A> {}
 
 /// Makes the requests in a block.
-fn requests<T>(len: usize, mut value: impl FnMut(usize) -> T) -> NonNull<Tagged<T>> {
+fn requests<T>(kind: Kind, len: usize, mut value: impl FnMut(usize) -> T) -> NonNull<Tagged<T>> {
     let first = block::<T, ()>(len);
     for index in 0..len {
         // A panic here leaves the block and the earlier values to nobody.
         let value = value(index);
         // SAFETY: the block has `len` values and is this function's alone.
-        unsafe { put(first.add(index), Kind::Request, (), value) };
+        unsafe { put(first.add(index), kind, (), value) };
     }
     first
 }
@@ -143,14 +143,24 @@ fn requests<T>(len: usize, mut value: impl FnMut(usize) -> T) -> NonNull<Tagged<
 impl<T> Slab<T> {
     /// Makes `len` requests. `value` makes the content of each one from its index.
     pub fn new(len: usize, value: impl FnMut(usize) -> T) -> Self {
-        Self(NonNull::slice_from_raw_parts(requests(len, value), len), PhantomData)
+        Self::of(Kind::Request, len, value)
+    }
+
+    /// Like [`Slab::new`], for [`RmaPlugin`](crate::RmaPlugin): the tables of networks do not take
+    /// these requests, and those for RMA take no others.
+    pub fn rma(len: usize, value: impl FnMut(usize) -> T) -> Self {
+        Self::of(Kind::RmaRequest, len, value)
+    }
+
+    fn of(kind: Kind, len: usize, value: impl FnMut(usize) -> T) -> Self {
+        Self(NonNull::slice_from_raw_parts(requests(kind, len, value), len), PhantomData)
     }
 }
 
 impl<T, const N: usize> Slab<T, [Tagged<T>; N]> {
     /// Makes `N` requests. `value` makes the content of each one from its index.
     pub fn array(value: impl FnMut(usize) -> T) -> Self {
-        Self(requests(N, value).cast(), PhantomData)
+        Self(requests(Kind::Request, N, value).cast(), PhantomData)
     }
 }
 

@@ -18,6 +18,14 @@ pub(crate) enum Kind {
     Recv,
     Mr,
     Request,
+    /// What `init` of an RMA table makes.
+    RmaContext,
+    RmaListen,
+    RmaColl,
+    /// What `createContext` of an RMA table makes.
+    RmaCtx,
+    RmaMr,
+    RmaRequest,
 }
 
 impl Kind {
@@ -30,18 +38,26 @@ impl Kind {
             Self::Recv => *b"net recv",
             Self::Mr => *b"net mr  ",
             Self::Request => *b"net req ",
+            Self::RmaContext => *b"rma init",
+            Self::RmaListen => *b"rma list",
+            Self::RmaColl => *b"rma coll",
+            Self::RmaCtx => *b"rma ctx ",
+            Self::RmaMr => *b"rma mr  ",
+            Self::RmaRequest => *b"rma req ",
         })
     }
 
     /// Returns the name for messages.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Context => "context",
-            Self::Listen => "listenComm",
+            Self::Context | Self::RmaContext => "context",
+            Self::Listen | Self::RmaListen => "listenComm",
             Self::Send => "sendComm",
             Self::Recv => "recvComm",
-            Self::Mr => "mhandle",
-            Self::Request => "request",
+            Self::Mr | Self::RmaMr => "mhandle",
+            Self::Request | Self::RmaRequest => "request",
+            Self::RmaColl => "collComm",
+            Self::RmaCtx => "rmaCtx",
         }
     }
 }
