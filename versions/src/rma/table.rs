@@ -40,6 +40,9 @@ pub(crate) mod thunk {
     use crate::guard::{guard, guard_data};
 
     type Ptr = *mut c_void;
+    /// v13 and v14 have no flags of requests.
+    const NO_FLAGS: u32 = abi::ncclRmaOptFlagsDefault;
+
     type DevHandle = *mut *mut abi::v11::DeviceHandle;
 
     // The names in reports differ from those of a network: one plugin may have both tables.
@@ -150,7 +153,7 @@ pub(crate) mod thunk {
         ) "RMA iput" => {
             let (src, dst) = (RawPlace(src_off, src), RawPlace(dst_off, dst));
             calls::iput::<P>(
-                PutArgs { ctx, context, src, size, dst, rank, signal: None, flags: abi::ncclRmaOptFlagsDefault },
+                PutArgs { ctx, context, src, size, dst, rank, signal: None, flags: NO_FLAGS },
                 request,
             )
         };
@@ -191,7 +194,7 @@ pub(crate) mod thunk {
             let signal = SignalArgs { place, value, op, strong: true };
             let (src, dst) = (RawPlace(src_off, src), RawPlace(dst_off, dst));
             calls::iput::<P>(
-                PutArgs { ctx, context, src, size, dst, rank, signal: Some(signal), flags: abi::ncclRmaOptFlagsDefault },
+                PutArgs { ctx, context, src, size, dst, rank, signal: Some(signal), flags: NO_FLAGS },
                 request,
             )
         };
@@ -215,7 +218,7 @@ pub(crate) mod thunk {
             let signal = SignalArgs { place, value, op, strong };
             let (src, dst) = (RawPlace(src_off, src), RawPlace(dst_off, dst));
             calls::iput::<P>(
-                PutArgs { ctx, context, src, size, dst, rank, signal: Some(signal), flags: abi::ncclRmaOptFlagsDefault },
+                PutArgs { ctx, context, src, size, dst, rank, signal: Some(signal), flags: NO_FLAGS },
                 request,
             )
         };
@@ -256,7 +259,7 @@ pub(crate) mod thunk {
             request: *mut Ptr,
         ) "RMA iget" => {
             let (remote, local) = (RawPlace(remote_off, remote), RawPlace(local_off, local));
-            calls::iget::<P>(GetArgs { ctx, context, remote, size, local, rank, flags: abi::ncclRmaOptFlagsDefault }, request)
+            calls::iget::<P>(GetArgs { ctx, context, remote, size, local, rank, flags: NO_FLAGS }, request)
         };
         iget_v15(
             ctx: Ptr,

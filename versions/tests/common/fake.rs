@@ -110,7 +110,7 @@ impl Record {
     }
 
     /// Records a call and returns its number, with `false` for "call again".
-    fn enter(&self, call: &'static str, args: String) -> Result<(u32, bool), Failure> {
+    pub fn enter(&self, call: &'static str, args: String) -> Result<(u32, bool), Failure> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         lock(&self.calls).push(format!("{call} {args}"));
         let act = lock(&self.acts).get(call).copied();
