@@ -1,5 +1,5 @@
 //! One implementation of a NCCL network plugin behind every `ncclNetPlugin_vN` table from v6 to
-//! v12.
+//! v12, and one of a plugin for one-sided transfers behind `ncclRmaPlugin_v13` to `_v16`.
 //!
 //! NCCL loads a network plugin as a shared library, looks up a table of C functions in it and moves
 //! all inter-node traffic through that table. The table has seven versions in NCCL 2.18 to 2.32,
@@ -19,11 +19,12 @@
 //! # Should I use this crate?
 //!
 //! Yes, to write a network plugin (`libnccl-net.so`) that loads in every NCCL from 2.18 on, over
-//! any transport.
+//! any transport. Yes, for [one-sided transfers](#one-sided-transfers) where the host drives the
+//! adapter.
 //!
 //! No, to call an existing plugin: `nccl-net-abi` has the C types alone. No, if the plugin needs
-//! one of NCCL's other tables: collNet, GIN, RMA, tuner, profiler or environment plugins are not
-//! covered, nor is device-side networking (`getDeviceMr`, `irecvConsumed`).
+//! one of NCCL's other tables: collNet, tuner, profiler or environment plugins are not covered, nor
+//! is device-side networking: `getDeviceMr`, `irecvConsumed` and the GIN tables.
 //!
 //! # Life cycle
 //!
@@ -67,10 +68,23 @@
 //! | traffic class | none | none | none | none | in `connect` |
 //! | `optional_completion` in [`irecv`](NetPlugin::irecv) | never | never | never | yes | yes |
 //!
+//! # One-sided transfers
+//!
+//! NCCL 2.30.7 and later carry windows, `ncclPutSignal`, and GIN without support of the adapter
+//! through another table. A plugin implements [`RmaPlugin`], which has their life cycle, and
+//! [`export_rma!`] produces its four versions. A type may implement it beside [`NetPlugin`].
+//!
+//! | | v13 | v14 | v15 | v16 |
+//! |---|---|---|---|---|
+//! | [`Signal::strong`] | always set | as given | as given | as given |
+//! | [`RmaConfig::rank_stride`] | 1 | as given | as given | as given |
+//! | [`Put::more`], [`Get::more`] | never set | never set | as given | as given |
+//! | [`coll_properties`](RmaPlugin::coll_properties) | never | never | never | yes |
+//!
 //! # Example
 //!
 //! A plugin whose messages vanish, and the table that NCCL would load. `examples/loopback.rs` is a
-//! whole plugin that moves data over TCP.
+//! whole plugin that moves data over TCP, and `examples/rma.rs` one for one-sided transfers.
 //!
 //! ```
 //! use std::ffi::{CStr, c_int};

@@ -9,7 +9,9 @@ use crate::{
 
 /// What plugins of each kind have: a name, and a place for reports.
 ///
-/// The adapters keep the logger, and which refusals they have reported, per implementing type.
+/// The adapters keep the logger, and which refusals they have reported, per implementing type. One
+/// that implements [`NetPlugin`] and [`RmaPlugin`](crate::RmaPlugin) has one logger. The names of calls
+/// of the latter begin with `RMA`.
 pub trait Plugin: Sized + 'static {
     /// The name in the tables, which NCCL logs. `NCCL_NET` selects a network by it.
     const NAME: &'static CStr;

@@ -19,7 +19,7 @@ use crate::{
 /// 3. [`reg_mr`](Self::reg_mr): all ranks of a group register in the same order. A registration
 ///    stands for the memory of every rank. *The thread that registers a window.*
 /// 4. [`iput`](Self::iput), [`iget`](Self::iget) and [`iflush`](Self::iflush) start a request,
-///    [`test`](Self::test) polls it. *A progress thread per context.*
+///    [`test`](Self::test) polls it. *A progress thread per `RmaContext`.*
 /// 5. [`dereg_mr`](Self::dereg_mr), [`destroy_context`](Self::destroy_context),
 ///    [`close_coll`](Self::close_coll), [`finalize`](Self::finalize). Releases up to 2.32 do not
 ///    finalize the context that GIN uses.
