@@ -21,11 +21,20 @@ every_rma_version! {
         let loggers = &rig.record.loggers;
         assert_eq!(loggers.load(std::sync::atomic::Ordering::Relaxed), 1);
         let mut error = false;
-        assert_eq!(rig.rma.query_last_error(open.ctx, &raw mut error), ncclSuccess);
+        assert_eq!(rig.rma.query_last_error(open.rma, &raw mut error), ncclSuccess);
         assert!(error);
         rig.record.act("has_error", Act::NotNow);
-        assert_eq!(rig.rma.query_last_error(open.ctx, &raw mut error), ncclSuccess);
+        assert_eq!(rig.rma.query_last_error(open.rma, &raw mut error), ncclSuccess);
         assert!(!error);
+        for (wrong, refusal) in [
+            (ptr::null_mut(), Refusal::Null("rmaCtx")),
+            (open.ctx, Refusal::WrongHandle { what: "rmaCtx", expected: "rmaCtx" }),
+        ] {
+            error = true;
+            assert_eq!(rig.rma.query_last_error(wrong, &raw mut error), ncclInvalidArgument);
+            assert_eq!(rig.record.refusal(), Some(("RMA queryLastError", refusal)));
+            assert!(!error);
+        }
         rig.close(open);
         assert_eq!(rig.record.calls(), [
             format!("init v{} id=7", rig.version),
@@ -34,8 +43,8 @@ every_rma_version! {
             "create_context coll=3 RmaConfig { contexts: 4, traffic_class: None, rank_stride: 1 }".into(),
             "reg_mr coll=3 4096+64 Host None so=false grows=false".into(),
             "reg_mr coll=3 4096+64 Host None so=false grows=false".into(),
-            "has_error ctx=1".into(),
-            "has_error ctx=1".into(),
+            "has_error ctx=4".into(),
+            "has_error ctx=4".into(),
             "dereg_mr coll=3 mr=5".into(),
             "dereg_mr coll=3 mr=6".into(),
             "destroy_context ctx=4".into(),
@@ -335,7 +344,7 @@ fn without_results<const ID: u32>(rig: Rig<ID>, open: &Open, act: Act, code: ncc
     assert_eq!(rig.rma.create_context(open.coll, Some(CONFIG), d), code);
     assert_eq!(rig.rma.reg_mr(open.coll, DATA, 1, NCCL_PTR_HOST, 0, e), code);
     assert_eq!(rig.rma.reg_mr_dma_buf(open.coll, NCCL_PTR_CUDA, 0, 1, 0, f), code);
-    assert_eq!(rig.rma.query_last_error(open.ctx, &raw mut error), code);
+    assert_eq!(rig.rma.query_last_error(open.rma, &raw mut error), code);
     assert_eq!((out, n, error), ([ptr::null_mut(); 6], 0, false));
 }
 

@@ -135,7 +135,7 @@ fn two_ranks_put_signal_and_get() {
         }
         assert_eq!((*zero.signals, *one.signals), ([0, 5], [0, 5]));
         let mut failed = true;
-        assert_eq!(rma.query_last_error(ctx, &raw mut failed), ncclSuccess);
+        assert_eq!(rma.query_last_error(zero.ctx, &raw mut failed), ncclSuccess);
         assert!(!failed);
         if let Rma::V16(table) = rma {
             let mut props = rma_v16::Properties { flushesAllPutsOnAnySignal: true };

@@ -121,8 +121,8 @@ pub trait RmaPlugin: Plugin {
     fn progress(_: &Self::RmaContext) -> Result<(), Failure> {
         Ok(())
     }
-    /// `queryLastError`: returns whether something has failed since `init`. Never, by default.
-    fn has_error(_: &Self::Context) -> Result<bool, Failure> {
+    /// `queryLastError`: returns whether a transfer of the contexts has failed. Never, by default.
+    fn has_error(_: &Self::RmaContext) -> Result<bool, Failure> {
         Ok(false)
     }
 

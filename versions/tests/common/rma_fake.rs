@@ -135,8 +135,8 @@ impl<const ID: u32, const FULL: bool> RmaPlugin for Fake<ID, FULL> {
         record(ID).enter("progress", format!("ctx={}", ctx.number)).map(drop)
     }
 
-    fn has_error(ctx: &Thing) -> Result<bool, Failure> {
-        record(ID).enter("has_error", format!("ctx={}", ctx.0)).map(|(_, error)| error)
+    fn has_error(ctx: &Contexts) -> Result<bool, Failure> {
+        record(ID).enter("has_error", format!("ctx={}", ctx.number)).map(|(_, error)| error)
     }
 
     fn destroy_context(ctx: Contexts) -> Result<(), Failure> {

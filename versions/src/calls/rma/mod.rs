@@ -87,11 +87,13 @@ pub(crate) unsafe fn coll_properties<P: RmaPlugin>(
     Ok(())
 }
 
+/// NCCL passes what `createContext` has made, not the context of `init` (`ncclGinQueryLastError`,
+/// src/gin/gin_host.cc).
 pub(crate) unsafe fn has_error<P: RmaPlugin>(ctx: *mut c_void, has_error: *mut bool) -> Outcome {
     // SAFETY: NULL or writable.
     let has_error = unsafe { Out::holding("hasError", has_error, false) }?;
-    // SAFETY: the context is not finalized meanwhile.
-    has_error.put(P::has_error(&unsafe { handle::borrow::<P, Owner<P>>("ctx", ctx) }?.0)?);
+    // SAFETY: the contexts are not destroyed meanwhile.
+    has_error.put(P::has_error(&unsafe { handle::borrow::<P, Contexts<P>>("rmaCtx", ctx) }?.0)?);
     Ok(())
 }
 
