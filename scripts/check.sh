@@ -122,7 +122,7 @@ case ${1:-} in
         # arithmetic, and what an agent sends. A backtrace of each caught panic would take miri
         # minutes.
         export RUST_BACKTRACE=0 PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
-        # Without the example, a shared library, which miri cannot make.
+        # Without the examples, shared libraries, which miri cannot make.
         cargo +nightly miri test --locked -p nccl-net-versions --lib --tests
         cargo +nightly miri test --locked -p nccl-net-mpib --lib -- proto:: device::mr_cache::
         cargo +nightly miri test --locked -p nccl-net-mpib-agent-iface --lib -- \

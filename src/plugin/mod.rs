@@ -170,17 +170,8 @@ fn reg_mr(dmabuf: Option<DmaBuf>) -> &'static str {
     if dmabuf.is_some() { "regMrDmaBuf" } else { "regMr" }
 }
 
-impl NetPlugin for Plugin {
+impl nccl_net_versions::Plugin for Plugin {
     const NAME: &'static CStr = c"MPIB";
-    const VDEVICES: bool = true;
-    const DMABUF: bool = true;
-
-    type Context = Context;
-    type Listen = Listening;
-    type Send = SendComm;
-    type Recv = RecvComm;
-    type Mr = Mr;
-    type Request = Request;
 
     fn on_panic(call: &'static str) {
         tracing::warn!(target: "net", "{call}: internal error, please report it: a panic was caught");
@@ -200,6 +191,18 @@ impl NetPlugin for Plugin {
             Process::global().set_release(release);
         }
     }
+}
+
+impl NetPlugin for Plugin {
+    const VDEVICES: bool = true;
+    const DMABUF: bool = true;
+
+    type Context = Context;
+    type Listen = Listening;
+    type Send = SendComm;
+    type Recv = RecvComm;
+    type Mr = Mr;
+    type Request = Request;
 
     fn init(args: &Init) -> Result<Context, Failure> {
         here("init", || {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use nccl_net_versions::{
-    Buffer, DmaBuf, Failure, Get, HandleBuf, MemKind, Put, RmaConfig, RmaInit, RmaPlugin, RmaProperties,
-    Tagged, WindowFlags,
+    Buffer, DmaBuf, Failure, Get, HandleBuf, MemKind, MrFlags, NetPlugin, Place, Properties, Put, RmaConfig,
+    RmaInit, RmaPlugin, RmaProperties, Tagged,
 };
 
 use parking_lot::Mutex;
@@ -48,8 +48,8 @@ impl Contexts {
     }
 }
 
-fn place<'a>(place: nccl_net_versions::Place<'a, Arc<Window>>) -> group::Place<'a> {
-    group::Place { window: place.window, offset: place.offset }
+fn place<'a>(place: Place<'a, Arc<Window>>) -> group::Place<'a> {
+    group::Place { window: place.mr, offset: place.offset }
 }
 
 /// Returns a number that all ranks with these handles have.
@@ -60,28 +60,36 @@ fn group_number(handles: &[&HandleBuf]) -> u64 {
 }
 
 impl RmaPlugin for Plugin {
-    type RmaContext = Context;
-    type RmaListen = Listen;
-    type Group = Arc<Group>;
-    type Contexts = Contexts;
-    type Window = Arc<Window>;
-    type RmaRequest = Request;
+    type Context = Context;
+    type Listen = Listen;
+    type Coll = Arc<Group>;
+    type RmaContext = Contexts;
+    type Mr = Arc<Window>;
+    type Request = Request;
 
-    fn init_rma(args: &RmaInit) -> Result<Context, Failure> {
+    fn init(args: &RmaInit) -> Result<Context, Failure> {
         here("init", || {
             limits::raise_descriptors();
             open(Process::global(), Table::Rma(args.version), None, None)
         })
     }
 
-    fn finalize_rma(ctx: Context) -> Result<(), Failure> {
+    fn finalize(ctx: Context) -> Result<(), Failure> {
         end("finalize", ctx, |ctx| {
             drop(ctx);
             Ok(())
         })
     }
 
-    fn listen_rma(ctx: &Context, dev: usize, handle: &mut HandleBuf) -> Result<Listen, Failure> {
+    fn devices() -> Result<usize, Failure> {
+        <Self as NetPlugin>::devices()
+    }
+
+    fn properties(dev: usize) -> Result<Properties, Failure> {
+        <Self as NetPlugin>::properties(dev)
+    }
+
+    fn listen(ctx: &Context, dev: usize, handle: &mut HandleBuf) -> Result<Listen, Failure> {
         here("listen", || -> Result<_> {
             let settings = ctx.settings();
             let (_, device) = device(&settings.process, dev)?;
@@ -90,7 +98,7 @@ impl RmaPlugin for Plugin {
         })
     }
 
-    fn join(listen: &Listen, handles: &[&HandleBuf], rank: usize) -> Result<Arc<Group>, Failure> {
+    fn connect(listen: &Listen, handles: &[&HandleBuf], rank: usize) -> Result<Arc<Group>, Failure> {
         here("connect", || {
             if rank >= handles.len() {
                 let ranks = handles.len();
@@ -111,18 +119,18 @@ impl RmaPlugin for Plugin {
     }
 
     /// A signal proves the earlier puts of its rank, whatever their context, and no others.
-    fn group_properties(_: &Arc<Group>) -> Result<RmaProperties, Failure> {
+    fn coll_properties(_: &Arc<Group>) -> Result<RmaProperties, Failure> {
         Ok(RmaProperties { flushes_all_puts_on_any_signal: false })
     }
 
-    fn close_group(group: Arc<Group>) -> Result<(), Failure> {
+    fn close_coll(group: Arc<Group>) -> Result<(), Failure> {
         end("closeColl", group, |group| {
             let contexts = || Error::Argument("closeColl before destroyContext of its contexts".into());
             Arc::into_inner(group).ok_or_else(contexts)?.close()
         })
     }
 
-    fn create_contexts(group: &Arc<Group>, config: &RmaConfig) -> Result<Contexts, Failure> {
+    fn create_context(group: &Arc<Group>, config: &RmaConfig) -> Result<Contexts, Failure> {
         // Peers connect at their first put, which comes later.
         if let Some(class) = config.traffic_class {
             group.set_traffic_class(class);
@@ -130,38 +138,38 @@ impl RmaPlugin for Plugin {
         Ok(Contexts { group: Arc::clone(group), count: config.contexts })
     }
 
-    fn register(
+    fn reg_mr(
         group: &Arc<Group>,
         buffer: Buffer,
         kind: MemKind,
         dmabuf: Option<DmaBuf>,
-        flags: WindowFlags,
+        flags: MrFlags,
     ) -> Result<Arc<Window>, Failure> {
         let call = if dmabuf.is_some() { "regMrSymDmaBuf" } else { "regMrSym" };
         let request = window::Request { buffer, kind, dmabuf, never_reset: flags.never_reset };
         here(call, || group.register(request))
     }
 
-    fn deregister(group: &Arc<Group>, window: Arc<Window>) -> Result<(), Failure> {
+    fn dereg_mr(group: &Arc<Group>, window: Arc<Window>) -> Result<(), Failure> {
         end("deregMrSym", window, |window| {
             group.deregister(window.number);
             Ok(())
         })
     }
 
-    fn put<'a>(contexts: &'a Contexts, put: &Put<'_, Arc<Window>>) -> Result<&'a Tagged<Request>, Failure> {
+    fn iput<'a>(contexts: &'a Contexts, put: &Put<'_, Self>) -> Result<&'a Tagged<Request>, Failure> {
         let call = if put.signal.is_some() { "iputSignal" } else { "iput" };
         if fork_guard::is_child() {
             return Err(in_child(call));
         }
         let Put { rank, size, .. } = *put;
-        let data = put.data.map(|(from, to)| (place(from), place(to)));
+        let data = put.src.zip(put.dst).map(|(from, to)| (place(from), place(to)));
         let signal = put.signal.as_ref().map(|signal| (place(signal.place), signal.value));
         let begun = contexts.check(put.context);
         logged(call, begun.and_then(|()| contexts.group.put(group::Put { rank, size, data, signal })))
     }
 
-    fn get<'a>(contexts: &'a Contexts, get: &Get<'_, Arc<Window>>) -> Result<&'a Tagged<Request>, Failure> {
+    fn iget<'a>(contexts: &'a Contexts, get: &Get<'_, Self>) -> Result<&'a Tagged<Request>, Failure> {
         if fork_guard::is_child() {
             return Err(in_child("iget"));
         }
@@ -170,7 +178,7 @@ impl RmaPlugin for Plugin {
         logged("iget", begun.and_then(|()| get()))
     }
 
-    fn test_rma(group: &Arc<Group>, request: &Request) -> Result<bool, Failure> {
+    fn test(group: &Arc<Group>, request: &Request) -> Result<bool, Failure> {
         if fork_guard::is_child() {
             return Err(in_child("test"));
         }

@@ -71,7 +71,7 @@ impl Pool {
             let first = table.entries.len() as Number;
             place.get_or_init(|| {
                 let one = |index| Request { number: first + index as Number, state: AtomicU8::new(FREE) };
-                Slab::of_rma(CHUNK, one)
+                Slab::rma(CHUNK, one)
             });
             table.entries.resize(table.entries.len() + CHUNK, Entry { parts: 0, rank: 0 });
             table.free.extend((first..first + CHUNK as Number).rev());

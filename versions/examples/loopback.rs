@@ -91,8 +91,11 @@ fn poll<T>(call: &str, failure: Failure, result: IoResult<T>) -> Result<Option<T
     })
 }
 
-impl NetPlugin for Loopback {
+impl Plugin for Loopback {
     const NAME: &'static CStr = c"Loopback";
+}
+
+impl NetPlugin for Loopback {
     type Context = ();
     type Listen = TcpListener;
     type Send = Comm;

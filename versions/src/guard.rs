@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use nccl_net_abi::{ncclResult_t, ncclSuccess};
 
 use crate::callback::UnderWay;
-use crate::{Failure, NetPlugin, Refusal, in_callback, state};
+use crate::{Failure, Plugin, Refusal, in_callback, state};
 
 /// Why a call failed.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +32,7 @@ impl From<Refusal> for Fault {
 pub(crate) type Outcome = Result<(), Fault>;
 
 /// Runs one call of the C interface.
-pub(crate) fn guard<P: NetPlugin>(call: &'static str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
+pub(crate) fn guard<P: Plugin>(call: &'static str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
     if in_callback() {
         return failed::<P>(call, Refusal::InCallback.into());
     }
@@ -45,7 +45,7 @@ pub(crate) fn guard<P: NetPlugin>(call: &'static str, body: impl FnOnce() -> Out
 
 /// Runs one call of the data path: nothing else costs an instruction if it succeeds.
 #[inline]
-pub(crate) fn guard_data<P: NetPlugin>(call: &'static str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
+pub(crate) fn guard_data<P: Plugin>(call: &'static str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
     // Only a number crosses `catch`: a larger value would be passed through memory in each call.
     let code = catch(|| match body() {
         Ok(()) => ncclSuccess,
@@ -58,7 +58,7 @@ pub(crate) fn guard_data<P: NetPlugin>(call: &'static str, body: impl FnOnce() -
 }
 
 /// Ends a call that holds no lock any more.
-fn leave<P: NetPlugin>() {
+fn leave<P: Plugin>() {
     // A panic there does not change the result.
     let _ = catch(P::leaving);
 }
@@ -80,7 +80,7 @@ fn catch<T>(body: impl FnOnce() -> T) -> Option<T> {
 
 #[cold]
 #[inline(never)]
-fn failed<P: NetPlugin>(call: &'static str, fault: Fault) -> ncclResult_t {
+fn failed<P: Plugin>(call: &'static str, fault: Fault) -> ncclResult_t {
     match fault {
         Fault::Plugin(failure) => {
             leave::<P>();
@@ -99,7 +99,7 @@ fn failed<P: NetPlugin>(call: &'static str, fault: Fault) -> ncclResult_t {
 
 #[cold]
 #[inline(never)]
-fn panicked<P: NetPlugin>(call: &'static str) -> ncclResult_t {
+fn panicked<P: Plugin>(call: &'static str) -> ncclResult_t {
     // A panic in the report does not change the result.
     let _ = catch(|| P::on_panic(call));
     leave::<P>();

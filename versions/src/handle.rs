@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::tagged::{Kind, Tagged};
-use crate::{NetPlugin, Refusal, slab};
+use crate::{Plugin, Refusal, slab};
 
 /// The address of every handle that C holds, except requests, with its plugin and kind.
 static LIVE: Mutex<BTreeMap<usize, (TypeId, Kind)>> = Mutex::new(BTreeMap::new());
@@ -32,19 +32,19 @@ pub(crate) trait HandleType: Sized {
 }
 
 /// Moves `value` into a handle for C.
-pub(crate) fn into_raw<P: NetPlugin, T: HandleType<Front = ()>>(value: T) -> *mut c_void {
+pub(crate) fn into_raw<P: Plugin, T: HandleType<Front = ()>>(value: T) -> *mut c_void {
     into_raw_behind::<P, T>((), value)
 }
 
 /// Moves `value` into a handle for C that begins with `front`.
-pub(crate) fn into_raw_behind<P: NetPlugin, T: HandleType>(front: T::Front, value: T) -> *mut c_void {
+pub(crate) fn into_raw_behind<P: Plugin, T: HandleType>(front: T::Front, value: T) -> *mut c_void {
     let handle = slab::keep(T::KIND, front, value).as_ptr();
     live().insert(handle.addr(), (TypeId::of::<P>(), T::KIND));
     handle.cast()
 }
 
 /// Returns the kind of a live handle of this plugin, without reading through it.
-pub(crate) fn kind<P: NetPlugin>(handle: *mut c_void) -> Option<Kind> {
+pub(crate) fn kind<P: Plugin>(handle: *mut c_void) -> Option<Kind> {
     live().get(&handle.addr()).filter(|entry| entry.0 == TypeId::of::<P>()).map(|entry| entry.1)
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn kind<P: NetPlugin>(handle: *mut c_void) -> Option<Kind> {
 ///
 /// # Safety
 /// No other thread closes the handle during `'a`.
-pub(crate) unsafe fn borrow<'a, P: NetPlugin, T: HandleType>(
+pub(crate) unsafe fn borrow<'a, P: Plugin, T: HandleType>(
     what: &'static str,
     handle: *mut c_void,
 ) -> Result<&'a T, Refusal> {
@@ -72,7 +72,7 @@ pub(crate) unsafe fn borrow<'a, P: NetPlugin, T: HandleType>(
 ///
 /// # Safety
 /// No other thread uses the handle.
-pub(crate) unsafe fn from_raw<P: NetPlugin, T: HandleType>(
+pub(crate) unsafe fn from_raw<P: Plugin, T: HandleType>(
     what: &'static str,
     handle: *mut c_void,
 ) -> Result<T, Refusal> {

@@ -1,5 +1,5 @@
 //! One implementation of a NCCL network plugin behind every `ncclNetPlugin_vN` table from v6 to
-//! v12.
+//! v12, and one of a plugin for one-sided transfers behind `ncclRmaPlugin_v13` to `_v16`.
 //!
 //! NCCL loads a network plugin as a shared library, looks up a table of C functions in it and moves
 //! all inter-node traffic through that table. The table has seven versions in NCCL 2.18 to 2.32,
@@ -19,11 +19,12 @@
 //! # Should I use this crate?
 //!
 //! Yes, to write a network plugin (`libnccl-net.so`) that loads in every NCCL from 2.18 on, over
-//! any transport.
+//! any transport. Yes, for [one-sided transfers](#one-sided-transfers) where the host drives the
+//! adapter.
 //!
 //! No, to call an existing plugin: `nccl-net-abi` has the C types alone. No, if the plugin needs
-//! one of NCCL's other tables: collNet, GIN, RMA, tuner, profiler or environment plugins are not
-//! covered, nor is device-side networking (`getDeviceMr`, `irecvConsumed`).
+//! one of NCCL's other tables: collNet, tuner, profiler or environment plugins are not covered, nor
+//! is device-side networking: `getDeviceMr`, `irecvConsumed` and the GIN tables.
 //!
 //! # Life cycle
 //!
@@ -67,10 +68,23 @@
 //! | traffic class | none | none | none | none | in `connect` |
 //! | `optional_completion` in [`irecv`](NetPlugin::irecv) | never | never | never | yes | yes |
 //!
+//! # One-sided transfers
+//!
+//! NCCL 2.30.7 and later carry windows, `ncclPutSignal`, and GIN without support of the adapter
+//! through another table. A plugin implements [`RmaPlugin`], which has their life cycle, and
+//! [`export_rma!`] produces its four versions. A type may implement it beside [`NetPlugin`].
+//!
+//! | | v13 | v14 | v15 | v16 |
+//! |---|---|---|---|---|
+//! | [`Signal::strong`] | always set | as given | as given | as given |
+//! | [`RmaConfig::rank_stride`] | 1 | as given | as given | as given |
+//! | [`Put::more`], [`Get::more`] | never set | never set | as given | as given |
+//! | [`coll_properties`](RmaPlugin::coll_properties) | never | never | never | yes |
+//!
 //! # Example
 //!
 //! A plugin whose messages vanish, and the table that NCCL would load. `examples/loopback.rs` is a
-//! whole plugin that moves data over TCP.
+//! whole plugin that moves data over TCP, and `examples/rma.rs` one for one-sided transfers.
 //!
 //! ```
 //! use std::ffi::{CStr, c_int};
@@ -81,8 +95,11 @@
 //! /// A comm owns its requests. NCCL keeps up to 32 of them in flight.
 //! struct Comm(RequestPool<usize>);
 //!
-//! impl NetPlugin for Null {
+//! impl Plugin for Null {
 //!     const NAME: &'static CStr = c"Null";
+//! }
+//!
+//! impl NetPlugin for Null {
 //!     type Context = ();
 //!     type Listen = ();
 //!     type Send = Comm;
@@ -154,9 +171,9 @@
 #[macro_use]
 mod props;
 #[macro_use]
-mod rma_table;
-#[macro_use]
 mod table;
+#[macro_use]
+mod rma;
 
 mod callback;
 mod calls;
@@ -168,7 +185,6 @@ mod plugin;
 mod profiler;
 mod refusal;
 mod request_pool;
-mod rma;
 mod slab;
 mod state;
 mod tagged;
@@ -192,11 +208,11 @@ pub use logger::{Level, LogFn, Logger};
 pub use nccl_net_abi as abi;
 #[doc(hidden)]
 pub use paste;
-pub use plugin::NetPlugin;
+pub use plugin::{NetPlugin, Plugin};
 pub use profiler::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 pub use refusal::Refusal;
 pub use request_pool::{Pooled, RequestPool};
-pub use rma::{Get, Place, Put, RmaConfig, RmaInit, RmaPlugin, RmaProperties, Signal, WindowFlags};
+pub use rma::{Get, MrFlags, Place, Put, RmaConfig, RmaInit, RmaPlugin, RmaProperties, Signal};
 pub use slab::Slab;
 pub use state::warn;
 pub use tagged::Tagged;
@@ -232,11 +248,11 @@ macro_rules! export {
     };
 }
 
-/// Exports the RMA tables of an implementation, beside [`export!`].
+/// Exports the tables of an implementation of [`RmaPlugin`], for the root of a `cdylib`.
 ///
-/// Defines `ncclRmaPlugin_v13` to `ncclRmaPlugin_v16`. The symbol `ncclGinPlugin_v13`, which has the
-/// same table, is not among them: NCCL 2.30.7 and later use the RMA table for GIN's proxy, and
-/// earlier releases never make an external RMA table ready (NVIDIA/nccl#2156).
+/// Defines `ncclRmaPlugin_v13` to `ncclRmaPlugin_v16`, which NCCL looks up in the library of the
+/// network plugin, too. Not `ncclGinPlugin_v13`: releases with RMA pass over a GIN plugin of this type
+/// and run their own on the RMA table.
 #[macro_export]
 macro_rules! export_rma {
     ($plugin:ty) => {
@@ -244,7 +260,7 @@ macro_rules! export_rma {
     };
     (@ $plugin:ty: $($version:ident)+) => {
         $crate::paste::paste! {$(
-            #[doc = concat!("The RMA table ", stringify!($version), ".")]
+            #[doc = concat!("The ", stringify!($version), " table of one-sided transfers.")]
             #[unsafe(no_mangle)]
             #[allow(non_upper_case_globals, unsafe_code)]
             pub static [<ncclRmaPlugin_ $version>]: $crate::abi::[<rma_ $version>]::Rma =

@@ -1,4 +1,4 @@
-//! The trait that an implementation provides.
+//! The traits that a network plugin implements.
 
 use core::ffi::{CStr, c_int};
 
@@ -6,6 +6,39 @@ use crate::{
     Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MemKind, NetAttr, ProfilerHandle,
     Properties, RecvBuffer, Refusal, Sizes, Tagged, VDevs, state,
 };
+
+/// What plugins of each kind have: a name, and a place for reports.
+///
+/// The adapters keep the logger, and which refusals they have reported, per implementing type. One
+/// that implements [`NetPlugin`] and [`RmaPlugin`](crate::RmaPlugin) has one logger. The names of calls
+/// of the latter begin with `RMA`.
+pub trait Plugin: Sized + 'static {
+    /// The name in the tables, which NCCL logs. `NCCL_NET` selects a network by it.
+    const NAME: &'static CStr;
+
+    /// Reports a panic that the adapters caught in `call`. NCCL receives `ncclInternalError`. Logs
+    /// one WARN line by default.
+    fn on_panic(call: &'static str) {
+        state::warn::<Self>(call, &"internal error: a panic was caught");
+    }
+    /// Reports that the adapters refused `call` before the implementation saw it. NCCL receives
+    /// [`Refusal::failure`]. A wrong handle is reported once for each argument of a call, until the
+    /// next `init`: NCCL goes on after the failure of some calls. So is a call from within NCCL's
+    /// logger or profiler, but for those of the data path, which the implementation must refuse if they
+    /// would wait for the call that calls back. Logs one WARN line by default, but not from within these.
+    fn on_refused(call: &'static str, why: &Refusal) {
+        state::warn::<Self>(call, why);
+    }
+
+    /// Runs at the end of each call, of those of the data path only if they fail, when nothing is
+    /// locked any more: the place to pass lines to NCCL's logger, which may block.
+    fn leaving() {}
+
+    /// Receives the logger of an `init`, before [`NetPlugin::init`] or
+    /// [`RmaPlugin::init`](crate::RmaPlugin::init), and on every later one. It replaces earlier loggers,
+    /// which may belong to an unloaded library.
+    fn logger(_: Logger) {}
+}
 
 /// A network plugin, in the shape of v11 and with Rust types.
 ///
@@ -23,9 +56,7 @@ use crate::{
 ///
 /// The implementation logs its own failures, for example through [`warn`](crate::warn). A
 /// [`Failure`] is only the code that NCCL receives.
-pub trait NetPlugin: Sized + 'static {
-    /// The name in the tables, which `NCCL_NET` selects by.
-    const NAME: &'static CStr;
+pub trait NetPlugin: Plugin {
     /// Whether the tables have `makeVDevice` (v9 and later). If not, the slot is NULL and NCCL uses
     /// the physical devices.
     const VDEVICES: bool = false;
@@ -51,27 +82,6 @@ pub trait NetPlugin: Sized + 'static {
     /// [`RequestPool`](crate::RequestPool).
     type Request: Send + Sync;
 
-    /// Reports a panic that the adapters caught in `call`. NCCL receives `ncclInternalError`. Logs
-    /// one WARN line by default.
-    fn on_panic(call: &'static str) {
-        state::warn::<Self>(call, &"internal error: a panic was caught");
-    }
-    /// Reports that the adapters refused `call` before the implementation saw it. NCCL receives
-    /// [`Refusal::failure`]. A wrong handle is reported once for each argument of a call, until the
-    /// next `init`: NCCL goes on after the failure of some calls. So is a call from within NCCL's
-    /// logger or profiler, but for those of the data path, which the implementation must refuse if they
-    /// would wait for the call that calls back. Logs one WARN line by default, but not from within these.
-    fn on_refused(call: &'static str, why: &Refusal) {
-        state::warn::<Self>(call, why);
-    }
-
-    /// Runs at the end of each call, of those of the data path only if they fail, when nothing is
-    /// locked any more: the place to pass lines to NCCL's logger, which may block.
-    fn leaving() {}
-
-    /// Receives the logger of an `init`, before [`NetPlugin::init`] and on every later one. It
-    /// replaces earlier loggers, which may belong to an unloaded library.
-    fn logger(_: Logger) {}
     /// `init`. NCCL may call `finalize` after a failure; the adapters absorb that call.
     fn init(args: &Init) -> Result<Self::Context, Failure>;
     /// A further `init` of v6 to v10, after the process already has its context. The profiler

@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_char, c_int};
 
 use nccl_net_abi::{self as abi, ncclNetDeviceType, v9, v12};
 
-use crate::{MAX_RECVS, NetPlugin, Properties, Refusal, VDevs};
+use crate::{MAX_RECVS, Properties, Refusal, VDevs};
 
 /// The largest message size reported to NCCL: `test` returns sizes as `int`, and NCCL splits by
 /// powers of two.
@@ -17,10 +17,7 @@ pub(crate) trait FromProperties {
 }
 
 /// Brings the properties of device `dev` into the ranges that NCCL relies on.
-pub(crate) fn in_range<P: NetPlugin>(mut p: Properties, dev: c_int) -> Properties {
-    if !P::DMABUF {
-        p.ptr_support &= !abi::NCCL_PTR_DMABUF;
-    }
+pub(crate) fn in_range(mut p: Properties, dev: c_int) -> Properties {
     p.max_recvs = p.max_recvs.clamp(1, MAX_RECVS as c_int);
     p.max_p2p_bytes = p.max_p2p_bytes.clamp(1, MAX_MESSAGE);
     p.max_coll_bytes = p.max_coll_bytes.clamp(1, MAX_MESSAGE);

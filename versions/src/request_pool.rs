@@ -60,11 +60,21 @@ pub struct Pooled<T> {
     value: T,
 }
 
+/// Makes requests that are not in use.
+fn free<T>(mut value: impl FnMut(usize) -> T) -> impl FnMut(usize) -> Pooled<T> {
+    move |index| Pooled { in_use: AtomicBool::new(false), value: value(index) }
+}
+
 impl<T> RequestPool<T> {
     /// Allocates `len` requests. `value` creates the content of each one from its index.
-    pub fn new(len: usize, mut value: impl FnMut(usize) -> T) -> Self {
-        let request = |index| Pooled { in_use: AtomicBool::new(false), value: value(index) };
-        Self { requests: Slab::new(len, request), next: AtomicUsize::new(0) }
+    pub fn new(len: usize, value: impl FnMut(usize) -> T) -> Self {
+        Self { requests: Slab::new(len, free(value)), next: AtomicUsize::new(0) }
+    }
+
+    /// Like [`RequestPool::new`], for [`RmaPlugin`](crate::RmaPlugin): the tables of networks do not
+    /// take these requests, and those for RMA take no others.
+    pub fn rma(len: usize, value: impl FnMut(usize) -> T) -> Self {
+        Self { requests: Slab::rma(len, free(value)), next: AtomicUsize::new(0) }
     }
 
     /// Returns a free request and marks it as in use, or `None` if all are.

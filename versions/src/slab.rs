@@ -143,12 +143,17 @@ fn requests<T>(kind: Kind, len: usize, mut value: impl FnMut(usize) -> T) -> Non
 impl<T> Slab<T> {
     /// Makes `len` requests. `value` makes the content of each one from its index.
     pub fn new(len: usize, value: impl FnMut(usize) -> T) -> Self {
-        Self(NonNull::slice_from_raw_parts(requests(Kind::Request, len, value), len), PhantomData)
+        Self::of(Kind::Request, len, value)
     }
 
-    /// Makes `len` requests of an [`RmaPlugin`](crate::RmaPlugin), which are no [`NetPlugin`](crate::NetPlugin)'s.
-    pub fn of_rma(len: usize, value: impl FnMut(usize) -> T) -> Self {
-        Self(NonNull::slice_from_raw_parts(requests(Kind::RmaRequest, len, value), len), PhantomData)
+    /// Like [`Slab::new`], for [`RmaPlugin`](crate::RmaPlugin): the tables of networks do not take
+    /// these requests, and those for RMA take no others.
+    pub fn rma(len: usize, value: impl FnMut(usize) -> T) -> Self {
+        Self::of(Kind::RmaRequest, len, value)
+    }
+
+    fn of(kind: Kind, len: usize, value: impl FnMut(usize) -> T) -> Self {
+        Self(NonNull::slice_from_raw_parts(requests(kind, len, value), len), PhantomData)
     }
 }
 

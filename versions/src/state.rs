@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::{Failure, Init, Level, Logger, NetPlugin, Refusal, in_callback};
+use crate::{Failure, Init, Level, Logger, NetPlugin, Plugin, Refusal, in_callback};
 
 /// The state of one plugin.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn state<P: NetPlugin>() -> &'static State {
+fn state<P: Plugin>() -> &'static State {
     lock(&STATES).entry(TypeId::of::<P>()).or_insert_with(|| {
         // Leaked on purpose: there is one state per plugin type.
         Box::leak(Box::new(State {
@@ -63,7 +63,7 @@ pub(crate) fn init_once<P: NetPlugin>(args: &Init) -> Result<(), Failure> {
 }
 
 /// Stores the logger of the latest `init`. An earlier logger may belong to an unloaded library.
-pub(crate) fn set_logger<P: NetPlugin>(logger: Logger) {
+pub(crate) fn set_logger<P: Plugin>(logger: Logger) {
     let state = state::<P>();
     *lock(&state.logger) = Some(logger);
     lock(&state.reported).clear();
@@ -71,7 +71,7 @@ pub(crate) fn set_logger<P: NetPlugin>(logger: Logger) {
 
 /// Returns whether a refusal is to be reported: a wrong handle and a call from within a callback are
 /// reported once.
-pub(crate) fn is_new<P: NetPlugin>(call: &'static str, refusal: &Refusal) -> bool {
+pub(crate) fn is_new<P: Plugin>(call: &'static str, refusal: &Refusal) -> bool {
     let what = match refusal {
         Refusal::WrongHandle { what, .. } => what,
         Refusal::InCallback => "",
@@ -84,7 +84,7 @@ pub(crate) fn is_new<P: NetPlugin>(call: &'static str, refusal: &Refusal) -> boo
 ///
 /// NCCL keeps a WARN line as its last error. Does nothing before the first `init`, and from within a
 /// callback: NCCL's logger holds its own lock.
-pub fn warn<P: NetPlugin>(call: &str, why: &dyn Display) {
+pub fn warn<P: Plugin>(call: &str, why: &dyn Display) {
     let logger = *lock(&state::<P>().logger);
     let Some(logger) = logger.filter(|_| !in_callback()) else { return };
     let text = format!("NET/{} : {call}: {why}", P::NAME.to_string_lossy());

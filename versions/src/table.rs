@@ -1,15 +1,15 @@
 //! The parts of the version modules: thunks of every signature, and the macro that builds a table.
 
-/// Declares generic `extern "C"` functions. Each is a guarded call of a function in
+/// Declares `extern "C"` functions, generic over a plugin of the kind that is named. Each is a guarded call of a function in
 /// [`crate::calls`].
 macro_rules! thunks {
-    ($guard:ident: $(
+    ($guard:ident $plugin:ident: $(
         $(#[$meta:meta])*
         $thunk:ident $([$($generic:tt)+])? ($($arg:ident: $ty:ty),* $(,)?) $name:literal => $call:expr;
     )+) => {$(
         $(#[$meta])*
         #[allow(unused_unsafe, reason = "the init of v6 to v10 is safe")]
-        pub(crate) unsafe extern "C" fn $thunk<P: NetPlugin $(, $($generic)+)?>($($arg: $ty),*) -> ncclResult_t {
+        pub(crate) unsafe extern "C" fn $thunk<P: $plugin $(, $($generic)+)?>($($arg: $ty),*) -> ncclResult_t {
             $guard::<P>($name, || {
                 // SAFETY: NCCL keeps the promises listed in `calls`.
                 unsafe { $call }
@@ -65,7 +65,7 @@ pub(crate) mod thunk {
 
     // `sendDevComm` and `recvDevComm` are for device-side networking and stay unchanged: NCCL
     // passes NULL, or a pointer to NULL.
-    thunks! { guard:
+    thunks! { guard NetPlugin:
         init_v6[const V: u32](log: abi::ncclDebugLogger_t) "init"
             => calls::init_process::<P>(V, log, None);
         init_v10[const V: u32](log: abi::ncclDebugLogger_t, prof: abi::ncclProfilerCallback_t) "init"
@@ -78,9 +78,9 @@ pub(crate) mod thunk {
             prof: abi::ncclProfilerCallback_t,
         ) "init" => calls::init_comm::<P>(V, ctx, comm_id, config, log, prof);
         finalize(ctx: Ptr) "finalize" => calls::finalize::<P>(ctx);
-        devices(ndev: *mut c_int) "devices" => calls::devices::<P>(ndev);
+        devices(ndev: *mut c_int) "devices" => calls::devices(ndev, P::devices);
         get_properties[T: FromProperties](dev: c_int, props: *mut T) "getProperties"
-            => calls::get_properties::<P, T>(dev, props);
+            => calls::get_properties(dev, props, calls::properties::<P>);
         make_vdevice[V: VirtualDevice](d: *mut c_int, props: *mut V) "makeVDevice"
             => calls::make_vdevice::<P, V>(d, props);
         set_net_attr(ctx: Ptr, attr: *mut abi::v11::NetAttr) "setNetAttr"
@@ -125,7 +125,7 @@ pub(crate) mod thunk {
         dereg_mr(comm: Ptr, mhandle: Ptr) "deregMr" => calls::dereg_mr::<P>(comm, mhandle);
     }
 
-    thunks! { guard_data:
+    thunks! { guard_data NetPlugin:
         #[cold]
         #[inline(never)]
         isend_refused(comm: Ptr, request: *mut Ptr) "isend" => calls::isend::<P>(comm, request);

@@ -18,11 +18,13 @@ pub(crate) enum Kind {
     Recv,
     Mr,
     Request,
+    /// What `init` of an RMA table makes.
     RmaContext,
     RmaListen,
-    Group,
-    Contexts,
-    Window,
+    RmaColl,
+    /// What `createContext` of an RMA table makes.
+    RmaCtx,
+    RmaMr,
     RmaRequest,
 }
 
@@ -36,11 +38,11 @@ impl Kind {
             Self::Recv => *b"net recv",
             Self::Mr => *b"net mr  ",
             Self::Request => *b"net req ",
-            Self::RmaContext => *b"rma ctx ",
+            Self::RmaContext => *b"rma init",
             Self::RmaListen => *b"rma list",
-            Self::Group => *b"rma coll",
-            Self::Contexts => *b"rma ctxs",
-            Self::Window => *b"rma win ",
+            Self::RmaColl => *b"rma coll",
+            Self::RmaCtx => *b"rma ctx ",
+            Self::RmaMr => *b"rma mr  ",
             Self::RmaRequest => *b"rma req ",
         })
     }
@@ -48,18 +50,14 @@ impl Kind {
     /// Returns the name for messages.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Context => "context",
-            Self::Listen => "listenComm",
+            Self::Context | Self::RmaContext => "context",
+            Self::Listen | Self::RmaListen => "listenComm",
             Self::Send => "sendComm",
             Self::Recv => "recvComm",
-            Self::Mr => "mhandle",
-            Self::Request => "request",
-            Self::RmaContext => "context of an RMA table",
-            Self::RmaListen => "listenComm of an RMA table",
-            Self::Group => "collComm",
-            Self::Contexts => "rmaCtx",
-            Self::Window => "mhandle of an RMA table",
-            Self::RmaRequest => "request of an RMA table",
+            Self::Mr | Self::RmaMr => "mhandle",
+            Self::Request | Self::RmaRequest => "request",
+            Self::RmaColl => "collComm",
+            Self::RmaCtx => "rmaCtx",
         }
     }
 }

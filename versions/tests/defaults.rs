@@ -34,8 +34,11 @@ fn comm(name: &'static str) -> Comm {
 
 struct Bare;
 
-impl NetPlugin for Bare {
+impl Plugin for Bare {
     const NAME: &'static CStr = c"Bare";
+}
+
+impl NetPlugin for Bare {
     type Context = Handle;
     type Listen = Handle;
     type Send = Comm;

@@ -12,4 +12,7 @@ mod defaults;
 mod logger;
 mod memory;
 mod properties;
+mod rma_calls;
+mod rma_example;
+mod rma_transfers;
 mod setup;

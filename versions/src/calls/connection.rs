@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 
-use super::{ContextOf, Out, device};
+use super::{ContextOf, Out, index};
 use crate::guard::Outcome;
 use crate::handle::{self, HandleType};
 use crate::tagged::Kind;
@@ -54,7 +54,7 @@ pub(crate) unsafe fn listen<P: NetPlugin>(
     handle.fill(0);
     // SAFETY: the context is not finalized meanwhile.
     let (context, _) = unsafe { ctx.find::<P>() }?;
-    let listener = P::listen(context, device(dev)?, handle)?;
+    let listener = P::listen(context, index("dev", dev)?, handle)?;
     listen_comm.put(handle::into_raw::<P, _>(Listener::<P>(listener)));
     Ok(())
 }
@@ -71,7 +71,7 @@ pub(crate) unsafe fn connect<P: NetPlugin>(
     let handle = unsafe { handle_buf(handle) }?;
     // SAFETY: the context is not finalized meanwhile.
     let (context, config) = unsafe { ctx.find::<P>() }?;
-    if let Some(sender) = P::connect(context, device(dev)?, &config, handle)? {
+    if let Some(sender) = P::connect(context, index("dev", dev)?, &config, handle)? {
         send_comm.put(handle::into_raw::<P, _>(Sender::<P>(sender)));
     }
     Ok(())

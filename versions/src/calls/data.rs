@@ -38,7 +38,7 @@ fn group_size(n: c_int) -> Result<usize, Refusal> {
 
 /// Returns the address of a request, which C holds.
 #[inline]
-fn raw<T>(request: &Tagged<T>) -> *mut c_void {
+pub(super) fn raw<T>(request: &Tagged<T>) -> *mut c_void {
     ptr::from_ref(request).cast_mut().cast()
 }
 

@@ -20,6 +20,21 @@ impl<P: NetPlugin> HandleType for Registration<P> {
     type Front = ();
 }
 
+/// Checks a kind of memory.
+pub(super) fn mem_kind(mem: c_int) -> Result<MemKind, Refusal> {
+    match mem {
+        abi::NCCL_PTR_HOST => Ok(MemKind::Host),
+        abi::NCCL_PTR_CUDA => Ok(MemKind::Cuda),
+        abi::NCCL_PTR_DMABUF => Ok(MemKind::DmaBuf),
+        other => Err(Refusal::MemKind(other)),
+    }
+}
+
+/// Checks a DMA-BUF.
+pub(super) fn dma_buf(offset: u64, fd: c_int) -> Result<DmaBuf, Refusal> {
+    if fd < 0 { Err(Refusal::Negative { what: "fd", value: fd }) } else { Ok(DmaBuf { offset, fd }) }
+}
+
 pub(crate) unsafe fn reg_mr<P: NetPlugin, S: Length>(
     comm: *mut c_void,
     data: *mut c_void,
@@ -46,11 +61,8 @@ pub(crate) unsafe fn reg_mr_dma_buf<P: NetPlugin>(
     // SAFETY: NULL or writable.
     let mhandle = unsafe { Out::null("mhandle", mhandle) }?;
     let buffer = buffer(data, size)?;
-    if fd < 0 {
-        return Err(Refusal::Negative { what: "fd", value: fd }.into());
-    }
     // SAFETY: the comm is not closed meanwhile.
-    unsafe { register::<P>(comm, buffer, mem, Some(DmaBuf { offset, fd }), &mhandle) }
+    unsafe { register::<P>(comm, buffer, mem, Some(dma_buf(offset, fd)?), &mhandle) }
 }
 
 /// # Safety
@@ -62,7 +74,7 @@ unsafe fn register<P: NetPlugin>(
     dmabuf: Option<DmaBuf>,
     mhandle: &Out<*mut c_void>,
 ) -> Outcome {
-    let mem = kind(mem)?;
+    let mem = mem_kind(mem)?;
     let mr = match comm_kind::<P>(comm)? {
         CommKind::Send => {
             // SAFETY: not closed meanwhile, as the caller promises.
@@ -77,16 +89,6 @@ unsafe fn register<P: NetPlugin>(
     };
     mhandle.put(handle::into_raw::<P, _>(Registration::<P>(mr)));
     Ok(())
-}
-
-/// Checks the kind of memory.
-pub(super) fn kind(mem: c_int) -> Result<MemKind, Refusal> {
-    match mem {
-        abi::NCCL_PTR_HOST => Ok(MemKind::Host),
-        abi::NCCL_PTR_CUDA => Ok(MemKind::Cuda),
-        abi::NCCL_PTR_DMABUF => Ok(MemKind::DmaBuf),
-        other => Err(Refusal::MemKind(other)),
-    }
 }
 
 /// The kind of a comm.

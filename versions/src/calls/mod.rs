@@ -17,7 +17,7 @@ pub(crate) use connection::{Sender, accept, close_listen, close_recv, close_send
 pub(crate) use data::{DueSend, PendingTest, collect, due, iflush, irecv, isend, test};
 pub(crate) use memory::{dereg_mr, reg_mr, reg_mr_dma_buf};
 pub(crate) use setup::{
-    devices, finalize, get_properties, init_comm, init_process, make_vdevice, set_net_attr,
+    devices, finalize, get_properties, init_comm, init_process, make_vdevice, properties, set_net_attr,
 };
 
 use core::ffi::{c_int, c_void};
@@ -103,7 +103,7 @@ impl Length for c_int {
 
     #[inline]
     fn bytes(self) -> Result<usize, Refusal> {
-        usize::try_from(self).map_err(|_| Refusal::Negative { what: "size", value: self })
+        index("size", self)
     }
 }
 
@@ -116,9 +116,10 @@ impl Length for usize {
     }
 }
 
-/// Checks a device index.
-fn device(dev: c_int) -> Result<usize, Refusal> {
-    usize::try_from(dev).map_err(|_| Refusal::Negative { what: "dev", value: dev })
+/// Checks an index or a number.
+#[inline]
+fn index(what: &'static str, value: c_int) -> Result<usize, Refusal> {
+    usize::try_from(value).map_err(|_| Refusal::Negative { what, value })
 }
 
 /// Checks a buffer of NCCL's. An empty one may have the address NULL.

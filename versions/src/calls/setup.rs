@@ -4,16 +4,27 @@ use core::ffi::{c_int, c_void};
 
 use nccl_net_abi as abi;
 
-use super::{CommContext, Out, comm_config, device};
+use super::{CommContext, Out, comm_config, index};
 use crate::guard::Outcome;
 use crate::handle::{self, HandleType};
 use crate::props::{FromProperties, VirtualDevice, in_range};
 use crate::tagged::{Kind, SharedConfig};
-use crate::{CommAttr, CommConfig, Failure, Init, Logger, NetAttr, NetPlugin, Profiler, Refusal, state};
+use crate::{
+    CommAttr, CommConfig, Failure, Init, Logger, NetAttr, NetPlugin, Plugin, Profiler, Properties, Refusal,
+    state,
+};
 
 impl<P: NetPlugin> HandleType for CommContext<P> {
     const KIND: Kind = Kind::Context;
     type Front = SharedConfig;
+}
+
+/// Passes on the logger of an `init`.
+pub(super) fn take_logger<P: Plugin>(logger: abi::ncclDebugLogger_t) -> Logger {
+    let logger = Logger::new(logger);
+    state::set_logger::<P>(logger);
+    P::logger(logger);
+    logger
 }
 
 /// `init` of v6 to v10: the first successful call creates the context of the process.
@@ -22,9 +33,7 @@ pub(crate) fn init_process<P: NetPlugin>(
     logger: abi::ncclDebugLogger_t,
     profiler: abi::ncclProfilerCallback_t,
 ) -> Outcome {
-    let logger = Logger::new(logger);
-    state::set_logger::<P>(logger);
-    P::logger(logger);
+    let logger = take_logger::<P>(logger);
     let profiler = Profiler::new(profiler);
     state::init_once::<P>(&Init { version, comm_id: 0, config: CommConfig::default(), logger, profiler })?;
     Ok(())
@@ -39,9 +48,7 @@ pub(crate) unsafe fn init_comm<P: NetPlugin>(
     logger: abi::ncclDebugLogger_t,
     profiler: abi::ncclProfilerCallback_t,
 ) -> Outcome {
-    let logger = Logger::new(logger);
-    state::set_logger::<P>(logger);
-    P::logger(logger);
+    let logger = take_logger::<P>(logger);
     // `*ctx` may hold the context of a plugin that NCCL tried before, which must not remain after a
     // failure.
     // SAFETY: NULL or writable.
@@ -65,18 +72,33 @@ pub(crate) unsafe fn finalize<P: NetPlugin>(ctx: *mut c_void) -> Outcome {
     Ok(())
 }
 
-pub(crate) unsafe fn devices<P: NetPlugin>(ndev: *mut c_int) -> Outcome {
+/// `count` is the implementation's `devices`.
+pub(crate) unsafe fn devices(ndev: *mut c_int, count: fn() -> Result<usize, Failure>) -> Outcome {
     // SAFETY: NULL or writable.
     let ndev = unsafe { Out::holding("ndev", ndev, 0) }?;
-    ndev.put(c_int::try_from(P::devices()?).map_err(|_| Failure::Internal)?);
+    ndev.put(c_int::try_from(count()?).map_err(|_| Failure::Internal)?);
     Ok(())
 }
 
-pub(crate) unsafe fn get_properties<P: NetPlugin, T: FromProperties>(dev: c_int, props: *mut T) -> Outcome {
+/// Returns the properties of a device, without what the tables lack.
+pub(crate) fn properties<P: NetPlugin>(dev: usize) -> Result<Properties, Failure> {
+    let mut found = P::properties(dev)?;
+    if !P::DMABUF {
+        found.ptr_support &= !abi::NCCL_PTR_DMABUF;
+    }
+    Ok(found)
+}
+
+/// `of` returns the properties of a device.
+pub(crate) unsafe fn get_properties<T: FromProperties>(
+    dev: c_int,
+    props: *mut T,
+    of: fn(usize) -> Result<Properties, Failure>,
+) -> Outcome {
     // SAFETY: NULL or writable. The memory is uninitialised and not read.
     let props = unsafe { Out::new("props", props) }?;
-    let found = P::properties(device(dev)?)?;
-    props.put(T::from_properties(&in_range::<P>(found, dev)));
+    let found = of(index("dev", dev)?)?;
+    props.put(T::from_properties(&in_range(found, dev)));
     Ok(())
 }
 

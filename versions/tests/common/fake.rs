@@ -110,7 +110,7 @@ impl Record {
     }
 
     /// Records a call and returns its number, with `false` for "call again".
-    fn enter(&self, call: &'static str, args: String) -> Result<(u32, bool), Failure> {
+    pub fn enter(&self, call: &'static str, args: String) -> Result<(u32, bool), Failure> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         lock(&self.calls).push(format!("{call} {args}"));
         let act = lock(&self.acts).get(call).copied();
@@ -148,18 +148,8 @@ fn mr(mr: Option<&Thing>) -> String {
     mr.map_or("-".to_owned(), |mr| mr.0.to_string())
 }
 
-impl<const ID: u32, const FULL: bool> NetPlugin for Fake<ID, FULL> {
+impl<const ID: u32, const FULL: bool> Plugin for Fake<ID, FULL> {
     const NAME: &'static CStr = c"Fake";
-    const VDEVICES: bool = FULL;
-    const DMABUF: bool = FULL;
-    const NET_ATTR: bool = FULL;
-
-    type Context = Thing;
-    type Listen = Thing;
-    type Send = Comm;
-    type Recv = Comm;
-    type Mr = Thing;
-    type Request = Pooled<Thing>;
 
     fn on_panic(call: &'static str) {
         lock(&record(ID).panics).push(call);
@@ -175,6 +165,19 @@ impl<const ID: u32, const FULL: bool> NetPlugin for Fake<ID, FULL> {
     fn logger(_: Logger) {
         record(ID).loggers.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+impl<const ID: u32, const FULL: bool> NetPlugin for Fake<ID, FULL> {
+    const VDEVICES: bool = FULL;
+    const DMABUF: bool = FULL;
+    const NET_ATTR: bool = FULL;
+
+    type Context = Thing;
+    type Listen = Thing;
+    type Send = Comm;
+    type Recv = Comm;
+    type Mr = Thing;
+    type Request = Pooled<Thing>;
 
     fn init(args: &Init) -> Result<Thing, Failure> {
         *lock(&record(ID).init) = Some(*args);

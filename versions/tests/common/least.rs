@@ -19,8 +19,11 @@ pub fn comm() -> Comm {
     Comm(Slab::array(|_| AtomicUsize::new(0)))
 }
 
-impl NetPlugin for Least {
+impl Plugin for Least {
     const NAME: &'static CStr = c"Least";
+}
+
+impl NetPlugin for Least {
     type Context = ();
     type Listen = ();
     type Send = Comm;

@@ -5,6 +5,8 @@ pub mod fake;
 pub mod least;
 pub mod net;
 pub mod rig;
+pub mod rma;
+pub mod rma_fake;
 
 pub use fake::{Act, Fake, Record, record};
 pub use net::Net;
@@ -46,6 +48,28 @@ macro_rules! every_version {
             fn v11() { common::Rig::<{ common::id(file!(), line!(), 11) }>::new(11).run(body); }
             #[test]
             fn v12() { common::Rig::<{ common::id(file!(), line!(), 12) }>::new(12).run(body); }
+        }
+    };
+}
+
+/// Like `every_version`, for the tables of one-sided transfers.
+macro_rules! every_rma_version {
+    ($(#[$meta:meta])* fn $name:ident($rig:ident) $body:block) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            $(#[$meta])*
+            fn body<const ID: u32>($rig: common::rma::Rig<ID>) $body
+
+            #[test]
+            fn v13() { body(common::rma::Rig::<{ common::id(file!(), line!(), 13) }>::new(13)); }
+            #[test]
+            fn v14() { body(common::rma::Rig::<{ common::id(file!(), line!(), 14) }>::new(14)); }
+            #[test]
+            fn v15() { body(common::rma::Rig::<{ common::id(file!(), line!(), 15) }>::new(15)); }
+            #[test]
+            fn v16() { body(common::rma::Rig::<{ common::id(file!(), line!(), 16) }>::new(16)); }
         }
     };
 }
