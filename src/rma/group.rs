@@ -238,13 +238,13 @@ impl Group {
                 self.listening.accept().and_then(|comm| comm.map(|c| RecvLink::new(c, 1)).transpose());
             match accepted {
                 Ok(link) => state.joining.extend(link),
-                Err(e) => tracing::warn!(target: "rma", "a peer could not connect, others may: {e}"),
+                Err(e) => tracing::warn!(target: "net", "a peer could not connect, others may: {e}"),
             }
         }
         for link in mem::take(&mut state.joining) {
             match self.join(state, link) {
                 Ok(link) => state.joining.extend(link),
-                Err(e) => tracing::warn!(target: "rma", "a connection is refused: {e}"),
+                Err(e) => tracing::warn!(target: "net", "a connection is refused: {e}"),
             }
         }
     }
@@ -291,9 +291,9 @@ impl Group {
     fn fail(&self, state: &mut State, rank: usize, e: &Error) {
         let failure = e.failure();
         match e {
-            _ if state.is_closing => tracing::debug!(target: "rma", "rank {rank} has ended before: {e}"),
+            _ if state.is_closing => tracing::debug!(target: "net", "rank {rank} has ended before: {e}"),
             Error::Closed { .. } => {}
-            _ => tracing::warn!(target: "rma", "one-sided traffic with rank {rank} has failed: {e}"),
+            _ => tracing::warn!(target: "net", "one-sided traffic with rank {rank} has failed: {e}"),
         }
         state.failed.get_or_insert(failure);
         if let Some(peer) = &mut state.peers[rank] {

@@ -64,6 +64,32 @@ pub struct Group {
 // SAFETY: handles may be used from any thread; the tests keep to NCCL's rules.
 unsafe impl Send for Group {}
 
+/// One rank of a group, before it knows the others.
+#[derive(Debug)]
+pub struct Listening {
+    table: Rma,
+    ctx: Ptr,
+    listen: Ptr,
+    pub handle: [u8; 128],
+}
+
+impl Listening {
+    /// Makes the group with the ranks of these handles, of which this is rank number `rank`. The
+    /// group's only rank here has the index 0.
+    #[track_caller]
+    pub fn join(&mut self, rank: usize, mut others: Vec<[u8; 128]>) -> Group {
+        let Self { table, ctx, listen, handle } = *self;
+        others.insert(rank, handle);
+        let mut places: Vec<Ptr> = others.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
+        let (mut coll, mut of_rank) = (null_mut(), null_mut());
+        let rc = table.connect(ctx, &mut places, rank as c_int, listen, &raw mut coll);
+        assert_eq!(known(rc), Success, "connect");
+        assert_eq!(known(table.close_listen(listen)), Success, "closeListen");
+        assert_eq!(known(table.create_context(coll, 1, &raw mut of_rank)), Success, "createContext");
+        Group { table, ctx, ranks: vec![Rank { coll, ctx: of_rank }], live: RefCell::new(vec![true]) }
+    }
+}
+
 /// A request, and the rank that began it.
 pub type Pending = (usize, Ptr);
 
@@ -127,10 +153,24 @@ impl Group {
         self.ranks.is_empty()
     }
 
+    /// Begins a group of which this process has one rank.
+    #[track_caller]
+    pub fn listen(table: Rma) -> Listening {
+        let (mut ctx, mut listen, mut handle) = (null_mut(), null_mut(), [0; 128]);
+        assert_eq!(known(table.init(&raw mut ctx, 7, c_logger())), Success);
+        assert_eq!(known(table.listen(ctx, 0, handle.as_mut_ptr().cast(), &raw mut listen)), Success);
+        Listening { table, ctx, listen, handle }
+    }
+
+    /// Returns a window that no rank has registered yet.
+    pub fn part_of_a_window(&self) -> Window {
+        Window { mrs: Vec::new(), memory: Vec::new() }
+    }
+
     /// Registers zeroed memory of `words` words on each rank as a window.
     #[track_caller]
     pub fn window(&self, kind: c_int, words: usize, flags: u64) -> Window {
-        let mut window = Window { mrs: Vec::new(), memory: Vec::new() };
+        let mut window = self.part_of_a_window();
         (0..self.len()).for_each(|rank| self.register(&mut window, rank, kind, words, flags));
         window
     }
@@ -238,6 +278,11 @@ impl Group {
     /// From now on a rank makes no progress.
     pub fn stop(&self, rank: usize) {
         self.live.borrow_mut()[rank] = false;
+    }
+
+    /// A rank makes progress again.
+    pub fn resume(&self, rank: usize) {
+        self.live.borrow_mut()[rank] = true;
     }
 
     /// Makes progress until `f` returns something.

@@ -6,7 +6,7 @@ use mpib_tests::rma::{CUDA, Group, HOST, NOWHERE, OF_SIGNALS, rma_tables};
 use mpib_tests::{here, isolated, mpib};
 
 /// Two rails, GPU memory whose data lands after its completion.
-pub const LATE: (&str, &str) = (
+pub(crate) const LATE: (&str, &str) = (
     "SOFTVERBS_DEVICES",
     "soft0:addr=10.1.0.1/16,dmabuf=on,posted=3ms;soft1:addr=10.2.0.1/16,dmabuf=on,posted=3ms",
 );
