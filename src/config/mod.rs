@@ -294,6 +294,10 @@ settings! {
     /// memory, if NCCL calls iflush. 1: for any memory, and NCCL always calls iflush (forceFlush).
     /// 0: iflush does nothing. See [mpib.md](mpib.md#flush).
     flush: Option<bool> = None, "MPIB_FLUSH", Optional(Flag);
+    /// Carries one-sided traffic for NCCL 2.30.7 and later: windows, ncclPutSignal, and GIN by its
+    /// proxy. 0: NCCL uses its own InfiniBand code for them. The same on all ranks. See
+    /// [one-sided.md](one-sided.md).
+    rma: bool = true, "MPIB_RMA", Flag;
     /// Messages of up to this many bytes go inline (`IBV_SEND_INLINE`): the processor copies the data
     /// into the work request, and the adapter does not read it from memory. For messages that are
     /// sent whole from host memory. An adapter without that much room sends none inline. Send queues

@@ -79,6 +79,7 @@ fn every_variable_is_read() {
         ("NCCL_IB_PCI_RELAXED_ORDERING", "0"),
         ("NCCL_IB_DATA_DIRECT", "2"),
         ("MPIB_FLUSH", "1"),
+        ("MPIB_RMA", "0"),
         ("MPIB_INLINE", "64"),
         ("MPIB_AGENT_SOCKET", "/run/mpib/agent"),
         ("MPIB_HINTS", "/run/mpib/hints file"),

@@ -70,7 +70,12 @@ impl RmaPlugin for Plugin {
     fn init(args: &RmaInit) -> Result<Context, Failure> {
         here("init", || {
             limits::raise_descriptors();
-            open(Process::global(), Table::Rma(args.version), None, None)
+            let ctx = open(Process::global(), Table::Rma(args.version), None, None)?;
+            // Then NCCL takes its own code.
+            match ctx.settings().config.rma {
+                true => Ok(ctx),
+                false => Err(Error::Usage("MPIB_RMA=0 leaves one-sided traffic to NCCL's own code".into())),
+            }
         })
     }
 

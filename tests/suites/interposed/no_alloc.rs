@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mpib_tests::code::Success;
 use mpib_tests::pair::{Buffer, Pair, connect, init, until};
+use mpib_tests::rma::{CUDA, Group, HOST, OF_SIGNALS, rma_table};
 use mpib_tests::table::{Ptr, Table, newest, set_profiler, set_profiler_handles};
 use mpib_tests::vdevices::{carried, newest_device, rails};
-use mpib_tests::{here, mpib, with_and_without_srq};
+use mpib_tests::{here, isolated, mpib, two_adapters, with_and_without_srq};
 use nccl_net_abi as abi;
 
 /// The system's allocator, which counts the calls of an armed thread.
@@ -247,5 +248,55 @@ fn a_connect_that_waits_allocates_nothing() {
             (quiet == 100).then_some(())
         });
         assert_eq!((table.close_listen(listen), table.finalize(ctx)), (Success, Success));
+    });
+}
+
+/// Rounds of [`one_sided_transfers_allocate_nothing`], and puts of each.
+const ROUNDS: usize = 200;
+/// The first rounds, which do not count.
+const WARM: usize = 40;
+const PUTS: usize = 16;
+
+//= receives.md: transfers allocate nothing
+#[test]
+fn one_sided_transfers_allocate_nothing() {
+    let devices = two_adapters("dmabuf=on");
+    isolated(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", &devices)]), || {
+        for kind in [HOST, CUDA] {
+            let group = Group::new(rma_table(16), 2, 1);
+            let (window, signals) = (group.window(kind, 4096, 0), group.window(kind, 1, OF_SIGNALS));
+            let mut counts = 0;
+            // The first rounds make the connections, and each list as long as it will be.
+            for round in 0..=ROUNDS {
+                COUNT.set(0);
+                let mut requests = [Ptr::default(); PUTS];
+                for (put, request) in requests.iter_mut().enumerate() {
+                    let (src, dst, to) = (window.at(0, 0), window.at(0, 8192), put % 2);
+                    let size = [8, 961, 8192, 0][put / 4];
+                    let signal = (signals.at(0, 0), 1);
+                    *request = counted(|| group.put_signal((0, 0), src, size, dst, to, signal)).1;
+                }
+                let mut done = [false; PUTS];
+                let mut gets = [counted(|| group.get(0, 1, window.at(0, 0), 8192, window.at(0, 0))).1];
+                until("puts and a get", || {
+                    counted(|| group.progress());
+                    for (request, done) in requests.iter().zip(&mut done).filter(|(_, done)| !**done) {
+                        *done = counted(|| group.test((0, *request))) == Ok(true);
+                    }
+                    gets.iter_mut().filter(|get| !get.is_null()).for_each(|get| {
+                        if counted(|| group.test((0, *get))) == Ok(true) {
+                            *get = Ptr::default();
+                        }
+                    });
+                    let signalled =
+                        [0, 1].iter().all(|rank| signals.word(*rank, 0) == (PUTS / 2 * (round + 1)) as u64);
+                    (signalled && gets[0].is_null() && done.iter().all(|done| *done)).then_some(())
+                });
+                counts += if round < WARM { 0 } else { COUNT.get() };
+            }
+            assert_eq!(counts, 0, "kind {kind}");
+            [window, signals].into_iter().for_each(|window| group.deregister(window));
+            group.close();
+        }
     });
 }

@@ -1,5 +1,5 @@
 //! Checks which network NCCL would use for what programs do in windows: `ncclPutSignal`, GIN and
-//! collectives on them. This plugin is none. `docs/guide/windows.md` is the page for users.
+//! collectives on them. `docs/guide/one-sided.md` is the page for users.
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
 
@@ -13,7 +13,8 @@ type Release = [u32; 3];
 const GIN: Release = [2, 28, 9];
 /// The first release that takes its own InfiniBand code beside any network plugin.
 const OWN: Release = [2, 29, 2];
-/// The first release in which `NCCL_NUM_RMA_CTX=0` turns `ncclPutSignal` off.
+/// The first release that uses this plugin's RMA table, and in which `NCCL_NUM_RMA_CTX=0` turns
+/// `ncclPutSignal` off.
 const RMA: Release = [2, 30, 7];
 
 /// Returns which network it is. `release`: absent if it is not known, and then a new one. `variable`
@@ -32,7 +33,8 @@ pub(super) fn check(
         let text = "no GIN: in this NCCL it belongs to the network plugin, and this one has none";
         return Check::new(ID, Level::Ok, text);
     }
-    if number("NCCL_IB_DISABLE").is_some_and(|value| value != 0) {
+    let is_ours = !is_before(RMA) && number("MPIB_RMA") != Some(0);
+    if !is_ours && number("NCCL_IB_DISABLE").is_some_and(|value| value != 0) {
         let text = "none between hosts, and no GIN: NCCL_IB_DISABLE turns NCCL's own InfiniBand code off, and this \
                     plugin has none of it; ncclPutSignal fails";
         return Check::new(ID, Level::Note, text);
@@ -46,6 +48,9 @@ pub(super) fn check(
     }
     let active = |port: &&Port| port.selected && port.state.as_ref().is_some_and(|state| state.active);
     let ports: Vec<String> = ports.iter().filter(active).map(sysfs::name).collect();
+    if is_ours {
+        return ours(number("NCCL_NUM_RMA_CTX") == Some(0), number("NCCL_GIN_TYPE"));
+    }
     if ports.is_empty() {
         let text = "none between hosts, and no GIN: NCCL's own InfiniBand code finds no active port, and this plugin \
                     has none of it";
@@ -82,6 +87,20 @@ pub(super) fn check(
     }
 }
 
+/// Returns the check of a release that uses this plugin's RMA table.
+fn ours(puts_are_off: bool, gin: Option<i64>) -> Check {
+    let puts = match puts_are_off {
+        true => "no ncclPutSignal (NCCL_NUM_RMA_CTX=0); collectives in windows",
+        false => "ncclPutSignal and collectives in windows",
+    };
+    let gin = match gin {
+        Some(2) => "GIN by its proxy, over this plugin, too (NCCL_GIN_TYPE=2)".into(),
+        Some(kind) => format!("GIN as NCCL_GIN_TYPE={kind}, beside this plugin"),
+        None => "GIN too, but from the GPU itself on mlx5 adapters, unless NCCL_GIN_TYPE=2".into(),
+    };
+    Check::new(ID, Level::Ok, format!("{puts} use this plugin, with its rails and failover; {gin}"))
+}
+
 /// What to do for hosts whose ports do not all reach each other.
 const CABLES: &str = "if the hosts are joined by cables, set NCCL_NUM_RMA_CTX=0 and NCCL_SYM_GIN_KERNELS_ENABLE=0: \
                       ncclCommWindowRegister fails otherwise, or crashes";
@@ -115,35 +134,59 @@ mod tests {
         let cables = ("NCCL_NUM_RMA_CTX", "0");
         let kernels = ("NCCL_SYM_GIN_KERNELS_ENABLE", "0");
         type Case<'a> = (Option<&'a str>, &'a [(&'a str, &'a str)], Level, &'a [&'a str]);
-        let cases: [Case<'_>; 13] = [
+        let own = ("MPIB_RMA", "0");
+        let cases: [Case<'_>; 16] = [
             (Some("2.27.7"), &[], Level::Ok, &["does nothing in windows of other hosts"]),
             (Some("2.28.9"), &[], Level::Ok, &["no GIN"]),
             (Some("2.29.7"), &[cables], Level::Note, &["ncclPutSignal, GIN", "set NCCL_IB_DISABLE=1"]),
+            (Some("2.30.7"), &[], Level::Ok, &["ncclPutSignal and", "use this plugin", "NCCL_GIN_TYPE=2"]),
+            (
+                None,
+                &[("NCCL_GIN_TYPE", "2"), ("NCCL_IB_DISABLE", "1")],
+                Level::Ok,
+                &["GIN by its proxy, over this"],
+            ),
+            (
+                None,
+                &[("NCCL_GIN_TYPE", "3"), cables],
+                Level::Ok,
+                &["no ncclPutSignal", "GIN as NCCL_GIN_TYPE=3"],
+            ),
             (
                 Some("2.30.7"),
-                &[cables],
+                &[own, cables],
                 Level::Note,
                 &["no ncclPutSignal (NCCL_NUM_RMA_CTX=0)", "on a:1, b:1, not"],
             ),
             (
                 None,
-                &[],
+                &[own],
                 Level::Note,
                 &["InfiniBand code on a:1, b:1, not this plugin", "set NCCL_NUM_RMA_CTX=0 and"],
             ),
-            (None, &[], Level::Note, &["GIN from the GPU on mlx5 adapters, by its proxy on others"]),
-            (None, &[("NCCL_GIN_TYPE", "2")], Level::Note, &["GIN by its proxy (NCCL_GIN_TYPE=2)"]),
-            (None, &[("NCCL_GIN_TYPE", "4")], Level::Note, &["GIN as NCCL_GIN_TYPE=4"]),
+            (None, &[own], Level::Note, &["GIN from the GPU on mlx5 adapters, by its proxy on others"]),
+            (None, &[own, ("NCCL_GIN_TYPE", "2")], Level::Note, &["GIN by its proxy (NCCL_GIN_TYPE=2)"]),
+            (None, &[own, ("NCCL_GIN_TYPE", "4")], Level::Note, &["GIN as NCCL_GIN_TYPE=4"]),
             (
                 None,
-                &[cables, kernels],
+                &[own, cables, kernels],
                 Level::Ok,
                 &["windows work inside a host", "GIN that a program requests"],
             ),
-            (None, &[("NCCL_IB_DISABLE", "1")], Level::Note, &["none between hosts", "ncclPutSignal fails"]),
-            (None, &[("NCCL_IB_DISABLE", "0")], Level::Note, &["NCCL's own InfiniBand code on a:1"]),
+            (
+                None,
+                &[own, ("NCCL_IB_DISABLE", "1")],
+                Level::Note,
+                &["none between hosts", "ncclPutSignal fails"],
+            ),
+            (None, &[own, ("NCCL_IB_DISABLE", "0")], Level::Note, &["NCCL's own InfiniBand code on a:1"]),
             (None, &[("NCCL_GIN_ENABLE", "0")], Level::Warn, &["\"GIN is disabled\"", "unset it"]),
-            (None, &[("NCCL_GIN_ENABLE", "0"), kernels, cables], Level::Ok, &["windows work inside a host"]),
+            (
+                None,
+                &[own, ("NCCL_GIN_ENABLE", "0"), kernels, cables],
+                Level::Ok,
+                &["windows work inside a host"],
+            ),
         ];
         for (release, set, level, words) in cases {
             let (is, text) = found(release, &two, set);
@@ -152,7 +195,7 @@ mod tests {
                 "{release:?} {set:?}: {is:?} {text}"
             );
         }
-        let (level, text) = found(None, &two[2..], &[]);
+        let (level, text) = found(None, &two[2..], &[("MPIB_RMA", "0")]);
         assert!(level == Level::Note && text.contains("finds no active port"), "{text}");
     }
 
