@@ -145,7 +145,7 @@ fn setting(text: &str) -> std::result::Result<(String, String), String> {
 }
 
 /// Reads a name of an enumeration of the rank program.
-fn named<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T> {
+pub(super) fn named<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T> {
     serde_json::from_value(serde_json::Value::String(name.to_owned()))
         .map_err(|e| Failure::usage(format!("{what} {name:?}: {e}")))
 }

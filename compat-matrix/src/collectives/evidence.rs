@@ -19,8 +19,8 @@ pub(super) fn check_log(plan: &Plan, release: &Release, log: &str) -> Result<(),
         check_table(release, log)?;
         check_warnings(plan, log)?;
     }
-    if plan.variant.window == Some(Window::Ib) && !log.contains("RMA/Plugin: Assigned plugin RMA_IB") {
-        return Err("NCCL has not chosen its own InfiniBand code for windows".into());
+    if let Some(window) = plan.variant.window {
+        check_one_sided(window, log)?;
     }
     if plan.net == Net::Fused && release.table >= FUSES {
         // The device that NCCL has made of both adapters, which are 0 and 1.
@@ -60,6 +60,17 @@ fn check_table(release: &Release, log: &str) -> Result<(), String> {
             Some(other) => Err(format!("used table {other}, expected {expected}")),
             None => Ok(()),
         },
+    }
+}
+
+/// Checks which network NCCL has chosen for one-sided transfers. Without windows between hosts it
+/// chooses one, too, and does not use it.
+fn check_one_sided(window: Window, log: &str) -> Result<(), String> {
+    let Some(expected) = window.network() else { return Ok(()) };
+    match after(log, "RMA/Plugin: Assigned plugin ").map(word).collect::<Vec<_>>()[..] {
+        [] => Err("NCCL has chosen no network for one-sided transfers".into()),
+        [found] if found == expected => Ok(()),
+        [found, ..] => Err(format!("NCCL has chosen {found} for one-sided transfers, expected {expected}")),
     }
 }
 
@@ -173,7 +184,8 @@ h:1:2 [0] NCCL INFO rank 0 - NET register userbuff 0x1 (handle 0x2), buffSize 3
                 "NCCL WARN NET/MPIB : x\nNET/MPIB : version",
                 "the plugin warns: x",
             ),
-            ("RMA_IB", "RMA/Socket", "NCCL has not chosen its own InfiniBand code for windows"),
+            ("RMA_IB_PROXY", "MPIB", "NCCL has chosen MPIB for one-sided transfers, expected RMA_IB_PROXY"),
+            ("RMA/Plugin", "RMA", "NCCL has chosen no network for one-sided transfers"),
             ("NET register", "register", "NCCL has registered no user buffer with its network"),
         ] {
             assert_eq!(check(Net::Fused, all, from, to).unwrap_err(), expected);

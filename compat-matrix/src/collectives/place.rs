@@ -64,7 +64,8 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn new(common: &Common, plan: &Plan, stage: &Stage, scratch: &Path) -> Result<Self> {
-        let mut environment = stage.environment(&Folder::Whole)?;
+        let folder = plan.variant.window.map_or(Folder::Whole, Window::folder);
+        let mut environment = stage.environment(&folder)?;
         let kept: Vec<_> = REPLACED.iter().filter_map(|name| environment.remove(*name)).collect();
         debug_assert_eq!(kept.len(), REPLACED.len());
         let mut set = |name: &str, value: &str| environment.insert(name.to_owned(), value.to_owned());

@@ -1,12 +1,13 @@
 //! One communicator: its network, its ranks and its tests.
 
 use clap::{Args, ValueEnum};
-use softcuda::rank::{Collective, Memory, Test};
+use softcuda::rank::{Collective, Memory, OneSided, Test};
 
-use super::fault::Fault;
+use super::{args::named, fault::Fault};
 use crate::{
     failure::{Failure, Result},
     matrix::{AfterDeath, Release},
+    stage::Folder,
 };
 
 /// The plugin's name in NCCL's log.
@@ -45,10 +46,14 @@ pub(super) struct Variant {
     /// Let NCCL's profiler count the plugin's events (from 2.26 on)
     #[arg(long, conflicts_with_all = ["killed", "fault"])]
     pub(super) profiler: bool,
-    /// Let each rank register a window before the tests (ncclCommWindowRegister, here from 2.30.7
-    /// on), which no test uses
+    /// The network that NCCL has for one-sided transfers. Each rank registers a window before the
+    /// tests (ncclCommWindowRegister, here from 2.30.7 on), which no test uses
     #[arg(long, value_enum, value_name = "NETWORK", requires_all = ["vmm", "gpudirect", "dma_buf"])]
     pub(super) window: Option<Window>,
+    /// What the ranks do in each other's memory before the collectives, with commas: put
+    /// (ncclPutSignal), signal (ncclSignal), gin (what a kernel with GIN posts)
+    #[arg(long, value_delimiter = ',', value_parser = one_sided, requires = "window")]
+    pub(super) one_sided: Vec<OneSided>,
     /// Let the first rail of one host reach the second one of the other, as cables do
     #[arg(long)]
     pub(super) crossed: bool,
@@ -82,6 +87,10 @@ pub(super) struct Variant {
     pub(super) protocol: Option<Protocol>,
 }
 
+fn one_sided(name: &str) -> std::result::Result<OneSided, String> {
+    named("one-sided test", name).map_err(|failure| failure.message)
+}
+
 /// A protocol of NCCL's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Protocol {
@@ -104,6 +113,7 @@ impl Variant {
         ras: false,
         profiler: false,
         window: None,
+        one_sided: Vec::new(),
         crossed: false,
         register: false,
         windows: false,
@@ -149,6 +159,11 @@ impl Variant {
         self.killed.is_some() || self.fault == Some(Fault::NoRail)
     }
 
+    /// Returns whether there are one-sided transfers between hosts and no network for them.
+    fn has_no_network(&self) -> bool {
+        !self.one_sided.is_empty() && self.window.is_none_or(|window| window.network().is_none())
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let hosts = self.hosts.len();
         if self.ranks == 0 || (hosts > 0 && hosts != self.ranks as usize) {
@@ -172,6 +187,10 @@ impl Variant {
             self.dma_buf.then(|| "DMA-BUF".into()),
             self.vmm.then(|| "VMM".into()),
             self.window.map(|window| window.describe().into()),
+            (!self.one_sided.is_empty()).then(|| {
+                let names: Vec<_> = self.one_sided.iter().map(|test| test.name()).collect();
+                names.join(" ")
+            }),
             self.crossed.then(|| "crossed cables".into()),
             self.register.then(|| "registered".into()),
             self.windows.then(|| "windows".into()),
@@ -190,14 +209,16 @@ impl Variant {
     }
 }
 
-/// Which network NCCL has for what a program does in a window. This plugin is none.
+/// Which network NCCL has for what a program does in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Window {
-    /// NCCL's own InfiniBand code, the default.
+    /// This plugin's table for it.
+    Plugin,
+    /// NCCL's own InfiniBand code, the control. The plugin's table is hidden from NCCL.
     Ib,
     /// None: `NCCL_NUM_RMA_CTX=0` and `NCCL_SYM_GIN_KERNELS_ENABLE=0`. Windows work inside a host.
     Host,
-    /// None, by `NCCL_IB_DISABLE=1`: there are no windows.
+    /// None, by `NCCL_IB_DISABLE=1` and without the plugin's table: there are no windows.
     Off,
 }
 
@@ -213,7 +234,21 @@ impl Window {
                 ("NCCL_NUM_RMA_CTX", "0"),
                 ("NCCL_SYM_GIN_KERNELS_ENABLE", "0"),
             ],
-            Self::Off => &[("NCCL_IB_DISABLE", "1")],
+            Self::Plugin | Self::Off => &[("NCCL_IB_DISABLE", "1")],
+        }
+    }
+
+    /// Returns the folder in which NCCL finds the plugin.
+    pub(super) fn folder(self) -> Folder {
+        if self == Self::Plugin { Folder::Whole } else { Folder::WithoutRma }
+    }
+
+    /// Returns the name of the network in NCCL's log.
+    pub(super) fn network(self) -> Option<&'static str> {
+        match self {
+            Self::Plugin => Some(PLUGIN),
+            Self::Ib => Some("RMA_IB_PROXY"),
+            Self::Host | Self::Off => None,
         }
     }
 
@@ -224,6 +259,7 @@ impl Window {
 
     fn describe(self) -> &'static str {
         match self {
+            Self::Plugin => "window by the plugin",
             Self::Ib => "window",
             Self::Host => "window inside a host",
             Self::Off => "no window",
@@ -312,6 +348,7 @@ impl Plan {
             _ if self.variant.window.is_some() && !release.is_at_least("2.30.7") => {
                 Some("its windows were not tried")
             }
+            _ if self.variant.has_no_network() => Some("one-sided transfers need a network"),
             _ if self.variant.windows && !release.is_at_least("2.27") => Some("the release has no windows"),
             _ if self.puts() && !release.is_at_least("2.29") => Some("the release has no ncclPutSignal"),
             _ if self.puts() && !self.variant.windows => Some("ncclPutSignal needs --windows"),
