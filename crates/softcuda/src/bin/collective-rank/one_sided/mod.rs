@@ -1,11 +1,12 @@
 //! What ranks do in each other's memory.
 
+mod gin;
 mod puts;
 mod signals;
 
 use softcuda::rank::{Hub, Job, NO_WINDOW, OneSided};
 
-use self::puts::Puts;
+use self::{gin::Gin, puts::Puts};
 use crate::{
     Result,
     cuda::{Buffer, Cuda, Stream},
@@ -22,6 +23,7 @@ pub(crate) struct OneSidedBench<'a> {
     /// Polled after the other one, which was created first.
     later: Stream,
     puts: Option<Puts<'a>>,
+    gin: Option<Gin<'a>>,
 }
 
 impl<'a> OneSidedBench<'a> {
@@ -29,14 +31,16 @@ impl<'a> OneSidedBench<'a> {
     pub(crate) fn new(job: &'a Job, nccl: &'a Nccl, cuda: &'a Cuda, comm: &'a Comm<'a>) -> Result<Self> {
         let has = |test| job.one_sided.contains(&test);
         let puts = has(OneSided::Put).then(|| Puts::new(job, nccl, cuda, comm)).transpose()?;
-        Ok(Self { job, cuda, comm, stream: cuda.stream()?, later: cuda.stream()?, puts })
+        let gin = has(OneSided::Gin).then(|| Gin::new(job, nccl, cuda, comm)).transpose()?;
+        Ok(Self { job, cuda, comm, stream: cuda.stream()?, later: cuda.stream()?, puts, gin })
     }
 
     /// Runs a test, with other values in each lap.
     pub(crate) fn test(&mut self, test: OneSided, lap: u32, hub: &mut Hub) -> Result<Ended> {
-        let ran = match (test, &self.puts) {
-            (OneSided::Put, Some(puts)) => self.put(puts, lap, hub),
-            (OneSided::Signal, _) => self.signal(lap, hub),
+        let ran = match (test, &self.puts, &self.gin) {
+            (OneSided::Put, Some(puts), _) => self.put(puts, lap, hub),
+            (OneSided::Signal, ..) => self.signal(lap, hub),
+            (OneSided::Gin, _, Some(gin)) => self.gin(gin, lap, hub),
             _ => Err(format!("{} was not prepared", test.name()).into()),
         };
         ran.map(|ran| ran.map_or_else(Ended::Failed, Ended::Ran))
@@ -45,6 +49,7 @@ impl<'a> OneSidedBench<'a> {
     /// Ends the windows.
     pub(crate) fn end(self, hub: &mut Hub) -> Result<()> {
         step(hub, "end the windows of one-sided transfers")?;
+        self.gin.map_or(Ok(()), |gin| gin.end(self.comm))?;
         self.puts.map_or(Ok(()), |puts| puts.memory.end(self.comm))
     }
 
