@@ -74,6 +74,12 @@ fn check_one_sided(window: Window, log: &str) -> Result<(), String> {
     }
 }
 
+/// Returns the error by which NCCL's thread for `ncclPutSignal` has ended in a rank, if it did. NCCL
+/// reports it in its log alone: the streams wait for ever.
+pub(super) fn hidden_error(log: &str) -> Option<&str> {
+    after(log, "(ncclRmaProxyProgressThread) -> ").map(word).next()
+}
+
 /// Checks that all connections of a kind go the expected way.
 fn check_ways(log: &str, kind: &str, expected: &str) -> Result<(), String> {
     let mut ways = after(log, " via ").filter(|way| way.starts_with(kind));
@@ -192,6 +198,13 @@ h:1:2 [0] NCCL INFO rank 0 - NET register userbuff 0x1 (handle 0x2), buffSize 3
         ] {
             assert_eq!(check(Net::Fused, all, from, to).unwrap_err(), expected);
         }
+    }
+
+    #[test]
+    fn an_error_that_only_the_log_has_is_found() {
+        let line = "h:1:4 [0] NCCL INFO rma/rma_proxy.cc:367 (ncclRmaProxyProgressThread) -> 6 [RMA Proxy]";
+        assert_eq!(hidden_error(LOG), None);
+        assert_eq!(hidden_error(&format!("{LOG}{line}\n")), Some("6"));
     }
 
     #[test]

@@ -217,6 +217,10 @@ fn outcomes(
         Ok(Seen { faults, ways: watched + &place.ways(plan, release)?, ..seen })
     });
     let seen = seen.map(|seen| (ends, seen));
+    let seen = seen.map_err(|failure| {
+        let message = failure.message + &place.hidden_errors();
+        Failure { message, ..failure }
+    });
     seen.map_err(|failure| match common.logs.as_ref() {
         None => failure,
         Some(to) => match place.keep_logs(to) {
@@ -244,8 +248,9 @@ fn judge(plan: &Plan, ends: &[End]) -> Result<Seen> {
     for (rank, outcome) in &outcomes {
         failures.extend(wrong(plan, *rank, outcome));
     }
-    let lacks = [NO_WINDOW, NO_ONE_SIDED];
-    if let Some(why) = lacks.into_iter().find(|why| failures.iter().any(|failure| failure.contains(why))) {
+    // With the option --window, NCCL must have a network.
+    let lacks = if plan.variant.window.is_some() { &[NO_ONE_SIDED][..] } else { &[NO_WINDOW, NO_ONE_SIDED] };
+    if let Some(&why) = lacks.iter().find(|why| failures.iter().any(|failure| failure.contains(**why))) {
         return Err(Failure::unfit(why));
     }
     let Some(first) = outcomes.values().next().filter(|_| failures.is_empty()) else {

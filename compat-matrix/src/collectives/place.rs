@@ -280,6 +280,15 @@ impl Place {
         Ok(seen)
     }
 
+    /// Returns what NCCL's logs have of failed one-sided transfers, of which the ranks hear nothing.
+    pub(super) fn hidden_errors(&self) -> String {
+        let of = |(rank, log): (u32, String)| {
+            let code = evidence::hidden_error(&log)?;
+            Some(format!("; rank {rank}: NCCL's thread for one-sided transfers has ended by error {code}"))
+        };
+        self.logs().filter_map(of).collect()
+    }
+
     /// Copies NCCL's logs and what the ranks have written to a folder.
     pub(super) fn keep_logs(&self, to: &Path) -> Result<()> {
         fs::create_dir_all(to).cannot(format!("make {}", to.display()))?;

@@ -317,11 +317,19 @@ impl Plan {
         self.tests.iter().any(|test| test.collective == Collective::PutSignal)
     }
 
-    /// Returns the same communicator over NCCL's sockets: what fails there too is the core's fault.
-    /// `None` if sockets cannot run it.
+    /// Returns the same communicator over NCCL's sockets, or its InfiniBand code for one-sided
+    /// transfers: what fails there too is the core's fault. `None` if they cannot run it.
     pub(crate) fn control(&self) -> Option<Self> {
         if self.net == Net::Socket || self.variant.fault.is_some() {
             return None;
+        }
+        match self.variant.window {
+            Some(Window::Plugin) => {
+                let variant = Variant { window: Some(Window::Ib), ..self.variant.clone() };
+                return Some(Self { variant, ..self.clone() });
+            }
+            Some(_) => return None,
+            None => {}
         }
         // The network sees host memory only.
         let variant = Variant { gpudirect: false, dma_buf: false, ..self.variant.clone() };

@@ -2,7 +2,7 @@
 
 use softcuda::{
     DataType,
-    rank::{Collective, Operator, Test},
+    rank::{Collective, OneSided, Operator, Test},
 };
 
 use super::fault::Fault;
@@ -12,6 +12,8 @@ use super::plan::{Net, Plan, Variant, Window};
 const COUNTS: [usize; 2] = [1, 300_007];
 /// Elements of each rank while rails fail: 4 MB of floats, in many messages.
 const LARGE: [usize; 1] = [1_000_003];
+/// All of the one-sided tests.
+const ONE_SIDED: [OneSided; 3] = [OneSided::Put, OneSided::Signal, OneSided::Gin];
 /// Channels of [`Entry::Channels`].
 const CHANNELS: u32 = 32;
 
@@ -26,7 +28,10 @@ pub(crate) enum Entry {
     TwoHosts,
     GpuDirect,
     Registered,
-    Window,
+    OneSided,
+    OneSidedInside,
+    OneSidedLinkDown,
+    OneSidedControl,
     CabledWindow,
     NoWindow,
     Channels,
@@ -45,7 +50,7 @@ pub(super) fn counts<'a>(variant: &Variant, usual: &'a [usize]) -> &'a [usize] {
 
 impl Entry {
     /// The entries of `--suite`.
-    pub(super) const SUITE: [Self; 16] = [
+    pub(super) const SUITE: [Self; 19] = [
         Self::Default,
         Self::Fused,
         Self::Mpib,
@@ -54,7 +59,10 @@ impl Entry {
         Self::TwoHosts,
         Self::GpuDirect,
         Self::Registered,
-        Self::Window,
+        Self::OneSided,
+        Self::OneSidedInside,
+        Self::OneSidedLinkDown,
+        Self::OneSidedControl,
         Self::CabledWindow,
         Self::NoWindow,
         Self::Channels,
@@ -76,6 +84,7 @@ impl Entry {
             vmm: true,
             ..Variant::PLAIN
         };
+        let one_sided = |network| Variant { one_sided: ONE_SIDED.to_vec(), ..window(network) };
         match self {
             Self::Default => (Net::Default, plain),
             Self::Fused => (Net::Fused, plain),
@@ -85,7 +94,14 @@ impl Entry {
             Self::TwoHosts => (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), vmm: true, ..plain }),
             Self::GpuDirect => (Net::Mpib, direct()),
             Self::Registered => (Net::Mpib, Variant { register: true, ..direct() }),
-            Self::Window => (Net::Mpib, window(Window::Ib)),
+            Self::OneSided => (Net::Mpib, Variant { ranks: 4, ..one_sided(Window::Plugin) }),
+            Self::OneSidedInside => {
+                (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), ..one_sided(Window::Plugin) })
+            }
+            Self::OneSidedLinkDown => {
+                (Net::Mpib, Variant { fault: Some(Fault::LinkDown), ..one_sided(Window::Plugin) })
+            }
+            Self::OneSidedControl => (Net::Mpib, one_sided(Window::Ib)),
             Self::CabledWindow => (Net::Default, Variant { crossed: true, ..window(Window::Host) }),
             Self::NoWindow => (Net::Mpib, window(Window::Off)),
             Self::Channels => (Net::Mpib, Variant { channels: Some(CHANNELS), ..plain }),
@@ -129,7 +145,7 @@ mod tests {
     #[test]
     fn only_the_control_does_without_the_plugin() {
         let network = |entry: Entry| entry.plan(&[]).network();
-        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 16]);
+        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 19]);
         assert_eq!(network(Entry::Socket), "Socket");
     }
 }
