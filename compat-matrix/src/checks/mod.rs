@@ -63,6 +63,7 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("GPUDirect", |bench| collectives::all(bench, Entry::GpuDirect)),
     ("registered buffers", |bench| collectives::all(bench, Entry::Registered)),
     ("one-sided", |bench| collectives::one_sided(bench, Entry::OneSided)),
+    ("one-sided with flushes", |bench| collectives::one_sided(bench, Entry::OneSidedFlush)),
     ("one-sided with link down", |bench| collectives::one_sided(bench, Entry::OneSidedLinkDown)),
     ("one-sided by NCCL", |bench| collectives::one_sided(bench, Entry::OneSidedControl)),
     ("32 channels", |bench| collectives::all(bench, Entry::Channels)),

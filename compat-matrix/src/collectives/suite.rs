@@ -29,6 +29,7 @@ pub(crate) enum Entry {
     GpuDirect,
     Registered,
     OneSided,
+    OneSidedFlush,
     OneSidedInside,
     OneSidedLinkDown,
     OneSidedControl,
@@ -50,7 +51,7 @@ pub(super) fn counts<'a>(variant: &Variant, usual: &'a [usize]) -> &'a [usize] {
 
 impl Entry {
     /// The entries of `--suite`.
-    pub(super) const SUITE: [Self; 19] = [
+    pub(super) const SUITE: [Self; 20] = [
         Self::Default,
         Self::Fused,
         Self::Mpib,
@@ -60,6 +61,7 @@ impl Entry {
         Self::GpuDirect,
         Self::Registered,
         Self::OneSided,
+        Self::OneSidedFlush,
         Self::OneSidedInside,
         Self::OneSidedLinkDown,
         Self::OneSidedControl,
@@ -94,7 +96,9 @@ impl Entry {
             Self::TwoHosts => (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), vmm: true, ..plain }),
             Self::GpuDirect => (Net::Mpib, direct()),
             Self::Registered => (Net::Mpib, Variant { register: true, ..direct() }),
-            Self::OneSided => (Net::Mpib, Variant { ranks: 4, ..one_sided(Window::Plugin) }),
+            // What the second rail carries comes later than a signal over the first one would.
+            Self::OneSided => (Net::Mpib, Variant { ranks: 4, slow: true, ..one_sided(Window::Plugin) }),
+            Self::OneSidedFlush => (Net::Mpib, Variant { capability: 80, ..one_sided(Window::Plugin) }),
             Self::OneSidedInside => {
                 (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), ..one_sided(Window::Plugin) })
             }
@@ -145,7 +149,7 @@ mod tests {
     #[test]
     fn only_the_control_does_without_the_plugin() {
         let network = |entry: Entry| entry.plan(&[]).network();
-        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 19]);
+        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 20]);
         assert_eq!(network(Entry::Socket), "Socket");
     }
 }

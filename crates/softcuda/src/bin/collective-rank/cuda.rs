@@ -116,15 +116,22 @@ impl Cuda {
         check("cuMemcpyDtoDAsync", unsafe { (self.copy_async)(to, from.address, len, stream) })
     }
 
-    /// Adds a fill of a buffer's first bytes to a stream.
+    /// Adds a fill to a stream: `len` bytes from an offset of a buffer on.
     ///
     /// # Safety
     ///
     /// The buffer must stay until the stream is done.
-    pub(crate) unsafe fn fill(&self, to: &Buffer<'_>, value: u8, len: usize, stream: Stream) -> Result<()> {
-        assert!(len <= to.len, "more bytes than the buffer has");
+    pub(crate) unsafe fn fill(
+        &self,
+        (to, offset): (&Buffer<'_>, usize),
+        value: u8,
+        len: usize,
+        stream: Stream,
+    ) -> Result<()> {
+        assert!(offset + len <= to.len, "more bytes than the buffer has");
+        let to = to.address + offset as u64;
         // SAFETY: the buffer has this many bytes and stays (caller).
-        check("cuMemsetD8Async", unsafe { (self.fill_async)(to.address, value, len, stream) })
+        check("cuMemsetD8Async", unsafe { (self.fill_async)(to, value, len, stream) })
     }
 }
 

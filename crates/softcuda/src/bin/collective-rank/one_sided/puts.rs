@@ -2,7 +2,8 @@
 //!
 //! Everything of a size goes to the stream at once, and the stream alone keeps the order: each rank
 //! puts pieces to each other one, waits for their signals, copies its window, writes over it, and
-//! signals that the others may go on. So a byte that comes after its signal is missing in the copy,
+//! signals that the others may go on. What was put is overwritten as soon as the stream goes on behind
+//! the puts. So a byte that comes after its signal is missing in the copy,
 //! and one that comes before the signal of the round before is overwritten. Nothing else asks.
 
 use std::time::Instant;
@@ -144,18 +145,26 @@ impl OneSidedBench<'_> {
             comm.wait_signals(&signals, stream)
         };
         // As a group, the puts are under way together. Otherwise each one waits for the one before.
-        if round.is_multiple_of(2) {
+        let is_group = round.is_multiple_of(2);
+        if is_group {
             comm.group(|| all().try_for_each(put))?;
-            wait(PIECES as u32)?;
         } else {
             all().try_for_each(put)?;
+        }
+        // The stream goes on when the puts no longer need their source.
+        let sources = PIECES * self.job.ranks as usize * size;
+        // SAFETY: a buffer of `Puts::new`, which stays.
+        unsafe { cuda.fill((&puts.memory.source, round * sources), UNTOUCHED, sources, stream)? };
+        if is_group {
+            wait(PIECES as u32)?;
+        } else {
             (0..PIECES).try_for_each(|_| wait(1))?;
         }
         let len = self.job.ranks as usize * slot(size);
         // SAFETY: buffers of `Puts::new`, which stay.
         unsafe {
             cuda.copy((&puts.copies, round * len), target, len, stream)?;
-            cuda.fill(target, UNTOUCHED, len, stream)?;
+            cuda.fill((target, 0), UNTOUCHED, len, stream)?;
         }
         self.peers().try_for_each(|peer| comm.signal(peer, stream))?;
         wait(1)

@@ -74,7 +74,7 @@ impl OneSidedBench<'_> {
         let scratch = self.cuda.buffer(8)?;
         for _ in 0..LOOKS {
             // SAFETY: the buffer is freed after the stream is done.
-            unsafe { self.cuda.fill(&scratch, 0, 8, self.later)? };
+            unsafe { self.cuda.fill((&scratch, 0), 0, 8, self.later)? };
             while !self.cuda.is_done(self.later)? {
                 std::thread::yield_now();
             }

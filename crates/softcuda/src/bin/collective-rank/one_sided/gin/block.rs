@@ -2,7 +2,7 @@
 
 use std::{
     ptr, slice,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use softcuda::{
@@ -59,7 +59,21 @@ impl<'a> Block<'a> {
             }
         }
         self.reuse(ROUNDS - 1, &mut posted)?;
-        self.until(|| self.connected.context.counter(self.number) >= self.plan.counted())
+        self.until(|| self.connected.context.counter(self.number) >= self.plan.counted())?;
+        // A put that is complete may have a signal that is under way. All of them only grow.
+        for from in self.plan.peers() {
+            let alone = self.plan.signal(Kind::Alone, from, self.number);
+            self.until(|| self.connected.context.signal(alone) >= self.plan.last(Kind::Alone))?;
+            self.until(|| self.word(from) >= self.plan.added_to_words())?;
+        }
+        Some(())
+    }
+
+    /// Returns the word of the window to which the same block of a rank adds.
+    fn word(&self, from: u32) -> u64 {
+        let at = ptr::with_exposed_provenance_mut(self.target + self.plan.word(from, self.number));
+        // SAFETY: a word of the target, which only signals change.
+        unsafe { AtomicU64::from_ptr(at) }.load(Ordering::Acquire)
     }
 
     fn until(&self, holds: impl FnMut() -> bool) -> Option<()> {

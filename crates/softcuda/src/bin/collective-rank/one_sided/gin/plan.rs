@@ -12,7 +12,7 @@ pub(super) const BLOCKS: u32 = 8;
 /// Rounds of puts.
 pub(super) const ROUNDS: u32 = 6;
 /// Bytes of the puts of a round. The first has a weak signal and the last a strong one.
-pub(super) const SIZES: [usize; 4] = [100, 1, 4101, 65_536];
+pub(super) const SIZES: [usize; 4] = [100, 1, 4101, 200_003];
 /// The put that a counter counts.
 pub(super) const COUNTED: usize = 2;
 /// Bytes that a block gets from each other rank.
@@ -170,9 +170,14 @@ impl Plan {
         8 * self.index(from, block)
     }
 
+    /// Returns what is added to a word in all rounds.
+    pub(super) fn added_to_words(&self) -> u64 {
+        (0..ROUNDS).map(|round| added_to_word(round).value()).sum()
+    }
+
     /// Yields the places of all words and their values in the end.
     pub(super) fn words(self) -> impl Iterator<Item = (usize, u64)> {
-        let all: u64 = (0..ROUNDS).map(|round| added_to_word(round).value()).sum();
+        let all = self.added_to_words();
         let of = move |from| (0..BLOCKS).map(move |block| (from, block));
         (0..self.ranks)
             .flat_map(of)
