@@ -66,6 +66,7 @@ pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("one-sided with flushes", |bench| collectives::one_sided(bench, Entry::OneSidedFlush)),
     ("one-sided with link down", |bench| collectives::one_sided(bench, Entry::OneSidedLinkDown)),
     ("one-sided by NCCL", |bench| collectives::one_sided(bench, Entry::OneSidedControl)),
+    ("GIN by NCCL", |bench| collectives::one_sided(bench, Entry::GinControl)),
     ("32 channels", |bench| collectives::all(bench, Entry::Channels)),
     ("RAS", |bench| collectives::all(bench, Entry::Ras)),
     ("link down and back", |bench| collectives::all(bench, Entry::LinkDown)),

@@ -20,7 +20,7 @@ pub(super) fn check_log(plan: &Plan, release: &Release, log: &str) -> Result<(),
         check_warnings(plan, log)?;
     }
     if let Some(window) = plan.variant.window {
-        check_one_sided(window, log)?;
+        check_one_sided(window, release, log)?;
     }
     if plan.net == Net::Fused && release.table >= FUSES {
         // The device that NCCL has made of both adapters, which are 0 and 1.
@@ -65,9 +65,11 @@ fn check_table(release: &Release, log: &str) -> Result<(), String> {
 
 /// Checks which network NCCL has chosen for one-sided transfers. Without windows between hosts it
 /// chooses one, too, and does not use it.
-fn check_one_sided(window: Window, log: &str) -> Result<(), String> {
-    let Some(expected) = window.network() else { return Ok(()) };
-    match after(log, "RMA/Plugin: Assigned plugin ").map(word).collect::<Vec<_>>()[..] {
+fn check_one_sided(window: Window, release: &Release, log: &str) -> Result<(), String> {
+    let Some(expected) = window.network(release) else { return Ok(()) };
+    // The second text is that of 2.30.3 and 2.30.4.
+    let texts = ["RMA/Plugin: Assigned plugin ", "Assigned RMA plugin "];
+    match texts.iter().flat_map(|text| after(log, text)).map(word).collect::<Vec<_>>()[..] {
         [] => Err("NCCL has chosen no network for one-sided transfers".into()),
         [found] if found == expected => Ok(()),
         [found, ..] => Err(format!("NCCL has chosen {found} for one-sided transfers, expected {expected}")),

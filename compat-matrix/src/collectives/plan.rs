@@ -46,8 +46,8 @@ pub(super) struct Variant {
     /// Let NCCL's profiler count the plugin's events (from 2.26 on)
     #[arg(long, conflicts_with_all = ["killed", "fault"])]
     pub(super) profiler: bool,
-    /// The network that NCCL has for one-sided transfers. Each rank registers a window before the
-    /// tests (ncclCommWindowRegister, here from 2.30.7 on), which no test uses
+    /// The network that NCCL has for one-sided transfers (from 2.30.7 on; ib from 2.30.3 on). Each
+    /// rank registers a window before the tests (ncclCommWindowRegister), which no test uses
     #[arg(long, value_enum, value_name = "NETWORK", requires_all = ["vmm", "gpudirect", "dma_buf"])]
     pub(super) window: Option<Window>,
     /// What the ranks do in each other's memory before the collectives, with commas: put
@@ -159,11 +159,6 @@ impl Variant {
         self.killed.is_some() || self.fault == Some(Fault::NoRail)
     }
 
-    /// Returns whether there are one-sided transfers between hosts and no network for them.
-    fn has_no_network(&self) -> bool {
-        !self.one_sided.is_empty() && self.window.is_none_or(|window| window.network().is_none())
-    }
-
     pub(super) fn check(&self) -> Result<()> {
         let hosts = self.hosts.len();
         if self.ranks == 0 || (hosts > 0 && hosts != self.ranks as usize) {
@@ -243,11 +238,12 @@ impl Window {
         if self == Self::Plugin { Folder::Whole } else { Folder::WithoutRma }
     }
 
-    /// Returns the name of the network in NCCL's log.
-    pub(super) fn network(self) -> Option<&'static str> {
+    /// Returns the name of the network in a release's log.
+    pub(super) fn network(self, release: &Release) -> Option<&'static str> {
         match self {
             Self::Plugin => Some(PLUGIN),
-            Self::Ib => Some("RMA_IB_PROXY"),
+            Self::Ib if release.is_at_least("2.30.7") => Some("RMA_IB_PROXY"),
+            Self::Ib => Some("GIN_IB_PROXY"),
             Self::Host | Self::Off => None,
         }
     }
@@ -345,18 +341,37 @@ impl Plan {
         }
     }
 
+    /// Returns why a release cannot have the communicator's network for one-sided transfers, if so.
+    fn unfit_window(&self, release: &Release) -> Option<&'static str> {
+        let tests = &self.variant.one_sided;
+        let Some(window) = self.variant.window else {
+            return (!tests.is_empty()).then_some("one-sided transfers need a network");
+        };
+        // From then on there is a table for RMA beside the one for GIN, and `NCCL_NUM_RMA_CTX` against it.
+        let has_table = release.is_at_least("2.30.7");
+        match window {
+            Window::Host | Window::Off if !tests.is_empty() => Some("one-sided transfers need a network"),
+            _ if has_table => None,
+            Window::Plugin => Some("the release uses no table of a plugin for one-sided transfers"),
+            Window::Ib if !release.is_at_least("2.29.2") => Some("the release has no one-sided transfers"),
+            // 2.29.2 makes no window, and 2.29.7 has a kernel that resets signals.
+            Window::Ib if !release.is_at_least("2.30.3") => Some("its one-sided transfers are unknown"),
+            Window::Ib if tests.contains(&OneSided::Gin) => Some("its descriptors of GIN are unknown"),
+            Window::Ib => None,
+            Window::Host | Window::Off => Some("its windows were not tried"),
+        }
+    }
+
     /// Returns why a release cannot run the communicator, if so.
     pub(crate) fn unfit(&self, release: &Release) -> Option<&'static str> {
+        if let Some(why) = self.unfit_window(release) {
+            return Some(why);
+        }
         match release.after_death {
             _ if self.variant.register && release.table < REGISTERS => {
                 Some("the release does not register user buffers by DMA-BUF")
             }
             _ if self.variant.ras && !release.is_at_least("2.24") => Some("the release has no RAS"),
-            // From then on there is RMA beside GIN, and `NCCL_NUM_RMA_CTX` against it.
-            _ if self.variant.window.is_some() && !release.is_at_least("2.30.7") => {
-                Some("its windows were not tried")
-            }
-            _ if self.variant.has_no_network() => Some("one-sided transfers need a network"),
             _ if self.variant.windows && !release.is_at_least("2.27") => Some("the release has no windows"),
             _ if self.puts() && !release.is_at_least("2.29") => Some("the release has no ncclPutSignal"),
             _ if self.puts() && !self.variant.windows => Some("ncclPutSignal needs --windows"),
@@ -383,6 +398,32 @@ mod tests {
         };
         assert_eq!(Variant::PLAIN.gpus(), 1);
         assert_eq!(["a b", "a a b", "a b a b"].map(on), [1, 2, 2]);
+    }
+
+    #[test]
+    fn a_release_without_the_network_for_one_sided_transfers_is_unfit() {
+        let unfit = |version: &str, window, one_sided: &[OneSided]| {
+            let release = Matrix::read().unwrap().one(Some(&version.to_owned())).unwrap();
+            let variant = Variant { window, one_sided: one_sided.to_vec(), ..Variant::PLAIN };
+            Plan { net: Net::Mpib, variant, tests: Vec::new(), rates: None }.unfit(&release).is_some()
+        };
+        let (put, gin) = (&[OneSided::Put][..], &[OneSided::Put, OneSided::Gin][..]);
+        for window in [None, Some(Window::Host), Some(Window::Off)] {
+            assert!(unfit("2.32.3", window, put) && !unfit("2.32.3", window, &[]), "{window:?}");
+        }
+        for (version, by_plugin, by_ib, gin_by_ib) in [
+            ("2.32.3", false, false, false),
+            ("2.30.7", false, false, false),
+            ("2.30.4", true, false, true),
+            ("2.30.3", true, false, true),
+            ("2.29.7", true, true, true),
+            ("2.18.3", true, true, true),
+        ] {
+            assert_eq!(unfit(version, Some(Window::Plugin), gin), by_plugin, "{version}");
+            assert_eq!(unfit(version, Some(Window::Ib), put), by_ib, "{version}");
+            assert_eq!(unfit(version, Some(Window::Ib), gin), gin_by_ib, "{version}");
+        }
+        assert!(unfit("2.30.4", Some(Window::Off), &[]) && !unfit("2.30.4", None, &[]));
     }
 
     #[test]

@@ -33,6 +33,7 @@ pub(crate) enum Entry {
     OneSidedInside,
     OneSidedLinkDown,
     OneSidedControl,
+    GinControl,
     CabledWindow,
     NoWindow,
     Channels,
@@ -51,7 +52,7 @@ pub(super) fn counts<'a>(variant: &Variant, usual: &'a [usize]) -> &'a [usize] {
 
 impl Entry {
     /// The entries of `--suite`.
-    pub(super) const SUITE: [Self; 20] = [
+    pub(super) const SUITE: [Self; 21] = [
         Self::Default,
         Self::Fused,
         Self::Mpib,
@@ -65,6 +66,7 @@ impl Entry {
         Self::OneSidedInside,
         Self::OneSidedLinkDown,
         Self::OneSidedControl,
+        Self::GinControl,
         Self::CabledWindow,
         Self::NoWindow,
         Self::Channels,
@@ -105,7 +107,11 @@ impl Entry {
             Self::OneSidedLinkDown => {
                 (Net::Mpib, Variant { fault: Some(Fault::LinkDown), ..one_sided(Window::Plugin) })
             }
-            Self::OneSidedControl => (Net::Mpib, one_sided(Window::Ib)),
+            Self::OneSidedControl => {
+                let one_sided = vec![OneSided::Put, OneSided::Signal];
+                (Net::Mpib, Variant { one_sided, ..window(Window::Ib) })
+            }
+            Self::GinControl => (Net::Mpib, Variant { one_sided: vec![OneSided::Gin], ..window(Window::Ib) }),
             Self::CabledWindow => (Net::Default, Variant { crossed: true, ..window(Window::Host) }),
             Self::NoWindow => (Net::Mpib, window(Window::Off)),
             Self::Channels => (Net::Mpib, Variant { channels: Some(CHANNELS), ..plain }),
@@ -149,7 +155,7 @@ mod tests {
     #[test]
     fn only_the_control_does_without_the_plugin() {
         let network = |entry: Entry| entry.plan(&[]).network();
-        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 20]);
+        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 21]);
         assert_eq!(network(Entry::Socket), "Socket");
     }
 }
