@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::{Context, Failure, Result};
 
+/// The beginning of the names of tables for one-sided transfers.
+const RMA: &str = "ncclRmaPlugin_v";
+
 /// Places in a library, relative to its load address.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(crate) struct Places {
@@ -60,10 +63,23 @@ fn is_slot(flags: RelocationFlags) -> bool {
 /// Copies the plugin's file without the tables of these versions: their names are changed in the
 /// copy's string table, and no look-up finds them.
 pub(crate) fn copy_without(plugin: &Path, to: &Path, versions: &[u32]) -> Result<()> {
+    let symbols: Vec<_> = versions.iter().map(|version| format!("ncclNetPlugin_v{version}")).collect();
+    copy_without_symbols(plugin, to, &symbols)
+}
+
+/// Copies the plugin's file without its tables for one-sided transfers.
+pub(crate) fn copy_without_rma(plugin: &Path, to: &Path) -> Result<()> {
+    let bytes = fs::read(plugin).cannot(format!("read {}", plugin.display()))?;
+    let file = object::File::parse(&*bytes).cannot(format!("read {}", plugin.display()))?;
+    let names = file.dynamic_symbols().filter(|s| s.is_definition()).filter_map(|s| s.name().ok());
+    let symbols: Vec<_> = names.filter(|name| name.starts_with(RMA)).map(str::to_owned).collect();
+    copy_without_symbols(plugin, to, &symbols)
+}
+
+fn copy_without_symbols(plugin: &Path, to: &Path, symbols: &[String]) -> Result<()> {
     let mut bytes = fs::read(plugin).cannot(format!("read {}", plugin.display()))?;
-    for version in versions {
-        let symbol = format!("ncclNetPlugin_v{version}");
-        let at = name_of(&bytes, &symbol)
+    for symbol in symbols {
+        let at = name_of(&bytes, symbol)
             .ok_or_else(|| Failure::tool(format!("{}: exports no {symbol}", plugin.display())))?;
         bytes[at] = b'-';
     }
@@ -92,6 +108,11 @@ mod tests {
         let copy = dir.path().join("copy.so");
         copy_without(&plugin, &copy, &[12, 8]).unwrap();
         assert_eq!(exported_versions(&copy).unwrap(), [11, 10, 9, 7, 6]);
+        copy_without_rma(&copy, &copy).unwrap();
+        assert_eq!(exported_versions(&copy).unwrap(), [11, 10, 9, 7, 6]);
+        let bytes = fs::read(&copy).unwrap();
+        let left = object::File::parse(&*bytes).unwrap();
+        assert!(!left.dynamic_symbols().any(|s| s.name().is_ok_and(|name| name.starts_with(RMA))));
         let said = copy_without(&copy, &copy, &[8]).unwrap_err().to_string();
         assert!(said.contains("exports no ncclNetPlugin_v8"), "{said}");
     }

@@ -111,7 +111,7 @@ const HEAD: &str = "\
 `libnccl.so.2` of its wheel, loaded on a machine without a GPU; the rails are softverbs. From
 `default profile` on, the checks are whole communicators on
 [softcuda](../docs/internals/softcuda.md). `-` means that the release lacks what the check needs;
-`core` means that it fails over NCCL's sockets too.
+`core` means that it fails over NCCL's own network too.
 
 ";
 

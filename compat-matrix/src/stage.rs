@@ -33,6 +33,8 @@ pub(crate) enum Folder {
     OneName,
     /// With these tables only, under both names.
     Only(Vec<u32>),
+    /// Without the tables for one-sided transfers, under both names.
+    WithoutRma,
 }
 
 /// A temporary folder, removed when it is dropped.
@@ -84,6 +86,7 @@ impl Stage {
         let name = match folder {
             Folder::Whole => "whole".to_owned(),
             Folder::OneName => "one-name".to_owned(),
+            Folder::WithoutRma => "without-rma".to_owned(),
             Folder::Only(versions) => {
                 format!("only{}", versions.iter().map(|v| format!("-{v}")).collect::<String>())
             }
@@ -93,11 +96,14 @@ impl Stage {
             return Ok(path);
         }
         fs::create_dir(&path).cannot(format!("make {}", path.display()))?;
-        let removed: Vec<u32> = match folder {
-            Folder::Only(versions) => VERSIONS.filter(|v| !versions.contains(v)).collect(),
-            _ => Vec::new(),
-        };
-        elf::copy_without(&self.plugin, &path.join(OURS), &removed)?;
+        match folder {
+            Folder::Only(versions) => {
+                let removed: Vec<u32> = VERSIONS.filter(|v| !versions.contains(v)).collect();
+                elf::copy_without(&self.plugin, &path.join(OURS), &removed)?;
+            }
+            Folder::WithoutRma => elf::copy_without_rma(&self.plugin, &path.join(OURS))?,
+            Folder::Whole | Folder::OneName => elf::copy_without(&self.plugin, &path.join(OURS), &[])?,
+        }
         if *folder != Folder::OneName {
             symlink(OURS, path.join(PLAIN)).cannot(format!("make {PLAIN}"))?;
         }

@@ -21,6 +21,11 @@ pub(super) fn these(bench: &Bench<'_>, collectives: &[Collective]) -> Result<Str
     run(bench, Entry::Mpib, collectives)
 }
 
+/// Checks one-sided transfers, and one collective after them.
+pub(super) fn one_sided(bench: &Bench<'_>, entry: Entry) -> Result<String> {
+    run(bench, entry, &[Collective::AllReduce])
+}
+
 fn run(bench: &Bench<'_>, entry: Entry, collectives: &[Collective]) -> Result<String> {
     let plan = entry.plan(collectives);
     if let Some(why) = plan.unfit(bench.release) {
@@ -34,9 +39,9 @@ fn run(bench: &Bench<'_>, entry: Entry, collectives: &[Collective]) -> Result<St
         Err(failure) => failure,
     };
     match plan.control().map(|control| run(&control)) {
-        Some(Err(control)) => Err(Failure::core(format!("{failure}; over NCCL's sockets: {control}"))),
+        Some(Err(control)) => Err(Failure::core(format!("{failure}; over NCCL's own network: {control}"))),
         Some(Ok(_)) => {
-            Err(Failure { message: format!("{failure}; NCCL's sockets have no failure"), ..failure })
+            Err(Failure { message: format!("{failure}; NCCL's own network has no failure"), ..failure })
         }
         None => Err(failure),
     }

@@ -22,6 +22,8 @@ const STREAMS: [Collective; 3] = [Collective::AllReduce, Collective::Broadcast, 
 /// Repetitions of those tests with two slow rails. A whole message that was reported as sent too
 /// early is wrong only if its buffer is used again before it has left.
 const REPEATED: u32 = 2;
+/// Collectives of the suite behind one-sided transfers, in the same communicator.
+const AFTER_ONE_SIDED: [Collective; 2] = [Collective::AllReduce, Collective::SendRecv];
 /// Elements in the suite's tests of types and operators.
 const KINDS_COUNTS: [usize; 1] = [30_011];
 
@@ -34,9 +36,9 @@ pub(crate) struct CollectivesArgs {
     #[arg(long, conflicts_with = "releases")]
     pub(super) short: bool,
     /// Instead of the communicators of the other options, a suite: default, fused and MPIB profile,
-    /// slow rails, two hosts of two GPUs, GPUDirect with flushes and registered buffers, windows, a
-    /// killed rank, and links that go down
-    #[arg(long, conflicts_with_all = ["net", "ranks", "hosts", "register", "window", "crossed", "slow", "slow_rails", "killed", "fault"])]
+    /// slow rails, two hosts of two GPUs, GPUDirect with flushes and registered buffers, windows and
+    /// one-sided transfers, a killed rank, and links that go down
+    #[arg(long, conflicts_with_all = ["net", "ranks", "hosts", "register", "window", "one_sided", "crossed", "slow", "slow_rails", "killed", "fault"])]
     pub(super) suite: bool,
     /// How the plugin presents the two simulated adapters, or NCCL's sockets instead of the plugin
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Net::Mpib])]
@@ -145,7 +147,7 @@ fn setting(text: &str) -> std::result::Result<(String, String), String> {
 }
 
 /// Reads a name of an enumeration of the rank program.
-fn named<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T> {
+pub(super) fn named<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T> {
     serde_json::from_value(serde_json::Value::String(name.to_owned()))
         .map_err(|e| Failure::usage(format!("{what} {name:?}: {e}")))
 }
@@ -192,6 +194,11 @@ impl CollectivesArgs {
                 tests.retain(|test| STREAMS.contains(&test.collective));
                 let least = if entry == Entry::SlowRails { REPEATED } else { 0 };
                 tests.iter_mut().for_each(|test| test.times = test.times.max(least));
+                Ok(tests)
+            }
+            _ if !variant.one_sided.is_empty() => {
+                let mut tests = wanted.tests(variant.ranks, counts)?;
+                tests.retain(|test| AFTER_ONE_SIDED.contains(&test.collective));
                 Ok(tests)
             }
             Entry::Mpib => {

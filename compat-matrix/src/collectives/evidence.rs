@@ -19,8 +19,8 @@ pub(super) fn check_log(plan: &Plan, release: &Release, log: &str) -> Result<(),
         check_table(release, log)?;
         check_warnings(plan, log)?;
     }
-    if plan.variant.window == Some(Window::Ib) && !log.contains("RMA/Plugin: Assigned plugin RMA_IB") {
-        return Err("NCCL has not chosen its own InfiniBand code for windows".into());
+    if let Some(window) = plan.variant.window {
+        check_one_sided(window, release, log)?;
     }
     if plan.net == Net::Fused && release.table >= FUSES {
         // The device that NCCL has made of both adapters, which are 0 and 1.
@@ -63,6 +63,25 @@ fn check_table(release: &Release, log: &str) -> Result<(), String> {
     }
 }
 
+/// Checks which network NCCL has chosen for one-sided transfers. Without windows between hosts it
+/// chooses one, too, and does not use it.
+fn check_one_sided(window: Window, release: &Release, log: &str) -> Result<(), String> {
+    let Some(expected) = window.network(release) else { return Ok(()) };
+    // The second text is that of 2.30.3 and 2.30.4.
+    let texts = ["RMA/Plugin: Assigned plugin ", "Assigned RMA plugin "];
+    match texts.iter().flat_map(|text| after(log, text)).map(word).collect::<Vec<_>>()[..] {
+        [] => Err("NCCL has chosen no network for one-sided transfers".into()),
+        [found] if found == expected => Ok(()),
+        [found, ..] => Err(format!("NCCL has chosen {found} for one-sided transfers, expected {expected}")),
+    }
+}
+
+/// Returns the error by which NCCL's thread for `ncclPutSignal` has ended in a rank, if it did. NCCL
+/// reports it in its log alone: the streams wait for ever.
+pub(super) fn hidden_error(log: &str) -> Option<&str> {
+    after(log, "(ncclRmaProxyProgressThread) -> ").map(word).next()
+}
+
 /// Checks that all connections of a kind go the expected way.
 fn check_ways(log: &str, kind: &str, expected: &str) -> Result<(), String> {
     let mut ways = after(log, " via ").filter(|way| way.starts_with(kind));
@@ -70,9 +89,11 @@ fn check_ways(log: &str, kind: &str, expected: &str) -> Result<(), String> {
     other.map_or(Ok(()), |way| Err(format!("a connection uses {way}, expected {expected}")))
 }
 
-/// Checks the speeds of the plugin's devices in NCCL's topology.
+/// Checks the speeds of the plugin's devices in NCCL's topology. Up to 2.31 it has devices for one-sided
+/// transfers alone among them.
 pub(super) fn check_speeds(topology: &str, expected: &[u32]) -> Result<(), String> {
-    let nets = topology.lines().map(str::trim).filter(|line| line.starts_with("<net "));
+    let is_net = |line: &&str| line.starts_with("<net ") && !line.contains(" net=\"0\"");
+    let nets = topology.lines().map(str::trim).filter(is_net);
     let speed = |line: &str| line.split_once(" speed=\"")?.1.split('"').next()?.parse::<u32>().ok();
     let seen: Vec<_> = nets.filter_map(speed).collect();
     match seen == expected {
@@ -173,11 +194,19 @@ h:1:2 [0] NCCL INFO rank 0 - NET register userbuff 0x1 (handle 0x2), buffSize 3
                 "NCCL WARN NET/MPIB : x\nNET/MPIB : version",
                 "the plugin warns: x",
             ),
-            ("RMA_IB", "RMA/Socket", "NCCL has not chosen its own InfiniBand code for windows"),
+            ("RMA_IB_PROXY", "MPIB", "NCCL has chosen MPIB for one-sided transfers, expected RMA_IB_PROXY"),
+            ("RMA/Plugin", "RMA", "NCCL has chosen no network for one-sided transfers"),
             ("NET register", "register", "NCCL has registered no user buffer with its network"),
         ] {
             assert_eq!(check(Net::Fused, all, from, to).unwrap_err(), expected);
         }
+    }
+
+    #[test]
+    fn an_error_that_only_the_log_has_is_found() {
+        let line = "h:1:4 [0] NCCL INFO rma/rma_proxy.cc:367 (ncclRmaProxyProgressThread) -> 6 [RMA Proxy]";
+        assert_eq!(hidden_error(LOG), None);
+        assert_eq!(hidden_error(&format!("{LOG}{line}\n")), Some("6"));
     }
 
     #[test]
@@ -192,7 +221,8 @@ h:1:2 [0] NCCL INFO rank 0 - NET register userbuff 0x1 (handle 0x2), buffSize 3
     #[test]
     fn the_devices_must_have_their_speeds() {
         let topology = "<nic>\n  <net name=\"a\" dev=\"0\" speed=\"100000\" port=\"1\"/>\n\
-                        <net name=\"b\" speed=\"2500\"/>\n</nic>";
+                        <net name=\"b\" speed=\"2500\"/>\n\
+                        <net name=\"c\" speed=\"400000\" net=\"0\" rma=\"1\"/>\n</nic>";
         assert_eq!(check_speeds(topology, &[100_000, 2_500]), Ok(()));
         let wrong = check_speeds(topology, &[102_500]).unwrap_err();
         assert!(wrong.ends_with("devices of [100000, 2500] Mb/s, expected [102500]"), "{wrong}");

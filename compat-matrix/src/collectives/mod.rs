@@ -23,7 +23,7 @@ use std::{
 pub(crate) use args::{CollectivesArgs, Common};
 pub(crate) use plan::Plan;
 use softcuda::{
-    rank::{Job, NO_WINDOW, Outcome},
+    rank::{Job, NO_ONE_SIDED, NO_WINDOW, Outcome},
     world::{End, Start, World},
 };
 pub(crate) use suite::Entry;
@@ -189,6 +189,7 @@ fn outcomes(
             ranks: variant.ranks,
             device: place.device(rank),
             hub: PathBuf::new(),
+            one_sided: variant.one_sided.clone(),
             tests: plan.tests.clone(),
             memory: variant.memory(),
             window: variant.window.is_some(),
@@ -216,6 +217,10 @@ fn outcomes(
         Ok(Seen { faults, ways: watched + &place.ways(plan, release)?, ..seen })
     });
     let seen = seen.map(|seen| (ends, seen));
+    let seen = seen.map_err(|failure| {
+        let message = failure.message + &place.hidden_errors();
+        Failure { message, ..failure }
+    });
     seen.map_err(|failure| match common.logs.as_ref() {
         None => failure,
         Some(to) => match place.keep_logs(to) {
@@ -243,13 +248,16 @@ fn judge(plan: &Plan, ends: &[End]) -> Result<Seen> {
     for (rank, outcome) in &outcomes {
         failures.extend(wrong(plan, *rank, outcome));
     }
-    if failures.iter().any(|failure| failure.contains(NO_WINDOW)) {
-        return Err(Failure::unfit(NO_WINDOW));
+    // With the option --window, NCCL must have a network.
+    let lacks = if plan.variant.window.is_some() { &[NO_ONE_SIDED][..] } else { &[NO_WINDOW, NO_ONE_SIDED] };
+    if let Some(&why) = lacks.iter().find(|why| failures.iter().any(|failure| failure.contains(**why))) {
+        return Err(Failure::unfit(why));
     }
     let Some(first) = outcomes.values().next().filter(|_| failures.is_empty()) else {
         return Err(Failure::wrong(failures.join("; ")));
     };
-    let compared: usize = outcomes.values().flat_map(|o| &o.tests).map(|ran| ran.compared).sum();
+    let ran = outcomes.values().flat_map(|o| o.one_sided.iter().chain(&o.tests));
+    let compared: usize = ran.map(|ran| ran.compared).sum();
     let error = first.asynchronous_error.clone();
     Ok(Seen { init_seconds: first.init_seconds, compared, error, faults: None, ways: String::new() })
 }
@@ -257,6 +265,17 @@ fn judge(plan: &Plan, ends: &[End]) -> Result<Seen> {
 /// Returns what is wrong with the results of a rank.
 fn wrong(plan: &Plan, rank: usize, outcome: &Outcome) -> Vec<String> {
     let mut failures = Vec::new();
+    for (test, ran) in plan.variant.one_sided.iter().zip(&outcome.one_sided) {
+        if ran.wrong > 0 {
+            failures.push(format!(
+                "rank {rank}: {} of {} bytes and values of {} are wrong, first {:?}",
+                ran.wrong,
+                ran.compared,
+                test.name(),
+                ran.first
+            ));
+        }
+    }
     for (test, ran) in plan.tests.iter().zip(&outcome.tests) {
         if ran.wrong > 0 {
             failures.push(format!(
@@ -281,8 +300,12 @@ fn wrong(plan: &Plan, rank: usize, outcome: &Outcome) -> Vec<String> {
             failures.push(format!("rank {rank}: asynchronous error {code}: {text}"))
         }
         (None, true) => failures.push(format!("rank {rank} has no asynchronous error")),
-        (None, false) if outcome.tests.len() != plan.tests.len() => {
-            failures.push(format!("rank {rank} ran {} of {} tests", outcome.tests.len(), plan.tests.len()));
+        (None, false) => {
+            let ran = outcome.one_sided.len() + outcome.tests.len();
+            let expected = plan.variant.one_sided.len() + plan.tests.len();
+            if ran != expected {
+                failures.push(format!("rank {rank} ran {ran} of {expected} tests"));
+            }
         }
         _ => {}
     }

@@ -64,7 +64,8 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn new(common: &Common, plan: &Plan, stage: &Stage, scratch: &Path) -> Result<Self> {
-        let mut environment = stage.environment(&Folder::Whole)?;
+        let folder = plan.variant.window.map_or(Folder::Whole, Window::folder);
+        let mut environment = stage.environment(&folder)?;
         let kept: Vec<_> = REPLACED.iter().filter_map(|name| environment.remove(*name)).collect();
         debug_assert_eq!(kept.len(), REPLACED.len());
         let mut set = |name: &str, value: &str| environment.insert(name.to_owned(), value.to_owned());
@@ -277,6 +278,15 @@ impl Place {
             return Err(Failure::wrong(format!("no connection uses cuMem handles: {seen}")));
         }
         Ok(seen)
+    }
+
+    /// Returns what NCCL's logs have of failed one-sided transfers, of which the ranks hear nothing.
+    pub(super) fn hidden_errors(&self) -> String {
+        let of = |(rank, log): (u32, String)| {
+            let code = evidence::hidden_error(&log)?;
+            Some(format!("; rank {rank}: NCCL's thread for one-sided transfers has ended by error {code}"))
+        };
+        self.logs().filter_map(of).collect()
     }
 
     /// Copies NCCL's logs and what the ranks have written to a folder.

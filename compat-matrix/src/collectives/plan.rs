@@ -1,12 +1,13 @@
 //! One communicator: its network, its ranks and its tests.
 
 use clap::{Args, ValueEnum};
-use softcuda::rank::{Collective, Memory, Test};
+use softcuda::rank::{Collective, Memory, OneSided, Test};
 
-use super::fault::Fault;
+use super::{args::named, fault::Fault};
 use crate::{
     failure::{Failure, Result},
     matrix::{AfterDeath, Release},
+    stage::Folder,
 };
 
 /// The plugin's name in NCCL's log.
@@ -45,10 +46,14 @@ pub(super) struct Variant {
     /// Let NCCL's profiler count the plugin's events (from 2.26 on)
     #[arg(long, conflicts_with_all = ["killed", "fault"])]
     pub(super) profiler: bool,
-    /// Let each rank register a window before the tests (ncclCommWindowRegister, here from 2.30.7
-    /// on), which no test uses
+    /// The network that NCCL has for one-sided transfers (from 2.30.7 on; ib from 2.30.3 on). Each
+    /// rank registers a window before the tests (ncclCommWindowRegister), which no test uses
     #[arg(long, value_enum, value_name = "NETWORK", requires_all = ["vmm", "gpudirect", "dma_buf"])]
     pub(super) window: Option<Window>,
+    /// What the ranks do in each other's memory before the collectives, with commas: put
+    /// (ncclPutSignal), signal (ncclSignal), gin (what a kernel with GIN posts)
+    #[arg(long, value_delimiter = ',', value_parser = one_sided, requires = "window")]
+    pub(super) one_sided: Vec<OneSided>,
     /// Let the first rail of one host reach the second one of the other, as cables do
     #[arg(long)]
     pub(super) crossed: bool,
@@ -82,6 +87,10 @@ pub(super) struct Variant {
     pub(super) protocol: Option<Protocol>,
 }
 
+fn one_sided(name: &str) -> std::result::Result<OneSided, String> {
+    named("one-sided test", name).map_err(|failure| failure.message)
+}
+
 /// A protocol of NCCL's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Protocol {
@@ -104,6 +113,7 @@ impl Variant {
         ras: false,
         profiler: false,
         window: None,
+        one_sided: Vec::new(),
         crossed: false,
         register: false,
         windows: false,
@@ -172,6 +182,10 @@ impl Variant {
             self.dma_buf.then(|| "DMA-BUF".into()),
             self.vmm.then(|| "VMM".into()),
             self.window.map(|window| window.describe().into()),
+            (!self.one_sided.is_empty()).then(|| {
+                let names: Vec<_> = self.one_sided.iter().map(|test| test.name()).collect();
+                names.join(" ")
+            }),
             self.crossed.then(|| "crossed cables".into()),
             self.register.then(|| "registered".into()),
             self.windows.then(|| "windows".into()),
@@ -190,14 +204,16 @@ impl Variant {
     }
 }
 
-/// Which network NCCL has for what a program does in a window. This plugin is none.
+/// Which network NCCL has for what a program does in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Window {
-    /// NCCL's own InfiniBand code, the default.
+    /// This plugin's table for it.
+    Plugin,
+    /// NCCL's own InfiniBand code, the control. The plugin's table is hidden from NCCL.
     Ib,
     /// None: `NCCL_NUM_RMA_CTX=0` and `NCCL_SYM_GIN_KERNELS_ENABLE=0`. Windows work inside a host.
     Host,
-    /// None, by `NCCL_IB_DISABLE=1`: there are no windows.
+    /// None, by `NCCL_IB_DISABLE=1` and without the plugin's table: there are no windows.
     Off,
 }
 
@@ -213,7 +229,22 @@ impl Window {
                 ("NCCL_NUM_RMA_CTX", "0"),
                 ("NCCL_SYM_GIN_KERNELS_ENABLE", "0"),
             ],
-            Self::Off => &[("NCCL_IB_DISABLE", "1")],
+            Self::Plugin | Self::Off => &[("NCCL_IB_DISABLE", "1")],
+        }
+    }
+
+    /// Returns the folder in which NCCL finds the plugin.
+    pub(super) fn folder(self) -> Folder {
+        if self == Self::Plugin { Folder::Whole } else { Folder::WithoutRma }
+    }
+
+    /// Returns the name of the network in a release's log.
+    pub(super) fn network(self, release: &Release) -> Option<&'static str> {
+        match self {
+            Self::Plugin => Some(PLUGIN),
+            Self::Ib if release.is_at_least("2.30.7") => Some("RMA_IB_PROXY"),
+            Self::Ib => Some("GIN_IB_PROXY"),
+            Self::Host | Self::Off => None,
         }
     }
 
@@ -224,6 +255,7 @@ impl Window {
 
     fn describe(self) -> &'static str {
         match self {
+            Self::Plugin => "window by the plugin",
             Self::Ib => "window",
             Self::Host => "window inside a host",
             Self::Off => "no window",
@@ -281,11 +313,19 @@ impl Plan {
         self.tests.iter().any(|test| test.collective == Collective::PutSignal)
     }
 
-    /// Returns the same communicator over NCCL's sockets: what fails there too is the core's fault.
-    /// `None` if sockets cannot run it.
+    /// Returns the same communicator over NCCL's sockets, or its InfiniBand code for one-sided
+    /// transfers: what fails there too is the core's fault. `None` if they cannot run it.
     pub(crate) fn control(&self) -> Option<Self> {
         if self.net == Net::Socket || self.variant.fault.is_some() {
             return None;
+        }
+        match self.variant.window {
+            Some(Window::Plugin) => {
+                let variant = Variant { window: Some(Window::Ib), ..self.variant.clone() };
+                return Some(Self { variant, ..self.clone() });
+            }
+            Some(_) => return None,
+            None => {}
         }
         // The network sees host memory only.
         let variant = Variant { gpudirect: false, dma_buf: false, ..self.variant.clone() };
@@ -301,17 +341,37 @@ impl Plan {
         }
     }
 
+    /// Returns why a release cannot have the communicator's network for one-sided transfers, if so.
+    fn unfit_window(&self, release: &Release) -> Option<&'static str> {
+        let tests = &self.variant.one_sided;
+        let Some(window) = self.variant.window else {
+            return (!tests.is_empty()).then_some("one-sided transfers need a network");
+        };
+        // From then on there is a table for RMA beside the one for GIN, and `NCCL_NUM_RMA_CTX` against it.
+        let has_table = release.is_at_least("2.30.7");
+        match window {
+            Window::Host | Window::Off if !tests.is_empty() => Some("one-sided transfers need a network"),
+            _ if has_table => None,
+            Window::Plugin => Some("the release uses no table of a plugin for one-sided transfers"),
+            Window::Ib if !release.is_at_least("2.29.2") => Some("the release has no one-sided transfers"),
+            // 2.29.2 makes no window, and 2.29.7 has a kernel that resets signals.
+            Window::Ib if !release.is_at_least("2.30.3") => Some("its one-sided transfers are unknown"),
+            Window::Ib if tests.contains(&OneSided::Gin) => Some("its descriptors of GIN are unknown"),
+            Window::Ib => None,
+            Window::Host | Window::Off => Some("its windows were not tried"),
+        }
+    }
+
     /// Returns why a release cannot run the communicator, if so.
     pub(crate) fn unfit(&self, release: &Release) -> Option<&'static str> {
+        if let Some(why) = self.unfit_window(release) {
+            return Some(why);
+        }
         match release.after_death {
             _ if self.variant.register && release.table < REGISTERS => {
                 Some("the release does not register user buffers by DMA-BUF")
             }
             _ if self.variant.ras && !release.is_at_least("2.24") => Some("the release has no RAS"),
-            // From then on there is RMA beside GIN, and `NCCL_NUM_RMA_CTX` against it.
-            _ if self.variant.window.is_some() && !release.is_at_least("2.30.7") => {
-                Some("its windows were not tried")
-            }
             _ if self.variant.windows && !release.is_at_least("2.27") => Some("the release has no windows"),
             _ if self.puts() && !release.is_at_least("2.29") => Some("the release has no ncclPutSignal"),
             _ if self.puts() && !self.variant.windows => Some("ncclPutSignal needs --windows"),
@@ -338,6 +398,32 @@ mod tests {
         };
         assert_eq!(Variant::PLAIN.gpus(), 1);
         assert_eq!(["a b", "a a b", "a b a b"].map(on), [1, 2, 2]);
+    }
+
+    #[test]
+    fn a_release_without_the_network_for_one_sided_transfers_is_unfit() {
+        let unfit = |version: &str, window, one_sided: &[OneSided]| {
+            let release = Matrix::read().unwrap().one(Some(&version.to_owned())).unwrap();
+            let variant = Variant { window, one_sided: one_sided.to_vec(), ..Variant::PLAIN };
+            Plan { net: Net::Mpib, variant, tests: Vec::new(), rates: None }.unfit(&release).is_some()
+        };
+        let (put, gin) = (&[OneSided::Put][..], &[OneSided::Put, OneSided::Gin][..]);
+        for window in [None, Some(Window::Host), Some(Window::Off)] {
+            assert!(unfit("2.32.3", window, put) && !unfit("2.32.3", window, &[]), "{window:?}");
+        }
+        for (version, by_plugin, by_ib, gin_by_ib) in [
+            ("2.32.3", false, false, false),
+            ("2.30.7", false, false, false),
+            ("2.30.4", true, false, true),
+            ("2.30.3", true, false, true),
+            ("2.29.7", true, true, true),
+            ("2.18.3", true, true, true),
+        ] {
+            assert_eq!(unfit(version, Some(Window::Plugin), gin), by_plugin, "{version}");
+            assert_eq!(unfit(version, Some(Window::Ib), put), by_ib, "{version}");
+            assert_eq!(unfit(version, Some(Window::Ib), gin), gin_by_ib, "{version}");
+        }
+        assert!(unfit("2.30.4", Some(Window::Off), &[]) && !unfit("2.30.4", None, &[]));
     }
 
     #[test]

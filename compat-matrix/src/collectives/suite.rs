@@ -2,7 +2,7 @@
 
 use softcuda::{
     DataType,
-    rank::{Collective, Operator, Test},
+    rank::{Collective, OneSided, Operator, Test},
 };
 
 use super::fault::Fault;
@@ -12,6 +12,8 @@ use super::plan::{Net, Plan, Variant, Window};
 const COUNTS: [usize; 2] = [1, 300_007];
 /// Elements of each rank while rails fail: 4 MB of floats, in many messages.
 const LARGE: [usize; 1] = [1_000_003];
+/// All of the one-sided tests.
+const ONE_SIDED: [OneSided; 3] = [OneSided::Put, OneSided::Signal, OneSided::Gin];
 /// Channels of [`Entry::Channels`].
 const CHANNELS: u32 = 32;
 
@@ -26,7 +28,12 @@ pub(crate) enum Entry {
     TwoHosts,
     GpuDirect,
     Registered,
-    Window,
+    OneSided,
+    OneSidedFlush,
+    OneSidedInside,
+    OneSidedLinkDown,
+    OneSidedControl,
+    GinControl,
     CabledWindow,
     NoWindow,
     Channels,
@@ -45,7 +52,7 @@ pub(super) fn counts<'a>(variant: &Variant, usual: &'a [usize]) -> &'a [usize] {
 
 impl Entry {
     /// The entries of `--suite`.
-    pub(super) const SUITE: [Self; 16] = [
+    pub(super) const SUITE: [Self; 21] = [
         Self::Default,
         Self::Fused,
         Self::Mpib,
@@ -54,7 +61,12 @@ impl Entry {
         Self::TwoHosts,
         Self::GpuDirect,
         Self::Registered,
-        Self::Window,
+        Self::OneSided,
+        Self::OneSidedFlush,
+        Self::OneSidedInside,
+        Self::OneSidedLinkDown,
+        Self::OneSidedControl,
+        Self::GinControl,
         Self::CabledWindow,
         Self::NoWindow,
         Self::Channels,
@@ -76,6 +88,7 @@ impl Entry {
             vmm: true,
             ..Variant::PLAIN
         };
+        let one_sided = |network| Variant { one_sided: ONE_SIDED.to_vec(), ..window(network) };
         match self {
             Self::Default => (Net::Default, plain),
             Self::Fused => (Net::Fused, plain),
@@ -85,7 +98,20 @@ impl Entry {
             Self::TwoHosts => (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), vmm: true, ..plain }),
             Self::GpuDirect => (Net::Mpib, direct()),
             Self::Registered => (Net::Mpib, Variant { register: true, ..direct() }),
-            Self::Window => (Net::Mpib, window(Window::Ib)),
+            // What the second rail carries comes later than a signal over the first one would.
+            Self::OneSided => (Net::Mpib, Variant { ranks: 4, slow: true, ..one_sided(Window::Plugin) }),
+            Self::OneSidedFlush => (Net::Mpib, Variant { capability: 80, ..one_sided(Window::Plugin) }),
+            Self::OneSidedInside => {
+                (Net::Mpib, Variant { ranks: 4, hosts: two_hosts(), ..one_sided(Window::Plugin) })
+            }
+            Self::OneSidedLinkDown => {
+                (Net::Mpib, Variant { fault: Some(Fault::LinkDown), ..one_sided(Window::Plugin) })
+            }
+            Self::OneSidedControl => {
+                let one_sided = vec![OneSided::Put, OneSided::Signal];
+                (Net::Mpib, Variant { one_sided, ..window(Window::Ib) })
+            }
+            Self::GinControl => (Net::Mpib, Variant { one_sided: vec![OneSided::Gin], ..window(Window::Ib) }),
             Self::CabledWindow => (Net::Default, Variant { crossed: true, ..window(Window::Host) }),
             Self::NoWindow => (Net::Mpib, window(Window::Off)),
             Self::Channels => (Net::Mpib, Variant { channels: Some(CHANNELS), ..plain }),
@@ -129,7 +155,7 @@ mod tests {
     #[test]
     fn only_the_control_does_without_the_plugin() {
         let network = |entry: Entry| entry.plan(&[]).network();
-        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 16]);
+        assert_eq!(Entry::SUITE.map(network), ["MPIB"; 21]);
         assert_eq!(network(Entry::Socket), "Socket");
     }
 }

@@ -104,6 +104,7 @@ impl Bench<'_> {
                 ranks,
                 device,
                 hub: PathBuf::new(),
+                one_sided: Vec::new(),
                 tests: if ranks > FEW { Vec::new() } else { vec![TEST] },
                 memory: Memory::Plain,
                 window: false,

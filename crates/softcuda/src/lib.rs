@@ -15,6 +15,7 @@ mod data_type;
 mod device;
 mod driver;
 pub mod dwarf;
+pub mod gin;
 pub mod image;
 pub mod kernel;
 mod kernels;

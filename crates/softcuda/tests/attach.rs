@@ -30,30 +30,35 @@ fn library(options: &[&str]) -> (TempDir, PathBuf) {
 
 /// Runs a test of this module again, in a new process that finds the library.
 fn again(test: &str, options: &[&str]) -> Output {
+    again_of("attach", test, options)
+}
+
+/// Runs a test of a module again, in a new process that finds the library.
+pub(super) fn again_of(module: &str, test: &str, options: &[&str]) -> Output {
     let (_folder, path) = library(options);
     let mut command = Command::new(env::current_exe().unwrap());
     command
-        .args([&format!("attach::{test}"), "--exact", "--nocapture", "--test-threads=1"])
+        .args([&format!("{module}::{test}"), "--exact", "--nocapture", "--test-threads=1"])
         .env(LIBRARY, &path);
     command.output().unwrap()
 }
 
 /// Returns the library's path in a process of [`again`].
-fn inside() -> Option<PathBuf> {
+pub(super) fn inside() -> Option<PathBuf> {
     env::var_os(LIBRARY).map(PathBuf::from)
 }
 
-fn passed(output: &Output) {
+pub(super) fn passed(output: &Output) {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("1 passed"), "{text}");
 }
 
 /// A loaded library.
-struct Loaded(*mut c_void);
+pub(super) struct Loaded(*mut c_void);
 
 impl Loaded {
-    fn open(path: &Path) -> Self {
+    pub(super) fn open(path: &Path) -> Self {
         let name = CString::new(path.as_os_str().as_bytes()).unwrap();
         // SAFETY: a C string; the library is the one above.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
@@ -75,14 +80,14 @@ impl Loaded {
     }
 }
 
-fn attach(path: &Path, settings: &str) -> c_int {
+pub(super) fn attach(path: &Path, settings: &str) -> c_int {
     let path = CString::new(path.as_os_str().as_bytes()).unwrap();
     let settings = CString::new(settings).unwrap();
     // SAFETY: C strings; no other thread runs code of the library.
     unsafe { softcuda_attach(path.as_ptr(), settings.as_ptr()) }
 }
 
-fn three_devices() -> String {
+pub(super) fn three_devices() -> String {
     serde_json::to_string(&Settings { devices: 3, ..Settings::default() }).unwrap()
 }
 

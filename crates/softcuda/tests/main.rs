@@ -2,4 +2,5 @@
 
 mod attach;
 mod real;
+mod streams;
 mod world;

@@ -74,6 +74,7 @@ fn direct(
             ranks,
             device: 0,
             hub: PathBuf::new(),
+            one_sided: Vec::new(),
             tests: tests.clone(),
             memory: Memory::Plain,
             window: false,

@@ -24,6 +24,7 @@ fn start(rank: u32, ranks: u32) -> Start {
         ranks,
         device: 0,
         hub: PathBuf::new(),
+        one_sided: Vec::new(),
         tests: Vec::new(),
         memory: Memory::Plain,
         window: false,

@@ -67,6 +67,8 @@ export! {
     cuMemFree_v2(address: Address) = memory::free;
     cuMemcpyHtoD_v2(to: Address, from: Address, len: usize) = memory::copy;
     cuMemcpyDtoH_v2(to: Address, from: Address, len: usize) = memory::copy;
+    cuMemcpyDtoDAsync_v2(to: Address, from: Address, len: usize, stream: StreamId) = memory::copy_async;
+    cuMemsetD8Async(to: Address, value: u8, len: usize, stream: StreamId) = memory::fill_async;
     cuStreamCreate(stream: Out<StreamId>, flags: c_uint) = stream::create;
     cuStreamDestroy_v2(stream: StreamId) = stream::destroy;
     cuStreamQuery(stream: StreamId) = stream::query;

@@ -12,6 +12,7 @@ use crate::{
     patch::EntryPoint,
     state::state,
     status::{Answer, Status, code},
+    stream::StreamId,
     transfer,
     unknown::{Unknown, end_rank},
 };
@@ -116,4 +117,12 @@ pub(super) extern "C" fn free(address: Address) -> Status {
 pub(super) extern "C" fn copy(to: Address, from: Address, len: usize) -> Status {
     let copied = transfer::copy(to, from, len, 0);
     code(copied.and_then(|()| state().streams.synchronize(0)))
+}
+
+pub(super) extern "C" fn copy_async(to: Address, from: Address, len: usize, stream: StreamId) -> Status {
+    code(transfer::copy(to, from, len, stream))
+}
+
+pub(super) extern "C" fn fill_async(to: Address, value: u8, len: usize, stream: StreamId) -> Status {
+    code(transfer::fill(to, value, len, stream))
 }

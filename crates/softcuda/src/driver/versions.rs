@@ -25,7 +25,7 @@ pub(super) fn of(name: &str) -> Option<Range<u32>> {
         "cuGetErrorString" | "cuGetErrorName" | "cuPointerSetAttribute" => 6_000..NEVER,
         "cuMemGetAddressRange" => 3_020..NEVER,
         "cuMemGetHandleForAddressRange" => 11_070..NEVER,
-        "cuStreamWaitValue32" | "cuStreamWriteValue32" => 8_000..NEVER,
+        "cuStreamWaitValue32" | "cuStreamWriteValue32" | "cuStreamBatchMemOp" => 8_000..NEVER,
         "cuStreamWaitValue64" | "cuStreamWriteValue64" => 9_000..NEVER,
         "cuMemAddressReserve"
         | "cuMemAddressFree"

@@ -69,13 +69,19 @@ impl Structures {
 
     /// Reads one entry of a unit's outermost level.
     fn entry<'a>(&mut self, unit: &Unit<'a>, entry: &Entry<'a>, names: &BTreeSet<&str>) -> Read<()> {
-        // A declaration without a definition has no size.
-        if entry.tag != gimli::DW_TAG_structure_type || !entry.has_attr(DW_AT_byte_size) {
+        // A structure without a name has the one of its typedef.
+        let is_typedef = entry.tag == gimli::DW_TAG_typedef;
+        if !is_typedef && entry.tag != gimli::DW_TAG_structure_type {
             return Ok(());
         }
         let Some(name) = unit.name(entry)? else { return Ok(()) };
-        if names.contains(name.as_str()) && !self.0.contains_key(&name) {
-            self.0.insert(name, structure(unit, entry)?);
+        if !names.contains(name.as_str()) || self.0.contains_key(&name) {
+            return Ok(());
+        }
+        let found = if is_typedef { target(unit, entry)? } else { Some(entry.clone()) };
+        // A declaration without a definition has no size.
+        if let Some(found) = found.filter(|found| found.has_attr(DW_AT_byte_size)) {
+            self.0.insert(name, structure(unit, &found)?);
         }
         Ok(())
     }

@@ -48,9 +48,11 @@ impl Field {
         self.get(structure) != 0
     }
 
-    /// Writes the value into a copy of the structure. For descriptors that tests build.
-    #[cfg(test)]
-    pub(crate) fn put(&self, structure: &mut [u8], value: u64) {
+    /// Writes the value into a copy of the structure.
+    ///
+    /// # Panics
+    /// If the copy is shorter than the structure, or the value has more bits than the field.
+    pub fn put(&self, structure: &mut [u8], value: u64) {
         let mask = if self.width == 64 { u64::MAX } else { (1 << self.width) - 1 };
         assert_eq!(value & !mask, 0, "{value} does not fit in {} bits", self.width);
         let mut word = [0; 8];

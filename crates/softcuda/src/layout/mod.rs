@@ -3,6 +3,7 @@
 //! Every entry is found or declared absent for the release's generation; anything else is an error
 //! with the entry's name. An entry that is absent in some releases is an `Option`.
 
+mod device_api;
 mod dwarf;
 mod field;
 mod table;
@@ -12,6 +13,7 @@ mod work;
 
 use std::{fs::File, io, path::Path, path::PathBuf};
 
+pub use device_api::{DeviceApi, DeviceCommunicator, DeviceWindow, GinContext, Requirements};
 pub use field::Field;
 pub use work::{
     Batch, Batches, Broadcast, Collective, ListCollective, ListP2p, ListPart, Lists, P2p, P2pHalf, Work,
@@ -159,12 +161,20 @@ pub enum Fifo {
 impl Layout {
     /// Reads the layout of a library.
     pub fn of(path: &Path) -> Result<Self, LayoutError> {
-        let file = |source| LayoutError::File { path: path.to_owned(), source };
-        let library = File::open(path).map_err(file)?;
-        // SAFETY: nobody writes to a library in use; a file that shrinks ends the process, which
-        // is a rank of a test.
-        let bytes = unsafe { memmap2::Mmap::map(&library) }.map_err(file)?;
-        let elf = object::File::parse(&bytes[..]).map_err(|e| LayoutError::Debug(e.to_string()))?;
-        table::read(&elf)
+        with_library(path, table::read)
     }
+}
+
+/// Reads something of a library's file.
+fn with_library<T>(
+    path: &Path,
+    read: impl FnOnce(&object::File<'_>) -> Result<T, LayoutError>,
+) -> Result<T, LayoutError> {
+    let file = |source| LayoutError::File { path: path.to_owned(), source };
+    let library = File::open(path).map_err(file)?;
+    // SAFETY: nobody writes to a library in use; a file that shrinks ends the process, which
+    // is a rank of a test.
+    let bytes = unsafe { memmap2::Mmap::map(&library) }.map_err(file)?;
+    let elf = object::File::parse(&bytes[..]).map_err(|e| LayoutError::Debug(e.to_string()))?;
+    read(&elf)
 }

@@ -8,7 +8,7 @@ use super::{
     dwarf::{Structure, Structures},
 };
 
-type Found<T> = Result<T, LayoutError>;
+pub(super) type Found<T> = Result<T, LayoutError>;
 
 /// Structures of every release.
 const COMMON: &[&str] = &["ncclDevChannel", "ncclDevChannelPeer", "ncclConnInfo"];
@@ -46,10 +46,10 @@ fn table(structures: &Structures) -> Found<Layout> {
 }
 
 /// Structures, which are errors if they are missing.
-struct Names<'a>(&'a Structures);
+pub(super) struct Names<'a>(pub(super) &'a Structures);
 
 impl<'a> Names<'a> {
-    fn get(&self, name: &'static str) -> Found<Members<'a>> {
+    pub(super) fn get(&self, name: &'static str) -> Found<Members<'a>> {
         self.optional(name).ok_or_else(|| LayoutError::Missing(format!("structure {name}")))
     }
 
@@ -60,17 +60,17 @@ impl<'a> Names<'a> {
 
 /// Members of a structure, which are errors if they are missing.
 #[derive(Clone, Copy)]
-struct Members<'a> {
+pub(super) struct Members<'a> {
     name: &'static str,
     structure: &'a Structure,
 }
 
 impl Members<'_> {
-    fn get(&self, member: &str) -> Found<Field> {
+    pub(super) fn get(&self, member: &str) -> Found<Field> {
         self.optional(member).ok_or_else(|| LayoutError::Missing(format!("{}.{member}", self.name)))
     }
 
-    fn optional(&self, member: &str) -> Option<Field> {
+    pub(super) fn optional(&self, member: &str) -> Option<Field> {
         self.structure.members.get(member).map(|&member| member.into())
     }
 
@@ -79,11 +79,11 @@ impl Members<'_> {
         if is_lists { Ok(self.optional(member)) } else { self.get(member).map(Some) }
     }
 
-    fn offset(&self, member: &str) -> Found<usize> {
+    pub(super) fn offset(&self, member: &str) -> Found<usize> {
         Ok(self.get(member)?.offset)
     }
 
-    fn size(&self) -> usize {
+    pub(super) fn size(&self) -> usize {
         self.structure.size
     }
 }

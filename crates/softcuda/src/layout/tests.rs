@@ -1,6 +1,6 @@
 //! The layouts of the releases in compat-matrix's cache.
 
-use super::{Field, Fifo, Layout, ListPart, Work};
+use super::{DeviceApi, Field, Fifo, Layout, ListPart, Work};
 use crate::testing::{cached_library, releases};
 
 /// Returns the layout of a release in the cache.
@@ -85,6 +85,25 @@ fn bit_fields_lie_where_gdb_shows_them() {
     assert_eq!(batches.collective.one_rank_per_node, Some(bits(0, 4, 30, 1)));
     assert_eq!(batches.p2p.receive.net_registered, bits(46, 1, 3, 1));
     assert_eq!(batches.batch.next_extends, bits(0, 4, 14, 1));
+}
+
+#[test]
+fn the_device_api_lies_where_gdb_shows_it() {
+    for (release, sizes, connections, stride) in [
+        ("2.30.7", (96, 240, 88, 72), 144, None),
+        ("2.31.2", (120, 248, 88, 72), 96, Some(96)),
+        ("2.32.3", (120, 248, 96, 80), 96, Some(96)),
+    ] {
+        let Some(path) = cached_library(release) else { continue };
+        let api = DeviceApi::of(&path).unwrap_or_else(|error| panic!("NCCL {release}: {error}"));
+        let bytes = (api.requirements.bytes, api.communicator.bytes, api.window.bytes, api.context.bytes);
+        assert_eq!(bytes, sizes, "NCCL {release}");
+        assert_eq!(api.communicator.connections, Field::whole(connections, 1), "NCCL {release}");
+        assert_eq!(api.communicator.handles, connections + 8, "NCCL {release}");
+        assert_eq!(api.requirements.stride.map(|field| field.offset), stride, "NCCL {release}");
+        assert_eq!((api.window.offset.offset, api.window.handles), (32, 40), "NCCL {release}");
+        assert_eq!(api.context.signal_offsets, Field::whole(48, 8), "NCCL {release}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod encoding;
 mod hub;
+mod one_sided;
 mod values;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     hub::{Hub, Message, Reply},
+    one_sided::{OneSided, Pattern},
     values::{Case, UNTOUCHED, Wrong},
 };
 use crate::{DataType, settings::Settings};
@@ -33,6 +35,8 @@ pub struct Job {
     pub device: u32,
     /// The Unix socket of the program that started the ranks.
     pub hub: PathBuf,
+    /// What the ranks do in each other's memory before the tests of each lap.
+    pub one_sided: Vec<OneSided>,
     /// The tests, in their order. None: the communicator is created and destroyed.
     pub tests: Vec<Test>,
     /// How NCCL knows the program's buffers.
@@ -157,6 +161,8 @@ impl Operator {
 
 /// The failure of a rank that puts without a window.
 pub const NO_WINDOW: &str = "NCCL has made no window: it found no network for one-sided transfers";
+/// The failure of a rank whose release lacks a function for one-sided transfers.
+pub const NO_ONE_SIDED: &str = "the release lacks functions for one-sided transfers";
 
 /// What a rank reports at its end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -167,6 +173,9 @@ pub struct Outcome {
     pub init_seconds: f64,
     /// Whether NCCL returned a handle of the window, if there is one.
     pub window: Option<bool>,
+    /// What was done in other ranks' memory, in its order; each with all of its laps. Bytes and
+    /// values count as elements.
+    pub one_sided: Vec<Ran>,
     /// The tests that ended, in their order; each with all of its laps.
     pub tests: Vec<Ran>,
     /// The asynchronous error that ended the last test (number and NCCL's text), if one did.
@@ -187,6 +196,15 @@ pub struct Ran {
 }
 
 impl Ran {
+    /// Counts an element that is right or wrong.
+    pub fn compare(&mut self, round: u32, index: usize, found: u64, expected: u64) {
+        self.compared += 1;
+        if found != expected {
+            self.wrong += 1;
+            self.first.get_or_insert(Wrong { round, index, found, expected });
+        }
+    }
+
     /// Adds a later lap of the same test.
     pub fn add(&mut self, lap: Self) {
         self.compared += lap.compared;

@@ -117,7 +117,7 @@ impl Case {
 }
 
 /// Returns a number whose bits all depend on every bit of `value` (the finalizer of SplitMix64).
-const fn mix(value: u64) -> u64 {
+pub(super) const fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

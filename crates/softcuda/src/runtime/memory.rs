@@ -4,12 +4,12 @@ use std::ffi::{c_int, c_uint};
 
 use super::reply;
 use crate::{
-    border::{Address, Out},
+    border::{Address, Out, Words},
     device,
     memory::{Kind, ipc::IpcHandle},
     patch::EntryPoint,
     state::state,
-    status::Status,
+    status::{Answer, Status},
     stream::StreamId,
     transfer,
 };
@@ -24,6 +24,7 @@ pub(super) const FUNCTIONS: &[EntryPoint] = &[
     ("cudaHostGetDevicePointer", host_get_device_pointer as *const ()),
     ("cudaMemcpy", memcpy as *const ()),
     ("cudaMemcpyAsync", memcpy_async as *const ()),
+    ("cudaMemcpyBatchAsync", memcpy_batch_async as *const ()),
     ("cudaMemset", memset as *const ()),
     ("cudaMemsetAsync", memset_async as *const ()),
     ("cudaIpcGetMemHandle", ipc_get_mem_handle as *const ()),
@@ -75,6 +76,34 @@ extern "C" fn memcpy_async(
     stream: StreamId,
 ) -> Status {
     reply(transfer::copy(to, from, len, stream))
+}
+
+/// The first version of CUDA whose batches have no place for the index of a failed copy.
+const WITHOUT_FAILED_INDEX: c_int = 13_000;
+
+/// Copies in their order. The attributes are hints, but for when a source is read: in the order of the
+/// stream, which holds for every copy here.
+///
+/// Up to CUDA 12 the stream is the ninth argument, behind the place for an index. From 13 on it is the
+/// eighth one, and the ninth is a word of the caller's stack that nobody uses.
+extern "C" fn memcpy_batch_async(
+    to: Words,
+    from: Words,
+    lens: Words,
+    count: usize,
+    _attributes: Address,
+    _attribute_places: Address,
+    _attribute_count: usize,
+    failed_or_stream: usize,
+    stream: usize,
+) -> Status {
+    let has_place = state().devices.settings().driver_version < WITHOUT_FAILED_INDEX;
+    let stream = if has_place { stream } else { failed_or_stream } as StreamId;
+    let copy = |index| -> Answer {
+        let (to, from) = (Address::at(to.at(index)), Address::at(from.at(index)));
+        transfer::copy(to, from, lens.at(index), stream)
+    };
+    reply((0..count).try_for_each(copy))
 }
 
 extern "C" fn memset(to: Address, value: c_int, len: usize) -> Status {

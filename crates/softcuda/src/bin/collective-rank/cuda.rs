@@ -21,6 +21,8 @@ pub(crate) struct Cuda {
     free: unsafe extern "C" fn(u64) -> c_int,
     to_device: unsafe extern "C" fn(u64, *const c_void, usize) -> c_int,
     to_host: unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int,
+    copy_async: unsafe extern "C" fn(u64, u64, usize, Stream) -> c_int,
+    fill_async: unsafe extern "C" fn(u64, u8, usize, Stream) -> c_int,
     stream_create: unsafe extern "C" fn(*mut Stream, c_uint) -> c_int,
     stream_query: unsafe extern "C" fn(Stream) -> c_int,
     stream_synchronize: unsafe extern "C" fn(Stream) -> c_int,
@@ -56,6 +58,8 @@ impl Cuda {
             free: function!(c"cuMemFree_v2"),
             to_device: function!(c"cuMemcpyHtoD_v2"),
             to_host: function!(c"cuMemcpyDtoH_v2"),
+            copy_async: function!(c"cuMemcpyDtoDAsync_v2"),
+            fill_async: function!(c"cuMemsetD8Async"),
             stream_create: function!(c"cuStreamCreate"),
             stream_query: function!(c"cuStreamQuery"),
             stream_synchronize: function!(c"cuStreamSynchronize"),
@@ -90,6 +94,44 @@ impl Cuda {
     /// Returns memory that NCCL has allocated, and that stays, as a buffer.
     pub(crate) fn buffer_at(&self, pointer: *mut c_void, len: usize) -> Buffer<'_> {
         Buffer { cuda: self, address: pointer.expose_provenance() as u64, len, own: false }
+    }
+}
+
+impl Cuda {
+    /// Adds a copy between buffers to a stream: `len` bytes of `from` to an offset of `to`.
+    ///
+    /// # Safety
+    ///
+    /// The buffers must stay until the stream is done.
+    pub(crate) unsafe fn copy(
+        &self,
+        (to, offset): (&Buffer<'_>, usize),
+        from: &Buffer<'_>,
+        len: usize,
+        stream: Stream,
+    ) -> Result<()> {
+        assert!(offset + len <= to.len && len <= from.len, "more bytes than a buffer has");
+        let to = to.address + offset as u64;
+        // SAFETY: both sides have this many bytes and stay (caller).
+        check("cuMemcpyDtoDAsync", unsafe { (self.copy_async)(to, from.address, len, stream) })
+    }
+
+    /// Adds a fill to a stream: `len` bytes from an offset of a buffer on.
+    ///
+    /// # Safety
+    ///
+    /// The buffer must stay until the stream is done.
+    pub(crate) unsafe fn fill(
+        &self,
+        (to, offset): (&Buffer<'_>, usize),
+        value: u8,
+        len: usize,
+        stream: Stream,
+    ) -> Result<()> {
+        assert!(offset + len <= to.len, "more bytes than the buffer has");
+        let to = to.address + offset as u64;
+        // SAFETY: the buffer has this many bytes and stays (caller).
+        check("cuMemsetD8Async", unsafe { (self.fill_async)(to, value, len, stream) })
     }
 }
 

@@ -4,6 +4,7 @@
 mod cuda;
 mod library;
 mod nccl;
+mod one_sided;
 mod run;
 
 use std::{env, error::Error, fs, process::ExitCode};

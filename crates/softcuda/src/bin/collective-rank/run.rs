@@ -18,6 +18,7 @@ use crate::{
     cuda::{Buffer, Cuda, Stream},
     library::Library,
     nccl::{Call, Comm, Nccl, UniqueId, Window},
+    one_sided::OneSidedBench,
 };
 
 /// Pause between two looks at a stream that is not done.
@@ -46,29 +47,23 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
     let buffers = Buffers::new(job, &cuda, &nccl)?;
     let mut bench = Bench::new(job, &cuda, &comm, &buffers)?;
     let window = if job.window { Some(open_window(&nccl, &comm, hub)?) } else { None };
+    let mut one_sided = OneSidedBench::new(job, &nccl, &cuda, &comm)?;
     let mut outcome = Outcome {
         version: nccl.version()?,
         init_seconds,
         window: window.map(|window| window.is_some()),
+        one_sided: Vec::new(),
         tests: Vec::new(),
         asynchronous_error: None,
     };
     let mut lap = 0;
     loop {
-        for (place, test) in (0..).zip(&job.tests) {
-            let ended =
-                if job.timed { bench.time(*test, hub)? } else { bench.test(*test, place, lap, hub)? };
-            match (ended, outcome.tests.get_mut(place as usize)) {
-                (Ended::Ran(ran), Some(before)) => before.add(ran),
-                (Ended::Ran(ran), None) => outcome.tests.push(ran),
-                (Ended::Failed(error), _) => {
-                    step(hub, "ncclCommAbort")?;
-                    outcome.asynchronous_error = Some(error);
-                    // The buffers stay until the work on them has ended.
-                    comm.abort()?;
-                    return Ok(outcome);
-                }
-            }
+        if let Some(error) = run_lap(job, &bench, &mut one_sided, lap, &mut outcome, hub)? {
+            step(hub, "ncclCommAbort")?;
+            outcome.asynchronous_error = Some(error);
+            // The buffers stay until the work on them has ended.
+            comm.abort()?;
+            return Ok(outcome);
         }
         let shares = job.memory == Memory::Registered && !job.timed && lap == 0;
         if shares {
@@ -80,6 +75,7 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
         }
         lap += 1;
     }
+    one_sided.end(hub)?;
     bench.deregister()?;
     if let Some(window) = window.flatten() {
         step(hub, "ncclCommWindowDeregister")?;
@@ -88,6 +84,40 @@ pub(crate) fn run(job: &Job, hub: &mut Hub) -> Result<Outcome> {
     }
     end(comm, hub)?;
     Ok(outcome)
+}
+
+/// Runs all tests once more. Returns the asynchronous error that ended one of them.
+fn run_lap(
+    job: &Job,
+    bench: &Bench<'_>,
+    one_sided: &mut OneSidedBench<'_>,
+    lap: u32,
+    outcome: &mut Outcome,
+    hub: &mut Hub,
+) -> Result<Option<(i32, String)>> {
+    for (place, test) in job.one_sided.iter().enumerate() {
+        match one_sided.test(*test, lap, hub)? {
+            Ended::Ran(ran) => add(&mut outcome.one_sided, place, ran),
+            Ended::Failed(error) => return Ok(Some(error)),
+        }
+    }
+    for (place, test) in job.tests.iter().enumerate() {
+        let ended =
+            if job.timed { bench.time(*test, hub)? } else { bench.test(*test, place as u32, lap, hub)? };
+        match ended {
+            Ended::Ran(ran) => add(&mut outcome.tests, place, ran),
+            Ended::Failed(error) => return Ok(Some(error)),
+        }
+    }
+    Ok(None)
+}
+
+/// Adds a lap of the test at a place to the laps before.
+fn add(all: &mut Vec<Ran>, place: usize, ran: Ran) {
+    match all.get_mut(place) {
+        Some(before) => before.add(ran),
+        None => all.push(ran),
+    }
 }
 
 /// Creates a communicator with the other ranks. Returns also how many seconds its init took.
@@ -140,7 +170,7 @@ fn share(job: &Job, nccl: &Nccl, cuda: &Cuda, buffers: &Buffers<'_>, hub: &mut H
     end(comm, hub)
 }
 
-fn step(hub: &mut Hub, name: &str) -> Result<()> {
+pub(crate) fn step(hub: &mut Hub, name: &str) -> Result<()> {
     Ok(hub.send(&Message::Step(name.into()))?)
 }
 
@@ -158,8 +188,19 @@ fn attach(job: &Job, softcuda: &Path) -> Result<()> {
     }
 }
 
+/// Waits for a stream. Returns the asynchronous error that came instead, if one did.
+pub(crate) fn wait(cuda: &Cuda, comm: &Comm<'_>, stream: Stream) -> Result<Option<(i32, String)>> {
+    while !cuda.is_done(stream)? {
+        if let Some(error) = comm.asynchronous_error()? {
+            return Ok(Some(error));
+        }
+        thread::sleep(PAUSE);
+    }
+    comm.asynchronous_error()
+}
+
 /// How a test ended.
-enum Ended {
+pub(crate) enum Ended {
     Ran(Ran),
     /// The asynchronous error: number and text.
     Failed((i32, String)),
@@ -250,7 +291,7 @@ impl<'a> Bench<'a> {
                 // SAFETY: ends this process, which is what the test is about.
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             }
-            if let Some(error) = self.wait()? {
+            if let Some(error) = wait(self.cuda, self.comm, self.stream)? {
                 return Ok(Ended::Failed(error));
             }
             ran.seconds += begun.elapsed().as_secs_f64();
@@ -280,7 +321,7 @@ impl<'a> Bench<'a> {
                 let case = Case { test, rank: self.job.rank, ranks: self.job.ranks, round, place: 0 };
                 self.enqueue(case)?;
             }
-            if let Some(error) = self.wait()? {
+            if let Some(error) = wait(self.cuda, self.comm, self.stream)? {
                 return Ok(Ended::Failed(error));
             }
             if batch > 0 {
@@ -317,16 +358,5 @@ impl<'a> Bench<'a> {
         // SAFETY: the buffers have room for the largest test, and `wait` comes before they are freed
         // or read. After an asynchronous error `ncclCommAbort` ends the work first.
         unsafe { self.comm.enqueue(call) }
-    }
-
-    /// Waits for the stream. Returns the asynchronous error that came instead, if one did.
-    fn wait(&self) -> Result<Option<(i32, String)>> {
-        while !self.cuda.is_done(self.stream)? {
-            if let Some(error) = self.comm.asynchronous_error()? {
-                return Ok(Some(error));
-            }
-            thread::sleep(PAUSE);
-        }
-        self.comm.asynchronous_error()
     }
 }

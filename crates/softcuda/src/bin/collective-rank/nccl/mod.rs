@@ -1,7 +1,9 @@
 //! The functions of `nccl.h` that a rank uses.
 
+mod one_sided;
+
 use std::{
-    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
     ptr::null_mut,
 };
 
@@ -10,22 +12,14 @@ use softcuda::{
     rank::{Collective, NO_WINDOW, Operator},
 };
 
+use self::one_sided::OneSided;
+pub(crate) use self::one_sided::Put;
 use crate::{Result, cuda::Stream, library::Library};
 
 /// `ncclUniqueId`, which is passed by value.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct UniqueId(pub(crate) [u8; 128]);
-
-/// `ncclWaitSignalDesc_t`
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct WaitSignal {
-    operations: c_int,
-    peer: c_int,
-    signal: c_int,
-    context: c_int,
-}
 
 type RawComm = *mut c_void;
 /// `ncclWindow_t`
@@ -62,25 +56,8 @@ pub(crate) struct Nccl {
     /// From 2.27 on.
     open_window: Option<unsafe extern "C" fn(RawComm, Pointer, usize, *mut Window, c_int) -> c_int>,
     close_window: Option<unsafe extern "C" fn(RawComm, Window) -> c_int>,
-    /// From 2.29 on.
-    put_signal: Option<PutSignal>,
-    wait_signal: Option<unsafe extern "C" fn(c_int, *mut WaitSignal, RawComm, Stream) -> c_int>,
+    one_sided: OneSided,
 }
-
-/// `ncclPutSignal`
-type PutSignal = unsafe extern "C" fn(
-    Pointer,
-    usize,
-    c_int,
-    c_int,
-    Window,
-    usize,
-    c_int,
-    c_int,
-    c_uint,
-    RawComm,
-    Stream,
-) -> c_int;
 
 impl Nccl {
     /// Looks the functions up.
@@ -119,8 +96,7 @@ impl Nccl {
             mem_alloc: newer!(c"ncclMemAlloc"),
             open_window: newer!(c"ncclCommWindowRegister"),
             close_window: newer!(c"ncclCommWindowDeregister"),
-            put_signal: newer!(c"ncclPutSignal"),
-            wait_signal: newer!(c"ncclWaitSignal"),
+            one_sided: OneSided::of(library),
         })
     }
 
@@ -226,10 +202,39 @@ impl Comm<'_> {
                     (nccl.reduce)(send, receive, count, element, operator, root, comm, stream)
                 }
                 Collective::SendRecv => return self.send_recv(call),
-                Collective::PutSignal => return self.put_signal(call),
+                Collective::PutSignal => return self.put_to_next(call),
             }
         };
         nccl.check(call.collective.name(), code)
+    }
+
+    fn next(&self) -> c_int {
+        (self.rank + 1) % self.ranks
+    }
+
+    fn before(&self) -> c_int {
+        (self.rank + self.ranks - 1) % self.ranks
+    }
+
+    /// Puts into the window of the next rank and waits for the signal of the one before.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::enqueue`].
+    unsafe fn put_to_next(&self, call: Call) -> Result<()> {
+        let window = call.window.ok_or(NO_WINDOW)?;
+        let put = Put {
+            source: call.send,
+            count: call.count,
+            element: call.element,
+            peer: self.next().cast_unsigned(),
+            window,
+            offset: 0,
+        };
+        // SAFETY: a buffer with the elements (caller), and a window of all ranks in which the next
+        // rank's buffer has as many.
+        unsafe { self.put(put, call.stream)? };
+        self.wait_signals(&[(self.before().cast_unsigned(), 1)], call.stream)
     }
 
     /// Sends to the next rank and receives from the one before.
@@ -240,8 +245,7 @@ impl Comm<'_> {
     unsafe fn send_recv(&self, call: Call) -> Result<()> {
         let Call { send, receive, count, stream, .. } = call;
         let (nccl, element) = (self.nccl, call.element as c_int);
-        let next = (self.rank + 1) % self.ranks;
-        let before = (self.rank + self.ranks - 1) % self.ranks;
+        let (next, before) = (self.next(), self.before());
         // SAFETY: as in `enqueue`; the group is closed even if a call in it fails.
         let codes = unsafe {
             [
@@ -252,30 +256,6 @@ impl Comm<'_> {
             ]
         };
         codes.into_iter().try_for_each(|code| nccl.check("send-recv", code))
-    }
-
-    /// Puts into the window of the next rank and waits for the signal of the one before.
-    ///
-    /// # Safety
-    ///
-    /// As [`Self::enqueue`].
-    unsafe fn put_signal(&self, call: Call) -> Result<()> {
-        let Call { send, count, stream, .. } = call;
-        let missing = "this release has no ncclPutSignal and ncclWaitSignal";
-        let put = self.nccl.put_signal.ok_or(missing)?;
-        let wait = self.nccl.wait_signal.ok_or(missing)?;
-        let window = call.window.ok_or(NO_WINDOW)?;
-        let next = (self.rank + 1) % self.ranks;
-        let peer = (self.rank + self.ranks - 1) % self.ranks;
-        // SAFETY: a buffer with the elements (caller), a window of all ranks in which the next rank's
-        // buffer has as many, and the only signal and context that NCCL accepts.
-        let code =
-            unsafe { put(send, count, call.element as c_int, next, window, 0, 0, 0, 0, self.raw, stream) };
-        self.nccl.check("ncclPutSignal", code)?;
-        let mut signal = WaitSignal { operations: 1, peer, signal: 0, context: 0 };
-        // SAFETY: one signal, which is read during the call.
-        let code = unsafe { wait(1, &raw mut signal, self.raw, stream) };
-        self.nccl.check("ncclWaitSignal", code)
     }
 
     /// Returns the asynchronous error, if there is one.
