@@ -50,7 +50,7 @@ others! {
     /// The variables that NCCL's own InfiniBand transport or another plugin reads and this plugin does
     /// not.
     OTHERS;
-    "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand code off, and with it windows, ncclPutSignal and GIN between hosts; NCCL_NET chooses the transport of all else";
+    "NCCL_IB_DISABLE" ["0"] note: "it turns NCCL's own InfiniBand code off, and with it windows, ncclPutSignal and GIN between hosts before NCCL 2.30.7; NCCL_NET chooses the transport of all else";
     "NCCL_IB_EVENT_BASED_LB" ["1"] note: "the shares of plain rails always follow what the rails can carry: MPIB_SPLIT";
     "NCCL_IB_EVENT_BASED_LB_REMOTE" ["0"] missed: "shares do not follow changes of the peer's ports";
     "NCCL_IB_OOO_RQ" ["0"] missed: "queue pairs are made without mlx5's out-of-order delivery";
