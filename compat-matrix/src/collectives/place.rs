@@ -280,7 +280,7 @@ impl Place {
         Ok(seen)
     }
 
-    /// Returns what NCCL's logs have of failed one-sided transfers, of which the ranks hear nothing.
+    /// Returns what NCCL's logs have of one-sided transfers that failed without a word to the ranks.
     pub(super) fn hidden_errors(&self) -> String {
         let of = |(rank, log): (u32, String)| {
             let code = evidence::hidden_error(&log)?;

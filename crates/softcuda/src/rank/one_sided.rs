@@ -37,7 +37,7 @@ impl OneSided {
 pub struct Pattern(u64);
 
 impl Pattern {
-    /// Returns the pattern of a key: all that tells the transfer from others.
+    /// Returns the pattern of a key: all by which the transfer differs from others.
     pub fn of(key: &[u64]) -> Self {
         Self(key.iter().fold(0, |mixed, part| mix(mixed ^ mix(*part))))
     }

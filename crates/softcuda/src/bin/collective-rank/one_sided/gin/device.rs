@@ -108,7 +108,7 @@ impl Device {
             for block in 0..BLOCKS {
                 let is_own = block as usize % self.contexts.len() == number;
                 for kind in [Kind::Strong, Kind::Weak, Kind::Alone] {
-                    for from in 0..=plan.peers().max().unwrap_or(0).max(plan.rank()) {
+                    for from in 0..plan.ranks() {
                         let signal = plan.signal(kind, from, block);
                         let expected = if is_own && from != plan.rank() { plan.last(kind) } else { 0 };
                         ran.compare(lap, signal as usize, connected.context.signal(signal), expected);

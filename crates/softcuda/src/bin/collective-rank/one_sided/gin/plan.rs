@@ -24,7 +24,7 @@ pub(super) const VALUE: usize = SIZES.len();
 /// Bytes of a value in each round; those behind them stay.
 const VALUES: [usize; ROUNDS as usize] = [8, 4, 2, 1, 8, 7];
 
-/// The kinds of signals, of which each sender has its own.
+/// The kinds of signals. Each sender has its own ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Strong,
@@ -110,6 +110,10 @@ impl Plan {
 
     pub(super) fn rank(&self) -> u32 {
         self.rank
+    }
+
+    pub(super) fn ranks(&self) -> u32 {
+        self.ranks
     }
 
     /// Returns all ranks but this one.
