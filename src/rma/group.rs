@@ -280,8 +280,8 @@ impl Group {
         let mut shared = Shared { terms: &self.terms, pool: &self.pool, table, windows, local };
         let mut asked = |id, data| outgoing.push(&self.terms, rank, Job::Answer { id, data });
         let received = incoming.progress(&mut shared, &mut asked);
-        let gone_on = received.and_then(|()| outgoing.progress(&self.terms, &self.pool, shared.table));
-        if let Err(e) = gone_on {
+        let done = received.and_then(|()| outgoing.progress(&self.terms, &self.pool, shared.table));
+        if let Err(e) = done {
             self.fail(state, rank, &e);
         }
     }

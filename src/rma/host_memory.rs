@@ -43,7 +43,7 @@ impl HostMemory<'_> {
         Some(())
     }
 
-    /// Adds to a word. What was written before is visible to whoever sees the sum. Returns `None`
+    /// Adds to a word. What was written before is visible to all who see the sum. Returns `None`
     /// if no aligned word is at the offset.
     pub(super) fn add(self, offset: usize, value: u64) -> Option<()> {
         let place = self.at(offset, 8)?.cast::<u64>();

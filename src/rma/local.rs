@@ -71,12 +71,15 @@ struct Moving {
 enum Connection {
     /// Nothing has needed it.
     Unused,
-    Connecting {
-        connector: Connector,
-        send: Option<SendLink>,
-        receive: Option<RecvLink>,
-    },
+    Connecting(Box<Connecting>),
     Ready(Box<Ready>),
+}
+
+#[derive(Debug)]
+struct Connecting {
+    connector: Connector,
+    send: Option<SendLink>,
+    receive: Option<RecvLink>,
 }
 
 #[derive(Debug)]
@@ -111,7 +114,8 @@ impl Local {
     fn ready(&mut self, terms: &Terms) -> Option<&mut Ready> {
         if matches!(self.connection, Connection::Unused) {
             let connector = Connector::new(terms, terms.rank, LinkKind::Data, 1);
-            self.connection = Connection::Connecting { connector, send: None, receive: None };
+            let connecting = Connecting { connector, send: None, receive: None };
+            self.connection = Connection::Connecting(Box::new(connecting));
         }
         match &mut self.connection {
             Connection::Ready(ready) => Some(ready),
@@ -122,8 +126,8 @@ impl Local {
     /// Takes the accepted end of the connection.
     pub(super) fn accepted(&mut self, link: RecvLink) -> Result<()> {
         match &mut self.connection {
-            Connection::Connecting { receive: receive @ None, .. } => {
-                *receive = Some(link);
+            Connection::Connecting(connecting) if connecting.receive.is_none() => {
+                connecting.receive = Some(link);
                 Ok(())
             }
             _ => Err(Error::Protocol("a connection claims to be of this rank, and is not".into())),
@@ -168,7 +172,8 @@ impl Local {
     pub(super) fn progress(&mut self, terms: &Terms) -> Fast<()> {
         match &mut self.connection {
             Connection::Unused => Ok(()),
-            Connection::Connecting { connector, send, receive } => {
+            Connection::Connecting(connecting) => {
+                let Connecting { connector, send, receive } = &mut **connecting;
                 if send.is_none() {
                     *send = connector.poll(terms)?;
                 }
@@ -194,7 +199,7 @@ impl Local {
 
     pub(super) fn close(self) -> Result<()> {
         match self.connection {
-            Connection::Unused | Connection::Connecting { .. } => Ok(()),
+            Connection::Unused | Connection::Connecting(_) => Ok(()),
             Connection::Ready(ready) => ready.send.close().and(ready.receive.close()),
         }
     }

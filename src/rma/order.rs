@@ -121,7 +121,7 @@ mod tests {
     }
 
     impl World {
-        /// Whatever may happen next.
+        /// All that may happen next.
         fn successors(&self) -> Vec<Self> {
             let mut all = Vec::new();
             let mut add = |change: &dyn Fn(&mut Self)| {

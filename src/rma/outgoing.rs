@@ -35,8 +35,15 @@ struct Following {
 enum Links {
     /// Nothing was to be said.
     Unused,
-    Connecting(Connector, Option<SendLink>, Connector, Option<SendLink>),
+    Connecting(Box<[Half; 2]>),
     Ready(Box<Ready>),
+}
+
+/// A link that is being made, or is made.
+#[derive(Debug)]
+struct Half {
+    connector: Connector,
+    link: Option<SendLink>,
 }
 
 #[derive(Debug)]
@@ -64,12 +71,9 @@ impl Outgoing {
     /// Adds a job, and begins to connect if it is the first one.
     pub(super) fn push(&mut self, terms: &Terms, rank: usize, job: Job) {
         if matches!(self.links, Links::Unused) {
-            self.links = Links::Connecting(
-                Connector::new(terms, rank, LinkKind::Commands, COMMANDS),
-                None,
-                Connector::new(terms, rank, LinkKind::Data, 1),
-                None,
-            );
+            let half = |kind, slots| Half { connector: Connector::new(terms, rank, kind, slots), link: None };
+            let halves = [half(LinkKind::Commands, COMMANDS), half(LinkKind::Data, 1)];
+            self.links = Links::Connecting(Box::new(halves));
         }
         self.jobs.push_back(job);
     }
@@ -85,7 +89,7 @@ impl Outgoing {
     pub(super) fn is_idle(&self) -> bool {
         match &self.links {
             Links::Ready(ready) => self.jobs.is_empty() && ready.is_idle(),
-            Links::Unused | Links::Connecting(..) => true,
+            Links::Unused | Links::Connecting(_) => true,
         }
     }
 
@@ -93,13 +97,11 @@ impl Outgoing {
     pub(super) fn progress(&mut self, terms: &Terms, pool: &Pool, table: &mut Table) -> Fast<()> {
         match &mut self.links {
             Links::Unused => Ok(()),
-            Links::Connecting(to_commands, commands, to_data, data) => {
-                if commands.is_none() {
-                    *commands = to_commands.poll(terms)?;
+            Links::Connecting(halves) => {
+                for Half { connector, link } in halves.iter_mut().filter(|half| half.link.is_none()) {
+                    *link = connector.poll(terms)?;
                 }
-                if data.is_none() {
-                    *data = to_data.poll(terms)?;
-                }
+                let [Half { link: commands, .. }, Half { link: data, .. }] = &mut **halves;
                 if data.is_some()
                     && let Some(commands) = commands.take()
                     && let Some(data) = data.take()
@@ -127,7 +129,7 @@ impl Outgoing {
     pub(super) fn close(self) -> Result<()> {
         match self.links {
             Links::Ready(ready) => ready.commands.close().and(ready.data.close()),
-            Links::Unused | Links::Connecting(..) => Ok(()),
+            Links::Unused | Links::Connecting(_) => Ok(()),
         }
     }
 }

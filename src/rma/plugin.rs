@@ -123,7 +123,7 @@ impl RmaPlugin for Plugin {
         })
     }
 
-    /// A signal proves the earlier puts of its rank, whatever their context, and no others.
+    /// A signal proves the earlier puts of its rank, of any context, and no others.
     fn coll_properties(_: &Arc<Group>) -> Result<RmaProperties, Failure> {
         Ok(RmaProperties { flushes_all_puts_on_any_signal: false })
     }

@@ -1,6 +1,6 @@
 //! Signals: numbers that are added to words of windows.
 //!
-//! Only the owner of a window adds to its words, whoever signals. So an add needs no atomic operation
+//! Only the owner of a window adds to its words, for all ranks. So an add needs no atomic operation
 //! of an adapter, which could not be repeated when a rail fails: the processor adds in host memory,
 //! and for a word on the GPU it writes the sum, which may be written twice.
 

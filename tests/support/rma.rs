@@ -74,8 +74,8 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Makes the group with the ranks of these handles, of which this is rank number `rank`. The
-    /// group's only rank here has the index 0.
+    /// Makes the group with the ranks of these handles, and this one as number `rank`. It has the
+    /// index 0 here.
     #[track_caller]
     pub fn join(&mut self, rank: usize, mut others: Vec<[u8; 128]>) -> Group {
         let Self { table, ctx, listen, handle } = *self;
@@ -153,7 +153,7 @@ impl Group {
         self.ranks.is_empty()
     }
 
-    /// Begins a group of which this process has one rank.
+    /// Begins a group with one rank in this process.
     #[track_caller]
     pub fn listen(table: Rma) -> Listening {
         let (mut ctx, mut listen, mut handle) = (null_mut(), null_mut(), [0; 128]);
