@@ -13,6 +13,7 @@ use super::connector::Terms;
 use super::group::{self, Group};
 use super::requests::Request;
 use super::window::{self, Window};
+use crate::config::Config;
 use crate::connect::{Listening, PendingConnects};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -68,14 +69,14 @@ impl RmaPlugin for Plugin {
     type Request = Request;
 
     fn init(args: &RmaInit) -> Result<Context, Failure> {
+        if Config::from_env().is_ok_and(|config| !config.rma) {
+            // No fault, hence no warning. After the error NCCL takes its own code.
+            tracing::info!(target: "init", "MPIB_RMA=0: one-sided traffic is left to NCCL's own code");
+            return Err(Failure::InvalidUsage);
+        }
         here("init", || {
             limits::raise_descriptors();
-            let ctx = open(Process::global(), Table::Rma(args.version), None, None)?;
-            // Then NCCL takes its own code.
-            match ctx.settings().config.rma {
-                true => Ok(ctx),
-                false => Err(Error::Usage("MPIB_RMA=0 leaves one-sided traffic to NCCL's own code".into())),
-            }
+            open(Process::global(), Table::Rma(args.version), None, None)
         })
     }
 

@@ -3,8 +3,8 @@
 
 use std::ptr::null_mut;
 
-use mpib_tests::code::{InvalidArgument, RemoteError, Success, known};
-use mpib_tests::log::{assert_warned, take_warning, take_warnings};
+use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, known};
+use mpib_tests::log::{assert_warned, c_logger, has_logged, take_warning, take_warnings};
 use mpib_tests::pair::{init, until};
 use mpib_tests::peer::{Peer, answer, commands, handle_of, word};
 use mpib_tests::process::Role;
@@ -174,6 +174,22 @@ fn a_put_behind_the_end_of_the_targets_window_is_refused() {
         assert_warned(&["one-sided traffic with rank 0 has failed", "64 bytes at offset 8", "64 bytes"]);
         assert_eq!(group.table.has_error(group.ranks[1].ctx), (Success, true));
         let _ = request;
+    });
+}
+
+/// NCCL then takes its own code.
+//= configuration.md: MPIB_RMA
+#[test]
+fn a_setting_leaves_one_sided_traffic_to_nccl() {
+    isolated(here!(), &mpib("512", &[("MPIB_RMA", "0")]), || {
+        let net = init(newest());
+        for rma in rma_tables() {
+            let mut ctx = null_mut();
+            assert_eq!(known(rma.init(&raw mut ctx, 7, c_logger())), InvalidUsage);
+            assert!(ctx.is_null());
+        }
+        until("the line", || has_logged("MPIB_RMA=0: one-sided traffic is left").then_some(()));
+        assert_eq!((take_warnings(), newest().finalize(net)), (Vec::new(), Success));
     });
 }
 
