@@ -13,7 +13,7 @@ use super::link::RecvLink;
 use super::local::{Local, Part, Purpose};
 use super::order::Due;
 use super::outgoing::{Job, Outgoing};
-use super::requests::{Number, Pool, Request, Table};
+use super::requests::{Ended, Number, Pool, Request, Table};
 use super::signals::{self, Signals};
 use super::window::{self, Found, Window, Windows};
 use crate::connect::Listening;
@@ -127,11 +127,14 @@ impl Group {
         let data = put.data.filter(|_| put.size > 0);
         let from = data.map(|(from, _)| part(from)).transpose()?;
         let to = data.map(|(_, to)| to);
+        let is_own = put.rank == self.terms.rank;
+        // Another rank checks the place in its window itself.
+        let own = to.filter(|_| is_own).map(part).transpose()?;
         let signal = put.signal.map(|(place, value)| place.signal(value)).transpose()?;
         let mut state = self.state.lock();
         let request = self.begin(&mut state, put.rank)?;
         let number = request.number();
-        if put.rank != self.terms.rank {
+        if !is_own {
             let data = from.zip(to).map(|(from, to)| (from, to.window.number, to.offset as u64));
             state.peer(put.rank).outgoing.push(
                 &self.terms,
@@ -141,11 +144,10 @@ impl Group {
             self.advance(&mut state, put.rank);
             return Ok(request);
         }
-        let to = to.map(part).transpose()?;
         let State { peers, local, .. } = &mut *state;
         let order = &mut peer_of(peers, put.rank).incoming.order;
         let ticket = order.push(signal, Some(number));
-        match from.zip(to) {
+        match from.zip(own) {
             Some((from, to)) => local.copy(&self.terms, from, to, Purpose::Put(put.rank, ticket)),
             None => order.is_visible(ticket),
         }
@@ -161,13 +163,13 @@ impl Group {
         here: Place<'_>,
     ) -> Result<&Tagged<Request>> {
         let to = here.part(size)?;
+        let own = (rank == self.terms.rank).then(|| remote.part(size)).transpose()?;
         let mut state = self.state.lock();
         let request = self.begin(&mut state, rank)?;
         let number = request.number();
         if size == 0 {
             self.pool.part_done(&mut state.table, number)?;
-        } else if rank == self.terms.rank {
-            let from = remote.part(size)?;
+        } else if let Some(from) = own {
             state.local.copy(&self.terms, from, to, Purpose::Request(number));
         } else {
             let from =
@@ -196,16 +198,20 @@ impl Group {
 
     /// Collects a request if it is done. Makes progress if it is not: NCCL waits for some requests
     /// without any other call.
-    pub(super) fn test(&self, request: &Request) -> Result<bool, Failure> {
-        let mut ended = request.collect();
+    ///
+    /// # Errors
+    /// The request was collected before. A failure of the request itself is in the result.
+    pub(super) fn test(&self, request: &Request) -> Result<Option<Ended>> {
+        let mut ended = request.collect()?;
         if ended.is_none() {
             // A failure is the request's, or another call's.
             let _ = self.progress();
-            ended = request.collect();
+            ended = request.collect()?;
         }
-        let Some(ended) = ended else { return Ok(false) };
-        self.state.lock().table.free(request.number());
-        ended.map(|()| true)
+        if ended.is_some() {
+            self.state.lock().table.free(request.number());
+        }
+        Ok(ended)
     }
 
     /// Goes on with everything.

@@ -188,7 +188,10 @@ impl RmaPlugin for Plugin {
         if fork_guard::is_child() {
             return Err(in_child("test"));
         }
-        group.test(request)
+        match logged("test", group.test(request))? {
+            None => Ok(false),
+            Some(ended) => ended.map(|()| true),
+        }
     }
 
     fn progress(contexts: &Contexts) -> Result<(), Failure> {

@@ -29,6 +29,9 @@ pub struct Request {
     state: AtomicU8,
 }
 
+/// How a request has ended.
+pub(super) type Ended = Result<(), Failure>;
+
 /// The number of a request.
 pub(super) type Number = u32;
 
@@ -138,14 +141,17 @@ impl Request {
     }
 
     /// Collects the request if it has ended: it is invalid from then on.
-    pub(super) fn collect(&self) -> Option<Result<(), Failure>> {
+    ///
+    /// # Errors
+    /// The request was collected before.
+    pub(super) fn collect(&self) -> Result<Option<Ended>> {
         let ended = match self.state.load(Ordering::Acquire) {
             DONE => Ok(()),
-            IN_FLIGHT => return None,
-            FREE => return Some(Err(Failure::InvalidArgument)),
+            IN_FLIGHT => return Ok(None),
+            FREE => return Err(Error::Argument("the request was done before: it is no longer valid".into())),
             failed => Err(FAILURES.get(usize::from(failed - FAILED)).copied().unwrap_or(Failure::Internal)),
         };
         self.state.store(FREE, Ordering::Relaxed);
-        Some(ended)
+        Ok(Some(ended))
     }
 }

@@ -74,7 +74,7 @@ fn group(ranks: usize, words: usize) -> Vec<Rank> {
 fn finish(ranks: &[Rank], mut requests: Vec<(usize, &Tagged<Request>)>) {
     until(|| {
         ranks.iter().for_each(|rank| rank.group.progress().unwrap());
-        requests.retain(|(rank, request)| !ranks[*rank].group.test(request).unwrap());
+        requests.retain(|(rank, request)| ranks[*rank].group.test(request).unwrap().is_none());
         requests.is_empty().then_some(())
     });
 }

@@ -145,6 +145,14 @@ fn wrong_calls_are_refused() {
             assert_eq!(signal(at(4), 1, 2), InvalidArgument, "a word that is not aligned");
             assert_eq!(signal(at(64), 1, 2), InvalidArgument, "a word behind the window");
             assert_eq!(signal(place, 1, 3), InvalidArgument, "an operation");
+            for (size, dst) in [(8, at(60)), (64, at(8))] {
+                let rc = rma.iput(ctx, 0, place, size, dst, 0, &raw mut request);
+                assert_eq!(known(rc), InvalidArgument, "a place behind the rank's own window");
+            }
+            let done = group.put(0, place, 8, at(8), 1);
+            group.wait([done]);
+            assert_eq!(group.test(done), Err(InvalidArgument), "a request that is done");
+            assert_warned(&["the request was done before"]);
             assert_eq!(known(rma.destroy_context(null_mut())), Success);
             assert_eq!(known(rma.progress(net)), InvalidArgument, "a context of the network table");
             assert_eq!(rma.has_error(ctx), (Success, false));
