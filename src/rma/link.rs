@@ -19,6 +19,9 @@ const MESSAGE_WORDS: usize = COMMAND_MESSAGE_BYTES / 8;
 /// Commands under way on a command link: as many as receives that the peer can offer.
 pub(super) const COMMANDS: usize = 64;
 
+/// The largest message in bytes. The transport has no larger sizes than those of an `int`.
+const LARGEST: usize = 1 << 30;
+
 /// Registered memory for messages, in slots of [`COMMAND_MESSAGE_BYTES`].
 // The registration is dropped before the memory that it covers.
 #[derive(Debug)]
@@ -118,9 +121,9 @@ impl SendLink {
         })
     }
 
-    /// Returns the size in bytes of the largest message.
+    /// Returns the size in bytes of the largest message, 1 or more.
     pub(super) fn longest(&self) -> usize {
-        self.comm.longest()
+        self.comm.longest().clamp(1, LARGEST)
     }
 
     /// Returns whether [`send_command`](Self::send_command) is worth a call.

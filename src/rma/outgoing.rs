@@ -11,10 +11,6 @@ use super::requests::{Number, Pool, Table};
 use crate::error::{Fast, Result};
 use crate::proto::{Command, Extent, LinkKind, MAX_CARRIED, Signal, Way};
 
-/// The largest message of a data link in bytes. `test` of the two-sided transport has no larger
-/// sizes.
-const LARGEST: usize = 1 << 30;
-
 /// Something to say to the rank.
 #[derive(Debug)]
 pub(super) enum Job {
@@ -209,7 +205,7 @@ impl Ready {
     fn way(&self, part: &Part, inside: &mut [u8; MAX_CARRIED]) -> Way {
         let Buffer { addr, len } = part.buffer;
         if len > MAX_CARRIED {
-            return Way::DataLink(self.data.longest().clamp(1, LARGEST) as u64);
+            return Way::DataLink(self.data.longest() as u64);
         }
         let offset = addr - part.window.buffer.addr;
         match part.window.host().and_then(|host| host.read(offset, &mut inside[..len])) {

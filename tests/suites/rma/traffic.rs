@@ -3,7 +3,7 @@
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::pattern;
 use mpib_tests::rma::{CUDA, Group, HOST, NOWHERE, OF_SIGNALS, rma_tables};
-use mpib_tests::{here, isolated, mpib};
+use mpib_tests::{here, isolated, mpib, two_adapters};
 
 /// Two rails, GPU memory whose data lands after its completion.
 pub(crate) const LATE: (&str, &str) = (
@@ -15,8 +15,8 @@ pub(crate) const LATE: (&str, &str) = (
 const SIZES: [usize; 7] = [1, 8, 959, 960, 961, 100_003, 3 << 20];
 
 /// Every rank puts to every rank, itself included, and gets what the others have.
-fn every_byte_arrives(test: &str, kind: i32) {
-    isolated(test, &mpib("512", &[LATE]), || {
+fn every_byte_arrives(test: &str, kind: i32, devices: (&str, &str)) {
+    isolated(test, &mpib("512", &[devices]), || {
         for table in rma_tables() {
             const RANKS: usize = 3;
             let group = Group::new(table, RANKS, 2);
@@ -97,10 +97,17 @@ fn every_byte_arrives(test: &str, kind: i32) {
 
 #[test]
 fn every_byte_arrives_in_host_memory() {
-    every_byte_arrives(here!(), HOST);
+    every_byte_arrives(here!(), HOST, LATE);
 }
 
 #[test]
 fn every_byte_arrives_in_gpu_memory() {
-    every_byte_arrives(here!(), CUDA);
+    every_byte_arrives(here!(), CUDA, LATE);
+}
+
+/// The largest message of these ports is below 1 MiB: larger puts and gets go in several.
+#[test]
+fn every_byte_arrives_in_several_messages() {
+    let devices = two_adapters("dmabuf=on,posted=1ms,max_msg=65536");
+    every_byte_arrives(here!(), CUDA, ("SOFTVERBS_DEVICES", &devices));
 }
