@@ -299,8 +299,8 @@ fn check(state: &SenderState, next: Sequence, all: RailSet, dead: RailSet) -> Fa
     if !all.includes(found) || !found.includes(dead) {
         return refuse(format!("gives up rails {found} of {all}, and {dead} are given up"));
     }
-    let oldest = Sequence::from_number(next.number().saturating_sub(SLOTS as u64).max(1));
-    if state.next > next || state.next < oldest {
+    // Groups go out over the living rails while STATE is on its way: any number may have arrived since.
+    if state.next > next {
         let (found, next) = (state.next.number(), next.number());
         return refuse(format!("has group {found} as the next, and this end offers group {next} next"));
     }
@@ -358,6 +358,24 @@ mod tests {
         assert_eq!(receiver.worked(), ReceiverWorked::Nothing);
         let living = hears(&mut receiver, Message::Rebuild(rebuild(3, 3))).unwrap_err().to_string();
         assert!(living.contains("REBUILD of rails 0b01, of which 0b00 are given up"), "{living}");
+    }
+
+    /// Whole groups pass over the other rail while STATE is on its way, more than there are slots.
+    //= protocol.md: STATE: any number of groups may have arrived since it was made
+    #[test]
+    fn a_state_may_be_older_than_all_groups_that_are_outstanding() {
+        let mut receiver = Receiver::new(RailSet::first(2));
+        let group = |seq| Sequence::from_number(seq);
+        let open = OpenGroup { seq: group(1115), mask: 0b11, lost: 0b01, size: Some(8) };
+        let state = SenderState { epoch: 1, dead: 1, next: group(1116), open: vec![open] };
+        let action = receiver.on_message(Message::State(state.clone()), group(1200)).unwrap();
+        assert_eq!(action, ReceiverAction::GiveUp(RailSet::of(0)));
+        // Its slot is in use again, so all of it has arrived.
+        let (verdict, partial) = receiver.judge(|_| Held::Whole).unwrap();
+        assert!(verdict.again.is_empty() && partial.is_empty());
+        let ahead = SenderState { epoch: 2, next: group(1201), open: Vec::new(), ..state };
+        let refused = receiver.on_message(Message::State(ahead), group(1200)).unwrap_err().to_string();
+        assert!(refused.contains("has group 1201 as the next, and this end offers group 1200 next"), "{refused}");
     }
 
     //= protocol.md: failback: RETURN is sent for each rail that this end could not make
