@@ -446,18 +446,20 @@ fn the_network_of_windows_has_the_ports_that_nccl_would_choose() {
     let names = "const char *const names[] = {\"ncclNetPlugin_v12\"};";
     let nccl =
         plugin(dir.path(), &format!("{names}\nconst char version[] = \"NCCL version 2.30.7+cuda12.9\";"));
-    let windows = |set: (&str, &str)| {
+    let windows = |set: &[(&str, &str)]| {
         let mut command = mpib(&fabric(), TWO);
         command.args(["doctor", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so"));
-        Doctor::of(command.arg("--nccl").arg(&nccl).env(set.0, set.1))
+        Doctor::of(command.arg("--nccl").arg(&nccl).envs(set.iter().copied()))
     };
-    windows(("NCCL_IB_HCA", "=sup")).says(
+    let own = ("MPIB_RMA", "0");
+    windows(&[("NCCL_IB_DISABLE", "1")]).says("windows", "ok", &["use this plugin"]);
+    windows(&[own, ("NCCL_IB_HCA", "=sup")]).says(
         "windows",
         "note",
         &["on sup:1, not this plugin", "joined by cables"],
     );
-    windows(("NCCL_IB_DISABLE", "1")).says("windows", "note", &["none between hosts"]);
-    windows(("NCCL_GIN_ENABLE", "0")).usable_with(&["windows"]);
+    windows(&[own, ("NCCL_IB_DISABLE", "1")]).says("windows", "note", &["none between hosts"]);
+    windows(&[("NCCL_GIN_ENABLE", "0")]).usable_with(&["windows"]);
 }
 
 //= doctor.md: a plugin that crashes, hangs or is none is a finding
