@@ -375,7 +375,10 @@ mod tests {
         assert!(verdict.again.is_empty() && partial.is_empty());
         let ahead = SenderState { epoch: 2, next: group(1201), open: Vec::new(), ..state };
         let refused = receiver.on_message(Message::State(ahead), group(1200)).unwrap_err().to_string();
-        assert!(refused.contains("has group 1201 as the next, and this end offers group 1200 next"), "{refused}");
+        assert!(
+            refused.contains("has group 1201 as the next, and this end offers group 1200 next"),
+            "{refused}"
+        );
     }
 
     //= protocol.md: failback: RETURN is sent for each rail that this end could not make

@@ -128,6 +128,10 @@ fn a_batch_waits_and_writes_in_its_order() {
     assert!(!stream.is_done());
     assert_eq!(pair[0].load(SeqCst), 1);
     first.store(4, SeqCst);
+    // The stream's thread writes.
+    while pair[0].load(SeqCst) == 1 {
+        std::thread::yield_now();
+    }
     assert!(!stream.is_done());
     assert_eq!((pair[0].load(SeqCst), pair[1].load(SeqCst)), (7, 2));
     second.store(1 << 40, SeqCst);
