@@ -46,26 +46,36 @@ pub(super) struct Connector {
     /// How many commands may be under way.
     slots: usize,
     link: Option<SendLink>,
+    /// JOIN is posted.
+    has_joined: bool,
 }
 
 impl Connector {
     /// `rank` is below the number of ranks.
     pub(super) fn new(terms: &Terms, rank: usize, kind: LinkKind, slots: usize) -> Self {
-        Self { handle: terms.handles[rank], kind, slots, link: None }
+        Self { handle: terms.handles[rank], kind, slots, link: None, has_joined: false }
     }
 
-    /// Goes on. Returns the link once its first message, JOIN, is posted.
-    pub(super) fn poll(&mut self, terms: &Terms) -> Result<Option<SendLink>> {
+    /// Goes on, until the first message, JOIN, is posted.
+    pub(super) fn poll(&mut self, terms: &Terms) -> Result<()> {
         if self.link.is_none() {
             let comm = terms.pending.connect(&terms.settings(), terms.device, &mut self.handle)?;
-            let Some(comm) = comm else { return Ok(None) };
-            self.link = Some(SendLink::new(comm, self.slots)?);
+            self.link = comm.map(|comm| SendLink::new(comm, self.slots)).transpose()?;
         }
-        let Some(link) = &mut self.link else { return Ok(None) };
-        let join = Command::Join { rank: terms.rank as u32, link: self.kind, group: terms.group };
-        match link.send_command(join, &[], None).map_err(|e| *e)? {
-            true => Ok(self.link.take()),
-            false => Ok(None),
+        if let Some(link) = self.link.as_mut().filter(|_| !self.has_joined) {
+            let join = Command::Join { rank: terms.rank as u32, link: self.kind, group: terms.group };
+            self.has_joined = link.send_command(join, &[], None).map_err(|e| *e)?;
         }
+        Ok(())
+    }
+
+    /// Returns whether [`take`](Self::take) has the link.
+    pub(super) fn has_joined(&self) -> bool {
+        self.has_joined
+    }
+
+    /// Returns the link once it has joined.
+    pub(super) fn take(&mut self) -> Option<SendLink> {
+        self.link.take_if(|_| self.has_joined)
     }
 }

@@ -78,7 +78,6 @@ enum Connection {
 #[derive(Debug)]
 struct Connecting {
     connector: Connector,
-    send: Option<SendLink>,
     receive: Option<RecvLink>,
 }
 
@@ -114,7 +113,7 @@ impl Local {
     fn ready(&mut self, terms: &Terms) -> Option<&mut Ready> {
         if matches!(self.connection, Connection::Unused) {
             let connector = Connector::new(terms, terms.rank, LinkKind::Data, 1);
-            let connecting = Connecting { connector, send: None, receive: None };
+            let connecting = Connecting { connector, receive: None };
             self.connection = Connection::Connecting(Box::new(connecting));
         }
         match &mut self.connection {
@@ -173,13 +172,11 @@ impl Local {
         match &mut self.connection {
             Connection::Unused => Ok(()),
             Connection::Connecting(connecting) => {
-                let Connecting { connector, send, receive } = &mut **connecting;
-                if send.is_none() {
-                    *send = connector.poll(terms)?;
-                }
-                if send.is_some()
+                let Connecting { connector, receive } = &mut **connecting;
+                connector.poll(terms)?;
+                if receive.is_some()
+                    && let Some(send) = connector.take()
                     && let Some(receive) = receive.take()
-                    && let Some(send) = send.take()
                 {
                     self.connection = Connection::Ready(Box::new(Ready::new(send, receive)?));
                 }

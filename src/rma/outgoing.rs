@@ -31,15 +31,9 @@ struct Following {
 enum Links {
     /// Nothing was to be said.
     Unused,
-    Connecting(Box<[Half; 2]>),
+    /// The command link and the data link.
+    Connecting(Box<[Connector; 2]>),
     Ready(Box<Ready>),
-}
-
-/// A link that is being made, or is made.
-#[derive(Debug)]
-struct Half {
-    connector: Connector,
-    link: Option<SendLink>,
 }
 
 #[derive(Debug)]
@@ -67,9 +61,9 @@ impl Outgoing {
     /// Adds a job, and begins to connect if it is the first one.
     pub(super) fn push(&mut self, terms: &Terms, rank: usize, job: Job) {
         if matches!(self.links, Links::Unused) {
-            let half = |kind, slots| Half { connector: Connector::new(terms, rank, kind, slots), link: None };
-            let halves = [half(LinkKind::Commands, COMMANDS), half(LinkKind::Data, 1)];
-            self.links = Links::Connecting(Box::new(halves));
+            let both = [(LinkKind::Commands, COMMANDS), (LinkKind::Data, 1)];
+            let both = both.map(|(kind, slots)| Connector::new(terms, rank, kind, slots));
+            self.links = Links::Connecting(Box::new(both));
         }
         self.jobs.push_back(job);
     }
@@ -93,14 +87,12 @@ impl Outgoing {
     pub(super) fn progress(&mut self, terms: &Terms, pool: &Pool, table: &mut Table) -> Fast<()> {
         match &mut self.links {
             Links::Unused => Ok(()),
-            Links::Connecting(halves) => {
-                for Half { connector, link } in halves.iter_mut().filter(|half| half.link.is_none()) {
-                    *link = connector.poll(terms)?;
-                }
-                let [Half { link: commands, .. }, Half { link: data, .. }] = &mut **halves;
-                if data.is_some()
-                    && let Some(commands) = commands.take()
-                    && let Some(data) = data.take()
+            Links::Connecting(both) => {
+                both.iter_mut().try_for_each(|connector| connector.poll(terms))?;
+                let [to_commands, to_data] = &mut **both;
+                if to_data.has_joined()
+                    && let Some(commands) = to_commands.take()
+                    && let Some(data) = to_data.take()
                 {
                     let ready = Ready { commands, data, next: None, following: VecDeque::new() };
                     self.links = Links::Ready(Box::new(ready));
