@@ -11,6 +11,7 @@ use super::window::{Registered, Window};
 use crate::error::{Error, Fast, Result};
 use crate::plugin::Plugin;
 use crate::proto::{COMMAND_MESSAGE_BYTES, COMMAND_WORDS, Command, MAX_CARRIED};
+use crate::transport::memory::Registrar;
 use crate::transport::{Mr, RecvComm, SendComm};
 use crate::verbs::Pages;
 
@@ -31,10 +32,11 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn new(count: usize, register: impl FnOnce(Buffer) -> Result<Mr>) -> Result<Self> {
+    fn new(count: usize, registrar: &Registrar) -> Result<Self> {
         let memory = Pages::new(count * MESSAGE_WORDS)
             .map_err(|e| Error::io("memory for messages of one-sided traffic", e))?;
-        let mr = register(Buffer { addr: memory.addr(), len: count * COMMAND_MESSAGE_BYTES })?;
+        let whole = Buffer { addr: memory.addr(), len: count * COMMAND_MESSAGE_BYTES };
+        let mr = registrar.register(whole, MemKind::Host, None)?;
         Ok(Self { mr, memory })
     }
 
@@ -47,14 +49,8 @@ impl Slots {
         Buffer { addr: self.memory.addr() + slot * COMMAND_MESSAGE_BYTES, len }
     }
 
-    /// Writes words into a slot, from word `at` on.
-    pub(super) fn write(&self, slot: usize, at: usize, words: &[u64]) {
-        let places = self.memory.words().iter().skip(slot * MESSAGE_WORDS + at);
-        places.zip(words).for_each(|(place, word)| place.store(word.to_le(), Ordering::Relaxed));
-    }
-
     /// Writes bytes into a slot, from word `at` on.
-    pub(super) fn write_bytes(&self, slot: usize, at: usize, bytes: &[u8]) {
+    pub(super) fn write(&self, slot: usize, at: usize, bytes: &[u8]) {
         let places = self.memory.words().iter().skip(slot * MESSAGE_WORDS + at);
         for (place, part) in places.zip(bytes.chunks(8)) {
             let mut word = [0; 8];
@@ -63,17 +59,8 @@ impl Slots {
         }
     }
 
-    /// Reads words of a slot, from word `at` on.
-    pub(super) fn read(&self, slot: usize, at: usize, words: &mut [u64]) {
-        let places = self.memory.words().iter().skip(slot * MESSAGE_WORDS + at);
-        words
-            .iter_mut()
-            .zip(places)
-            .for_each(|(word, place)| *word = u64::from_le(place.load(Ordering::Relaxed)));
-    }
-
     /// Reads bytes of a slot, from word `at` on.
-    pub(super) fn read_bytes(&self, slot: usize, at: usize, bytes: &mut [u8]) {
+    pub(super) fn read(&self, slot: usize, at: usize, bytes: &mut [u8]) {
         let places = self.memory.words().iter().skip(slot * MESSAGE_WORDS + at);
         for (part, place) in bytes.chunks_mut(8).zip(places) {
             let word = place.load(Ordering::Relaxed).to_ne_bytes();
@@ -109,7 +96,7 @@ struct Sent {
 impl SendLink {
     /// `slots`: how many commands may be under way.
     pub(super) fn new(comm: SendComm, slots: usize) -> Result<Self> {
-        let memory = Slots::new(slots, |buffer| comm.register(buffer, MemKind::Host, None))?;
+        let memory = Slots::new(slots, comm.registrar())?;
         Ok(Self {
             comm,
             windows: Registered::default(),
@@ -144,8 +131,9 @@ impl SendLink {
         }
         let len = 8 * COMMAND_WORDS + inside.len();
         debug_assert!(inside.len() <= MAX_CARRIED);
-        self.slots.write(self.next, 0, &command.encode());
-        self.slots.write_bytes(self.next, COMMAND_WORDS, inside);
+        let words = command.encode().map(u64::to_le_bytes);
+        self.slots.write(self.next, 0, words.as_flattened());
+        self.slots.write(self.next, COMMAND_WORDS, inside);
         let started = self.comm.start(self.slots.buffer(self.next, len), self.slots.mr())?;
         let Some(index) = started else { return Ok(false) };
         self.next = (self.next + 1) % self.count;
@@ -157,7 +145,7 @@ impl SendLink {
     /// Starts to send a part of a window. Returns `false` if there is no room, or no receive yet.
     pub(super) fn send(&mut self, window: &Window, part: Buffer, request: Option<Number>) -> Fast<bool> {
         let Self { comm, windows, .. } = self;
-        let mr = windows.get(window, |buffer, kind, dmabuf| comm.register(buffer, kind, dmabuf))?;
+        let mr = windows.get(window, comm.registrar())?;
         let Some(index) = comm.start(part, mr)? else { return Ok(false) };
         self.under_way.push_back(Sent { index, is_command: false, request });
         Ok(true)
@@ -173,7 +161,7 @@ impl SendLink {
 
     /// Registers more memory for messages.
     pub(super) fn slots(&self, count: usize) -> Result<Slots> {
-        Slots::new(count, |buffer| self.comm.register(buffer, MemKind::Host, None))
+        Slots::new(count, self.comm.registrar())
     }
 
     /// Ends the oldest message if it is done. Returns its request.
@@ -219,7 +207,7 @@ pub(super) struct RecvLink {
 impl RecvLink {
     /// Offers room for `slots` commands.
     pub(super) fn new(comm: RecvComm, slots: usize) -> Result<Self> {
-        let memory = Slots::new(slots, |buffer| comm.register(buffer, MemKind::Host, None))?;
+        let memory = Slots::new(slots, comm.registrar())?;
         let (windows, offered) = (Registered::default(), VecDeque::with_capacity(slots));
         Ok(Self { comm, windows, slots: memory, count: slots, next: 0, offered })
     }
@@ -252,20 +240,20 @@ impl RecvLink {
 
     /// Returns the command in a slot.
     pub(super) fn command(&self, slot: usize) -> Result<Command> {
-        let mut words = [0; COMMAND_WORDS];
-        self.slots.read(slot, 0, &mut words);
-        Command::decode(&words).map_err(|e| Error::Protocol(e.to_string()))
+        let mut words = [[0; 8]; COMMAND_WORDS];
+        self.slots.read(slot, 0, words.as_flattened_mut());
+        Command::decode(&words.map(u64::from_le_bytes)).map_err(|e| Error::Protocol(e.to_string()))
     }
 
     /// Returns the bytes in a slot, from word `at` on.
     pub(super) fn bytes(&self, slot: usize, at: usize, bytes: &mut [u8]) {
-        self.slots.read_bytes(slot, at, bytes);
+        self.slots.read(slot, at, bytes);
     }
 
     /// Offers a part of a window. Returns the index of the receive, `None` if there is no room.
     pub(super) fn receive(&mut self, window: &Window, part: Buffer) -> Fast<Option<u8>> {
         let Self { comm, windows, .. } = self;
-        let mr = windows.get(window, |buffer, kind, dmabuf| comm.register(buffer, kind, dmabuf))?;
+        let mr = windows.get(window, comm.registrar())?;
         comm.start::<Plugin>(part, mr)
     }
 
@@ -281,7 +269,7 @@ impl RecvLink {
     /// Starts to make received data visible to the GPU. Returns `None` if it is.
     pub(super) fn flush(&mut self, window: &Window, part: Buffer) -> Fast<Option<u8>> {
         let Self { comm, windows, .. } = self;
-        let mr = windows.get(window, |buffer, kind, dmabuf| comm.register(buffer, kind, dmabuf))?;
+        let mr = windows.get(window, comm.registrar())?;
         comm.start_flush(part, mr)
     }
 
@@ -295,7 +283,7 @@ impl RecvLink {
 
     /// Registers memory of this process on the connection.
     pub(super) fn slots(&self, count: usize) -> Result<Slots> {
-        Slots::new(count, |buffer| self.comm.register(buffer, MemKind::Host, None))
+        Slots::new(count, self.comm.registrar())
     }
 
     pub(super) fn close(self) -> Result<()> {

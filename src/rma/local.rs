@@ -137,7 +137,7 @@ impl Local {
     pub(super) fn write(&mut self, terms: &Terms, part: Part, bytes: &[u8], purpose: Purpose) -> bool {
         let Some(Ready { sources: (slots, free), .. }) = self.ready(terms) else { return false };
         let Some(slot) = free.pop() else { return false };
-        slots.write_bytes(slot, 0, bytes);
+        slots.write(slot, 0, bytes);
         let copy =
             Copy { from: Place::Slot(slot), to: Place::Part(part), len: bytes.len(), purpose: Some(purpose) };
         self.waiting.push_back(copy);
@@ -288,12 +288,12 @@ impl Ready {
             if let Place::Slot(slot) = copy.from {
                 self.sources.1.push(slot);
             }
-            let mut word = [0];
+            let mut word = [0; 8];
             if let Place::Slot(slot) = copy.to {
                 self.targets.0.read(slot, 0, &mut word);
                 self.targets.1.push(slot);
             }
-            done.extend(copy.purpose.map(|purpose| (purpose, word[0])));
+            done.extend(copy.purpose.map(|purpose| (purpose, u64::from_ne_bytes(word))));
         }
         Ok(())
     }

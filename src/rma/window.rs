@@ -79,13 +79,10 @@ impl Window {
     }
 
     /// Registers the window on a connection, whose rails may differ.
-    fn register_by(
-        &self,
-        register: impl FnOnce(Buffer, MemKind, Option<DmaBuf>) -> Result<Mr>,
-    ) -> Result<Mr> {
+    fn register_on(&self, registrar: &Registrar) -> Result<Mr> {
         let dmabuf =
             self.file.as_ref().map(|(file, offset)| DmaBuf { offset: *offset, fd: file.as_raw_fd() });
-        register(self.buffer, self.kind, dmabuf)
+        registrar.register(self.buffer, self.kind, dmabuf)
     }
 }
 
@@ -94,19 +91,15 @@ impl Window {
 pub(super) struct Registered(Vec<Option<Mr>>);
 
 impl Registered {
-    /// Returns the registration of a window.
-    pub(super) fn get(
-        &mut self,
-        window: &Window,
-        register: impl FnOnce(Buffer, MemKind, Option<DmaBuf>) -> Result<Mr>,
-    ) -> Result<&Mr> {
+    /// Returns the registration of a window on the connection of `registrar`.
+    pub(super) fn get(&mut self, window: &Window, registrar: &Registrar) -> Result<&Mr> {
         let number = window.number as usize;
         if self.0.len() <= number {
             self.0.resize_with(number + 1, || None);
         }
         let place = &mut self.0[number];
         if place.is_none() {
-            *place = Some(window.register_by(register)?);
+            *place = Some(window.register_on(registrar)?);
         }
         place.as_ref().ok_or_else(|| Error::Internal("a window without a registration".into()))
     }

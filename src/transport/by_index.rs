@@ -4,7 +4,7 @@
 use nccl_net_versions::{Buffer, NetPlugin, ProfilerHandle, RecvBuffer, Sizes};
 
 use crate::error::Fast;
-use crate::transport::memory::Mr;
+use crate::transport::memory::{Mr, Registrar};
 use crate::transport::request::Request;
 use crate::transport::{RecvComm, SendComm};
 
@@ -31,6 +31,11 @@ impl SendComm {
         is_done(self.requests.get(index))
     }
 
+    /// Returns what registers memory on the comm's rails.
+    pub(crate) fn registrar(&self) -> &Registrar {
+        self.sender.memory()
+    }
+
     /// Returns the size in bytes of the largest message.
     pub(crate) fn longest(&self) -> usize {
         self.sender.longest()
@@ -38,6 +43,11 @@ impl SendComm {
 }
 
 impl RecvComm {
+    /// Returns what registers memory on the comm's rails.
+    pub(crate) fn registrar(&self) -> &Registrar {
+        self.receiver.memory()
+    }
+
     /// Offers a buffer. Returns `None` if all slots are in use.
     pub(crate) fn start<P: NetPlugin<Mr = Mr>>(&self, buffer: Buffer, mr: &Mr) -> Fast<Option<u8>> {
         let one = RecvBuffer { buffer, tag: TAG, mr: Some(mr), profiler: ProfilerHandle::NONE };
