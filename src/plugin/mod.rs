@@ -111,11 +111,12 @@ pub(crate) fn end<T>(call: &'static str, it: T, body: impl FnOnce(T) -> Result<(
 /// Makes the context of a table, with NCCL's traffic class and profiler for its connections.
 pub(crate) fn open(
     process: &Arc<Process>,
+    config: Config,
     table: Table,
     traffic_class: Option<c_int>,
     profiler: Option<Profiler>,
 ) -> Result<Context> {
-    let config = Arc::new(Config::from_env()?);
+    let config = Arc::new(config);
     fork_guard::watch()?;
     let hold = process.devices.open(&config)?;
     let mut findings = config.findings(std::env::vars_os());
@@ -208,7 +209,8 @@ impl NetPlugin for Plugin {
         here("init", || {
             // Before anything is sized by it.
             limits::raise_descriptors();
-            open(Process::global(), Table::Net(args.version), args.config.traffic_class, args.profiler)
+            let (config, table) = (Config::from_env()?, Table::Net(args.version));
+            open(Process::global(), config, table, args.config.traffic_class, args.profiler)
         })
     }
 

@@ -69,14 +69,15 @@ impl RmaPlugin for Plugin {
     type Request = Request;
 
     fn init(args: &RmaInit) -> Result<Context, Failure> {
-        if Config::from_env().is_ok_and(|config| !config.rma) {
+        let config = here("init", Config::from_env)?;
+        if !config.rma {
             // No fault, hence no warning. After the error NCCL takes its own code.
             tracing::info!(target: "init", "MPIB_RMA=0: one-sided traffic is left to NCCL's own code");
             return Err(Failure::InvalidUsage);
         }
         here("init", || {
             limits::raise_descriptors();
-            open(Process::global(), Table::Rma(args.version), None, None)
+            open(Process::global(), config, Table::Rma(args.version), None, None)
         })
     }
 
