@@ -74,20 +74,46 @@ pub struct Listening {
 }
 
 impl Listening {
+    #[track_caller]
+    fn on(table: Rma, ctx: Ptr) -> Self {
+        let (mut listen, mut handle) = (null_mut(), [0; 128]);
+        assert_eq!(
+            known(table.listen(ctx, 0, handle.as_mut_ptr().cast(), &raw mut listen)),
+            Success,
+            "listen"
+        );
+        Self { table, ctx, listen, handle }
+    }
+
+    /// Connects as number `rank` of the ranks with these handles, and makes contexts.
+    #[track_caller]
+    fn rank(&self, rank: usize, handles: &mut [[u8; 128]], contexts: c_int) -> Rank {
+        let mut places: Vec<Ptr> = handles.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
+        let (table, mut coll, mut ctx) = (self.table, null_mut(), null_mut());
+        // NCCL's host RMA passes the context of the network table.
+        let foreign = without_provenance_mut(0x10);
+        let rc = table.connect(foreign, &mut places, rank as c_int, self.listen, &raw mut coll);
+        assert_eq!(known(rc), Success, "connect");
+        assert_eq!(known(table.close_listen(self.listen)), Success, "closeListen");
+        assert_eq!(known(table.create_context(coll, contexts, &raw mut ctx)), Success, "createContext");
+        Rank { coll, ctx }
+    }
+
     /// Makes the group with the ranks of these handles, and this one as number `rank`. It has the
     /// index 0 here.
     #[track_caller]
     pub fn join(&mut self, rank: usize, mut others: Vec<[u8; 128]>) -> Group {
-        let Self { table, ctx, listen, handle } = *self;
-        others.insert(rank, handle);
-        let mut places: Vec<Ptr> = others.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
-        let (mut coll, mut of_rank) = (null_mut(), null_mut());
-        let rc = table.connect(ctx, &mut places, rank as c_int, listen, &raw mut coll);
-        assert_eq!(known(rc), Success, "connect");
-        assert_eq!(known(table.close_listen(listen)), Success, "closeListen");
-        assert_eq!(known(table.create_context(coll, 1, &raw mut of_rank)), Success, "createContext");
-        Group { table, ctx, ranks: vec![Rank { coll, ctx: of_rank }], live: RefCell::new(vec![true]) }
+        others.insert(rank, self.handle);
+        Group::of(self.table, self.ctx, vec![self.rank(rank, &mut others, 1)])
     }
+}
+
+/// `init` that must succeed.
+#[track_caller]
+fn init(table: Rma) -> Ptr {
+    let mut ctx = null_mut();
+    assert_eq!(known(table.init(&raw mut ctx, 7, c_logger())), Success, "init of v{}", table.version());
+    ctx
 }
 
 /// A request, and the rank that began it.
@@ -113,34 +139,14 @@ impl Group {
     /// Makes a group with this number of contexts.
     #[track_caller]
     pub fn new(table: Rma, ranks: usize, contexts: c_int) -> Self {
-        let mut ctx = null_mut();
-        assert_eq!(known(table.init(&raw mut ctx, 7, c_logger())), Success, "init of v{}", table.version());
-        let mut handles = vec![[0_u8; 128]; ranks];
-        let listens: Vec<Ptr> = handles
-            .iter_mut()
-            .map(|handle| {
-                let mut listen = null_mut();
-                let rc = table.listen(ctx, 0, handle.as_mut_ptr().cast(), &raw mut listen);
-                assert_eq!(known(rc), Success, "listen");
-                listen
-            })
-            .collect();
-        let mut places: Vec<Ptr> = handles.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
-        let rank = |(rank, listen): (usize, &Ptr)| {
-            let (mut coll, mut of_rank) = (null_mut(), null_mut());
-            // NCCL's host RMA passes the context of the network table.
-            let foreign = without_provenance_mut(0x10);
-            let rc = table.connect(foreign, &mut places, rank as c_int, *listen, &raw mut coll);
-            assert_eq!(known(rc), Success, "connect");
-            assert_eq!(known(table.close_listen(*listen)), Success, "closeListen");
-            assert_eq!(
-                known(table.create_context(coll, contexts, &raw mut of_rank)),
-                Success,
-                "createContext"
-            );
-            Rank { coll, ctx: of_rank }
-        };
-        let ranks: Vec<Rank> = listens.iter().enumerate().map(rank).collect();
+        let ctx = init(table);
+        let listening: Vec<Listening> = (0..ranks).map(|_| Listening::on(table, ctx)).collect();
+        let mut handles: Vec<[u8; 128]> = listening.iter().map(|rank| rank.handle).collect();
+        let ranks = listening.iter().enumerate().map(|(rank, end)| end.rank(rank, &mut handles, contexts));
+        Self::of(table, ctx, ranks.collect())
+    }
+
+    fn of(table: Rma, ctx: Ptr, ranks: Vec<Rank>) -> Self {
         let live = RefCell::new(vec![true; ranks.len()]);
         Self { table, ctx, ranks, live }
     }
@@ -156,10 +162,7 @@ impl Group {
     /// Begins a group with one rank in this process.
     #[track_caller]
     pub fn listen(table: Rma) -> Listening {
-        let (mut ctx, mut listen, mut handle) = (null_mut(), null_mut(), [0; 128]);
-        assert_eq!(known(table.init(&raw mut ctx, 7, c_logger())), Success);
-        assert_eq!(known(table.listen(ctx, 0, handle.as_mut_ptr().cast(), &raw mut listen)), Success);
-        Listening { table, ctx, listen, handle }
+        Listening::on(table, init(table))
     }
 
     /// Returns a window that no rank has registered yet.
