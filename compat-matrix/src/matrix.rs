@@ -22,6 +22,9 @@ pub(crate) struct Matrix {
     pub(crate) releases: Vec<Release>,
 }
 
+/// The first release that uses a plugin's table for one-sided transfers.
+pub(crate) const RMA_TABLE: &str = "2.30.7";
+
 /// One release.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

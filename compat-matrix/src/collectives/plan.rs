@@ -6,7 +6,7 @@ use softcuda::rank::{Collective, Memory, OneSided, Test};
 use super::{args::named, fault::Fault};
 use crate::{
     failure::{Failure, Result},
-    matrix::{AfterDeath, Release},
+    matrix::{AfterDeath, RMA_TABLE, Release},
     stage::Folder,
 };
 
@@ -242,7 +242,7 @@ impl Window {
     pub(super) fn network(self, release: &Release) -> Option<&'static str> {
         match self {
             Self::Plugin => Some(PLUGIN),
-            Self::Ib if release.is_at_least("2.30.7") => Some("RMA_IB_PROXY"),
+            Self::Ib if release.is_at_least(RMA_TABLE) => Some("RMA_IB_PROXY"),
             Self::Ib => Some("GIN_IB_PROXY"),
             Self::Host | Self::Off => None,
         }
@@ -348,7 +348,7 @@ impl Plan {
             return (!tests.is_empty()).then_some("one-sided transfers need a network");
         };
         // From then on there is a table for RMA beside the one for GIN, and `NCCL_NUM_RMA_CTX` against it.
-        let has_table = release.is_at_least("2.30.7");
+        let has_table = release.is_at_least(RMA_TABLE);
         match window {
             Window::Host | Window::Off if !tests.is_empty() => Some("one-sided transfers need a network"),
             _ if has_table => None,

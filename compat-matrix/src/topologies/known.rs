@@ -2,7 +2,7 @@
 //! reason. A difference without an entry fails a run, and so does an entry without a difference.
 
 use super::judge::Difference;
-use crate::matrix::Release;
+use crate::matrix::{RMA_TABLE, Release};
 
 /// A known difference.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(super) struct Known {
     net_ib: &'static str,
     /// Where it occurs.
     places: &'static [Place],
+    /// The first release without it, if it is not the table that ends it.
+    before: Option<&'static str>,
     pub(super) reason: &'static str,
 }
 
@@ -36,6 +38,7 @@ pub(super) const KNOWN: &[Known] = &[
         plugin: "up",
         net_ib: "failed",
         places: &[(NO_PCI, (10, 12))],
+        before: None,
         reason: "NCCL takes adapters without a PCI path for ports of one card and requests a fused device, \
                  to which it then finds no path from a GPU. The plugin refuses such a device, and NCCL \
                  uses the separate adapters.",
@@ -45,6 +48,7 @@ pub(super) const KNOWN: &[Known] = &[
         plugin: "up",
         net_ib: "failed",
         places: &[(NO_PCI, (8, 8))],
+        before: None,
         reason: "The transport of NCCL 2.20 to 2.23 crashes if an adapter has no PCI path.",
     },
     Known {
@@ -52,6 +56,7 @@ pub(super) const KNOWN: &[Known] = &[
         plugin: "-",
         net_ib: "mlx5_0+mlx5_1, *",
         places: &[(NO_PCI, (9, 9))],
+        before: None,
         reason: "NCCL requests the same fused device, which the plugin refuses. It uses the adapters in both \
                  cases.",
     },
@@ -60,23 +65,26 @@ pub(super) const KNOWN: &[Known] = &[
         plugin: "*",
         net_ib: "*",
         places: &[(ONE_CARD, (8, 8))],
+        before: None,
         reason: "The transport of NCCL 2.20 to 2.23 joins the ports of a card without a request of NCCL. \
                  The plugin joins what `MPIB_HCA_SOUT` and `MPIB_HCA_SUP` name; without them each port is \
                  a device, and NCCL uses both.",
     },
     Known {
-        facts: &["net * guid"],
+        facts: &["net * guid", "gin * guid", "rma * guid"],
         plugin: "0x5?",
         net_ib: "0x5?00000000000000",
         places: ALIKE,
+        before: None,
         reason: "The plugin has the number in the order of the host's bytes, as `ibv_devinfo` prints it; the \
                  transport has it in that of the network. NCCL compares the numbers of one host only.",
     },
     Known {
-        facts: &["net * maxconn"],
+        facts: &["net * maxconn", "gin * maxconn", "rma * maxconn"],
         plugin: "8192",
         net_ib: "32768",
         places: ALIKE,
+        before: None,
         reason: "The plugin divides what the adapter has by the queue pairs, completion queues and shared \
                  receive queues of a connection; the transport has the adapter's number of queue pairs.",
     },
@@ -85,8 +93,9 @@ pub(super) const KNOWN: &[Known] = &[
         plugin: "-",
         net_ib: "*",
         places: &[(ONE_CARD, (11, 12)), (SEPARATE, (11, 12))],
+        before: Some(RMA_TABLE),
         reason: "The transport has adapters for communication that kernels start (GIN) and for one-sided \
-                 access (RMA). The plugin does not have the tables for these.",
+                 access (RMA). The plugin does not have the tables for GIN of releases before 2.30.7.",
     },
 ];
 
@@ -96,7 +105,8 @@ impl Known {
         let here = |(trees, (first, last)): &Place| {
             (*first..=*last).contains(&release.table) && trees.contains(&tree)
         };
-        self.places.iter().any(here)
+        let ended = self.before.is_some_and(|first| release.is_at_least(first));
+        !ended && self.places.iter().any(here)
     }
 
     /// Describes the difference as cells of a table: facts, both values, places and reason.
@@ -104,7 +114,8 @@ impl Known {
         let facts: Vec<_> = self.facts.iter().map(|fact| format!("`{fact}`")).collect();
         let place = |(trees, (first, last)): &Place| format!("v{first} to v{last}: {}", trees.join(", "));
         let places: Vec<_> = self.places.iter().map(place).collect();
-        let (facts, places) = (facts.join(", "), places.join("; "));
+        let before = self.before.map(|first| format!(", before {first}")).unwrap_or_default();
+        let (facts, places) = (facts.join(", "), places.join("; ") + &before);
         format!("{facts} | {} | {} | {places} | {}", self.plugin, self.net_ib, self.reason)
     }
 
