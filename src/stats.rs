@@ -8,11 +8,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-pub(crate) use nccl_net_mpib_agent_iface::stats::Reason;
 use nccl_net_mpib_agent_iface::stats::{
     ConnectionEntry, Data, Direction, Entry, Event, Islands, NewConnection, PortRecord, PortState,
     StatsWriter, UnlistedEntry,
 };
+pub(crate) use nccl_net_mpib_agent_iface::stats::{Reason, Traffic};
 
 use crate::config::Config;
 use crate::control::FrameCounts;
@@ -175,6 +175,7 @@ impl Counters {
     /// not request one of the rails.
     pub(crate) fn open(
         config: &Config,
+        traffic: Traffic,
         direction: Direction,
         plan: Plan,
         peer: &str,
@@ -184,7 +185,7 @@ impl Counters {
         let watched = (config.failover && rails.len() > 1).then_some(direction);
         // init has logged that there is no page.
         let page = config.stats.then(|| page().ok()).flatten();
-        let taken = page.map(|page| Self::add(page, direction, plan, peer, rails, elsewhere));
+        let taken = page.map(|page| Self::add(page, traffic, direction, plan, peer, rails, elsewhere));
         let in_page = taken.as_ref().map(ConnectionEntry::entry);
         let unlisted = (watched.is_some() && in_page.is_none()).then(UnlistedEntry::new);
         let entry = in_page.or(unlisted.as_ref().map(UnlistedEntry::entry));
@@ -194,6 +195,7 @@ impl Counters {
     /// Adds a connection to the page.
     fn add(
         page: &'static StatsWriter,
+        traffic: Traffic,
         direction: Direction,
         plan: Plan,
         peer: &str,
@@ -211,7 +213,15 @@ impl Counters {
             Plan::Shared(c) => (class(c), Data::Split),
         };
         let rails: Vec<_> = rails.iter().map(|(role, name)| (role.index(), *name)).collect();
-        page.add(&NewConnection { direction, islands, data, peer, rails: &rails, substituted: elsewhere })
+        page.add(&NewConnection {
+            direction,
+            islands,
+            data,
+            traffic,
+            peer,
+            rails: &rails,
+            substituted: elsewhere,
+        })
     }
 
     /// Returns the counters that the watchdog reads: those of a connection of several rails that

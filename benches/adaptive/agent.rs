@@ -18,7 +18,7 @@ use mpib_tests::pair::init;
 use mpib_tests::table::newest as newest_table;
 use mpib_tests::vdevices::rails;
 use nccl_net_mpib_agent_iface::agent::{Register, Request, TAKES_MEMORY};
-use nccl_net_mpib_agent_iface::stats::{Data, Direction, Islands, NewConnection, StatsWriter};
+use nccl_net_mpib_agent_iface::stats::{Data, Direction, Islands, NewConnection, StatsWriter, Traffic};
 
 use crate::stream::{Stream, changes, quantile};
 use crate::{MIB, number, set_rates};
@@ -212,7 +212,15 @@ fn hold_connections() {
         let peer = format!("192.0.2.{}:{i} (node{}, pid {i})", i % 250, i % 125);
         let (direction, islands, data) = (Direction::Send, Islands::Two, Data::Split);
         let rails = &[(0, "r0:1"), (1, "r1:1")];
-        writer.add(&NewConnection { direction, islands, data, peer: &peer, rails, substituted: false })
+        writer.add(&NewConnection {
+            direction,
+            islands,
+            data,
+            traffic: Traffic::Messages,
+            peer: &peer,
+            rails,
+            substituted: false,
+        })
     };
     let all: Vec<_> = (0..CONNECTIONS).map(connection).collect();
     let mut agent = UnixStream::connect(variable("MPIB_AGENT_SOCKET")).expect("the agent");

@@ -14,7 +14,7 @@ use crate::process::Process;
 use crate::proto::{Ends, ImmLayout, RailInfo, Role};
 use crate::route::{Route, gid_addr};
 use crate::split::Plan;
-use crate::stats::Counters;
+use crate::stats::{Counters, Traffic};
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
 use crate::transport::failback::Failover;
@@ -88,10 +88,22 @@ impl Formed {
         let mut routes: Vec<_> = rails.iter().map(describe).collect();
         // The stripes of a rail are neighbours.
         routes.dedup();
-        tracing::info!(target: "net", "{} {peer} ({plan}): rails {}", VERB.local(role), routes.join(", "));
+        let purpose = match settings.traffic {
+            Traffic::Messages => "",
+            Traffic::Windows => " for one-sided traffic",
+        };
+        tracing::info!(target: "net", "{} {peer}{purpose} ({plan}): rails {}", VERB.local(role), routes.join(", "));
         let named: Vec<_> = rails.iter().map(|r: &Rail| (r.role, r.nic.name())).collect();
         let direction = *DIRECTION.local(role);
-        let stats = Counters::open(&settings.config, direction, plan, &peer, &named, keep.substitute);
+        let stats = Counters::open(
+            &settings.config,
+            settings.traffic,
+            direction,
+            plan,
+            &peer,
+            &named,
+            keep.substitute,
+        );
         for LeftOut { name, role, why } in &keep.left_out {
             stats.rail_left_out(*role, name, why);
         }

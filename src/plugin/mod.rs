@@ -21,6 +21,7 @@ use crate::device::{self, Hold};
 use crate::error::{Error, Result};
 use crate::process::Process;
 use crate::proto::{PROTOCOL_VERSION, Release};
+use crate::stats::Traffic;
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
 use crate::{fork_guard, limits, log, nccl};
 pub(crate) use devices::describe;
@@ -38,6 +39,16 @@ const RMA_BEGAN_WITH: u32 = 12;
 pub(crate) enum Table {
     Net(u32),
     Rma(u32),
+}
+
+impl Table {
+    /// Returns what its connections are for.
+    fn traffic(self) -> Traffic {
+        match self {
+            Self::Net(_) => Traffic::Messages,
+            Self::Rma(_) => Traffic::Windows,
+        }
+    }
 }
 
 impl fmt::Display for Table {
@@ -155,7 +166,10 @@ pub(crate) fn open(
     if matches!(table, Table::Net(version) if version < FIRST_WITH_FINALIZE) {
         log::keep_logger();
     }
-    let settings = Settings::new(Arc::clone(process), config, traffic_class, profiler);
+    let settings = Settings {
+        traffic: table.traffic(),
+        ..Settings::new(Arc::clone(process), config, traffic_class, profiler)
+    };
     let settings = RwLock::new(Arc::new(settings));
     Ok(Context {
         settings,

@@ -27,6 +27,7 @@ use crate::error::{Fast, Result};
 use crate::process::Process;
 use crate::proto::SLOTS;
 use crate::split::Splitter;
+use crate::stats::Traffic;
 use crate::transport::comm::Comm;
 use crate::transport::recv::Receiver;
 use crate::transport::recv::flush::FLUSHES;
@@ -52,6 +53,8 @@ pub(crate) struct Settings {
     pub(crate) comm_traffic_class: Option<i32>,
     /// The communicator's profiler callback, if its NCCL has one.
     pub(crate) profiler: Option<Profiler>,
+    /// What its connections are for.
+    pub(crate) traffic: Traffic,
     /// Limit for the depth of a send queue. A device may allow less.
     pub(crate) queue_depth: u32,
 }
@@ -64,7 +67,14 @@ impl Settings {
         comm_traffic_class: Option<i32>,
         profiler: Option<Profiler>,
     ) -> Self {
-        Self { process, config: config.into(), comm_traffic_class, profiler, queue_depth: u32::MAX }
+        Self {
+            process,
+            config: config.into(),
+            comm_traffic_class,
+            profiler,
+            traffic: Traffic::Messages,
+            queue_depth: u32::MAX,
+        }
     }
 
     /// Returns the traffic class of RoCE packets, if the environment or the communicator sets one.

@@ -102,7 +102,7 @@ pub fn serve() {
 fn record(c: &Connection) -> String {
     let word = |word: Option<&'static str>| word.unwrap_or("?");
     let mut out = format!(
-        "index={}\tgeneration={}\tstate={}\tdirection={}\tislands={}\tdata={}\tpeer={}\trequests={}\tdone={}\t\
+        "index={}\tgeneration={}\tstate={}\tdirection={}\tislands={}\tdata={}\ttraffic={}\tpeer={}\trequests={}\tdone={}\t\
          messages={}\tbytes={}\twaits_peer={}\twaits_queue={}\terrors={}\tshare={}\treason={}",
         c.index,
         c.generation,
@@ -110,6 +110,7 @@ fn record(c: &Connection) -> String {
         word(c.direction.map(|d| d.word())),
         word(c.islands.map(|i| i.word())),
         word(c.data.map(|d| d.word())),
+        word(c.traffic.map(|t| t.word())),
         c.peer,
         c.totals.requests,
         c.totals.done,

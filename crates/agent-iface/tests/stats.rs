@@ -14,7 +14,7 @@ use nccl_net_mpib_agent_iface::stats::{
     BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, Measured,
     NewConnection, NoPage, Port, PortState, PortTotals, Rail, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE,
     STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORTS, STATS_SIZE, STATS_VERSION, Sender, State, StatsPage,
-    StatsWriter, Summary, UnlistedEntry, pages_of,
+    StatsWriter, Summary, Traffic, UnlistedEntry, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -29,8 +29,8 @@ fn writer() -> (MutexGuard<'static, ()>, &'static StatsWriter) {
 const NAMES: [(u8, &str); 2] = [(0, "mlx5_0:1"), (1, "mlx5_1:2")];
 
 fn opening(peer: &str) -> NewConnection<'_> {
-    let (direction, islands, data) = (Direction::Send, Islands::Two, Data::Split);
-    NewConnection { direction, islands, data, peer, rails: &NAMES, substituted: false }
+    let (direction, islands, data, traffic) = (Direction::Send, Islands::Two, Data::Split, Traffic::Windows);
+    NewConnection { direction, islands, data, traffic, peer, rails: &NAMES, substituted: false }
 }
 
 fn page() -> StatsPage {
@@ -106,6 +106,7 @@ fn every_number_stands_where_the_layout_has_it() {
     let seen = &connections()[0];
     assert_eq!((seen.state, seen.direction), (Some(State::Failed), Some(Direction::Send)));
     assert_eq!((seen.islands, seen.data, seen.share), (Some(Islands::Two), Some(Data::Split), Some(341)));
+    assert_eq!(seen.traffic, Some(Traffic::Windows));
     assert_eq!((seen.totals.requests, seen.totals.done, seen.in_flight()), (3, 1, 2));
     assert_eq!(
         (seen.totals.messages, seen.totals.bytes, seen.totals.waits_peer, seen.totals.waits_queue),
@@ -655,6 +656,7 @@ fn a_rail_is_given_up_until_it_is_in_use_again() {
         direction: Direction::Send,
         islands: Islands::Unknown,
         data: Data::Plain,
+        traffic: Traffic::Messages,
         peer,
         rails: &[(0, "a:1"), (1, "b:1")],
         substituted: false,

@@ -155,7 +155,9 @@ impl Observer {
 mod tests {
     use std::time::SystemTime;
 
-    use nccl_net_mpib_agent_iface::stats::{Data, Direction, Islands, NewConnection, PortState, StatsWriter};
+    use nccl_net_mpib_agent_iface::stats::{
+        Data, Direction, Islands, NewConnection, PortState, StatsWriter, Traffic,
+    };
 
     use super::*;
 
@@ -173,6 +175,7 @@ mod tests {
             direction,
             islands: Islands::Two,
             data: Data::Split,
+            traffic: Traffic::Messages,
             peer: "p",
             rails,
             substituted: false,

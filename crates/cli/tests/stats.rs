@@ -33,7 +33,8 @@ fn a_running_transfer_is_shown_in_numbers_that_fit_together() {
     let [sender, receiver] = workers(&perf);
     let (first, theirs) = (document(sender).unwrap(), document(receiver).unwrap());
     let connection = &first["connections"][0];
-    for (name, value) in [("direction", "send"), ("state", "open"), ("islands", "intra"), ("data", "split")] {
+    let words = [("direction", "send"), ("state", "open"), ("islands", "intra"), ("data", "split")];
+    for (name, value) in words.into_iter().chain([("traffic", "messages")]) {
         assert_eq!(connection[name], value);
     }
     assert_eq!(

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use mpib_host_view::{Host, MetricsOptions, Source, metrics};
-use nccl_net_mpib_agent_iface::stats::{Data, Direction, Islands, NewConnection, StatsWriter};
+use nccl_net_mpib_agent_iface::stats::{Data, Direction, Islands, NewConnection, StatsWriter, Traffic};
 
 const PROCESSES: usize = 4;
 const CONNECTIONS: usize = 1000;
@@ -22,7 +22,9 @@ fn process() {
         let direction = if i.is_multiple_of(2) { Direction::Send } else { Direction::Receive };
         let peer = format!("192.0.2.{}:{i} (node{}, pid {i})", i % 250, i % 125);
         let (islands, data, substituted) = (Islands::Unknown, Data::Plain, false);
-        let one = NewConnection { direction, islands, data, peer: &peer, rails: &rails, substituted };
+        let traffic = Traffic::Messages;
+        let one =
+            NewConnection { direction, islands, data, traffic, peer: &peer, rails: &rails, substituted };
         let one = writer.add(&one);
         one.entry().request();
         one.entry().done(1, 1 << 40);

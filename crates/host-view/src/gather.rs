@@ -218,6 +218,7 @@ fn connection(c: stats::Connection) -> Connection {
         direction: word(c.direction.map(|d| d.word())),
         islands: word(c.islands.map(|i| i.word())),
         data: word(c.data.map(|d| d.word())),
+        traffic: word(c.traffic.map(|t| t.word())),
         since_ms: ms(c.since),
         requests: Count(c.totals.requests),
         done: Count(c.totals.done),

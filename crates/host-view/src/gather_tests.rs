@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 
-use nccl_net_mpib_agent_iface::stats::{Data, Direction, Islands, NewConnection, StatsWriter};
+use nccl_net_mpib_agent_iface::stats::{Data, Direction, Islands, NewConnection, StatsWriter, Traffic};
 
 use super::*;
 use crate::budget::Room;
@@ -15,7 +15,15 @@ fn child() {
     let writer = StatsWriter::for_this_process("1.2.3").unwrap();
     let rails = [(0, "mlx5_0:1")];
     let (direction, islands, data) = (Direction::Send, Islands::Two, Data::Split);
-    let new = NewConnection { direction, islands, data, peer: "node7", rails: &rails, substituted: false };
+    let new = NewConnection {
+        direction,
+        islands,
+        data,
+        traffic: Traffic::Messages,
+        peer: "node7",
+        rails: &rails,
+        substituted: false,
+    };
     let _connections = [(); 3].map(|()| writer.add(&new));
     // Not by println: libtest keeps that.
     std::io::stdout().write_all(b"\nready\n").unwrap();

@@ -237,6 +237,8 @@ pub struct Connection {
     pub islands: String,
     /// `split`, `one rail` or `plain`
     pub data: String,
+    /// `messages`, or `window` for puts, gets and signals
+    pub traffic: String,
     /// Name of the peer.
     pub peer: String,
     /// When it was established.

@@ -9,7 +9,7 @@ use mpib_host_view::{
     Count, Host, Ledger, MAX_PEERS, MAX_PORTS, MetricsOptions, Port, Process, Source, metrics,
 };
 use nccl_net_mpib_agent_iface::stats::{
-    ConnectionEntry, Data, Direction, Event, Islands, NewConnection, PortState, Reason, StatsWriter,
+    ConnectionEntry, Data, Direction, Event, Islands, NewConnection, PortState, Reason, StatsWriter, Traffic,
 };
 
 /// Returns the page of this process, for one test at a time.
@@ -20,9 +20,9 @@ fn writer() -> (MutexGuard<'static, ()>, &'static StatsWriter) {
 }
 
 fn connect(writer: &'static StatsWriter, direction: Direction, peer: &str) -> ConnectionEntry {
-    let (islands, data, substituted) = (Islands::Two, Data::Split, false);
+    let (islands, data, substituted, traffic) = (Islands::Two, Data::Split, false, Traffic::Messages);
     let rails = &[(0, "hv0:1"), (1, "hv1:2")];
-    writer.add(&NewConnection { direction, islands, data, peer, rails, substituted })
+    writer.add(&NewConnection { direction, islands, data, traffic, peer, rails, substituted })
 }
 
 fn read() -> Host {

@@ -14,7 +14,7 @@ use crate::failover::PortState;
 use crate::housekeeping::{Job, TICK};
 use crate::proto::RailRole;
 use crate::split::Plan;
-use crate::stats::{Counters, Reason};
+use crate::stats::{Counters, Reason, Traffic};
 
 /// Two rails, and counters in no page.
 struct End {
@@ -34,7 +34,9 @@ impl End {
         let world = World::new();
         let config = Config { stats: false, ..Config::default() };
         let rails = [(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")];
-        let open = |direction, rails| Counters::open(&config, direction, Plan::Plain, "peer", rails, false);
+        let open = |direction, rails| {
+            Counters::open(&config, Traffic::Messages, direction, Plan::Plain, "peer", rails, false)
+        };
         assert!(open(direction, &rails[..1]).of_rails().is_none());
         let counters = open(direction, &rails);
         let comm = world.comm(10, &[(0, 1), (1, 1)], Some(&counters));
@@ -166,7 +168,17 @@ fn the_watchdog_waits_for_what_a_slow_rail_has_to_carry() {
 #[test]
 fn the_watchdog_waits_longer_while_other_connections_show_that_the_route_works() {
     let sender = End::sender();
-    let open = |rails| Counters::open(&Config::default(), Direction::Send, Plan::Plain, "peer", rails, false);
+    let open = |rails| {
+        Counters::open(
+            &Config::default(),
+            Traffic::Messages,
+            Direction::Send,
+            Plan::Plain,
+            "peer",
+            rails,
+            false,
+        )
+    };
     let counters = open(&[(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")]);
     let other = sender.world.comm(20, &[(0, 1), (1, 1)], Some(&counters));
     let at = |ms| {
@@ -187,7 +199,17 @@ fn the_watchdog_waits_longer_while_other_connections_show_that_the_route_works()
 #[test]
 fn the_watchdog_waits_for_what_other_connections_have_to_carry_on_the_port() {
     let sender = End::sender();
-    let open = |rails| Counters::open(&Config::default(), Direction::Send, Plan::Plain, "peer", rails, false);
+    let open = |rails| {
+        Counters::open(
+            &Config::default(),
+            Traffic::Messages,
+            Direction::Send,
+            Plan::Plain,
+            "peer",
+            rails,
+            false,
+        )
+    };
     let counters = open(&[(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")]);
     let other = sender.world.comm(20, &[(0, 1), (1, 1)], Some(&counters));
     sender.world.nics[0].meter().set_goodput(100_000_000, 1);

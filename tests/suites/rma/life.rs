@@ -9,6 +9,7 @@ use mpib_tests::pair::{init, until};
 use mpib_tests::peer::{Peer, answer, commands, handle_of, word};
 use mpib_tests::process::Role;
 use mpib_tests::rma::{CUDA, Group, HOST, NOWHERE, OF_SIGNALS, rma_table, rma_tables};
+use mpib_tests::stats::Reader;
 use mpib_tests::table::{newest, table};
 use mpib_tests::{NO_PINGS, here, isolated, isolated_with, mpib};
 use softverbs::objects;
@@ -38,6 +39,24 @@ fn ranks_connect_at_their_first_put() {
         group.deregister(window);
         group.close();
         assert_eq!(take_warnings(), Vec::<String>::new());
+    });
+}
+
+//= stats.md: connections of one-sided traffic are shown as those of windows
+#[test]
+fn the_page_has_connections_of_windows() {
+    isolated(here!(), &mpib("512", &[]), || {
+        let mut reader = Reader::start();
+        let group = Group::new(rma_table(16), 2, 1);
+        let window = group.window(HOST, 64, 0);
+        group.wait([group.put(0, window.at(0, 0), 64, window.at(0, 64), 1)]);
+        let seen = reader.here().connections;
+        let kinds: Vec<_> = seen.iter().map(|c| (c.text("direction"), c.text("traffic"))).collect();
+        let both =
+            [("send", "window"), ("recv", "window")].map(|kind| kinds.iter().filter(|k| **k == kind).count());
+        assert_eq!((both, kinds.len()), ([2, 2], 4), "commands and data, both ends: {seen:?}");
+        group.deregister(window);
+        group.close();
     });
 }
 

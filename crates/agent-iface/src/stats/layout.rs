@@ -68,7 +68,8 @@ pub struct Entry {
     pub(super) rail_count: AtomicU8,
     pub(super) since: AtomicU64,
     pub(super) failed_at: AtomicU64,
-    _reserved: [AtomicU64; 4],
+    pub(super) traffic: AtomicU8,
+    _reserved: [AtomicU8; 31],
     pub(super) peer: Text<16>,
     // One cache line: every message updates it.
     pub(super) requests: AtomicU64,

@@ -89,6 +89,7 @@
 //! | 15 | 1 | number of rails, with those that are left out |
 //! | 16 | 8 | time of connection, ns since 1970 |
 //! | 24 | 8 | time of failure, ns since 1970, or 0 |
+//! | 32 | 1 | traffic: 0 messages, 1 windows |
 //! | 64 | 128 | name of the peer, UTF-8, zero-padded |
 //! | 192 | 8 | requests that isend, irecv or iflush returned |
 //! | 200 | 8 | of these, requests that test reported as done |
@@ -267,6 +268,13 @@ codes! {
         OneRail = 1, "one rail";
         /// SOUT and SUP, split by a share.
         Split = 2, "split";
+    }
+    /// What a connection is for.
+    Traffic {
+        /// Messages: sends and receives of NCCL's network table.
+        Messages = 0, "messages";
+        /// Windows: puts, gets and signals of NCCL's tables for one-sided traffic.
+        Windows = 1, "window";
     }
     /// State of a port.
     PortState {

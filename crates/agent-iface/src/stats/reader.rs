@@ -11,7 +11,7 @@ use super::ports::{Carried, Port, PortRecord, PortTotals};
 use super::totals::{Totals, TotalsRecord};
 use super::{
     Data, Direction, Islands, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE,
-    STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION, State,
+    STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION, State, Traffic,
 };
 
 /// Attempts to copy an entry that is reused during the copy.
@@ -113,7 +113,7 @@ pub struct Connection {
     pub index: usize,
     /// Identifies the use of the entry: another generation is another connection.
     pub generation: u64,
-    /// State of the connection. This and the next three are `None` if the number in the page is
+    /// State of the connection. This and the next four are `None` if the number in the page is
     /// unknown.
     pub state: Option<State>,
     /// Direction of the data.
@@ -122,6 +122,8 @@ pub struct Connection {
     pub islands: Option<Islands>,
     /// Rails that may carry data.
     pub data: Option<Data>,
+    /// What the connection is for.
+    pub traffic: Option<Traffic>,
     /// Time of connection, ns since 1970.
     pub since: u64,
     /// Time of failure, ns since 1970.
@@ -357,6 +359,7 @@ fn copy(entry: &Entry) -> Connection {
         direction,
         islands: Islands::of(entry.islands.load(Ordering::Relaxed)),
         data: Data::of(entry.data.load(Ordering::Relaxed)),
+        traffic: Traffic::of(entry.traffic.load(Ordering::Relaxed)),
         since: num(&entry.since),
         failed_at: failed.then(|| num(&entry.failed_at)),
         reason: failed.then(|| entry.reason.read()),

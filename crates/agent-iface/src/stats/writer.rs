@@ -10,7 +10,7 @@ use super::ports::{PortRecord, PortTotals};
 use super::totals::Totals;
 use super::{
     Data, Direction, Event, Islands, PortState, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE,
-    STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION, State, page,
+    STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION, State, Traffic, page,
 };
 
 /// The page of this process. [`add`](Self::add) returns the entry through which a connection
@@ -66,6 +66,8 @@ pub struct NewConnection<'a> {
     pub islands: Islands,
     /// Rails that may carry data.
     pub data: Data,
+    /// What the connection is for.
+    pub traffic: Traffic,
     /// Name of the peer, truncated to 128 bytes.
     pub peer: &'a str,
     /// Index in the device, and HCA and port, of each rail. Only the first [`STATS_RAILS`] are
@@ -299,6 +301,7 @@ fn begin(entry: &Entry, even: u64, opening: &NewConnection<'_>, used: &Used) -> 
     entry.direction.store(opening.direction.code(), Ordering::Relaxed);
     entry.islands.store(opening.islands.code(), Ordering::Relaxed);
     entry.data.store(opening.data.code(), Ordering::Relaxed);
+    entry.traffic.store(opening.traffic.code(), Ordering::Relaxed);
     entry.rail_count.store(u8::try_from(rails.len()).unwrap_or(0), Ordering::Relaxed);
     entry.since.store(now(), Ordering::Relaxed);
     entry.peer.write(opening.peer);

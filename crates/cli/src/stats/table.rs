@@ -2,6 +2,7 @@
 //! each of its rails.
 
 use mpib_host_view::{Connection, Count, Failover, Host, Port, Process, Rail};
+use nccl_net_mpib_agent_iface::stats::Traffic;
 
 use crate::output::{
     table::{Table, left, paragraph, right},
@@ -154,11 +155,12 @@ fn connection(c: &Connection) -> Row {
         _ => String::new(),
     };
     let split = if c.islands == "-" { c.data.clone() } else { format!("{} {}", c.islands, c.data) };
+    let window = if c.traffic == Traffic::Windows.word() { "window " } else { "" };
     [
         c.index.to_string(),
         c.direction.clone(),
         c.peer.clone(),
-        format!("{} {split}", c.state),
+        format!("{} {window}{split}", c.state),
         c.in_flight.0.to_string(),
         c.messages.0.to_string(),
         bytes(c.bytes),
