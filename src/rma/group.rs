@@ -8,11 +8,12 @@ use nccl_net_versions::{Failure, Tagged};
 use parking_lot::Mutex;
 
 use super::connector::Terms;
-use super::incoming::{Incoming, Shared};
+use super::incoming::Shared;
 use super::link::RecvLink;
 use super::local::{Local, Part, Purpose};
 use super::order::Due;
-use super::outgoing::{Job, Outgoing};
+use super::outgoing::Job;
+use super::peers::{Peer, Peers};
 use super::requests::{Ended, Number, Pool, Request, Table};
 use super::signals::{self, Signals};
 use super::window::{self, Found, Window, Windows};
@@ -44,8 +45,7 @@ struct State {
     table: Table,
     local: Local,
     signals: Signals,
-    /// By rank: those that this rank has to do with.
-    peers: Vec<Option<Box<Peer>>>,
+    peers: Peers,
     /// Accepted links that have not said whose they are.
     joining: Vec<RecvLink>,
     rounds: u32,
@@ -53,13 +53,6 @@ struct State {
     failed: Option<Failure>,
     /// Peers may have ended.
     is_closing: bool,
-}
-
-#[derive(Debug)]
-struct Peer {
-    outgoing: Outgoing,
-    incoming: Incoming,
-    failed: Option<Failure>,
 }
 
 /// A part of a window that a caller names.
@@ -88,7 +81,7 @@ impl Group {
             table: Table::default(),
             local: Local::new(),
             signals: Signals::default(),
-            peers: (0..ranks).map(|_| None).collect(),
+            peers: Peers::new(ranks),
             joining: Vec::new(),
             rounds: 0,
             failed: None,
@@ -115,7 +108,7 @@ impl Group {
         state.windows.remove(number);
         state.signals.forget(number);
         state.local.forget(number);
-        for peer in state.peers.iter_mut().flatten() {
+        for peer in state.peers.iter_mut() {
             peer.outgoing.forget(number);
             peer.incoming.forget(number);
         }
@@ -145,7 +138,7 @@ impl Group {
             return Ok(request);
         }
         let State { peers, local, .. } = &mut *state;
-        let order = &mut peer_of(peers, put.rank).incoming.order;
+        let order = &mut peers.of(put.rank).incoming.order;
         let ticket = order.push(signal, Some(number));
         match from.zip(own) {
             Some((from, to)) => local.copy(&self.terms, from, to, Purpose::Put(put.rank, ticket)),
@@ -189,7 +182,7 @@ impl Group {
                 "rank {rank}: expected one of this group, which has {ranks}"
             )));
         }
-        if let Some(code) = state.peers[rank].as_ref().and_then(|peer| peer.failed) {
+        if let Some(code) = state.peers.get(rank).and_then(|peer| peer.failed) {
             let why = format!("the connection with rank {rank} has failed");
             return Err(Error::Closed { code, why });
         }
@@ -219,16 +212,20 @@ impl Group {
         // Another thread makes it.
         let Some(mut state) = self.state.try_lock() else { return Ok(()) };
         self.accept(&mut state);
-        for rank in 0..state.peers.len() {
-            self.advance(&mut state, rank);
-        }
+        self.for_each_peer(&mut state, Self::advance);
         self.finish_local(&mut state);
-        for rank in 0..state.peers.len() {
-            self.apply(&mut state, rank);
-        }
+        self.for_each_peer(&mut state, Self::apply);
         let State { signals, local, .. } = &mut *state;
         signals.progress(&self.terms, local);
         state.failed.map_or(Ok(()), Err)
+    }
+
+    fn for_each_peer(&self, state: &mut State, one: fn(&Self, &mut State, usize)) {
+        let mut index = 0;
+        while let Some(rank) = state.peers.rank(index) {
+            one(self, state, rank);
+            index += 1;
+        }
     }
 
     /// Returns whether a peer or this rank has failed.
@@ -281,8 +278,8 @@ impl Group {
     /// Goes on with one peer.
     fn advance(&self, state: &mut State, rank: usize) {
         let State { windows, table, local, peers, .. } = state;
-        let Some(peer) = peers[rank].as_mut().filter(|peer| peer.failed.is_none()) else { return };
-        let Peer { outgoing, incoming, .. } = &mut **peer;
+        let Some(peer) = peers.get(rank).filter(|peer| peer.failed.is_none()) else { return };
+        let Peer { outgoing, incoming, .. } = peer;
         let mut shared = Shared { terms: &self.terms, pool: &self.pool, table, windows, local };
         let mut asked = |id, data| outgoing.push(&self.terms, rank, Job::Answer { id, data });
         let received = incoming.progress(&mut shared, &mut asked);
@@ -302,7 +299,7 @@ impl Group {
             _ => tracing::warn!(target: "net", "one-sided traffic with rank {rank} has failed: {e}"),
         }
         state.failed.get_or_insert(failure);
-        if let Some(peer) = &mut state.peers[rank] {
+        if let Some(peer) = state.peers.get(rank) {
             peer.failed = Some(failure);
         }
         self.pool.fail(&state.table, rank, failure);
@@ -321,7 +318,7 @@ impl Group {
                 Purpose::Read(word) => state.signals.read(word, value),
                 Purpose::Write(word) => {
                     let State { signals, peers, .. } = &mut *state;
-                    signals.written(word, |rank| peer_of(peers, rank).incoming.order.applied());
+                    signals.written(word, |rank| peers.of(rank).incoming.order.applied());
                 }
             }
         }
@@ -336,7 +333,7 @@ impl Group {
     /// Applies the signals of a rank that are due.
     fn apply(&self, state: &mut State, rank: usize) {
         loop {
-            let due = state.peers[rank].as_mut().and_then(|peer| peer.incoming.order.next());
+            let due = state.peers.get(rank).and_then(|peer| peer.incoming.order.next());
             match due {
                 None => return,
                 Some(Due::Done(number)) => self.part_done(state, number),
@@ -355,13 +352,13 @@ impl Group {
         {
             let mut state = self.state.lock();
             state.is_closing = true;
-            state.peers.iter_mut().flatten().for_each(|peer| peer.outgoing.end());
+            state.peers.iter_mut().for_each(|peer| peer.outgoing.end());
         }
         loop {
             let _ = self.progress();
-            let state = self.state.lock();
-            let is_idle = |peer: &Peer| peer.failed.is_some() || peer.outgoing.is_idle();
-            if state.peers.iter().flatten().all(|peer| is_idle(peer)) || Instant::now() >= until {
+            let mut state = self.state.lock();
+            let is_idle = |peer: &mut Peer| peer.failed.is_some() || peer.outgoing.is_idle();
+            if state.peers.iter_mut().all(is_idle) || Instant::now() >= until {
                 break;
             }
             drop(state);
@@ -369,7 +366,7 @@ impl Group {
         }
         let State { peers, local, .. } = self.state.into_inner();
         self.terms.pending.abandon();
-        for Peer { outgoing, incoming, failed } in peers.into_iter().flatten().map(|peer| *peer) {
+        for Peer { outgoing, incoming, failed } in peers.into_peers() {
             let closed = outgoing.close().and(incoming.close());
             if failed.is_none() {
                 closed?;
@@ -382,7 +379,7 @@ impl Group {
 impl State {
     /// Returns a peer.
     fn peer(&mut self, rank: usize) -> &mut Peer {
-        peer_of(&mut self.peers, rank)
+        self.peers.of(rank)
     }
 
     /// Adds to a word for a rank. Returns whether it is done.
@@ -393,12 +390,6 @@ impl State {
             Found::Ended | Found::NotYet => Ok(true),
         }
     }
-}
-
-/// Returns a peer, whose rank is below their number.
-fn peer_of(peers: &mut [Option<Box<Peer>>], rank: usize) -> &mut Peer {
-    let new = || Box::new(Peer { outgoing: Outgoing::new(), incoming: Incoming::new(rank), failed: None });
-    peers[rank].get_or_insert_with(new)
 }
 
 impl Place<'_> {

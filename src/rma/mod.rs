@@ -14,6 +14,7 @@ mod link;
 mod local;
 mod order;
 mod outgoing;
+mod peers;
 mod plugin;
 mod requests;
 mod signals;
