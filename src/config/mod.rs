@@ -292,7 +292,7 @@ settings! {
         differs: "the interface is never used";
     /// Makes received data visible to the GPU by a read on each rail in iflush. Unset: for GPU
     /// memory, if NCCL calls iflush. 1: for any memory, and NCCL always calls iflush (forceFlush).
-    /// 0: iflush does nothing. See [mpib.md](mpib.md#flush).
+    /// 0: iflush does nothing; one-sided traffic is flushed nevertheless. See [mpib.md](mpib.md#flush).
     flush: Option<bool> = None, "MPIB_FLUSH", Optional(Flag);
     /// Carries one-sided traffic for NCCL 2.30.7 and later: windows, ncclPutSignal, and GIN by its
     /// proxy. 0: NCCL uses its own InfiniBand code for them. The same on all ranks. See

@@ -11,9 +11,10 @@ use crate::proto::{
     Wiring, memory_bytes, written_bytes,
 };
 use crate::route::Route;
+use crate::stats::Traffic;
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
-use crate::transport::recv::flush::FLUSHES;
+use crate::transport::recv::flush::{COPY_REQUESTS, FLUSHES};
 use crate::transport::recv::receives::{MAX_DEPTH, slots_per_queue};
 use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::{Context, Cq, Pd, Region};
@@ -25,8 +26,6 @@ const SEND_DEPTH: u32 = 2 * SLOTS as u32;
 /// CTS writes: those of all groups in flight, and as many before them whose completion is not known
 /// yet, because one in half the depth is signalled.
 const CTS_DEPTH: u32 = 2 * SLOTS as u32;
-/// One read for each flush.
-const FLUSH_DEPTH: u32 = FLUSHES as u32;
 /// The longest chain of a group.
 pub(crate) const MIN_DEPTH: u32 = MAX_RECVS as u32 + 1;
 
@@ -188,6 +187,15 @@ pub(crate) struct Depths {
     pub(crate) flush: u32,
 }
 
+/// Returns the depth of a queue pair for flushes. A flush is one read; only one-sided traffic copies.
+fn flush_depth(traffic: Traffic) -> u32 {
+    let each = match traffic {
+        Traffic::Messages => 1,
+        Traffic::Windows => COPY_REQUESTS,
+    };
+    (each * FLUSHES) as u32
+}
+
 impl Depths {
     /// Returns the depths for `n` queue pairs, within the limits of the device. The groups of a
     /// sender use its queue pairs in rotation. The CTS writes of a receiver are all on the first
@@ -209,7 +217,8 @@ impl Depths {
                 let shared = MAX_DEPTH.min(limits.max_srq_wr).min(limits.max_cqe / 2);
                 let own = (2 * slots_per_queue(n)).min(limits.max_qp_wr).min(limits.max_cqe / 2 / n);
                 let (srq, receives) = if nic.has_srq().is_ok() { (shared, 0) } else { (0, own) };
-                let flush = if leads && nic.flushes(&settings.config) { FLUSH_DEPTH } else { 0 };
+                let flush =
+                    if leads && nic.flushes(&settings.config) { flush_depth(settings.traffic) } else { 0 };
                 let first = CTS_DEPTH
                     .min(allowed)
                     .min(limits.max_cqe.saturating_sub(srq + n * receives + flush + n - 1));

@@ -11,6 +11,7 @@ use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::proto::{CTS_BYTES, Ece, LinkLayer, QpWiring, RailInfo, Role, RouteWiring};
 use crate::route::{Route, dlid};
+use crate::stats::Traffic;
 use crate::transport::Settings;
 use crate::transport::rail::{Names, Rail};
 use crate::transport::recv::cts_writer;
@@ -243,11 +244,15 @@ impl LocalRoute {
             qp.advance(&path, timing)?;
         }
         let Some(qp) = &mut self.flush else { return Ok(()) };
+        let access = match settings.traffic {
+            Traffic::Messages => Access::Read,
+            Traffic::Windows => Access::Both,
+        };
         let path = Path {
             gid_index,
             service_level,
             traffic_class,
-            ..Path::to_itself(&local.port, &gid, pkey_index, qp.number(), Access::Read)
+            ..Path::to_itself(&local.port, &gid, pkey_index, qp.number(), access)
         };
         self.flush_path = Some(Box::new(path));
         qp.advance(&path, timing)

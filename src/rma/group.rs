@@ -216,7 +216,9 @@ impl Group {
         self.finish_local(&mut state);
         self.for_each_peer(&mut state, Self::apply);
         let State { signals, local, .. } = &mut *state;
-        signals.progress(&self.terms, local);
+        if signals.progress(&self.terms, local) {
+            self.finish_local(&mut state);
+        }
         state.failed.map_or(Ok(()), Err)
     }
 

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering;
 
 use nccl_net_versions::{Buffer, MemKind};
 
+use super::local::Part;
 use super::requests::Number;
 use super::window::{Registered, Window};
 use crate::error::{Error, Fast, Result};
 use crate::plugin::Plugin;
 use crate::proto::{COMMAND_MESSAGE_BYTES, COMMAND_WORDS, Command, MAX_CARRIED};
 use crate::transport::memory::Registrar;
-use crate::transport::{Mr, RecvComm, SendComm};
+use crate::transport::{Copied, LocalCopy, Mr, RecvComm, SendComm, Towards};
 use crate::verbs::Pages;
 
 /// Words of a message with a command.
@@ -151,19 +152,6 @@ impl SendLink {
         Ok(true)
     }
 
-    /// Starts to send a part of `slots`, which are of this link. Returns `false` if there is no room,
-    /// or no receive yet.
-    pub(super) fn send_from(&mut self, slots: &Slots, part: Buffer) -> Fast<bool> {
-        let Some(index) = self.comm.start(part, slots.mr())? else { return Ok(false) };
-        self.under_way.push_back(Sent { index, is_command: false, request: None });
-        Ok(true)
-    }
-
-    /// Registers more memory for messages.
-    pub(super) fn slots(&self, count: usize) -> Result<Slots> {
-        Slots::new(count, self.comm.registrar())
-    }
-
     /// Ends the oldest message if it is done. Returns its request.
     pub(super) fn next_sent(&mut self) -> Fast<Option<Option<Number>>> {
         let Some(Sent { index, is_command, request }) = self.under_way.front() else { return Ok(None) };
@@ -257,9 +245,18 @@ impl RecvLink {
         comm.start::<Plugin>(part, mr)
     }
 
-    /// Offers a buffer of other registered memory.
-    pub(super) fn receive_into(&mut self, slots: &Slots, part: Buffer) -> Fast<Option<u8>> {
-        self.comm.start::<Plugin>(part, slots.mr())
+    /// Starts a copy between a slot of `slots`, which are of this link, and a part of a window. Returns
+    /// `None` if there is no room, or no rail lives.
+    pub(super) fn copy(&mut self, slots: &Slots, slot: usize, part: &Part, to: Towards) -> Fast<Option<u8>> {
+        let Self { comm, windows, .. } = self;
+        let mr = windows.get(&part.window, comm.registrar())?;
+        let host = (slots.buffer(slot, part.buffer.len), slots.mr());
+        comm.start_copy(LocalCopy { host, gpu: (part.buffer, mr), to })
+    }
+
+    /// Returns how a copy has ended if it has.
+    pub(super) fn has_copied(&self, index: u8) -> Fast<Option<Copied>> {
+        self.comm.has_copied(index)
     }
 
     pub(super) fn has_received(&self, index: u8) -> Fast<bool> {

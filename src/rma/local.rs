@@ -1,8 +1,9 @@
 //! Copies that an adapter makes inside of this host, over a connection of the rank with itself.
 //!
 //! The processor does not reach GPU memory. What it has to write there goes over an adapter, and so
-//! do puts and gets of a rank with itself. The connection splits, fails over and flushes as every
-//! other one.
+//! do puts and gets of a rank with itself. Large ones are messages of the connection, which splits,
+//! fails over and flushes as every other one. Small ones are writes and reads of one adapter, on the
+//! queue pairs of its flushes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,9 +18,13 @@ use super::signals::Word;
 use super::window::Window;
 use crate::error::{Error, Fast, Result};
 use crate::proto::LinkKind;
+use crate::transport::{Copied, FLUSHES, Towards};
 
-/// Copies from and to the processor that are under way at most, in each direction.
-const SLOTS: usize = 64;
+/// Small copies under way at most.
+const SLOTS: usize = 48;
+
+// Each is one of the connection's flushes, as is what makes messages visible.
+const _: () = assert!(SLOTS < FLUSHES);
 
 /// What a copy is for.
 #[derive(Debug, Clone, Copy)]
@@ -41,26 +46,29 @@ pub(super) struct Part {
     pub(super) buffer: Buffer,
 }
 
-/// One end of a copy.
+/// A copy of a few bytes between this process and a part of a window.
 #[derive(Debug)]
-enum Place {
-    Slot(usize),
-    Part(Part),
+struct Small {
+    slot: usize,
+    part: Part,
+    towards: Towards,
+    purpose: Purpose,
+    /// The copy that is under way.
+    copy: Option<u8>,
 }
 
-/// A copy, and what it is for if it is the last one for that.
+/// A copy between windows, and what it is for if it is the last one for that.
 #[derive(Debug)]
-struct Copy {
-    from: Place,
-    to: Place,
-    len: usize,
+struct Large {
+    from: Part,
+    to: Part,
     purpose: Option<Purpose>,
 }
 
-/// A copy whose receive is offered.
+/// A message whose receive is offered.
 #[derive(Debug)]
 struct Moving {
-    copy: Copy,
+    large: Large,
     receive: u8,
     has_arrived: bool,
     flush: Option<u8>,
@@ -85,10 +93,11 @@ struct Connecting {
 struct Ready {
     send: SendLink,
     receive: RecvLink,
-    /// Memory to send from, and to receive into, with the slots that are free.
-    sources: (Slots, Vec<usize>),
-    targets: (Slots, Vec<usize>),
-    /// The copies whose receive is offered, and how many of them have been posted, and are sent.
+    /// Memory of this process, and the slots that are free.
+    slots: Slots,
+    free: Vec<usize>,
+    small: Vec<Small>,
+    /// The messages whose receive is offered, and how many of them have been posted, and are sent.
     moving: VecDeque<Moving>,
     posted: usize,
     sent: usize,
@@ -100,7 +109,7 @@ struct Ready {
 #[derive(Debug)]
 pub(super) struct Local {
     connection: Connection,
-    waiting: VecDeque<Copy>,
+    waiting: VecDeque<Large>,
     done: VecDeque<(Purpose, u64)>,
 }
 
@@ -135,31 +144,26 @@ impl Local {
 
     /// Writes bytes to a part of a window. Returns `false` if there is no room for them yet.
     pub(super) fn write(&mut self, terms: &Terms, part: Part, bytes: &[u8], purpose: Purpose) -> bool {
-        let Some(Ready { sources: (slots, free), .. }) = self.ready(terms) else { return false };
-        let Some(slot) = free.pop() else { return false };
-        slots.write(slot, 0, bytes);
-        let copy =
-            Copy { from: Place::Slot(slot), to: Place::Part(part), len: bytes.len(), purpose: Some(purpose) };
-        self.waiting.push_back(copy);
+        let Some(ready) = self.ready(terms) else { return false };
+        let Some(slot) = ready.free.pop() else { return false };
+        ready.slots.write(slot, 0, bytes);
+        ready.small.push(Small { slot, part, towards: Towards::Gpu, purpose, copy: None });
         true
     }
 
     /// Reads a word, which comes with the end of the copy. Returns `false` if there is no room for
     /// it yet.
     pub(super) fn read(&mut self, terms: &Terms, part: Part, purpose: Purpose) -> bool {
-        let Some(Ready { targets: (_, free), .. }) = self.ready(terms) else { return false };
-        let Some(slot) = free.pop() else { return false };
-        let copy = Copy { from: Place::Part(part), to: Place::Slot(slot), len: 8, purpose: Some(purpose) };
-        self.waiting.push_back(copy);
+        let Some(ready) = self.ready(terms) else { return false };
+        let Some(slot) = ready.free.pop() else { return false };
+        ready.small.push(Small { slot, part, towards: Towards::Host, purpose, copy: None });
         true
     }
 
     /// Copies a part of a window to another one, of the same size.
     pub(super) fn copy(&mut self, terms: &Terms, from: Part, to: Part, purpose: Purpose) {
         self.ready(terms);
-        let len = from.buffer.len;
-        let (from, to) = (Place::Part(from), Place::Part(to));
-        self.waiting.push_back(Copy { from, to, len, purpose: Some(purpose) });
+        self.waiting.push_back(Large { from, to, purpose: Some(purpose) });
     }
 
     /// Returns what is done, with the word that was read.
@@ -204,13 +208,13 @@ impl Local {
 
 impl Ready {
     fn new(send: SendLink, receive: RecvLink) -> Result<Self> {
-        let all = || (0..SLOTS).collect();
-        let (sources, targets) = ((send.slots(SLOTS)?, all()), (receive.slots(SLOTS)?, all()));
+        let slots = receive.slots(SLOTS)?;
         Ok(Self {
             send,
             receive,
-            sources,
-            targets,
+            slots,
+            free: (0..SLOTS).collect(),
+            small: Vec::with_capacity(SLOTS),
             moving: VecDeque::new(),
             posted: 0,
             sent: 0,
@@ -218,35 +222,22 @@ impl Ready {
         })
     }
 
-    fn progress(&mut self, waiting: &mut VecDeque<Copy>, done: &mut VecDeque<(Purpose, u64)>) -> Fast<()> {
-        while let Some(copy) = waiting.front() {
+    fn progress(&mut self, waiting: &mut VecDeque<Large>, done: &mut VecDeque<(Purpose, u64)>) -> Fast<()> {
+        self.progress_small(done)?;
+        while let Some(large) = waiting.front() {
             // What is larger than a message goes in several.
             let longest = self.send.longest();
-            if copy.len > longest {
-                let copy = waiting.pop_front().map(|copy| copy.cut(longest));
-                copy.into_iter().flatten().flatten().rev().for_each(|copy| waiting.push_front(copy));
+            if large.to.buffer.len > longest {
+                let parts = waiting.pop_front().map(|large| large.cut(longest));
+                parts.into_iter().flatten().rev().for_each(|large| waiting.push_front(large));
                 continue;
             }
-            let offered = match &copy.to {
-                Place::Slot(slot) => {
-                    let buffer = self.targets.0.buffer(*slot, copy.len);
-                    self.receive.receive_into(&self.targets.0, buffer)?
-                }
-                Place::Part(part) => self.receive.receive(&part.window, part.buffer)?,
-            };
-            let Some(receive) = offered else { break };
-            let Some(copy) = waiting.pop_front() else { break };
-            self.moving.push_back(Moving { copy, receive, has_arrived: false, flush: None });
+            let Some(receive) = self.receive.receive(&large.to.window, large.to.buffer)? else { break };
+            let Some(large) = waiting.pop_front() else { break };
+            self.moving.push_back(Moving { large, receive, has_arrived: false, flush: None });
         }
-        while let Some(Moving { copy, .. }) = self.moving.get(self.posted) {
-            let posted = match &copy.from {
-                Place::Slot(slot) => {
-                    let buffer = self.sources.0.buffer(*slot, copy.len);
-                    self.send.send_from(&self.sources.0, buffer)?
-                }
-                Place::Part(part) => self.send.send(&part.window, part.buffer, None)?,
-            };
-            if !posted {
+        while let Some(Moving { large: Large { from, .. }, .. }) = self.moving.get(self.posted) {
+            if !self.send.send(&from.window, from.buffer, None)? {
                 break;
             }
             self.posted += 1;
@@ -254,68 +245,78 @@ impl Ready {
         self.finish(done)
     }
 
-    /// Ends the copies that are done, in order.
+    /// Goes on with the small copies. One that is lost with its adapter is made again: nothing else
+    /// has changed its target meanwhile, since whoever writes to it waits for the end.
+    fn progress_small(&mut self, done: &mut VecDeque<(Purpose, u64)>) -> Fast<()> {
+        let mut at = 0;
+        while let Some(Small { slot, part, towards, purpose, copy }) = self.small.get_mut(at) {
+            if copy.is_none() {
+                *copy = self.receive.copy(&self.slots, *slot, part, *towards)?;
+            }
+            let ended = copy.map_or(Ok(None), |copy| self.receive.has_copied(copy))?;
+            match ended {
+                None => {}
+                Some(Copied::Lost) => *copy = None,
+                Some(Copied::Done) => {
+                    let mut word = [0; 8];
+                    self.slots.read(*slot, 0, &mut word);
+                    self.free.push(*slot);
+                    done.push_back((*purpose, u64::from_ne_bytes(word)));
+                    self.small.swap_remove(at);
+                    continue;
+                }
+            }
+            at += 1;
+        }
+        Ok(())
+    }
+
+    /// Ends the messages that are done, in order.
     fn finish(&mut self, done: &mut VecDeque<(Purpose, u64)>) -> Fast<()> {
         while self.send.next_sent()?.is_some() {
             self.sent += usize::from(std::mem::replace(&mut self.has_joined, true));
         }
-        while let Some(moving) = self.moving.front_mut() {
-            if !moving.has_arrived {
-                if !self.receive.has_received(moving.receive)? {
+        while let Some(Moving { large, receive, has_arrived, flush }) = self.moving.front_mut() {
+            if !*has_arrived {
+                if !self.receive.has_received(*receive)? {
                     return Ok(());
                 }
-                moving.has_arrived = true;
-                // Of two writes to one word by two adapters, the second one may land first.
-                moving.flush = match &moving.copy.to {
-                    Place::Part(part) if part.window.is_on_gpu() && moving.copy.purpose.is_some() => {
-                        self.receive.flush(&part.window, part.buffer)?
-                    }
-                    _ => None,
-                };
+                *has_arrived = true;
+                // One flush makes all visible that came before.
+                if large.to.window.is_on_gpu() && large.purpose.is_some() {
+                    *flush = self.receive.flush(&large.to.window, large.to.buffer)?;
+                }
             }
-            if let Some(flush) = moving.flush {
-                if !self.receive.has_flushed(flush)? {
+            if let Some(index) = *flush {
+                if !self.receive.has_flushed(index)? {
                     return Ok(());
                 }
-                moving.flush = None;
+                *flush = None;
             }
             if self.sent == 0 {
                 return Ok(());
             }
-            let Some(Moving { copy, .. }) = self.moving.pop_front() else { return Ok(()) };
+            done.extend(large.purpose.map(|purpose| (purpose, 0)));
+            self.moving.pop_front();
             self.sent -= 1;
             self.posted -= 1;
-            if let Place::Slot(slot) = copy.from {
-                self.sources.1.push(slot);
-            }
-            let mut word = [0; 8];
-            if let Place::Slot(slot) = copy.to {
-                self.targets.0.read(slot, 0, &mut word);
-                self.targets.1.push(slot);
-            }
-            done.extend(copy.purpose.map(|purpose| (purpose, u64::from_ne_bytes(word))));
         }
         Ok(())
     }
 }
 
-impl Copy {
-    /// Returns the copy in two: its first `len` bytes, and the rest. Only copies between windows are
-    /// so large.
-    fn cut(self, len: usize) -> [Option<Self>; 2] {
-        let (Place::Part(from), Place::Part(to)) = (self.from, self.to) else { return [None, None] };
-        let first = |part: &Part| {
-            Place::Part(Part {
-                window: Arc::clone(&part.window),
-                buffer: Buffer { addr: part.buffer.addr, len },
-            })
+impl Large {
+    /// Returns the copy in two: its first `len` bytes, and the rest.
+    fn cut(self, len: usize) -> [Self; 2] {
+        let part = |of: &Part, at: usize, len: usize| Part {
+            window: Arc::clone(&of.window),
+            buffer: Buffer { addr: of.buffer.addr + at, len },
         };
-        let head = Self { from: first(&from), to: first(&to), len, purpose: None };
-        let rest = |part: Part| {
-            let buffer = Buffer { addr: part.buffer.addr + len, len: part.buffer.len - len };
-            Place::Part(Part { window: part.window, buffer })
-        };
-        let tail = Self { from: rest(from), to: rest(to), len: self.len - len, purpose: self.purpose };
-        [Some(head), Some(tail)]
+        let Self { from, to, purpose } = self;
+        let rest = to.buffer.len - len;
+        [
+            Self { from: part(&from, 0, len), to: part(&to, 0, len), purpose: None },
+            Self { from: part(&from, len, rest), to: part(&to, len, rest), purpose },
+        ]
     }
 }

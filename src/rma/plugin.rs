@@ -69,7 +69,9 @@ impl RmaPlugin for Plugin {
     type Request = Request;
 
     fn init(args: &RmaInit) -> Result<Context, Failure> {
-        let config = here("init", Config::from_env)?;
+        let mut config = here("init", Config::from_env)?;
+        // The queue pairs of flushes also write to GPU memory, with MPIB_FLUSH=0, too.
+        config.flush = config.flush.filter(|flush| *flush);
         if !config.rma {
             // No fault, hence no warning. After the error NCCL takes its own code.
             tracing::info!(target: "init", "MPIB_RMA=0: one-sided traffic is left to NCCL's own code");

@@ -93,9 +93,10 @@ impl Signals {
         Ok(false)
     }
 
-    /// Begins the steps that are due.
-    pub(super) fn progress(&mut self, terms: &Terms, local: &mut Local) {
+    /// Begins the steps that are due. Returns whether there was one.
+    pub(super) fn progress(&mut self, terms: &Terms, local: &mut Local) -> bool {
         let Self { words, due } = self;
+        let before = due.len();
         due.retain(|word| {
             let Some(adding) = words.get_mut(word) else { return false };
             let part = adding.part.clone();
@@ -112,6 +113,7 @@ impl Signals {
             }
             !begun
         });
+        due.len() < before
     }
 
     /// Notes the value of a word.

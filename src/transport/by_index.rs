@@ -5,11 +5,20 @@ use nccl_net_versions::{Buffer, NetPlugin, ProfilerHandle, RecvBuffer, Sizes};
 
 use crate::error::Fast;
 use crate::transport::memory::{Mr, Registrar};
+use crate::transport::recv::flush::LocalCopy;
 use crate::transport::request::Request;
 use crate::transport::{RecvComm, SendComm};
 
 /// The tag of all these messages.
 const TAG: i32 = 0;
+
+/// How a copy inside of this host has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Copied {
+    Done,
+    /// Its adapter has failed. The copy may have been made, and will not be made any more.
+    Lost,
+}
 
 /// Returns whether a request is completed, which is free from then on.
 fn is_done(request: &Request) -> Fast<bool> {
@@ -62,6 +71,23 @@ impl RecvComm {
     /// Starts to make received data visible to the GPU. Returns `None` if it is.
     pub(crate) fn start_flush(&self, buffer: Buffer, mr: &Mr) -> Fast<Option<u8>> {
         self.receiver.flush(&[(buffer, Some(mr))])
+    }
+
+    /// Starts a copy inside of this host. Returns `None` if there is no room, or no rail lives.
+    pub(crate) fn start_copy(&self, copy: LocalCopy<'_>) -> Fast<Option<u8>> {
+        self.receiver.copy(copy)
+    }
+
+    /// Returns how a copy has ended if it has.
+    pub(crate) fn has_copied(&self, index: u8) -> Fast<Option<Copied>> {
+        let Some(flushes) = &self.flushes else { return Ok(None) };
+        let request = flushes.get(index);
+        let mut copies = request.collect_one();
+        if copies.is_none() {
+            self.receiver.progress_flush(index)?;
+            copies = request.collect_one();
+        }
+        Ok(copies.map(|copies| if copies == 0 { Copied::Lost } else { Copied::Done }))
     }
 
     /// Returns whether a flush is done.

@@ -86,7 +86,7 @@ impl Registrar {
             )));
         }
         // A sender's registration, too: receivers share it.
-        let reads = self.flush.unwrap_or(kind != MemKind::Host);
+        let reads = self.flush.unwrap_or(kind != MemKind::Host || dmabuf.is_some());
         let options = MrOptions { reads, relaxed: self.relaxed };
         let memory = Memory { buffer, kind, dmabuf, options, deferrable: self.failover };
         let kept = dmabuf.filter(|_| self.failover).and_then(|file| keep_dmabuf(file.fd));

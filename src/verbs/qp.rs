@@ -45,6 +45,8 @@ pub enum Access {
     Write,
     /// RDMA reads.
     Read,
+    /// Both.
+    Both,
 }
 
 /// The path from the local port to the peer's queue pair.
@@ -263,6 +265,11 @@ impl Qp<Fresh> {
         init.qp_access_flags = match path.access {
             Access::Write => sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
             Access::Read => sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+            Access::Both => {
+                (sys::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
+                    | sys::ibv_access_flags::IBV_ACCESS_REMOTE_READ)
+                    .0
+            }
         };
         let what =
             bits::IBV_QP_STATE | bits::IBV_QP_PKEY_INDEX | bits::IBV_QP_PORT | bits::IBV_QP_ACCESS_FLAGS;

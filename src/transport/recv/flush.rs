@@ -4,6 +4,9 @@
 //! On PCIe an adapter's read cannot pass its own earlier writes: once it has read from a GPU's
 //! memory, all that it wrote there before is in place. So each rail that has carried data reads one
 //! byte, over a queue pair that is connected to itself.
+//!
+//! The same queue pairs copy a few bytes between host memory and GPU memory ([`LocalCopy`]), which the
+//! processor does not reach: a write, and a read behind it, or a read alone.
 
 use std::time::{Duration, Instant};
 
@@ -30,11 +33,32 @@ const SETTLED: Duration = Duration::from_millis(10);
 /// the data.
 pub(crate) const SINK_BYTES: usize = 8 * MAX_RAILS;
 
+/// Work requests of a copy at most. A flush has one on each rail.
+pub(crate) const COPY_REQUESTS: usize = 2;
+
+/// A copy inside of this host by one adapter.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LocalCopy<'a> {
+    /// Host memory and GPU memory, of one size.
+    pub(crate) host: (Buffer, &'a Mr),
+    pub(crate) gpu: (Buffer, &'a Mr),
+    pub(crate) to: Towards,
+}
+
+/// The direction of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Towards {
+    Gpu,
+    Host,
+}
+
 /// The flushes of one comm.
 #[derive(Debug)]
 pub(crate) struct Flushes {
     /// By flush: the rails whose read is outstanding.
     pending: Box<[RailSet]>,
+    /// By flush: it is a copy. Its request has a size: 1 if it is done, 0 if it is lost.
+    is_copy: Box<[bool]>,
     cells: Cells<FLUSHES>,
     /// Where the search for a free request begins.
     next: u8,
@@ -86,6 +110,7 @@ impl Flushes {
         }
         Self {
             pending: vec![RailSet::EMPTY; FLUSHES].into(),
+            is_copy: vec![false; FLUSHES].into(),
             cells,
             next: 0,
             carried: RailSet::EMPTY,
@@ -136,7 +161,65 @@ impl Flushes {
         let full = || Error::Usage(format!("{FLUSHES} flushes are under way, and no more fit"));
         let index = self.cells.find_free(&mut self.next).ok_or_else(full)?;
         self.pending[usize::from(index)] = readers;
+        self.is_copy[usize::from(index)] = false;
         Ok(Some(index))
+    }
+
+    /// Starts a copy over a rail that lives. Returns `None` if there is none, or no room. A copy that
+    /// is not posted is lost with its rail.
+    pub(crate) fn copy(&mut self, comm: &mut Comm, copy: LocalCopy<'_>) -> Fast<Option<u8>> {
+        let unfit = self.lacking | self.settling();
+        let fits = |rail: &usize| comm.rails[*rail].flush.is_some() && !unfit.contains(*rail);
+        let Some(rail) = (0..comm.rails.len()).find(fits) else { return Ok(None) };
+        let Some(index) = self.cells.find_free(&mut self.next) else { return Ok(None) };
+        self.pending[usize::from(index)] = RailSet::of(rail);
+        self.is_copy[usize::from(index)] = true;
+        // When the rail is given up, what it has written must settle.
+        self.carried.insert(rail);
+        let LocalCopy { host: (host, host_mr), gpu: (gpu, gpu_mr), to } = copy;
+        let local = Local { addr: host.addr as u64, len: host.len as u32, lkey: host_mr.lkeys()[rail] };
+        let remote = Remote { addr: gpu.addr as u64, rkey: gpu_mr.rkeys()[rail] };
+        comm.chain.clear();
+        match to {
+            Towards::Host => self.read_and_post(comm, rail, index, local, remote)?,
+            Towards::Gpu if comm.chain.write(Some(local), remote, None, None) => {
+                self.read_and_post(comm, rail, index, self.sink(comm, rail), remote)?;
+            }
+            Towards::Gpu => return Err(does_not_fit()),
+        }
+        Ok(Some(index))
+    }
+
+    /// Returns the byte that a rail's flushes read into.
+    fn sink(&self, comm: &Comm, rail: usize) -> Local {
+        let Comm { region, .. } = comm;
+        Local { addr: region.addr(self.sink + rail) as u64, len: 1, lkey: region.mrs()[rail].lkey() }
+    }
+
+    /// Adds the signalled read to the chain, and posts it on a rail.
+    fn read_and_post(
+        &self,
+        comm: &mut Comm,
+        rail: usize,
+        index: u8,
+        local: Local,
+        remote: Remote,
+    ) -> Fast<()> {
+        let Comm { rails: all, chain, stats, .. } = comm;
+        let queue = all[rail].flush.as_mut();
+        let queue = queue.ok_or_else(|| Error::Internal("a rail without a queue pair for flushes".into()))?;
+        let signal = queue.signal(Work::Flush { index }, chain.len() + 1);
+        if !chain.read(local, remote, signal) {
+            return Err(does_not_fit());
+        }
+        let requests = chain.len();
+        match queue.post(chain, true) {
+            Ok(()) => {
+                (0..requests).for_each(|_| stats.posted_bare(rail));
+                Ok(())
+            }
+            Err(e) => comm.not_posted(rail, e),
+        }
     }
 
     /// Marks a flush as posted.
@@ -183,7 +266,7 @@ impl Flushes {
         for index in 0..FLUSHES as u8 {
             if self.has_read(index, stripes) {
                 done();
-                self.cells.get(index).complete(&[]);
+                self.complete(index, 0);
             }
         }
         false
@@ -195,24 +278,9 @@ impl Flushes {
         // Any byte does. The size may belong to another buffer.
         let (first, rkeys) = (buffer.addr as u64, mr.rkeys());
         for rail in self.carried.without(self.lacking | self.settling()).iter() {
-            let Comm { rails: all, chain, region, stats, .. } = comm;
-            let queue = all[rail].flush.as_mut();
-            let queue =
-                queue.ok_or_else(|| Error::Internal("a rail without a queue pair for flushes".into()))?;
-            let sink =
-                Local { addr: region.addr(self.sink + rail) as u64, len: 1, lkey: region.mrs()[rail].lkey() };
-            chain.clear();
-            if !chain.read(
-                sink,
-                Remote { addr: first, rkey: rkeys[rail] },
-                queue.signal(Work::Flush { index }, 1),
-            ) {
-                return Err(Error::Internal("a read did not fit into its chain".into()).into());
-            }
-            match queue.post(chain, true) {
-                Ok(()) => stats.posted_bare(rail),
-                Err(e) => comm.not_posted(rail, e)?,
-            }
+            comm.chain.clear();
+            let (sink, from) = (self.sink(comm, rail), Remote { addr: first, rkey: rkeys[rail] });
+            self.read_and_post(comm, rail, index, sink, from)?;
         }
         Ok(())
     }
@@ -233,8 +301,21 @@ impl Flushes {
     pub(crate) fn read(&mut self, rail: usize, index: u8) -> bool {
         let done = self.has_read(index, RailSet::of(rail));
         if done {
-            self.cells.get(index).complete(&[]);
+            self.complete(index, 1);
         }
         done
     }
+
+    fn complete(&self, index: u8, copies: usize) {
+        let cell = self.cells.get(index);
+        match self.is_copy[usize::from(index)] {
+            true => cell.complete_one(copies),
+            false => cell.complete(&[]),
+        }
+    }
+}
+
+#[cold]
+fn does_not_fit() -> Box<Error> {
+    Error::Internal("a read did not fit into its chain".into()).into()
 }

@@ -32,7 +32,7 @@ use crate::transport::{Settings, Unusual};
 
 use arrivals::Promises;
 use cts_writer::CtsWriter;
-use flush::{FLUSHES, Flushes, SINK_BYTES};
+use flush::{FLUSHES, Flushes, LocalCopy, SINK_BYTES};
 #[cfg(any(test, feature = "simulation"))]
 pub use model_tests::simulated;
 use window::Window;
@@ -250,6 +250,28 @@ impl Receiver {
         })
     }
 
+    /// Starts a copy inside of this host, and returns the index of its request among the flushes.
+    /// Returns `None` if there is no room, or no rail.
+    pub(crate) fn copy(&self, copy: LocalCopy<'_>) -> Fast<Option<u8>> {
+        for (buffer, mr) in [copy.host, copy.gpu] {
+            self.memory.check(Some(mr), buffer)?;
+        }
+        self.with(|state| {
+            if state.comm.is_marked() {
+                state.poll_marked()?;
+                state.look_closer()?;
+            }
+            let RecvState { comm, flushes: Some(flushes), .. } = state else {
+                return Err(Error::Usage(CANNOT_COPY.into()).into());
+            };
+            let started = flushes.copy(comm, copy);
+            let Some(index) = comm.fail_on_error(started)? else { return Ok(comm.stats.no_room()) };
+            comm.stats.request(None);
+            flushes.posted(index);
+            Ok(Some(index))
+        })
+    }
+
     /// Sends ARRIVED and BYE to the peer, and destroys the queue pairs.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
         self.housekeeping.remove(self.job);
@@ -287,6 +309,9 @@ impl Receiver {
         self.state.with(|state| f(state).inspect_err(|_| state.revoke()))
     }
 }
+
+/// Why no copy can start.
+const CANNOT_COPY: &str = "no adapter of the connection can write to GPU memory";
 
 /// The name of the receivers' job.
 const JOB: &str = "receiving";
