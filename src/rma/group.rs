@@ -24,6 +24,8 @@ use crate::proto::{Command, Extent, LinkKind, Signal};
 /// How long a group that closes tries to say so. A peer that does not hear it reports a lost
 /// connection.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// How long the end of a window waits for adapters that use it.
+const DEREGISTERS: Duration = Duration::from_secs(1);
 /// Of so many rounds, one looks for peers that connect: that is a system call.
 const ACCEPT_EVERY: u32 = 64;
 /// Links at most that have not said whose they are.
@@ -102,15 +104,21 @@ impl Group {
         self.state.lock().windows.add(window)
     }
 
-    /// Ends a window.
+    /// Ends a window. Waits until the adapters are done with it: a signal or data may be seen before
+    /// the operation that has brought it ends. Its registrations stay until the group ends if all
+    /// rails are dead for long: whoever aborts a job must not wait for them.
     pub(super) fn deregister(&self, number: u32) {
-        let mut state = self.state.lock();
-        state.windows.remove(number);
-        state.signals.forget(number);
-        state.local.forget(number);
-        for peer in state.peers.iter_mut() {
-            peer.outgoing.forget(number);
-            peer.incoming.forget(number);
+        self.state.lock().windows.remove(number);
+        let until = Instant::now() + DEREGISTERS;
+        while Instant::now() < until {
+            let mut state = self.state.lock();
+            if !state.uses(number) {
+                return state.forget(number);
+            }
+            drop(state);
+            // A failure is another call's.
+            let _ = self.progress();
+            std::thread::yield_now();
         }
     }
 
@@ -382,6 +390,25 @@ impl State {
     /// Returns a peer.
     fn peer(&mut self, rank: usize) -> &mut Peer {
         self.peers.of(rank)
+    }
+
+    /// Returns whether an adapter still uses a window that has ended.
+    fn uses(&mut self, number: u32) -> bool {
+        let by_peer = |peer: &mut Peer| {
+            peer.failed.is_none() && (peer.outgoing.is_sending(number) || peer.incoming.is_flushing(number))
+        };
+        let here = !self.local.has_failed() && (self.signals.uses(number) || self.local.uses(number));
+        here || self.peers.iter_mut().any(by_peer)
+    }
+
+    /// Forgets a window that nothing uses.
+    fn forget(&mut self, number: u32) {
+        self.signals.forget(number);
+        self.local.forget(number);
+        for peer in self.peers.iter_mut() {
+            peer.outgoing.forget(number);
+            peer.incoming.forget(number);
+        }
     }
 
     /// Adds to a word for a rank. Returns whether it is done.

@@ -311,9 +311,11 @@ impl Incoming {
                     break;
                 }
                 arriving.has_arrived = true;
-                // One flush makes all visible that came before.
-                if arriving.last_of.is_some() && arriving.part.window.is_on_gpu() {
-                    arriving.flush = link.flush(&arriving.part.window, arriving.part.buffer)?;
+                // One flush makes all visible that came before. Nobody looks into a window that has ended.
+                let window = &arriving.part.window;
+                let is_there = || matches!(shared.windows.find(window.number), Found::Window(_));
+                if arriving.last_of.is_some() && window.is_on_gpu() && is_there() {
+                    arriving.flush = link.flush(window, arriving.part.buffer)?;
                 }
             }
             if let Some(flush) = arriving.flush
@@ -327,6 +329,11 @@ impl Incoming {
             self.arriving.pop_front();
         }
         Ok(())
+    }
+
+    /// Returns whether data in a window is being made visible.
+    pub(super) fn is_flushing(&self, number: u32) -> bool {
+        self.arriving.iter().any(|message| message.flush.is_some() && message.part.window.number == number)
     }
 
     /// Ends the registration of a window.

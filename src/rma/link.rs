@@ -90,6 +90,8 @@ struct Sent {
     index: u8,
     /// It is in a slot.
     is_command: bool,
+    /// The window that it is of, if it is in none of the slots.
+    window: Option<u32>,
     /// The request that it is a part of.
     request: Option<Number>,
 }
@@ -139,7 +141,7 @@ impl SendLink {
         let Some(index) = started else { return Ok(false) };
         self.next = (self.next + 1) % self.count;
         self.commands += 1;
-        self.under_way.push_back(Sent { index, is_command: true, request });
+        self.under_way.push_back(Sent { index, is_command: true, window: None, request });
         Ok(true)
     }
 
@@ -148,13 +150,13 @@ impl SendLink {
         let Self { comm, windows, .. } = self;
         let mr = windows.get(window, comm.registrar())?;
         let Some(index) = comm.start(part, mr)? else { return Ok(false) };
-        self.under_way.push_back(Sent { index, is_command: false, request });
+        self.under_way.push_back(Sent { index, is_command: false, window: Some(window.number), request });
         Ok(true)
     }
 
     /// Ends the oldest message if it is done. Returns its request.
     pub(super) fn next_sent(&mut self) -> Fast<Option<Option<Number>>> {
-        let Some(Sent { index, is_command, request }) = self.under_way.front() else { return Ok(None) };
+        let Some(Sent { index, is_command, request, .. }) = self.under_way.front() else { return Ok(None) };
         let (is_command, request) = (*is_command, *request);
         if !self.comm.has_sent(*index)? {
             return Ok(None);
@@ -167,6 +169,11 @@ impl SendLink {
     /// Returns whether nothing is under way.
     pub(super) fn is_idle(&self) -> bool {
         self.under_way.is_empty()
+    }
+
+    /// Returns whether a part of a window is under way.
+    pub(super) fn is_sending(&self, number: u32) -> bool {
+        self.under_way.iter().any(|sent| sent.window == Some(number))
     }
 
     /// Ends the registration of a window.

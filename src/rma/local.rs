@@ -111,11 +111,18 @@ pub(super) struct Local {
     connection: Connection,
     waiting: VecDeque<Large>,
     done: VecDeque<(Purpose, u64)>,
+    has_failed: bool,
 }
 
 impl Local {
     pub(super) fn new() -> Self {
-        Self { connection: Connection::Unused, waiting: VecDeque::new(), done: VecDeque::new() }
+        let (waiting, done) = (VecDeque::new(), VecDeque::new());
+        Self { connection: Connection::Unused, waiting, done, has_failed: false }
+    }
+
+    /// Returns whether no copy will be done any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
     /// Returns the connection if it is there, and begins it if not.
@@ -173,6 +180,12 @@ impl Local {
 
     /// Goes on with all copies.
     pub(super) fn progress(&mut self, terms: &Terms) -> Fast<()> {
+        let progress = self.advance(terms);
+        self.has_failed |= progress.is_err();
+        progress
+    }
+
+    fn advance(&mut self, terms: &Terms) -> Fast<()> {
         match &mut self.connection {
             Connection::Unused => Ok(()),
             Connection::Connecting(connecting) => {
@@ -188,6 +201,20 @@ impl Local {
             }
             Connection::Ready(ready) => ready.progress(&mut self.waiting, &mut self.done),
         }
+    }
+
+    /// Returns whether an adapter moves data of a window, or is about to.
+    pub(super) fn uses(&self, number: u32) -> bool {
+        let of = |part: &Part| part.window.number == number;
+        let either = |large: &Large| of(&large.from) || of(&large.to);
+        let is_under_way = match &self.connection {
+            Connection::Ready(ready) => {
+                ready.small.iter().any(|small| of(&small.part))
+                    || ready.moving.iter().any(|moving| either(&moving.large))
+            }
+            Connection::Unused | Connection::Connecting(_) => false,
+        };
+        is_under_way || self.waiting.iter().any(either)
     }
 
     /// Ends the registration of a window.

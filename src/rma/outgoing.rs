@@ -106,6 +106,14 @@ impl Outgoing {
         }
     }
 
+    /// Returns whether data of a window is under way.
+    pub(super) fn is_sending(&self, number: u32) -> bool {
+        match &self.links {
+            Links::Ready(ready) => ready.commands.is_sending(number) || ready.data.is_sending(number),
+            Links::Unused | Links::Connecting(_) => false,
+        }
+    }
+
     /// Ends the registration of a window.
     pub(super) fn forget(&mut self, number: u32) {
         if let Links::Ready(ready) = &mut self.links {

@@ -139,6 +139,11 @@ impl Signals {
         }
     }
 
+    /// Returns whether an adapter reads or writes a word of a window, or is about to.
+    pub(super) fn uses(&self, number: u32) -> bool {
+        self.words.iter().any(|((window, _), adding)| *window == number && adding.step != Step::Rest)
+    }
+
     /// Forgets the words of a window.
     pub(super) fn forget(&mut self, number: u32) {
         self.words.retain(|(window, _), _| *window != number);

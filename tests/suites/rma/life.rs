@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 
 use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, known};
 use mpib_tests::log::{assert_warned, c_logger, has_logged, take_warning, take_warnings};
-use mpib_tests::pair::{init, until};
+use mpib_tests::pair::{LIMIT, Polling, init, until};
 use mpib_tests::peer::{Peer, answer, commands, handle_of, word};
 use mpib_tests::process::Role;
 use mpib_tests::rma::{CUDA, Group, HOST, NOWHERE, OF_SIGNALS, rma_table, rma_tables};
@@ -128,6 +128,28 @@ fn a_put_into_a_window_that_has_ended_is_dropped() {
         group.wait([group.put_signal((0, 0), NOWHERE, 0, NOWHERE, 1, (signals.at(0, 0), 1))]);
         group.until("the second signal", || (signals.word(1, 0) == 2).then_some(()));
         group.deregister(signals);
+        group.close();
+        assert_eq!(take_warnings(), Vec::<String>::new());
+    });
+}
+
+/// A signal on the GPU is seen before the adapter's flush behind it has ended. The window may end then,
+/// and signals of other windows go on.
+#[test]
+fn a_window_ends_as_soon_as_its_signal_is_seen() {
+    isolated(here!(), &mpib("512", &[LATE]), || {
+        let group = Group::new(rma_table(16), 2, 1);
+        for round in 0..20 {
+            let signals = group.window(CUDA, 1, OF_SIGNALS);
+            let polling = Polling::start();
+            let request = group.put_signal((0, 0), NOWHERE, 0, NOWHERE, 1, (signals.at(0, 0), 1));
+            while signals.word(1, 0) == 0 {
+                group.progress();
+                assert!(polling.pause() < LIMIT, "no signal in window {round}");
+            }
+            group.deregister(signals);
+            group.wait([request]);
+        }
         group.close();
         assert_eq!(take_warnings(), Vec::<String>::new());
     });
