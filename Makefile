@@ -66,7 +66,7 @@ faults: setup-test ## Let rails die at every work request of each kind of traffi
 	@export FAULT_POINTS=all; $(cargo) test --locked --workspace --test failover -- --nocapture 2>&1 | awk '/ fault points$$/ { sub(/.* \.\.\. /, ""); print; n += $$(NF - 2) } /^test result: |FAILED|panicked/ { print } END { print n " fault points in all" }'
 
 .PHONY: random-faults
-random-faults: setup-test ## Draw COUNT (default 2000) scenarios: any faults that can be survived, under any traffic; TEST_SEED=N begins with N
+random-faults: setup-test ## Draw COUNT (default 2000) scenarios of messages, and as many of puts: any faults that can be survived; TEST_SEED=N begins with N
 	@export RANDOM_FAULTS=$(or $(COUNT),2000); $(cargo) test --locked --workspace --test failover random_faults -- --nocapture 2>&1 | grep -a '^random faults: \|^test result: \|scenarios failed'
 
 # Of make soak, and of make fuzz.

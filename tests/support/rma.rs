@@ -75,10 +75,10 @@ pub struct Listening {
 
 impl Listening {
     #[track_caller]
-    fn on(table: Rma, ctx: Ptr) -> Self {
+    fn on(table: Rma, ctx: Ptr, dev: c_int) -> Self {
         let (mut listen, mut handle) = (null_mut(), [0; 128]);
         assert_eq!(
-            known(table.listen(ctx, 0, handle.as_mut_ptr().cast(), &raw mut listen)),
+            known(table.listen(ctx, dev, handle.as_mut_ptr().cast(), &raw mut listen)),
             Success,
             "listen"
         );
@@ -136,11 +136,17 @@ enum Memory {
 }
 
 impl Group {
-    /// Makes a group with this number of contexts.
+    /// Makes a group with this number of contexts, all ranks on the first device.
     #[track_caller]
     pub fn new(table: Rma, ranks: usize, contexts: c_int) -> Self {
+        Self::on(table, &vec![0; ranks], contexts)
+    }
+
+    /// Makes a group with a rank on each of these devices.
+    #[track_caller]
+    pub fn on(table: Rma, devices: &[c_int], contexts: c_int) -> Self {
         let ctx = init(table);
-        let listening: Vec<Listening> = (0..ranks).map(|_| Listening::on(table, ctx)).collect();
+        let listening: Vec<Listening> = devices.iter().map(|dev| Listening::on(table, ctx, *dev)).collect();
         let mut handles: Vec<[u8; 128]> = listening.iter().map(|rank| rank.handle).collect();
         let ranks = listening.iter().enumerate().map(|(rank, end)| end.rank(rank, &mut handles, contexts));
         Self::of(table, ctx, ranks.collect())
@@ -162,7 +168,7 @@ impl Group {
     /// Begins a group with one rank in this process.
     #[track_caller]
     pub fn listen(table: Rma) -> Listening {
-        Listening::on(table, init(table))
+        Listening::on(table, init(table), 0)
     }
 
     /// Returns a window that no rank has registered yet.
@@ -221,28 +227,56 @@ impl Group {
     /// Begins a put by the context 0 of a rank.
     #[track_caller]
     pub fn put(&self, from: usize, src: Place, size: usize, dst: Place, to: usize) -> Pending {
-        let mut request = null_mut();
-        let rc = self.table.iput(self.ranks[from].ctx, 0, src, size, dst, to as u32, &raw mut request);
-        assert_eq!(known(rc), Success, "iput");
-        assert!(!request.is_null(), "iput without a request");
-        (from, request)
+        self.put_by((from, 0), src, size, dst, to)
     }
 
-    /// Begins a put with a signal, which adds `value`.
+    /// Begins a put by a context of a rank.
     #[track_caller]
-    pub fn put_signal(
+    pub fn put_by(
         &self,
         (from, context): (usize, c_int),
         src: Place,
         size: usize,
         dst: Place,
         to: usize,
+    ) -> Pending {
+        let (ctx, mut request) = (self.ranks[from].ctx, null_mut());
+        let rc = self.table.iput(ctx, context, src, size, dst, to as u32, &raw mut request);
+        assert_eq!(known(rc), Success, "iput");
+        assert!(!request.is_null(), "iput without a request");
+        (from, request)
+    }
+
+    /// Begins a put with a strong signal, which adds `value`.
+    #[track_caller]
+    pub fn put_signal(
+        &self,
+        by: (usize, c_int),
+        src: Place,
+        size: usize,
+        dst: Place,
+        to: usize,
         (word, value): (Place, u64),
     ) -> Pending {
-        let mut request = null_mut();
-        let (ctx, signal) = (self.ranks[from].ctx, (word, value, ADD));
+        self.put_signal_as(by, src, size, dst, to, (word, value, ADD), true)
+    }
+
+    /// Begins a put with a signal: a word, a value and an operation.
+    #[track_caller]
+    #[expect(clippy::too_many_arguments, reason = "those of the table")]
+    pub fn put_signal_as(
+        &self,
+        (from, context): (usize, c_int),
+        src: Place,
+        size: usize,
+        dst: Place,
+        to: usize,
+        signal: (Place, u64, u32),
+        strong: bool,
+    ) -> Pending {
+        let (ctx, mut request) = (self.ranks[from].ctx, null_mut());
         let rc =
-            self.table.iput_signal(ctx, context, src, size, dst, to as u32, signal, true, &raw mut request);
+            self.table.iput_signal(ctx, context, src, size, dst, to as u32, signal, strong, &raw mut request);
         assert_eq!(known(rc), Success, "iputSignal");
         assert!(!request.is_null(), "iputSignal without a request");
         (from, request)
@@ -256,6 +290,15 @@ impl Group {
         assert_eq!(known(rc), Success, "iget");
         assert!(!request.is_null(), "iget without a request");
         (rank, request)
+    }
+
+    /// Makes what gets have brought into a rank's window visible, which it is when they are done.
+    #[track_caller]
+    pub fn flush(&self, rank: usize, window: &Window, from: usize) {
+        let (ctx, mut request) = (self.ranks[rank].ctx, null_mut());
+        let rc = self.table.iflush(ctx, 0, window.mrs[rank], from as u32, &raw mut request);
+        assert_eq!(known(rc), Success, "iflush");
+        assert!(request.is_null(), "iflush after a get that is done");
     }
 
     /// Tests a request once.

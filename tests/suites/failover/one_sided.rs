@@ -1,7 +1,7 @@
 //! Rails that die and return under puts, signals and gets of several ranks.
 
 use mpib_tests::log::warnings;
-use mpib_tests::one_sided::OneSided;
+use mpib_tests::one_sided::{OneSided, Plan};
 use mpib_tests::rma::{CUDA, Group, HOST, rma_table};
 use mpib_tests::rng::Rng;
 use mpib_tests::{SHORT, here, isolated, mpib};
@@ -25,7 +25,7 @@ fn on_two_rails(test: &str, body: impl FnOnce(&mut Rng)) {
 /// Runs `body` with traffic of some ranks, in memory of this kind.
 fn under_traffic(kind: i32, rng: &mut Rng, body: impl FnOnce(&mut OneSided<'_>)) {
     let group = Group::new(rma_table(16), RANKS, 2);
-    let mut traffic = OneSided::new(&group, kind, 2, Rng::new(rng.draw()));
+    let mut traffic = OneSided::new(&group, Plan::new(kind, 2), Rng::new(rng.draw()));
     traffic.run(10);
     body(&mut traffic);
     traffic.end();

@@ -80,8 +80,13 @@ impl Kind {
 
 /// Two hosts of `n` rails each, in this process: r0, r1, … receive, s0, s1, … send.
 pub(crate) fn two_hosts(n: usize) -> String {
+    two_hosts_with(n, "")
+}
+
+/// Like [`two_hosts`], each device with `more` properties, each of them behind a comma.
+pub(crate) fn two_hosts_with(n: usize, more: &str) -> String {
     let rails = |name: &str, host: u8| {
-        (0..n).map(|i| format!("{name}{i}:addr=10.0.{i}.{host}/24")).collect::<Vec<_>>().join(";")
+        (0..n).map(|i| format!("{name}{i}:addr=10.0.{i}.{host}/24{more}")).collect::<Vec<_>>().join(";")
     };
     format!("{};{}", rails("r", 1), rails("s", 2))
 }
@@ -95,8 +100,8 @@ pub(crate) fn env<'a>(devices: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a
 pub(crate) struct Ends {
     pub(crate) table: &'static Table,
     ctx: Ptr,
-    receiver: i32,
-    sender: i32,
+    pub(crate) receiver: i32,
+    pub(crate) sender: i32,
     /// The names of the adapters.
     pub(crate) devices: Vec<String>,
 }

@@ -1,7 +1,7 @@
 //! What a signal proves, under random traffic of all ranks.
 
 use mpib_tests::log::take_warnings;
-use mpib_tests::one_sided::OneSided;
+use mpib_tests::one_sided::{OneSided, Plan};
 use mpib_tests::rma::{CUDA, Group, HOST, rma_table};
 use mpib_tests::rng::Rng;
 use mpib_tests::{here, isolated, mpib};
@@ -12,7 +12,7 @@ fn a_signal_proves_its_put(test: &str, kind: i32) {
     isolated(test, &mpib("512", &[LATE]), || {
         let (_, rng) = Rng::from_env();
         let group = Group::new(rma_table(16), 3, 4);
-        let mut traffic = OneSided::new(&group, kind, 4, rng);
+        let mut traffic = OneSided::new(&group, Plan::new(kind, 4), rng);
         traffic.run(60);
         traffic.end();
         group.close();
