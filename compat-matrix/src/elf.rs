@@ -1,9 +1,15 @@
-//! Reads and changes ELF files: symbols that are not exported, the slots of imported functions, and
-//! copies of the plugin without some of its tables.
+//! Reads and changes ELF files: symbols that are not exported, the slots of imported functions, the
+//! names of plugins' tables, and copies of the plugin without some of its tables.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
-use object::{Object, ObjectSymbol, ObjectSymbolTable, RelocationFlags, RelocationTarget, elf};
+use object::{
+    Object, ObjectSection, ObjectSymbol, ObjectSymbolTable, RelocationFlags, RelocationTarget, elf,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Context, Failure, Result};
@@ -60,6 +66,39 @@ fn is_slot(flags: RelocationFlags) -> bool {
         .contains(&r_type)
 }
 
+/// Returns the names of plugins' tables among a library's constant strings. A library that looks
+/// for such a table in a plugin has its name there.
+pub(crate) fn sought_tables(file: &object::File<'_>) -> Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    for section in file.sections().filter(|s| s.name().is_ok_and(|name| name.starts_with(".rodata"))) {
+        let bytes = section.data().cannot("read the library's constants")?;
+        names.extend(bytes.split(|byte| *byte == 0).filter_map(table_name).map(str::to_owned));
+    }
+    Ok(names)
+}
+
+/// Returns the table's name at the end of a string: the linker lets strings share their ends. It is
+/// `ncclNetPlugin_v12`, `ncclProfiler_v7`, or a format that makes such names. The numbers of NCCL's
+/// own functions, as in `ncclDevCommCreate_v22902`, are releases and have five digits.
+fn table_name(string: &[u8]) -> Option<&str> {
+    let start = string.windows(4).rposition(|four| four == b"nccl")?;
+    let name = str::from_utf8(&string[start..]).ok()?;
+    let (stem, version) = name.rsplit_once("_v")?;
+    let number = version.len() <= 3 && version.parse::<u32>().is_ok();
+    let format =
+        version.strip_prefix('%').is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_alphanumeric()));
+    (stem.bytes().all(|b| b.is_ascii_alphabetic()) && (number || format)).then_some(name)
+}
+
+/// Returns what a shared library exports.
+pub(crate) fn exports(library: &Path) -> Result<BTreeSet<String>> {
+    let bytes = fs::read(library).cannot(format!("read {}", library.display()))?;
+    let file = object::File::parse(&*bytes).cannot(format!("read {}", library.display()))?;
+    let names =
+        file.dynamic_symbols().filter(|s| s.is_definition()).filter_map(|s| s.name().ok().map(str::to_owned));
+    Ok(names.collect())
+}
+
 /// Copies the plugin's file without the tables of these versions: their names are changed in the
 /// copy's string table, and no look-up finds them.
 pub(crate) fn copy_without(plugin: &Path, to: &Path, versions: &[u32]) -> Result<()> {
@@ -69,10 +108,7 @@ pub(crate) fn copy_without(plugin: &Path, to: &Path, versions: &[u32]) -> Result
 
 /// Copies the plugin's file without its tables for one-sided transfers.
 pub(crate) fn copy_without_rma(plugin: &Path, to: &Path) -> Result<()> {
-    let bytes = fs::read(plugin).cannot(format!("read {}", plugin.display()))?;
-    let file = object::File::parse(&*bytes).cannot(format!("read {}", plugin.display()))?;
-    let names = file.dynamic_symbols().filter(|s| s.is_definition()).filter_map(|s| s.name().ok());
-    let symbols: Vec<_> = names.filter(|name| name.starts_with(RMA)).map(str::to_owned).collect();
+    let symbols: Vec<_> = exports(plugin)?.into_iter().filter(|name| name.starts_with(RMA)).collect();
     copy_without_symbols(plugin, to, &symbols)
 }
 
@@ -110,10 +146,38 @@ mod tests {
         assert_eq!(exported_versions(&copy).unwrap(), [11, 10, 9, 7, 6]);
         copy_without_rma(&copy, &copy).unwrap();
         assert_eq!(exported_versions(&copy).unwrap(), [11, 10, 9, 7, 6]);
-        let bytes = fs::read(&copy).unwrap();
-        let left = object::File::parse(&*bytes).unwrap();
-        assert!(!left.dynamic_symbols().any(|s| s.name().is_ok_and(|name| name.starts_with(RMA))));
+        assert!(!exports(&copy).unwrap().iter().any(|name| name.starts_with(RMA)));
         let said = copy_without(&copy, &copy, &[8]).unwrap_err().to_string();
         assert!(said.contains("exports no ncclNetPlugin_v8"), "{said}");
+    }
+
+    #[test]
+    fn names_of_tables_and_formats_that_make_them_are_found() {
+        let names = [
+            "ncclNetPlugin_v12",
+            "ncclProfiler_v7",
+            "ncclRailPlugin_v1",
+            "ncclNetPlugin_v%d",
+            "ncclNetPlugin_v%02u",
+        ];
+        for name in names {
+            assert_eq!(table_name(name.as_bytes()), Some(name));
+            let behind = [b"\xffFailed to find ".as_slice(), name.as_bytes()].concat();
+            assert_eq!(table_name(&behind), Some(name));
+        }
+        for other in [
+            "",
+            "nccl",
+            "ncclNetPlugin",
+            "ncclNetPlugin_v",
+            "ncclNetPlugin_vX",
+            "ncclNetPlugin_v12 is too old",
+            "ncclNet_v5_as_v6_init",
+            "ncclNet_v5_as_v6",
+            "ncclDevCommCreate_v22902",
+            "NET/Plugin: %s_v%d",
+        ] {
+            assert_eq!(table_name(other.as_bytes()), None, "{other}");
+        }
     }
 }

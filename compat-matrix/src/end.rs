@@ -54,7 +54,7 @@ pub(crate) fn facts(file: &Path, release: Option<&String>) -> Result<ExitCode> {
     let matrix = Matrix::read()?;
     let release = matrix.one(release)?;
     let library = Cache::of_user(&matrix.package)?.fetch(&release)?;
-    let (facts, _) = facts::read(&library, &release)?;
+    let facts = facts::read(&library, &release)?.facts;
     let text = serde_json::to_vec(&Known { release, facts }).cannot("write facts")?;
     fs::write(file, text).cannot(format!("write {}", file.display()))?;
     println!("{}", library.display());

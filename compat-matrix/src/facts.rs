@@ -1,12 +1,12 @@
 //! Facts that are read once from a release's file and used by every process that loads it.
 
-use std::{fs::File, path::Path};
+use std::{collections::BTreeSet, fs::File, path::Path};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     dwarf::Types,
-    elf::Places,
+    elf::{self, Places},
     failure::{Context, Failure, Result},
     matrix::Release,
     seen,
@@ -29,8 +29,18 @@ pub(crate) struct CommFields {
     pub(crate) context: Option<u64>,
 }
 
-/// Reads a library; the types are for the comparison of layouts.
-pub(crate) fn read(library: &Path, release: &Release) -> Result<(Facts, Types)> {
+/// All that is read from a release's file.
+#[derive(Debug)]
+pub(crate) struct Library {
+    pub(crate) facts: Facts,
+    /// For the comparison of layouts.
+    pub(crate) types: Types,
+    /// The tables that the release looks for in plugins, by their symbols.
+    pub(crate) sought: BTreeSet<String>,
+}
+
+/// Reads a library.
+pub(crate) fn read(library: &Path, release: &Release) -> Result<Library> {
     let open = || format!("read {}", library.display());
     let file = File::open(library).cannot(open())?;
     // SAFETY: the cache's file is put in place whole and never written to.
@@ -46,5 +56,6 @@ pub(crate) fn read(library: &Path, release: &Release) -> Result<(Facts, Types)> 
     let offset = |name: &str| comm.field(name).map(|field| field.offset);
     let net = offset("ncclNet").ok_or_else(|| Failure::tool("struct ncclComm has no field ncclNet"))?;
     let comm = CommFields { size: comm.size, net, context: offset("netContext") };
-    Ok((Facts { places, comm }, types))
+    let sought = elf::sought_tables(&elf)?;
+    Ok(Library { facts: Facts { places, comm }, types, sought })
 }

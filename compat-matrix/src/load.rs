@@ -45,7 +45,7 @@ pub(crate) fn main(args: &LoadArgs) -> Result<ExitCode> {
     let matrix = Matrix::read()?;
     let release = matrix.one(args.release.as_ref())?;
     let library = Cache::of_user(&matrix.package)?.fetch(&release)?;
-    let (facts, _) = facts::read(&library, &release)?;
+    let facts = facts::read(&library, &release)?.facts;
     let job = Job {
         library,
         facts,

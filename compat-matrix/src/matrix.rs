@@ -1,6 +1,9 @@
 //! `matrix.toml`: the releases and the facts about each. The file's first lines explain every key.
 
-use std::fmt;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +13,9 @@ use crate::{
 };
 
 const TEXT: &str = include_str!("../matrix.toml");
+
+/// The symbol of the network's tables, without the version.
+const NETWORK: &str = "ncclNetPlugin";
 
 /// The whole file.
 #[derive(Debug, Clone, Deserialize)]
@@ -22,7 +28,8 @@ pub(crate) struct Matrix {
     pub(crate) releases: Vec<Release>,
 }
 
-/// The first release that uses a plugin's table for one-sided transfers.
+/// The first release that uses a plugin's table for one-sided transfers, and takes
+/// `NCCL_NUM_RMA_CTX=0` against it.
 pub(crate) const RMA_TABLE: &str = "2.30.7";
 
 /// One release.
@@ -44,6 +51,7 @@ pub(crate) struct Release {
     pub(crate) after_death: AfterDeath,
     #[serde(default)]
     pub(crate) quirks: Vec<Quirk>,
+    pub(crate) other_tables: BTreeMap<String, Vec<u32>>,
 }
 
 /// The rule for `NCCL_NET_PLUGIN=X`.
@@ -137,6 +145,9 @@ impl Release {
         if !self.looks_up.is_sorted_by(|a, b| a > b) {
             return Err(format!("looks_up is {:?}; expected newest first", self.looks_up));
         }
+        if let Some((name, all)) = self.other_tables.iter().find(|(_, all)| !all.is_sorted_by(|a, b| a > b)) {
+            return Err(format!("{name} is {all:?}; expected newest first"));
+        }
         if self.opens.is_empty() {
             return Err("opens is empty; expected at least the function that initialises a network".into());
         }
@@ -148,6 +159,15 @@ impl Release {
     /// Returns whether the release is this version or newer.
     pub(crate) fn is_at_least(&self, version: &str) -> bool {
         Version::parse(&self.version) >= Version::parse(version)
+    }
+
+    /// Returns the symbols of all tables that the release looks for in plugins.
+    pub(crate) fn tables(&self) -> BTreeSet<String> {
+        let network = self.looks_up.iter().map(|version| format!("{NETWORK}_v{version}"));
+        let others = self.other_tables.iter();
+        network
+            .chain(others.flat_map(|(name, all)| all.iter().map(move |v| format!("{name}_v{v}"))))
+            .collect()
     }
 
     pub(crate) fn has(&self, quirk: Quirk) -> bool {
@@ -178,6 +198,13 @@ mod tests {
         let text = TEXT.replacen("table = 6", "table = 7", 1);
         let said = Matrix::parse(&text).unwrap_err().to_string();
         assert!(said.contains("release 2.18.1: looks_up begins with Some(6), but table is 7"), "{said}");
+    }
+
+    #[test]
+    fn tables_that_are_out_of_order_are_named() {
+        let text = TEXT.replacen("ncclCollNetPlugin = [6, 5, 4]", "ncclCollNetPlugin = [4, 5, 6]", 1);
+        let said = Matrix::parse(&text).unwrap_err().to_string();
+        assert!(said.contains("release 2.18.1: ncclCollNetPlugin is [4, 5, 6]; expected newest"), "{said}");
     }
 
     #[test]

@@ -93,7 +93,7 @@ fn finds(fault: &str, check: &str, words: &[&str]) {
 #[test]
 fn a_core_that_is_right_passes_and_its_results_are_compared() {
     let place = Place::new("NONE");
-    let checks = "layout,lookup,table,devices,traffic,two communicators,lost name";
+    let checks = "layout,symbols,lookup,table,devices,traffic,two communicators,lost name";
     let (code, said) = place.run(&[RELEASE, "--checks", checks, "--write"]);
     assert_eq!((code, said.contains("all is well: 1 release(s)")), (0, true), "{said}");
     let written = place.results();
@@ -101,6 +101,8 @@ fn a_core_that_is_right_passes_and_its_results_are_compared() {
         written.contains("## NCCL 2.18.3") && written.contains("| lookup | ok | v6 v5 v4 |"),
         "{written}"
     );
+    let symbols = "| symbols | ok | ncclCollNetPlugin v6 v5 v4, ncclNetPlugin v6 v5 v4 |";
+    assert!(written.contains(symbols), "{written}");
 
     let (code, said) = place.run(&[RELEASE, "--checks", "lookup,table"]);
     assert_eq!(code, 0, "{said}");
@@ -125,6 +127,24 @@ fn a_core_that_hangs_is_ended() {
 #[test]
 fn a_function_that_fails_is_named() {
     finds("FAIL", "table", &["communicator 0: _Z11ncclNetInitP8ncclComm returned 3"]);
+}
+
+#[test]
+fn a_table_that_the_list_does_not_know_is_found() {
+    finds(
+        "NEW_TABLE",
+        "symbols",
+        &["NCCL 2.18.3 looks for ncclRailPlugin_v1, which matrix.toml does not list"],
+    );
+}
+
+#[test]
+fn a_listed_table_that_the_core_does_not_look_for_is_found() {
+    finds(
+        "LOST_TABLE",
+        "symbols",
+        &["NCCL 2.18.3 does not look for ncclCollNetPlugin_v4, which matrix.toml"],
+    );
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn run(bench: &Bench<'_>, entry: Entry, collectives: &[Collective]) -> Result<St
         return Err(Failure::unfit(why));
     }
     let run = |plan: &Plan| {
-        communicator(&Common::with_silence(SILENCE), &bench.library, bench.release, plan, bench.stage)
+        communicator(&Common::with_silence(SILENCE), &bench.path, bench.release, plan, bench.stage)
     };
     let failure = match run(&plan) {
         Ok(seen) => return Ok(seen.facts()),

@@ -4,6 +4,7 @@ mod collectives;
 mod life;
 pub(crate) mod loading;
 mod names;
+mod symbols;
 mod traffic;
 mod vnics;
 
@@ -15,8 +16,7 @@ use crate::{
     child::{Ending, Runner},
     collectives::Entry,
     compare,
-    dwarf::Types,
-    facts::{self, Facts},
+    facts::{self, Library},
     failure::{Failure, Result},
     matrix::Release,
     script::{Account, Job, Plan, Step},
@@ -27,9 +27,8 @@ use crate::{
 pub(crate) struct Bench<'a> {
     pub(crate) release: &'a Release,
     stage: &'a Stage,
-    library: PathBuf,
-    facts: Facts,
-    types: Types,
+    path: PathBuf,
+    library: Library,
     deadline: Duration,
 }
 
@@ -38,6 +37,7 @@ type Check = fn(&Bench<'_>) -> Result<String>;
 /// Every check, in the report's order.
 pub(crate) const CHECKS: &[(&str, Check)] = &[
     ("layout", layout),
+    ("symbols", symbols::known),
     ("lookup", loading::lookup),
     ("table", loading::table),
     ("devices", loading::devices),
@@ -84,17 +84,17 @@ impl<'a> Bench<'a> {
     pub(crate) fn new(
         release: &'a Release,
         stage: &'a Stage,
-        library: PathBuf,
+        path: PathBuf,
         deadline: Duration,
     ) -> Result<Self> {
-        let (facts, types) = facts::read(&library, release)?;
-        Ok(Self { release, stage, library, facts, types, deadline })
+        let library = facts::read(&path, release)?;
+        Ok(Self { release, stage, path, library, deadline })
     }
 
     fn job(&self, steps: Vec<Step>) -> Job {
         Job {
-            library: self.library.clone(),
-            facts: self.facts.clone(),
+            library: self.path.clone(),
+            facts: self.library.facts.clone(),
             table: self.release.table,
             opens: self.release.opens.clone(),
             closes: self.release.closes.clone(),
@@ -173,7 +173,7 @@ pub(crate) fn with_exchange(plan: Plan) -> Vec<Step> {
 /// Compares structures, signatures and enumerators of the release's debug information with crate
 /// `abi`.
 fn layout(bench: &Bench<'_>) -> Result<String> {
-    let compared = compare::compare(&bench.types);
+    let compared = compare::compare(&bench.library.types);
     if let Some(first) = compared.differences.first() {
         return Err(Failure::wrong(format!("{} difference(s): {first}", compared.differences.len())));
     }
@@ -181,7 +181,7 @@ fn layout(bench: &Bench<'_>) -> Result<String> {
     let tables = bench.release.looks_up.iter().filter(|v| crate::stage::VERSIONS.contains(*v));
     for version in tables {
         let name = format!("ncclNet_v{version}_t");
-        if !bench.types.structs.contains_key(&name) {
+        if !bench.library.types.structs.contains_key(&name) {
             return Err(Failure::wrong(format!("the debug information has no {name}")));
         }
     }

@@ -171,7 +171,7 @@ fn outcomes(
     let softcuda = (!common.gpu).then(|| beside("libsoftcuda.so"));
     let world = World::new(&beside("collective-rank"), softcuda.as_deref(), scratch.path(), silence)
         .map_err(|e| Failure::tool(format!("{e}; build package softcuda first (make collectives does)")))?;
-    let mut place = Place::new(common, plan, stage, scratch.path())?;
+    let mut place = Place::new(common, plan, release, stage, scratch.path())?;
     let variant = &plan.variant;
     let mut inquiry = variant.ras.then(|| Inquiry::new(variant.ranks)).transpose()?;
     if let Some(inquiry) = &inquiry {

@@ -63,7 +63,13 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn new(common: &Common, plan: &Plan, stage: &Stage, scratch: &Path) -> Result<Self> {
+    pub(super) fn new(
+        common: &Common,
+        plan: &Plan,
+        release: &Release,
+        stage: &Stage,
+        scratch: &Path,
+    ) -> Result<Self> {
         let folder = plan.variant.window.map_or(Folder::Whole, Window::folder);
         let mut environment = stage.environment(&folder)?;
         let kept: Vec<_> = REPLACED.iter().filter_map(|name| environment.remove(*name)).collect();
@@ -101,7 +107,7 @@ impl Place {
             // The last one is that of registrations; the others are the default.
             set("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,REG");
         }
-        for (name, value) in variant.window.map_or(&[][..], Window::settings) {
+        for (name, value) in variant.window.map_or(&[][..], |window| window.settings(release)) {
             set(name, value);
         }
         if variant.vmm {

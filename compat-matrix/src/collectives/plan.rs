@@ -18,7 +18,6 @@ const FLUSHED: usize = 1 << 20;
 /// `ncclCommRegister`, which passes addresses only. Without the module nvidia-peermem no adapter can
 /// register them: 2.22 and 2.23 log "on 0 net devices", older ones log nothing, and all copy.
 const REGISTERS: u32 = 9;
-
 /// The ranks of a communicator, their hosts and GPUs.
 #[derive(Debug, Clone, Args)]
 pub(super) struct Variant {
@@ -46,7 +45,7 @@ pub(super) struct Variant {
     /// Let NCCL's profiler count the plugin's events (from 2.26 on)
     #[arg(long, conflicts_with_all = ["killed", "fault"])]
     pub(super) profiler: bool,
-    /// The network that NCCL has for one-sided transfers (from 2.30.7 on; ib from 2.30.3 on). Each
+    /// The network that NCCL has for one-sided transfers (from 2.30.3 on; plugin from 2.30.7 on). Each
     /// rank registers a window before the tests (ncclCommWindowRegister), which no test uses
     #[arg(long, value_enum, value_name = "NETWORK", requires_all = ["vmm", "gpudirect", "dma_buf"])]
     pub(super) window: Option<Window>,
@@ -211,22 +210,29 @@ pub(crate) enum Window {
     Plugin,
     /// NCCL's own InfiniBand code, the control. The plugin's table is hidden from NCCL.
     Ib,
-    /// None: `NCCL_NUM_RMA_CTX=0` and `NCCL_SYM_GIN_KERNELS_ENABLE=0`. Windows work inside a host.
+    /// None: `NCCL_NUM_RMA_CTX=0`, or before 2.30.7 `NCCL_CROSS_NIC=0`, and
+    /// `NCCL_SYM_GIN_KERNELS_ENABLE=0`. Windows work inside a host.
     Host,
     /// None, by `NCCL_IB_DISABLE=1` and without the plugin's table: there are no windows.
     Off,
 }
 
 impl Window {
-    /// Returns the settings of NCCL.
-    pub(super) fn settings(self) -> &'static [(&'static str, &'static str)] {
+    /// Returns the settings of a release.
+    pub(super) fn settings(self, release: &Release) -> &'static [(&'static str, &'static str)] {
         match self {
             // softverbs' GIDs have no types in sysfs.
             Self::Ib => &[("NCCL_IB_DISABLE", "0"), ("NCCL_IB_GID_INDEX", "3")],
-            Self::Host => &[
+            Self::Host if release.is_at_least(RMA_TABLE) => &[
                 ("NCCL_IB_DISABLE", "0"),
                 ("NCCL_IB_GID_INDEX", "3"),
                 ("NCCL_NUM_RMA_CTX", "0"),
+                ("NCCL_SYM_GIN_KERNELS_ENABLE", "0"),
+            ],
+            Self::Host => &[
+                ("NCCL_IB_DISABLE", "0"),
+                ("NCCL_IB_GID_INDEX", "3"),
+                ("NCCL_CROSS_NIC", "0"),
                 ("NCCL_SYM_GIN_KERNELS_ENABLE", "0"),
             ],
             Self::Plugin | Self::Off => &[("NCCL_IB_DISABLE", "1")],
@@ -347,18 +353,18 @@ impl Plan {
         let Some(window) = self.variant.window else {
             return (!tests.is_empty()).then_some("one-sided transfers need a network");
         };
-        // From then on there is a table for RMA beside the one for GIN, and `NCCL_NUM_RMA_CTX` against it.
-        let has_table = release.is_at_least(RMA_TABLE);
         match window {
             Window::Host | Window::Off if !tests.is_empty() => Some("one-sided transfers need a network"),
-            _ if has_table => None,
+            _ if release.is_at_least(RMA_TABLE) => None,
             Window::Plugin => Some("the release uses no table of a plugin for one-sided transfers"),
             Window::Ib if !release.is_at_least("2.29.2") => Some("the release has no one-sided transfers"),
             // 2.29.2 makes no window, and 2.29.7 has a kernel that resets signals.
             Window::Ib if !release.is_at_least("2.30.3") => Some("its one-sided transfers are unknown"),
             Window::Ib if tests.contains(&OneSided::Gin) => Some("its descriptors of GIN are unknown"),
-            Window::Ib => None,
-            Window::Host | Window::Off => Some("its windows were not tried"),
+            Window::Host | Window::Off if !release.is_at_least("2.30.3") => {
+                Some("its windows were not tried")
+            }
+            Window::Ib | Window::Host | Window::Off => None,
         }
     }
 
@@ -423,7 +429,23 @@ mod tests {
             assert_eq!(unfit(version, Some(Window::Ib), put), by_ib, "{version}");
             assert_eq!(unfit(version, Some(Window::Ib), gin), gin_by_ib, "{version}");
         }
-        assert!(unfit("2.30.4", Some(Window::Off), &[]) && !unfit("2.30.4", None, &[]));
+        for window in [None, Some(Window::Host), Some(Window::Off)] {
+            assert!(!unfit("2.30.4", window, &[]) && !unfit("2.30.3", window, &[]), "{window:?}");
+        }
+        assert!(unfit("2.29.7", Some(Window::Host), &[]) && unfit("2.29.7", Some(Window::Off), &[]));
+    }
+
+    #[test]
+    fn each_release_gets_the_settings_that_leave_its_windows_without_a_network() {
+        let has = |version: &str, name: &str| {
+            let release = Matrix::read().unwrap().one(Some(&version.to_owned())).unwrap();
+            Window::Host.settings(&release).contains(&(name, "0"))
+        };
+        for (version, rma, nic) in [("2.30.4", false, true), ("2.30.7", true, false)] {
+            assert_eq!(has(version, "NCCL_NUM_RMA_CTX"), rma, "{version}");
+            assert_eq!(has(version, "NCCL_CROSS_NIC"), nic, "{version}");
+            assert!(has(version, "NCCL_SYM_GIN_KERNELS_ENABLE"), "{version}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@
 #include "nccl/err.h"
 #include "nccl/types.h"
 
-enum fault { NONE, CRASH, HANG, FAIL, ORDER, VERSION, COPY, CORRUPT, TRUNCATE, LAYOUT };
+enum fault { NONE, CRASH, HANG, FAIL, ORDER, VERSION, COPY, CORRUPT, TRUNCATE, LAYOUT, NEW_TABLE, LOST_TABLE };
 
 #ifdef FAULT_LAYOUT
 /* speed and ptrSupport are swapped. */
@@ -99,6 +99,10 @@ ncclResult_t pluginInit(void) {
   for (int i = 0; i < 3 && found == NULL; i++) {
     found = dlsym(library, symbols[FAULT == ORDER ? 2 - i : i]);
   }
+  dlsym(library, "ncclCollNetPlugin_v6");
+  dlsym(library, "ncclCollNetPlugin_v5");
+  if (FAULT != LOST_TABLE) dlsym(library, "ncclCollNetPlugin_v4");
+  if (FAULT == NEW_TABLE) dlsym(library, "ncclRailPlugin_v1");
   if (found == NULL) dlclose(library);
   return ncclSuccess;
 }

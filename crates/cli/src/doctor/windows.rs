@@ -13,9 +13,14 @@ type Release = [u32; 3];
 const GIN: Release = [2, 28, 9];
 /// The first release that takes its own InfiniBand code beside any network plugin.
 const OWN: Release = [2, 29, 2];
+/// The first release that has GIN along rails, without ncclPutSignal, with `NCCL_CROSS_NIC=0`.
+const ALONG_RAILS: Release = [2, 29, 7];
 /// The first release that uses this plugin's RMA table, and in which `NCCL_NUM_RMA_CTX=0` turns
 /// `ncclPutSignal` off.
 const RMA: Release = [2, 30, 7];
+
+/// With it, NCCL joins only the ranks of one rail for one-sided traffic.
+const CROSS_NIC: &str = "NCCL_CROSS_NIC=0";
 
 /// Returns which network it is. `release`: absent if it is not known, and then a new one. `variable`
 /// returns the value of a variable of the environment.
@@ -48,8 +53,14 @@ pub(super) fn check(
     }
     let active = |port: &&Port| port.selected && port.state.as_ref().is_some_and(|state| state.active);
     let ports: Vec<String> = ports.iter().filter(active).map(sysfs::name).collect();
+    // What turns ncclPutSignal off.
+    let off = match number("NCCL_CROSS_NIC") {
+        Some(0) if !is_before(ALONG_RAILS) => Some(CROSS_NIC),
+        _ if is_before(RMA) => None,
+        _ => (number("NCCL_NUM_RMA_CTX") == Some(0)).then_some("NCCL_NUM_RMA_CTX=0"),
+    };
     if is_ours {
-        return ours(number("NCCL_NUM_RMA_CTX") == Some(0), number("NCCL_GIN_TYPE"));
+        return ours(off, number("NCCL_GIN_TYPE"));
     }
     if ports.is_empty() {
         let text = "none between hosts, and no GIN: NCCL's own InfiniBand code finds no active port, and this plugin \
@@ -63,35 +74,41 @@ pub(super) fn check(
         None => "from the GPU on mlx5 adapters, by its proxy on others".into(),
     };
     let network = format!("NCCL's own InfiniBand code on {}, not this plugin", ports.join(", "));
-    let rma_is_off = number("NCCL_NUM_RMA_CTX") == Some(0) && !is_before(RMA);
-    match (rma_is_off, kernels) {
-        (true, false) => {
+    let cables = if is_before(RMA) { CABLES_BEFORE } else { CABLES };
+    match (off, kernels) {
+        (Some(setting), false) => {
             let text = format!(
-                "windows work inside a host (NCCL_NUM_RMA_CTX=0, NCCL_SYM_GIN_KERNELS_ENABLE=0); GIN that a program \
+                "windows work inside a host ({setting}, NCCL_SYM_GIN_KERNELS_ENABLE=0); GIN that a program \
                  requests would use {network}, {gin}"
             );
             Check::new(ID, Level::Ok, text)
         }
-        (true, true) => {
-            let text =
-                format!("no ncclPutSignal (NCCL_NUM_RMA_CTX=0); windows and GIN would use {network}, {gin}");
-            Check::new(ID, Level::Note, text).remedy(CABLES)
+        (Some(setting), true) => {
+            let text = format!("no ncclPutSignal ({setting}); windows and GIN would use {network}, {gin}");
+            Check::new(ID, Level::Note, text).remedy(cables)
         }
-        (false, _) => {
+        (None, _) => {
             let text = format!(
                 "ncclPutSignal, GIN and collectives in windows would use {network}: without its rails, shares and \
                  failover; GIN {gin}"
             );
-            Check::new(ID, Level::Note, text).remedy(if is_before(RMA) { CABLES_BEFORE } else { CABLES })
+            Check::new(ID, Level::Note, text).remedy(cables)
         }
     }
 }
 
-/// Returns the check of a release that uses this plugin's RMA table.
-fn ours(puts_are_off: bool, gin: Option<i64>) -> Check {
-    let puts = match puts_are_off {
-        true => "no ncclPutSignal (NCCL_NUM_RMA_CTX=0); collectives in windows",
-        false => "ncclPutSignal and collectives in windows",
+/// Returns the check of a release that uses this plugin's RMA table. `off`: what turns
+/// `ncclPutSignal` off.
+fn ours(off: Option<&str>, gin: Option<i64>) -> Check {
+    if off == Some(CROSS_NIC) {
+        let text = "no ncclPutSignal, and GIN only along rails (NCCL_CROSS_NIC=0), which fails in programs that need \
+                    all ranks";
+        return Check::new(ID, Level::Note, text)
+            .remedy("unset NCCL_CROSS_NIC for programs with one-sided traffic");
+    }
+    let puts = match off {
+        Some(setting) => format!("no ncclPutSignal ({setting}); collectives in windows"),
+        None => "ncclPutSignal and collectives in windows".into(),
     };
     let gin = match gin {
         Some(2) => "GIN by its proxy, over this plugin, too (NCCL_GIN_TYPE=2)".into(),
@@ -105,8 +122,8 @@ fn ours(puts_are_off: bool, gin: Option<i64>) -> Check {
 const CABLES: &str = "if the hosts are joined by cables, set NCCL_NUM_RMA_CTX=0 and NCCL_SYM_GIN_KERNELS_ENABLE=0: \
                       ncclCommWindowRegister fails otherwise, or crashes";
 /// The same before [`RMA`].
-const CABLES_BEFORE: &str =
-    "if the hosts are joined by cables, set NCCL_IB_DISABLE=1: ncclCommWindowRegister fails otherwise";
+const CABLES_BEFORE: &str = "if the hosts are joined by cables, set NCCL_CROSS_NIC=0 and NCCL_SYM_GIN_KERNELS_ENABLE=0 until you have NCCL \
+     2.30.7: ncclCommWindowRegister fails otherwise, or hangs";
 
 /// Returns the numbers of a release.
 fn numbers(release: &str) -> Option<Release> {
@@ -132,13 +149,30 @@ mod tests {
         two[2].selected = false;
         two[3].state.as_mut().unwrap().active = false;
         let cables = ("NCCL_NUM_RMA_CTX", "0");
+        let nic = ("NCCL_CROSS_NIC", "0");
         let kernels = ("NCCL_SYM_GIN_KERNELS_ENABLE", "0");
         type Case<'a> = (Option<&'a str>, &'a [(&'a str, &'a str)], Level, &'a [&'a str]);
         let own = ("MPIB_RMA", "0");
-        let cases: [Case<'_>; 16] = [
+        let cases: [Case<'_>; 22] = [
             (Some("2.27.7"), &[], Level::Ok, &["does nothing in windows of other hosts"]),
             (Some("2.28.9"), &[], Level::Ok, &["no GIN"]),
-            (Some("2.29.7"), &[cables], Level::Note, &["ncclPutSignal, GIN", "set NCCL_IB_DISABLE=1"]),
+            (Some("2.29.7"), &[cables], Level::Note, &["ncclPutSignal, GIN", "set NCCL_CROSS_NIC=0 and"]),
+            (
+                Some("2.30.4"),
+                &[nic],
+                Level::Note,
+                &["no ncclPutSignal (NCCL_CROSS_NIC=0); windows and", "2.30.7"],
+            ),
+            (Some("2.30.4"), &[nic, kernels], Level::Ok, &["inside a host (NCCL_CROSS_NIC=0, NCCL_SYM"]),
+            (Some("2.29.3"), &[nic, kernels], Level::Note, &["ncclPutSignal, GIN and collectives"]),
+            (Some("2.32.3"), &[nic, cables], Level::Note, &["GIN only along rails", "unset NCCL_CROSS_NIC"]),
+            (Some("2.32.3"), &[own, nic, kernels], Level::Ok, &["inside a host (NCCL_CROSS_NIC=0"]),
+            (
+                Some("2.32.3"),
+                &[("NCCL_CROSS_NIC", "2")],
+                Level::Ok,
+                &["ncclPutSignal and", "use this plugin"],
+            ),
             (Some("2.30.7"), &[], Level::Ok, &["ncclPutSignal and", "use this plugin", "NCCL_GIN_TYPE=2"]),
             (
                 None,
