@@ -106,7 +106,7 @@ impl Group {
 
     /// Ends a window. Waits until the adapters are done with it: a signal or data may be seen before
     /// the operation that has brought it ends. Its registrations stay until the group ends if all
-    /// rails are dead for long: whoever aborts a job must not wait for them.
+    /// rails are dead for long: an abort of the job must not wait for them.
     pub(super) fn deregister(&self, number: u32) {
         self.state.lock().windows.remove(number);
         let until = Instant::now() + DEREGISTERS;

@@ -273,7 +273,7 @@ impl Ready {
     }
 
     /// Goes on with the small copies. One that is lost with its adapter is made again: nothing else
-    /// has changed its target meanwhile, since whoever writes to it waits for the end.
+    /// has changed its target meanwhile, since the one writer of a word waits for the end.
     fn progress_small(&mut self, done: &mut VecDeque<(Purpose, u64)>) -> Fast<()> {
         let mut at = 0;
         while let Some(Small { slot, part, towards, purpose, copy }) = self.small.get_mut(at) {

@@ -18,6 +18,7 @@ const FLUSHED: usize = 1 << 20;
 /// `ncclCommRegister`, which passes addresses only. Without the module nvidia-peermem no adapter can
 /// register them: 2.22 and 2.23 log "on 0 net devices", older ones log nothing, and all copy.
 const REGISTERS: u32 = 9;
+
 /// The ranks of a communicator, their hosts and GPUs.
 #[derive(Debug, Clone, Args)]
 pub(super) struct Variant {
