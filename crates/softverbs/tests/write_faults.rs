@@ -222,7 +222,8 @@ fn only_the_first_part_of_a_write_arrives() {
     devices();
     let large = || Opts { len: 1 << 20, ..short() };
     for (part, len, bytes) in [
-        (Part::Bytes(5), 8, 5),
+        (Part::Bytes(13), 32, 8),
+        (Part::Bytes(5), 8, 0),
         (Part::Bytes(0), 8, 0),
         (Part::Bytes(100), 8, 8),
         (Part::Percent(50), 1 << 20, 1 << 19),

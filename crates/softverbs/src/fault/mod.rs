@@ -94,7 +94,7 @@ pub enum Fault {
     /// destroyed, with the bytes of the time of the post, unless the receiver's queue pair was
     /// destroyed or reset or its memory deregistered before.
     Late(Duration, Then),
-    /// The first part of a WRITE arrives, and nothing after it.
+    /// The first part of a WRITE arrives, and nothing after it. No aligned word arrives in part.
     Partial(Part, Then),
     /// The device fails and is removed: `IBV_EVENT_DEVICE_FATAL`, and no completion any more. After
     /// [`heal`](crate::heal) it is listed again and can be opened again.

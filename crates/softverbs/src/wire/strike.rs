@@ -16,7 +16,7 @@ use crate::wire::exec::Step;
 use crate::wire::late::Late;
 use crate::wire::link;
 use crate::wire::reach::own_device;
-use crate::wire::send_queue::SendQueue;
+use crate::wire::send_queue::{SendQueue, Wqe};
 
 /// Reasons of `Step::NoAnswer`.
 pub(crate) const NO_ACK: &str = "it has arrived, but the answer is lost (an injected fault)";
@@ -123,7 +123,7 @@ pub(crate) fn begin(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Course {
                 return Course::Stopped(Step::NoAnswer(SWALLOWED));
             }
             (Fault::LostAck(_), None) => return Course::NoAck,
-            (Fault::Partial(part, _), None) => return Course::Cut(bytes(part, sq.first().0.len)),
+            (Fault::Partial(part, _), None) => return Course::Cut(bytes(part, &sq.first().0)),
             (Fault::Status(with), None) => return Course::Stopped(Step::Failed(with)),
             (Fault::RecvStatus(with), None) => return Course::BadReceive(with),
             (Fault::CqError(of), None) => {
@@ -158,11 +158,19 @@ pub(crate) fn begin(process: &Process, qp: &Qp, sq: &mut SendQueue) -> Course {
     Course::Plain
 }
 
-fn bytes(part: Part, len: u64) -> u64 {
-    match part {
-        Part::Bytes(n) => n.min(len),
-        Part::Percent(n) => u64::try_from(u128::from(len) * u128::from(n) / 100).unwrap_or(len).min(len),
+/// Returns how many bytes of a WRITE arrive. An adapter writes an aligned word at once: none arrives in
+/// part.
+fn bytes(part: Part, wqe: &Wqe) -> u64 {
+    let Wqe { len, remote_addr, .. } = *wqe;
+    let wanted = match part {
+        Part::Bytes(n) => n,
+        Part::Percent(n) => u64::try_from(u128::from(len) * u128::from(n) / 100).unwrap_or(len),
+    };
+    if wanted >= len {
+        return len;
     }
+    let end = remote_addr.saturating_add(wanted);
+    wanted.saturating_sub(end % 8)
 }
 
 /// Records that the fault of the head has taken effect, and applies what follows it. Returns
