@@ -158,14 +158,19 @@ impl<'a> OneSided<'a> {
             for to in 0..self.group.len() {
                 self.look(from, to);
                 self.collect(from, to);
-                let way = &self.ways[from][to];
-                // The area is free at both ends.
-                if way.begun < puts && way.begun - way.seen.min(way.completed) < self.plan.depth as u64 {
-                    self.put(from, to, way.begun + 1 == puts);
+                if self.ways[from][to].begun < puts && self.has_room(from, to) {
+                    self.put(from, to, self.ways[from][to].begun + 1 == puts);
                 }
             }
         }
         self.group.progress();
+    }
+
+    /// Returns whether the area of the next put is free at both ends.
+    fn has_room(&self, from: usize, to: usize) -> bool {
+        let (way, depth) = (&self.ways[from][to], self.plan.depth as u64);
+        // Requests are not completed in order.
+        way.begun - way.seen < depth && way.requests.iter().all(|(_, number)| way.begun - number < depth)
     }
 
     /// Begins a put. With `proves` its signal proves it.
@@ -256,7 +261,7 @@ impl<'a> OneSided<'a> {
             let Some(Put { data, word }) = self.ways[from][to].under_way.pop_front() else { return };
             let (number, area) = (self.ways[from][to].seen, self.area(from, self.ways[from][to].seen));
             let came = self.targets.read(to, area, data.len());
-            assert!(came == data, "put {number} of rank {from} to {to} behind its signal");
+            assert!(came == data, "put {number} of rank {from} to {to}: {}", difference(&came, &data));
             self.targets.write(to, area, &vec![MARK; data.len()]);
             let way = &mut self.ways[from][to];
             way.word = word.unwrap_or(way.word);
@@ -356,4 +361,11 @@ impl<'a> OneSided<'a> {
         let Self { group, sources, targets, signals, fixed, fetched, .. } = self;
         [sources, targets, signals, fixed, fetched].into_iter().for_each(|window| group.deregister(window));
     }
+}
+
+/// Describes where bytes differ from the expected ones.
+fn difference(came: &[u8], expected: &[u8]) -> String {
+    let differs: Vec<usize> = (0..expected.len()).filter(|at| came[*at] != expected[*at]).collect();
+    let (first, last) = (differs.first().copied().unwrap_or(0), differs.last().copied().unwrap_or(0));
+    format!("{} bytes of {first} to {last} differ, the first is {:#04x}", differs.len(), came[first])
 }
