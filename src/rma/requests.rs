@@ -129,9 +129,13 @@ impl Table {
         }
     }
 
-    /// Makes a request that was collected available for the next operation.
+    /// Makes a request that was collected available for the next operation. One that has failed with
+    /// parts outstanding is not used again: the end of such a part would be taken for one of the next
+    /// operation's.
     pub(super) fn free(&mut self, number: Number) {
-        self.free.push(number);
+        if self.entries.get(number as usize).is_some_and(|entry| entry.parts == 0) {
+            self.free.push(number);
+        }
     }
 }
 
@@ -153,5 +157,26 @@ impl Request {
         };
         self.state.store(FREE, Ordering::Relaxed);
         Ok(Some(ended))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_ends_after_its_requests_failure_ends_no_other_request() {
+        let (pool, mut table) = (Pool::new(), Table::default());
+        let first = pool.begin(&mut table, 1).unwrap().number();
+        pool.fail(&table, 1, Failure::Remote);
+        assert_eq!(pool.at(first).unwrap().collect().unwrap(), Some(Err(Failure::Remote)));
+        table.free(first);
+        let second = pool.begin(&mut table, 2).unwrap();
+        pool.part_done(&mut table, first).unwrap();
+        assert_eq!(second.collect().unwrap(), None);
+        pool.part_done(&mut table, second.number()).unwrap();
+        assert_eq!(second.collect().unwrap(), Some(Ok(())));
+        table.free(second.number());
+        assert_eq!(pool.begin(&mut table, 2).unwrap().number(), second.number());
     }
 }
