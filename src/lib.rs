@@ -117,13 +117,14 @@ pub mod simulation {
 
     pub mod proto {
         pub use crate::proto::{
-            Addr, Attempt, CACHE_LINE, CTS_BYTES, Callback, Claim, Cts, Ends, FIFO_BYTES, FrameError,
-            GidKind, HANDLE_BYTES, HEADER_BYTES, HELLO_PREFIX_BYTES, Handle, Hello, HelloPrefix, ImmLayout,
-            Keys, LinkLayer, MAX_FRAME_BYTES, MAX_RAILS, MAX_RECVS, MailState, MailboxError, Memory, Message,
+            Addr, Attempt, CACHE_LINE, COMMAND_BYTES, COMMAND_WORDS, CTS_BYTES, Callback, Claim, Command,
+            Cts, Ends, Extent, FIFO_BYTES, FrameError, GidKind, HANDLE_BYTES, HEADER_BYTES,
+            HELLO_PREFIX_BYTES, Handle, Hello, HelloPrefix, ImmLayout, Keys, LinkKind, LinkLayer,
+            MAX_CARRIED, MAX_FRAME_BYTES, MAX_RAILS, MAX_RECVS, MailState, MailboxError, Memory, Message,
             Mode, Mtu, NewRails, Nonce, Numbered, Offer, OpenGroup, PROBE_IMM, PROTOCOL_VERSION, Peeked,
             QpWiring, RECORD_BYTES, RING_BYTES, RailAddr, RailInfo, RailRole, RebuildFailed, Redial, Release,
             Replay, Role, RoutePolicy, RouteWiring, SCRATCH, STATE_OFFSET, Secret, SenderState, Sequence,
-            Session, SizeQ, TAG_BYTES, Terms, Transcript, UnusableRail, Up, Verdict, Wiring,
+            Session, Signal, SizeQ, TAG_BYTES, Terms, Transcript, UnusableRail, Up, Verdict, Way, Wiring,
             ended_commitment, memory_bytes, printable, qp_of_slot, written_bytes,
         };
     }

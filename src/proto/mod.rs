@@ -57,9 +57,8 @@ pub use mailbox::{MailState, MailboxError, RING_BYTES};
 pub(crate) use mask::{Arrivals, Step, Violation, rails};
 pub use message::{Message, Numbered};
 pub(crate) use message::{NO_ANSWER, NO_ROUTE, NOT_TRIED, PORT_CHANGED, SRQ_FAILED};
-pub(crate) use one_sided::{
-    COMMAND_MESSAGE_BYTES, COMMAND_WORDS, Command, Extent, LinkKind, MAX_CARRIED, Signal, Way,
-};
+pub(crate) use one_sided::COMMAND_MESSAGE_BYTES;
+pub use one_sided::{COMMAND_BYTES, COMMAND_WORDS, Command, Extent, LinkKind, MAX_CARRIED, Signal, Way};
 pub(crate) use rail_set::RailSet;
 pub use record::RECORD_BYTES;
 pub(crate) use record::{Record, RecordError};

@@ -14,13 +14,13 @@
 //! A word that a kind does not use is zero.
 
 /// Words of a command.
-pub(crate) const COMMAND_WORDS: usize = 8;
+pub const COMMAND_WORDS: usize = 8;
 /// Bytes of a command without what it carries.
-pub(crate) const COMMAND_BYTES: usize = 8 * COMMAND_WORDS;
+pub const COMMAND_BYTES: usize = 8 * COMMAND_WORDS;
 /// The largest message of a command link in bytes.
 pub(crate) const COMMAND_MESSAGE_BYTES: usize = 1024;
 /// The most data that goes over a command link at once, in bytes.
-pub(crate) const MAX_CARRIED: usize = COMMAND_MESSAGE_BYTES - COMMAND_BYTES;
+pub const MAX_CARRIED: usize = COMMAND_MESSAGE_BYTES - COMMAND_BYTES;
 
 const JOIN: u8 = 1;
 const PUT: u8 = 2;
@@ -30,7 +30,7 @@ const END: u8 = 5;
 
 /// What a rank says to another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Command {
+pub enum Command {
     /// The first message of each link: whose it is.
     Join {
         /// The rank that has connected.
@@ -69,7 +69,7 @@ pub(crate) enum Command {
 
 /// What goes over a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LinkKind {
+pub enum LinkKind {
     /// Commands, and what they carry.
     Commands,
     /// Data that commands announce.
@@ -78,18 +78,18 @@ pub(crate) enum LinkKind {
 
 /// A part of a window. All ranks number their windows alike: registration is collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub struct Extent {
     /// Number of the window.
-    pub(crate) window: u32,
+    pub window: u32,
     /// Offset in bytes.
-    pub(crate) offset: u64,
+    pub offset: u64,
     /// Size in bytes, 1 or more.
-    pub(crate) size: u64,
+    pub size: u64,
 }
 
 /// How data comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub enum Way {
     /// Behind the command's words, in the same message.
     Inside,
     /// As the next message of the command link.
@@ -100,19 +100,19 @@ pub(crate) enum Way {
 
 /// A number that is added to a word of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Signal {
+pub struct Signal {
     /// Number of the window.
-    pub(crate) window: u32,
+    pub window: u32,
     /// Offset of the word in bytes.
-    pub(crate) offset: u64,
+    pub offset: u64,
     /// The number to add.
-    pub(crate) value: u64,
+    pub value: u64,
 }
 
 /// Words that are no command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no command of one-sided traffic: {0:x?}")]
-pub(crate) struct CommandError([u64; COMMAND_WORDS]);
+pub struct CommandError([u64; COMMAND_WORDS]);
 
 /// Returns word 0.
 fn head(kind: u8, way: u8, flag: u8, upper: u32) -> u64 {
@@ -142,7 +142,7 @@ impl Way {
 
 impl Command {
     /// Returns the words.
-    pub(crate) fn encode(self) -> [u64; COMMAND_WORDS] {
+    pub fn encode(self) -> [u64; COMMAND_WORDS] {
         match self {
             Self::Join { rank, link, group } => {
                 [head(JOIN, 0, u8::from(link == LinkKind::Data), rank), group, 0, 0, 0, 0, 0, 0]
@@ -166,9 +166,18 @@ impl Command {
         }
     }
 
+    /// Returns the size in bytes of the data that follows the words in the command's message.
+    pub fn inside(&self) -> usize {
+        match self {
+            Self::Put { data: Some((Extent { size, .. }, Way::Inside)), .. }
+            | Self::Answer { size, way: Way::Inside, .. } => *size as usize,
+            _ => 0,
+        }
+    }
+
     /// Returns the command with these words, and refuses all that [`encode`](Self::encode) never
     /// returns.
-    pub(crate) fn decode(words: &[u64; COMMAND_WORDS]) -> Result<Self, CommandError> {
+    pub fn decode(words: &[u64; COMMAND_WORDS]) -> Result<Self, CommandError> {
         let error = CommandError(*words);
         let command = Self::of(words).ok_or(error)?;
         if command.encode() == *words { Ok(command) } else { Err(error) }

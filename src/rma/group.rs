@@ -265,8 +265,8 @@ impl Group {
     /// Hands a link to the peer that it is of, or returns it if that is not known yet.
     fn join(&self, state: &mut State, mut link: RecvLink) -> Result<Option<RecvLink>> {
         link.offer().map_err(|e| *e)?;
-        let Some(slot) = link.next_received().map_err(|e| *e)? else { return Ok(Some(link)) };
-        let Command::Join { rank, link: kind, group } = link.command(slot)? else {
+        let Some(message) = link.next_received().map_err(|e| *e)? else { return Ok(Some(link)) };
+        let Command::Join { rank, link: kind, group } = link.command(message)? else {
             return Err(Error::Protocol("the first message of a link is no JOIN".into()));
         };
         let rank = rank as usize;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use nccl_net_versions::Buffer;
 
 use super::connector::Terms;
-use super::link::{COMMANDS, RecvLink};
+use super::link::{COMMANDS, Received, RecvLink};
 use super::local::{Local, Part, Purpose};
 use super::order::{Order, Ticket};
 use super::requests::{Number, Pool, Table};
 use super::signals;
 use super::window::{Found, Window, Windows};
 use crate::error::{Error, Fast, Result};
-use crate::proto::{COMMAND_WORDS, Command, Extent, LinkKind, MAX_CARRIED, Signal, Way};
+use crate::proto::{Command, Extent, LinkKind, MAX_CARRIED, Signal, Way};
 
 /// What all peers of a group use.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub(super) struct Incoming {
     commands: Option<RecvLink>,
     data: Option<RecvLink>,
     /// A message that has come, and could not be handled yet.
-    held: Option<usize>,
+    held: Option<Received>,
     /// What the next message of the command link is, if it is no command.
     next: Option<Next>,
     announced: VecDeque<Announced>,
@@ -126,19 +126,19 @@ impl Incoming {
     fn read_commands(&mut self, shared: &mut Shared<'_>, asked: &mut dyn FnMut(u32, Part)) -> Fast<()> {
         loop {
             let Some(link) = &mut self.commands else { return Ok(()) };
-            let Some(slot) = self.held.map_or_else(|| link.next_received(), |slot| Ok(Some(slot)))? else {
+            let Some(message) = self.held.map_or_else(|| link.next_received(), |held| Ok(Some(held)))? else {
                 return link.offer();
             };
             let is_handled = match self.next.take() {
                 Some(Next::Drop) => true,
                 Some(Next::Data(part, what)) => {
-                    let is_placed = self.place_carried(slot, 0, &part, what, shared)?;
+                    let is_placed = self.place_carried((message, false), &part, what, shared)?;
                     self.next = (!is_placed).then_some(Next::Data(part, what));
                     is_placed
                 }
-                None => self.handle(slot, shared, asked)?,
+                None => self.handle(message, shared, asked)?,
             };
-            self.held = (!is_handled).then_some(slot);
+            self.held = (!is_handled).then_some(message);
             if !is_handled || self.has_ended {
                 return Ok(());
             }
@@ -148,13 +148,13 @@ impl Incoming {
     /// Handles a command. Returns `false`, and has done nothing, if that is not possible yet.
     fn handle(
         &mut self,
-        slot: usize,
+        message: Received,
         shared: &mut Shared<'_>,
         asked: &mut dyn FnMut(u32, Part),
     ) -> Result<bool> {
         let Some(link) = &self.commands else { return Ok(false) };
-        match link.command(slot)? {
-            Command::Put { data, signal } => self.put(slot, data, signal, shared),
+        match link.command(message)? {
+            Command::Put { data, signal } => self.put(message, data, signal, shared),
             Command::Get { id, from } => {
                 match shared.windows.find(from.window) {
                     Found::Window(window) => asked(id, part_of(window, from)?),
@@ -172,7 +172,7 @@ impl Incoming {
                     return Err(Error::Protocol(format!("an answer of {size} bytes to a get of {asked}")));
                 }
                 let part = part.clone();
-                let is_taken = self.take(slot, part, way, For::Get(id), shared)?;
+                let is_taken = self.take(message, part, way, For::Get(id), shared)?;
                 if is_taken {
                     self.gets.remove(&id);
                 }
@@ -188,7 +188,7 @@ impl Incoming {
 
     fn put(
         &mut self,
-        slot: usize,
+        message: Received,
         data: Option<(Extent, Way)>,
         signal: Option<Signal>,
         shared: &mut Shared<'_>,
@@ -215,7 +215,7 @@ impl Incoming {
             }
         };
         let ticket = self.order.push(signal, None);
-        let is_taken = self.take(slot, part, way, For::Put(ticket), shared)?;
+        let is_taken = self.take(message, part, way, For::Put(ticket), shared)?;
         if !is_taken {
             self.order.take_back();
         }
@@ -235,14 +235,14 @@ impl Incoming {
     /// Takes the data of a command. Returns `false` if there is no room for it yet.
     fn take(
         &mut self,
-        slot: usize,
+        message: Received,
         part: Part,
         way: Way,
         what: For,
         shared: &mut Shared<'_>,
     ) -> Result<bool> {
         match way {
-            Way::Inside => return self.place_carried(slot, COMMAND_WORDS, &part, what, shared),
+            Way::Inside => return self.place_carried((message, true), &part, what, shared),
             Way::Next => self.next = Some(Next::Data(part, what)),
             Way::DataLink(chunk) => {
                 let chunk = usize::try_from(chunk).unwrap_or(usize::MAX);
@@ -252,12 +252,11 @@ impl Incoming {
         Ok(true)
     }
 
-    /// Places data that has come over the command link. Returns `false` if there is no room for it
-    /// yet.
+    /// Places data that has come over the command link, inside of its command or behind it. Returns
+    /// `false` if there is no room for it yet.
     fn place_carried(
         &mut self,
-        slot: usize,
-        at: usize,
+        (message, is_inside): (Received, bool),
         part: &Part,
         what: For,
         shared: &mut Shared<'_>,
@@ -270,7 +269,10 @@ impl Incoming {
                 "{len} bytes over a command link, which carries {MAX_CARRIED}"
             )));
         };
-        link.bytes(slot, at, bytes);
+        match is_inside {
+            true => link.inside(message, bytes),
+            false => link.bytes(message, bytes)?,
+        }
         if let Some(host) = part.window.host() {
             let written = host.write(addr - part.window.buffer.addr, bytes);
             written.ok_or_else(|| Error::Internal("data outside of its window".into()))?;
@@ -307,7 +309,7 @@ impl Incoming {
         let Some(link) = &mut self.data else { return Ok(()) };
         while let Some(arriving) = self.arriving.front_mut() {
             if !arriving.has_arrived {
-                if !link.has_received(arriving.receive)? {
+                if !link.has_received(arriving.receive, arriving.part.buffer.len)? {
                     break;
                 }
                 arriving.has_arrived = true;

@@ -11,7 +11,7 @@ use super::requests::Number;
 use super::window::{Registered, Window};
 use crate::error::{Error, Fast, Result};
 use crate::plugin::Plugin;
-use crate::proto::{COMMAND_MESSAGE_BYTES, COMMAND_WORDS, Command, MAX_CARRIED};
+use crate::proto::{COMMAND_BYTES, COMMAND_MESSAGE_BYTES, COMMAND_WORDS, Command, MAX_CARRIED};
 use crate::transport::memory::Registrar;
 use crate::transport::{Copied, LocalCopy, Mr, RecvComm, SendComm, Towards};
 use crate::verbs::Pages;
@@ -132,7 +132,7 @@ impl SendLink {
         if self.commands == self.count {
             return Ok(false);
         }
-        let len = 8 * COMMAND_WORDS + inside.len();
+        let len = COMMAND_BYTES + inside.len();
         debug_assert!(inside.len() <= MAX_CARRIED);
         let words = command.encode().map(u64::to_le_bytes);
         self.slots.write(self.next, 0, words.as_flattened());
@@ -199,6 +199,22 @@ pub(super) struct RecvLink {
     offered: VecDeque<(usize, u8)>,
 }
 
+/// A message that has come, in a slot.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Received {
+    slot: usize,
+    /// Its size in bytes.
+    len: usize,
+}
+
+/// Returns an error if a message has not the size that was announced.
+fn check_len(came: usize, announced: usize) -> Result<()> {
+    if came == announced {
+        return Ok(());
+    }
+    Err(Error::Protocol(format!("a message of one-sided traffic has {came} bytes, expected {announced}")))
+}
+
 impl RecvLink {
     /// Offers room for `slots` commands.
     pub(super) fn new(comm: RecvComm, slots: usize) -> Result<Self> {
@@ -223,26 +239,36 @@ impl RecvLink {
         Ok(())
     }
 
-    /// Returns the slot of the next message if it has come.
-    pub(super) fn next_received(&mut self) -> Fast<Option<usize>> {
+    /// Returns the next message of the slots if it has come.
+    pub(super) fn next_received(&mut self) -> Fast<Option<Received>> {
         let Some((slot, index)) = self.offered.front().copied() else { return Ok(None) };
-        if !self.comm.has_received(index)? {
-            return Ok(None);
-        }
+        let Some(len) = self.comm.received(index)? else { return Ok(None) };
         self.offered.pop_front();
-        Ok(Some(slot))
+        Ok(Some(Received { slot, len }))
     }
 
-    /// Returns the command in a slot.
-    pub(super) fn command(&self, slot: usize) -> Result<Command> {
+    /// Returns the command in a message.
+    pub(super) fn command(&self, message: Received) -> Result<Command> {
         let mut words = [[0; 8]; COMMAND_WORDS];
-        self.slots.read(slot, 0, words.as_flattened_mut());
-        Command::decode(&words.map(u64::from_le_bytes)).map_err(|e| Error::Protocol(e.to_string()))
+        // The slot has an earlier command behind a message that is too short.
+        check_len(message.len.min(COMMAND_BYTES), COMMAND_BYTES)?;
+        self.slots.read(message.slot, 0, words.as_flattened_mut());
+        let command =
+            Command::decode(&words.map(u64::from_le_bytes)).map_err(|e| Error::Protocol(e.to_string()))?;
+        check_len(message.len, COMMAND_BYTES + command.inside())?;
+        Ok(command)
     }
 
-    /// Returns the bytes in a slot, from word `at` on.
-    pub(super) fn bytes(&self, slot: usize, at: usize, bytes: &mut [u8]) {
-        self.slots.read(slot, at, bytes);
+    /// Returns the bytes that follow a command in its message.
+    pub(super) fn inside(&self, message: Received, bytes: &mut [u8]) {
+        self.slots.read(message.slot, COMMAND_WORDS, bytes);
+    }
+
+    /// Returns the bytes of a message without a command.
+    pub(super) fn bytes(&self, message: Received, bytes: &mut [u8]) -> Result<()> {
+        check_len(message.len, bytes.len())?;
+        self.slots.read(message.slot, 0, bytes);
+        Ok(())
     }
 
     /// Offers a part of a window. Returns the index of the receive, `None` if there is no room.
@@ -266,8 +292,11 @@ impl RecvLink {
         self.comm.has_copied(index)
     }
 
-    pub(super) fn has_received(&self, index: u8) -> Fast<bool> {
-        self.comm.has_received(index)
+    /// Returns whether a message of `len` bytes has come.
+    pub(super) fn has_received(&self, index: u8, len: usize) -> Fast<bool> {
+        let Some(came) = self.comm.received(index)? else { return Ok(false) };
+        check_len(came, len)?;
+        Ok(true)
     }
 
     /// Starts to make received data visible to the GPU. Returns `None` if it is.

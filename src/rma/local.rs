@@ -305,7 +305,7 @@ impl Ready {
         }
         while let Some(Moving { large, receive, has_arrived, flush }) = self.moving.front_mut() {
             if !*has_arrived {
-                if !self.receive.has_received(*receive)? {
+                if !self.receive.has_received(*receive, large.to.buffer.len)? {
                     return Ok(());
                 }
                 *has_arrived = true;

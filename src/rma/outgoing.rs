@@ -187,11 +187,7 @@ impl Ready {
             }
             Job::End => (Command::End, None, None),
         };
-        let carried = match data {
-            Some((part, Way::Inside)) => part.buffer.len,
-            _ => 0,
-        };
-        if !self.commands.send_command(command, &inside[..carried], request)? {
+        if !self.commands.send_command(command, &inside[..command.inside()], request)? {
             return Ok(false);
         }
         request.iter().for_each(|request| table.add_part(*request));

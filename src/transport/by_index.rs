@@ -63,9 +63,9 @@ impl RecvComm {
         self.receiver.receive::<P, false>(&[one])
     }
 
-    /// Returns whether a receive is done.
-    pub(crate) fn has_received(&self, index: u8) -> Fast<bool> {
-        is_done(self.requests.get(index))
+    /// Returns the size in bytes of a message that has come, once.
+    pub(crate) fn received(&self, index: u8) -> Fast<Option<usize>> {
+        self.requests.get(index).test_one()
     }
 
     /// Starts to make received data visible to the GPU. Returns `None` if it is.
@@ -81,12 +81,7 @@ impl RecvComm {
     /// Returns how a copy has ended if it has.
     pub(crate) fn has_copied(&self, index: u8) -> Fast<Option<Copied>> {
         let Some(flushes) = &self.flushes else { return Ok(None) };
-        let request = flushes.get(index);
-        let mut copies = request.collect_one();
-        if copies.is_none() {
-            self.receiver.progress_flush(index)?;
-            copies = request.collect_one();
-        }
+        let copies = flushes.get(index).test_one()?;
         Ok(copies.map(|copies| if copies == 0 { Copied::Lost } else { Copied::Done }))
     }
 

@@ -70,17 +70,35 @@ impl Request {
         if !cell.is_in_flight() && self.collect(sizes)? {
             return Ok(true);
         }
-        match &self.owner {
-            Owner::Send(index, sender) => sender.progress(*index)?,
-            Owner::Receive(index, receiver) => receiver.progress(*index)?,
-            Owner::Flush(index, receiver) => receiver.progress_flush(*index)?,
-        }
+        self.progress()?;
         if cell.is_in_flight() {
             return Ok(false);
         }
         match cell.collect_one() {
             Some(size) => sizes.set(0, size).map(|()| true).map_err(|_| self.too_large()),
             None => self.collect(sizes),
+        }
+    }
+
+    /// Makes progress on a request of one message that is in flight. Returns the message's size, once,
+    /// when the request is completed.
+    ///
+    /// # Errors
+    /// The comm has failed.
+    pub(crate) fn test_one(&self) -> Fast<Option<usize>> {
+        if let Some(size) = self.cell.collect_one() {
+            return Ok(Some(size));
+        }
+        self.progress()?;
+        Ok(self.cell.collect_one())
+    }
+
+    #[inline(always)]
+    fn progress(&self) -> Fast<()> {
+        match &self.owner {
+            Owner::Send(index, sender) => sender.progress(*index),
+            Owner::Receive(index, receiver) => receiver.progress(*index),
+            Owner::Flush(index, receiver) => receiver.progress_flush(*index),
         }
     }
 
