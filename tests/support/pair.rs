@@ -195,6 +195,11 @@ impl Buffer {
         self.bytes.as_ptr().addr()
     }
 
+    /// Replaces the first bytes.
+    pub fn write(&mut self, bytes: &[u8]) {
+        self.bytes[..bytes.len()].copy_from_slice(bytes);
+    }
+
     /// Before its comm is closed.
     pub fn dereg(self) {
         assert_eq!(self.table.dereg_mr(self.comm, self.mr), Success, "deregMr");

@@ -6,6 +6,7 @@
 
 mod allocation;
 mod calls;
+mod commands;
 mod config;
 mod fifo;
 mod handle;
@@ -23,6 +24,7 @@ mod table;
 use arbitrary::{Arbitrary, Unstructured};
 
 pub use calls::calls;
+pub use commands::commands;
 pub use config::config;
 pub use fifo::fifo;
 pub use handle::handle;
@@ -58,6 +60,13 @@ const TWO_RAILS: &[(&str, &str)] = &[
     ("MPIB_STALL_MS", "0"),
 ];
 
+/// One device that registers the memory of GPUs. A failed rail fails the connection.
+const GPU_MEMORY: &[(&str, &str)] = &[
+    ("SOFTVERBS_DEVICES", "soft0:addr=10.1.0.1/16,dmabuf=on"),
+    ("MPIB_FAILOVER", "0"),
+    ("MPIB_STALL_MS", "0"),
+];
+
 /// Sets the settings of a target, for a program that runs this target alone.
 ///
 /// # Safety
@@ -82,7 +91,7 @@ const fn target(
 }
 
 /// All targets.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     target("messages", messages, seeds::messages, 20_000),
     target("handle", handle, seeds::handle, 40_000),
     target("link", link, seeds::link, 4_000),
@@ -98,6 +107,7 @@ pub const TARGETS: [Target; 15] = [
     target("episodes", episodes, seeds::episodes, 1_000),
     target("registrations", registrations, seeds::registrations, 10_000),
     target("strangers", strangers, seeds::strangers, 500),
+    Target { env: GPU_MEMORY, ..target("commands", commands, seeds::commands, 20) },
 ];
 
 /// Reads the steps of a run, at most so many. `None` if one of them cannot be read.

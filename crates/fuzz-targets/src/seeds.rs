@@ -394,3 +394,63 @@ pub(crate) fn strangers() -> Seeds {
     ];
     named(known.map(List::end).into_iter().chain(random(12, 300)))
 }
+
+/// Puts by each way with their signals, gets and answers, wrong numbers, and other links.
+pub(crate) fn commands() -> Seeds {
+    // The byte behind the words, no other length, and all data.
+    let right = [255, 1, 0, 0];
+    let say = |list: List, n: u64, fields: &[u8]| list.item(n, 6, &[fields, &right].concat());
+    let put = |list: List, window: u8, size: u16, way: u8, signal: &[u8]| {
+        let [low, high] = size.to_le_bytes();
+        say(list, 0, &[&[window, 64, 0, low, high, way, 0, 4][..], signal].concat())
+    };
+    // In the window with this number, at 512, adds 3.
+    let signal = |window: u8| [1, window, 0, 2, 3];
+    let ways = [(0, 100, 0), (1, 100, 0), (0, 100, 2), (1, 100, 2), (0, 3000, 3), (1, 3000, 3), (0, 50, 3)];
+    let each = ways.map(|(window, size, way)| {
+        put(put(List::default(), window, size, way, &signal(1 - window)), window, 0, 0, &signal(window)).end()
+    });
+    let all = ways
+        .iter()
+        .fold(List::default(), |list, (window, size, way)| put(list, *window, *size, *way, &signal(0)));
+    let answers = (0..3).fold(List::default(), |list, id| say(list, 2, &[id, 0, 0, 2, 0, 4]));
+    let twice = say(say(List::default(), 2, &[0, 0, 0, 0, 0, 4]), 2, &[0, 0, 0, 0, 0, 4]);
+    let gets = say(say(List::default(), 1, &[7, 0, 0, 0, 100, 0]), 1, &[8, 1, 0, 16, 0, 8]);
+    let outside = put(List::default(), 0, 8200, 3, &signal(0));
+    let far = say(List::default(), 0, &[0, 255, 255, 100, 0, 0, 0, 4, 0]);
+    let unknown = put(put(List::default(), 0, 64, 0, &signal(1)), 250, 64, 0, &[0]);
+    let ended = put(put(List::default(), 240, 64, 2, &signal(240)), 0, 64, 2, &signal(0));
+    let ended_large = put(List::default(), 240, 3000, 3, &[0]);
+    let unaligned = put(List::default(), 0, 64, 0, &[1, 0, 33, 0, 3]);
+    let over = say(put(List::default(), 0, 64, 0, &signal(1)), 4, &[]);
+    let again = say(List::default(), 3, &[]);
+    let links = [[1, 0, 0, 1], [0, 1, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]];
+    let links =
+        links.iter().fold(List::default(), |list, link| put(say(list, 5, link), 0, 64, 0, &signal(0)));
+    let short = List::default().item(0, 6, &[0, 64, 0, 100, 0, 0, 0, 4, 0, 255, 1, 129, 0]);
+    let missing = List::default().item(0, 6, &[0, 64, 0, 184, 11, 3, 0, 4, 0, 255, 1, 0, 250]);
+    let less = List::default().item(0, 6, &[1, 64, 0, 184, 11, 3, 0, 4, 0, 255, 1, 0, 230]);
+    let less_next = List::default().item(0, 6, &[1, 64, 0, 100, 0, 2, 0, 4, 0, 255, 1, 0, 230]);
+    let damaged = List::default().item(0, 6, &[0, 64, 0, 100, 0, 0, 0, 4, 0, 2, 9, 0, 0]);
+    let known = [
+        all,
+        answers,
+        twice,
+        gets,
+        outside,
+        far,
+        unknown,
+        ended,
+        ended_large,
+        unaligned,
+        over,
+        again,
+        links,
+        short,
+        missing,
+        less,
+        less_next,
+        damaged,
+    ];
+    named(each.into_iter().chain(known.map(List::end)).chain(random(6, 200)))
+}

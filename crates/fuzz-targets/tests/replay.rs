@@ -88,5 +88,6 @@ replays!(
     config,
     episodes,
     registrations,
-    strangers
+    strangers,
+    commands
 );
