@@ -1,8 +1,8 @@
 //! Puts, signals and gets between the ranks of a group, with everything checked on which NCCL relies:
 //! a signal is there once for each put, and only after the put and all before it.
 //!
-//! Memory that no operation uses has [`MARK`], and is compared before it is used again. A source is
-//! filled with [`SPENT`] once its put is done, so data that is sent from it afterwards is wrong at the
+//! Memory that no operation uses has `MARK`, and is compared before it is used again. A source is
+//! filled with `SPENT` once its put is done, so data that is sent from it afterwards is wrong at the
 //! target.
 
 use std::collections::VecDeque;
