@@ -71,6 +71,7 @@
 mod code;
 mod comm;
 mod error;
+mod family;
 pub mod logger;
 mod loopback;
 mod memory;
@@ -87,6 +88,7 @@ mod watch;
 pub use code::Code;
 pub use comm::{Comm, Receiver, RecvComm, SendComm, Sender};
 pub use error::{Error, Result};
+pub use family::Family;
 pub use loopback::until;
 pub use memory::{Buffer, MAX_GROUP, Mr, NO_SIZES, Recv, Request, Sizes};
 pub use nccl_net_abi as abi;
