@@ -48,16 +48,17 @@ impl<'w, 'a> Flight<'w, 'a> {
         Ok(Some(nanos))
     }
 
+    /// Describes what is missing.
     fn state(&self) -> String {
         let Self { windows, round, requests, done, .. } = self;
+        let (groups, bytes) = (round.groups, units::size(round.size as u64));
+        let begun = windows.begins.then(|| {
+            let (what, flight) = (windows.operation.plural(), requests.len());
+            format!("{done} of {groups} {what} of {bytes} are done, {flight} are in flight")
+        });
         let arrived = windows.signals().saturating_sub(windows.seen);
-        format!(
-            "{done} of the round's {} {} of {} are done, {} are in flight; {arrived} signals have arrived",
-            if windows.begins { round.groups } else { 0 },
-            windows.operation.plural(),
-            units::size(round.size as u64),
-            requests.len(),
-        )
+        let awaited = windows.awaits.then(|| format!("{arrived} of {groups} signals have arrived"));
+        [begun, awaited].into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 }
 

@@ -98,7 +98,8 @@ impl<'a> Windows<'a> {
         let offset = layout.region.slot_offset(slot) as u64;
         match self.operation {
             Operation::Get => self.group.get((self.out.mr, offset), size, (self.into.mr, offset)),
-            Operation::Signal => self.group.put(NOWHERE, 0, NOWHERE, word),
+            // NCCL names no place for data of no bytes.
+            _ if size == 0 => self.group.put(NOWHERE, 0, NOWHERE, word),
             _ => self.group.put((self.out.mr, offset), size, (self.into.mr, offset), word),
         }
     }
