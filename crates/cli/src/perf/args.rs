@@ -213,19 +213,17 @@ pub(crate) enum Abi {
     These(Vec<u32>),
 }
 
-/// Parses `v8` or `8`.
+/// Parses `v8` or `8`: the version of a network table or of an RMA table.
 pub fn one_abi(word: &str) -> Result<u32, String> {
-    let number = word.strip_prefix('v').unwrap_or(word).parse().ok().filter(|v| TABLES.contains(v));
-    number.ok_or_else(|| format!("{word:?}: expected v{} to v{}", TABLES.start(), TABLES.end()))
-}
-
-/// Parses the version of a network table, or of an RMA table.
-fn any_abi(word: &str) -> Result<u32, String> {
     let number = word.strip_prefix('v').unwrap_or(word).parse().ok();
-    match number.filter(|version| RMA_VERSIONS.contains(version)) {
-        Some(version) => Ok(version),
-        None => one_abi(word),
-    }
+    number.filter(|v| TABLES.contains(v) || RMA_VERSIONS.contains(v)).ok_or_else(|| {
+        let [rma_oldest, .., rma_newest] = RMA_VERSIONS;
+        format!(
+            "{word:?}: expected v{} to v{}, or v{rma_oldest} to v{rma_newest} with --put, --signal or --get",
+            TABLES.start(),
+            TABLES.end()
+        )
+    })
 }
 
 fn parse_abi(text: &str) -> Result<Abi, String> {
@@ -234,9 +232,8 @@ fn parse_abi(text: &str) -> Result<Abi, String> {
         "all" => return Ok(Abi::All),
         _ => {}
     }
-    let versions = text.split(',').map(|word| any_abi(word.trim())).collect::<Result<_, _>>();
-    let rma = format!("v{} to v{} with --put, --signal or --get", RMA_VERSIONS[0], RMA_VERSIONS[3]);
-    versions.map(Abi::These).map_err(|e| format!("{e}, or {rma}, several with commas, all or newest"))
+    let versions = text.split(',').map(|word| one_abi(word.trim())).collect::<Result<_, _>>();
+    versions.map(Abi::These).map_err(|e| format!("{e}; several with commas, all or newest"))
 }
 
 impl Abi {

@@ -128,6 +128,7 @@ impl Windows<'_> {
             if session.role == Role::B {
                 self.await_signal(session, self.seen + n, &mut flight)?;
             }
+            self.collect_to(round.depth - 1, session, &mut flight)?;
             flight.begin()?;
             if session.role == Role::A {
                 self.await_signal(session, self.seen + n, &mut flight)?;
@@ -135,14 +136,25 @@ impl Windows<'_> {
                 times.saturating_record(u64::try_from(half).unwrap_or(u64::MAX));
             }
         }
+        self.collect_to(0, session, &mut flight)?;
+        self.seen += round.groups as u64;
+        Ok(())
+    }
+
+    /// Waits until so many requests at most are in flight: a plugin has room for a limited number.
+    fn collect_to(
+        &self,
+        most: usize,
+        session: &mut Session<'_>,
+        flight: &mut Flight<'_, '_>,
+    ) -> Result<(), Failure> {
         let mut patience = Patience::new(session.plan.timeout);
-        while flight.done < round.groups {
-            self.group.progress()?;
+        while flight.requests.len() > most {
             if flight.collect()?.is_none() {
+                self.group.progress()?;
                 patience.idle(session.link, || flight.state())?;
             }
         }
-        self.seen += round.groups as u64;
         Ok(())
     }
 
