@@ -60,6 +60,7 @@ struct request {
 
 struct group {
     int fd, windows;
+    int unflushed; /* gets into memory of a GPU that no flush has followed */
     uint32_t peer;
     long count;
     struct window *window[WINDOWS]; /* by turn, cyclically */
@@ -176,6 +177,7 @@ static ncclResult_t destroy_context(void *rmaCtx)
 static ncclResult_t close_group(void *collComm)
 {
     struct group *group = collComm;
+    CHECK(!group->unflushed, "a get was never flushed");
     for (int i = 0; i < REQUESTS; i++) CHECK(!group->request[i].used, "a request was never collected");
     close(group->fd);
     free(group->out);
@@ -368,9 +370,10 @@ static ncclResult_t iget(void *rmaCtx, int context, uint64_t remoteOff, void *re
     CHECK(context == 0, "no such context");
     ncclResult_t result = begin(group, localMhandle, localOff, size, rank, &frame.request);
     if (result != ncclSuccess) return result;
-    /* The next slot's data: the driver's slots are longer than a message. */
+    /* Bytes of the guard behind a message are there, too. */
     if (group->count > FAULT_AT && faulty("shift")) frame.offset += 8;
     post(group, frame, NULL, 0);
+    group->unflushed = getenv("FAKE_GPU") != NULL;
     *request = &group->request[frame.request];
     return ncclSuccess;
 }
@@ -380,6 +383,7 @@ static ncclResult_t iflush(void *rmaCtx, int context, void *mhandle, uint32_t ra
     struct group *group = rmaCtx;
     CHECK(context == 0 && mhandle && rank == group->peer, "no such window");
     CHECK(getenv("FAKE_GPU"), "a flush of memory of the host");
+    group->unflushed = 0;
     *request = NULL;
     return ncclSuccess;
 }
