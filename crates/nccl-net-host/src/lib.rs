@@ -63,6 +63,11 @@
 //! and any size, and returns the result [`Code`]. [`Table::raw`] makes one; the `as_ptr` methods of
 //! the typed handles give the pointers for it.
 //!
+//! # One-sided traffic
+//!
+//! [`Plugin::rma_table`] returns a table for puts, signals and gets. [`Rma`] has its functions as C
+//! has them. [`Family`] finds the tables of a file without running it.
+//!
 //! # Logs and hanging calls
 //!
 //! [`logger`] receives what plugins log. A [`Watch`] shows another process which [`Call`] a plugin

@@ -21,7 +21,7 @@ pub(super) const NOWHERE: Place = (null_mut(), 0);
 /// The only context.
 const CONTEXT: c_int = 0;
 
-/// A group of which this end is a rank.
+/// A group, as this end knows it.
 pub(in crate::perf) struct Group {
     rma: Rma,
     coll: Ptr,

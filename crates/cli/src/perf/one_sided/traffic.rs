@@ -104,9 +104,9 @@ impl Windows<'_> {
 
     /// Makes what a round has got visible to this end's GPU.
     fn make_visible(&self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
-        let Some(flush) = self.flush()?.filter(|_| self.operation.is_get() && self.begins) else {
-            return Ok(());
-        };
+        // A signal needs none: it is visible after its data.
+        let has_got = self.operation.is_get() && self.begins;
+        let Some(flush) = has_got.then(|| self.flush()).transpose()?.flatten() else { return Ok(()) };
         let mut patience = Patience::new(session.plan.timeout);
         while !self.group.test(&flush)? {
             self.group.progress()?;

@@ -36,9 +36,9 @@ pub(in crate::perf) struct Windows<'a> {
     /// Whether this end begins puts or gets, and whether signals arrive here.
     pub(super) begins: bool,
     pub(super) awaits: bool,
-    /// What this end puts, or what the other one gets; `None` while the plan moves no data that way.
+    /// What this end puts, or what the other one gets. Without data that way it is small.
     out: Window<'a>,
-    /// What arrives here.
+    /// What arrives here, likewise.
     into: Window<'a>,
     /// The word to which signals of the other end add. Always of the host: a thread polls it.
     word: Window<'a>,
@@ -93,9 +93,9 @@ impl<'a> Windows<'a> {
     /// Begins the put, the signal or the get of a slot.
     pub(super) fn begin(&self, slot: usize, size: usize) -> Result<Request, Failure> {
         let word: Place = (self.word.mr, 0);
-        let layout = if self.leaves { &self.out.area } else { &self.into.area };
-        // Both ends have the same layout.
-        let offset = layout.region.slot_offset(slot) as u64;
+        // The other end's area has the layout of the one that is used here.
+        let used = if self.leaves { &self.out.area } else { &self.into.area };
+        let offset = used.region.slot_offset(slot) as u64;
         match self.operation {
             Operation::Get => self.group.get((self.out.mr, offset), size, (self.into.mr, offset)),
             // NCCL names no place for data of no bytes.
