@@ -12,10 +12,11 @@ use serde::Serialize;
 use mpib::failure::{Context, Failure, Kind};
 use mpib::output::{self, document};
 use mpib::plugin;
+use nccl_net_host::Family;
 
 use crate::contestant::Contestant;
 use crate::figures::Report;
-use crate::{chart, failover, measure, scenario, table};
+use crate::{chart, failover, measure, one_sided, scenario, table};
 
 /// Measures this plugin and others on the same softverbs rails, in alternating rounds, and prints
 /// the ratios
@@ -58,6 +59,10 @@ pub(crate) struct CompareArgs {
     #[arg(long, conflicts_with_all = ["only", "svg"])]
     failover: bool,
 
+    /// Measure one-sided traffic instead, by the RMA tables, on rails as fast as the machine
+    #[arg(long, conflicts_with_all = ["only", "svg", "failover", "goals"])]
+    one_sided: bool,
+
     /// Also show the goals of this project's plugin, and whether the medians reach them
     #[arg(long, conflicts_with = "failover")]
     goals: bool,
@@ -90,6 +95,8 @@ enum Document {
     Comparison(Report),
     /// With `--failover`.
     Failover(failover::Report),
+    /// With `--one-sided`.
+    OneSided(one_sided::Report),
 }
 
 /// Runs the command and prints failures.
@@ -107,8 +114,9 @@ fn run(args: &CompareArgs) -> Result<(), Failure> {
     let ours = Contestant::ours(args.ours.clone().map_or_else(plugin::default_path, Ok)?);
     let mut contestants = vec![ours];
     contestants.extend(args.plugin.iter().cloned());
+    let family = if args.one_sided { Family::RMA } else { Family::NET };
     for contestant in &contestants {
-        contestant.check()?;
+        contestant.check_table(family)?;
     }
     let softverbs = args.softverbs.clone().map_or_else(default_softverbs, Ok)?;
     if !softverbs.join("libibverbs.so.1").is_file() {
@@ -130,6 +138,11 @@ fn run(args: &CompareArgs) -> Result<(), Failure> {
         let report = failover::measure(&work)?;
         let (text, markdown) = (report.text(), report.markdown());
         return show(args, &Document::Failover(report), &text, &markdown, None);
+    }
+    if args.one_sided {
+        let report = one_sided::measure(&work)?;
+        let (text, markdown) = (report.text(), report.markdown());
+        return show(args, &Document::OneSided(report), &text, &markdown, None);
     }
     let scenarios = scenario::chosen(args.only.as_deref())?;
     let report = Report::new(&contestants, args.rounds, args.time, measure::all(&work, &scenarios)?);

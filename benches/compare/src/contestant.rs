@@ -5,7 +5,7 @@ use std::{path::PathBuf, str::FromStr};
 use serde::Serialize;
 
 use mpib::failure::Failure;
-use nccl_net_host::{check_hidden_table, exported_versions};
+use nccl_net_host::Family;
 
 /// A file, and one of its tables.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -28,15 +28,20 @@ impl Contestant {
         Self { name: "mpib".into(), plugin, table: None, abi: None, merge: false, env: Vec::new() }
     }
 
-    /// Checks that the file has the table; returns its version.
+    /// Checks that the file has a network table; returns its version.
     pub(super) fn check(&self) -> Result<u32, Failure> {
+        self.check_table(Family::NET)
+    }
+
+    /// Checks that the file has the table of a family; returns its version.
+    pub(super) fn check_table(&self, family: &Family) -> Result<u32, Failure> {
         match (&self.table, self.abi) {
             (Some(table), Some(version)) => {
-                check_hidden_table(&self.plugin, table, version)?;
+                family.check_hidden(&self.plugin, table, version)?;
                 Ok(version)
             }
             _ => {
-                let exported = exported_versions(&self.plugin)?;
+                let exported = family.exported(&self.plugin)?;
                 let chosen = self
                     .abi
                     .map_or_else(|| exported.first().copied(), |v| exported.contains(&v).then_some(v));

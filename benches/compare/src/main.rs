@@ -10,6 +10,7 @@ mod failover;
 mod figures;
 mod measure;
 mod null;
+mod one_sided;
 mod reports;
 mod scenario;
 mod solo;

@@ -137,12 +137,12 @@ fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure>
     let perf = |args: &[&str]| -> Result<Value, Failure> {
         let mut all = vec!["--no-check", "--time", &seconds];
         all.extend(args);
-        work.perf(&of.scenario, index, &all)
+        work.perf(&of.scenario, index, &all, true)
     };
     let connections = work.connections.to_string();
     let latency = perf(&["--sizes", "8", "--ping-pong", "--depth", "2", "--connections", &connections])?;
     let at_once = ["--sizes", "8", "--time", "0.01", "--connections", &connections, "--at-once", "64"];
-    let at_once = work.perf(&of.scenario, index, &at_once)?;
+    let at_once = work.perf(&of.scenario, index, &at_once, true)?;
     let rates = [(8, Metric::Rate8), (32, Metric::Rate32)]
         .into_iter()
         .map(|(depth, metric)| Ok((metric, perf(&["--sizes", "8", "--depth", &depth.to_string()])?)))
@@ -207,10 +207,17 @@ fn counted(work: &Work<'_>, of: &mut Samples, index: usize, valgrind: bool) -> R
 }
 
 impl Work<'_> {
-    /// Runs `mpib perf --json` with these options; returns its document.
-    fn perf(&self, scenario: &Scenario, index: usize, args: &[&str]) -> Result<Value, Failure> {
+    /// Runs `mpib perf --json` with these options; returns its document. Without `rated`, the rails
+    /// are as fast as the machine.
+    pub(super) fn perf(
+        &self,
+        scenario: &Scenario,
+        index: usize,
+        args: &[&str],
+        rated: bool,
+    ) -> Result<Value, Failure> {
         let command = self.perf_command(scenario, index, args)?;
-        let (_, out) = self.child(command, scenario, &self.contestants[index], true)?;
+        let (_, out) = self.child(command, scenario, &self.contestants[index], rated)?;
         serde_json::from_str(&out).map_err(|e| unread(&e.to_string()))
     }
 

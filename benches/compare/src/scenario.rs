@@ -22,6 +22,12 @@ pub(super) struct Scenario {
 pub(super) const FAULTY: Scenario =
     Scenario { name: "2+2 GB/s with faults", rates: &[2.0, 2.0], share: 512, null: false, counters: true };
 
+/// The rails of one-sided traffic, which are as fast as the machine.
+pub(super) const ONE_RAIL: Scenario =
+    Scenario { name: "one rail", rates: &[4.0], share: 0, null: false, counters: false };
+pub(super) const TWO_RAILS: Scenario =
+    Scenario { name: "two rails", rates: &[2.0, 2.0], share: 512, null: false, counters: false };
+
 /// The sums are below what one core copies, so the rails decide. The shares follow the rates.
 const ALL: [Scenario; 6] = [
     Scenario { name: "one rail, 4 GB/s", rates: &[4.0], share: 0, null: false, counters: false },

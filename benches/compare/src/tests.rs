@@ -144,6 +144,30 @@ fn small_messages_are_timed_without_softverbs() {
 }
 
 #[test]
+fn one_sided_traffic_has_every_figure_on_one_rail_and_on_two() {
+    let copy = artifact("libnccl-net-mpib.so");
+    let spec = format!("{},abi=v15,name=copy", copy.display());
+    let output = compare(&["--one-sided", "--rounds", "1", "--time", "0.01", "--json", "--plugin", &spec])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let columns = report["columns"].as_array().unwrap();
+    let names: Vec<_> = columns.iter().map(|column| column["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["mpib, one rail", "copy, one rail", "mpib, two rails"]);
+    let metrics = report["metrics"].as_array().unwrap().len();
+    for column in columns {
+        let rounds = column["rounds"].as_array().unwrap();
+        assert_eq!(rounds.len(), metrics);
+        assert!(rounds.iter().all(|round| round[0].as_f64().unwrap() > 0.0), "{column}");
+    }
+    let output =
+        compare(&["--one-sided", "--plugin", &format!("{},abi=v12", copy.display())]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("exports no table v12"), "{}", said(&output));
+}
+
+#[test]
 fn a_plugin_that_fails_is_named_with_its_scenario() {
     // This plugin's two rails are one device already: there is nothing to merge.
     let ours = artifact("libnccl-net-mpib.so");

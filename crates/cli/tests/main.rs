@@ -27,6 +27,7 @@ mod monitoring;
 mod own_plugin;
 mod page;
 mod perf;
+mod perf_one_sided;
 mod perf_output;
 mod stats;
 mod terminal;

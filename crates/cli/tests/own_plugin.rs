@@ -51,6 +51,32 @@ fn every_table_moves_every_size_in_groups_and_both_directions() {
     assert_eq!(run(&["--abi", "12,9,8", "--optional", "--bidirectional"]), [12, 9, 8]);
 }
 
+#[test]
+fn every_rma_table_puts_signals_and_gets() {
+    let fabric = fabric();
+    let run = |args: &[&str]| {
+        let report = report(&perf(&fabric, 1, &[args, &["--iterations", "64"]].concat()).output().unwrap());
+        let tables = report["tables"].as_array().unwrap();
+        tables.iter().map(|t| t["abi"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let sizes = ["--sizes", "0,1,129,4095,1M"];
+    assert_eq!(run(&[&["--put", "--abi", "all"][..], &sizes].concat()), [16, 15, 14, 13]);
+    assert_eq!(run(&[&["--get", "--abi", "all", "--depth", "32"][..], &sizes].concat()), [16, 15, 14, 13]);
+    run(&[&["--put", "--ping-pong"][..], &sizes].concat());
+    run(&[&["--put", "--bidirectional", "--depth", "32"][..], &sizes].concat());
+    run(&[&["--get", "--bidirectional"][..], &sizes].concat());
+    assert_eq!(run(&["--signal", "--ping-pong", "--abi", "v14,v16"]), [14, 16]);
+}
+
+#[test]
+fn large_puts_use_both_rails() {
+    let mut command = perf(&fabric(), 1, &["--put", "--sizes", "1M", "--iterations", "20"]);
+    let report = report(&command.env("MPIB_SUP_SHARE", "512").output().unwrap());
+    let rails = report["tables"][0]["results"][0]["rails"].as_array().expect("softverbs counts");
+    // Half of the data, without what commands need.
+    assert!(rails.iter().all(|rail| rail["bytes"].as_u64().unwrap() >= 10 << 20), "{rails:?}");
+}
+
 /// Returns the bytes that the sender's rails carried for 20 messages of 1 MiB.
 fn shares(share: &str) -> (u64, u64) {
     let mut command = perf(&fabric(), 1, &["--sizes", "1M", "--iterations", "20"]);

@@ -4,6 +4,11 @@ use std::{ffi::c_int, fmt};
 
 use nccl_net_abi::ncclResult_t;
 
+use crate::{
+    Call,
+    error::{Result, check},
+};
+
 /// The result of a call of a table's function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[must_use]
@@ -50,6 +55,11 @@ impl Code {
     /// Returns whether the call succeeded.
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Success)
+    }
+
+    /// Makes an error of every code but success, with the plugin's last warning.
+    pub fn check(self, call: Call) -> Result<()> {
+        check(call, self)
     }
 
     /// Returns the number in C; `None` if nothing was called.

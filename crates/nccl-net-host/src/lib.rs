@@ -63,6 +63,11 @@
 //! and any size, and returns the result [`Code`]. [`Table::raw`] makes one; the `as_ptr` methods of
 //! the typed handles give the pointers for it.
 //!
+//! # One-sided traffic
+//!
+//! [`Plugin::rma_table`] returns a table for puts, signals and gets. [`Rma`] has its functions as C
+//! has them. [`Family`] finds the tables of a file without running it.
+//!
 //! # Logs and hanging calls
 //!
 //! [`logger`] receives what plugins log. A [`Watch`] shows another process which [`Call`] a plugin
@@ -71,6 +76,7 @@
 mod code;
 mod comm;
 mod error;
+mod family;
 pub mod logger;
 mod loopback;
 mod memory;
@@ -87,6 +93,7 @@ mod watch;
 pub use code::Code;
 pub use comm::{Comm, Receiver, RecvComm, SendComm, Sender};
 pub use error::{Error, Result};
+pub use family::Family;
 pub use loopback::until;
 pub use memory::{Buffer, MAX_GROUP, Mr, NO_SIZES, Recv, Request, Sizes};
 pub use nccl_net_abi as abi;

@@ -9,41 +9,18 @@ use std::{
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
-use object::{Object, ObjectSymbol};
 
-use crate::{
-    Call, Error, Table, Watch,
-    error::Result,
-    symtab,
-    table::{VERSIONS, symbol},
-};
+use crate::{Call, Error, Family, Rma, Table, Watch, error::Result, symtab};
 
-/// Returns the versions whose tables a file exports, newest first. No code of the file runs.
+/// Returns the versions whose network tables a file exports, newest first. No code of the file runs.
 pub fn exported_versions(path: &Path) -> Result<Vec<u32>> {
-    let fail = |what: String| Error::file(path, what);
-    let meta = fs::metadata(path).map_err(|e| Error::io(path, &e))?;
-    if !meta.is_file() {
-        return Err(fail("not a file; expected a plugin's shared object".into()));
-    }
-    let bytes = fs::read(path).map_err(|e| Error::io(path, &e))?;
-    let elf = object::File::parse(&*bytes).map_err(|e| fail(format!("not a shared object: {e}")))?;
-    let exports: Vec<&str> =
-        elf.dynamic_symbols().filter(|s| s.is_definition()).filter_map(|s| s.name().ok()).collect();
-    let exported = |version: &u32| symbol(*version).is_some_and(|name| exports.contains(&name));
-    let versions: Vec<u32> = VERSIONS.iter().copied().filter(exported).collect();
-    if versions.is_empty() {
-        let found: Vec<_> = exports.iter().filter(|n| n.starts_with("nccl")).copied().collect();
-        let found =
-            if found.is_empty() { "no symbol that begins with nccl".into() } else { found.join(", ") };
-        return Err(fail(format!("exports none of ncclNetPlugin_v6 to ncclNetPlugin_v12; found {found}")));
-    }
-    Ok(versions)
+    Family::NET.exported(path)
 }
 
-/// Checks that a file has a table of this version under any symbol, exported or not. No code of
-/// the file runs.
+/// Checks that a file has a network table of this version under any symbol, exported or not. No code
+/// of the file runs.
 pub fn check_hidden_table(path: &Path, symbol: &str, version: u32) -> Result<()> {
-    symtab::find(path, symbol, version).map(drop)
+    Family::NET.check_hidden(path, symbol, version)
 }
 
 /// A plugin's shared object, opened as NCCL opens it. It stays loaded until the process ends, since
@@ -111,35 +88,68 @@ impl Plugin {
 
     /// Returns the exported table of a version.
     pub fn table(&self, version: u32) -> Result<Table> {
-        let name = self.known(version)?;
-        // SAFETY: as in `symbol`; used here for dlerror's text.
-        let found: std::result::Result<Symbol<*mut c_void>, _> = unsafe { self.library.get(name.as_bytes()) };
-        let found = found.map_err(|e| self.fail(format!("no {name}: {}", with_sources(&e))))?;
-        self.at(name, version, found.into_raw())
+        self.net(version, self.exported(Family::NET, version)?)
     }
 
     /// Returns the table of a version under another symbol, exported or not.
     pub fn hidden_table(&self, symbol: &str, version: u32) -> Result<Table> {
-        self.known(version)?;
-        let address = symtab::find(&self.path, symbol, version)?;
+        self.net(version, self.hidden(Family::NET, symbol, version)?)
+    }
+
+    /// Returns the exported RMA table of a version.
+    pub fn rma_table(&self, version: u32) -> Result<Rma> {
+        self.rma(version, self.exported(Family::RMA, version)?)
+    }
+
+    /// Returns the RMA table of a version under another symbol, exported or not.
+    pub fn hidden_rma_table(&self, symbol: &str, version: u32) -> Result<Rma> {
+        self.rma(version, self.hidden(Family::RMA, symbol, version)?)
+    }
+
+    fn exported(&self, family: &Family, version: u32) -> Result<NonNull<c_void>> {
+        self.known(family, version)?;
+        let name = family.symbol(version);
+        // SAFETY: as in `symbol`; used here for dlerror's text.
+        let found: std::result::Result<Symbol<*mut c_void>, _> = unsafe { self.library.get(name.as_bytes()) };
+        let found = found.map_err(|e| self.fail(format!("no {name}: {}", with_sources(&e))))?;
+        NonNull::new(found.into_raw()).ok_or_else(|| self.fail(format!("{name} is NULL")))
+    }
+
+    fn hidden(&self, family: &Family, symbol: &str, version: u32) -> Result<NonNull<c_void>> {
+        self.known(family, version)?;
+        let address = symtab::find(&self.path, symbol, family, version)?;
         let base = self.base.ok_or_else(|| {
             self.fail("the dynamic linker does not know where it loaded the file (dlinfo failed)".into())
         })?;
-        self.at(symbol, version, (base + address) as *mut c_void)
+        let table = (base + address) as *mut c_void;
+        NonNull::new(table).ok_or_else(|| self.fail(format!("{symbol} is NULL")))
     }
 
-    fn known(&self, version: u32) -> Result<&'static str> {
-        symbol(version)
-            .ok_or_else(|| self.fail(format!("tables of v{version} are unknown; expected v6 to v12")))
+    fn known(&self, family: &Family, version: u32) -> Result<()> {
+        match family.size(version) {
+            Some(_) => Ok(()),
+            None => Err(self.unknown(family, version)),
+        }
     }
 
-    fn at(&self, symbol: &str, version: u32, table: *mut c_void) -> Result<Table> {
-        let table = NonNull::new(table).ok_or_else(|| self.fail(format!("{symbol} is NULL")))?;
+    fn unknown(&self, family: &Family, version: u32) -> Error {
+        let range = family.range(|version| format!("v{version}"));
+        self.fail(format!("tables of v{version} are unknown; expected {range}"))
+    }
+
+    fn net(&self, version: u32, table: NonNull<c_void>) -> Result<Table> {
         // SAFETY: the version's symbol, or an object of that table's size that the caller named as
         // one, in a library that is never closed; the rest is the promise to `open`.
         let table = unsafe { Table::from_ptr(version, table) };
-        let table = table.ok_or_else(|| self.fail(format!("tables of v{version} are unknown")))?;
+        let table = table.ok_or_else(|| self.unknown(Family::NET, version))?;
         Ok(Table { watch: self.watch, ..table })
+    }
+
+    fn rma(&self, version: u32, table: NonNull<c_void>) -> Result<Rma> {
+        // SAFETY: as in `net`.
+        let table = unsafe { Rma::from_ptr(version, table) };
+        let table = table.ok_or_else(|| self.unknown(Family::RMA, version))?;
+        Ok(self.watch.map_or(table, |watch| table.watched(watch)))
     }
 
     fn fail(&self, reason: String) -> Error {

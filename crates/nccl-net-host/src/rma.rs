@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 use nccl_net_abi::{ncclDebugLogger_t, rma_v13, rma_v14, rma_v15, rma_v16, v12};
 
 use crate::properties::FromProps;
-use crate::{Code, Properties, Ptr};
+use crate::table::string;
+use crate::{Call, Code, Properties, Ptr, Watch};
 
 /// The versions of RMA tables.
 pub const RMA_VERSIONS: [u32; 4] = [13, 14, 15, 16];
@@ -17,7 +18,10 @@ pub const RMA_VERSIONS: [u32; 4] = [13, 14, 15, 16];
 /// An argument that the table's version does not have is ignored. Every method returns the plugin's
 /// result code, or [`Code::NoFunction`] if there is no function.
 #[derive(Debug, Clone, Copy)]
-pub struct Rma(Slots);
+pub struct Rma {
+    slots: Slots,
+    watch: Option<&'static Watch>,
+}
 
 #[derive(Debug, Clone, Copy)]
 enum Slots {
@@ -32,20 +36,22 @@ pub type Place = (Ptr, u64);
 
 /// Calls the function of the table's version with the arguments in that version's line.
 macro_rules! call {
-    ($rma:ident.$slot:ident { $($($version:ident)+ => $args:tt;)+ }) => {
-        match $rma.0 {
-            $($(Slots::$version(table) => call!(@slot table.$slot, $args),)+)+
+    ($rma:ident.$slot:ident as $call:ident { $($($version:ident)+ => $args:tt;)+ }) => {
+        match $rma.slots {
+            $($(Slots::$version(table) => call!(@slot $rma table.$slot, $call, $args),)+)+
             _ => Code::NoFunction,
         }
     };
-    ($rma:ident.$slot:ident $args:tt) => {
-        call!($rma.$slot { V13 V14 V15 V16 => $args; })
+    ($rma:ident.$slot:ident as $call:ident $args:tt) => {
+        call!($rma.$slot as $call { V13 V14 V15 V16 => $args; })
     };
-    (@slot $table:ident.$slot:ident, ($($arg:expr),*)) => {
+    (@slot $rma:ident $table:ident.$slot:ident, $call:ident, ($($arg:expr),*)) => {
         match $table.$slot {
-            // SAFETY: the function has this version's signature, and the maker of the table answers
-            // for the pointers.
-            Some(function) => Code::from(unsafe { function($($arg),*) }),
+            Some(function) => {
+                // SAFETY: the function has this version's signature, and the maker of the table
+                // answers for the pointers.
+                Code::from($rma.during(Call::$call, || unsafe { function($($arg),*) }))
+            }
             None => Code::NoFunction,
         }
     };
@@ -65,25 +71,49 @@ impl Rma {
     /// later calls are what the header asks for, or the plugin promises to refuse them.
     pub unsafe fn from_ptr(version: u32, table: NonNull<std::ffi::c_void>) -> Option<Self> {
         // SAFETY: a table of the version, as the caller promises.
-        unsafe {
+        let slots = unsafe {
             match version {
-                13 => Some(Self(Slots::V13(table.cast().as_ref()))),
-                14 => Some(Self(Slots::V14(table.cast().as_ref()))),
-                15 => Some(Self(Slots::V15(table.cast().as_ref()))),
-                16 => Some(Self(Slots::V16(table.cast().as_ref()))),
-                _ => None,
+                13 => Slots::V13(table.cast().as_ref()),
+                14 => Slots::V14(table.cast().as_ref()),
+                15 => Slots::V15(table.cast().as_ref()),
+                16 => Slots::V16(table.cast().as_ref()),
+                _ => return None,
             }
+        };
+        Some(Self { slots, watch: None })
+    }
+
+    /// Marks every call in `watch` from now on, as [`Table::watched`](crate::Table::watched) does.
+    #[must_use]
+    pub const fn watched(mut self, watch: &'static Watch) -> Self {
+        self.watch = Some(watch);
+        self
+    }
+
+    /// Runs a call of the plugin, marked in the watch if there is one.
+    #[inline]
+    fn during<T>(&self, call: Call, run: impl FnOnce() -> T) -> T {
+        match self.watch {
+            Some(watch) => watch.during(call, run),
+            None => run(),
         }
     }
 
-    /// Returns the name of the symbol of a version.
-    pub fn symbol(version: u32) -> String {
-        format!("ncclRmaPlugin_v{version}")
+    /// Returns the table's `name`; `None` if it is NULL.
+    pub fn name(&self) -> Option<String> {
+        let name = match self.slots {
+            Slots::V13(table) => table.name,
+            Slots::V14(table) => table.name,
+            Slots::V15(table) => table.name,
+            Slots::V16(table) => table.name,
+        };
+        // SAFETY: NULL, or a string that the plugin keeps as long as the table.
+        unsafe { string(name) }
     }
 
     /// Returns the version.
     pub const fn version(&self) -> u32 {
-        match self.0 {
+        match self.slots {
             Slots::V13(_) => 13,
             Slots::V14(_) => 14,
             Slots::V15(_) => 15,
@@ -93,23 +123,23 @@ impl Rma {
 
     /// Calls `init`.
     pub fn init(&self, ctx: *mut Ptr, comm_id: u64, log: ncclDebugLogger_t) -> Code {
-        call!(self.init(ctx, comm_id, log))
+        call!(self.init as Init(ctx, comm_id, log))
     }
 
     /// Calls `finalize`.
     pub fn finalize(&self, ctx: Ptr) -> Code {
-        call!(self.finalize(ctx))
+        call!(self.finalize as Finalize(ctx))
     }
 
     /// Calls `devices`.
     pub fn devices(&self, count: *mut c_int) -> Code {
-        call!(self.devices(count))
+        call!(self.devices as Devices(count))
     }
 
     /// Calls `getProperties`, and reads the structure if the call succeeded.
     pub fn properties(&self, dev: c_int) -> (Code, Option<Properties>) {
         let mut props = MaybeUninit::<v12::Props>::zeroed();
-        let code = call!(self.getProperties(dev, props.as_mut_ptr()));
+        let code = call!(self.getProperties as GetProperties(dev, props.as_mut_ptr()));
         // SAFETY: zeroed, and perhaps written by the plugin; every bit pattern of the integers and
         // pointers in it is valid.
         let props = unsafe { props.assume_init() };
@@ -120,28 +150,28 @@ impl Rma {
     /// Calls `getRmaProperties` (v16): whether any signal proves all puts.
     pub fn flushes_all_puts(&self, coll: Ptr) -> (Code, bool) {
         let mut properties = rma_v16::Properties { flushesAllPutsOnAnySignal: false };
-        let code = call!(self.getRmaProperties { V16 => (coll, &raw mut properties); });
+        let code = call!(self.getRmaProperties as GetRmaProperties { V16 => (coll, &raw mut properties); });
         (code, properties.flushesAllPutsOnAnySignal)
     }
 
     /// Calls `listen`.
     pub fn listen(&self, ctx: Ptr, dev: c_int, handle: Ptr, listen: *mut Ptr) -> Code {
-        call!(self.listen(ctx, dev, handle, listen))
+        call!(self.listen as Listen(ctx, dev, handle, listen))
     }
 
     /// Calls `closeListen`.
     pub fn close_listen(&self, listen: Ptr) -> Code {
-        call!(self.closeListen(listen))
+        call!(self.closeListen as CloseListen(listen))
     }
 
     /// Calls `connect`. `handles` has the handle of each rank.
     pub fn connect(&self, ctx: Ptr, handles: &mut [Ptr], rank: c_int, listen: Ptr, coll: *mut Ptr) -> Code {
-        call!(self.connect(ctx, handles.as_mut_ptr(), handles.len() as c_int, rank, listen, coll))
+        call!(self.connect as Connect(ctx, handles.as_mut_ptr(), handles.len() as c_int, rank, listen, coll))
     }
 
     /// Calls `closeColl`.
     pub fn close_coll(&self, coll: Ptr) -> Code {
-        call!(self.closeColl(coll))
+        call!(self.closeColl as CloseColl(coll))
     }
 
     /// Calls `createContext`, with an undefined traffic class.
@@ -156,7 +186,7 @@ impl Rma {
             trafficClass: undefined,
         };
         let mut device = std::ptr::null_mut();
-        call!(self.createContext {
+        call!(self.createContext as CreateContext {
             V13 => (coll, &raw mut of_gin, ctx, &raw mut device);
             V14 V15 V16 => (coll, &raw mut config, ctx);
         })
@@ -164,13 +194,13 @@ impl Rma {
 
     /// Calls `destroyContext`.
     pub fn destroy_context(&self, ctx: Ptr) -> Code {
-        call!(self.destroyContext(ctx))
+        call!(self.destroyContext as DestroyContext(ctx))
     }
 
     /// Calls `regMrSym`.
     pub fn reg_mr(&self, coll: Ptr, data: Ptr, size: usize, kind: c_int, flags: u64, mr: *mut Ptr) -> Code {
         let mut of_gin = std::ptr::null_mut();
-        call!(self.regMrSym {
+        call!(self.regMrSym as RegMrSym {
             V13 => (coll, data, size, kind, flags, mr, &raw mut of_gin);
             V14 V15 V16 => (coll, data, size, kind, flags, mr);
         })
@@ -187,7 +217,7 @@ impl Rma {
         mr: *mut Ptr,
     ) -> Code {
         let mut of_gin = std::ptr::null_mut();
-        call!(self.regMrSymDmaBuf {
+        call!(self.regMrSymDmaBuf as RegMrSymDmaBuf {
             V13 => (coll, data, size, kind, offset, fd, flags, mr, &raw mut of_gin);
             V14 V15 V16 => (coll, data, size, kind, offset, fd, flags, mr);
         })
@@ -195,7 +225,7 @@ impl Rma {
 
     /// Calls `deregMrSym`.
     pub fn dereg_mr(&self, coll: Ptr, mr: Ptr) -> Code {
-        call!(self.deregMrSym(coll, mr))
+        call!(self.deregMrSym as DeregMrSym(coll, mr))
     }
 
     /// Calls `iput`.
@@ -209,7 +239,7 @@ impl Rma {
         rank: u32,
         request: *mut Ptr,
     ) -> Code {
-        call!(self.iput {
+        call!(self.iput as Iput {
             V13 V14 => (ctx, context, src_off, src, size, dst_off, dst, rank, request);
             V15 V16 => (ctx, context, src_off, src, size, dst_off, dst, rank, 0, request);
         })
@@ -228,7 +258,7 @@ impl Rma {
         strong: bool,
         request: *mut Ptr,
     ) -> Code {
-        call!(self.iputSignal {
+        call!(self.iputSignal as IputSignal {
             V13 => (
                 ctx, context, src_off, src, size, dst_off, dst, rank, offset, mr, value, operation, request
             );
@@ -254,7 +284,7 @@ impl Rma {
         rank: u32,
         request: *mut Ptr,
     ) -> Code {
-        call!(self.iget {
+        call!(self.iget as Iget {
             V13 V14 => (ctx, context, remote_off, remote, size, local_off, local, rank, request);
             V15 V16 => (ctx, context, remote_off, remote, size, local_off, local, rank, 0, request);
         })
@@ -262,28 +292,28 @@ impl Rma {
 
     /// Calls `iflush`.
     pub fn iflush(&self, ctx: Ptr, context: c_int, mr: Ptr, rank: u32, request: *mut Ptr) -> Code {
-        call!(self.iflush(ctx, context, mr, rank, request))
+        call!(self.iflush as Iflush(ctx, context, mr, rank, request))
     }
 
     /// Calls `test`.
     pub fn test(&self, coll: Ptr, request: Ptr, done: *mut c_int) -> Code {
-        call!(self.test(coll, request, done))
+        call!(self.test as Test(coll, request, done))
     }
 
     /// Calls `rmaProgress`, `ginProgress` in v13.
     pub fn progress(&self, ctx: Ptr) -> Code {
-        match self.0 {
-            Slots::V13(table) => call!(@slot table.ginProgress, (ctx)),
-            Slots::V14(table) => call!(@slot table.rmaProgress, (ctx)),
-            Slots::V15(table) => call!(@slot table.rmaProgress, (ctx)),
-            Slots::V16(table) => call!(@slot table.rmaProgress, (ctx)),
+        match self.slots {
+            Slots::V13(table) => call!(@slot self table.ginProgress, Progress, (ctx)),
+            Slots::V14(table) => call!(@slot self table.rmaProgress, Progress, (ctx)),
+            Slots::V15(table) => call!(@slot self table.rmaProgress, Progress, (ctx)),
+            Slots::V16(table) => call!(@slot self table.rmaProgress, Progress, (ctx)),
         }
     }
 
     /// Calls `queryLastError`, with a context of `createContext` as NCCL does.
     pub fn has_error(&self, ctx: Ptr) -> (Code, bool) {
         let mut has_error = false;
-        let code = call!(self.queryLastError(ctx, &raw mut has_error));
+        let code = call!(self.queryLastError as QueryLastError(ctx, &raw mut has_error));
         (code, has_error)
     }
 }

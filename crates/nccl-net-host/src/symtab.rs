@@ -5,11 +5,11 @@ use std::{ffi::c_void, fs::File, path::Path};
 use libloading::os::unix::Library;
 use object::{Object, ObjectSymbol, ReadCache, SymbolKind};
 
-use crate::{Error, error::Result, table};
+use crate::{Error, Family, error::Result};
 
 /// Returns the symbol's address before loading. Its size must be that of the version's table:
 /// nothing else in the file distinguishes the versions.
-pub(crate) fn find(path: &Path, symbol: &str, version: u32) -> Result<usize> {
+pub(crate) fn find(path: &Path, symbol: &str, family: &Family, version: u32) -> Result<usize> {
     let fail = |what: String| Error::file(path, what);
     // Read in pieces: a libnccl has some hundred MB, most of it code for GPUs.
     let file = File::open(path).map_err(|e| Error::io(path, &e))?;
@@ -33,15 +33,15 @@ pub(crate) fn find(path: &Path, symbol: &str, version: u32) -> Result<usize> {
         [] => return Err(fail(format!("its symbol table has no data symbol {symbol}; see readelf -sW"))),
         _ => return Err(fail(format!("has {} different data symbols {symbol}", found.len()))),
     };
-    if table::size(version).map(|wanted| wanted as u64) != Some(size) {
-        return Err(fail(wrong_size(symbol, size, version)));
+    if family.size(version).map(|wanted| wanted as u64) != Some(size) {
+        return Err(fail(wrong_size(symbol, size, family, version)));
     }
     usize::try_from(address).map_err(|_| fail(format!("{symbol} is at {address:#x}")))
 }
 
-fn wrong_size(symbol: &str, size: u64, version: u32) -> String {
-    let bytes = |version: u32| table::size(version).map(|size| size as u64);
-    let same = table::VERSIONS.iter().filter(|v| bytes(**v) == Some(size));
+fn wrong_size(symbol: &str, size: u64, family: &Family, version: u32) -> String {
+    let bytes = |version: u32| family.size(version).map(|size| size as u64);
+    let same = family.versions().filter(|v| bytes(*v) == Some(size));
     let same: Vec<_> = same.map(|v| format!("v{v}")).collect();
     let wanted = bytes(version).map_or_else(|| "an unknown number".into(), |bytes| bytes.to_string());
     let hint = match same[..] {

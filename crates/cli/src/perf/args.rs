@@ -6,12 +6,12 @@ use clap::Args;
 
 use super::{
     pin::Pins,
-    plan::{Fault, Plan},
+    plan::{Fault, Operation, Plan},
     sizes::Sizes,
 };
 use crate::failure::{EXIT_CODES, Failure, Kind};
 use crate::quantity::{bytes, time};
-use nccl_net_host::MAX_GROUP;
+use nccl_net_host::{MAX_GROUP, RMA_VERSIONS};
 
 /// The default port of `--listen` and `--connect`.
 pub(crate) const PORT: u16 = 18518;
@@ -51,6 +51,9 @@ pub(crate) struct PerfArgs {
     /// end has its own
     #[arg(help_heading = PLUGIN, long, value_name = "SYMBOL")]
     pub(crate) table: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) operation: OperationArgs,
 
     /// Message sizes in bytes: a list (8,4K,1MiB), a range (8..64M), or both. K, M and G are powers
     /// of 1024, as KiB, MiB and GiB; kB, MB and GB are powers of 1000
@@ -169,6 +172,39 @@ pub(crate) struct PerfArgs {
     pub(crate) verbose: bool,
 }
 
+/// What only messages have.
+const OF_MESSAGES: [&str; 6] = ["receives", "optional", "connections", "at_once", "merge", "fault"];
+
+/// One-sided traffic instead of messages, at most one kind.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct OperationArgs {
+    /// Put data into a window of the other end, each put with a signal that the other end polls, by
+    /// the plugin's RMA table. With --ping-pong the other end answers each. With --listen and
+    /// --connect at both ends
+    #[arg(help_heading = LOAD, long, conflicts_with_all = OF_MESSAGES)]
+    put: bool,
+
+    /// Send signals without data, otherwise as --put
+    #[arg(help_heading = LOAD, long, conflicts_with_all = OF_MESSAGES, conflicts_with_all = ["put", "sizes", "factor"])]
+    signal: bool,
+
+    /// Get data from a window of the other end, otherwise as --put, without signals
+    #[arg(help_heading = LOAD, long, conflicts_with_all = OF_MESSAGES, conflicts_with_all = ["put", "signal", "ping_pong"])]
+    get: bool,
+}
+
+impl OperationArgs {
+    /// Returns what was chosen; messages if nothing was.
+    pub(crate) const fn chosen(self) -> Operation {
+        match self {
+            Self { put: true, .. } => Operation::Put,
+            Self { signal: true, .. } => Operation::Signal,
+            Self { get: true, .. } => Operation::Get,
+            _ => Operation::Messages,
+        }
+    }
+}
+
 /// The tables to drive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Abi {
@@ -177,10 +213,17 @@ pub(crate) enum Abi {
     These(Vec<u32>),
 }
 
-/// Parses `v8` or `8`.
+/// Parses `v8` or `8`: the version of a network table or of an RMA table.
 pub fn one_abi(word: &str) -> Result<u32, String> {
-    let number = word.strip_prefix('v').unwrap_or(word).parse().ok().filter(|v| TABLES.contains(v));
-    number.ok_or_else(|| format!("{word:?}: expected v{} to v{}", TABLES.start(), TABLES.end()))
+    let number = word.strip_prefix('v').unwrap_or(word).parse().ok();
+    number.filter(|v| TABLES.contains(v) || RMA_VERSIONS.contains(v)).ok_or_else(|| {
+        let [rma_oldest, .., rma_newest] = RMA_VERSIONS;
+        format!(
+            "{word:?}: expected v{} to v{}, or v{rma_oldest} to v{rma_newest} with --put, --signal or --get",
+            TABLES.start(),
+            TABLES.end()
+        )
+    })
 }
 
 fn parse_abi(text: &str) -> Result<Abi, String> {
@@ -190,7 +233,7 @@ fn parse_abi(text: &str) -> Result<Abi, String> {
         _ => {}
     }
     let versions = text.split(',').map(|word| one_abi(word.trim())).collect::<Result<_, _>>();
-    versions.map(Abi::These).map_err(|e| format!("{e}, several with commas, all or newest"))
+    versions.map(Abi::These).map_err(|e| format!("{e}; several with commas, all or newest"))
 }
 
 impl Abi {
@@ -267,8 +310,14 @@ impl FromStr for Memory {
 
 impl PerfArgs {
     pub(crate) fn plan(&self) -> Result<Plan, Failure> {
+        let operation = self.operation.chosen();
+        let sizes = match operation {
+            Operation::Signal => vec![0],
+            _ => self.sizes.expand(self.factor)?,
+        };
         Ok(Plan {
-            sizes: self.sizes.expand(self.factor)?,
+            operation,
+            sizes,
             time: self.time,
             iterations: self.iterations,
             depth: self.depth as usize,

@@ -8,7 +8,8 @@ use super::{
     link::{Message, Role, expect_message},
     region::Layout,
     report::{Closing, Connections, PerConnection},
-    session::{Comms, Patience, Session},
+    session::{Patience, Session},
+    two_sided::{Comms, TwoSided},
 };
 use crate::failure::{Context, Failure};
 use nccl_net_host::{Mr, RecvComm};
@@ -20,30 +21,30 @@ const ROUNDS: usize = 41;
 const OPEN: usize = 4096;
 
 /// Makes as many connections as the plan has. Both ends return the same result.
-pub(super) fn make(session: &mut Session<'_>) -> Result<(Vec<Comms>, Connections), Failure> {
-    let count = session.plan.connections;
+pub(super) fn make(ends: &mut TwoSided<'_>) -> Result<(Vec<Comms>, Connections), Failure> {
+    let count = ends.session.plan.connections;
     let mut made = Vec::with_capacity(count);
     let before = Memory::now()?;
     let started = Instant::now();
     while made.len() < count {
-        let (few, patience) = (session.plan.at_once.min(count - made.len()), session.plan.timeout);
-        made.extend(session.connect_at_once(few, Patience::new(patience))?);
+        let (few, patience) = (ends.session.plan.at_once.min(count - made.len()), ends.session.plan.timeout);
+        made.extend(ends.connect_at_once(few, Patience::new(patience))?);
     }
     let seconds = started.elapsed().as_secs_f64();
     let memory = Memory::now()?.since(&before, count);
-    let open_close = open_and_close(session)?;
-    let result = match session.role {
+    let open_close = open_and_close(ends)?;
+    let result = match ends.session.role {
         Role::A => {
-            let peer_memory = expect_message!(session.link, Message::Memory(memory) => memory);
+            let peer_memory = expect_message!(ends.session.link, Message::Memory(memory) => memory);
             let per_second = if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-            let at_once = session.plan.at_once;
+            let at_once = ends.session.plan.at_once;
             let result = Connections { count, at_once, seconds, per_second, memory, peer_memory, open_close };
-            session.link.send(&Message::Connections(result))?;
+            ends.session.link.send(&Message::Connections(result))?;
             result
         }
         Role::B => {
-            session.link.send(&Message::Memory(memory))?;
-            expect_message!(session.link, Message::Connections(result) => result)
+            ends.session.link.send(&Message::Memory(memory))?;
+            expect_message!(ends.session.link, Message::Connections(result) => result)
         }
     };
     Ok((made, result))
@@ -108,12 +109,12 @@ fn leave_open(session: &Session<'_>, comm: &RecvComm, open: usize) -> Result<Mr,
 }
 
 /// Returns the median of the seconds that one connection takes from listen to the end of close.
-fn open_and_close(session: &mut Session<'_>) -> Result<f64, Failure> {
+fn open_and_close(ends: &mut TwoSided<'_>) -> Result<f64, Failure> {
     let mut seconds = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
         let started = Instant::now();
-        let patience = Patience::spinning(session.plan.timeout);
-        session.connect_at_once(1, patience)?.into_iter().try_for_each(Comms::close)?;
+        let patience = Patience::spinning(ends.session.plan.timeout);
+        ends.connect_at_once(1, patience)?.into_iter().try_for_each(Comms::close)?;
         seconds.push(started.elapsed().as_secs_f64());
     }
     seconds.sort_by(f64::total_cmp);

@@ -4,18 +4,13 @@
 use std::{
     collections::VecDeque,
     fmt,
-    mem::ManuallyDrop,
     os::fd::AsFd,
     time::{Duration, Instant},
 };
 
 use hdrhistogram::Histogram;
 
-use super::{
-    cuda::{Gpu, Memory},
-    pattern,
-    region::{Layout, Region},
-};
+use super::{area::Area, cuda::Gpu, region::Layout};
 use crate::failure::{Failure, Kind};
 use crate::output::units;
 use nccl_net_abi::NCCL_PTR_CUDA;
@@ -28,10 +23,7 @@ pub(super) const FIRST_TAG: i32 = 0x6d70;
 pub(super) struct End<'a, Way> {
     pub(super) comm: &'a Comm<Way>,
     pub(super) mr: Mr,
-    /// Stays mapped after a failure: the plugin may still access it until the process ends.
-    pub(super) region: ManuallyDrop<Region>,
-    /// Memory of a GPU, laid out as the region. Messages are in it then, and the region has copies.
-    gpu: Option<ManuallyDrop<Memory<'a>>>,
+    pub(super) area: Area<'a>,
 }
 
 impl<'a, Way> End<'a, Way> {
@@ -42,41 +34,24 @@ impl<'a, Way> End<'a, Way> {
         gpu: Option<&'a Gpu>,
         dma_bufs: bool,
     ) -> Result<Self, Failure> {
-        let region = ManuallyDrop::new(Region::new(layout)?);
-        let gpu = gpu.map(|gpu| gpu.allocate(layout.len()).map(ManuallyDrop::new)).transpose()?;
+        let area = Area::new(layout, gpu)?;
+        let (addr, len) = (area.addr(), area.len());
         // SAFETY: `close` frees the memory after deregMr, and nothing else does. Slots are filled
         // and checked while no request is in flight.
         let mr = unsafe {
-            match &gpu {
-                None => comm.reg_mr(region.addr(), layout.len()),
-                Some(memory) => match memory.dma_buf().filter(|_| dma_bufs) {
-                    Some(fd) => comm.reg_dma_buf(memory.addr(), layout.len(), NCCL_PTR_CUDA, 0, fd.as_fd()),
-                    None => comm.reg_mr_as(memory.addr(), layout.len(), NCCL_PTR_CUDA),
-                },
+            match area.dma_buf().filter(|_| dma_bufs) {
+                Some(fd) => comm.reg_dma_buf(addr, len, NCCL_PTR_CUDA, 0, fd.as_fd()),
+                None if area.on_gpu() => comm.reg_mr_as(addr, len, NCCL_PTR_CUDA),
+                None => comm.reg_mr(addr, len),
             }
         }?;
-        Ok(Self { comm, mr, region, gpu })
+        Ok(Self { comm, mr, area })
     }
 
     pub(super) fn close(self) -> Result<(), Failure> {
         self.comm.dereg_mr(self.mr)?;
-        drop(ManuallyDrop::into_inner(self.region));
-        drop(self.gpu.map(ManuallyDrop::into_inner));
+        self.area.free();
         Ok(())
-    }
-
-    /// Copies a slot, with the bytes behind its message, to the GPU.
-    fn upload(&mut self, slot: usize) -> Result<(), Failure> {
-        let offset = self.region.slot_offset(slot);
-        let bytes = self.region.guarded(slot);
-        self.gpu.as_ref().map_or(Ok(()), |memory| memory.write(offset, bytes))
-    }
-
-    /// Copies a slot, with the bytes behind its message, from the GPU.
-    fn download(&mut self, slot: usize) -> Result<(), Failure> {
-        let offset = self.region.slot_offset(slot);
-        let bytes = self.region.guarded(slot);
-        self.gpu.as_ref().map_or(Ok(()), |memory| memory.read(offset, bytes))
     }
 }
 
@@ -116,74 +91,15 @@ impl Round {
     }
 
     /// Returns the bytes of the message in a slot.
-    const fn len(&self, slot: usize) -> usize {
+    pub(super) const fn len(&self, slot: usize) -> usize {
         let is_short = matches!(self.tail, Tail::Short) && slot + 1 == self.messages();
         self.size - is_short as usize
     }
 
     /// Returns the number of the message in a slot, `salt`ed for its direction.
-    const fn number(&self, slot: usize, salt: u64) -> u64 {
+    pub(super) const fn number(&self, slot: usize, salt: u64) -> u64 {
         (self.first + slot as u64) ^ salt
     }
-}
-
-/// Fills the slots to send.
-pub(super) fn prepare_send(
-    end: &mut End<'_, Sender>,
-    round: &Round,
-    salt: u64,
-    alive: impl Fn(),
-) -> Result<(), Failure> {
-    for slot in 0..round.messages() {
-        pattern::fill(end.region.slot(slot), round.number(slot, salt));
-        end.upload(slot)?;
-        alive();
-    }
-    Ok(())
-}
-
-/// Fills the slots to receive into with other bytes than the expected ones.
-pub(super) fn prepare_recv(
-    end: &mut End<'_, Receiver>,
-    round: &Round,
-    salt: u64,
-    alive: impl Fn(),
-) -> Result<(), Failure> {
-    for slot in 0..round.messages() {
-        pattern::poison(end.region.slot(slot), round.number(slot, salt));
-        end.upload(slot)?;
-        alive();
-    }
-    Ok(())
-}
-
-/// Checks every received byte, and that the bytes behind each message did not change.
-pub(super) fn check(
-    end: &mut End<'_, Receiver>,
-    round: &Round,
-    salt: u64,
-    alive: impl Fn(),
-) -> Result<(), Failure> {
-    for slot in 0..round.messages() {
-        end.download(slot)?;
-        let message = round.number(slot, salt);
-        let wrong = |what: String| {
-            let text = format!("message {} of {}: {what}", message ^ salt, units::size(round.size as u64));
-            Err(Failure::new(Kind::Data, text))
-        };
-        let sent = &end.region.slot(slot)[..round.len(slot)];
-        if let Some(mut mismatch) = pattern::check(sent, message) {
-            if let pattern::Origin::Message { number, .. } = &mut mismatch.origin {
-                *number ^= salt;
-            }
-            return wrong(mismatch.to_string());
-        }
-        if let Some(at) = end.region.overrun(slot) {
-            return wrong(format!("the plugin wrote {at} bytes behind the message's end"));
-        }
-        alive();
-    }
-    Ok(())
 }
 
 /// The sends of one round.
@@ -235,7 +151,7 @@ impl<'a> Sending<'a> {
         while self.next < self.round.messages() && self.flight.len() < self.round.depth * self.round.receives
         {
             let (slot, tag) = self.place(self.next);
-            let offset = self.end.region.slot_offset(slot % self.round.slots);
+            let offset = self.end.area.region.slot_offset(slot % self.round.slots);
             let since = Instant::now();
             let Some(request) = self.end.comm.isend(&self.end.mr, offset, self.round.len(slot), tag)? else {
                 break;
@@ -371,7 +287,7 @@ impl<'a> Receiving<'a> {
     /// Makes the data of a receive that is done visible to the GPU, as NCCL does. `None`: there is
     /// nothing to wait for.
     pub(super) fn flush(&self, group: usize) -> Result<Option<Request>, Failure> {
-        if self.end.gpu.is_none() {
+        if !self.end.area.on_gpu() {
             return Ok(None);
         }
         Ok(self.end.comm.iflush(&self.receives(group)[..self.round.receives])?)
@@ -380,7 +296,11 @@ impl<'a> Receiving<'a> {
     fn receives(&self, group: usize) -> [Recv<'_>; MAX_GROUP] {
         let recv = |member: usize| Recv {
             mr: &self.end.mr,
-            offset: self.end.region.slot_offset((group * self.round.receives + member) % self.round.slots),
+            offset: self
+                .end
+                .area
+                .region
+                .slot_offset((group * self.round.receives + member) % self.round.slots),
             len: self.round.size,
             tag: FIRST_TAG + member as i32,
         };

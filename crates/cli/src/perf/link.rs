@@ -31,8 +31,9 @@ pub(super) enum Role {
 
 impl Role {
     /// Returns the end's name.
-    pub(super) const fn name(self, bidirectional: bool) -> &'static str {
-        match (self, bidirectional) {
+    pub(super) const fn name(self, plan: &Plan) -> &'static str {
+        // The end that gets leads, and receives.
+        match (self, plan.both_ways() || plan.operation.is_get()) {
             (Self::A, false) => "sender",
             (Self::B, false) => "receiver",
             (Self::A, true) => "first end",
@@ -122,7 +123,7 @@ impl Link {
         // The other end may be filling or checking all its memory, and has its own limit for the
         // plugin.
         let limit = plan.timeout * 2 + Duration::from_secs(60);
-        Self { channel, pending: None, watch, limit, peer: other.name(plan.both_ways()), death: None }
+        Self { channel, pending: None, watch, limit, peer: other.name(plan), death: None }
     }
 
     /// Leaves the death of the other end to the plugin from now on.
@@ -150,6 +151,16 @@ impl Link {
         };
         let fds = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
         fds.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|fd| is_sibling(*fd)).count()
+    }
+
+    /// Returns how long the other end may be silent.
+    pub(super) const fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Returns whether `check_peer` has read a message that `recv` will return.
+    pub(super) const fn has_message(&self) -> bool {
+        self.pending.is_some()
     }
 
     pub(super) fn send(&mut self, what: &Message) -> Result<(), Failure> {

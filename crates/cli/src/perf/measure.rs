@@ -6,14 +6,17 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::{
+    area::Area,
     breaker::{Act, Breaker},
-    flow::{self, End, Receiving, Round, Sending, Tail},
+    flow::{End, Receiving, Round, Sending, Tail},
     link::{Message, Role, expect_message},
+    one_sided::{Group, Windows},
     pingpong,
     plan::Plan,
     rails,
     report::{SizeResult, Stage, Times},
-    session::{Comms, Patience, Session},
+    session::{Patience, Session},
+    two_sided::Comms,
     worker::Death,
 };
 use crate::failure::{Context, Failure};
@@ -28,10 +31,37 @@ const SLOWEST: u64 = 3_600_000_000_000;
 /// Most groups of a round that uses its slots again.
 const MOST_GROUPS: usize = 1 << 20;
 
+/// What moves the data of one end.
+enum Traffic<'a> {
+    Messages { send: Option<End<'a, Sender>>, recv: Option<End<'a, Receiver>> },
+    OneSided(Windows<'a>),
+}
+
+impl<'a> Traffic<'a> {
+    /// Returns the memory that is sent from, and the one that is received into.
+    fn areas(&mut self) -> (Option<&mut Area<'a>>, Option<&mut Area<'a>>) {
+        match self {
+            Self::Messages { send, recv } => {
+                (send.as_mut().map(|end| &mut end.area), recv.as_mut().map(|end| &mut end.area))
+            }
+            Self::OneSided(windows) => windows.areas(),
+        }
+    }
+
+    fn close(self) -> Result<(), Failure> {
+        match self {
+            Self::Messages { send, recv } => {
+                send.map_or(Ok(()), End::close)?;
+                recv.map_or(Ok(()), End::close)
+            }
+            Self::OneSided(windows) => windows.close(),
+        }
+    }
+}
+
 /// Both directions of one end, and the results so far.
 pub(super) struct Measurement<'a> {
-    send: Option<End<'a, Sender>>,
-    recv: Option<End<'a, Receiver>>,
+    traffic: Traffic<'a>,
     times: Histogram<u64>,
     pub(super) messages: u64,
     pub(super) busy: Duration,
@@ -41,13 +71,30 @@ pub(super) struct Measurement<'a> {
     pub(super) stall: Duration,
 }
 
-/// Measures `size`. Both ends return the same result.
-pub(super) fn size(session: &mut Session<'_>, comms: &Comms, size: usize) -> Result<SizeResult, Failure> {
-    let (layout, depth) = session.layout(size);
+/// Measures messages of `size` bytes. Both ends return the same result.
+pub(super) fn messages(session: &mut Session<'_>, comms: &Comms, size: usize) -> Result<SizeResult, Failure> {
+    let (layout, _) = session.layout(size);
     let (gpu, dma_bufs) = (session.gpu, session.dma_bufs);
+    let send = comms.send.as_ref().map(|comm| End::new(comm, layout, gpu, dma_bufs)).transpose()?;
+    let recv = comms.recv.as_ref().map(|comm| End::new(comm, layout, gpu, dma_bufs)).transpose()?;
+    measure(session, Traffic::Messages { send, recv }, size)
+}
+
+/// Measures puts, signals or gets of `size` bytes. Both ends return the same result.
+pub(super) fn one_sided(
+    session: &mut Session<'_>,
+    group: &Group,
+    size: usize,
+) -> Result<SizeResult, Failure> {
+    let (layout, _) = session.layout(size);
+    let windows = Windows::new(group, session, layout)?;
+    measure(session, Traffic::OneSided(windows), size)
+}
+
+fn measure(session: &mut Session<'_>, traffic: Traffic<'_>, size: usize) -> Result<SizeResult, Failure> {
+    let (layout, depth) = session.layout(size);
     let mut this = Measurement {
-        send: comms.send.as_ref().map(|comm| End::new(comm, layout, gpu, dma_bufs)).transpose()?,
-        recv: comms.recv.as_ref().map(|comm| End::new(comm, layout, gpu, dma_bufs)).transpose()?,
+        traffic,
         times: Histogram::new_with_bounds(1, SLOWEST, 3).tool("make a histogram")?,
         messages: 0,
         busy: Duration::ZERO,
@@ -84,8 +131,7 @@ pub(super) fn size(session: &mut Session<'_>, comms: &Comms, size: usize) -> Res
     };
     let rails = before.as_ref().and_then(rails::since);
     let result = this.tally(session, size, depth, rails, stages)?;
-    this.send.map_or(Ok(()), End::close)?;
-    this.recv.map_or(Ok(()), End::close)?;
+    this.traffic.close()?;
     Ok(result)
 }
 
@@ -186,13 +232,9 @@ impl Measurement<'_> {
         if !session.plan.check {
             return Ok(());
         }
-        if let Some(end) = &mut self.send {
-            flow::prepare_send(end, round, out, || session.watch.beat())?;
-        }
-        if let Some(end) = &mut self.recv {
-            flow::prepare_recv(end, round, back, || session.watch.beat())?;
-        }
-        Ok(())
+        let (from, into) = self.traffic.areas();
+        from.map_or(Ok(()), |area| area.fill(round, out, || session.watch.beat()))?;
+        into.map_or(Ok(()), |area| area.poison(round, back, || session.watch.beat()))
     }
 
     /// Moves a round's messages in both directions (the measured part), and checks them. Both ends
@@ -200,10 +242,15 @@ impl Measurement<'_> {
     /// data of optional receives is then there as well.
     fn transfer(&mut self, session: &mut Session<'_>, round: &Round) -> Result<(), Failure> {
         let started = Instant::now();
-        if let (true, Some(send), Some(recv)) = (session.plan.ping_pong, &self.send, &self.recv) {
-            pingpong::run(session, send, recv, round, &mut self.times)?;
-        } else {
-            self.stream(session, round)?;
+        match (&mut self.traffic, session.plan.ping_pong) {
+            (Traffic::Messages { send: Some(send), recv: Some(recv) }, true) => {
+                pingpong::run(session, send, recv, round, &mut self.times)?;
+            }
+            (Traffic::Messages { .. }, _) => {
+                self.stream(session, round)?;
+            }
+            (Traffic::OneSided(windows), true) => windows.ping_pong(session, round, &mut self.times)?,
+            (Traffic::OneSided(windows), false) => windows.stream(session, round, &mut self.times)?,
         }
         self.finish_round(session, round, started.elapsed())
     }
@@ -226,8 +273,12 @@ impl Measurement<'_> {
     /// Moves each direction independently, with as many groups in flight as the round has. Returns how
     /// long the last message was.
     fn stream(&mut self, session: &mut Session<'_>, round: &Round) -> Result<Tail, Failure> {
-        let mut sending = self.send.as_ref().map(|end| Sending::new(end, *round));
-        let mut receiving = self.recv.as_ref().map(|end| Receiving::new(end, *round));
+        let (send, recv) = match &self.traffic {
+            Traffic::Messages { send, recv } => (send.as_ref(), recv.as_ref()),
+            Traffic::OneSided(_) => (None, None),
+        };
+        let mut sending = send.map(|end| Sending::new(end, *round));
+        let mut receiving = recv.map(|end| Receiving::new(end, *round));
         let mut patience = Patience::new(session.plan.timeout);
         loop {
             let mut moved = false;
@@ -284,14 +335,18 @@ impl Measurement<'_> {
     pub(super) fn meet(&mut self, session: &mut Session<'_>, took: Duration) -> Result<Duration, Failure> {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         session.link.send(&Message::Finished { nanos })?;
+        if let Traffic::OneSided(windows) = &self.traffic {
+            windows.attend(session)?;
+        }
         Ok(expect_message!(session.link, Message::Finished { nanos } => Duration::from_nanos(nanos)))
     }
 
     /// Checks the messages that a round has received.
     fn check(&mut self, session: &Session<'_>, round: &Round) -> Result<(), Failure> {
-        let (Some(end), true) = (&mut self.recv, session.plan.check) else { return Ok(()) };
+        let (_, into) = self.traffic.areas();
+        let (Some(area), true) = (into, session.plan.check) else { return Ok(()) };
         let watch = session.watch;
-        flow::check(end, round, salts(session.role).1, || watch.beat())
+        area.check(round, salts(session.role).1, || watch.beat())
     }
 
     /// Merges the results of both ends.

@@ -1,9 +1,11 @@
 //! `mpib perf`: measures and checks any plugin between two processes or two machines.
 //!
 //! This process loads no plugin. For each table it starts workers (`worker`), which load the
-//! plugin, talk to each other (`link`) and move data (`session`, `measure`, `flow`). It supervises
-//! them (`run`): a plugin that hangs or crashes gives an error message.
+//! plugin, talk to each other (`link`) and move data: messages (`two_sided`, `flow`), or puts, signals
+//! and gets (`one_sided`), measured in rounds (`measure`). It supervises them (`run`): a plugin that
+//! hangs or crashes gives an error message.
 
+mod area;
 mod args;
 mod breaker;
 mod child;
@@ -15,6 +17,7 @@ mod flow;
 mod link;
 mod measure;
 mod network;
+mod one_sided;
 mod outage;
 mod pin;
 mod pingpong;
@@ -25,6 +28,7 @@ mod report;
 mod run;
 mod session;
 mod sizes;
+mod two_sided;
 mod ui;
 pub(crate) mod worker;
 
@@ -54,7 +58,6 @@ use crate::failure::{Context, Failure, Kind};
 use crate::nccl_conf;
 use crate::output::{self, document, document::ErrorReport};
 use crate::plugin;
-use nccl_net_host::{check_hidden_table, exported_versions};
 
 /// What all parts of a run share.
 struct Setting {
@@ -67,13 +70,14 @@ struct Setting {
 impl Setting {
     fn new(args: PerfArgs) -> Result<Self, Failure> {
         let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok)?;
+        let family = args.operation.chosen().family();
         let exported = match &args.table {
             Some(symbol) => {
                 let version = args.abi.single(symbol)?;
-                check_hidden_table(&plugin, symbol, version)?;
+                family.check_hidden(&plugin, symbol, version)?;
                 vec![version]
             }
-            None => exported_versions(&plugin)?,
+            None => family.exported(&plugin)?,
         };
         let ui = Ui::new(args.json || args.csv);
         Ok(Self { args, plugin, exported, ui })

@@ -33,7 +33,7 @@ pub(super) fn run(
             arrive(session, &receiving, (send, recv), n, (&mut posted[n], None))?;
         }
         let sent = until(session, "isend accepts no send", || {
-            Ok(send.comm.isend(&send.mr, send.region.slot_offset(n), round.size, FIRST_TAG)?)
+            Ok(send.comm.isend(&send.mr, send.area.region.slot_offset(n), round.size, FIRST_TAG)?)
         })?;
         let mut left = Some(sent);
         if session.role == Role::A {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::args::{MOST_AT_ONCE, MOST_CONNECTIONS};
 use crate::failure::{Failure, Kind};
 use crate::quantity::MOST_BYTES;
-use nccl_net_host::MAX_GROUP;
+use nccl_net_host::{Family, MAX_GROUP};
 
 /// A fault of one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -30,9 +30,52 @@ impl Fault {
     }
 }
 
+/// How data moves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Operation {
+    /// Sends meet receives.
+    #[default]
+    Messages,
+    /// Puts, each with a signal.
+    Put,
+    /// Signals without data.
+    Signal,
+    /// Gets.
+    Get,
+}
+
+impl Operation {
+    pub(crate) const fn family(self) -> &'static Family {
+        match self {
+            Self::Messages => Family::NET,
+            Self::Put | Self::Signal | Self::Get => Family::RMA,
+        }
+    }
+
+    pub(crate) const fn is_one_sided(self) -> bool {
+        !matches!(self, Self::Messages)
+    }
+
+    pub(crate) const fn is_get(self) -> bool {
+        matches!(self, Self::Get)
+    }
+
+    pub(crate) const fn plural(self) -> &'static str {
+        match self {
+            Self::Messages => "messages",
+            Self::Put => "puts",
+            Self::Signal => "signals",
+            Self::Get => "gets",
+        }
+    }
+}
+
 /// What both ends do alike.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Plan {
+    #[serde(default)]
+    pub(crate) operation: Operation,
     pub(crate) sizes: Vec<usize>,
     /// In seconds.
     #[serde(with = "seconds")]
@@ -100,6 +143,20 @@ impl Plan {
         }
         if self.connections > MOST_CONNECTIONS as usize || (self.ping_pong && self.receives != 1) {
             return bad(format!("connections {}, ping-pong of {} receives", self.connections, self.receives));
+        }
+        let has_receives = self.receives != 1 || self.optional || self.connections > 0;
+        if self.operation.is_one_sided() && has_receives {
+            let Self { receives, optional, connections, .. } = self;
+            return bad(format!(
+                "{} with {receives} receives (optional: {optional}) and {connections} connections",
+                self.operation.plural()
+            ));
+        }
+        if self.operation.is_get() && self.ping_pong {
+            return bad("gets in round trips".into());
+        }
+        if self.operation == Operation::Signal && self.sizes != [0] {
+            return bad(format!("signals with data: sizes {:?}", self.sizes));
         }
         if !(1..=MOST_AT_ONCE as usize).contains(&self.at_once) {
             return bad(format!("{} connections at a time, expected 1 to {MOST_AT_ONCE}", self.at_once));

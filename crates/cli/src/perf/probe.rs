@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     link::Role,
-    plan::Plan,
+    plan::{Operation, Plan},
     report::{AbiReport, Account, Closing, Connections, SizeResult},
     run::Run,
     ui::Ui,
@@ -98,6 +98,7 @@ impl Plan {
     /// Makes the plan of a run with these sizes and this time for each.
     pub(crate) fn of(sizes: &[usize], time: Duration, timeout: Duration) -> Self {
         Self {
+            operation: Operation::Messages,
             sizes: sizes.to_vec(),
             time,
             iterations: None,

@@ -15,7 +15,7 @@ use crate::failure::{Context, Failure, Kind};
 /// First word of a connection, by which other clients are recognised.
 const MAGIC: &str = "mpib perf";
 /// Changes with the messages of `link` and of this file.
-pub(crate) const PROTOCOL: u32 = 4;
+pub(crate) const PROTOCOL: u32 = 5;
 /// How long a peer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -117,6 +117,15 @@ fn receive_plan(setting: &Setting, channel: &mut Channel) -> Result<Plan, Failur
             return Err(Failure::new(Kind::Peer, "its first message was not a hello"));
         }
     };
+    let (ours, theirs) = (setting.args.operation.chosen(), plan.operation);
+    if ours.family() != theirs.family() {
+        let text = format!(
+            "this end has tables for {}, the other one moves {}; give --put, --signal or --get to both ends, or to none",
+            ours.plural(),
+            theirs.plural()
+        );
+        return Err(Failure::new(Kind::Usage, text));
+    }
     let exported = setting.exported.clone();
     channel.send(&Answer::Welcome { magic: MAGIC.into(), protocol: PROTOCOL, exported })?;
     Ok(plan)

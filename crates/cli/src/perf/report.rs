@@ -7,7 +7,10 @@ use mpib_host_view::{Rail, Source};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{plan::Plan, rails::RailBytes};
+use super::{
+    plan::{Operation, Plan},
+    rails::RailBytes,
+};
 use crate::device::Device;
 use crate::failure::Failure;
 use crate::output::{
@@ -256,12 +259,13 @@ pub(super) fn title(table: &AbiReport, plan: &Plan) -> String {
         (false, true) => "both directions",
         (false, false) => "one direction",
     };
-    let group = if plan.optional {
-        "1 optional receive".into()
-    } else if plan.receives == 1 {
-        "1 receive".into()
-    } else {
-        format!("{} receives", plan.receives)
+    let group: String = match plan.operation {
+        Operation::Put => "puts with signals".into(),
+        Operation::Signal => "signals without data".into(),
+        Operation::Get => "gets".into(),
+        Operation::Messages if plan.optional => "1 optional receive a group".into(),
+        Operation::Messages if plan.receives == 1 => "1 receive a group".into(),
+        Operation::Messages => format!("{} receives a group", plan.receives),
     };
     let fault = plan.fault.as_ref().map_or(String::new(), |fault| {
         let sizes: Vec<_> = plan.sizes.iter().map(|bytes| size(*bytes as u64)).collect();
@@ -269,7 +273,7 @@ pub(super) fn title(table: &AbiReport, plan: &Plan) -> String {
     });
     let check = if plan.check { "every byte checked" } else { "bytes not checked" };
     let gpu = gpu.map_or(String::new(), |number| format!(", memory of GPU {number}"));
-    paragraph(0, &format!("v{abi}: {net}{device}{gpu}; {direction}, {group} a group, {check}{fault}"))
+    paragraph(0, &format!("v{abi}: {net}{device}{gpu}; {direction}, {group}, {check}{fault}"))
 }
 
 /// Returns the line for `--connections`.

@@ -114,11 +114,7 @@ impl<'a> Run<'a> {
     /// Makes the failure of a run that reached its limit.
     fn unfinished(&self, limit: Duration) -> Failure {
         let at = |slot: &Slot| {
-            format!(
-                "{} is {}",
-                slot.role.name(self.plan.both_ways()),
-                whereabouts(slot.worker.watch.read().0)
-            )
+            format!("{} is {}", slot.role.name(self.plan), whereabouts(slot.worker.watch.read().0))
         };
         let at: Vec<_> = self.slots.iter().map(at).collect();
         let last = self
@@ -141,7 +137,7 @@ impl<'a> Run<'a> {
     }
 
     fn name(&self, index: usize) -> &'static str {
-        self.slots[index].role.name(self.plan.both_ways())
+        self.slots[index].role.name(self.plan)
     }
 
     fn fail(&mut self, index: usize, failure: Failure) {

@@ -1,12 +1,10 @@
-//! A worker's run after `init`: devices, connections and sizes, in the order of NCCL's calls.
+//! What all parts of a worker's run use: its device, its plan, and the other worker.
 
 use std::time::{Duration, Instant};
 
 use super::{
-    connections,
     cuda::Gpu,
     link::{Link, Message, Role, expect_message},
-    measure, outage,
     pin::Pin,
     plan::Plan,
     region::Layout,
@@ -15,7 +13,7 @@ use super::{
 };
 use crate::device::Device;
 use crate::failure::{Failure, Kind};
-use nccl_net_host::{Handle, Listener as NetListener, Net, RecvComm, SendComm, Watch};
+use nccl_net_host::{Handle, Properties, Watch};
 
 /// `NCCL_PTR_HOST`
 const HOST: i32 = nccl_net_abi::NCCL_PTR_HOST;
@@ -28,65 +26,17 @@ const V6_REQUESTS: usize = nccl_net_abi::NCCL_NET_MAX_REQUESTS_V6 as usize;
 
 /// A worker's state.
 pub(super) struct Session<'a> {
-    pub(super) net: Net,
     pub(super) link: &'a mut Link,
     pub(super) watch: &'static Watch,
     pub(super) role: Role,
     pub(super) version: u32,
     pub(super) device: i32,
-    pub(super) merge: Vec<i32>,
     pub(super) pin: Option<Pin>,
     pub(super) gpu: Option<&'static Gpu>,
     /// Whether the device registers DMA-BUFs.
     pub(super) dma_bufs: bool,
     pub(super) plan: Plan,
     pub(super) trial: Trial,
-}
-
-/// The comms of one end.
-#[derive(Debug)]
-pub(super) struct Comms {
-    pub(super) send: Option<SendComm>,
-    pub(super) recv: Option<RecvComm>,
-}
-
-impl Comms {
-    pub(super) fn close(self) -> Result<(), Failure> {
-        self.send.map_or(Ok(()), SendComm::close)?;
-        self.recv.map_or(Ok(()), RecvComm::close)?;
-        Ok(())
-    }
-}
-
-/// A connection in the making.
-struct Pending {
-    /// Until connect has returned a comm.
-    handle: Option<Handle>,
-    /// Until accept has returned a comm.
-    listener: Option<NetListener>,
-    comms: Comms,
-}
-
-impl Pending {
-    fn waits(&self) -> bool {
-        self.handle.is_some() || self.listener.is_some()
-    }
-
-    /// Calls connect and accept once; returns whether one of them has returned a comm.
-    fn poll(&mut self, net: &Net, device: i32) -> Result<bool, Failure> {
-        if let Some(handle) = &mut self.handle {
-            self.comms.send = net.connect(device, handle)?;
-        }
-        let connected = self.comms.send.is_some() && self.handle.take().is_some();
-        let Some(listener) = self.listener.take() else { return Ok(connected) };
-        self.comms.recv = listener.accept()?;
-        if self.comms.recv.is_none() {
-            self.listener = Some(listener);
-            return Ok(connected);
-        }
-        listener.close()?;
-        Ok(true)
-    }
 }
 
 /// Receives each result as soon as the session has it.
@@ -99,54 +49,20 @@ pub(super) trait Listener {
 }
 
 impl Session<'_> {
-    /// Runs everything between `init` and `finalize`. A failure leaves all objects open: the
-    /// process ends.
-    pub(super) fn run(&mut self, listener: &mut dyn Listener) -> Result<(), Failure> {
-        let device = self.choose_device()?;
-        listener.device(&self.net.name(), &device)?;
-        self.link.send(&Message::Device(device))?;
-        let peer = expect_message!(self.link, Message::Device(device) => device);
-        self.fits(&peer, "the other end's device")?;
-        let comms = self.connect()?;
-        if self.plan.connections > 0 {
-            let (made, result) = connections::make(self)?;
-            listener.connections(&result)?;
-            if let Some(closing) = connections::close(self, made)? {
-                listener.closed(closing)?;
-            }
+    /// Checks that there are devices up to this number, which the option chose.
+    pub(super) fn numbered(&self, option: &str, last: i32, count: i32) -> Result<(), Failure> {
+        if last < count {
+            return Ok(());
         }
-        for size in self.plan.sizes.clone() {
-            let result = measure::size(self, &comms, size)?;
-            listener.result(&result)?;
-            if let Some(fault) = &self.plan.fault
-                && let Some(failure) = outage::missing(&result.stages, fault)
-            {
-                return Err(failure);
-            }
-        }
-        if self.trial.accounts {
-            listener.account(Account::of_this_process())?;
-        }
-        comms.close()
+        let text = match count {
+            ..=0 => format!("the plugin has no devices (devices returned {count})"),
+            _ => format!("{option} {last}: the plugin has {count}, numbered from 0"),
+        };
+        Err(Failure::new(Kind::Load, text))
     }
 
-    fn choose_device(&mut self) -> Result<Device, Failure> {
-        let count = self.net.devices()?;
-        let (option, last) = match self.merge.iter().max() {
-            Some(last) => ("--merge", *last),
-            None => ("--device", self.device),
-        };
-        if last >= count {
-            let text = match count {
-                ..=0 => format!("the plugin has no devices (devices returned {count})"),
-                _ => format!("{option} {last}: the plugin has {count}, numbered from 0"),
-            };
-            return Err(Failure::new(Kind::Load, text));
-        }
-        if !self.merge.is_empty() {
-            self.device = self.net.make_vdevice(&self.merge)?;
-        }
-        let properties = self.net.properties(self.device)?;
+    /// Takes the device with these properties, if it can do what the plan needs.
+    pub(super) fn take(&mut self, properties: Properties) -> Result<Device, Failure> {
         let pci_path = properties.pci_path.clone();
         let device = Device::from(properties);
         if let Some(pin) = &self.pin {
@@ -156,6 +72,27 @@ impl Session<'_> {
         self.dma_bufs = device.ptr_support & DMA_BUF != 0;
         self.fits(&device, &format!("device {}", self.device))?;
         Ok(device)
+    }
+
+    /// Exchanges the devices with the other end, whose device must fit as well.
+    pub(super) fn exchange(&mut self, device: Device) -> Result<(), Failure> {
+        self.link.send(&Message::Device(device))?;
+        let peer = expect_message!(self.link, Message::Device(device) => device);
+        self.fits(&peer, "the other end's device")
+    }
+
+    /// Waits until both ends are connected.
+    pub(super) fn connected(&mut self) -> Result<(), Failure> {
+        self.link.send(&Message::Connected)?;
+        expect_message!(self.link, Message::Connected => ());
+        Ok(())
+    }
+
+    /// Returns the handle that the other end's `listen` wrote.
+    pub(super) fn handle(&mut self) -> Result<Handle, Failure> {
+        let bytes = expect_message!(self.link, Message::Handle(bytes) => bytes);
+        let wrong = |_| Failure::new(Kind::Peer, "the other end sent a handle of a wrong length");
+        bytes.try_into().map(Handle).map_err(wrong)
     }
 
     /// Checks that this end's device can use this end's memory.
@@ -195,63 +132,9 @@ impl Session<'_> {
         }
     }
 
-    /// Returns this end's directions: sends, receives.
+    /// Returns this end's directions: sends, receives. With one-sided traffic: begins, serves.
     pub(super) fn directions(&self) -> (bool, bool) {
         (self.role == Role::A || self.plan.both_ways(), self.role == Role::B || self.plan.both_ways())
-    }
-
-    /// Makes one connection.
-    pub(super) fn connect(&mut self) -> Result<Comms, Failure> {
-        let patience = Patience::new(self.plan.timeout);
-        let mut made = self.connect_at_once(1, patience)?;
-        made.pop().ok_or_else(|| Failure::new(Kind::Peer, "no connection was made"))
-    }
-
-    /// Listens `count` times, exchanges handles, and polls each connect and accept in turn until
-    /// all have returned a comm.
-    pub(super) fn connect_at_once(
-        &mut self,
-        count: usize,
-        mut patience: Patience,
-    ) -> Result<Vec<Comms>, Failure> {
-        let (sends, receives) = self.directions();
-        let mut all = Vec::with_capacity(count);
-        for _ in 0..count {
-            let mut one = Pending { handle: None, listener: None, comms: Comms { send: None, recv: None } };
-            if receives {
-                let listener = self.net.listen(self.device)?;
-                self.link.send(&Message::Handle(listener.handle().0.to_vec()))?;
-                one.listener = Some(listener);
-            }
-            all.push(one);
-        }
-        for one in all.iter_mut().filter(|_| sends) {
-            let bytes = expect_message!(self.link, Message::Handle(bytes) => bytes);
-            let Ok(bytes) = bytes.try_into() else {
-                return Err(Failure::new(Kind::Peer, "the other end sent a handle of a wrong length"));
-            };
-            one.handle = Some(Handle(bytes));
-        }
-        while all.iter().any(Pending::waits) {
-            for one in all.iter_mut().filter(|one| one.waits()) {
-                if one.poll(&self.net, self.device)? {
-                    patience.moved();
-                }
-            }
-            patience.idle(self.link, || {
-                let count = |waits: usize, call: &str| match waits {
-                    0 => String::new(),
-                    1 => format!("; {call} has returned no comm"),
-                    n => format!("; {call} has returned no comm for {n} connections"),
-                };
-                let c = count(all.iter().filter(|one| one.handle.is_some()).count(), "connect");
-                let a = count(all.iter().filter(|one| one.listener.is_some()).count(), "accept");
-                format!("the connection is not made{c}{a}")
-            })?;
-        }
-        self.link.send(&Message::Connected)?;
-        expect_message!(self.link, Message::Connected => ());
-        Ok(all.into_iter().map(|one| one.comms).collect())
     }
 
     /// Returns the layout of a region for this size, and how many groups may be in flight.

@@ -16,16 +16,18 @@ use super::{
     cuda::Gpu,
     link::{Link, Message, Role, expect_message},
     network::NetworkOutage,
+    one_sided::OneSided,
     pin::Pin,
     plan::Plan,
     rails,
     report::{Account, Closing, Connections, SizeResult},
     session::{Listener, Session},
+    two_sided::TwoSided,
 };
 use crate::device::Device;
 use crate::failure::{Context, Failure, Kind};
 use crate::plugin;
-use nccl_net_host::{Call, Net, Settings, Table, Watch, logger};
+use nccl_net_host::{Call, Net, Rma, Settings, Table, Watch, logger};
 
 /// The name of the hidden command.
 pub(crate) const COMMAND: &str = "perf-worker";
@@ -180,8 +182,7 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
         link.expect_death();
     }
     let pinned = job.pin.as_ref().map_or(Ok(()), Pin::apply_at_start);
-    let opened =
-        pinned.and_then(|()| plugin::open_table(&job.plugin, job.version, job.table.as_deref(), Some(watch)));
+    let opened = pinned.and_then(|()| Opened::open(&job, watch));
     let table = match opened {
         Ok(table) => table,
         Err(failure) => give_up(&mut link, &parent, failure),
@@ -200,9 +201,28 @@ pub(crate) fn main(args: &WorkerArgs) -> Result<(), Failure> {
     parent.send(&Event::Done)
 }
 
+/// The job's table, of the family that its operation needs.
+enum Opened {
+    Net(Table),
+    Rma(Rma),
+}
+
+impl Opened {
+    fn open(job: &Job, watch: &'static Watch) -> Result<Self, Failure> {
+        let Job { plugin: path, version, table, .. } = job;
+        let plugin = plugin::open(path, Some(watch))?;
+        Ok(match (job.plan.operation.is_one_sided(), table) {
+            (false, None) => Self::Net(plugin.table(*version)?),
+            (false, Some(symbol)) => Self::Net(plugin.hidden_table(symbol, *version)?),
+            (true, None) => Self::Rma(plugin.rma_table(*version)?),
+            (true, Some(symbol)) => Self::Rma(plugin.hidden_rma_table(symbol, *version)?),
+        })
+    }
+}
+
 /// Runs the job, from `init` to `finalize`.
 fn run(
-    table: Table,
+    table: Opened,
     link: &mut Link,
     watch: &'static Watch,
     job: Job,
@@ -211,11 +231,17 @@ fn run(
     let Job { version, device, merge, role, pin, gpu, plan, table: symbol, trial, .. } = job;
     // The context stays this thread's until the process ends, as the memory does after a failure.
     let gpu = gpu.map(|number| Gpu::open(number).map(|gpu| &*Box::leak(Box::new(gpu)))).transpose()?;
-    let net = Net::init(table, &Settings::default()).map_err(|e| of_init(e.into(), symbol.as_deref()))?;
-    let mut session =
-        Session { net, link, watch, role, version, device, merge, pin, gpu, dma_bufs: false, plan, trial };
-    session.run(parent)?;
-    session.net.finalize()?;
+    let of_init = |e: nccl_net_host::Error| of_init(e.into(), symbol.as_deref());
+    let session = Session { link, watch, role, version, device, pin, gpu, dma_bufs: false, plan, trial };
+    match table {
+        Opened::Net(table) => {
+            let net = Net::init(table, &Settings::default()).map_err(of_init)?;
+            let mut ends = TwoSided { net, merge, session };
+            ends.run(parent)?;
+            ends.net.finalize()?;
+        }
+        Opened::Rma(rma) => OneSided::init(rma, session).map_err(of_init)?.run(parent)?,
+    }
     link.send(&Message::Closed)?;
     expect_message!(link, Message::Closed => ());
     Ok(())

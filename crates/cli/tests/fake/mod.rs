@@ -36,27 +36,40 @@ pub(crate) fn fake_cuda() -> &'static Path {
 /// The fake plugin, compiled once for all tests of this process.
 pub(crate) fn fake() -> &'static Path {
     static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = BUILT.get_or_init(|| {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("libnccl-net-fake.so");
-        let status = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
-            .args(["-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-O1", "-I"])
-            .arg(here.join("../../abi/include"))
-            .arg(here.join("tests/fake-plugin/fake.c"))
-            .arg("-o")
-            .arg(&path)
-            .status()
-            .expect("a C compiler");
-        assert!(status.success(), "the fake plugin does not compile");
-        (dir, path)
-    });
-    path
+    &BUILT.get_or_init(|| compiled("fake.c")).1
+}
+
+/// The fake plugin for one-sided traffic, compiled once for all tests of this process.
+pub(crate) fn fake_rma() -> &'static Path {
+    static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    &BUILT.get_or_init(|| compiled("rma.c")).1
+}
+
+/// Compiles one of the fake plugins.
+fn compiled(source: &str) -> (tempfile::TempDir, PathBuf) {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("libnccl-net-fake.so");
+    let status = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
+        .args(["-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-O1", "-I"])
+        .arg(here.join("../../abi/include"))
+        .arg(here.join("tests/fake-plugin").join(source))
+        .arg("-o")
+        .arg(&path)
+        .status()
+        .expect("a C compiler");
+    assert!(status.success(), "{source} does not compile");
+    (dir, path)
 }
 
 pub(crate) fn perf(args: &[&str]) -> Command {
+    perf_of(fake(), args)
+}
+
+/// Prepares `mpib perf` with a plugin.
+pub(crate) fn perf_of(plugin: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(MPIB);
-    command.arg("perf").arg("--plugin").arg(fake()).args(args);
+    command.arg("perf").arg("--plugin").arg(plugin).args(args);
     command.stdin(Stdio::null());
     command
 }
@@ -72,8 +85,12 @@ pub(crate) fn json(output: &Output) -> Value {
 
 /// Starts a listening mpib; returns it and the address that it printed.
 pub(crate) fn listener(args: &[&str], fault: &str) -> (Child, BufReader<ChildStderr>, String) {
-    let mut child =
-        perf(args).env("FAKE_FAULT", fault).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    listening(perf(args).env("FAKE_FAULT", fault))
+}
+
+/// Starts a listening mpib from a command.
+pub(crate) fn listening(command: &mut Command) -> (Child, BufReader<ChildStderr>, String) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
