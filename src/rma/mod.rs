@@ -19,6 +19,3 @@ mod plugin;
 mod requests;
 mod signals;
 mod window;
-
-#[cfg(test)]
-mod tests;
