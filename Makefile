@@ -50,12 +50,12 @@ done; \
 endef
 
 .PHONY: test-providers
-test-providers: setup-test ## Run suites of the plugin's tests on adapters as each provider has them; PROVIDERS="mlx5 irdma" SUITES="data memory connect failover"
-	@$(call each,SOFTVERBS_QUIRKS,$(or $(PROVIDERS),mlx5 bnxt_re irdma ionic erdma hns rxe),data memory connect failover)
+test-providers: setup-test ## Run suites of the plugin's tests on adapters as each provider has them; PROVIDERS="mlx5 irdma" SUITES="data memory connect failover rma"
+	@$(call each,SOFTVERBS_QUIRKS,$(or $(PROVIDERS),mlx5 bnxt_re irdma ionic erdma hns rxe),data memory connect failover rma)
 
 .PHONY: test-order
 test-order: setup-test ## Run suites of the plugin's tests where data lands late and in any order; ORDERS="late relaxed" SUITES="data failover"
-	@$(call each,SOFTVERBS_ORDER,$(or $(ORDERS),late relaxed),data memory connect control failover)
+	@$(call each,SOFTVERBS_ORDER,$(or $(ORDERS),late relaxed),data memory connect control failover rma)
 
 .PHONY: test-quick
 test-quick: setup ## While you write: unit tests of all libraries, and the suites data, connect and layers
