@@ -167,10 +167,15 @@ impl Flushes {
 
     /// Starts a copy over a rail that lives. Returns `None` if there is none, or no room. A copy that
     /// is not posted is lost with its rail.
+    ///
+    /// # Errors
+    /// No adapter of the rails that live reaches itself.
     pub(crate) fn copy(&mut self, comm: &mut Comm, copy: LocalCopy<'_>) -> Fast<Option<u8>> {
         let unfit = self.lacking | self.settling();
         let fits = |rail: &usize| comm.rails[*rail].flush.is_some() && !unfit.contains(*rail);
-        let Some(rail) = (0..comm.rails.len()).find(fits) else { return Ok(None) };
+        let Some(rail) = (0..comm.rails.len()).find(fits) else {
+            return cannot_copy(&comm.rails).map_or(Ok(None), |e| Err(e.into()));
+        };
         let Some(index) = self.cells.find_free(&mut self.next) else { return Ok(None) };
         self.pending[usize::from(index)] = RailSet::of(rail);
         self.is_copy[usize::from(index)] = true;
@@ -313,6 +318,20 @@ impl Flushes {
             false => cell.complete(&[]),
         }
     }
+}
+
+/// Returns why none of the rails that live can copy, if they cannot.
+#[cold]
+fn cannot_copy(all: &[Rail]) -> Option<Error> {
+    let mut leading = all.iter().filter(|rail| rail.is_alive() && leads(rail)).peekable();
+    let why = leading.peek()?.no_flush.clone()?;
+    let name = leading.peek()?.nic.name().to_owned();
+    leading.all(|rail| rail.no_flush.is_some()).then(|| {
+        Error::Usage(format!(
+            "{name} cannot write to a GPU of this host, since the adapter does not reach itself: {why}. Allow \
+             loopback (hairpin) on the adapter and its switch port, or use another adapter"
+        ))
+    })
 }
 
 #[cold]

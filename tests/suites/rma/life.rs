@@ -12,7 +12,7 @@ use mpib_tests::rma::{CUDA, Group, HOST, NOWHERE, OF_SIGNALS, rma_table, rma_tab
 use mpib_tests::stats::Reader;
 use mpib_tests::table::{newest, table};
 use mpib_tests::{NO_PINGS, here, isolated, isolated_with, mpib};
-use softverbs::objects;
+use softverbs::{Call, objects};
 
 use super::traffic::LATE;
 
@@ -239,6 +239,25 @@ fn a_setting_leaves_one_sided_traffic_to_nccl() {
         }
         until("the line", || has_logged("MPIB_RMA=0: one-sided traffic is left").then_some(()));
         assert_eq!((take_warnings(), newest().finalize(net)), (Vec::new(), Success));
+    });
+}
+
+/// Nothing else can write a signal to its GPU. The connections without the queue pair for that live.
+#[test]
+fn a_signal_for_a_gpu_that_no_adapter_reaches_is_an_error() {
+    isolated(here!(), &mpib("512", &[LATE]), || {
+        for device in ["soft0", "soft1"] {
+            softverbs::fail(device, Call::ModifyLoopback.fails(libc::ENETUNREACH)).unwrap();
+        }
+        let group = Group::new(rma_table(16), 2, 1);
+        let signals = group.window(CUDA, 1, OF_SIGNALS);
+        group.put_signal((0, 0), NOWHERE, 0, NOWHERE, 1, (signals.at(0, 0), 1));
+        let progress = |rank: usize| known(group.table.progress(group.ranks[rank].ctx));
+        until("an error of the target", || (progress(0) == Success && progress(1) != Success).then_some(()));
+        let why = "cannot write to a GPU of this host, since the adapter does not reach itself: ";
+        assert!(take_warnings().iter().any(|line| line.contains(why)), "no line with the reason");
+        group.deregister(signals);
+        group.close();
     });
 }
 
