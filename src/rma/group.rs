@@ -109,17 +109,13 @@ impl Group {
     /// rails are dead for long: an abort of the job must not wait for them.
     pub(super) fn deregister(&self, number: u32) {
         self.state.lock().windows.remove(number);
-        let until = Instant::now() + DEREGISTERS;
-        while Instant::now() < until {
-            let mut state = self.state.lock();
-            if !state.uses(number) {
-                return state.forget(number);
+        self.progress_until(DEREGISTERS, |state| {
+            let is_over = !state.uses(number);
+            if is_over {
+                state.forget(number);
             }
-            drop(state);
-            // A failure is another call's.
-            let _ = self.progress();
-            std::thread::yield_now();
-        }
+            is_over
+        });
     }
 
     /// Begins a put, with a signal or without.
@@ -137,7 +133,7 @@ impl Group {
         let number = request.number();
         if !is_own {
             let data = from.zip(to).map(|(from, to)| (from, to.window.number, to.offset as u64));
-            state.peer(put.rank).outgoing.push(
+            state.peers.of(put.rank).outgoing.push(
                 &self.terms,
                 put.rank,
                 Job::Put { request: number, data, signal },
@@ -175,7 +171,7 @@ impl Group {
         } else {
             let from =
                 Extent { window: remote.window.number, offset: remote.offset as u64, size: size as u64 };
-            let peer = state.peer(rank);
+            let peer = state.peers.of(rank);
             peer.incoming.await_answer(number, to);
             peer.outgoing.push(&self.terms, rank, Job::Get { request: number, from });
             self.advance(&mut state, rank);
@@ -230,6 +226,18 @@ impl Group {
         state.failed.map_or(Ok(()), Err)
     }
 
+    /// Makes progress until something is over, for a limited time. A failure is another call's.
+    fn progress_until(&self, limit: Duration, mut is_over: impl FnMut(&mut State) -> bool) {
+        let until = Instant::now() + limit;
+        loop {
+            let _ = self.progress();
+            if is_over(&mut self.state.lock()) || Instant::now() >= until {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     fn for_each_peer(&self, state: &mut State, one: fn(&Self, &mut State, usize)) {
         let mut index = 0;
         while let Some(rank) = state.peers.rank(index) {
@@ -278,7 +286,7 @@ impl Group {
             )));
         }
         match (rank == self.terms.rank, kind) {
-            (false, kind) => state.peer(rank).incoming.joined(kind, link)?,
+            (false, kind) => state.peers.of(rank).incoming.joined(kind, link)?,
             (true, LinkKind::Data) => state.local.accepted(link)?,
             (true, LinkKind::Commands) => return Err(Error::Protocol("JOIN of this rank itself".into())),
         }
@@ -323,7 +331,7 @@ impl Group {
         }
         while let Some((purpose, value)) = state.local.next_done() {
             match purpose {
-                Purpose::Put(rank, ticket) => state.peer(rank).incoming.order.is_visible(ticket),
+                Purpose::Put(rank, ticket) => state.peers.of(rank).incoming.order.is_visible(ticket),
                 Purpose::Request(number) => self.part_done(state, number),
                 Purpose::Read(word) => state.signals.read(word, value),
                 Purpose::Write(word) => {
@@ -348,7 +356,7 @@ impl Group {
                 None => return,
                 Some(Due::Done(number)) => self.part_done(state, number),
                 Some(Due::Apply(signal)) => match state.add(signal, rank) {
-                    Ok(true) => state.peer(rank).incoming.order.applied(),
+                    Ok(true) => state.peers.of(rank).incoming.order.applied(),
                     Ok(false) => return,
                     Err(e) => return self.fail(state, rank, &e),
                 },
@@ -358,22 +366,13 @@ impl Group {
 
     /// Says farewell to the peers, and ends all connections.
     pub(super) fn close(self) -> Result<()> {
-        let until = Instant::now() + FAREWELL;
         {
             let mut state = self.state.lock();
             state.is_closing = true;
             state.peers.iter_mut().for_each(|peer| peer.outgoing.end());
         }
-        loop {
-            let _ = self.progress();
-            let mut state = self.state.lock();
-            let is_idle = |peer: &mut Peer| peer.failed.is_some() || peer.outgoing.is_idle();
-            if state.peers.iter_mut().all(is_idle) || Instant::now() >= until {
-                break;
-            }
-            drop(state);
-            std::thread::yield_now();
-        }
+        let is_idle = |peer: &mut Peer| peer.failed.is_some() || peer.outgoing.is_idle();
+        self.progress_until(FAREWELL, |state| state.peers.iter_mut().all(is_idle));
         let State { peers, local, .. } = self.state.into_inner();
         self.terms.pending.abandon();
         for Peer { outgoing, incoming, failed } in peers.into_peers() {
@@ -387,11 +386,6 @@ impl Group {
 }
 
 impl State {
-    /// Returns a peer.
-    fn peer(&mut self, rank: usize) -> &mut Peer {
-        self.peers.of(rank)
-    }
-
     /// Returns whether an adapter still uses a window that has ended.
     fn uses(&mut self, number: u32) -> bool {
         let by_peer = |peer: &mut Peer| {

@@ -88,9 +88,7 @@ pub(super) struct SendLink {
 #[derive(Debug)]
 struct Sent {
     index: u8,
-    /// It is in a slot.
-    is_command: bool,
-    /// The window that it is of, if it is in none of the slots.
+    /// The window that it is of. `None`: it is a command, in a slot.
     window: Option<u32>,
     /// The request that it is a part of.
     request: Option<Number>,
@@ -141,7 +139,7 @@ impl SendLink {
         let Some(index) = started else { return Ok(false) };
         self.next = (self.next + 1) % self.count;
         self.commands += 1;
-        self.under_way.push_back(Sent { index, is_command: true, window: None, request });
+        self.under_way.push_back(Sent { index, window: None, request });
         Ok(true)
     }
 
@@ -150,14 +148,14 @@ impl SendLink {
         let Self { comm, windows, .. } = self;
         let mr = windows.get(window, comm.registrar())?;
         let Some(index) = comm.start(part, mr)? else { return Ok(false) };
-        self.under_way.push_back(Sent { index, is_command: false, window: Some(window.number), request });
+        self.under_way.push_back(Sent { index, window: Some(window.number), request });
         Ok(true)
     }
 
     /// Ends the oldest message if it is done. Returns its request.
     pub(super) fn next_sent(&mut self) -> Fast<Option<Option<Number>>> {
-        let Some(Sent { index, is_command, request, .. }) = self.under_way.front() else { return Ok(None) };
-        let (is_command, request) = (*is_command, *request);
+        let Some(Sent { index, window, request }) = self.under_way.front() else { return Ok(None) };
+        let (is_command, request) = (window.is_none(), *request);
         if !self.comm.has_sent(*index)? {
             return Ok(None);
         }

@@ -272,8 +272,8 @@ impl Ready {
         self.finish(done)
     }
 
-    /// Goes on with the small copies. One that is lost with its adapter is made again: nothing else
-    /// has changed its target meanwhile, since the one writer of a word waits for the end.
+    /// Goes on with the small copies. One that is lost with its adapter is made again: the one writer
+    /// of a word waits for the end, and puts that overlap have no order.
     fn progress_small(&mut self, done: &mut VecDeque<(Purpose, u64)>) -> Fast<()> {
         let mut at = 0;
         while let Some(Small { slot, part, towards, purpose, copy }) = self.small.get_mut(at) {

@@ -323,15 +323,16 @@ impl Flushes {
 /// Returns why none of the rails that live can copy, if they cannot.
 #[cold]
 fn cannot_copy(all: &[Rail]) -> Option<Error> {
-    let mut leading = all.iter().filter(|rail| rail.is_alive() && leads(rail)).peekable();
-    let why = leading.peek()?.no_flush.clone()?;
-    let name = leading.peek()?.nic.name().to_owned();
-    leading.all(|rail| rail.no_flush.is_some()).then(|| {
-        Error::Usage(format!(
-            "{name} cannot write to a GPU of this host, since the adapter does not reach itself: {why}. Allow \
-             loopback (hairpin) on the adapter and its switch port, or use another adapter"
-        ))
-    })
+    let leading = || all.iter().filter(|rail| rail.is_alive() && leads(rail));
+    if leading().any(|rail| rail.flush.is_some()) {
+        return None;
+    }
+    let rail = leading().next()?;
+    let (name, why) = (rail.nic.name(), rail.no_flush.as_deref()?);
+    Some(Error::Usage(format!(
+        "{name} cannot write to a GPU of this host, since the adapter does not reach itself: {why}. Allow \
+         loopback (hairpin) on the adapter and its switch port, or use another adapter"
+    )))
 }
 
 #[cold]
