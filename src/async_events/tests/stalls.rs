@@ -16,6 +16,13 @@ use crate::proto::RailRole;
 use crate::split::Plan;
 use crate::stats::{Counters, Reason, Traffic};
 
+const RAILS: [(RailRole, &str); 2] = [(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")];
+
+/// Returns the counters of a connection.
+fn counters(config: &Config, direction: Direction, rails: &[(RailRole, &str)]) -> Counters {
+    Counters::open(config, Traffic::Messages, direction, Plan::Plain, "peer", rails, false)
+}
+
 /// Two rails, and counters in no page.
 struct End {
     world: World,
@@ -33,12 +40,8 @@ impl End {
     fn new(direction: Direction) -> Self {
         let world = World::new();
         let config = Config { stats: false, ..Config::default() };
-        let rails = [(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")];
-        let open = |direction, rails| {
-            Counters::open(&config, Traffic::Messages, direction, Plan::Plain, "peer", rails, false)
-        };
-        assert!(open(direction, &rails[..1]).of_rails().is_none());
-        let counters = open(direction, &rails);
+        assert!(counters(&config, direction, &RAILS[..1]).of_rails().is_none());
+        let counters = counters(&config, direction, &RAILS);
         let comm = world.comm(10, &[(0, 1), (1, 1)], Some(&counters));
         let watchdog = Watchdog::new(Arc::clone(&world.state));
         // No time passes in a pass: a long one would make the next ones rarer.
@@ -168,18 +171,7 @@ fn the_watchdog_waits_for_what_a_slow_rail_has_to_carry() {
 #[test]
 fn the_watchdog_waits_longer_while_other_connections_show_that_the_route_works() {
     let sender = End::sender();
-    let open = |rails| {
-        Counters::open(
-            &Config::default(),
-            Traffic::Messages,
-            Direction::Send,
-            Plan::Plain,
-            "peer",
-            rails,
-            false,
-        )
-    };
-    let counters = open(&[(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")]);
+    let counters = counters(&Config::default(), Direction::Send, &RAILS);
     let other = sender.world.comm(20, &[(0, 1), (1, 1)], Some(&counters));
     let at = |ms| {
         counters.posted(0, 1, 1, 0);
@@ -199,18 +191,7 @@ fn the_watchdog_waits_longer_while_other_connections_show_that_the_route_works()
 #[test]
 fn the_watchdog_waits_for_what_other_connections_have_to_carry_on_the_port() {
     let sender = End::sender();
-    let open = |rails| {
-        Counters::open(
-            &Config::default(),
-            Traffic::Messages,
-            Direction::Send,
-            Plan::Plain,
-            "peer",
-            rails,
-            false,
-        )
-    };
-    let counters = open(&[(RailRole::SOUT, "a:1"), (RailRole::SUP, "b:1")]);
+    let counters = counters(&Config::default(), Direction::Send, &RAILS);
     let other = sender.world.comm(20, &[(0, 1), (1, 1)], Some(&counters));
     sender.world.nics[0].meter().set_goodput(100_000_000, 1);
     counters.posted(0, 4, 4, 40_000_000);

@@ -68,18 +68,24 @@ impl<'a> Area<'a> {
 
     /// Fills the slots to send.
     pub(super) fn fill(&mut self, round: &Round, salt: u64, alive: impl Fn()) -> Result<(), Failure> {
-        for slot in 0..round.messages() {
-            pattern::fill(self.region.slot(slot), round.number(slot, salt));
-            self.upload(slot)?;
-            alive();
-        }
-        Ok(())
+        self.set(round, salt, alive, pattern::fill)
     }
 
     /// Fills the slots to receive into with other bytes than the expected ones.
     pub(super) fn poison(&mut self, round: &Round, salt: u64, alive: impl Fn()) -> Result<(), Failure> {
+        self.set(round, salt, alive, pattern::poison)
+    }
+
+    /// Sets the bytes of each slot by the number of its message.
+    fn set(
+        &mut self,
+        round: &Round,
+        salt: u64,
+        alive: impl Fn(),
+        bytes: fn(&mut [u8], u64),
+    ) -> Result<(), Failure> {
         for slot in 0..round.messages() {
-            pattern::poison(self.region.slot(slot), round.number(slot, salt));
+            bytes(self.region.slot(slot), round.number(slot, salt));
             self.upload(slot)?;
             alive();
         }
