@@ -7,39 +7,17 @@
  * FAKE_FAULT names one fault, which begins at message FAKE_AT (default 20); see "fault" below.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include "nccl/net_v11.h"
 #include "nccl/net_v8.h"
+
+#include "common.h"
 
 #define MAX_RECVS 4
 #define MAX_COMMS 8
 #define MAGIC 0x66616b65u
 
-static ncclDebugLogger_t logger;
-static const char *fault = "";
 static long fault_at = 20;
-static int objects; /* open comms, listeners and registrations */
-
-#define WARN(...) logger(NCCL_LOG_WARN, NCCL_NET, __FILE__, __LINE__, __VA_ARGS__)
-#define CHECK(ok, what)                                                  \
-    do {                                                                 \
-        if (!(ok)) {                                                     \
-            WARN("%s: the caller broke a rule: %s", __func__, what);     \
-            return ncclInvalidArgument;                                  \
-        }                                                                \
-    } while (0)
-
 static int last_dev = 1; /* 2 after both devices were merged */
-
-static int faulty(const char *name) { return strcmp(fault, name) == 0; }
 
 struct mr {
     char *data;
@@ -81,8 +59,7 @@ struct handle {
 
 static ncclResult_t start(ncclDebugLogger_t log)
 {
-    logger = log;
-    if (getenv("FAKE_FAULT")) fault = getenv("FAKE_FAULT");
+    read_fault(log);
     if (getenv("FAKE_AT")) fault_at = atol(getenv("FAKE_AT"));
     logger(NCCL_LOG_INFO, NCCL_INIT, __FILE__, __LINE__, "fake: fault \"%s\" at %ld", fault, fault_at);
     if (faulty("init")) {
@@ -100,21 +77,15 @@ static ncclResult_t fake_devices(int *ndev)
 
 static ncclResult_t fake_listen(int dev, void *opaque, void **listenComm)
 {
-    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof addr;
+    struct sockaddr_in addr;
     struct handle *handle = opaque;
-    int *fd = malloc(sizeof *fd);
 
     CHECK(dev >= 0 && dev <= last_dev, "no such device");
-    *fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (bind(*fd, (struct sockaddr *)&addr, len) || listen(*fd, 4) || getsockname(*fd, (struct sockaddr *)&addr, &len))
-        return ncclSystemError;
+    ncclResult_t result = listen_here(SOCK_NONBLOCK, 4, &addr, listenComm);
     handle->magic = MAGIC;
     handle->port = addr.sin_port;
     handle->fd = -1;
-    *listenComm = fd;
-    objects++;
-    return ncclSuccess;
+    return result;
 }
 
 static struct comm *new_comm(int fd, int sends)
@@ -357,14 +328,6 @@ static ncclResult_t fake_close(void *opaque)
     close(comm->fd);
     free(comm->last);
     free(comm);
-    objects--;
-    return ncclSuccess;
-}
-
-static ncclResult_t fake_closeListen(void *listenComm)
-{
-    close(*(int *)listenComm);
-    free(listenComm);
     objects--;
     return ncclSuccess;
 }

@@ -1,42 +1,21 @@
 /*
  * A small foreign plugin for one-sided traffic over TCP on one machine, for the tests of "mpib perf":
  * a group of two ranks. It is written in C against the headers alone, with a table v16 and another one
- * that is not exported and has no progress function: there, test makes the progress. It also checks its
- * caller: calls that NCCL's core never makes return ncclInvalidArgument with a warning.
+ * that is not exported. It also checks its caller: calls that NCCL's core never makes return
+ * ncclInvalidArgument with a warning.
  *
  * FAKE_FAULT names one fault, which begins at request 20; see "fault" below.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "nccl/rma_v16.h"
+
+#include "common.h"
 
 #define WINDOWS 64
 #define REQUESTS 256
 #define FAULT_AT 20
-
-static ncclDebugLogger_t logger;
-static const char *fault = "";
-static int objects; /* open listeners, groups, contexts and registrations */
-
-#define WARN(...) logger(NCCL_LOG_WARN, NCCL_NET, __FILE__, __LINE__, __VA_ARGS__)
-#define CHECK(ok, what)                                              \
-    do {                                                             \
-        if (!(ok)) {                                                 \
-            WARN("%s: the caller broke a rule: %s", __func__, what); \
-            return ncclInvalidArgument;                              \
-        }                                                            \
-    } while (0)
-
-static int faulty(const char *name) { return strcmp(fault, name) == 0; }
 
 struct window {
     char *data;
@@ -74,8 +53,7 @@ static int the_context;
 static ncclResult_t fake_init(void **ctx, uint64_t commId, ncclDebugLogger_t log)
 {
     (void)commId;
-    logger = log;
-    if (getenv("FAKE_FAULT")) fault = getenv("FAKE_FAULT");
+    read_fault(log);
     *ctx = &the_context;
     return ncclSuccess;
 }
@@ -109,19 +87,13 @@ static ncclResult_t group_properties(void *collComm, ncclRmaProperties_v16_t *pr
 
 static ncclResult_t fake_listen(void *ctx, int dev, void *handle, void **listenComm)
 {
-    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof addr;
-    int *fd = malloc(sizeof *fd);
+    struct sockaddr_in addr;
 
     CHECK(ctx == &the_context, "another context");
     CHECK(dev == 0, "no such device");
-    *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (bind(*fd, (struct sockaddr *)&addr, len) || listen(*fd, 1) || getsockname(*fd, (struct sockaddr *)&addr, &len))
-        return ncclSystemError;
+    ncclResult_t result = listen_here(0, 1, &addr, listenComm);
     memcpy(handle, &addr, sizeof addr);
-    *listenComm = fd;
-    objects++;
-    return ncclSuccess;
+    return result;
 }
 
 static ncclResult_t fake_connect(void *ctx, void **handles, int nranks, int rank, void *listenComm, void **collComm)
@@ -148,14 +120,6 @@ static ncclResult_t fake_connect(void *ctx, void **handles, int nranks, int rank
     fcntl(group->fd, F_SETFL, O_NONBLOCK);
     *collComm = group;
     objects++;
-    return ncclSuccess;
-}
-
-static ncclResult_t fake_closeListen(void *listenComm)
-{
-    close(*(int *)listenComm);
-    free(listenComm);
-    objects--;
     return ncclSuccess;
 }
 
@@ -399,15 +363,14 @@ static ncclResult_t test(void *collComm, void *opaque, int *done)
     return result;
 }
 
-__attribute__((visibility("default"))) const ncclRma_v16_t ncclRmaPlugin_v16 = {
-    "fake", fake_init, fake_devices, group_properties, fake_properties, fake_listen, fake_connect, create_context,
-    register_window, NULL, deregister_window, destroy_context, close_group, fake_closeListen, iput, iput_signal, iget,
-    iflush, test, progress, NULL, fake_finalize,
-};
+#define TABLE(name)                                                                                                    \
+    {                                                                                                                  \
+        name, fake_init, fake_devices, group_properties, fake_properties, fake_listen, fake_connect, create_context,   \
+        register_window, NULL, deregister_window, destroy_context, close_group, fake_closeListen, iput, iput_signal,   \
+        iget, iflush, test, progress, NULL, fake_finalize,                                                             \
+    }
+
+__attribute__((visibility("default"))) const ncclRma_v16_t ncclRmaPlugin_v16 = TABLE("fake");
 
 /* Not exported: only in the symbol table, like the table inside libnccl. */
-ncclRma_v16_t fakeProxy = {
-    "hidden", fake_init, fake_devices, group_properties, fake_properties, fake_listen, fake_connect, create_context,
-    register_window, NULL, deregister_window, destroy_context, close_group, fake_closeListen, iput, iput_signal, iget,
-    iflush, test, progress, NULL, fake_finalize,
-};
+ncclRma_v16_t fakeProxy = TABLE("hidden");
