@@ -186,7 +186,7 @@ fn spread(values: &[f64]) -> [f64; 2] {
 }
 
 /// Returns the middle value, or the mean of the two in the middle.
-fn median(values: &[f64]) -> Option<f64> {
+pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;

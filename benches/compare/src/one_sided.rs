@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::{
     contestant::Contestant,
+    figures,
     measure::{Work, bar, in_turn},
     reports::{number, result},
     scenario::{ONE_RAIL, Scenario, TWO_RAILS},
@@ -100,9 +101,7 @@ impl Column {
     }
 
     fn median(&self, row: usize) -> f64 {
-        let mut numbers = self.rounds[row].clone();
-        numbers.sort_by(f64::total_cmp);
-        numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
+        figures::median(&self.rounds[row]).unwrap_or(f64::NAN)
     }
 }
 
