@@ -51,8 +51,9 @@ mod plugin;
 mod process;
 #[forbid(unsafe_code)]
 mod proto;
-mod rma;
 #[forbid(unsafe_code)]
+mod reach_file;
+mod rma;
 mod route;
 #[forbid(unsafe_code)]
 mod split;
@@ -118,14 +119,14 @@ pub mod simulation {
     pub mod proto {
         pub use crate::proto::{
             Addr, Attempt, CACHE_LINE, COMMAND_BYTES, COMMAND_WORDS, CTS_BYTES, Callback, Claim, Command,
-            Cts, Ends, Extent, FIFO_BYTES, FrameError, GidKind, HANDLE_BYTES, HEADER_BYTES,
+            Cts, Ends, Extent, FIFO_BYTES, Found, FrameError, GidKind, HANDLE_BYTES, HEADER_BYTES,
             HELLO_PREFIX_BYTES, Handle, Hello, HelloPrefix, ImmLayout, Keys, LinkKind, LinkLayer,
             MAX_CARRIED, MAX_FRAME_BYTES, MAX_RAILS, MAX_RECVS, MailState, MailboxError, Memory, Message,
             Mode, Mtu, NewRails, Nonce, Numbered, Offer, OpenGroup, PROBE_IMM, PROTOCOL_VERSION, Peeked,
             QpWiring, RECORD_BYTES, RING_BYTES, RailAddr, RailInfo, RailRole, RebuildFailed, Redial, Release,
-            Replay, Role, RoutePolicy, RouteWiring, SCRATCH, STATE_OFFSET, Secret, SenderState, Sequence,
-            Session, Signal, SizeQ, TAG_BYTES, Terms, Transcript, UnusableRail, Up, Verdict, Way, Wiring,
-            ended_commitment, memory_bytes, printable, qp_of_slot, written_bytes,
+            Replay, Role, RoutePolicy, RouteWiring, SCRATCH, STATE_OFFSET, Search, Secret, SenderState,
+            Sequence, Session, Signal, SizeQ, TAG_BYTES, Terms, Transcript, UnusableRail, Up, Verdict, Way,
+            Wiring, ended_commitment, memory_bytes, printable, qp_of_slot, written_bytes,
         };
     }
 

@@ -20,6 +20,7 @@ use crate::control::Control;
 use crate::device::Devices;
 use crate::grace::Grace;
 use crate::housekeeping::Housekeeping;
+use crate::reach_file::ReachFile;
 use crate::stats::Stats;
 use crate::warned::Warned;
 
@@ -48,6 +49,8 @@ pub struct Process {
     pub(crate) warned: Arc<Warned>,
     /// Connections begun, which number the next one.
     pub(crate) begun: ConnectionCounts,
+    /// What connects of all processes of the host have found.
+    pub(crate) reach: ReachFile,
     /// Whether a profiler has ever accepted an event. NCCL passes handles with or without one.
     pub(crate) profiler_seen: Arc<AtomicBool>,
     /// What closing receivers wait for immediates, which come right after the data that NCCL has seen.
@@ -82,6 +85,7 @@ impl Process {
             stats,
             warned,
             begun: ConnectionCounts::default(),
+            reach: ReachFile::default(),
             profiler_seen: Arc::default(),
             closing: Arc::new(Grace::new(CLOSING, LEAST_CLOSING)),
             latest: RwLock::default(),

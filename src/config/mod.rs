@@ -311,6 +311,10 @@ settings! {
     hints: Option<PathBuf> = None, "MPIB_HINTS", Optional(AbsolutePath::new(4095));
     /// Interval at which the hint file is read, in µs, while a connection's hint is in it.
     hint_poll_us: u32 = 1000, "MPIB_HINT_POLL_US", Whole::<u32>::new(100, 60_000_000);
+    /// File in which the processes of the host share which pairs of ports did not answer. Unset:
+    /// `reach` in `/run/mpib`, `$XDG_RUNTIME_DIR/mpib` or `/dev/shm/mpib-UID`. Without the folder of
+    /// the path there is none. See [reach.md](reach.md#pairs-that-are-not-probed).
+    reach_file: Option<PathBuf> = None, "MPIB_REACH_FILE", Optional(AbsolutePath::new(4095));
     /// 1: counts what each connection does, in a page that `mpib stats` reads. See
     /// [stats.md](stats.md).
     stats: bool = true, "MPIB_STATS", Flag;

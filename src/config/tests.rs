@@ -84,6 +84,7 @@ fn every_variable_is_read() {
         ("MPIB_AGENT_SOCKET", "/run/mpib/agent"),
         ("MPIB_HINTS", "/run/mpib/hints file"),
         ("MPIB_HINT_POLL_US", "100"),
+        ("MPIB_REACH_FILE", "/run/mpib/reach"),
         ("MPIB_STATS", "0"),
         ("MPIB_AGENT_UID", "0"),
     ];

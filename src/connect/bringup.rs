@@ -129,7 +129,7 @@ impl Bringup {
             eces.push(ece);
         }
         let Self { region, remote, mtus, untried, .. } = self;
-        Endpoint { rails, region, remote, mtus, eces, untried, silent: RailSet::EMPTY }
+        Endpoint { rails, region, remote, mtus, eces, untried, silent: RailSet::EMPTY, brief: RailSet::EMPTY }
     }
 }
 

@@ -62,6 +62,8 @@ pub(crate) struct Endpoint {
     pub(crate) untried: RailSet,
     /// Routes on which no packet has got through. Some fault may have ended by the next attempt.
     pub(crate) silent: RailSet,
+    /// Those of them whose probes ended before their time.
+    pub(crate) brief: RailSet,
 }
 
 impl LocalEndpoint {

@@ -107,8 +107,8 @@ impl Handshake {
             broke_at: None,
             failed: None,
             machine,
+            known: KnownFailures::new(&work.settings),
             work,
-            known: KnownFailures::new(),
             formed: None,
             awaits_hint: false,
             _seat: None,
@@ -258,8 +258,23 @@ impl Handshake {
                 work.rails = rails;
                 return Ok(Some(Outcome::Listed(hello)));
             }
+            Action::MakeSearch(sought) => {
+                known.begin(&sought.rails, &sought.host, false);
+                return work.make_search(sought, known).map(|search| Some(Outcome::SearchMade(search)));
+            }
+            Action::AnswerSearch(sought, peer) => {
+                known.begin(&sought.rails, &sought.host, false);
+                work.make_search(sought, known)?;
+                work.begin_search(peer)?;
+            }
+            Action::Search(peer) => work.begin_search(peer)?,
+            Action::Learn(learnt) => {
+                work.discard();
+                known.searched(work.role, &work.rails, learnt);
+            }
+            Action::EndSilent { all } => work.probes()?.end_silent(all),
             Action::BringUp(peer) => {
-                known.begin(&peer);
+                known.begin(&peer.rails, &peer.host, peer.last);
                 work.join(channel.describe(), peer, Some(known))?;
             }
             Action::Probe => work.probe()?,
@@ -300,6 +315,16 @@ impl Handshake {
         Some(match self.work.poll()? {
             Done::BroughtUp => self.work.endpoint().map(|endpoint| Outcome::BroughtUp(endpoint.eces.clone())),
             Done::Probed => self.known.learn(&self.work).map(Outcome::Probed),
+            Done::Searched => self.searched(),
+        })
+    }
+
+    /// Returns the outcome of a search at this end.
+    fn searched(&self) -> Result<Outcome> {
+        let search = self.work.search()?;
+        Ok(match self.work.role {
+            Role::Connector => Outcome::Searched(search.findings()),
+            Role::Acceptor => Outcome::SearchMade(search.message(&self.work.settings)),
         })
     }
 

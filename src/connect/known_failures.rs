@@ -9,16 +9,18 @@ use std::time::Instant;
 
 use crate::connect::local_rails::LocalRail;
 use crate::connect::local_work::LocalWork;
-use crate::connect::machine::BringUp;
+use crate::connect::machine::Learnt;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::failover::{EXPIRY, RouteKey};
 use crate::proto::{LinkLayer, NO_ANSWER, PORT_CHANGED, RailInfo, Role};
 use crate::route::{Route, gid_addr, unrouted, untried};
+use crate::transport::Settings;
 
 /// The failures that concern one handshake.
 #[derive(Debug)]
 pub(crate) struct KnownFailures {
+    settings: Arc<Settings>,
     /// The rails of the peer's HELLO, and its host.
     peer: Vec<RailInfo>,
     host: String,
@@ -39,20 +41,23 @@ struct Tried {
     key: Option<(Arc<Nic>, RouteKey)>,
     /// Whether they know.
     is_remembered: bool,
+    /// Whether its probe had no time: it ended since nothing had answered.
+    is_brief: bool,
 }
 
 impl KnownFailures {
-    pub(crate) fn new() -> Self {
-        let began = Instant::now();
-        Self { peer: Vec::new(), host: String::new(), tried: Vec::new(), last: false, began }
+    pub(crate) fn new(settings: &Arc<Settings>) -> Self {
+        let (settings, began) = (Arc::clone(settings), Instant::now());
+        Self { settings, peer: Vec::new(), host: String::new(), tried: Vec::new(), last: false, began }
     }
 
-    /// Begins an attempt. The peer's host is the same for each.
-    pub(crate) fn begin(&mut self, attempt: &BringUp) {
-        (self.last, self.began) = (attempt.last, Instant::now());
+    /// Begins an attempt, or a search, with the rails and the host of the peer's HELLO. The host is the
+    /// same for each. `last`: no other attempt follows.
+    pub(crate) fn begin(&mut self, rails: &[RailInfo], host: &str, last: bool) {
+        (self.last, self.began) = (last, Instant::now());
         // A second HELLO has more rails.
-        if self.peer.len() < attempt.rails.len() {
-            (self.peer, self.host) = (attempt.rails.clone(), attempt.host.clone());
+        if self.peer.len() < rails.len() {
+            (self.peer, self.host) = (rails.to_vec(), host.to_owned());
         }
     }
 
@@ -60,10 +65,14 @@ impl KnownFailures {
     /// tried counts: anything else may be wrong or old, and nothing is left to fall back to.
     pub(crate) fn of(&self, role: Role, rails: &[LocalRail], route: &Route) -> Option<String> {
         if self.last {
-            return self.tried.iter().find(|tried| tried.route == *route).map(|tried| tried.why.clone());
+            let is_it = |tried: &&Tried| tried.route == *route && !tried.is_brief;
+            return self.tried.iter().find(is_it).map(|tried| tried.why.clone());
         }
         self.missing(role, rails, route).or_else(|| {
             let (nic, key) = self.key(role, rails, route)?;
+            if let Some((at, why)) = self.settings.process.reach.take(&self.settings.config, &key) {
+                nic.health().connect_failed(at, at, key.clone(), why);
+            }
             nic.health().why_not(Instant::now(), &key).map(untried)
         })
     }
@@ -77,7 +86,7 @@ impl KnownFailures {
             let key = || self.key(role, rails, route);
             let text = match result {
                 Ok(_) => {
-                    key().iter().for_each(|(nic, key)| nic.health().connect_works(key));
+                    key().iter().for_each(|(nic, key)| self.works(nic, key));
                     results.push(Ok(()));
                     continue;
                 }
@@ -88,7 +97,8 @@ impl KnownFailures {
                     let (why, key) = (e.to_string(), key().filter(|_| of_network));
                     let missing = self.missing(role, rails, route).filter(|_| self.last);
                     let text = missing.map_or(why.clone(), |missing| format!("{why}; {missing}"));
-                    self.tried.push(Tried { route: *route, why, key, is_remembered: false });
+                    let is_brief = endpoint.brief.contains(i);
+                    self.tried.push(Tried { route: *route, why, key, is_remembered: false, is_brief });
                     text
                 }
             };
@@ -105,6 +115,24 @@ impl KnownFailures {
             rails.iter().for_each(|rail| rail.nic.forget());
         }
         Ok(results)
+    }
+
+    /// Learns from a search.
+    pub(crate) fn searched(&mut self, role: Role, rails: &[LocalRail], learnt: Vec<Learnt>) {
+        for Learnt { route, why } in learnt {
+            let Some((nic, key)) = self.key(role, rails, &route) else { continue };
+            match why {
+                None => {
+                    self.tried.retain(|tried| tried.route != route);
+                    self.works(&nic, &key);
+                }
+                Some(_) if self.tried.iter().any(|tried| tried.route == route) => {}
+                Some(why) => {
+                    let key = Some((nic, key));
+                    self.tried.push(Tried { route, why, key, is_remembered: false, is_brief: true });
+                }
+            }
+        }
     }
 
     /// Forgets what this handshake has learnt of these routes.
@@ -126,14 +154,22 @@ impl KnownFailures {
                 nic.name(), key.host
             );
             nic.health().connect_failed(Instant::now(), self.began, key.clone(), why.clone());
+            self.settings.process.reach.failed(&self.settings.config, key, why);
+        }
+    }
+
+    /// Forgets that a route has failed for an earlier connect, in all processes.
+    fn works(&self, nic: &Nic, key: &RouteKey) {
+        if nic.health().connect_works(key) {
+            self.settings.process.reach.works(&self.settings.config, key);
         }
     }
 
     /// Forgets everything, for this and later connections: the ends wait until a route works.
     pub(crate) fn clear(&mut self) {
-        let remembered = self.tried.drain(..).filter(|tried| tried.is_remembered);
-        remembered.filter_map(|tried| tried.key).for_each(|(nic, key)| nic.health().connect_works(&key));
-        *self = Self::new();
+        let remembered = std::mem::take(&mut self.tried).into_iter().filter(|tried| tried.is_remembered);
+        remembered.filter_map(|tried| tried.key).for_each(|(nic, key)| self.works(&nic, &key));
+        *self = Self::new(&self.settings);
     }
 
     /// Returns why the kernel leads from no address of the route to the other, if so.
@@ -161,7 +197,7 @@ impl KnownFailures {
 }
 
 /// Whether the network is the cause, rather than a limit of this process or adapter.
-fn is_of_network(e: &Error) -> bool {
+pub(super) fn is_of_network(e: &Error) -> bool {
     const ERRNOS: [i32; 3] = [libc::ETIMEDOUT, libc::ENETUNREACH, libc::EHOSTUNREACH];
     match e {
         Error::Peer(_) => true,

@@ -51,6 +51,33 @@ impl BringupContext<'_> {
         let local = self.local(route).gids[*route.addrs.local(self.role)];
         (local, self.peer(route).addrs[*route.addrs.remote(self.role)].gid)
     }
+
+    /// Returns the path of a route from this entry of the GID table; the caller adds the numbers of the
+    /// queue pairs. `requested` are the connector's service level and traffic class at an acceptor:
+    /// only the connector knows the communicator's traffic class in every interface version.
+    pub(crate) fn path(&self, route: &Route, gid_index: u8, requested: (u8, u8)) -> Result<Path> {
+        let (local, peer, settings) = (self.local(route), self.peer(route), self.settings);
+        let (_, peer_gid) = self.gids(route);
+        let requested = if self.role == Role::Acceptor { requested } else { (0, 0) };
+        let roce = local.port.link == LinkLayer::Ethernet;
+        // A port that requires GRHs drops packets without one, wherever they come from.
+        let grh = roce || !route.one_subnet || local.port.grh_required || peer.grh_required;
+        Ok(Path {
+            port: local.port.number,
+            gid_index,
+            pkey_index: local.nic.pkey_index(&settings.config)?,
+            mtu: path_mtu(local, peer),
+            lid: if roce { 0 } else { dlid(peer, peer_gid, route.one_subnet) },
+            gid: grh.then_some(peer_gid),
+            service_level: settings.service_level().unwrap_or(requested.0),
+            traffic_class: settings.traffic_class().unwrap_or(requested.1),
+            qpn: 0,
+            peer_psn: 0,
+            psn: 0,
+            access: Access::Write,
+            ece: None,
+        })
+    }
 }
 
 /// The local objects of one route.
@@ -198,46 +225,22 @@ impl LocalRoute {
     /// Moves the queue pairs to RTS. After a failure another call repeats the state change that
     /// failed.
     pub(crate) fn advance(&mut self, with: &BringupContext<'_>, remote: &RouteWiring) -> Result<()> {
-        let (local, peer, settings) = (with.local(&self.route), with.peer(&self.route), with.settings);
-        let (gid, peer_gid) = with.gids(&self.route);
-        let roce = local.port.link == LinkLayer::Ethernet;
-        // A port that requires GRHs drops packets without one, wherever they come from.
-        let grh = roce || !self.route.one_subnet || local.port.grh_required || peer.grh_required;
+        let (local, settings) = (with.local(&self.route), with.settings);
+        let (gid, _) = with.gids(&self.route);
         // Verbs identify a GID by its index, which may have changed since HELLO.
         let gid_index = self.gid_index.map_or_else(|| local.nic.place_of(&gid), Ok)?;
         self.gid_index = Some(gid_index);
-        let pkey_index = local.nic.pkey_index(&settings.config)?;
-        // Only the connector knows the communicator's traffic class in every interface version.
-        let requested = match with.role {
-            Role::Connector => (0, 0),
-            Role::Acceptor => (remote.service_level, remote.traffic_class),
-        };
-        let service_level = settings.service_level().unwrap_or(requested.0);
-        let traffic_class = settings.traffic_class().unwrap_or(requested.1);
+        let common = with.path(&self.route, gid_index, (remote.service_level, remote.traffic_class))?;
         // The acceptor sets the connector's options and reports which of them its own device
         // supports; the connector sets those.
         let ece = if self.ece(settings)?.is_some() { remote.ece } else { None };
-        let path = |psn: u32, remote: &QpWiring| Path {
-            port: local.port.number,
-            gid_index,
-            pkey_index,
-            mtu: path_mtu(local, peer),
-            lid: if roce { 0 } else { dlid(peer, peer_gid, self.route.one_subnet) },
-            gid: grh.then_some(peer_gid),
-            service_level,
-            traffic_class,
-            qpn: remote.qpn,
-            peer_psn: remote.psn,
-            psn,
-            access: Access::Write,
-            ece: None,
-        };
         let timing = settings.timing();
         // A receiver sends CTS writes and acknowledgements on its first queue pair.
+        let roce = local.port.link == LinkLayer::Ethernet;
         let cts = with.role == Role::Acceptor && self.leads && roce;
         let cts_class = settings.config.fifo_tc.filter(|_| cts);
         for (i, ((qp, psn), remote)) in self.qps.iter_mut().zip(&remote.qps).enumerate() {
-            let mut path = Path { ece, ..path(*psn, remote) };
+            let mut path = Path { ece, qpn: remote.qpn, peer_psn: remote.psn, psn: *psn, ..common };
             if let (0, Some(class)) = (i, cts_class) {
                 path.traffic_class = class;
             }
@@ -250,9 +253,9 @@ impl LocalRoute {
         };
         let path = Path {
             gid_index,
-            service_level,
-            traffic_class,
-            ..Path::to_itself(&local.port, &gid, pkey_index, qp.number(), access)
+            service_level: common.service_level,
+            traffic_class: common.traffic_class,
+            ..Path::to_itself(&local.port, &gid, common.pkey_index, qp.number(), access)
         };
         self.flush_path = Some(Box::new(path));
         qp.advance(&path, timing)

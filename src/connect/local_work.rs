@@ -9,10 +9,11 @@ use crate::connect::endpoint::{Endpoint, LocalEndpoint};
 use crate::connect::known_failures::KnownFailures;
 use crate::connect::local_rails::LocalRail;
 use crate::connect::local_route::FormerLife;
-use crate::connect::machine::{BringUp, Stripes};
+use crate::connect::machine::{BringUp, Sought, Stripes};
 use crate::connect::probe::ProbeRun;
+use crate::connect::search::Search;
 use crate::error::{Error, Result};
-use crate::proto::{Role, Wiring};
+use crate::proto::{self, Role, Wiring};
 use crate::route::Route;
 use crate::transport::Settings;
 
@@ -37,6 +38,9 @@ enum Stage {
     BringUp(Bringup),
     Joined(Endpoint),
     Probe(Box<ProbeRun>),
+    /// A search without the peer's end, or one that has ended at this end.
+    Sought(Box<Search>),
+    Search(Box<Search>),
 }
 
 /// Work that has ended. [`LocalWork::endpoint`] has the result.
@@ -44,6 +48,7 @@ enum Stage {
 pub(crate) enum Done {
     BroughtUp,
     Probed,
+    Searched,
 }
 
 impl LocalWork {
@@ -112,10 +117,41 @@ impl LocalWork {
         }
     }
 
-    /// Ends the probes with the results so far.
+    /// Ends the probes or the search with the results so far.
     pub(crate) fn stop(&mut self) -> Result<()> {
-        let settings = Arc::clone(&self.settings);
-        self.probes().map(|probes| probes.stop(&settings))
+        match &mut self.stage {
+            Stage::Probe(probes) => probes.stop(&self.settings),
+            Stage::Search(search) => search.stop(),
+            _ => return Err(out_of_place()),
+        }
+        Ok(())
+    }
+
+    /// Creates the queue pairs of a search, but not for routes that are `known` not to work, and
+    /// describes them to the peer.
+    pub(crate) fn make_search(&mut self, sought: Sought, known: &KnownFailures) -> Result<proto::Search> {
+        self.discard();
+        let why = |route: &Route| known.of(self.role, &self.rails, route);
+        let search = Search::new(self.role, &self.rails, sought, why)?;
+        let message = search.message(&self.settings);
+        self.stage = Stage::Sought(Box::new(search));
+        Ok(message)
+    }
+
+    /// Begins a search, whose queue pairs exist, with the peer's end.
+    pub(crate) fn begin_search(&mut self, peer: proto::Search) -> Result<()> {
+        let Stage::Sought(mut search) = self.take() else { return Err(out_of_place()) };
+        search.join(peer);
+        self.stage = Stage::Search(search);
+        Ok(())
+    }
+
+    /// Returns the search that has ended at this end.
+    pub(crate) fn search(&self) -> Result<&Search> {
+        match &self.stage {
+            Stage::Sought(search) => Ok(search),
+            _ => Err(out_of_place()),
+        }
     }
 
     /// Advances the work in progress. Returns what has ended.
@@ -124,11 +160,13 @@ impl LocalWork {
         let done = match stage {
             Stage::BringUp(bringup) => bringup.poll(*role, settings, rails).then_some(Done::BroughtUp),
             Stage::Probe(probes) => probes.poll(settings).then_some(Done::Probed),
-            Stage::None | Stage::Made(_) | Stage::Joined(_) => None,
+            Stage::Search(search) => search.poll(settings, rails).then_some(Done::Searched),
+            Stage::None | Stage::Made(_) | Stage::Joined(_) | Stage::Sought(_) => None,
         }?;
         self.stage = match self.take() {
             Stage::BringUp(bringup) => Stage::Joined(bringup.finish()),
             Stage::Probe(probes) => Stage::Joined(probes.endpoint),
+            Stage::Search(search) => Stage::Sought(search),
             other => other,
         };
         Some(done)

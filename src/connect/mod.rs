@@ -12,6 +12,7 @@ mod local_work;
 mod machine;
 mod probe;
 mod rebuild;
+mod search;
 #[cfg(test)]
 pub(crate) mod tests;
 

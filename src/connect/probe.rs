@@ -222,6 +222,22 @@ impl ProbeRun {
         self.routes = Default::default();
     }
 
+    /// Ends the probes of routes on which nothing has answered yet; unless `all`, only if another route
+    /// has answered.
+    pub(crate) fn end_silent(&mut self, all: bool) {
+        let has_answer = |(place, probes): (&Result<Rail>, &Probes)| place.is_ok() && probes.reached;
+        if !all && !self.endpoint.rails.iter().zip(&self.routes).any(has_answer) {
+            return;
+        }
+        let is_silent = |probes: &Probes| probes.pending() && !probes.reached;
+        let silent: RailSet = (0..self.routes.len()).filter(|i| is_silent(&self.routes[*i])).collect();
+        self.endpoint.silent |= silent;
+        self.endpoint.brief |= silent;
+        self.fail_if(is_silent, |_, _| Err(Error::Peer("the probe was not acknowledged".into())));
+        // Removes what the destroyed queue pairs may have left.
+        self.poll_queues();
+    }
+
     /// Handles the peer's report that its probes of these routes have failed.
     pub(crate) fn peer_failed(&mut self, which: RailSet) {
         let by = Instant::now() + LATE;

@@ -443,6 +443,8 @@ impl Link {
             | Message::Wiring(_)
             | Message::Ready
             | Message::Probed { .. }
+            | Message::Search(_)
+            | Message::Found(_)
             | Message::Numbered(_)
             | Message::Refuse { .. } => {
                 if let Message::Hello(hello) = &message {

@@ -48,8 +48,9 @@ impl FailedRoutes {
         })
     }
 
-    pub(super) fn forget(&mut self, key: &RouteKey) {
-        self.0.remove(key);
+    /// Forgets a route; returns whether it was known.
+    pub(super) fn forget(&mut self, key: &RouteKey) -> bool {
+        self.0.remove(key).is_some()
     }
 
     pub(super) fn clear(&mut self) {

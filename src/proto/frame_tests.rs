@@ -195,6 +195,8 @@ fn message() -> impl Strategy<Value = Message> {
         Just(Message::Ready),
         (any::<u8>(), prop::collection::vec((0u8..8, text(1024)), 0..=8), any::<bool>())
             .prop_map(|(mask, reasons, accepts)| Message::Probed { mask, reasons, accepts }),
+        search().prop_map(Message::Search),
+        found().prop_map(Message::Found),
         text(1024).prop_map(|reason| Message::Refuse { reason }),
         Just(Message::Bye),
         (any::<([u8; 8], Tag)>(), 1u16.., prop::collection::vec(callback_addr(), 0..=16))
@@ -210,6 +212,25 @@ fn message() -> impl Strategy<Value = Message> {
         }),
         of_rails(),
     ]
+}
+
+fn search_reasons() -> impl Strategy<Value = Vec<(u8, String)>> {
+    prop::collection::vec((0u8..64, text(255)), 0..=64)
+}
+
+fn search() -> impl Strategy<Value = Search> {
+    let qp = (0u32..1 << 24, 0u32..1 << 24).prop_map(|(qpn, psn)| QpWiring { qpn, psn });
+    (prop::collection::vec(prop::option::of(qp), 0..=64), search_reasons(), 0u8..16, any::<u8>()).prop_map(
+        |(qps, reasons, service_level, traffic_class)| Search { qps, reasons, service_level, traffic_class },
+    )
+}
+
+fn found() -> impl Strategy<Value = Found> {
+    (any::<[u64; 2]>(), search_reasons()).prop_map(|([answers, open], reasons)| Found {
+        answers,
+        open,
+        reasons,
+    })
 }
 
 /// Messages of an established connection.
@@ -518,6 +539,8 @@ proptest! {
                 inner,
                 Message::Hello(_)
                     | Message::Probed { .. }
+                    | Message::Search(_)
+                    | Message::Found(_)
                     | Message::Refuse { .. }
                     | Message::Rebuild(_)
                     | Message::Rebuilt(_)

@@ -31,6 +31,13 @@ fn messages() -> Vec<Message> {
         Message::Wiring(wiring),
         Message::Ready,
         Message::Probed { mask: 0b01, reasons: vec![(1, "no".into())], accepts: true },
+        Message::Search(Search {
+            qps: vec![Some(QpWiring { qpn: 5, psn: 6 }), None],
+            reasons: vec![(1, "no".into())],
+            service_level: 3,
+            traffic_class: 106,
+        }),
+        Message::Found(Found { answers: 1, open: 2, reasons: vec![(0, "no".into())] }),
         Message::Refuse { reason: "why".into() },
         Message::Bye,
         Message::Callback(Callback { id: [1; 8], port: 0x1234, addrs, ended: [2; 16] }),

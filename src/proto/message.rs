@@ -4,8 +4,8 @@ use super::wire::{
     Codec, DecodeError, Layout, Nested, REASON_BYTES, Reader, Writer, layout, list, some_rails, text, within,
 };
 use super::{
-    Attempt, Callback, Hello, MAX_RAILS, NewRails, Nonce, RebuildFailed, Redial, SenderState, Sequence, Tag,
-    Up, Verdict, Wiring,
+    Attempt, Callback, Found, Hello, MAX_RAILS, NewRails, Nonce, RebuildFailed, Redial, Search, SenderState,
+    Sequence, Tag, Up, Verdict, Wiring,
 };
 
 /// Begins the reason in PROBED of a route for which the kernel of an end has no route.
@@ -101,6 +101,10 @@ messages! {
         /// WIRING works at both ends. False from an acceptor.
         accepts: bool = "accepts",
     },
+    /// The queue pairs on which the sender searches for pairs of ports that answer.
+    SEARCH = 13 => Search(search: Search),
+    /// The pairs of ports that have answered the connector.
+    FOUND = 14 => Found(found: Found),
     /// Rails of the connection do not work any more. A receiver sends it, and expects STATE.
     DOWN = 16 => Down {
         /// The epoch of the sender's last STATE, 0 before the first. A sender ignores DOWN from

@@ -26,6 +26,7 @@ mod redial;
 mod release;
 #[cfg(test)]
 mod rules_tests;
+mod search;
 mod split;
 mod terms;
 mod wire;
@@ -65,6 +66,8 @@ pub(crate) use record::{Record, RecordError};
 pub(crate) use redial::MAX_CALLBACK_ADDRS;
 pub use redial::{Callback, Redial};
 pub use release::Release;
+pub(crate) use search::MAX_SEARCH;
+pub use search::{Found, Search};
 pub(crate) use split::{Part, SHARE_ONE, SPLIT_ALIGN, Split, Weights};
 pub(crate) use terms::{MAX_PLAIN_QPS, MAX_RAIL_QPS};
 pub use terms::{Mode, RoutePolicy, Terms};

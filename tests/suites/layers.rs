@@ -36,6 +36,7 @@ const LAYERS: [&[&str]; 15] = [
         "state_lock",
         "element",
         "latest",
+        "reach_file",
         "warned",
         "worker",
     ],

@@ -9,7 +9,7 @@ use nccl_net_mpib::simulation::device::{self, Device};
 use nccl_net_mpib::simulation::process::Process;
 use nccl_net_mpib::simulation::proto::{
     Claim, FIFO_BYTES, Handle, Hello, Memory, Message, PROBE_IMM, QpWiring, RailAddr, RailInfo, Role,
-    RouteWiring, SCRATCH, Wiring, memory_bytes, qp_of_slot, written_bytes,
+    RouteWiring, SCRATCH, Search, Wiring, memory_bytes, qp_of_slot, written_bytes,
 };
 use nccl_net_mpib::simulation::verbs::{
     Access, Batch, Blanks, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote,
@@ -46,6 +46,8 @@ pub struct MisbehavingPeer {
     rails: Vec<(Vec<Qp<Ready>>, Arc<Cq>)>,
     pub region: Region,
     peer: Memory,
+    /// The first address of each rail of the plugin.
+    gids: Vec<[u8; 16]>,
 }
 
 pub fn config() -> Config {
@@ -133,6 +135,31 @@ fn next(channel: &Channel) -> Result<Message, String> {
         Ok(message) => message.map(Ok),
         Err(e) => Some(Err(e.to_string())),
     })
+}
+
+fn gid_of(rail: &RailInfo) -> [u8; 16] {
+    rail.addrs[0].gid
+}
+
+/// Connects a queue pair of this port and GID index to one of the plugin.
+fn connect_to((port, gid_index): (u8, u8), mut qp: Qp<Fresh>, gid: [u8; 16], theirs: &QpWiring) -> Qp<Ready> {
+    let path = Path {
+        port,
+        gid_index,
+        pkey_index: 0,
+        mtu: 5,
+        lid: 0,
+        gid: Some(gid),
+        service_level: 0,
+        traffic_class: 0,
+        qpn: theirs.qpn,
+        peer_psn: theirs.psn,
+        psn: 0,
+        access: Access::Write,
+        ece: None,
+    };
+    qp.advance(&path, Timing { timeout: 14, retries: 7 }).unwrap();
+    qp.ready().unwrap()
 }
 
 impl MisbehavingPeer {
@@ -223,25 +250,8 @@ impl MisbehavingPeer {
             let port = nic.now().unwrap().0;
             let gid_index = nic.place_of(&gids[i]).unwrap_or(gids[i].index);
             let Some(route) = theirs.routes.get(i) else { break };
-            let path = |theirs: &QpWiring| Path {
-                port: port.number,
-                gid_index,
-                pkey_index: 0,
-                mtu: 5,
-                lid: 0,
-                gid: Some(hello.rails[i].addrs[0].gid),
-                service_level: 0,
-                traffic_class: 0,
-                qpn: theirs.qpn,
-                peer_psn: theirs.psn,
-                psn: 0,
-                access: Access::Write,
-                ece: None,
-            };
-            let timing = Timing { timeout: 14, retries: 7 };
-            let join = |(mut qp, theirs): (Qp<Fresh>, &QpWiring)| {
-                qp.advance(&path(theirs), timing).unwrap();
-                let qp = qp.ready().unwrap();
+            let join = |(qp, theirs): (Qp<Fresh>, &QpWiring)| {
+                let qp = connect_to((port.number, gid_index), qp, gid_of(&hello.rails[i]), theirs);
                 assert_eq!(qp.post_receives(&Blanks::new(1, RECEIVE, None), 1).unwrap(), 1);
                 qp
             };
@@ -252,7 +262,8 @@ impl MisbehavingPeer {
             Message::Ready => {}
             other => return Err(format!("{other:?}")),
         }
-        let liar = Self { channel, rails, region, peer: theirs.memory };
+        let gids = hello.rails.iter().map(gid_of).collect();
+        let liar = Self { channel, rails, region, peer: theirs.memory, gids };
         if role == Role::Connector {
             liar.probe();
         }
@@ -276,6 +287,23 @@ impl MisbehavingPeer {
         }
         channel.expect_nothing();
         Ok(liar)
+    }
+
+    /// Answers a search of the plugin: the route at `place` alone, which joins the rails `rail`, can be
+    /// reached. Returns the queue pair on which it is.
+    pub fn answer(&self, search: &Search, place: usize, rail: usize) -> Qp<Ready> {
+        let (nic, theirs) = (&device().rails[rail], search.qps[place].unwrap());
+        let (port, gids) = nic.now().unwrap();
+        let cq = Arc::new(Cq::new(nic.pd().context(), 1).unwrap());
+        let options = QpOptions { send_depth: 1, inline: 0, receives: 0 };
+        let qp = Qp::new(&nic.pd(), &cq, None, options).unwrap();
+        let qp = connect_to((port.number, gids[0].index), qp, self.gids[rail], &theirs);
+        let mut ours = Search { qps: vec![None; search.qps.len()], reasons: Vec::new(), ..search.clone() };
+        ours.reasons.extend((0..).zip(&ours.qps).map(|(i, _)| (i, "no answer".to_owned())));
+        ours.reasons.remove(place);
+        ours.qps[place] = Some(QpWiring { qpn: qp.number(), psn: 0 });
+        self.channel.send(&Message::Search(ours)).unwrap();
+        qp
     }
 
     /// Sends the immediate of an honest sender's probe over each rail.

@@ -8,9 +8,13 @@ pub const NO_HOST_NCCL_CONF: &str = "NO_HOST_NCCL_CONF";
 /// The path of an agent's socket where no agent is.
 pub const NO_AGENT: &str = "/nonexistent/agent.sock";
 
-/// The variables of a process that uses nothing of its host: no agent, and none of the
-/// configuration files that NCCL looks for.
-pub const WITHOUT_HOST: [(&str, &str); 2] = [("MPIB_AGENT_SOCKET", NO_AGENT), (NO_HOST_NCCL_CONF, "1")];
+/// The path of a file of learnt routes in a folder that does not exist: there is none.
+pub const NO_REACH_FILE: &str = "/nonexistent/reach";
+
+/// The variables of a process that uses nothing of its host: no agent, nothing that other processes
+/// have learnt, and none of the configuration files that NCCL looks for.
+pub const WITHOUT_HOST: [(&str, &str); 3] =
+    [("MPIB_AGENT_SOCKET", NO_AGENT), ("MPIB_REACH_FILE", NO_REACH_FILE), (NO_HOST_NCCL_CONF, "1")];
 
 /// Whether a variable is a setting of NCCL, RCCL, the plugin, its tools or softverbs.
 pub fn is_setting(name: &str) -> bool {

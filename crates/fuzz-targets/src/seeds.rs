@@ -4,8 +4,8 @@ use arbitrary::{Arbitrary, Unstructured};
 use mpib_tests::rng::Rng;
 use nccl_net_mpib::simulation::config::Config;
 use nccl_net_mpib::simulation::proto::{
-    Addr, Attempt, Callback, Handle, ImmLayout, Memory, Message, NewRails, Numbered, Offer, OpenGroup,
-    QpWiring, RebuildFailed, Redial, Role, RouteWiring, SenderState, Sequence, Up, Verdict, Wiring,
+    Addr, Attempt, Callback, Found, Handle, ImmLayout, Memory, Message, NewRails, Numbered, Offer, OpenGroup,
+    QpWiring, RebuildFailed, Redial, Role, RouteWiring, Search, SenderState, Sequence, Up, Verdict, Wiring,
 };
 use nccl_net_mpib_agent_iface::agent::{Response, Status};
 
@@ -62,6 +62,13 @@ fn sample() -> Vec<Message> {
         Message::Wiring(wiring(2)),
         Message::Ready,
         Message::Probed { mask: 1, reasons: vec![(1, "no route from here".into())], accepts: false },
+        Message::Search(Search {
+            qps: vec![Some(QpWiring { qpn: 17, psn: 4711 }), None],
+            reasons: vec![(1, "no route from here".into())],
+            service_level: 0,
+            traffic_class: 106,
+        }),
+        Message::Found(Found { answers: 1, open: 0, reasons: vec![(1, "no route from here".into())] }),
         Message::Down { epoch: 1, rails: 2 },
         Message::State(SenderState {
             epoch: 1,

@@ -11,11 +11,13 @@
 //! works and an end has other ports, each end sends a second HELLO with all ports of its process,
 //! and the attempts go on.
 
-use super::Stripes;
+use super::{Sought, Stripes};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::proto::{Ends, Hello, MAX_RAILS, RailInfo, RailRole, Role};
-use crate::route::{Choice, Class, End, Route, is_disjoint, joined};
+use crate::proto::{
+    Ends, Hello, MAX_RAILS, MAX_SEARCH, NO_ANSWER, PORT_CHANGED, RailInfo, RailRole, Role, SRQ_FAILED,
+};
+use crate::route::{Choice, Class, End, Route, is_disjoint, is_unrouted, joined};
 use crate::split::{self, Plan};
 
 /// The routes of one handshake.
@@ -28,7 +30,9 @@ pub(crate) struct Attempts {
     choice: Choice,
     /// Routes of the current attempt.
     current: Vec<Route>,
-    /// Routes of later attempts, the best first.
+    /// Routes that have answered a search, for the next attempts, the best first.
+    found: Vec<Route>,
+    /// Routes that a search has yet to try, the best first.
     later: Vec<Route>,
     /// Routes that do not work, with the reason.
     failed: Vec<(Route, String)>,
@@ -42,9 +46,6 @@ pub(crate) struct Attempts {
     preceding: usize,
     /// Whether one of those failed for another reason than that the kernel has no route.
     faulty: bool,
-    /// Whether the first attempt showed that no router joins the hosts: pairs on a common subnet
-    /// come next, in separate attempts.
-    is_mesh: bool,
     /// Whether no other attempt follows: all its routes are tried.
     last: bool,
     /// Routes that were tried again because shared receive queues had failed on them.
@@ -73,7 +74,21 @@ pub(super) struct Failure {
     pub(super) refused: bool,
 }
 
-/// What follows an attempt.
+impl Failure {
+    /// Returns the failure of a route with the reasons of this end and of the peer.
+    pub(super) fn new(role: Role, local: Option<String>, reported: Option<String>) -> Self {
+        let begins = |with: &str| local.iter().chain(&reported).any(|why| why.starts_with(with));
+        let (changed, silent, refused) = (begins(PORT_CHANGED), begins(NO_ANSWER), begins("ibv_"));
+        let unrouted = local.iter().chain(&reported).any(|why| is_unrouted(why));
+        let of_acceptor = if role == Role::Acceptor { &local } else { &reported };
+        let srq = of_acceptor.as_ref().is_some_and(|why| why.starts_with(SRQ_FAILED));
+        let remote = reported.map(|reason| format!("reported by the peer: {reason}"));
+        let why = [local, remote].into_iter().flatten().collect::<Vec<_>>().join("; ");
+        Self { why, unrouted, srq, changed, silent, refused }
+    }
+}
+
+/// What follows an attempt or a search.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// The connection uses these routes: indices into the attempt's.
@@ -82,8 +97,10 @@ pub(crate) enum Next {
     Repeat(Vec<Route>),
     /// Some routes work. They are tried again, with other addresses in place of those that do not.
     Replace,
-    /// No route works, and others can be tried.
+    /// No route works. There is another attempt.
     Retry,
+    /// No route works. A search shows which others answer.
+    Search,
     /// No route works, and the ends have not listed all their ports.
     List,
     /// No route works, and none is left.
@@ -157,6 +174,7 @@ impl Attempts {
             plan,
             choice,
             current: Vec::new(),
+            found: Vec::new(),
             later: Vec::new(),
             failed: Vec::new(),
             unrouted: Vec::new(),
@@ -164,7 +182,6 @@ impl Attempts {
             repeated: false,
             preceding: 0,
             faulty: false,
-            is_mesh: false,
             last: false,
             without_srq: Vec::new(),
             unanswered: false,
@@ -179,10 +196,9 @@ impl Attempts {
         if self.choice.first.is_empty() && self.complete && !self.may_wait() {
             return Err(Error::Usage(format!("no rail reaches {peer}: {}", self.table())));
         }
-        self.later = self.in_order(&[&self.choice.first[..], &self.choice.rest].concat());
-        let first = self.choice.first.iter().filter(|r| self.joins(r)).count();
-        let first = if first == 0 { self.choice.first.len() } else { first };
-        self.begin(first);
+        let mut first = self.in_order(&self.choice.first);
+        self.current = self.take_attempt(&mut first);
+        self.later = self.in_order(&[first, self.choice.rest.clone()].concat());
         self.last = self.later.is_empty() && self.complete;
         Ok(())
     }
@@ -209,27 +225,57 @@ impl Attempts {
             return self.start(peer);
         }
         let all = [&self.choice.first[..], &self.choice.rest].concat();
-        let tried = |route: &&Route| self.failed.iter().any(|(failed, _)| failed == *route);
-        let others: Vec<Route> = all.iter().filter(|route| !tried(route)).copied().collect();
-        self.later = self.near_first(&others);
-        self.advance();
+        let failed = |route: &Route| self.failed.iter().any(|(failed, _)| failed == route);
+        let is_later = |route: &&Route| self.later.contains(route) || !failed(route);
+        let later: Vec<Route> = all.iter().filter(is_later).copied().collect();
+        self.later = self.in_order(&later);
         Ok(())
     }
 
-    /// Orders routes as [`in_order`](Self::in_order), and those on a common subnet first if no
-    /// router joins the hosts.
-    fn near_first(&self, routes: &[Route]) -> Vec<Route> {
-        let (near, far): (Vec<Route>, Vec<Route>) = routes.iter().partition(|r| self.is_mesh && r.one_subnet);
-        self.in_order(&[near, far].concat())
+    /// Returns what follows: the attempt with what a search has found, a search, or the last attempt.
+    pub(super) fn advance(&mut self) -> Next {
+        let mut routes = std::mem::take(&mut self.found);
+        if routes.is_empty() {
+            if !self.complete {
+                return Next::List;
+            }
+            if !self.later.is_empty() {
+                return Next::Search;
+            }
+            self.last = true;
+            routes = self.in_order(&self.choice.first);
+        }
+        self.current = self.take_attempt(&mut routes);
+        self.found = routes;
+        Next::Retry
     }
 
-    /// Begins the next attempt, or the last one.
-    fn advance(&mut self) {
-        if self.later.is_empty() {
-            self.last = true;
-            self.later = self.in_order(&self.choice.first);
+    /// Returns the routes of the next search.
+    pub(super) fn sought(&self) -> Sought {
+        let routes = self.later.iter().take(MAX_SEARCH).copied().collect();
+        Sought { routes, rails: self.remote().rails.clone(), host: self.remote().host.clone() }
+    }
+
+    /// Ends a search. `each` has for each of its routes whether the route answers, or why not; `None`
+    /// stays open.
+    pub(super) fn searched(&mut self, each: Vec<Option<Result<(), Failure>>>) -> Next {
+        let sought: Vec<Route> = self.later.drain(..each.len().min(self.later.len())).collect();
+        let mut open = Vec::new();
+        for (route, result) in sought.into_iter().zip(each) {
+            match result {
+                None => open.push(route),
+                Some(Ok(())) => {
+                    if let Some(i) = self.failed.iter().position(|(failed, _)| *failed == route) {
+                        self.failed.remove(i);
+                        self.preceding -= usize::from(i < self.preceding);
+                    }
+                    self.found.push(route);
+                }
+                Some(Err(failure)) => self.fail(route, failure, self.found.is_empty()),
+            }
         }
-        self.begin(MAX_RAILS);
+        self.later.splice(..0, open);
+        self.advance()
     }
 
     /// Returns whether the plan uses the rails of a route.
@@ -244,14 +290,21 @@ impl Attempts {
         [joined, others].concat()
     }
 
-    /// Begins an attempt with the next `most` of the later routes, as far as it has room for them
-    /// and they are of one kind.
-    fn begin(&mut self, most: usize) {
-        let Some(next) = self.later.first() else { return };
-        let kind = |r: &Route| (self.joins(r), self.is_mesh && r.one_subnet);
-        let (first, limit) = (kind(next), MAX_RAILS / self.layout(next).stripes);
-        let alike = self.later.iter().take_while(|r| kind(r) == first).count();
-        self.current = self.later.drain(..most.min(limit).min(alike)).collect();
+    /// Takes the routes of an attempt: the best one and, as far as a connection has room, those that
+    /// share no rail with it and that the plan treats alike.
+    fn take_attempt(&self, routes: &mut Vec<Route>) -> Vec<Route> {
+        let Some(best) = routes.first().copied() else { return Vec::new() };
+        let most = self.choice.width.min(MAX_RAILS / self.layout(&best).stripes);
+        let mut taken: Vec<Route> = Vec::new();
+        routes.retain(|route| {
+            let fits = self.joins(route) == self.joins(&best) && taken.len() < most;
+            let takes = fits && is_disjoint(&taken, route);
+            if takes {
+                taken.push(*route);
+            }
+            !takes
+        });
+        taken
     }
 
     /// Returns the layout of a route's queue pairs. It does not depend on the number of routes that
@@ -290,23 +343,11 @@ impl Attempts {
             return Next::Repeat(of_srq);
         }
         let kept = self.choice.keep(&self.current, |i| works[i]);
-        let mut is_mesh = !self.repeated;
-        for ((i, route), failure) in self.current.iter().enumerate().zip(failures) {
-            let Some(Failure { why, unrouted, changed, silent, refused, .. }) = failure else { continue };
-            is_mesh &= unrouted;
-            self.unanswered |= !refused;
-            if unrouted && !self.unrouted.contains(route) {
-                self.unrouted.push(*route);
-            }
-            self.may_heal |= changed || (silent && self.is_expected(route));
-            match self.failed.iter_mut().find(|(failed, _)| failed == route) {
-                Some((_, before)) => *before += &format!("; tried nevertheless: {why}"),
-                None => self.failed.push((*route, why)),
-            }
-            if kept.first().is_none_or(|first| i < *first) {
-                self.preceding = self.failed.len();
-                self.faulty |= !unrouted;
-            }
+        let mut silent = Vec::new();
+        for ((i, route), failure) in self.current.clone().iter().enumerate().zip(failures) {
+            let Some(failure) = failure else { continue };
+            silent.extend((failure.silent && !self.last).then_some(*route));
+            self.fail(*route, failure, kept.first().is_none_or(|first| i < *first));
         }
         if !kept.is_empty() {
             return if self.replace(works, &kept) { Next::Replace } else { Next::Keep(kept) };
@@ -314,16 +355,35 @@ impl Attempts {
         if self.last {
             return Next::GiveUp;
         }
+        // Their first packet may have been lost.
+        if !self.repeated {
+            self.later.splice(..0, silent);
+        }
         self.repeated = true;
-        if is_mesh {
-            self.is_mesh = true;
-            self.later = self.near_first(&self.later);
+        self.advance()
+    }
+
+    /// Notes that a route does not work. `precedes`: no better one does.
+    fn fail(
+        &mut self,
+        route: Route,
+        Failure { why, unrouted, changed, silent, refused, .. }: Failure,
+        precedes: bool,
+    ) {
+        self.unanswered |= !refused;
+        if unrouted && !self.unrouted.contains(&route) {
+            self.unrouted.push(route);
         }
-        if self.later.is_empty() && !self.complete {
-            return Next::List;
+        self.may_heal |= changed || (silent && self.is_expected(&route));
+        match self.failed.iter_mut().find(|(failed, _)| *failed == route) {
+            Some((_, before)) if self.last => *before += &format!("; tried nevertheless: {why}"),
+            Some(_) => {}
+            None => self.failed.push((route, why)),
         }
-        self.advance();
-        Next::Retry
+        if precedes {
+            self.preceding = self.failed.len();
+            self.faulty |= !unrouted;
+        }
     }
 
     /// Begins an attempt that has the routes to keep, and for rails whose route has failed the next

@@ -21,12 +21,13 @@
 //! ```text
 //! HELLO -> MakeEndpoint -> WIRING -> BringUp -> READY -> Probe -> PROBED
 //!               ^                                                    |
-//!               +-- no route works, or other addresses are left -----+
+//!               +-- other addresses are left, or a search has answers +
 //!                                                                    |
 //!                               Established <- READY <- [hint] <- Keep
 //! ```
 
 mod attempts;
+mod search;
 #[cfg(any(test, feature = "simulation"))]
 #[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "the tests use all of it"))]
 mod tests;
@@ -38,12 +39,13 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::proto::{Ece, Hello, Message, RailInfo, RailSet, Role, Wiring, written_bytes};
+use crate::proto::{Ece, Hello, Message, RailInfo, RailSet, Role, Search, Wiring, written_bytes};
 use crate::route::{Route, is_untried};
 use crate::split::Plan;
 
 use attempts::Attempts;
 pub(crate) use attempts::{LeftOut, Member, Report};
+pub(crate) use search::{Finding, Learnt, Sought};
 #[cfg(any(test, feature = "simulation"))]
 pub use tests::simulated;
 
@@ -77,6 +79,21 @@ pub(crate) enum Action {
     BringUp(BringUp),
     /// Probe the stripes: [`Outcome::Probed`].
     Probe,
+    /// End the probes of stripes on which nothing has answered; or, unless `all`, of those alone that
+    /// are behind another one that has been answered.
+    EndSilent {
+        /// Whether none need have been answered: these routes are tried again.
+        all: bool,
+    },
+    /// Create one queue pair for each of these routes: [`Outcome::SearchMade`].
+    MakeSearch(Sought),
+    /// Create one queue pair for each of these routes and connect it to the connector's:
+    /// [`Outcome::SearchMade`].
+    AnswerSearch(Sought, Search),
+    /// Connect the queue pairs to the acceptor's and see which routes answer: [`Outcome::Searched`].
+    Search(Search),
+    /// The search has ended, and has shown this of these routes.
+    Learn(Vec<Learnt>),
     /// End the work in progress, which takes too long, with the results so far.
     Stop,
     /// End the probes of these stripes: the peer does not try them.
@@ -151,6 +168,10 @@ pub(crate) enum Outcome {
     BroughtUp(Vec<Option<Ece>>),
     /// The probes have ended: of each stripe, why it does not work.
     Probed(Vec<Result<(), String>>),
+    /// This end of the search exists. That of an acceptor is connected.
+    SearchMade(Search),
+    /// What a connector has found of each route.
+    Searched(Vec<Finding>),
     /// The connection is formed.
     Kept {
         /// Whether the connection is registered with the agent.
@@ -247,7 +268,8 @@ impl Machine {
             | Stage::Keep { .. }
             | Stage::Ended => None,
             Stage::Pause(until) => Some(until),
-            Stage::Probe(_, until) => until,
+            Stage::Probe(_, limits) => limits.next(),
+            Stage::MakeSearch(_, until) | Stage::Search(_, until, _) => until,
             Stage::Hint { by, .. } => by,
             Stage::Hello
             | Stage::Guess(_)
@@ -256,6 +278,8 @@ impl Machine {
             | Stage::Wiring(..)
             | Stage::Ready(_)
             | Stage::Probed(..)
+            | Stage::SearchDue(_)
+            | Stage::FoundDue(..)
             | Stage::Commit => self.connected.then(|| self.step.deadline()),
         }
     }
@@ -321,7 +345,23 @@ impl Machine {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;
         }
-        if let Stage::Probe(_, limit) | Stage::Hint { by: limit, .. } = &mut self.stage {
+        if let Stage::Probe(attempts, ProbeLimits { silent, end }) = &mut self.stage
+            && silent.take().is_some()
+            && end.is_some_and(|end| now < end)
+        {
+            // What has not answered is tried again. In the last attempt a rail that returns by itself
+            // later is not waited for.
+            let all = !attempts.is_last();
+            if all || (attempts.has_failover() && !self.config.strict) {
+                self.actions.push_back(Action::EndSilent { all });
+            }
+            return;
+        }
+        if let Stage::Probe(_, ProbeLimits { end: limit, .. })
+        | Stage::MakeSearch(_, limit)
+        | Stage::Search(_, limit, _)
+        | Stage::Hint { by: limit, .. } = &mut self.stage
+        {
             *limit = None;
             self.actions.push_back(Action::Stop);
             return;
@@ -358,6 +398,8 @@ impl Machine {
                 | Stage::MakeEndpoint(..)
                 | Stage::BringUp(..)
                 | Stage::Probe(..)
+                | Stage::MakeSearch(..)
+                | Stage::Search(..)
                 | Stage::Keep { .. }
         )
     }
@@ -402,10 +444,17 @@ enum Stage {
     Wiring(Attempts, Wiring),
     BringUp(Attempts, Wiring),
     Ready(Attempts),
-    /// With the time limit of the probes, until it is over.
-    Probe(Attempts, Option<Instant>),
+    Probe(Attempts, ProbeLimits),
     /// With the results of the local probes.
     Probed(Attempts, Vec<Result<(), String>>),
+    /// The driver makes this end of a search: until the time limit, if it is an acceptor's.
+    MakeSearch(Attempts, Option<Instant>),
+    /// The peer's SEARCH is due.
+    SearchDue(Attempts),
+    /// The connector searches, until the time limit. With the reasons of the acceptor.
+    Search(Attempts, Option<Instant>, Vec<(u8, String)>),
+    /// The connector's FOUND is due. With the reasons of this end.
+    FoundDue(Attempts, Vec<(u8, String)>),
     /// `accepted`: the connector has committed to the connection with its PROBED.
     Keep {
         plan: Plan,
@@ -422,6 +471,21 @@ enum Stage {
     Ended,
 }
 
+/// The time limits of probes, until they are over.
+#[derive(Debug, Clone, Copy)]
+struct ProbeLimits {
+    /// Those that nothing has answered.
+    silent: Option<Instant>,
+    /// All of them.
+    end: Option<Instant>,
+}
+
+impl ProbeLimits {
+    fn next(&self) -> Option<Instant> {
+        self.silent.or(self.end)
+    }
+}
+
 impl Stage {
     /// Returns the name of the message that the peer has to send.
     const fn due(&self) -> &'static str {
@@ -431,6 +495,8 @@ impl Stage {
             Self::Guess(_) | Self::Wiring(..) => "WIRING",
             Self::Ready(_) => "READY",
             Self::Probed(..) => "PROBED",
+            Self::SearchDue(_) => "SEARCH",
+            Self::FoundDue(..) => "FOUND",
             Self::Commit | Self::Hint { peer_ready: false, .. } => "READY to use the connection",
             Self::ListPorts(_)
             | Self::Pause(_)
@@ -438,6 +504,8 @@ impl Stage {
             | Self::MakeEndpoint(..)
             | Self::BringUp(..)
             | Self::Probe(..)
+            | Self::MakeSearch(..)
+            | Self::Search(..)
             | Self::Keep { .. }
             | Self::Hint { .. }
             | Self::Ended => "nothing",

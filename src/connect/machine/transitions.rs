@@ -3,13 +3,17 @@
 use std::time::{Duration, Instant};
 
 use super::attempts::{Attempts, Failure, Next};
-use super::{AGAIN, Action, BringUp, Keep, Machine, Outcome, Stage, Step, check_wiring, wiring_difference};
-use crate::error::{Error, RETRY_EXC, Result, wc_status};
-use crate::proto::{
-    Ece, Hello, Message, NO_ANSWER, PORT_CHANGED, RailSet, Role, SRQ_FAILED, Wiring, written_bytes,
+use super::{
+    AGAIN, Action, BringUp, Keep, Machine, Outcome, ProbeLimits, Stage, Step, check_wiring, wiring_difference,
 };
-use crate::route::{Route, is_unrouted};
+use crate::error::{Error, RETRY_EXC, Result, wc_status};
+use crate::proto::{Ece, Hello, Message, RailSet, Role, Wiring, written_bytes};
+use crate::route::Route;
 use crate::split::Plan;
+
+/// How long a route may be silent, if there is another one or if it can be used later. One that works
+/// answers within milliseconds.
+const SILENCE: Duration = Duration::from_millis(500);
 
 impl Machine {
     /// Handles a message while no local work is in progress.
@@ -25,12 +29,18 @@ impl Machine {
             (Stage::Ready(attempts), Message::Ready) => {
                 // The peer waits for PROBED as long as its settings allow: stay well within that.
                 let limit = self.config.probe_timeout.min(self.config.connect_timeout / 2);
-                self.stage = Stage::Probe(attempts, Some(now + limit));
+                let silence = SILENCE.min(limit / 2);
+                let limits = ProbeLimits { silent: Some(now + silence), end: Some(now + limit) };
+                self.stage = Stage::Probe(attempts, limits);
                 self.actions.push_back(Action::Probe);
                 Ok(())
             }
             (Stage::Probed(attempts, results), Message::Probed { mask, reasons, accepts }) => {
                 self.on_peer_probes(now, attempts, &results, (mask, &reasons, accepts))
+            }
+            (Stage::SearchDue(attempts), Message::Search(search)) => self.on_search(now, attempts, search),
+            (Stage::FoundDue(attempts, ours), Message::Found(found)) if self.role == Role::Acceptor => {
+                self.on_found(now, attempts, &found, &ours)
             }
             (Stage::Hint { plan, by, peer_ready: false }, Message::Ready) => {
                 self.stage = Stage::Hint { plan, by, peer_ready: true };
@@ -73,6 +83,13 @@ impl Machine {
             }
             (Stage::Probe(attempts, _), Outcome::Probed(results)) => {
                 self.on_local_probes(now, attempts, results)
+            }
+            (Stage::MakeSearch(attempts, _), Outcome::SearchMade(search)) => {
+                self.on_search_made(now, attempts, search);
+                Ok(())
+            }
+            (Stage::Search(attempts, _, theirs), Outcome::Searched(findings)) => {
+                self.on_searched(now, attempts, &findings, &theirs)
             }
             (Stage::Keep { plan, accepted }, Outcome::Kept { registered }) => {
                 let peer_ready = accepted && self.role == Role::Acceptor;
@@ -220,8 +237,8 @@ impl Machine {
         if is_first {
             return self.first_attempt(now, attempts, None);
         }
-        self.attempt(attempts);
-        Ok(())
+        let next = attempts.advance();
+        self.go_on(now, attempts, next)
     }
 
     fn attempt(&mut self, attempts: Attempts) {
@@ -331,15 +348,7 @@ impl Machine {
             let reason = |i| reasons.iter().find(|(r, _)| usize::from(*r) == i).map(|(_, why)| why.clone());
             let remote = failed.filter(|i| !remote(*i));
             let reported = remote.map(|i| reason(i).unwrap_or_else(|| "no reason".to_owned()));
-            let begins = |with: &str| local.iter().chain(&reported).any(|why| why.starts_with(with));
-            let (changed, silent) = (begins(PORT_CHANGED), begins(NO_ANSWER));
-            let unrouted = local.iter().chain(&reported).any(|why| is_unrouted(why));
-            let refused = begins("ibv_");
-            let of_acceptor = if self.role == Role::Acceptor { &local } else { &reported };
-            let srq = of_acceptor.as_ref().is_some_and(|why| why.starts_with(SRQ_FAILED));
-            let remote = reported.map(|reason| format!("reported by the peer: {reason}"));
-            let why = [local, remote].into_iter().flatten().collect::<Vec<_>>().join("; ");
-            Failure { why, unrouted, srq, changed, silent, refused }
+            Failure::new(self.role, local, reported)
         };
         match attempts.conclude(&works, why) {
             Next::Keep(kept) => {
@@ -354,7 +363,15 @@ impl Machine {
                 let accepted = (accepts || self.accepts(results)) && (0..n).all(|i| good(&i));
                 self.stage = Stage::Keep { plan, accepted };
             }
-            // The peer has the same two masks and reasons, and comes to the same attempt.
+            next => return self.go_on(now, attempts, next),
+        }
+        Ok(())
+    }
+
+    /// Goes on after an attempt or a search without a connection. The peer knows the same, and comes to
+    /// the same next step.
+    pub(super) fn go_on(&mut self, now: Instant, attempts: Attempts, next: Next) -> Result<()> {
+        match next {
             Next::Repeat(routes) => {
                 self.actions.push_back(Action::Forget(routes));
                 self.attempt(attempts);
@@ -366,9 +383,10 @@ impl Machine {
                 }
                 self.attempt(attempts);
             }
+            Next::Search if now < self.until => self.search(now, attempts),
             Next::List if now < self.until => self.list_others(now, attempts),
             Next::GiveUp if attempts.may_wait() => return self.wait_for_rail(now, &attempts),
-            Next::Retry | Next::List | Next::GiveUp => {
+            Next::Keep(_) | Next::Retry | Next::Search | Next::List | Next::GiveUp => {
                 return Err(self.no_rail(&attempts));
             }
         }
@@ -422,7 +440,7 @@ impl Machine {
         self.actions.push_back(Action::Fail(e));
     }
 
-    fn send(&mut self, message: Message) {
+    pub(super) fn send(&mut self, message: Message) {
         self.actions.push_back(Action::Send(message));
     }
 
@@ -435,7 +453,7 @@ impl Machine {
     }
 
     /// Begins to wait for a message, for `more` than the time of the settings.
-    fn expect(&mut self, name: &'static str, now: Instant, more: Duration) {
+    pub(super) fn expect(&mut self, name: &'static str, now: Instant, more: Duration) {
         self.step = Step::new(name, now, self.config.connect_timeout.saturating_add(more));
         self.await_message(Some(name));
     }

@@ -296,9 +296,9 @@ impl PortHealth {
         self.record.lock().failed_at_connect.why(now, key)
     }
 
-    /// Forgets that a route did not work for an earlier connect.
-    pub(crate) fn connect_works(&self, key: &RouteKey) {
-        self.record.lock().failed_at_connect.forget(key);
+    /// Forgets that a route did not work for an earlier connect. Returns whether it was known.
+    pub(crate) fn connect_works(&self, key: &RouteKey) -> bool {
+        self.record.lock().failed_at_connect.forget(key)
     }
 
     /// Remembers that packets of the port to itself did not arrive, unless a fault of the port may be

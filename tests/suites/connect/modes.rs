@@ -86,10 +86,10 @@ fn from(peer: &mut Peer, comm: Ptr, len: usize) {
     to.dereg();
 }
 
-/// What this host did for a connection each way to `other`: queue pairs of both rails, data that it
-/// sent, and CTS writes for what it received.
+/// What this host did for a connection each way to `other`: queue pairs of both rails, as a sender and
+/// as a receiver, data that it sent, and CTS writes for what it received.
 struct Expected {
-    qps: [usize; 2],
+    qps: [[usize; 2]; 2],
     data: usize,
     cts: usize,
 }
@@ -99,9 +99,9 @@ fn with_other_host(other: (&str, &str), expected: &Expected) {
     let ctx = init(table);
     let mut peer = Peer::start_with(&[other]);
     let (made, sender) = during(|| to_peer(table, ctx, &mut peer));
-    assert_eq!(made.map(|c| c.qps), expected.qps, "queue pairs of a sender");
+    assert_eq!(made.map(|c| c.qps), expected.qps[0], "queue pairs of a sender");
     let (made, receiver) = during(|| from_peer(table, ctx, &mut peer));
-    assert_eq!(made.map(|c| c.qps), expected.qps, "queue pairs of a receiver");
+    assert_eq!(made.map(|c| c.qps), expected.qps[1], "queue pairs of a receiver");
     for len in [1, 4096, 1 << 20] {
         let (counted, ()) = during(|| to(&mut peer, sender, len));
         let mut rails = [NOTHING; 2];
@@ -121,7 +121,7 @@ fn with_other_host(other: (&str, &str), expected: &Expected) {
 #[test]
 fn vanilla_within_an_island_is_all_on_sup() {
     with_and_without_srq(here!(), &host(&[]), || {
-        with_other_host(NEAR, &Expected { qps: [2, 4], data: 1, cts: 1 });
+        with_other_host(NEAR, &Expected { qps: [[2, 4]; 2], data: 1, cts: 1 });
         assert!(take_warnings().is_empty());
     });
 }
@@ -130,7 +130,7 @@ fn vanilla_within_an_island_is_all_on_sup() {
 #[test]
 fn vanilla_without_failover_has_no_queue_pair_on_sout() {
     with_and_without_srq(here!(), &host(&[("MPIB_FAILOVER", "0")]), || {
-        with_other_host(NEAR, &Expected { qps: [0, 4], data: 1, cts: 1 });
+        with_other_host(NEAR, &Expected { qps: [[0, 4]; 2], data: 1, cts: 1 });
         assert!(take_warnings().is_empty());
     });
 }
@@ -139,7 +139,7 @@ fn vanilla_without_failover_has_no_queue_pair_on_sout() {
 #[test]
 fn vanilla_between_islands_has_no_queue_pair_on_sup() {
     with_and_without_srq(here!(), &host(&[]), || {
-        with_other_host(FAR, &Expected { qps: [2, 0], data: 0, cts: 0 });
+        with_other_host(FAR, &Expected { qps: [[2, 0]; 2], data: 0, cts: 0 });
         assert!(take_warnings().is_empty());
     });
 }
@@ -149,14 +149,14 @@ fn vanilla_between_islands_has_no_queue_pair_on_sup() {
 #[test]
 fn the_prefix_length_draws_the_islands() {
     with_and_without_srq(here!(), &host(&[("MPIB_ISLAND_PREFIX_LEN", "23")]), || {
-        with_other_host(FAR, &Expected { qps: [2, 4], data: 1, cts: 1 });
+        with_other_host(FAR, &Expected { qps: [[2, 4]; 2], data: 1, cts: 1 });
     });
 }
 
 #[test]
 fn a_prefix_of_32_makes_each_host_an_island() {
     with_and_without_srq(here!(), &host(&[("MPIB_ISLAND_PREFIX_LEN", "32")]), || {
-        with_other_host(NEAR, &Expected { qps: [2, 0], data: 0, cts: 0 });
+        with_other_host(NEAR, &Expected { qps: [[2, 0]; 2], data: 0, cts: 0 });
     });
 }
 
@@ -167,7 +167,7 @@ fn one_process_has_connections_of_both_classes() {
         let pair = Pair::new(newest());
         let (counted, ()) = during(|| pair.message(5000, 5000, 1));
         assert_eq!(counted, [NOTHING, Count { signals: 1, writes: 1, bytes: 5064, ..NOTHING }]);
-        with_other_host(FAR, &Expected { qps: [2, 0], data: 0, cts: 0 });
+        with_other_host(FAR, &Expected { qps: [[2, 0]; 2], data: 0, cts: 0 });
         let (counted, ()) = during(|| pair.message(5000, 5000, 2));
         assert_eq!(counted, [NOTHING, Count { signals: 1, writes: 1, bytes: 5064, ..NOTHING }]);
         pair.close();
@@ -184,7 +184,7 @@ fn advanced_joins_both_rails_in_either_class() {
         &host(&[("MPIB_MODE", "1"), ("MPIB_SPLIT", "share"), ("MPIB_SOUT_QP", "3"), ("MPIB_SUP_QP", "1")]),
         || {
             for other in [NEAR, FAR] {
-                with_other_host(other, &Expected { qps: [3, 1], data: 0, cts: 0 });
+                with_other_host(other, &Expected { qps: [[3, 1]; 2], data: 0, cts: 0 });
             }
             // The log says that no agent runs here, and nothing else.
             let others: Vec<_> = take_warnings().into_iter().filter(|w| !w.contains("agent")).collect();
@@ -198,7 +198,7 @@ fn advanced_joins_both_rails_in_either_class() {
 fn a_fixed_share_joins_both_rails_in_either_class() {
     with_and_without_srq(here!(), &host(&[("MPIB_SUP_SHARE", "1024")]), || {
         for other in [NEAR, FAR] {
-            with_other_host(other, &Expected { qps: [2, 4], data: 1, cts: 0 });
+            with_other_host(other, &Expected { qps: [[2, 4]; 2], data: 1, cts: 0 });
         }
     });
 }
@@ -218,7 +218,7 @@ fn an_empty_message_keeps_to_the_rail_of_its_class() {
 #[test]
 fn a_rail_of_the_class_without_a_route_is_replaced_with_one_warning() {
     with_and_without_srq(here!(), &host(&[]), || {
-        with_other_host(NO_SOUT, &Expected { qps: [0, 4], data: 1, cts: 1 });
+        with_other_host(NO_SOUT, &Expected { qps: [[0, 4]; 2], data: 1, cts: 1 });
         // One for each connection.
         let said = take_warnings();
         assert_eq!(said.len(), 2, "{said:?}");
@@ -310,6 +310,12 @@ fn a_rail_of_the_class_that_fails_its_probe_is_replaced() {
         };
         let liar = std::thread::spawn(move || MisbehavingPeer::accept(&listener, &misbehaviour).unwrap());
         let second = |liar: MisbehavingPeer| {
+            // SOUT, on which nothing has answered, and SUP.
+            let search = until("SEARCH", || liar.channel.try_recv().unwrap());
+            let Message::Search(search) = search else { panic!("{search:?}") };
+            let _answered = liar.answer(&search, 1, 1);
+            let found = until("FOUND", || liar.channel.try_recv().unwrap());
+            assert!(matches!(&found, Message::Found(found) if found.answers == 0b10), "{found:?}");
             let wiring = until("the second WIRING", || liar.channel.try_recv().unwrap());
             let Message::Wiring(wiring) = wiring else { panic!("{wiring:?}") };
             let route = &wiring.routes[..][0];
@@ -342,7 +348,8 @@ fn data_moves_over_the_rail_that_was_held_in_reserve() {
     // With failover, attempts to bring SOUT back would be among what is counted.
     let env = [&mpib_tests::SHORT[..], &[("MPIB_FAILOVER", "0")]].concat();
     with_and_without_srq(here!(), &host(&env), || {
-        with_other_host(CUT_OFF, &Expected { qps: [2, 4], data: 1, cts: 1 });
+        // A search has one more for each route that is not known to fail.
+        with_other_host(CUT_OFF, &Expected { qps: [[3, 5], [2, 5]], data: 1, cts: 1 });
         // One for each connection.
         let said = take_warnings();
         assert_eq!(said.len(), 2, "{said:?}");

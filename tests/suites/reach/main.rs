@@ -7,5 +7,6 @@ mod mesh;
 mod reported_topologies;
 mod routed;
 mod routes;
+mod search;
 mod subnets;
 mod util;

@@ -256,20 +256,24 @@ fn if_nothing_works_every_pair_is_reported_with_its_reason() {
         let on_b = "soft0:addr=10.0.7.2/24;soft1:addr=10.0.8.2/24";
         let mut a = start(&hosts, "a", on_a, &[OOB, SHORT[0], SHORT[1]]);
         let mut b = start(&hosts, "b", on_b, &[OOB, SHORT[0], SHORT[1]]);
-        let rows = |why: &str| {
-            [
-                ("0:1 (10.0.1.1/16)", "0:1 (10.0.7.2)"),
-                ("0:1 (10.0.1.1/16)", "1:1 (10.0.8.2)"),
-                ("1:1 (10.0.2.1/16)", "0:1 (10.0.7.2)"),
-                ("1:1 (10.0.2.1/16)", "1:1 (10.0.8.2)"),
-            ]
-            .map(|(x, y)| format!("soft{x} to soft{y}, no common subnet: {why}"))
-        };
-        let rows = rows(
-            "nothing answers: the probe failed: the peer did not acknowledge, however often it was tried (status=12",
+        let row = |(x, y): (&str, &str)| format!("soft{x} to soft{y}, no common subnet: ");
+        let rows = [
+            ("0:1 (10.0.1.1/16)", "0:1 (10.0.7.2)"),
+            ("0:1 (10.0.1.1/16)", "1:1 (10.0.8.2)"),
+            ("1:1 (10.0.2.1/16)", "0:1 (10.0.7.2)"),
+            ("1:1 (10.0.2.1/16)", "1:1 (10.0.8.2)"),
+        ]
+        .map(row);
+        // The first pair is probed, and the others are searched.
+        let first = format!(
+            "{}nothing answers: the probe failed: the peer did not acknowledge, however often it was tried (status=12",
+            rows[0]
         );
-        let parts: Vec<&str> =
-            ["no rail works to"].into_iter().chain(rows.iter().map(String::as_str)).collect();
+        let searched = "nothing answers: no acknowledgement came in time";
+        let parts: Vec<&str> = ["no rail works to", &first, searched]
+            .into_iter()
+            .chain(rows.iter().map(String::as_str))
+            .collect();
         refused(&mut a, &mut b, (0, 0), RemoteError, &parts);
         // With strict losses a connection that must do without what was asked for is refused too.
         let strict = [OOB, SHORT[0], SHORT[1], ("MPIB_STRICT", "1")];

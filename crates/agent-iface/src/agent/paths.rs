@@ -145,6 +145,24 @@ pub fn open_file(path: &Path, trust: &Trust) -> Result<File, Refusal> {
     Ok(file.into())
 }
 
+/// Opens a regular file for reading, and for writing at its end, after each component of its path was
+/// examined. `create`: makes it if it does not exist.
+///
+/// # Errors
+/// [`Refusal`] with the component that is at fault.
+pub fn open_log(path: &Path, trust: &Trust, create: bool) -> Result<File, Refusal> {
+    let (folder, name) = walk(path, trust)?;
+    let flags = OFlag::O_RDWR | OFlag::O_APPEND | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
+    // O_NONBLOCK: at a FIFO, opening must not wait.
+    let flags = flags | OFlag::O_NONBLOCK | if create { OFlag::O_CREAT } else { OFlag::empty() };
+    let file = openat(&folder, name.as_os_str(), flags, Mode::from_bits_truncate(0o644));
+    let file = file.map_err(|e| io(path, e))?;
+    let stat = fstat(&file).map_err(|e| io(path, e))?;
+    let refuse = |why| Refusal::Unsafe { path: path.to_owned(), why, last: true };
+    check_file(&stat, trust).map_err(refuse)?;
+    Ok(file.into())
+}
+
 /// Examines a folder and all folders above it.
 ///
 /// # Errors

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::scenario::Scenario;
-use crate::proto::{Hello, Memory, Message, QpWiring, RailRole, Role, RouteWiring, Wiring};
+use crate::proto::{Found, Hello, Memory, Message, QpWiring, RailRole, Role, RouteWiring, Search, Wiring};
 
 /// What happens to a message.
 #[derive(Debug, Clone)]
@@ -73,6 +73,16 @@ fn alter(mut message: Message, how: u8) -> Message {
             *mask ^= how;
             *accepts ^= how >= 128;
         }
+        Message::Search(search) => match how % 3 {
+            0 => search.qps.truncate(n % search.qps.len().max(1)),
+            1 => search.qps.fill(None),
+            _ => search.reasons.iter_mut().for_each(|(route, _)| *route ^= how % 64),
+        },
+        Message::Found(found) => match how % 3 {
+            0 => found.answers ^= u64::from(how),
+            1 => found.open ^= u64::from(how),
+            _ => found.reasons.clear(),
+        },
         _ => {}
     }
     message
@@ -127,6 +137,11 @@ fn any_message() -> impl Strategy<Value = Message> {
         3 => (any::<u8>(), reasons, any::<bool>())
             .prop_map(|(mask, reasons, accepts)| Message::Probed { mask, reasons, accepts }),
         3 => wiring.prop_map(|(routes, memory)| Message::Wiring(Wiring { routes, memory })),
+        1 => prop::collection::vec(prop::option::of(Just(QpWiring { qpn: 1, psn: 2 })), 0..=64).prop_map(|qps| {
+            Message::Search(Search { qps, reasons: Vec::new(), service_level: 0, traffic_class: 0 })
+        }),
+        1 => any::<[u64; 2]>()
+            .prop_map(|[answers, open]| Message::Found(Found { answers, open, reasons: Vec::new() })),
         2 => Just(Message::Refuse { reason: "no wish to".into() }),
         1 => Just(Message::Bye),
         1 => Just(Message::Welcome { challenge: [0; 16], proof: [0; 16] }),

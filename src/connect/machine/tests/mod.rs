@@ -127,6 +127,12 @@ fn scenarios_reach_every_stage() {
         "still waiting for the first call of accept",
         "MakeEndpoint [(1, 1)]",
         "connector: Adopt",
+        "connector: MakeSearch of 3",
+        "acceptor: AnswerSearch",
+        "EndSilent { all: true }",
+        "EndSilent { all: false }",
+        "while waiting for SEARCH",
+        "while waiting for FOUND",
         "acceptor: ListPorts",
         "while waiting for WIRING",
         "announced a WIRING",
@@ -135,7 +141,6 @@ fn scenarios_reach_every_stage() {
         "Report(Report { fault: true",
         "Report(Report { fault: false",
         "and not by the preferred addresses",
-        "; tried nevertheless: ",
         "acceptor: Abandon(",
         "acceptor: PeerFailed(",
         "acceptor: Forget(",
@@ -260,5 +265,31 @@ proptest! {
     #[test]
     fn a_run_is_repeatable(scenario in lying()) {
         prop_assert_eq!(run(&scenario).trace, run(&scenario).trace);
+    }
+}
+
+/// What is silent is searched, and if nothing answers, tried once more.
+//= reach.md: a pair that is silent is not waited for while others are left
+#[test]
+fn silent_pairs_are_searched_before_they_are_tried_again() {
+    let dead =
+        |c, a| Dead { role: Role::Connector, rails: (c, a), alternate: None, stripe: None, how: How::Silent };
+    let two = vec![(0, true), (0, true)];
+    let scenario = Scenario {
+        fused: false,
+        rails: Ends { connector: two.clone(), acceptor: two },
+        dead: vec![dead(0, 0), dead(0, 1), dead(1, 0), dead(1, 1)],
+        ..single::scenario(false)
+    };
+    let run = run(&scenario);
+    agrees(&scenario, &run).unwrap();
+    let line = |part: &str| run.trace.iter().position(|line| line.contains(part)).unwrap();
+    let last = |part: &str| run.trace.iter().rposition(|line| line.contains(part)).unwrap();
+    let search = line("connector: MakeSearch of 4");
+    assert!(line("connector: MakeEndpoint [(0, 0), (1, 1)]") < search);
+    assert!(last("connector: MakeEndpoint [(0, 0), (1, 1)]") > search);
+    for role in Role::ALL {
+        let text = error(&run, role);
+        assert!(text.contains("no rail works to") && text.contains("; tried nevertheless: "), "{text}");
     }
 }

@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use super::liar::Liar;
 use super::scenario::{Dice, How, PATIENCE, Scenario};
 use super::wirings::{fits, wiring};
-use crate::connect::machine::{Action, BringUp, Keep, Machine, Member, Outcome, Stripes, expected_stripes};
+use crate::connect::machine::{
+    Action, BringUp, Finding, Keep, Machine, Member, Outcome, Sought, Stripes, expected_stripes,
+};
 use crate::error::Error;
-use crate::proto::{Ends, Hello, Message, NO_ANSWER, Role, SRQ_FAILED};
+use crate::proto::{Ends, Hello, Message, NO_ANSWER, QpWiring, Role, SRQ_FAILED, Search};
 use crate::route::Route;
 
 /// Polls of one end, at most.
@@ -45,6 +47,8 @@ pub(super) struct Node {
     lost: Option<(u64, String)>,
     works_done: u8,
     pub(super) stripes: Stripes,
+    /// The routes of the last search.
+    sought: Vec<Route>,
     /// Whether the attempt is the last one.
     last: bool,
     /// Routes on which a receive in the acceptor's shared receive queue has failed.
@@ -70,6 +74,10 @@ enum Work {
     Joined,
     /// `None`: a completion is missing.
     Probe(Option<u64>),
+    /// The acceptor connects the queue pairs of a search, or has.
+    AnswerSearch(Option<u64>, Search),
+    /// The connector has made its queue pairs, or waits for answers; with what it will find.
+    Search(Option<u64>, Vec<Finding>),
     Formed,
     /// `None`: the agent never answers.
     Hint(Option<u64>),
@@ -101,6 +109,7 @@ impl Node {
         }
         let work = match self.work {
             Work::BringUp(at, _) | Work::Probe(Some(at)) | Work::Hint(Some(at)) => Some(at),
+            Work::AnswerSearch(at, _) | Work::Search(at, _) => at,
             Work::None | Work::Local | Work::Joined | Work::Formed => None,
             Work::Probe(None) | Work::Hint(None) => None,
         };
@@ -144,6 +153,7 @@ pub(super) fn run(scenario: &Scenario) -> Run {
             lost: scenario.lost_at.map(|at| (at + dice.delay(), "the connection broke".to_owned())),
             works_done: 0,
             stripes: stripes.unwrap_or_default(),
+            sought: Vec::new(),
             last: false,
             without_srq: Vec::new(),
             results: Vec::new(),
@@ -246,6 +256,12 @@ impl Sim<'_> {
         let (work, outcome) = match std::mem::replace(&mut node.work, Work::None) {
             Work::BringUp(at, outcome) if at <= self.now => (Work::Joined, outcome),
             Work::Probe(Some(at)) if at <= self.now => (Work::Joined, Outcome::Probed(node.results.clone())),
+            Work::AnswerSearch(Some(at), search) if at <= self.now => {
+                (Work::AnswerSearch(None, search.clone()), Outcome::SearchMade(search))
+            }
+            Work::Search(Some(at), findings) if at <= self.now => {
+                (Work::Search(None, Vec::new()), Outcome::Searched(findings))
+            }
             Work::Hint(Some(at)) if at <= self.now => (Work::Formed, Outcome::Hinted),
             work => {
                 node.work = work;
@@ -360,6 +376,61 @@ impl Sim<'_> {
                 let delay = self.dice.delay();
                 node.work = Work::Probe((delay < 900).then_some(self.now + delay));
             }
+            (Action::EndSilent { all }, Work::Probe(ends)) => {
+                // What nothing answers is the last to complete.
+                let is_silent =
+                    |result: &Result<(), String>| matches!(result, Err(why) if why.starts_with(NO_ANSWER));
+                let over = node.results.iter().all(|result| result.is_ok() || is_silent(result));
+                node.work = Work::Probe(if all && over { Some(self.now) } else { ends });
+            }
+            (Action::MakeSearch(sought), _) => {
+                let made = self.search(node, &sought);
+                node.sought = sought.routes;
+                node.work = Work::Search(None, Vec::new());
+                let made = self.spoil(node, Outcome::SearchMade(made));
+                node.machine.on_done(now, made);
+            }
+            (Action::AnswerSearch(sought, peer), _) => {
+                assert_eq!(sought.routes.len(), peer.qps.len());
+                let made = self.search(node, &sought);
+                node.sought = sought.routes;
+                node.work = Work::AnswerSearch(Some(self.now + self.dice.delay()), made);
+            }
+            (Action::Search(peer), Work::Search(None, _)) => {
+                let has_qp = |i: usize| peer.qps[i].is_some();
+                let finding = |(i, route): (usize, &Route)| {
+                    let doubts = |role| self.scenario.failure(role, route, 0);
+                    match Role::ALL.map(doubts) {
+                        [Some(How::Refused | How::Doubted), _] | [_, Some(How::Refused | How::Doubted)] => {
+                            Finding::Fails("no route from here to there".into())
+                        }
+                        [Some(How::Silent), _] | [_, Some(How::Silent)] => {
+                            Finding::Fails(format!("{NO_ANSWER}silence"))
+                        }
+                        _ if !has_qp(i) => Finding::Open,
+                        _ => Finding::Answers,
+                    }
+                };
+                let findings: Vec<Finding> = node.sought.iter().enumerate().map(finding).collect();
+                let delay = self.dice.delay();
+                node.work = Work::Search(Some(self.now + delay), findings);
+            }
+            (Action::Stop, Work::Search(_, mut findings)) => {
+                for finding in findings.iter_mut().filter(|finding| **finding == Finding::Answers) {
+                    *finding = Finding::Fails(format!("{NO_ANSWER}too late"));
+                }
+                node.work = Work::Search(Some(self.now), findings);
+            }
+            (Action::Stop, Work::AnswerSearch(_, mut search)) => {
+                // One of them at least was tried.
+                let open = search.qps.len() / 2;
+                search.qps[..open].fill(None);
+                node.work = Work::AnswerSearch(Some(self.now), search);
+            }
+            (Action::Learn(learnt), _) => {
+                assert!(learnt.iter().all(|learnt| node.sought.contains(&learnt.route)));
+                node.work = Work::None;
+            }
             (Action::Stop, Work::Probe(_)) => {
                 node.results.fill(Err("too late".into()));
                 node.work = Work::Probe(Some(self.now));
@@ -402,6 +473,21 @@ impl Sim<'_> {
         }
     }
 
+    /// Returns an end of a search.
+    fn search(&self, node: &Node, sought: &Sought) -> Search {
+        let doubts = |route: &Route| {
+            matches!(self.scenario.failure(node.role, route, 0), Some(How::Refused | How::Doubted))
+        };
+        let qp = |route: &Route| (!doubts(route)).then_some(QpWiring { qpn: 7, psn: 0 });
+        let reasons = (0..).zip(&sought.routes).filter(|(_, route)| doubts(route));
+        Search {
+            qps: sought.routes.iter().map(qp).collect(),
+            reasons: reasons.map(|(i, _)| (i, "no route from here to there".into())).collect(),
+            service_level: 0,
+            traffic_class: 0,
+        }
+    }
+
     /// Sends over the network, which a liar may have altered before.
     fn transmit(&mut self, from: Role, message: Message, to: &mut Node) {
         let sent = self.now.max(to.connected_at) + self.dice.delay();
@@ -425,6 +511,9 @@ fn brief(action: &Action) -> String {
         Action::Adopt(_) => "Adopt".into(),
         Action::ListPorts(_) => "ListPorts".into(),
         Action::BringUp(_) => "BringUp".into(),
+        Action::MakeSearch(sought) => format!("MakeSearch of {}", sought.routes.len()),
+        Action::AnswerSearch(..) => "AnswerSearch".into(),
+        Action::Search(_) => "Search".into(),
         action => format!("{action:?}"),
     }
 }

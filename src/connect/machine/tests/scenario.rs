@@ -209,7 +209,7 @@ fn sometimes<T: Clone + std::fmt::Debug + 'static>(
 
 /// Any scenario of honest ends; `trouble` has work and connections fail.
 pub(super) fn honest(trouble: bool) -> impl Strategy<Value = Scenario> {
-    let dead = prop::collection::vec(any_dead(), 0..6);
+    let dead = prop::collection::vec(any_dead(), 0..10);
     let some = if trouble { 0.3 } else { 0.0 };
     (
         (any::<bool>(), any::<bool>(), both(prop::bool::weighted(some))),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::scenario::{PATIENCE, Scenario};
 use crate::connect::machine::{Action, Machine, Member, Outcome};
 use crate::error::Error;
-use crate::proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring};
+use crate::proto::{Ends, Found, Memory, Message, NO_ANSWER, QpWiring, Role, RouteWiring, Search, Wiring};
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 
@@ -184,7 +184,10 @@ fn probes_that_take_too_long_are_ended() {
     connector.done(Outcome::BroughtUp(vec![None, None]));
     connector.receive(Message::Ready);
     connector.actions();
-    connector.pass(Duration::from_millis(300));
+    // The rails return by themselves, so one that is silent is not waited for.
+    connector.pass(Duration::from_millis(150));
+    assert!(matches!(connector.actions()[..], [Action::EndSilent { all: false }]));
+    connector.pass(Duration::from_millis(150));
     assert!(matches!(connector.actions()[..], [Action::Stop]));
     assert_eq!(connector.machine.deadline(), None);
     connector.done(Outcome::Probed(vec![Ok(()), Err("too late".into())]));
@@ -334,4 +337,77 @@ fn refuse_ends_every_stage() {
         connector.pass(SECOND);
         assert!(connector.actions().is_empty());
     }
+}
+
+/// An acceptor whose requested pair is silent, and that has the connector's SEARCH.
+fn searched() -> End {
+    let each = vec![(0, true), (0, false)];
+    let rails = Ends { connector: each.clone(), acceptor: each };
+    let scenario = Scenario { fused: false, rails, ..scenario(false) };
+    let (now, first) = (Instant::now(), scenario.first(Role::Acceptor));
+    let config = Arc::new(scenario.end(Role::Acceptor).0);
+    let machine = Machine::new(Role::Acceptor, now, &config, "dev0".into(), (first, None), PATIENCE);
+    let mut acceptor = End { machine, scenario, now };
+    acceptor.machine.set_peer("node7".into());
+    let one = |wiring: Wiring| {
+        let memory = Memory { rkeys: wiring.memory.rkeys[..1].to_vec(), len: 1 << 20, ..wiring.memory };
+        Wiring { routes: wiring.routes[..1].to_vec(), memory }
+    };
+    acceptor.receive(Message::Hello(acceptor.scenario.first(Role::Connector)));
+    acceptor.done(Outcome::Made(one(wiring())));
+    acceptor.receive(Message::Wiring(one(wiring())));
+    acceptor.done(Outcome::BroughtUp(vec![None]));
+    acceptor.receive(Message::Ready);
+    acceptor.done(Outcome::Probed(vec![Err(format!("{NO_ANSWER}silence"))]));
+    acceptor.receive(Message::Probed { mask: 0, reasons: Vec::new(), accepts: false });
+    acceptor.done(Outcome::Listed(acceptor.scenario.end(Role::Acceptor).1));
+    acceptor.receive(Message::Hello(acceptor.scenario.end(Role::Connector).1));
+    acceptor
+}
+
+fn search(routes: usize) -> Search {
+    let qps = vec![Some(QpWiring { qpn: 7, psn: 0 }); routes];
+    Search { qps, reasons: Vec::new(), service_level: 0, traffic_class: 0 }
+}
+
+//= protocol.md: SEARCH, FOUND: a search that contradicts itself is refused
+#[test]
+fn a_search_of_other_routes_is_refused() {
+    for routes in [0, 3, 5, 64] {
+        let mut acceptor = searched();
+        acceptor.receive(Message::Search(search(routes)));
+        let text = format!("protocol error: SEARCH of node7: {routes} routes, expected 4");
+        assert_eq!(acceptor.failure(), text);
+    }
+}
+
+//= protocol.md: SEARCH, FOUND: a search that contradicts itself is refused
+#[test]
+fn answers_that_cannot_be_are_refused() {
+    for (answers, open) in [(0, 0b1111), (0b1_0000, 0), (0, 1 << 63), (0b11, 0b10)] {
+        let mut acceptor = searched();
+        acceptor.receive(Message::Search(search(4)));
+        acceptor.done(Outcome::SearchMade(search(4)));
+        acceptor.receive(Message::Found(Found { answers, open, reasons: Vec::new() }));
+        let text = format!(
+            "protocol error: FOUND of node7: routes {answers:#x} answer and {open:#x} are open, of 4"
+        );
+        assert_eq!(acceptor.failure(), text);
+    }
+}
+
+//= reach.md: a search tries up to 64 pairs at a time, until one works
+#[test]
+fn what_stays_open_is_searched_again() {
+    let mut acceptor = searched();
+    acceptor.receive(Message::Search(search(4)));
+    acceptor.done(Outcome::SearchMade(search(4)));
+    acceptor.receive(Message::Found(Found { answers: 0, open: 0b1010, reasons: Vec::new() }));
+    acceptor.receive(Message::Search(search(2)));
+    let last = acceptor.actions().pop();
+    assert!(matches!(&last, Some(Action::AnswerSearch(sought, _)) if sought.routes.len() == 2), "{last:?}");
+    acceptor.done(Outcome::SearchMade(search(2)));
+    acceptor.receive(Message::Found(Found { answers: 0b10, open: 0, reasons: Vec::new() }));
+    let last = acceptor.actions().pop();
+    assert!(matches!(&last, Some(Action::MakeEndpoint(stripes)) if stripes.each.len() == 1), "{last:?}");
 }
