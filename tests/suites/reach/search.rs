@@ -1,16 +1,15 @@
-//! Ports of which addresses do not show that they do not reach each other, such as those of InfiniBand
-//! fabrics with one subnet prefix: the pair that works is found although no silent probe ends within a
-//! test.
+//! Ports whose addresses do not show which reach each other, such as those of InfiniBand fabrics with
+//! one subnet prefix: the pair that works is found although no silent probe ends within a test.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use mpib_tests::code::Success;
-use mpib_tests::hosts::watch::{INFO, WARN, log};
+use mpib_tests::hosts::watch::{WARN, log};
 use mpib_tests::log::{assert_warned, has_logged, take_warnings};
 use mpib_tests::pair::{Buffer, init, pattern};
-use mpib_tests::peer::{Peer, connected_by, handle_of, send, to_peer, wait};
+use mpib_tests::peer::{Peer, connected_by, handle_of, send, wait};
 use mpib_tests::table::{Ptr, newest, table};
 use mpib_tests::vdevices::{Rig, newest_device, rails};
 use mpib_tests::{here, isolated};
