@@ -16,8 +16,6 @@ pub(crate) enum Subject {
     HandleFull,
     /// The process has more ports than a HELLO holds.
     HelloFull,
-    /// CTS writes are not inline although the settings want that.
-    NotInline,
     /// Queue pairs are set up without ECE.
     NoEce,
     /// How connections receive on the adapter of this name.
@@ -53,7 +51,7 @@ mod tests {
     fn each_subject_comes_once_and_their_number_is_bounded() {
         let warned = Warned::default();
         let host = |n: u32| Subject::Substituted("mlx5_0".into(), Some(IpAddr::V4(n.into())));
-        for subject in [Subject::NoEce, Subject::NotInline, host(1), host(2)] {
+        for subject in [Subject::NoEce, Subject::HelloFull, host(1), host(2)] {
             assert!(warned.once(subject.clone()));
             assert!(!warned.once(subject));
         }

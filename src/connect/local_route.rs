@@ -4,7 +4,7 @@
 //! nothing back. Data does not need that, and most GPUs need no flush, so such a rail is kept without
 //! one. An iflush that needs the rail is an error.
 
-use crate::config::Config;
+use crate::config::{Config, Finding};
 use crate::connect::endpoint::{Depths, RouteCq};
 use crate::connect::local_rails::LocalRail;
 use crate::device::Nic;
@@ -126,15 +126,17 @@ pub(crate) fn path_mtu(local: &LocalRail, remote: &RailInfo) -> u8 {
     local.port.mtu.min(remote.mtu as u8)
 }
 
-/// Describes an adapter that cannot carry a CTS entry inline although the user requests it.
-pub(crate) fn not_inline(config: &Config, nic: &Nic, has: u32) -> Option<String> {
-    let misses = config.use_inline == Some(true) && has < INLINE;
-    let name = nic.name();
-    misses.then(|| {
-        format!(
-            "{name}: max_inline_data is {has}, expected {INLINE}; CTS writes are not inline although NCCL_IB_USE_INLINE=1"
-        )
-    })
+/// Describes the first adapter that cannot carry a CTS entry inline although the user requests it.
+/// Makes queue pairs. One that cannot be made fails the first connection, with its reason.
+pub(crate) fn not_inline(config: &Config, nics: &[Arc<Nic>]) -> Option<Finding> {
+    let room = |nic: &Arc<Nic>| Some((Arc::clone(nic), nic.inline_room(INLINE).ok()?));
+    let mut rooms = nics.iter().filter(|_| config.use_inline == Some(true)).filter_map(room);
+    let (nic, has) = rooms.find(|(_, has)| *has < INLINE)?;
+    let text = format!(
+        "{}: max_inline_data is {has}, expected {INLINE}; CTS writes are not inline although NCCL_IB_USE_INLINE=1",
+        nic.name()
+    );
+    Some(Finding { degraded: true, text })
 }
 
 /// Makes the receives of `n` queue pairs: in an SRQ if the adapter has them, else in the queue of
@@ -190,12 +192,6 @@ impl LocalRoute {
             let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
             let srq = receives.as_ref().and_then(Receives::srq);
             let qp = other_than(former, || Qp::new(pd, &cq.cq, srq, options))?;
-            if cts && let Some(what) = not_inline(&settings.config, nic, qp.inline()) {
-                let what = settings.config.degraded(what)?;
-                if settings.process.warned.once(Subject::NotInline) {
-                    tracing::warn!(target: "net", "{what}");
-                }
-            }
             let mut psn = [0; 4];
             getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
             Ok((qp, u32::from_le_bytes(psn)))

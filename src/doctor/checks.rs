@@ -1,5 +1,6 @@
 //! Rates the facts: each check is a level and a sentence, that of the log if the log has one.
 
+use std::slice;
 use std::sync::Arc;
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Link, Port, Report};
@@ -10,7 +11,7 @@ use Level::{Fail, Note, Ok as Good, Warn};
 
 use super::loopback::try_shared_queues;
 use crate::config::{Config, Finding};
-use crate::connect::local_route::{INLINE, not_inline};
+use crate::connect::local_route::not_inline;
 use crate::device::{Answer, Device, Gpu, Nic, Survey, data_direct, dmabuf, findings, receive_queues};
 use crate::error::{BadSetting, Result};
 use crate::limits::{self, ENOUGH_DESCRIPTORS, RAISE_MEMLOCK};
@@ -264,25 +265,19 @@ fn answers(id: &str, answers: &[Answer]) -> Vec<Check> {
 /// Names the ports whose adapters have no room for the inline data that the settings request: each
 /// connection would find it so.
 fn inline(config: &Config, devices: &[&Device]) -> Vec<Check> {
-    let mut checks = Vec::new();
-    for nic in each_port(devices) {
-        let mut note = |requested: u32, describe: &dyn Fn(u32) -> Option<Check>| {
-            checks.extend(match nic.inline_room(requested) {
-                Ok(room) => describe(room),
-                Err(e) => Some(Check::new("inline", Warn, format!("{}: {e}", nic.name()))),
-            });
-        };
-        if config.use_inline == Some(true) {
-            let lacks = |room| not_inline(config, nic, room).map(|text| degraded(config, "inline", &text));
-            note(INLINE, &lacks);
+    let nics = each_port(devices);
+    let lacks = nics.iter().filter_map(|nic| not_inline(config, slice::from_ref(*nic)));
+    let lacks = lacks.map(|found| feature(config, "inline", &found, Note));
+    let (bytes, named) = (config.inline, nics.iter().filter(|_| config.inline > 0));
+    let note = |nic: &&Arc<Nic>| match nic.inline_room(bytes) {
+        Ok(room) if room < bytes => {
+            let text = format!("{}: no room for MPIB_INLINE={bytes}: no message goes inline", nic.name());
+            Some(Check::new("inline", Note, text))
         }
-        let (bytes, name) = (config.inline, nic.name());
-        if bytes > 0 {
-            let text = || format!("{name}: no room for MPIB_INLINE={bytes}: no message goes inline");
-            note(bytes, &|room| (room < bytes).then(|| Check::new("inline", Note, text())));
-        }
-    }
-    checks
+        Ok(_) => None,
+        Err(e) => Some(Check::new("inline", Warn, format!("{}: {e}", nic.name()))),
+    };
+    lacks.chain(named.filter_map(note)).collect()
 }
 
 /// Returns the ports of the devices, each once.

@@ -16,7 +16,9 @@ use parking_lot::RwLock;
 
 use crate::async_events::EventThread;
 use crate::config::Config;
+use crate::connect::local_route::not_inline;
 use crate::connect::{Listening, PendingConnects};
+use crate::control::{Options, interfaces, reachable};
 use crate::device::{self, Hold};
 use crate::error::{Error, Result};
 use crate::process::Process;
@@ -130,10 +132,12 @@ pub(crate) fn open(
     let config = Arc::new(config);
     fork_guard::watch()?;
     let hold = process.devices.open(&config)?;
+    check_control(&config)?;
     let mut findings = config.findings(std::env::vars_os());
     let devices = process.devices.all();
     findings.extend(device::findings(&config, &devices));
     findings.extend(device::data_direct(&config, &devices));
+    findings.extend(not_inline(&config, &process.devices.nics()));
     for finding in findings.iter().filter(|f| f.degraded) {
         config.degraded(finding.text.clone())?;
     }
@@ -178,6 +182,15 @@ pub(crate) fn open(
         _devices: hold,
         _log: log::Hold::new(),
     })
+}
+
+/// Checks that listeners will have an address. If the interfaces cannot be read here, the first
+/// listener says why.
+fn check_control(config: &Config) -> Result<()> {
+    match interfaces() {
+        Ok(all) => reachable(&all, &Options::from(config)).map(drop),
+        Err(_) => Ok(()),
+    }
 }
 
 /// Returns the name of the call.

@@ -292,7 +292,7 @@ fn contradictory_settings_are_reported_together() {
 }
 
 #[test]
-fn interfaces_that_do_not_exist_are_an_error_of_listen_that_lists_those_that_do() {
+fn interfaces_that_do_not_exist_are_an_error_of_init_that_lists_those_that_do() {
     for (variable, filter) in
         [("MPIB_OOB_IF", "=nosuch0,nosuch1"), ("NCCL_SOCKET_IFNAME", "nosuch"), ("MPIB_OOB_IF", "=l")]
     {
@@ -302,13 +302,10 @@ fn interfaces_that_do_not_exist_are_an_error_of_listen_that_lists_those_that_do(
                 .find_map(|v| Some((v, std::env::var(v).ok()?)))
                 .unwrap();
             for table in TABLES {
-                let ctx = init(table);
-                let (rc, listen) = table.listen(ctx, 0, &mut [0; 128]);
-                assert_eq!((rc, listen.is_null()), (InvalidUsage, true));
+                assert_eq!(table.init().0, InvalidUsage);
                 let lines = take_warnings();
                 let [line] = &lines[..] else { panic!("{lines:?}") };
-                for part in [&format!("listen: {variable}=\"{filter}\": expected a filter"), "lo 127.0.0.1/8"]
-                {
+                for part in [&format!("init: {variable}=\"{filter}\": expected a filter"), "lo 127.0.0.1/8"] {
                     assert!(line.contains(part), "{part} in {line}");
                 }
             }
@@ -317,6 +314,29 @@ fn interfaces_that_do_not_exist_are_an_error_of_listen_that_lists_those_that_do(
 }
 
 /// Good in form, and no P_Key of any port, of one, of one that is not used, and of a later init.
+//= configuration.md: quotes that no shell has removed are named
+#[test]
+fn quotes_are_named_with_the_value_that_was_meant() {
+    isolated(here!(), &[], || {
+        for (variable, value, meant) in [
+            ("NCCL_IB_HCA", "\"soft0\"", "soft0"),
+            ("NCCL_IB_HCA", "\"soft0\",\"soft1\"", "soft0,soft1"),
+            ("NCCL_IB_HCA", "^'soft1'", "^soft1"),
+            ("NCCL_SOCKET_IFNAME", "\"lo\"", "lo"),
+            ("MPIB_HCA_SOUT", "'soft0'", "soft0"),
+            ("MPIB_RAIL_SPEED", "\"soft0:100\"", "soft0:100"),
+            ("NCCL_IB_GID_INDEX", "'soft0:3'", "soft0:3"),
+            ("NCCL_IB_TC", "'106'", "106"),
+            ("MPIB_AGENT_SOCKET", "\"/run/a\"", "/run/a"),
+        ] {
+            set(variable, Some(value));
+            assert_eq!(newest().init().0, InvalidUsage, "{variable}={value}");
+            take_warning(&[&format!("its quotes are part of the value: write {variable}={meant}")]);
+            set(variable, None::<&str>);
+        }
+    });
+}
+
 //= configuration.md: NCCL_IB_PKEY
 //= configuration.md: NCCL_IB_PKEY_VALUE
 #[test]

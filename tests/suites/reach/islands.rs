@@ -255,16 +255,18 @@ fn control_connections_are_on_sout_unless_the_settings_say_otherwise() {
                 ("MPIB_OOB_IF", "=sout".into()),
                 ("MPIB_CONNECT_TIMEOUT_MS", "1000".into()),
             ],
-            _ => vec![("MPIB_OOB_IF", "eth9".into())],
+            _ => vec![("MPIB_OOB_IF", "=sup".into())],
         });
+        let down = islands.hosts.command(NAMES[3], "ip").args(["link", "set", "sup", "down"]).status();
+        assert!(down.unwrap().success());
         let peers = &mut islands.peers;
         assert_eq!(offered(&mut peers[0]).1, ["10.1.1.1/24"]);
         let (handle, addrs) = offered(&mut peers[1]);
         assert_eq!(addrs, ["10.2.1.2/24"]);
         assert_eq!(offered(&mut peers[2]).1, ["10.1.2.3/24"]);
-        // An interface that does not exist is named, and those that do.
+        // An interface that went down after init is named, and those that are up.
         assert_eq!(peers[3].code("listen-fails"), InvalidUsage);
-        the_warning(&mut peers[3], &["MPIB_OOB_IF=\"eth9\"", "sout 10.1.2.4/24", "sup 10.2.2.4/24"]);
+        the_warning(&mut peers[3], &["MPIB_OOB_IF=\"=sup\"", "up are: ", "sout 10.1.2.4/24"]);
         // Over SUP another island is out of reach, which is said when the time is over; a host of
         // the own one is not.
         assert_eq!(peers[2].code(&format!("connect-fails {handle}")), RemoteError);
