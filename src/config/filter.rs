@@ -113,12 +113,41 @@ impl<T> Filter<T> {
         if self.exact { pattern == name } else { name.starts_with(pattern) }
     }
 
+    /// Returns each item that is a whole name and the beginning of names that no item spells out, with
+    /// all names that it hits. `hit` returns these, in any order.
+    fn broad<'a>(&self, hit: impl Fn(&T) -> Vec<&'a str>) -> Vec<Broad<'a>>
+    where
+        T: AsRef<str> + fmt::Display,
+    {
+        let is_item = |name: &&str| self.items.iter().any(|item| item.as_ref() == *name);
+        let of = |item: &T| {
+            let mut names = hit(item);
+            names.sort_unstable();
+            names.dedup();
+            let whole = names.iter().copied().find(|name| *name == item.as_ref())?;
+            let others = names.iter().any(|name| !is_item(name));
+            others.then(|| Broad { item: item.to_string(), whole, names })
+        };
+        self.items.iter().filter_map(of).collect()
+    }
+
     /// Returns the place of the first item that `hit`s, 0 for what an excluding filter leaves, and
     /// `None` for what the filter does not select.
     fn rank(&self, hit: impl Fn(&T) -> bool) -> Option<usize> {
         let found = self.items.iter().position(hit);
         if self.exclude { found.is_none().then_some(0) } else { found }
     }
+}
+
+/// An item of a filter that hits more names than the one that it spells out.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Broad<'a> {
+    /// Its text.
+    pub(crate) item: String,
+    /// The name that it spells out.
+    pub(crate) whole: &'a str,
+    /// All that it hits, sorted.
+    pub(crate) names: Vec<&'a str>,
 }
 
 impl<T: fmt::Display> fmt::Display for Filter<T> {
@@ -160,6 +189,12 @@ impl FromStr for HcaItem {
     }
 }
 
+impl AsRef<str> for HcaItem {
+    fn as_ref(&self) -> &str {
+        &self.hca.name
+    }
+}
+
 impl fmt::Display for HcaItem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.hca.fmt(f)?;
@@ -188,6 +223,28 @@ impl HcaFilter {
     pub(crate) fn unmatched(&self, ports: &[(&str, u8)]) -> Vec<&HcaName> {
         let missed = |i: &&HcaItem| !ports.iter().any(|(name, port)| self.hits(i, name, *port));
         self.0.items.iter().filter(missed).map(|i| &i.hca).collect()
+    }
+
+    /// Returns the items that hit adapters of more names than the one that they spell out.
+    pub(crate) fn broad<'a>(&self, ports: &[(&'a str, u8)]) -> Vec<Broad<'a>> {
+        let hit = |item: &HcaItem| {
+            ports.iter().filter(|(name, port)| self.hits(item, name, *port)).map(|(name, _)| *name).collect()
+        };
+        self.0.broad(hit)
+    }
+
+    /// Returns the filter with the same items as whole names.
+    pub(crate) fn exact(&self) -> Self {
+        Self(Filter { exact: true, ..self.0.clone() })
+    }
+
+    /// Makes the filter that selects these ports alone, with their rails and planes in `before`.
+    pub(crate) fn only(ports: &[(&str, u8)], before: Option<&Self>) -> Self {
+        let item = |&(name, port): &(&str, u8)| {
+            let (rail, plane) = before.map_or((None, None), |filter| filter.ids(name, port));
+            HcaItem { hca: HcaName { name: name.into(), port: Some(port) }, rail, plane }
+        };
+        Self(Filter { exclude: false, exact: true, items: ports.iter().map(item).collect() })
     }
 
     fn hits(&self, item: &HcaItem, name: &str, port: u8) -> bool {
@@ -226,6 +283,21 @@ impl NameFilter {
     /// Returns the place of the first item that selects interface `name`; `None` if none does.
     pub(crate) fn rank(&self, name: &str) -> Option<usize> {
         self.0.rank(|i| self.0.same(i, name))
+    }
+
+    /// Returns the items that hit interfaces of more names than the one that they spell out.
+    pub(crate) fn broad<'a>(&self, names: &[&'a str]) -> Vec<Broad<'a>> {
+        self.0.broad(|item| names.iter().copied().filter(|name| self.0.same(item, name)).collect())
+    }
+
+    /// Returns the filter with the same items as whole names.
+    pub(crate) fn exact(&self) -> Self {
+        Self(Filter { exact: true, ..self.0.clone() })
+    }
+
+    /// Whether the filter names what to use, not what to exclude.
+    pub(crate) fn names(&self) -> bool {
+        !self.0.exclude
     }
 }
 

@@ -135,3 +135,31 @@ fn the_item_that_does_not_fit_is_named() {
     assert_eq!(why::<RailSpeeds>("a:1:5,b:7,a:6"), "its item \"a:6\" names a:1 a second time");
     assert_eq!(why::<HcaFilter>("^,"), "it has no item");
 }
+
+#[test]
+fn an_item_that_hits_more_than_it_spells_out_is_broad() {
+    let ports = [("a1", 1), ("a1", 2), ("a10", 1), ("b", 1), ("a11", 2)];
+    for (text, expected) in [
+        ("a1", Some("a1: a1 a10 a11")),
+        ("a1:1", Some("a1:1: a1 a10")),
+        ("^a1:2,b", Some("a1:2: a1 a11")),
+        ("a1,a10", Some("a1: a1 a10 a11")),
+        ("a1,a10,a11", None),
+        ("=a1", None),
+        ("a", None),
+        ("b,a10", None),
+    ] {
+        let filter: HcaFilter = text.parse().unwrap();
+        let found = filter.broad(&ports);
+        let found: Vec<_> = found.iter().map(|b| format!("{}: {}", b.item, b.names.join(" "))).collect();
+        assert_eq!(found.first().map(String::as_str), expected, "{text}");
+    }
+    let filter: NameFilter = "bond0,lo".parse().unwrap();
+    assert_eq!(
+        filter.broad(&["lo", "bond0.2093", "bond0", "bond0"]),
+        [Broad { item: "bond0".into(), whole: "bond0", names: vec!["bond0", "bond0.2093"] }]
+    );
+    assert_eq!(filter.exact().to_string(), "=bond0,lo");
+    let before: HcaFilter = "a:1:3:4".parse().unwrap();
+    assert_eq!(HcaFilter::only(&[("b", 2), ("a1", 1)], Some(&before)).to_string(), "=b:2,a1:1:3:4");
+}

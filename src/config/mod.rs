@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) use address::{AddrRange, GidIndex};
-pub(crate) use filter::{Family, HcaFilter, HcaName, NameFilter, PLANE_END, RailSpeeds};
+pub(crate) use filter::{Broad, Family, HcaFilter, HcaName, NameFilter, PLANE_END, RailSpeeds};
 pub(crate) use form::SplitBy;
 use form::{AbsolutePath, Faults, Flag, Form, ModeNumber, Optional, Or, Text, Time, Whole};
 pub(crate) use unsupported::{Finding, nearest};

@@ -10,8 +10,10 @@ use nix::sys::resource::RLIM_INFINITY;
 use Level::{Fail, Note, Ok as Good, Warn};
 
 use super::loopback::try_shared_queues;
+use super::selected;
 use crate::config::{Config, Finding};
 use crate::connect::local_route::not_inline;
+use crate::control::Interface;
 use crate::device::{Answer, Device, Gpu, Nic, Survey, data_direct, dmabuf, findings, receive_queues};
 use crate::error::{BadSetting, Result};
 use crate::limits::{self, ENOUGH_DESCRIPTORS, RAISE_MEMLOCK};
@@ -24,15 +26,19 @@ pub(super) fn all(
     bad: &[BadSetting],
     survey: &Result<Survey>,
     control: Result<&[Addr], &String>,
+    networks: &[Interface],
     report: &Report,
 ) -> Vec<Check> {
     let mut checks = settings(config, bad);
     checks.extend(devices(config, bad, survey));
+    checks.extend(selected::adapters(config, report));
+    checks.extend(selected::unequal(config, report));
     checks.extend(report.ports.iter().flat_map(addresses));
     checks.extend(fixed_gid(config, report));
     checks.extend(report.ports.iter().flat_map(infiniband));
     checks.extend(rails(config, report));
     checks.push(control_addresses(control));
+    checks.extend(selected::interfaces(config, networks));
     let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
     checks.extend(partitions(config, &devices));
     try_shared_queues(config, &devices);

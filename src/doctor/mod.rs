@@ -1,7 +1,8 @@
 //! What the plugin would do on this host, for `mpib doctor`. `docs/guide/doctor.md` is the manual.
 //!
-//! `border` has the C functions, `report` collects the facts, `checks` rates them. The sentences
-//! are those of the log, made by the same code.
+//! `border` has the C functions, `report` collects the facts, `checks` rates them, and `selected` says
+//! what the filters select beside what was probably meant. The sentences are those of the log, made by
+//! the same code.
 
 pub(crate) mod border;
 #[forbid(unsafe_code)]
@@ -12,6 +13,8 @@ mod loopback;
 mod report;
 #[forbid(unsafe_code)]
 mod routes;
+#[forbid(unsafe_code)]
+mod selected;
 
 pub(crate) use report::report;
 pub(crate) use routes::routes;

@@ -54,7 +54,7 @@ pub(crate) fn report() -> Report {
         report.devices.clear();
         report.ports.iter_mut().for_each(|port| port.device = None);
     }
-    report.checks = checks::all(&config, &bad, &survey, control.as_deref(), &report);
+    report.checks = checks::all(&config, &bad, &survey, control.as_deref(), &networks, &report);
     report
 }
 
@@ -159,7 +159,9 @@ fn infiniband(port: &verbs::Port, view: &PortView) -> Infiniband {
 
 fn entry(gid: &verbs::Gid, verdict: &Result<usize, String>, networks: &[Interface]) -> Gid {
     let name = if_indextoname(gid.interface).ok().and_then(|name| name.into_string().ok());
-    let name = name.filter(|name| !name.is_empty());
+    // An adapter of software names no interface.
+    let of_address = || Some(networks.iter().find(|i| i.addr.ip() == gid.addr())?.name.clone());
+    let name = name.filter(|name| !name.is_empty()).or_else(of_address);
     let prefix = prefix_len(networks, gid);
     Gid {
         index: gid.index,

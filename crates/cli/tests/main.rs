@@ -18,6 +18,7 @@ mod agent_walk;
 mod doctor;
 mod doctor_pair;
 mod doctor_ports;
+mod doctor_selected;
 mod documents;
 mod enable;
 mod guide;
