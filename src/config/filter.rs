@@ -86,9 +86,10 @@ pub(super) fn write_list<T: fmt::Display>(list: &[(HcaName, T)], f: &mut fmt::Fo
     f.write_str(&items.join(","))
 }
 
-/// Accepts a device or interface name that the kernel may assign, without the filter's own signs.
+/// Accepts a device or interface name that the kernel may assign, without the filter's own signs and
+/// without quotes, which no shell has removed.
 fn plain_name(text: &str) -> Option<&str> {
-    let good = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ',' | '^' | '=');
+    let good = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ',' | '^' | '=' | '"' | '\'');
     (!text.is_empty() && text.len() < 64 && text.chars().all(good)).then_some(text)
 }
 

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use nccl_net_mpib_agent_iface::environment::unquoted;
+
 use crate::error::BadSetting;
 use crate::proto::{Mode, RoutePolicy};
 
@@ -62,7 +64,10 @@ impl Faults {
             Some((text, Err(e))) => e.item.filter(|_| text.contains(',')),
             None => None,
         };
-        let misfit = misfit.map(|why| format!("; {why}")).unwrap_or_default();
+        let mut misfit = misfit.map(|why| format!("; {why}")).unwrap_or_default();
+        if let Some(meant) = trimmed.and_then(unquoted) {
+            misfit += &format!("; its quotes are part of the value: write {variable}={meant}");
+        }
         let expected = form.expected() + ", or unset" + &misfit;
         let bad = BadSetting { variable, found: shown(&text.to_string_lossy()), expected };
         match trimmed.and_then(|text| form.substitute(text)) {

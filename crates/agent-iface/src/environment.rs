@@ -16,6 +16,13 @@ pub const NO_REACH_FILE: &str = "/nonexistent/reach";
 pub const WITHOUT_HOST: [(&str, &str); 3] =
     [("MPIB_AGENT_SOCKET", NO_AGENT), ("MPIB_REACH_FILE", NO_REACH_FILE), (NO_HOST_NCCL_CONF, "1")];
 
+/// Returns a value without its quotes, if it begins or ends with one. A shell removes quotes; `docker
+/// --env-file`, compose files and NCCL's configuration files keep them.
+pub fn unquoted(value: &str) -> Option<String> {
+    const QUOTES: [char; 2] = ['"', '\''];
+    (value.starts_with(QUOTES) || value.ends_with(QUOTES)).then(|| value.replace(QUOTES, ""))
+}
+
 /// Whether a variable is a setting of NCCL, RCCL, the plugin, its tools or softverbs.
 pub fn is_setting(name: &str) -> bool {
     ["MPIB_", "NCCL_", "RCCL_", "SOFTVERBS_"].iter().any(|prefix| name.starts_with(prefix))

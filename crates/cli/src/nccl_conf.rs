@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nccl_net_mpib_agent_iface::environment::{NO_HOST_NCCL_CONF, is_setting};
+use nccl_net_mpib_agent_iface::environment::{NO_HOST_NCCL_CONF, is_setting, unquoted};
 use nix::unistd::{Uid, User};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -155,17 +155,18 @@ fn assigned(name: &OsStr, value: &OsStr) -> String {
 }
 
 /// Returns what is probably meant by a name with blanks or quotes, which NCCL takes as they stand.
-pub(crate) fn meant(setting: &ConfSetting) -> Option<String> {
-    let name = setting.name.trim();
-    let name = name.strip_prefix("export ").map_or(name, str::trim);
-    let value = setting.value.trim().trim_matches(['"', '\'']);
-    let is_whole = (name, value) == (&*setting.name, &*setting.value);
-    (!is_whole && !name.is_empty()).then(|| format!("{name}={value}"))
+pub(crate) fn meant(name: &str, value: &str) -> Option<String> {
+    let bare = name.trim();
+    let bare = bare.strip_prefix("export ").map_or(bare, str::trim);
+    let plain = value.trim();
+    let plain = unquoted(plain).unwrap_or_else(|| plain.to_owned());
+    let is_whole = (bare, &*plain) == (name, value);
+    (!is_whole && !bare.is_empty()).then(|| format!("{bare}={plain}"))
 }
 
 /// Whether the value of a variable is shown. Other programs' variables may hold secrets.
 pub(crate) fn is_shown(name: &str) -> bool {
-    let name = name.trim_start_matches("export").trim_start();
+    let name = name.trim_start().trim_start_matches("export").trim_start();
     is_setting(name)
 }
 
@@ -249,14 +250,13 @@ mod tests {
 
     #[test]
     fn blanks_and_quotes_are_what_nccl_does_not_remove() {
-        let of = |name: &str, value: &str| {
-            meant(&ConfSetting { line: 1, name: name.into(), value: value.into(), unused: None })
-        };
         for (name, value) in
             [("A ", "1"), ("A", " 1"), ("export A", "1"), ("A", "\"1\""), ("A", "1\r"), (" A", "'1'")]
         {
-            assert_eq!(of(name, value).as_deref(), Some("A=1"), "{name}={value}");
+            assert_eq!(meant(name, value).as_deref(), Some("A=1"), "{name}={value}");
         }
-        assert_eq!(of("A", "1 2"), None);
+        assert_eq!(meant("A", "1 2"), None);
+        assert_eq!(meant("A", "\"a\",\"b\"").as_deref(), Some("A=a,b"));
+        assert_eq!(meant("A", "{\"a\": 1}"), None);
     }
 }

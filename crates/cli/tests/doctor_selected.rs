@@ -51,3 +51,18 @@ fn a_slow_port_is_a_note_with_the_filter_that_leaves_it_out() {
         assert_eq!(doctor(&all, set).checks("ports", "note"), [], "{set:?}");
     }
 }
+
+//= doctor.md: quotes and blanks in variables of the environment are named
+#[test]
+fn quotes_in_the_environment_are_named_once() {
+    let said = |variable: &str, value: &str, id: &str, level: &str| {
+        let found = doctor(TEN, &[(variable, value)]);
+        found.unusable();
+        let checks = found.document["checks"].to_string();
+        assert_eq!(checks.matches("quotes").count(), 1, "{found:#?}");
+        found.says(id, level, &["quotes", &format!("write {variable}=")]);
+    };
+    said("NCCL_IB_HCA", "\"mlx5_0\"", "settings", "fail");
+    said("NCCL_IB_TC", "'106'", "settings", "fail");
+    said("NCCL_NET", "\"MPIB\"", "environment", "warn");
+}

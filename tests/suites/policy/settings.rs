@@ -291,6 +291,7 @@ fn contradictory_settings_are_reported_together() {
     });
 }
 
+//= configuration.md: interfaces that do not exist fail init
 #[test]
 fn interfaces_that_do_not_exist_are_an_error_of_init_that_lists_those_that_do() {
     for (variable, filter) in
@@ -313,7 +314,6 @@ fn interfaces_that_do_not_exist_are_an_error_of_init_that_lists_those_that_do() 
     }
 }
 
-/// Good in form, and no P_Key of any port, of one, of one that is not used, and of a later init.
 //= configuration.md: quotes that no shell has removed are named
 #[test]
 fn quotes_are_named_with_the_value_that_was_meant() {
@@ -337,6 +337,7 @@ fn quotes_are_named_with_the_value_that_was_meant() {
     });
 }
 
+/// Good in form, and no P_Key of any port, of one, of one that is not used, and of a later init.
 //= configuration.md: NCCL_IB_PKEY
 //= configuration.md: NCCL_IB_PKEY_VALUE
 #[test]

@@ -1,9 +1,9 @@
 //! Checks of NCCL's configuration files: which settings come from them, which have no effect, and
-//! which lines do not mean what they seem to.
+//! which lines do not mean what they seem to. The last also of the environment.
 
-use nccl_net_mpib_agent_iface::doctor::{Check, Level};
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Setting};
 
-use crate::nccl_conf::{ConfFile, ConfSetting, applied, meant, place};
+use crate::nccl_conf::{ConfFile, ConfSetting, applied, is_shown, meant, place};
 
 /// Name of these checks.
 const ID: &str = "nccl.conf";
@@ -28,7 +28,7 @@ fn of_file(file: &ConfFile) -> Vec<Check> {
 
 fn of_line(file: &ConfFile, setting: &ConfSetting) -> Option<Check> {
     let place = place(&file.path, setting.line);
-    if let Some(meant) = meant(setting) {
+    if let Some(meant) = meant(&setting.name, &setting.value) {
         let text = format!(
             "{place} sets the variable {:?} to {:?}: NCCL keeps blanks, quotes and the word export",
             setting.name, setting.value
@@ -38,6 +38,30 @@ fn of_line(file: &ConfFile, setting: &ConfSetting) -> Option<Check> {
     let why = setting.unused.as_ref()?;
     let text = format!("{place}, {}={}, has no effect: {why}", setting.name, setting.value);
     Some(Check::new(ID, Level::Note, text))
+}
+
+/// Warns of the variables of the environment with blanks or quotes that no shell has removed, but for
+/// those that `files` set. `known`: the plugin's settings, on whose values it reports itself.
+pub(super) fn environment(
+    all: impl Iterator<Item = (String, String)>,
+    files: &[ConfFile],
+    known: &[Setting],
+) -> Vec<Check> {
+    let is_reported = |name: &str| {
+        known.iter().any(|setting| setting.name == name)
+            || files.iter().flat_map(ConfFile::used).any(|setting| setting.name == name)
+    };
+    let mut found: Vec<(String, String)> =
+        all.filter(|(name, _)| is_shown(name) && !is_reported(name)).collect();
+    found.sort();
+    let check = |(name, value): &(String, String)| {
+        let meant = meant(name, value)?;
+        let text = format!(
+            "the environment sets the variable {name:?} to {value:?}: its blanks and quotes count, as no shell has removed them"
+        );
+        Some(Check::new("environment", Level::Warn, text).remedy(format!("write {meant}")))
+    };
+    found.iter().filter_map(check).collect()
 }
 
 /// Adds to the findings on a setting which file has it: the remedy of the check can only name the
@@ -89,6 +113,25 @@ mod tests {
         assert_eq!((found[2].0, found[2].2.as_deref()), (Level::Warn, Some("write B=4")));
         let unreadable = ConfFile { path: "/x".into(), error: Some("no".into()), settings: Vec::new() };
         assert_eq!(checks(&[unreadable])[0].level, Level::Warn);
+    }
+
+    //= doctor.md: quotes and blanks in variables of the environment are named
+    #[test]
+    fn a_variable_with_quotes_is_named_once() {
+        let files = [file(vec![setting(1, "NCCL_B", "\"1\"", None)])];
+        let known = [Setting { name: "NCCL_IB_TC".into(), value: "0".into(), default: true }];
+        let all = [
+            ("NCCL_NET", "\"MPIB\""),
+            ("NCCL_B", "\"1\""),
+            ("NCCL_IB_TC", "'106'"),
+            ("NCCL_IB_TC ", "106"),
+            ("HF_TOKEN", "\"secret\""),
+            ("NCCL_DEBUG", "INFO"),
+            (" export NCCL_ALGO", "Ring"),
+        ];
+        let all = all.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter();
+        let found: Vec<_> = environment(all, &files, &known).into_iter().map(|c| c.remedy.unwrap()).collect();
+        assert_eq!(found, ["write NCCL_ALGO=Ring", "write NCCL_IB_TC=106", "write NCCL_NET=MPIB"]);
     }
 
     #[test]

@@ -34,6 +34,7 @@ mod windows;
 pub(crate) mod worker;
 
 use std::{
+    env,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -259,7 +260,7 @@ pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Docume
             checks.extend(functions::checks(root, &report.ports));
             checks.extend(memory::checks(root, cfg!(target_arch = "aarch64")));
             let release = nccl.as_ref().and_then(loader::Nccl::release);
-            checks.push(windows::check(release, &report.ports, |name| std::env::var(name).ok()));
+            checks.push(windows::check(release, &report.ports, |name| env::var(name).ok()));
             checks.extend(agent::checks(report));
         }
         if found.report.is_none() && found.checks.iter().any(|check| check.level == Level::Fail) {
@@ -270,6 +271,8 @@ pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Docume
         checks.extend(found.checks);
         report = found.report;
     }
+    let known = report.as_ref().map_or(&[][..], |report: &Report| &report.settings);
+    checks.extend(conf::environment(variables(), files, known));
     conf::name_files(&mut checks, files);
     let verdict = Verdict::of(&checks);
     let facts = report.as_ref().map_or_else(Vec::new, |report| judge::facts(report, softverbs));
@@ -287,6 +290,11 @@ pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Docume
         report,
         facts,
     })
+}
+
+/// Returns the variables of the environment that are text.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 /// Returns whether a check found a loss or a failure.
