@@ -462,6 +462,28 @@ fn the_network_of_windows_has_the_ports_that_nccl_would_choose() {
     windows(&[("NCCL_GIN_ENABLE", "0")]).usable_with(&["windows"]);
 }
 
+//= doctor.md: whether NCCL opens the file depends on its release
+#[test]
+fn a_path_is_found_by_some_releases() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = artifact("libnccl-net-mpib.so");
+    let opens = |release: &str| {
+        let code = format!(
+            "const char *const names[] = {{\"ncclNetPlugin_v6\"}};\nconst char version[] = \"NCCL version {release}+cuda12.1\";"
+        );
+        let nccl = plugin(dir.path(), &code);
+        let mut command = mpib(&fabric(), TWO);
+        command.args(["doctor", "--json", "--plugin"]).arg(&path).arg("--nccl").arg(&nccl);
+        Doctor::of(command.env("NCCL_NET_PLUGIN", &path))
+    };
+    for release in ["2.18.3", "2.27.3"] {
+        opens(release).says("plugin", "warn", &["NCCL would not find it", "and NCCL_NET_PLUGIN=mpib"]);
+    }
+    opens("2.21.5").says("plugin", "ok", &["NCCL would open it"]);
+    let unknown = doctor(TWO, &[("NCCL_NET_PLUGIN", path.to_str().unwrap())]);
+    unknown.says("plugin", "note", &["NCCL 2.18 to 2.20 and 2.27.3 would not open this file"]);
+}
+
 //= doctor.md: a plugin that crashes, hangs or is none is a finding
 #[test]
 fn a_plugin_that_crashes_hangs_or_answers_nonsense_is_a_finding() {

@@ -10,6 +10,7 @@ use nccl_net_mpib_agent_iface::doctor::{Check, Level};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::search::{self, Search};
 use crate::abi::{Library, exports, find};
 use crate::failure::{Failure, Kind};
 
@@ -41,11 +42,12 @@ pub(super) fn checks(
     };
     let mut checks = vec![Check::new("plugin", Level::Ok, format!("its tables are {}", versions(tables)))];
     let variable = env::var("NCCL_NET_PLUGIN").ok();
-    checks.extend(plugin.map(|plugin| found(plugin, variable.as_deref(), opened)));
-    checks.extend(plugin.and_then(|plugin| other_default(plugin, variable.as_deref(), opened)));
-    checks.push(net(env::var("NCCL_NET").ok().as_deref()));
     let library =
         nccl.map(Path::to_owned).map_or_else(find::library, Ok).and_then(|path| Library::read(&path));
+    let release = library.as_ref().ok().and_then(|library| library.release.as_deref());
+    checks.extend(plugin.map(|plugin| found(plugin, variable.as_deref(), release, opened)));
+    checks.extend(plugin.and_then(|plugin| other_default(plugin, variable.as_deref(), opened)));
+    checks.push(net(env::var("NCCL_NET").ok().as_deref()));
     let (nccl, check) = fit(library, tables);
     checks.push(check);
     (nccl, checks)
@@ -84,21 +86,6 @@ fn fit(library: Result<Library, Failure>, exports: &[u32]) -> (Option<Nccl>, Che
     (Some(Nccl { library, picked }), check)
 }
 
-/// Returns the names that the newest releases would open for a value of `NCCL_NET_PLUGIN`, in
-/// order.
-fn names(variable: Option<&str>) -> Vec<String> {
-    let Some(list) = variable else { return vec!["libnccl-net.so".into()] };
-    let each = |word: &str| {
-        let mut names = vec![word.to_owned()];
-        let whole = word.starts_with("lib") && word.ends_with(".so");
-        if !word.contains('/') && !whole {
-            names.push(format!("libnccl-net-{word}.so"));
-        }
-        names
-    };
-    list.split(',').map(str::trim).filter(|word| !word.is_empty()).flat_map(each).collect()
-}
-
 /// Returns the file that dlopen opens for a name, if the file is a plugin. NCCL tries the next name
 /// if a file cannot be opened. An executable cannot, even if it is the first file of that name.
 fn opened(name: &str) -> Option<PathBuf> {
@@ -106,44 +93,95 @@ fn opened(name: &str) -> Option<PathBuf> {
     path.filter(|path| exports(path).is_ok())
 }
 
-/// Returns whether NCCL, started here, would open this very file.
-fn found(plugin: &Path, variable: Option<&str>, opened: impl Fn(&str) -> Option<PathBuf>) -> Check {
-    let id = "plugin";
-    if let Some(none @ ("" | "none")) = variable {
-        let text = format!(
-            "NCCL_NET_PLUGIN={none:?} means no plugin to NCCL (an empty one from 2.27 on, none from 2.28.3 on)"
-        );
-        return Check::new(id, Level::Fail, text).remedy("set NCCL_NET_PLUGIN=mpib, or unset it");
+/// What a search ends with.
+#[derive(Debug)]
+enum Outcome {
+    /// NCCL does without a plugin.
+    Off,
+    /// None of these names can be opened.
+    Missing(Vec<String>),
+    /// Another file.
+    Other(PathBuf),
+    /// The plugin's file.
+    This(PathBuf),
+}
+
+/// Returns whether NCCL, started here, would open this very file. Without a known `release` that is
+/// said of the newest ones, and of the others if it is different there.
+fn found(
+    plugin: &Path,
+    variable: Option<&str>,
+    release: Option<&str>,
+    opened: impl Fn(&str) -> Option<PathBuf>,
+) -> Check {
+    let outcome = |search: &Search| match search.names(variable) {
+        None => Outcome::Off,
+        Some(names) => match names.iter().find_map(|name| opened(name)) {
+            None => Outcome::Missing(names),
+            Some(path) if same(&path, plugin) => Outcome::This(path),
+            Some(path) => Outcome::Other(path),
+        },
+    };
+    let (newest, older) = search::of(release);
+    let verdict = outcome(newest);
+    let is_this = |outcome: &Outcome| matches!(outcome, Outcome::This(_));
+    let is_found = is_this(&verdict);
+    let differ = older.iter().filter(|search| is_this(&outcome(search)) != is_found);
+    let others: Vec<&str> = differ.map(|search| search.releases).collect();
+    let mut check = judged(plugin, variable, newest, &verdict);
+    if !others.is_empty() {
+        let not = if is_found { " not" } else { "" };
+        check.text += &format!("; NCCL {} would{not} open this file", others.join(" and "));
+        if is_found {
+            check.level = Level::Note;
+            check.remedy = Some(remedy(plugin));
+        }
     }
-    let names = names(variable);
+    check
+}
+
+/// Describes the outcome of the search of one release.
+fn judged(plugin: &Path, variable: Option<&str>, search: &Search, outcome: &Outcome) -> Check {
+    let id = "plugin";
     let setting =
         variable.map_or_else(|| "NCCL_NET_PLUGIN not set".into(), |v| format!("NCCL_NET_PLUGIN={v}"));
-    let folder = fs::canonicalize(plugin).ok().and_then(|p| p.parent().map(Path::to_owned));
-    let remedy = || {
-        let folder = folder.as_ref().map_or_else(String::new, |f| f.display().to_string());
-        format!(
-            "for the job, LD_LIBRARY_PATH={folder} and NCCL_NET_PLUGIN=mpib; for all jobs of the host, \
-             mpib enable with a folder that the linker searches"
-        )
-    };
-    match names.iter().find_map(|name| opened(name)) {
-        None => {
+    match outcome {
+        Outcome::Off => {
+            let text = format!("NCCL_NET_PLUGIN={:?} means no plugin to NCCL", variable.unwrap_or_default());
+            Check::new(id, Level::Fail, text).remedy("set NCCL_NET_PLUGIN=mpib, or unset it")
+        }
+        Outcome::Missing(names) => {
             let text = format!(
                 "NCCL would not find it: no {} on the dynamic linker's path ({setting})",
                 names.join(", ")
             );
-            Check::new(id, Level::Warn, text).remedy(remedy())
+            Check::new(id, Level::Warn, text).remedy(remedy(plugin))
         }
-        Some(other) if !same(&other, plugin) => {
+        Outcome::Other(other) => {
             let text = format!("NCCL would open another file: {} ({setting})", other.display());
-            let path = fs::canonicalize(plugin).unwrap_or_else(|_| plugin.to_owned());
-            let remedy = format!("NCCL_NET_PLUGIN={} names this file; or, {}", path.display(), remedy());
-            Check::new(id, Level::Warn, text).remedy(remedy)
+            let path = fs::canonicalize(plugin).unwrap_or_else(|_| plugin.to_owned()).display().to_string();
+            let takes_path = search.names(Some(&path)).is_some_and(|names| names.contains(&path));
+            let by_path = if takes_path {
+                format!("NCCL_NET_PLUGIN={path} names this file; or, ")
+            } else {
+                String::new()
+            };
+            Check::new(id, Level::Warn, text).remedy(by_path + &remedy(plugin))
         }
-        Some(path) => {
+        Outcome::This(path) => {
             Check::new(id, Level::Ok, format!("NCCL would open it as {} ({setting})", path.display()))
         }
     }
+}
+
+/// Says how every release finds the plugin.
+fn remedy(plugin: &Path) -> String {
+    let folder = fs::canonicalize(plugin).ok().and_then(|p| p.parent().map(|f| f.display().to_string()));
+    format!(
+        "for the job, LD_LIBRARY_PATH={} and NCCL_NET_PLUGIN=mpib; for all jobs of the host, mpib enable with a folder that \
+         the linker searches",
+        folder.unwrap_or_default()
+    )
 }
 
 /// Names the plugin that a job without `NCCL_NET_PLUGIN` would open, if it is another one. Images
@@ -191,13 +229,7 @@ fn net(variable: Option<&str>) -> Check {
 mod tests {
     use super::*;
 
-    #[test]
-    fn names_are_those_that_nccl_tries() {
-        assert_eq!(names(None), ["libnccl-net.so"]);
-        assert_eq!(names(Some("mpib")), ["mpib", "libnccl-net-mpib.so"]);
-        assert_eq!(names(Some("a,/x/libb.so, libc.so")), ["a", "libnccl-net-a.so", "/x/libb.so", "libc.so"]);
-    }
-
+    //= doctor.md: whether NCCL opens the file depends on its release
     #[test]
     fn the_file_that_nccl_would_open_is_compared_with_the_one_at_hand() {
         let dir = tempfile::tempdir().unwrap();
@@ -210,17 +242,29 @@ mod tests {
         let link = dir.path().join("libnccl-net.so");
         std::os::unix::fs::symlink(&ours, &link).unwrap();
         let at = |name: &str| Some(dir.path().join(name)).filter(|p| p.is_file());
-        for (variable, level, said) in [
-            (None, Level::Ok, "libnccl-net.so (NCCL_NET_PLUGIN not set)"),
-            (Some("mpib"), Level::Ok, "NCCL_NET_PLUGIN=mpib"),
-            (Some("absent"), Level::Warn, "no absent, libnccl-net-absent.so on the dynamic linker's path"),
-            (Some("none"), Level::Fail, "means no plugin"),
-            (Some(""), Level::Fail, "means no plugin"),
-            (other.to_str(), Level::Warn, "would open another file"),
+        let path = ours.to_str();
+        for (release, variable, level, said) in [
+            (None, None, Level::Ok, "libnccl-net.so (NCCL_NET_PLUGIN not set)"),
+            (None, Some("mpib"), Level::Ok, "libnccl-net-mpib.so (NCCL_NET_PLUGIN=mpib)"),
+            (
+                None,
+                Some("absent"),
+                Level::Warn,
+                "no absent, libnccl-net-absent.so on the dynamic linker's path",
+            ),
+            (None, Some("none"), Level::Fail, "\"none\" means no plugin to NCCL"),
+            (None, Some(""), Level::Fail, "; NCCL 2.18 to 2.20 and 2.21 to 2.26 would open this file"),
+            (Some("2.26.5"), Some(""), Level::Ok, "libnccl-net.so (NCCL_NET_PLUGIN=)"),
+            (None, path, Level::Note, "; NCCL 2.18 to 2.20 and 2.27.3 would not open this file"),
+            (Some("2.18.3"), path, Level::Warn, "NCCL would not find it: no libnccl-net-/"),
+            (Some("2.27.3"), path, Level::Warn, "NCCL would not find it: no libnccl-net-/"),
+            (Some("2.32.3"), path, Level::Ok, "NCCL would open it as /"),
+            (Some("2.32.3"), other.to_str(), Level::Warn, "would open another file"),
         ] {
-            let check = found(&ours, variable, at);
+            let check = found(&ours, variable, release, at);
             assert_eq!(check.level, level, "{check:?}");
             assert!(check.text.contains(said), "{check:?}");
+            assert_eq!(check.remedy.is_some(), level != Level::Ok, "{check:?}");
         }
     }
 

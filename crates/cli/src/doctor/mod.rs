@@ -1,8 +1,9 @@
 //! `mpib doctor`: finds faults of this host before a job does.
 //!
 //! The plugin reports what it would do here: `worker` calls it in a separate process, which
-//! `inspect` supervises. What does not belong to the plugin is checked by `loader`, `conf` (NCCL's
-//! files), `system`, `provider`, `pcie`, `gpu_path`, `functions`, `memory`, `windows` and `agent`. `peer`
+//! `inspect` supervises. What does not belong to the plugin is checked by `loader` (with the table of
+//! `search`), `conf` (NCCL's files), `system`, `provider`, `pcie`, `gpu_path`, `functions`,
+//! `memory`, `windows` and `agent`. `peer`
 //! and `listen` check a pair of machines, which `judge` and `fused` rate, by the runs of `session`, and
 //! `hosts` every pair of many. `text`, `fold` and
 //! `matrix` print for people; [`Document`] is the output of `--json`, and `bundle` writes it with
@@ -26,6 +27,7 @@ mod memory;
 mod pcie;
 mod peer;
 mod provider;
+mod search;
 mod session;
 mod sysfs;
 mod system;

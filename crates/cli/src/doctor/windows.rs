@@ -3,11 +3,12 @@
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
 
-use super::sysfs;
+use super::{
+    search::{Release, numbers},
+    sysfs,
+};
 
 const ID: &str = "windows";
-
-type Release = [u32; 3];
 
 /// The first release with GIN, which belonged to the network plugin.
 const GIN: Release = [2, 28, 9];
@@ -125,12 +126,6 @@ const CABLES: &str = "if the hosts are joined by cables, set NCCL_NUM_RMA_CTX=0 
 const CABLES_BEFORE: &str = "if the hosts are joined by cables, set NCCL_CROSS_NIC=0 and NCCL_SYM_GIN_KERNELS_ENABLE=0 until you have NCCL \
      2.30.7: ncclCommWindowRegister fails otherwise, or hangs";
 
-/// Returns the numbers of a release.
-fn numbers(release: &str) -> Option<Release> {
-    let mut parts = release.split('.').map(|part| part.parse().ok());
-    Some([parts.next()??, parts.next()??, parts.next().flatten().unwrap_or(0)])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,12 +226,5 @@ mod tests {
         }
         let (level, text) = found(None, &two[2..], &[("MPIB_RMA", "0")]);
         assert!(level == Level::Note && text.contains("finds no active port"), "{text}");
-    }
-
-    #[test]
-    fn a_release_is_three_numbers() {
-        assert_eq!(numbers("2.30.7"), Some([2, 30, 7]));
-        assert_eq!(numbers("2.30"), Some([2, 30, 0]));
-        assert_eq!(numbers("of an unknown release"), None);
     }
 }
