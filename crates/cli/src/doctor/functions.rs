@@ -111,11 +111,20 @@ fn one_bond(root: &Path, bond: &str, ports: &[String]) -> Check {
         return Check::new("bond", Level::Warn, text)
             .remedy("check the cable and the switch's port, and bring the interface up (ip link set up)");
     }
+    let apart = "or use the ports without a bond, as rails that this plugin splits transfers over";
+    if mode == "active-backup" {
+        let text = format!("{text}: one link carries all, and another one if it fails");
+        return Check::new("bond", Level::Note, text)
+            .remedy(format!("balance-xor or 802.3ad uses all; {apart}"));
+    }
     let text = format!(
-        "{text}: the adapter puts each queue pair on one link of the bond and moves it if the link fails; ports without \
-         a bond are rails of their own, which this plugin splits transfers over"
+        "{text}: the adapter puts each queue pair on one link of the bond and moves it if the link fails; a connection of one port \
+         has one queue pair by default"
     );
-    Check::new("bond", Level::Note, text)
+    let queue_pairs = slaves.len().clamp(2, 4).next_power_of_two();
+    Check::new("bond", Level::Note, text).remedy(format!(
+        "NCCL_IB_QPS_PER_CONNECTION={queue_pairs} on all hosts lets a connection use several links; {apart}"
+    ))
 }
 
 #[cfg(test)]
@@ -188,9 +197,16 @@ mod tests {
                 found[0].text.starts_with("mlx5_bond_0:1 is on the bond bond0 of eth0, eth1 ("),
                 "{found:?}"
             );
-            (found[0].level, found[0].text.clone())
+            let remedy = found[0].remedy.as_deref().unwrap_or_default();
+            (found[0].level, format!("{} {remedy}", found[0].text))
         };
-        assert_eq!(judged("802.3ad 4\n", "up\n").0, Level::Note);
+        let (level, text) = judged("802.3ad 4\n", "up\n");
+        assert!(
+            level == Level::Note && text.contains(" NCCL_IB_QPS_PER_CONNECTION=2 on all hosts"),
+            "{text}"
+        );
+        let (level, text) = judged("active-backup 1\n", "up\n");
+        assert!(level == Level::Note && text.contains("one link carries all"), "{text}");
         let (level, text) = judged("802.3ad 4\n", "down\n");
         assert!(level == Level::Warn && text.contains("eth1 is down"), "{text}");
         let (level, text) = judged("balance-rr 0\n", "up\n");

@@ -2,7 +2,7 @@
 //!
 //! The plugin reports what it would do here: `worker` calls it in a separate process, which
 //! `inspect` supervises. What does not belong to the plugin is checked by `loader` (with the table of
-//! `search`), `conf` (NCCL's files), `system`, `provider`, `pcie`, `gpu_path`, `functions`,
+//! `search`), `conf` (NCCL's files), `system`, `provider`, `pcie`, `gpu_path`, `functions`, `subnets`,
 //! `memory`, `windows` and `agent`. `peer`
 //! and `listen` check a pair of machines, which `judge` and `fused` rate, by the runs of `session`, and
 //! `hosts` every pair of many. `text`, `fold` and
@@ -29,6 +29,7 @@ mod peer;
 mod provider;
 mod search;
 mod session;
+mod subnets;
 mod sysfs;
 mod system;
 mod text;
@@ -260,6 +261,7 @@ pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Docume
             checks.extend(pcie::checks(&report.ports));
             checks.extend(gpu_path::checks(root, &report.ports));
             checks.extend(functions::checks(root, &report.ports));
+            checks.extend(subnets::checks(root, &report.ports));
             checks.extend(memory::checks(root, cfg!(target_arch = "aarch64")));
             let release = nccl.as_ref().and_then(loader::Nccl::release);
             checks.push(windows::check(release, &report.ports, |name| env::var(name).ok()));
