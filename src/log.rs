@@ -71,9 +71,16 @@ fn lines(message: &str, level: Level) -> Vec<CString> {
     }
     // NCCL keeps the last warning as its last error: the cause, not the end of the advice.
     if level == Level::Warn {
-        lines.push(line(&format!("{AGAIN}{head} …")));
+        lines.push(line(&format!("{AGAIN}{}", sentence(head))));
     }
     lines
+}
+
+/// Returns the first sentence of a text, or its first part before a semicolon; all of a text without
+/// an end of either kind.
+fn sentence(head: &str) -> String {
+    let end = ["; ", ". "].iter().filter_map(|end| head.find(end)).min();
+    end.map_or_else(|| format!("{head} …"), |end| head[..end].to_owned())
 }
 
 /// Begins the last line of a warning of several lines.
@@ -236,6 +243,8 @@ mod tests {
         assert!(first.starts_with("NET/MPIB : the cause, log test ") && first.ends_with(" …"), "{first}");
         assert!(end.starts_with("NET/MPIB : … ") && end.ends_with("the advice of a log test"), "{end}");
         assert_eq!(last, first.replace("NET/MPIB : ", "NET/MPIB : in short: "));
+        assert_eq!(sentence("a: b 10.0.0.1; c. d"), "a: b 10.0.0.1");
+        assert_eq!(sentence("a: b (c). d; e"), "a: b (c)");
         assert!(texts(Level::Info(NCCL_NET)).last().unwrap().ends_with("and more of a log test"), "{seen:?}");
     }
 }

@@ -329,13 +329,18 @@ impl Handshake {
     }
 
     /// Logs a report if it is the first on its device and host.
-    fn log_first(&self, Report { fault, text }: &Report, channel: &Channel) {
+    fn log_first(&self, Report { fault, text, more }: &Report, channel: &Channel) {
         let (device, host) = (self.device.name.to_string_lossy(), channel.peer().map(|peer| peer.ip()));
         let first = Subject::Substituted(device.into_owned(), host);
-        match self.work.settings.process.warned.once(first) {
-            true if *fault => tracing::warn!(target: "net", "{text}"),
-            true => tracing::info!(target: "net", "{text}"),
-            false => {}
+        if !self.work.settings.process.warned.once(first) {
+            return;
+        }
+        match fault {
+            true => tracing::warn!(target: "net", "{text}"),
+            false => tracing::info!(target: "net", "{text}"),
+        }
+        if let Some(more) = more {
+            tracing::info!(target: "net", "{more}");
         }
     }
 

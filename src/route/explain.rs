@@ -114,6 +114,37 @@ fn row(ends: &Ends<End<'_>>, refused: &Refused) -> String {
     format!("{} to {}: {}", c.name, a.name, refused.why)
 }
 
+/// Why a connection uses other rails than the requested ones, or not the preferred addresses.
+#[derive(Debug)]
+pub struct Substitution {
+    /// The route that it uses.
+    how: String,
+    /// Why not each better one: the requested ones first.
+    why: Vec<String>,
+}
+
+impl Substitution {
+    /// Returns one sentence, with the first reason and the number of the others.
+    pub(crate) fn short(&self) -> String {
+        let Self { how, why } = self;
+        let first = why.first().map_or("", String::as_str);
+        match why.len() {
+            0 | 1 => format!("{how}: {first}"),
+            n => format!("{how}: {first}; other reasons at INFO: {}", n - 1),
+        }
+    }
+
+    /// Returns the reasons that [`short`](Self::short) counts, if there are any.
+    pub(crate) fn others(&self) -> Option<String> {
+        self.why.get(1..).filter(|others| !others.is_empty()).map(joined)
+    }
+
+    /// Returns all reasons.
+    pub fn whole(&self) -> String {
+        format!("{}: {}", self.how, joined(&self.why))
+    }
+}
+
 impl Choice {
     /// Names the requested rails of both ends that have no route, each with its reasons, as far as
     /// their role is `wanted`. None if other rails substitute them: see
@@ -192,7 +223,12 @@ impl Choice {
 
     /// Returns why a connection uses `chosen`: a rail was not requested, or other routes have been
     /// `tried` before.
-    pub fn substitution(&self, ends: &Ends<End<'_>>, chosen: &Route, tried: &[(Route, String)]) -> String {
+    pub fn substitution(
+        &self,
+        ends: &Ends<End<'_>>,
+        chosen: &Route,
+        tried: &[(Route, String)],
+    ) -> Substitution {
         let mut why = unusable(ends, |l| l.requested, false);
         let requested = |pair: &Ends<usize>| {
             ends.connector.rails[pair.connector].requested && ends.acceptor.rails[pair.acceptor].requested
@@ -204,12 +240,15 @@ impl Choice {
             |r: &&Route| r.requested == 2 && chosen.requested < 2 && !tried.iter().any(|(t, _)| t == *r);
         let worse = self.rest.iter().filter(worse);
         why.extend(worse.map(|r| format!("{}: no common subnet", r.describe(ends))));
-        let why = if why.is_empty() { "nothing else can be joined".to_owned() } else { joined(&why) };
+        if why.is_empty() {
+            why.push("nothing else can be joined".to_owned());
+        }
         let instead = match chosen.requested {
             2 => "and not by the preferred addresses",
             _ => "and not as NCCL requested",
         };
-        format!("goes from {}, since {}, {instead}: {why}", chosen.describe(ends), chosen.why(ends))
+        let how = format!("goes from {}, since {}, {instead}", chosen.describe(ends), chosen.why(ends));
+        Substitution { how, why }
     }
 
     /// Lists every pair, the connector's rail first, with the reason why it is not used, and every

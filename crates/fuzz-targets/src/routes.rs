@@ -66,7 +66,7 @@ fn check(choice: &Choice, connector: &Hello, acceptor: &Hello) {
     }
     let mut texts = choice.unmatched(&ends, |_| true);
     texts.push(choice.table(&ends, &[]));
-    texts.extend(choice.first.first().map(|route| choice.substitution(&ends, route, &[])));
+    texts.extend(choice.first.first().map(|route| choice.substitution(&ends, route, &[]).whole()));
     let longest = texts.iter().map(String::len).max().unwrap_or(0);
     assert!(longest <= TEXT_MAX, "a text of {longest} bytes");
 }

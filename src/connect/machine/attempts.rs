@@ -154,6 +154,8 @@ pub(crate) struct Report {
     /// Whether a failure is the cause: a warning. Otherwise the line is informational.
     pub(crate) fault: bool,
     pub(crate) text: String,
+    /// A second line, always informational.
+    pub(crate) more: Option<String>,
 }
 
 impl Attempts {
@@ -600,11 +602,15 @@ impl Attempts {
             return Ok(None);
         }
         let how = self.choice.substitution(&self.ends(), chosen, &self.failed[..self.preceding]);
-        let what = format!("a connection of {device} with {peer} {how}");
-        let what = if fault { config.degraded(what)? } else { what };
+        let what = format!("a connection of {device} with {peer}");
+        if fault {
+            config.degraded(format!("{what} {}", how.whole()))?;
+        }
         let text = format!(
-            "{what}. Further connections of the two are only counted; MPIB_ROUTE=strict refuses them"
+            "{what} {}. Further connections of the two are only counted; MPIB_ROUTE=strict refuses them",
+            how.short()
         );
-        Ok(Some(Report { fault, text }))
+        let more = how.others().map(|others| format!("{what} does not use: {others}"));
+        Ok(Some(Report { fault, text, more }))
     }
 }

@@ -237,7 +237,7 @@ fn a_substitution_has_every_reason() {
     let a = host(&["b0* 10.9.0.2/24", "b1 10.0.1.2/24"]);
     let choice = choose(PreferSubnet, &c, &a, 0);
     assert_eq!(
-        choice.substitution(&ends(&c, &a), &choice.first[0], &[]),
+        choice.substitution(&ends(&c, &a), &choice.first[0], &[]).whole(),
         "goes from a1 (10.0.1.1/24) to b1 (10.0.1.2/24), since they share a subnet, and not as NCCL requested: \
          a0 (10.0.0.1/24) to b0 (10.9.0.2/24): no common subnet"
     );
@@ -251,12 +251,18 @@ fn a_substitution_has_every_reason() {
     let ends = Ends { connector: End { rails: &c[1..], unusable: &unusable }, ..ends(&c, &a) };
     let choice = choose(PreferSubnet, &c[1..], &a, 0);
     let tried = [(choice.first[0], "no answer".to_owned())];
+    let found = choice.substitution(&ends, &choice.rest[0], &tried);
     assert_eq!(
-        choice.substitution(&ends, &choice.rest[0], &tried),
+        found.whole(),
         "goes from a1 (10.0.1.1/24) to b0 (10.9.0.2/24), since one of them was requested; they share no subnet, and \
          routers must join them, and not as NCCL requested: the connector's a0: the port is not active; \
          a1 (10.0.1.1/24) to b1 (10.0.1.2/24): no answer"
     );
+    // A warning has the first reason, and the number of those in the next line.
+    let end =
+        "and not as NCCL requested: the connector's a0: the port is not active; other reasons at INFO: 1";
+    assert!(found.short().ends_with(end), "{}", found.short());
+    assert_eq!(found.others().unwrap(), "a1 (10.0.1.1/24) to b1 (10.0.1.2/24): no answer");
     assert_eq!(
         choice.table(&ends, &tried),
         "a1 (10.0.1.1/24) to b1 (10.0.1.2/24): no answer; a1 (10.0.1.1/24) to b0 (10.9.0.2/24): not tried, the time was \
