@@ -1,12 +1,13 @@
 //! Work that must not wait for NCCL's next call: a list of named jobs.
 //!
 //! The thread of the adapters' events runs each job at the job's own interval, and at once after
-//! `Housekeeping::wake`.
+//! `Housekeeping::wake`. A job may rest until it is woken or started. While all jobs rest the thread
+//! sleeps: a process of idle connections costs nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Fast, Result};
 
-/// Whether NCCL has left a comm alone, by something that each of its operations changes.
+/// How long NCCL has left a comm alone, by something that each of its operations changes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Idleness<T>(Option<(T, Instant)>);
 
@@ -23,35 +24,58 @@ impl<T: PartialEq + Copy> Idleness<T> {
     /// Nothing is known yet.
     pub(crate) const UNKNOWN: Self = Self(None);
 
-    /// Returns whether `now` has been the same at each call for at least [`TICK`].
-    pub(crate) fn lasts(&mut self, now: T) -> bool {
+    /// Returns how long `now` has been the same at each call.
+    pub(crate) fn time(&mut self, now: T) -> Duration {
         match self.0 {
-            Some((before, since)) if before == now => since.elapsed() >= TICK,
+            Some((before, since)) if before == now => since.elapsed(),
             _ => {
                 self.0 = Some((now, Instant::now()));
-                false
+                Duration::ZERO
             }
         }
     }
 }
 
-/// Whether the last run of a comm's job has left news to NCCL's next call.
-#[derive(Debug, Default)]
-pub(crate) struct Urgency(AtomicBool);
+/// When a comm's job runs next, as its last run has left the comm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// NCCL may have something to do soon: the comm is in use.
+    Tick,
+    /// There is news that is left to NCCL's next call, in case none comes.
+    Soon,
+    /// The comm waits for nothing.
+    Rest,
+}
 
-impl Urgency {
-    pub(crate) fn set(&self, is_urgent: bool) {
-        self.0.store(is_urgent, Ordering::Relaxed);
+/// The pace of a job, as its runs set it.
+#[derive(Debug)]
+pub(crate) struct PaceCell(AtomicU8);
+
+impl PaceCell {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU8::new(Pace::Tick as u8))
     }
 
-    /// Returns the time until the job's next run.
-    pub(crate) fn interval(&self) -> Duration {
-        if self.0.load(Ordering::Relaxed) { SOON } else { TICK }
+    pub(crate) fn set(&self, pace: Pace) {
+        self.0.store(pace as u8, Ordering::Relaxed);
+    }
+
+    /// Returns the time until the job's next run; `None` if it rests.
+    pub(crate) fn interval(&self) -> Option<Duration> {
+        match self.0.load(Ordering::Relaxed) {
+            soon if soon == Pace::Soon as u8 => Some(SOON),
+            rest if rest == Pace::Rest as u8 => None,
+            _ => Some(TICK),
+        }
     }
 }
 
 /// How often a job runs unless it has another interval.
 pub(crate) const TICK: Duration = Duration::from_millis(250);
+
+/// How long a comm that NCCL has left alone still has its looks. What shows that nothing more is to
+/// come takes time: acknowledgements, and copies of messages over a rail.
+pub(crate) const LINGER: Duration = Duration::from_secs(10);
 
 /// The interval of a job that leaves something to NCCL's next call, in case none comes.
 const SOON: Duration = Duration::from_millis(10);
@@ -65,9 +89,9 @@ pub(crate) trait Job: Send + Sync {
     fn run(&self) -> Result<()>;
 
     /// Returns the time until the next run, as the last run has left the job. At least 1 ms and at
-    /// most [`TICK`] count.
-    fn interval(&self) -> Duration {
-        TICK
+    /// most [`TICK`] count. `None`: the job rests until it is woken or started.
+    fn interval(&self) -> Option<Duration> {
+        Some(TICK)
     }
 }
 
@@ -108,30 +132,71 @@ struct Jobs {
     /// When each job is due that waits.
     due: BTreeSet<(Instant, JobId)>,
     running: Option<JobId>,
+    /// The jobs that run while another one does.
+    companions: Vec<JobId>,
+    /// How many other jobs do not rest.
+    awake: usize,
+    /// The thread sleeps without a limit: no job is due.
+    sleeps: bool,
 }
 
 struct Entry {
     name: &'static str,
     job: Weak<dyn Job>,
-    /// `None` from the time when it is due until its run has ended.
+    is_companion: bool,
+    /// It has no next run before it is woken or started.
+    rests: bool,
+    /// `None` while it rests, and from the time when it is due until its run has ended.
     due: Option<Instant>,
     /// Woken while it runs.
     again: bool,
 }
 
 impl Jobs {
-    /// Makes a job due at `at`.
+    fn add(&mut self, id: JobId, name: &'static str, job: Weak<dyn Job>, is_companion: bool) {
+        self.entries.insert(id, Entry { name, job, is_companion, rests: true, due: None, again: false });
+        if is_companion {
+            self.companions.push(id);
+        }
+        self.schedule(id, Instant::now());
+    }
+
+    /// Makes a job due at `at`. It does not rest any more.
     fn schedule(&mut self, id: JobId, at: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if let Some(due) = entry.due.replace(at) {
             self.due.remove(&(due, id));
         }
         self.due.insert((at, id));
+        let (was_resting, is_companion) = (std::mem::take(&mut entry.rests), entry.is_companion);
+        if was_resting && !is_companion {
+            self.awake += 1;
+            if self.awake == 1 {
+                self.start_companions(at);
+            }
+        }
+    }
+
+    fn start_companions(&mut self, at: Instant) {
+        for place in 0..self.companions.len() {
+            self.start(self.companions[place], at);
+        }
+    }
+
+    /// Makes a job that rests due at `at`.
+    fn start(&mut self, id: JobId, at: Instant) {
+        match self.entries.get_mut(&id) {
+            // Its run that goes on decides whether it rests.
+            Some(entry) if self.running == Some(id) => entry.again = true,
+            Some(entry) if entry.rests => self.schedule(id, at),
+            _ => {}
+        }
     }
 
     /// Takes the jobs that are due at `now`, in their order.
     fn take_due(&mut self, now: Instant) -> Vec<JobId> {
         let mut taken = Vec::new();
+        self.sleeps = false;
         while let Some((_, id)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
             self.due.pop_first();
             if let Some(entry) = self.entries.get_mut(&id) {
@@ -143,9 +208,12 @@ impl Jobs {
     }
 
     fn remove(&mut self, id: JobId) {
-        if let Some(due) = self.entries.remove(&id).and_then(|entry| entry.due) {
+        let Some(entry) = self.entries.remove(&id) else { return };
+        if let Some(due) = entry.due {
             self.due.remove(&(due, id));
         }
+        self.companions.retain(|companion| *companion != id);
+        self.awake -= usize::from(!entry.is_companion && !entry.rests);
     }
 
     /// Begins a run. Returns `None` for a job that was removed or dropped.
@@ -160,14 +228,29 @@ impl Jobs {
         Some((name, job?))
     }
 
-    /// Ends a run. The job is due again after `interval`, if it has one.
+    /// Ends a run. The job is due again after `interval`, or rests.
     fn end(&mut self, id: JobId, interval: Option<Duration>) {
         self.running = None;
-        let Some(interval) = interval else { return self.remove(id) };
-        if let Some(entry) = self.entries.get(&id) {
-            let pause = if entry.again { Duration::ZERO } else { interval.clamp(SHORTEST, TICK) };
-            self.schedule(id, Instant::now() + pause);
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let interval = match interval {
+            _ if entry.again => Some(Duration::ZERO),
+            None if entry.is_companion && self.awake > 0 => Some(TICK),
+            interval => interval.map(|interval| interval.clamp(SHORTEST, TICK)),
+        };
+        match interval {
+            Some(interval) => self.schedule(id, Instant::now() + interval),
+            None => {
+                entry.rests = true;
+                self.awake -= usize::from(!entry.is_companion);
+            }
         }
+    }
+
+    /// Returns the time until the next job is due; `None` if all rest. The thread then sleeps.
+    fn next(&mut self) -> Option<Duration> {
+        let next = self.due.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+        self.sleeps = next.is_none();
+        next
     }
 }
 
@@ -180,9 +263,28 @@ impl Housekeeping {
     /// Adds a job, which is due at once. It runs until [`remove`](Self::remove) or until it is
     /// dropped.
     pub(crate) fn add(&self, id: JobId, name: &'static str, job: Weak<dyn Job>) {
+        self.change(|jobs| jobs.add(id, name, job, false));
+    }
+
+    /// Adds a job that does not rest while another one is awake.
+    pub(crate) fn add_companion(&self, id: JobId, name: &'static str, job: Weak<dyn Job>) {
+        self.change(|jobs| jobs.add(id, name, job, true));
+    }
+
+    /// Makes a job that rests run again, in [`TICK`]. Costs a system call if all jobs have rested.
+    pub(crate) fn start(&self, id: JobId) {
+        self.change(|jobs| jobs.start(id, Instant::now() + TICK));
+    }
+
+    /// Makes jobs due. A thread that does not sleep sees them in time.
+    fn change(&self, change: impl FnOnce(&mut Jobs)) {
         let mut jobs = self.jobs.lock();
-        jobs.entries.insert(id, Entry { name, job, due: None, again: false });
-        jobs.schedule(id, Instant::now());
+        change(&mut jobs);
+        let sleeps = std::mem::take(&mut jobs.sleeps);
+        drop(jobs);
+        if sleeps {
+            self.wake_thread();
+        }
     }
 
     /// Removes a job. It neither runs nor will run when this returns. Not to be called by the job.
@@ -200,7 +302,7 @@ impl Housekeeping {
         let mut jobs = self.jobs.lock();
         let Some(entry) = jobs.entries.get_mut(&id) else { return };
         entry.again = true;
-        if entry.due.is_some() {
+        if entry.due.is_some() || entry.rests {
             jobs.schedule(id, Instant::now());
         }
         drop(jobs);
@@ -225,37 +327,43 @@ impl Housekeeping {
         self.waker.lock().take_if(|set| Arc::ptr_eq(set, waker));
     }
 
-    /// Runs each job that is due at `now`. Returns the time until the next one is due. One thread
-    /// calls this.
-    pub(crate) fn run(&self, now: Instant) -> Duration {
+    /// Runs each job that is due at `now`. Returns the time until the next one is due; `None` if all
+    /// rest. One thread calls this.
+    pub(crate) fn run(&self, now: Instant) -> Option<Duration> {
         let due = self.jobs.lock().take_due(now);
         due.into_iter().for_each(|id| self.run_one(id));
-        let next = self.jobs.lock().due.first().map(|(at, _)| *at);
-        next.map_or(TICK, |at| at.saturating_duration_since(Instant::now()))
+        self.jobs.lock().next()
     }
 
     /// Runs a job without the lock: other jobs may be added, removed and woken meanwhile.
     fn run_one(&self, id: JobId) {
         let begun = self.jobs.lock().begin(id);
         let Some((name, job)) = begun else { return };
-        let interval = match catch_unwind(AssertUnwindSafe(|| job.run())) {
-            Ok(Ok(())) => Some(job.interval()),
-            Ok(Err(e)) => {
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            if let Err(e) = job.run() {
                 e.report(name);
-                Some(job.interval())
             }
-            Err(_) => {
-                tracing::warn!(
-                    target: "net",
-                    "{name}: internal error, please report it: a panic was caught, and this is not done any more"
-                );
-                None
-            }
-        };
+            job.interval()
+        }));
         // Before `remove` returns: its caller may hold the last reference then.
         drop(job);
-        self.jobs.lock().end(id, interval);
+        let mut jobs = self.jobs.lock();
+        match ran {
+            Ok(interval) => jobs.end(id, interval),
+            Err(_) => {
+                jobs.running = None;
+                jobs.remove(id);
+            }
+        }
+        let has_panicked = ran.is_err();
+        drop(jobs);
         self.ended.notify_all();
+        if has_panicked {
+            tracing::warn!(
+                target: "net",
+                "{name}: internal error, please report it: a panic was caught, and this is not done any more"
+            );
+        }
     }
 }
 

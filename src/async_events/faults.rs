@@ -181,10 +181,12 @@ impl EventState {
                 affected.condemn(comm, lost, Reason::Port, &cause.why);
                 continue;
             }
-            comm.mark();
-            if known != Known::Before {
-                affected.wait();
+            if known == Known::Before {
+                comm.mark();
+                continue;
             }
+            comm.notify();
+            affected.wait();
         }
         (!affected.is_empty()).then_some((cause, affected))
     }
@@ -277,11 +279,14 @@ impl EventState {
     }
 }
 
-/// Returns the time until a port must be looked at again.
-fn next_look(health: &PortHealth, now: Instant) -> Duration {
+/// Returns the time until a port must be looked at again; `None` if it is healthy, and nothing of it
+/// is to be reported.
+fn next_look(health: &PortHealth, now: Instant) -> Option<Duration> {
+    let report = || health.episodes_due(now, REPORT).map(|due| due.min(TICK));
     match health.state() {
-        PortState::Suspect => SUSPECT,
-        _ => health.episodes_due(now, REPORT).map_or(TICK, |due| due.min(TICK)),
+        PortState::Suspect => Some(SUSPECT),
+        PortState::Healthy => report(),
+        PortState::Down | PortState::Probing => report().or(Some(TICK)),
     }
 }
 
@@ -308,6 +313,10 @@ impl Owner for EventState {
 
     fn wake(&self, comm: JobId) {
         self.housekeeping.wake(comm);
+    }
+
+    fn start(&self, comm: JobId) {
+        self.housekeeping.start(comm);
     }
 
     fn rails_failed(&self, comm: &CommWatch, mask: u8, failure: Failure) {
@@ -360,7 +369,7 @@ impl Owner for EventState {
     }
 }
 
-/// Watches the ports that are not healthy.
+/// Watches the ports that are not healthy, and shows what the others carry.
 impl Job for EventState {
     fn run(&self) -> Result<()> {
         for nic in self.nics() {
@@ -371,8 +380,8 @@ impl Job for EventState {
         Ok(())
     }
 
-    fn interval(&self) -> Duration {
-        self.nics().iter().map(|nic| next_look(nic.health(), Instant::now())).min().unwrap_or(TICK)
+    fn interval(&self) -> Option<Duration> {
+        self.nics().iter().filter_map(|nic| next_look(nic.health(), Instant::now())).min()
     }
 }
 
@@ -384,12 +393,12 @@ mod tests {
     fn only_a_suspect_port_is_looked_at_often() {
         let (health, now) = (PortHealth::default(), Moment::now());
         let at = |ms| now.instant + Duration::from_millis(ms);
-        assert_eq!(next_look(&health, at(0)), TICK);
+        assert_eq!(next_look(&health, at(0)), None);
         health.add_episode(now.instant, 0, Duration::ZERO);
-        assert_eq!(next_look(&health, at(0)), TICK, "the line is due in a second");
-        assert_eq!(next_look(&health, at(900)), Duration::from_millis(100));
+        assert_eq!(next_look(&health, at(0)), Some(TICK), "the line is due in a second");
+        assert_eq!(next_look(&health, at(900)), Some(Duration::from_millis(100)));
         health.happened(now, Happening::LinkDown("a test"));
-        assert_eq!(next_look(&health, at(0)), SUSPECT);
+        assert_eq!(next_look(&health, at(0)), Some(SUSPECT));
         assert!(health.take_episodes(at(1000), REPORT).is_some());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! One thread reads the asynchronous events of all adapters, logs and counts each once, and marks
 //! the comms that an event concerns; the next call on such a comm finds the mark. Between two events
-//! the thread runs the jobs of [`Housekeeping`], the watchdog among them.
+//! the thread runs the jobs of [`Housekeeping`], the watchdog among them, and sleeps while they rest.
 
 mod affected;
 mod attention;
@@ -57,8 +57,8 @@ impl AsyncEvents {
     pub(crate) fn new(stats: Arc<Stats>, housekeeping: Arc<Housekeeping>) -> Self {
         let state = EventState::new(stats, Arc::clone(&housekeeping));
         let watchdog = Arc::new(Watchdog::new(Arc::clone(&state)));
-        housekeeping.add(state.job, "watching ports", job(&state));
-        housekeeping.add(housekeeping.reserve(), "watching rails", job(&watchdog));
+        housekeeping.add_companion(state.job, "watching ports", job(&state));
+        housekeeping.add_companion(housekeeping.reserve(), "watching rails", job(&watchdog));
         Self { running: Mutex::default(), state, _watchdog: watchdog }
     }
 
@@ -154,7 +154,7 @@ impl Drop for EventThread {
 }
 
 fn run(stop: &AtomicBool, wake: &EventFd, mut contexts: Vec<Arc<Context>>, state: &EventState) {
-    let mut wait = Duration::ZERO;
+    let mut wait = Some(Duration::ZERO);
     loop {
         let ready: Vec<bool> = {
             let fds = contexts.iter().map(|context| context.async_fd());
@@ -163,8 +163,9 @@ fn run(stop: &AtomicBool, wake: &EventFd, mut contexts: Vec<Arc<Context>>, state
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
                 .collect();
             // Rounded up: a job that is due in less than 1 ms does not make the thread spin.
-            let millis = wait.as_micros().div_ceil(1000);
-            match poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
+            let millis = |wait: Duration| wait.as_micros().div_ceil(1000);
+            let timeout = |millis| PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
+            match poll(&mut fds, wait.map(millis).map_or(PollTimeout::NONE, timeout)) {
                 Ok(_) => fds.iter().map(|fd| fd.any().unwrap_or(true)).collect(),
                 Err(Errno::EINTR) => continue,
                 Err(e) => {

@@ -12,7 +12,7 @@ use crate::async_events::watch::{CommWatch, Progress, RailCounts};
 use crate::device::{HwCounters, Nic};
 use crate::error::Result;
 use crate::failover::PortState;
-use crate::housekeeping::{Job, TICK};
+use crate::housekeeping::{Job, LINGER, TICK};
 use crate::proto;
 use crate::stats::Reason;
 use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, Moment, RailProgress, Sample, Shared};
@@ -22,9 +22,6 @@ const OFTEN: Duration = Duration::from_millis(10);
 /// Passes take at most one of so many parts of the time: with thousands of connections they are
 /// rarer than [`OFTEN`].
 const PART: u32 = 20;
-/// How long counters are read often after the last activity. An activity that begins later is first
-/// seen up to [`TICK`] late, and so is a fault of that time.
-const LINGER: Duration = Duration::from_secs(10);
 /// A pass that comes late counts for no more than so many times the interval: the process was
 /// stopped, or starved.
 const LATE: u32 = 2;
@@ -169,7 +166,8 @@ impl Memory {
         }
     }
 
-    /// Returns the time from one pass to the next. It is long while no connection is active.
+    /// Returns the time from one pass to the next. It is long while no rail was active for [`LINGER`]:
+    /// an activity that begins then is first seen up to [`TICK`] late, and so is a fault of that time.
     fn interval(&self) -> Duration {
         if self.is_active() { OFTEN.max(self.took * PART) } else { TICK }
     }
@@ -262,7 +260,8 @@ impl Job for Watchdog {
         Ok(())
     }
 
-    fn interval(&self) -> Duration {
-        self.memory.lock().interval()
+    fn interval(&self) -> Option<Duration> {
+        let memory = self.memory.lock();
+        memory.is_active().then(|| memory.interval())
     }
 }

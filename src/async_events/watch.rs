@@ -64,6 +64,8 @@ pub(super) trait Owner: fmt::Debug + Send + Sync {
     fn closed(&self, comm: JobId);
     /// Makes housekeeping run the job of a comm now.
     fn wake(&self, comm: JobId);
+    /// Ends the rest of a comm's job.
+    fn start(&self, comm: JobId);
     /// Rails of a comm have failed: condemns them, and then, on a thread, all other rails that the
     /// cause concerns.
     fn rails_failed(&self, comm: &CommWatch, mask: u8, failure: Failure);
@@ -185,6 +187,13 @@ impl CommWatch {
     pub(crate) fn notify(&self) {
         self.mark();
         self.wake();
+    }
+
+    /// Makes housekeeping look at the comm again now and then.
+    pub(crate) fn start(&self) {
+        if let Some(owner) = self.owner.upgrade() {
+            owner.start(self.job);
+        }
     }
 
     /// Clears the mark, unless an event has ended the comm. Call this **before** looking at what may

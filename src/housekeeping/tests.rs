@@ -1,4 +1,4 @@
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use nix::sys::eventfd::EfdFlags;
 
@@ -83,8 +83,8 @@ impl Job for Often {
         Ok(())
     }
 
-    fn interval(&self) -> Duration {
-        Duration::from_millis(20)
+    fn interval(&self) -> Option<Duration> {
+        Some(Duration::from_millis(20))
     }
 }
 
@@ -94,7 +94,7 @@ fn each_job_runs_at_its_own_interval_and_at_a_wake() {
     add(&list, &often);
     let id = add(&list, &seldom);
     let runs = || (often.0.load(Ordering::Relaxed), seldom.runs());
-    assert!(list.run(last_due(&list)) <= Duration::from_millis(20));
+    assert!(list.run(last_due(&list)).unwrap() <= Duration::from_millis(20));
     assert_eq!(runs(), (1, 1));
     // Times at which the list below has the same intervals, however long this test takes.
     let first_due = || list.jobs.lock().due.first().unwrap().0;
@@ -124,7 +124,7 @@ fn a_wake_during_a_run_makes_the_job_run_once_more() {
     let list = &job.0;
     *job.1.lock() = Some(add(list, &job));
     list.run(last_due(list));
-    assert_eq!(list.run(Instant::now()).as_millis() / TICK.as_millis(), 0);
+    assert_eq!(list.run(Instant::now()).unwrap().as_millis() / TICK.as_millis(), 0);
     assert_eq!(job.2.runs(), 2);
     list.run(Instant::now());
     assert_eq!(job.2.runs(), 2, "its interval counts again");
@@ -187,4 +187,83 @@ fn a_wake_reaches_the_thread_that_waits() {
     list.remove_waker(&waker);
     list.wake(id);
     assert!(waker.read().is_err(), "the thread has ended");
+}
+
+/// Rests while its flag is set.
+#[derive(Default)]
+struct Rests(AtomicBool, Count);
+
+impl Job for Rests {
+    fn run(&self) -> Result<()> {
+        self.1.run()
+    }
+
+    fn interval(&self) -> Option<Duration> {
+        (!self.0.load(Ordering::Relaxed)).then_some(TICK)
+    }
+}
+
+#[test]
+fn a_job_that_rests_runs_when_it_is_woken_or_started() {
+    let (list, job) = (Housekeeping::default(), Arc::<Rests>::default());
+    let id = add(&list, &job);
+    job.0.store(true, Ordering::Relaxed);
+    assert_eq!((list.run(last_due(&list)), job.1.runs()), (None, 1), "nothing is due");
+    list.wake(id);
+    assert_eq!((list.run(Instant::now()), job.1.runs()), (None, 2));
+    let waker = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap());
+    list.set_waker(Arc::clone(&waker));
+    (0..3).for_each(|_| list.start(id));
+    assert_eq!(waker.read().unwrap(), 1, "the thread sleeps until the first one");
+    assert_eq!((list.run(last_due(&list)), job.1.runs()), (None, 3));
+    list.remove(id);
+    list.start(id);
+    list.wake(id);
+    assert_eq!((list.run(Instant::now()), job.1.runs()), (None, 3), "it is removed");
+}
+
+/// Starts itself in its first run, as a comm does that NCCL uses again during the run.
+struct Starts(Housekeeping, Mutex<Option<JobId>>, Count);
+
+impl Job for Starts {
+    fn run(&self) -> Result<()> {
+        self.2.run()?;
+        self.1.lock().take().into_iter().for_each(|id| self.0.start(id));
+        Ok(())
+    }
+
+    fn interval(&self) -> Option<Duration> {
+        None
+    }
+}
+
+#[test]
+fn a_start_during_a_run_is_not_lost() {
+    let job = Arc::new(Starts(Housekeeping::default(), Mutex::default(), Count::default()));
+    let list = &job.0;
+    *job.1.lock() = Some(add(list, &job));
+    assert!(list.run(last_due(list)).is_some(), "it runs once more");
+    assert_eq!((list.run(last_due(list)), job.2.runs()), (None, 2));
+}
+
+#[test]
+fn a_companion_runs_while_another_job_is_awake() {
+    let list = Housekeeping::default();
+    let [companion, one, two] = [(); 3].map(|()| Arc::<Rests>::default());
+    list.add_companion(list.reserve(), "a companion", job(&companion));
+    companion.0.store(true, Ordering::Relaxed);
+    assert_eq!(list.run(last_due(&list)), None);
+    let ids = [&one, &two].map(|job| add(&list, job));
+    list.run(last_due(&list));
+    assert_eq!(companion.1.runs(), 2, "it has started with the first of them");
+    one.0.store(true, Ordering::Relaxed);
+    list.run(last_due(&list));
+    list.run(last_due(&list));
+    assert_eq!((companion.1.runs(), one.1.runs(), two.1.runs()), (4, 2, 3));
+    list.remove(ids[1]);
+    assert_eq!((list.run(last_due(&list)), companion.1.runs()), (None, 5), "its last run");
+    list.start(ids[0]);
+    list.run(last_due(&list));
+    assert_eq!((companion.1.runs(), one.1.runs()), (6, 3));
+    assert_eq!((list.run(last_due(&list)), companion.1.runs(), one.1.runs()), (None, 7, 3));
 }

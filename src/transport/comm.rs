@@ -1,14 +1,16 @@
 //! The part of a connection that both ends have: rails, control memory, peer, failure state.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::async_events::CommWatch;
 use crate::config::Config;
 use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
-use crate::failover::Stream;
+use crate::failover::{PortState, Stream};
+use crate::housekeeping::{Idleness, LINGER, Pace, TICK};
 use crate::process::Process;
-use crate::proto::{ImmLayout, LinkLayer, RailRole, RailSet};
+use crate::proto::{ImmLayout, LinkLayer, RailRole, RailSet, Sequence};
 use crate::split::Plan;
 use crate::stats::Counters;
 use crate::transport::Settings;
@@ -61,6 +63,12 @@ pub(crate) struct Comm {
     pub(super) pings: RailSet,
     /// Whether the last pass of housekeeping found news.
     had_news: bool,
+    /// By next sequence number and what is outstanding.
+    idleness: Idleness<(Sequence, usize)>,
+    /// Whether housekeeping makes no passes. The comm is marked then.
+    rests: bool,
+    /// When this end last looked for news.
+    looked: Instant,
     failed: Option<Error>,
     /// Polls that find nothing before the next check of the peer; at least 1.
     idle_polls: u32,
@@ -111,6 +119,9 @@ impl Comm {
             fences: Vec::new(),
             pings: RailSet::EMPTY,
             had_news: false,
+            idleness: Idleness::UNKNOWN,
+            rests: false,
+            looked: Instant::now(),
             failed: None,
             idle_polls: 1,
         }
@@ -168,7 +179,47 @@ impl Comm {
     /// no news is missed.
     pub(crate) fn unmark(&mut self) {
         self.had_news = false;
+        self.looked = Instant::now();
         self.watch.unmark();
+        if std::mem::take(&mut self.rests) {
+            self.watch.start();
+        }
+    }
+
+    /// Begins a pass of housekeeping, which the comm's job makes.
+    pub(crate) fn begin_pass(&mut self) {
+        self.rests = false;
+    }
+
+    /// Returns whether NCCL has left this end alone, by its next sequence number and what is
+    /// outstanding.
+    pub(crate) fn is_left_alone(&mut self, next: Sequence, outstanding: usize) -> bool {
+        self.idleness.time((next, outstanding)) >= TICK
+    }
+
+    /// Ends a pass of housekeeping, and returns when the next one is due. An end that waits for
+    /// nothing rests: until an event concerns it, or until NCCL's next operation, which finds the mark and
+    /// starts the passes again.
+    pub(crate) fn end_pass(&mut self, next: Sequence, outstanding: usize) -> Pace {
+        let idle = self.idleness.time((next, outstanding)).min(self.looked.elapsed());
+        let waits = outstanding > 0 && !self.has_failed();
+        if self.has_news() {
+            return Pace::Soon;
+        }
+        if waits || self.needs_passes() || idle < LINGER {
+            return Pace::Tick;
+        }
+        self.rests = true;
+        self.mark();
+        Pace::Rest
+    }
+
+    /// Returns whether the peer or a rail has to be looked at although nothing is outstanding.
+    fn needs_passes(&self) -> bool {
+        let works = |rail: usize| self.rails[rail].nic.health().state() == PortState::Healthy;
+        let all_work = self.working() == self.all_rails() && self.all_rails().iter().all(works);
+        let peer = self.peer.is_broken() || self.peer.is_reported_silent();
+        !self.has_failed() && (!all_work || peer || self.is_busy())
     }
 
     /// Makes the list of CQs again after the rails have changed.

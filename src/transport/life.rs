@@ -201,9 +201,10 @@ impl Comm {
         Ok(())
     }
 
-    /// Returns whether a ping is outstanding.
-    pub(crate) fn awaits_pings(&self) -> bool {
-        !self.pings.is_empty()
+    /// Returns whether a ping is outstanding, or writes of the mailbox are: no request waits for them,
+    /// so no call of NCCL polls for their completions.
+    pub(crate) fn awaits_bare_writes(&self) -> bool {
+        !self.pings.is_empty() || self.awaits_mail_writes()
     }
 
     /// Pings those of these rails that work, and on which no ping is outstanding.

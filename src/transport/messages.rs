@@ -107,11 +107,21 @@ impl Comm {
         self.sent(rail, MAIL_QUEUE, wr_id)
     }
 
-    /// Returns whether the mailbox has something to write, or an acknowledgement or a ping is
-    /// outstanding.
+    /// Returns whether the mailbox has something to write, or an acknowledgement, one of its writes or a
+    /// ping is outstanding.
     pub(crate) fn is_busy(&self) -> bool {
         let has_mail = |mailbox: &Mailbox| mailbox.is_busy() || self.mailed != self.stream.last();
-        self.awaits_pings() || self.mailbox.as_ref().is_some_and(has_mail)
+        self.awaits_bare_writes() || self.mailbox.as_ref().is_some_and(has_mail)
+    }
+
+    /// Returns whether the completions of the mailbox's last writes are all that it waits for, on a rail
+    /// that lives.
+    pub(crate) fn awaits_mail_writes(&self) -> bool {
+        let settled = self.mailbox.as_ref().filter(|mailbox| !mailbox.is_busy());
+        settled.and_then(|mailbox| mailbox.last.as_ref()).is_some_and(|last| {
+            let queue = self.rails[last.rail].send_queues.get(MAIL_QUEUE);
+            queue.is_some_and(|queue| queue.number() == last.qpn && !queue.has_completed(last.id))
+        })
     }
 
     /// Returns whether something may have come to the mailbox.

@@ -20,8 +20,8 @@ use crate::config::Config;
 use crate::error::{Error, Fast, Result};
 use crate::failover;
 use crate::grace::Grace;
-use crate::housekeeping::{Housekeeping, Idleness, Job, JobId, Urgency, job, log_failure};
-use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS, Sequence};
+use crate::housekeeping::{Housekeeping, Job, JobId, Pace, PaceCell, job, log_failure};
+use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
 use crate::transport::memory::{LivingMrs, Mr, Registrar};
@@ -56,8 +56,6 @@ pub(crate) struct RecvState {
     /// When a sender's completed data that has not arrived counts as lost, in an episode.
     patience: Option<Instant>,
     promises: Promises,
-    /// By next sequence number and outstanding slots.
-    idleness: Idleness<(Sequence, usize)>,
 }
 
 /// A request of a receiver.
@@ -85,7 +83,6 @@ impl RecvState {
             flushes,
             patience: None,
             promises: Promises::new(config),
-            idleness: Idleness::UNKNOWN,
             comm,
         }
     }
@@ -131,8 +128,8 @@ pub(crate) struct Receiver {
     housekeeping: Arc<Housekeeping>,
     job: JobId,
     closing: Arc<Grace>,
-    /// Whether the last pass of housekeeping has left news to NCCL.
-    urgency: Urgency,
+    /// As the last pass of housekeeping has left this receiver.
+    pace: PaceCell,
     // Locked by NCCL's progress thread, and by housekeeping. Registration does not need it.
     state: StateLock<RecvState>,
 }
@@ -155,7 +152,7 @@ impl Receiver {
             housekeeping: Arc::clone(&settings.process.housekeeping),
             closing: Arc::clone(&settings.process.closing),
             job: comm.watch().job(),
-            urgency: Urgency::default(),
+            pace: PaceCell::new(),
             state: StateLock::new(RecvState::new(comm, config, cells, flushes, living)),
         });
         settings.process.housekeeping.add(receiver.job, JOB, job(&receiver));
@@ -320,18 +317,19 @@ const JOB: &str = "receiving";
 /// fails the connection.
 impl Job for Receiver {
     fn run(&self) -> Result<()> {
-        self.urgency.set(false);
+        self.pace.set(Pace::Tick);
         let polled = self.state.try_with(|state| {
+            state.comm.begin_pass();
             let polled = state.poll_idle().inspect_err(|_| state.revoke());
-            self.urgency.set(state.comm.has_news());
+            self.pace.set(state.comm.end_pass(state.window.next(), state.window.outstanding()));
             log_failure(JOB, &polled);
             Ok(())
         });
         polled.unwrap_or(Ok(())).map_err(|e| *e)
     }
 
-    fn interval(&self) -> Duration {
-        self.urgency.interval()
+    fn interval(&self) -> Option<Duration> {
+        self.pace.interval()
     }
 }
 

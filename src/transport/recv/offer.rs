@@ -143,7 +143,7 @@ impl RecvState {
             return self.look_while_idle();
         }
         let outstanding = self.window.outstanding();
-        let idle = self.idleness.lasts((self.window.next(), outstanding));
+        let idle = self.comm.is_left_alone(self.window.next(), outstanding);
         let awaits = self.window.awaits_data() || self.comm.failures.is_enabled() && outstanding > 0;
         if !idle || !awaits || self.comm.has_failed() {
             return Ok(());

@@ -34,7 +34,7 @@ impl RecvState {
         self.comm.ping_if_late(Pinged::All)?;
         if self.recovery.state().is_some() {
             self.try_to_judge()?;
-        } else if self.blocks_offers() || self.comm.awaits_pings() {
+        } else if self.blocks_offers() || self.comm.awaits_bare_writes() {
             // NCCL may have no request to test: what offers wait for is polled here.
             self.poll()?;
             self.write_cts_again()?;

@@ -14,7 +14,7 @@ use nccl_net_versions::{Buffer, ProfilerHandle};
 use crate::async_events::CommWatch;
 use crate::error::{Error, Fast, Result};
 use crate::failover;
-use crate::housekeeping::{Housekeeping, Idleness, Job, Urgency, job, log_failure};
+use crate::housekeeping::{Housekeeping, Job, Pace, PaceCell, job, log_failure};
 use crate::proto::{FIFO_BYTES, RECORD_BYTES, RailSet, SCRATCH, SLOTS, Sequence};
 use crate::split::Splitter;
 use crate::state_lock::{Entered, StateLock};
@@ -55,8 +55,8 @@ pub(crate) struct Sender {
     watch: Arc<CommWatch>,
     /// Polls this sender while NCCL makes no call.
     housekeeping: Arc<Housekeeping>,
-    /// Whether the last pass of housekeeping has left news to NCCL.
-    urgency: Urgency,
+    /// As the last pass of housekeeping has left this sender.
+    pace: PaceCell,
     // Locked by NCCL's progress thread alone; registration does not need it.
     state: StateLock<SendState>,
 }
@@ -71,8 +71,6 @@ pub(crate) struct SendState {
     memory: Arc<LivingMrs>,
     /// The rails on drained ports.
     drained: RailSet,
-    /// By next sequence number and sends in flight.
-    idleness: Idleness<(Sequence, usize)>,
 }
 
 impl Sender {
@@ -85,7 +83,7 @@ impl Sender {
         let (cells, memory) = (Cells::new(), Registrar::new(comm.nics(), config));
         let sender = Arc::new(Self {
             housekeeping: Arc::clone(&settings.process.housekeeping),
-            urgency: Urgency::default(),
+            pace: PaceCell::new(),
             cells: cells.clone(),
             longest: comm.longest_send(),
             fifo: comm.region.share(),
@@ -100,7 +98,6 @@ impl Sender {
                 splitter,
                 memory: memory.living(),
                 drained,
-                idleness: Idleness::UNKNOWN,
                 comm,
             }),
             memory,
@@ -194,23 +191,6 @@ impl Sender {
         state.leave(progress)
     }
 
-    /// Handles news while NCCL makes no call.
-    fn poll_idle(&self, state: &mut SendState) -> Fast<()> {
-        let looked = state.comm.look_for_life();
-        state.comm.fail_on_error(looked)?;
-        let idle = state.idleness.lasts((state.window.seq(), state.window.in_flight()));
-        let waits = state.window.in_flight() > 0 && state.comm.failures.is_enabled();
-        if idle && waits && !state.comm.has_failed() {
-            let polled = state.poll();
-            state.comm.fail_on_error(polled)?;
-        }
-        if state.comm.has_old_news() || state.is_failback_due() {
-            state.look_while_idle()?;
-        }
-        self.urgency.set(state.comm.has_news());
-        Ok(())
-    }
-
     /// Sends BYE to the peer, and destroys the queue pairs.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
         self.housekeeping.remove(self.watch.job());
@@ -240,16 +220,18 @@ const JOB: &str = "sending";
 /// Handles news of the peer and of rails while NCCL makes no call. An error fails the connection.
 impl Job for Sender {
     fn run(&self) -> Result<()> {
-        self.urgency.set(false);
+        self.pace.set(Pace::Tick);
         let polled = self.state.try_with(|state| {
-            log_failure(JOB, &self.poll_idle(state));
+            state.comm.begin_pass();
+            log_failure(JOB, &state.poll_idle());
+            self.pace.set(state.comm.end_pass(state.window.seq(), state.window.in_flight()));
             Ok(())
         });
         polled.unwrap_or(Ok(())).map_err(|e| *e)
     }
 
-    fn interval(&self) -> Duration {
-        self.urgency.interval()
+    fn interval(&self) -> Option<Duration> {
+        self.pace.interval()
     }
 }
 
@@ -309,6 +291,23 @@ impl Progress for SendState {
 }
 
 impl SendState {
+    /// Handles news while NCCL makes no call.
+    fn poll_idle(&mut self) -> Fast<()> {
+        let looked = self.comm.look_for_life();
+        self.comm.fail_on_error(looked)?;
+        let (next, outstanding) = (self.window.seq(), self.window.in_flight());
+        let idle = self.comm.is_left_alone(next, outstanding);
+        let waits = outstanding > 0 && self.comm.failures.is_enabled();
+        if idle && waits && !self.comm.has_failed() {
+            let polled = self.poll();
+            self.comm.fail_on_error(polled)?;
+        }
+        if self.comm.has_old_news() || self.is_failback_due() {
+            self.look_while_idle()?;
+        }
+        Ok(())
+    }
+
     /// Handles the completion of a part of a group: the signalled write of the rail that carried it.
     #[inline(always)]
     fn part_sent(&mut self, carrier: usize, (slot, part): (u8, usize), wr_id: u64) -> Fast<()> {

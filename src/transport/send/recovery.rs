@@ -29,7 +29,7 @@ impl SendState {
         self.use_rails_after_up()?;
         self.complete_arrived();
         self.comm.ping_if_late(Pinged::Others)?;
-        if self.comm.awaits_pings() {
+        if self.comm.awaits_bare_writes() {
             self.poll()?;
         }
         if self.comm.drained() != self.drained {

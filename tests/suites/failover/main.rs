@@ -16,6 +16,7 @@ mod recovery;
 mod refusals;
 mod replugged;
 mod responders;
+mod rest;
 mod second;
 mod shown;
 mod silence;
