@@ -148,6 +148,7 @@ mod tests {
             let value = match *variable {
                 "MPIB_HINTS" => "/run/x",
                 "MPIB_HINT_POLL_US" => "5000",
+                "MPIB_SOUT_QP" | "MPIB_SUP_QP" => "2",
                 _ => "1",
             };
             assert_eq!(idle(&[(variable, value)]), missed(&format!("{variable}={value}")));
@@ -165,6 +166,6 @@ mod tests {
         assert_eq!(two(&[("NCCL_IB_SPLIT_DATA_ON_QPS", "1")]), missed("NCCL_IB_SPLIT_DATA_ON_QPS=1"));
         assert_eq!(two(&[("NCCL_IB_HCA", "=a")]), [("NCCL_IB_HCA==a".to_owned(), false)]);
         // The default, spelled out, loses nobody anything.
-        assert_eq!(idle(&[("MPIB_MODE", "0"), ("MPIB_SUP_QP", "4")]), []);
+        assert_eq!(idle(&[("MPIB_MODE", "0"), ("MPIB_SUP_QP", "1")]), []);
     }
 }

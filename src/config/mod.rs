@@ -132,10 +132,11 @@ settings! {
     /// [mpib.md](mpib.md#small-messages) and
     /// [fused-devices.md](fused-devices.md#which-rail-carries-what).
     split_min: Option<u32> = None, "MPIB_SPLIT_MIN", Optional(Whole::<u32>::new(0, 1 << 30));
-    /// Queue pairs per connection on SOUT. Messages use them round-robin.
-    sout_qp: u8 = 2, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
+    /// Queue pairs per connection on SOUT. Messages use them round-robin. Set more where the network
+    /// or a bond balances by flow. See [mpib.md](mpib.md#queue-pairs).
+    sout_qp: u8 = 1, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// Queue pairs per connection on SUP.
-    sup_qp: u8 = 4, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
+    sup_qp: u8 = 1, "MPIB_SUP_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
     /// 1: a loss that is otherwise a warning (a rail, GPUDirect, the agent) fails init or connect. A
     /// rail that fails later fails its connections, unless `MPIB_FAILOVER=1` is set.
     strict: bool = false, "MPIB_STRICT", Flag;

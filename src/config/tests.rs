@@ -36,7 +36,7 @@ fn every_variable_is_read() {
         ("MPIB_SPLIT", "speed"),
         ("MPIB_SPLIT_MIN", "0"),
         ("MPIB_SOUT_QP", "32"),
-        ("MPIB_SUP_QP", "1"),
+        ("MPIB_SUP_QP", "2"),
         ("MPIB_STRICT", "1"),
         ("MPIB_ROUTE", "strict"),
         ("MPIB_OOB_IF", "=eth0"),

@@ -6,8 +6,15 @@ use std::ffi::OsStr;
 /// machine rails are late.
 pub const NO_PINGS: (&str, &str) = ("MPIB_STALL_MS", "0");
 
-/// The MPIB profile: two rails behind one device.
-pub const TWO_RAILS: [(&str, &str); 3] = [("MPIB_HCA_SOUT", "soft0"), ("MPIB_HCA_SUP", "soft1"), NO_PINGS];
+/// The MPIB profile: two rails behind one device, with several queue pairs, which messages use in
+/// turn.
+pub const TWO_RAILS: [(&str, &str); 5] = [
+    ("MPIB_HCA_SOUT", "soft0"),
+    ("MPIB_HCA_SUP", "soft1"),
+    ("MPIB_SOUT_QP", "2"),
+    ("MPIB_SUP_QP", "4"),
+    NO_PINGS,
+];
 
 /// Returns the devices of [`TWO_RAILS`], both with these properties.
 pub fn two_adapters(properties: &str) -> String {

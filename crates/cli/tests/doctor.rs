@@ -34,7 +34,7 @@ fn a_good_host_is_usable_and_fully_described() {
         found[0].clone()
     };
     assert_eq!(setting("MPIB_HCA_SOUT"), (json!("sout"), json!(false)));
-    assert_eq!(setting("MPIB_SUP_QP"), (json!("4"), json!(true)));
+    assert_eq!(setting("MPIB_SUP_QP"), (json!("1"), json!(true)));
     let ports = report["ports"].as_array().unwrap();
     assert_eq!(ports.iter().map(|p| p["hca"].as_str().unwrap()).collect::<Vec<_>>(), ["sout", "sup"]);
     for port in ports {

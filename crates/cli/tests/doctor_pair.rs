@@ -154,7 +154,7 @@ fn settings_that_differ_are_reported_with_both_values() {
     let env = [BOTH[0], BOTH[1], ("MPIB_SOUT_QP", "3")];
     let found = Doctor::of(&mut command(&fabric, &ports(1, 1), &["--json", &listener.address], &env));
     found.unusable();
-    found.says("routes", "fail", &["MPIB_SOUT_QP is 3 here and 2 there", "set it to the same value on both"]);
+    found.says("routes", "fail", &["MPIB_SOUT_QP is 3 here and 1 there", "set it to the same value on both"]);
 }
 
 //= doctor.md: a direct cable with link-local addresses is no loss

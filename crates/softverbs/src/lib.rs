@@ -131,6 +131,7 @@ pub use error::Error;
 pub use fault::failure::Failure;
 pub use fault::script::Flap;
 pub use fault::{CompletionStatus, CqOf, Direction, Fault, Only, Part, Then};
+pub use process::calls::commands_made;
 pub use process::counters::{Counters, DeviceCounters, QpCounters, counters};
 pub use process::hw_counters::HwCounters;
 pub use shm::dir::set_fabric;

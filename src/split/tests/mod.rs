@@ -185,7 +185,8 @@ fn plans_follow_mode_and_class() {
         (Mode::Vanilla, true, true, "10.0.1.2", [true, true], None, RailRole::SOUT),
     ];
     for (mode, fixed_share, failover, peer, joins, home, cts) in table {
-        let terms = Terms { mode, fixed_share, ..terms(&Config::default(), true) };
+        let config = Config { sout_qp: 2, sup_qp: 4, ..Config::default() };
+        let terms = Terms { mode, fixed_share, ..terms(&config, true) };
         let theirs = Terms { failover, ..terms };
         let plan = Plan::new(&terms, &theirs, &[roce("a", "10.0.0.1", 24, 0)], &[roce("b", peer, 24, 0)]);
         assert_eq!(BOTH.map(|role| plan.joins(role)), joins, "{mode:?} {peer}");

@@ -1,6 +1,7 @@
 //! How a connection is made: modes, attributes of queue pairs, retries, many connections at once.
 
 mod broken_handshake;
+mod commands;
 mod concurrency;
 mod doorbells;
 mod failing_calls;

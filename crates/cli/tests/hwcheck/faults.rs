@@ -168,7 +168,7 @@ const SEEDS: [Seed; 29] = [
     Seed {
         fault: "settings that differ",
         step: "host",
-        says: "MPIB_SOUT_QP is 3 here and 2 there",
+        says: "MPIB_SOUT_QP is 3 here and 1 there",
         seed: |pair| {
             pair.env[0].push(("MPIB_SOUT_QP".into(), "3".into()));
             String::new()

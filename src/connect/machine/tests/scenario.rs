@@ -107,6 +107,7 @@ impl Scenario {
             ib_qps: self.plain.0 + u8::from(self.terms_differ && role == Role::Acceptor),
             ib_split: self.plain.1,
             sout_qp: 1 + u8::from(self.terms_differ && role == Role::Acceptor),
+            sup_qp: 4,
             connect_timeout: Duration::from_millis(1000),
             probe_timeout: Duration::from_millis(300),
             ..Config::default()
