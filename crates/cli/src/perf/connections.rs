@@ -108,13 +108,18 @@ fn leave_open(session: &Session<'_>, comm: &RecvComm, open: usize) -> Result<Mr,
     Ok(end.mr)
 }
 
-/// Returns the median of the seconds that one connection takes from listen to the end of close.
+/// Returns the median of the seconds that one connection takes from a common start to the end of both
+/// closes. The ends meet before and after each: otherwise the `listen` of a round would run beside the
+/// close of the round before, and the shorter of them would not count.
 fn open_and_close(ends: &mut TwoSided<'_>) -> Result<f64, Failure> {
     let mut seconds = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
+        let patience = || Patience::spinning(ends.session.plan.timeout);
+        let (meeting, connecting) = (patience(), patience());
+        ends.session.meet(&meeting)?;
         let started = Instant::now();
-        let patience = Patience::spinning(ends.session.plan.timeout);
-        ends.connect_at_once(1, patience)?.into_iter().try_for_each(Comms::close)?;
+        ends.connect_at_once(1, connecting)?.into_iter().try_for_each(Comms::close)?;
+        ends.session.meet(&meeting)?;
         seconds.push(started.elapsed().as_secs_f64());
     }
     seconds.sort_by(f64::total_cmp);

@@ -51,6 +51,8 @@ pub(super) enum Message {
     Handle(Vec<u8>),
     /// The comms exist and memory is registered.
     Connected,
+    /// This end has come to a point at which the ends wait for each other.
+    Here,
     /// B to A: the memory of B for each further connection.
     Memory(PerConnection),
     /// A to B: the result for the further connections.
@@ -87,6 +89,7 @@ impl Message {
             Self::Device(_) => "Device",
             Self::Handle(_) => "Handle",
             Self::Connected => "Connected",
+            Self::Here => "Here",
             Self::Memory(_) => "Memory",
             Self::Connections(_) => "Connections",
             Self::Close { .. } => "Close",
@@ -177,6 +180,12 @@ impl Link {
             Message::Failed(failure) => Err(self.failed(&failure)),
             message => Ok(message),
         }
+    }
+
+    /// Waits without a pause until [`recv`](Self::recv) finds something, or its limit has passed.
+    pub(super) fn spin(&self) {
+        let began = Instant::now();
+        while self.pending.is_none() && !self.channel.readable() && began.elapsed() < self.limit {}
     }
 
     fn recv_any(&mut self) -> Result<Message, Failure> {

@@ -82,14 +82,24 @@ impl Session<'_> {
     }
 
     /// Waits until both ends are connected.
-    pub(super) fn connected(&mut self) -> Result<(), Failure> {
+    pub(super) fn connected(&mut self, patience: &Patience) -> Result<(), Failure> {
         self.link.send(&Message::Connected)?;
+        patience.await_message(self.link);
         expect_message!(self.link, Message::Connected => ());
         Ok(())
     }
 
+    /// Waits until the other end has come to the same point.
+    pub(super) fn meet(&mut self, patience: &Patience) -> Result<(), Failure> {
+        self.link.send(&Message::Here)?;
+        patience.await_message(self.link);
+        expect_message!(self.link, Message::Here => ());
+        Ok(())
+    }
+
     /// Returns the handle that the other end's `listen` wrote.
-    pub(super) fn handle(&mut self) -> Result<Handle, Failure> {
+    pub(super) fn handle(&mut self, patience: &Patience) -> Result<Handle, Failure> {
+        patience.await_message(self.link);
         let bytes = expect_message!(self.link, Message::Handle(bytes) => bytes);
         let wrong = |_| Failure::new(Kind::Peer, "the other end sent a handle of a wrong length");
         bytes.try_into().map(Handle).map_err(wrong)
@@ -169,6 +179,13 @@ impl Patience {
     /// Polls without a pause, as NCCL's threads do.
     pub(super) const fn spinning(limit: Duration) -> Self {
         Self { yields: false, ..Self::new(limit) }
+    }
+
+    /// Waits for a message as for the plugin: a sleep of either end would be part of a measured time.
+    fn await_message(&self, link: &Link) {
+        if !self.yields {
+            link.spin();
+        }
     }
 
     /// Restarts the limit after progress.

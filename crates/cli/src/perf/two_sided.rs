@@ -133,7 +133,7 @@ impl TwoSided<'_> {
             all.push(one);
         }
         for one in all.iter_mut().filter(|_| sends) {
-            one.handle = Some(self.session.handle()?);
+            one.handle = Some(self.session.handle(&patience)?);
         }
         while all.iter().any(Pending::waits) {
             for one in all.iter_mut().filter(|one| one.waits()) {
@@ -152,7 +152,7 @@ impl TwoSided<'_> {
                 format!("the connection is not made{c}{a}")
             })?;
         }
-        self.session.connected()?;
+        self.session.connected(&patience)?;
         Ok(all.into_iter().map(|one| one.comms).collect())
     }
 }

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::perf::{
     area::Area,
     link::{Message, Role},
-    session::Session,
+    session::{Patience, Session},
 };
 
 /// No place: a signal alone has no data.
@@ -42,7 +42,8 @@ impl Group {
         let own: *mut [u8; HANDLE_BYTES] = &raw mut handle.0;
         rma.listen(init, session.device, own.cast(), &raw mut listen).check(Call::Listen)?;
         session.link.send(&Message::Handle(handle.0.to_vec()))?;
-        let theirs = session.handle()?;
+        let patience = Patience::new(session.plan.timeout);
+        let theirs = session.handle(&patience)?;
         let (rank, mut handles) = match session.role {
             Role::A => (0, [handle, theirs]),
             Role::B => (1, [theirs, handle]),
@@ -52,7 +53,7 @@ impl Group {
         rma.connect(init, &mut places, rank, listen, &raw mut coll).check(Call::Connect)?;
         rma.close_listen(listen).check(Call::CloseListen)?;
         rma.create_context(coll, 1, &raw mut ctx).check(Call::CreateContext)?;
-        session.connected()?;
+        session.connected(&patience)?;
         Ok(Self { rma, coll, ctx, peer: 1 - rank as u32, dma_bufs: session.dma_bufs })
     }
 
