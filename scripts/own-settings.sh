@@ -8,4 +8,4 @@ for name in "${!MPIB_@}" "${!NCCL_@}" "${!RCCL_@}" "${!SOFTVERBS_@}"; do
     esac
 done
 unset name
-export MPIB_AGENT_SOCKET=/nonexistent/agent.sock NO_HOST_NCCL_CONF=1
+export MPIB_AGENT_SOCKET=/nonexistent/agent.sock MPIB_REACH_FILE=/nonexistent/reach NO_HOST_NCCL_CONF=1
