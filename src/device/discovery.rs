@@ -1,6 +1,7 @@
 //! Finds every port of the host, makes the devices that the settings select, and shows both to the
 //! doctor.
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use super::gid::{self, Wanted};
 use super::net_device::{Device, PciPaths, leak};
 use super::nic::{Nic, usable};
 use super::selection::{self, Found, Plan, Trouble, left_out};
+use super::wires::{Function, Wire, wires};
 use super::{nic, pci};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -137,17 +139,28 @@ fn rails_apart(device: &Device) -> Option<String> {
     ))
 }
 
+/// Returns the wires of ports by their places in `seen`.
+fn wires_of(seen: &Seen, places: impl Iterator<Item = usize>) -> BTreeMap<usize, Wire> {
+    let function = |place: usize| {
+        let Adapter { context, limits, port } = seen.adapters[place].as_ref()?;
+        let speed = port.map_or(0, |port| port.speed);
+        Some((place, Function::read(context, limits.guid, seen.found[place].port, speed)))
+    };
+    let (places, functions): (Vec<_>, Vec<_>) = places.filter_map(function).unzip();
+    places.into_iter().zip(wires(&functions)).collect()
+}
+
 /// Makes the devices of these plans.
 fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> {
     let mut devices: Vec<Device> = Vec::with_capacity(plans.len());
-    let mut cards: Vec<Option<pci::Address>> = Vec::with_capacity(plans.len());
+    let wires = wires_of(seen, plans.iter().flat_map(|plan| plan.rails.iter().copied()));
     for plan in plans {
         let mut rails = Vec::with_capacity(plan.rails.len());
-        for &i in &plan.rails {
-            let Some(Adapter { context, limits, port: Some(port) }) = &seen.adapters[i] else { continue };
+        for i in &plan.rails {
+            let Some(Adapter { context, limits, port: Some(port) }) = &seen.adapters[*i] else { continue };
             let wanted = Wanted::new(config, context.name(), port.number);
-            let nic = Arc::new(Nic::new(Pd::new(context)?, *limits, *port, wanted));
-            if let Some(trouble) = &seen.found[i].trouble {
+            let nic = Arc::new(Nic::new(Pd::new(context)?, *limits, *port, wanted, wires[i]));
+            if let Some(trouble) = &seen.found[*i].trouble {
                 let why = format!("{}: {trouble}", nic.name());
                 nic.health().happened(Moment::now(), Happening::Failed(&why));
             }
@@ -155,19 +168,12 @@ fn build(config: &Config, plans: Vec<Plan>, seen: &Seen) -> Result<Vec<Device>> 
         }
         let shown = if rails.len() > 1 { data_rail(config) } else { 0 };
         let pci_path = rails.get(shown).and_then(|nic: &Arc<Nic>| nic.context().pci_path());
-        let card = pci_path.as_deref().and_then(pci::card);
-        let on_card = |other: &&Option<pci::Address>| {
-            card.zip(**other).is_some_and(|(ours, theirs)| ours.is_of_card(&theirs))
-        };
-        let card_place = u8::try_from(cards.iter().filter(on_card).count()).unwrap_or(u8::MAX);
-        cards.push(card);
         let index = c_int::try_from(devices.len()).map_err(|_| Error::Internal("too many devices".into()))?;
         devices.push(Device {
             name: leak(plan.name),
             pci: pci_path
                 .map(|path| PciPaths { card: leak(pci::folded(&path, config.merge_vfs)), own: leak(path) }),
             shown,
-            card_place,
             is_sout_sup: rails.len() > 1,
             rails,
             members: vec![index],
@@ -193,6 +199,8 @@ pub(crate) struct PortView {
     pub(crate) state: Option<Port>,
     /// sysfs path of the PCI device.
     pub(crate) pci_path: Option<String>,
+    /// Index of its wire among those of all ports. `None` if the adapter cannot be opened.
+    pub(crate) wire: Option<usize>,
     /// The used entries of its GID table. Each with its rank among those that a connection may use,
     /// 0 for the best, or why it is not one of them.
     pub(crate) gids: Vec<(Gid, Result<usize, String>)>,
@@ -219,8 +227,10 @@ pub(crate) struct Survey {
 /// no list of adapters.
 pub(crate) fn survey(config: &Config) -> Result<Survey> {
     let seen = discover(config)?;
-    let view = |(found, adapter): (&Found, &Option<Adapter>)| {
-        let context = adapter.as_ref().map(|a| &a.context);
+    let wires = wires_of(&seen, 0..seen.found.len());
+    let view = |(place, found): (usize, &Found)| {
+        let adapter = seen.adapters[place].as_ref();
+        let context = adapter.map(|a| &a.context);
         let state = context.and_then(|context| context.port(found.port).ok());
         let wanted = Wanted::new(config, &found.hca, found.port);
         let judged = |(context, port): (&Arc<Context>, &Port)| {
@@ -237,9 +247,10 @@ pub(crate) fn survey(config: &Config) -> Result<Survey> {
             gids: context.zip(state.as_ref()).map_or_else(Vec::new, judged),
             state,
             pci_path: context.and_then(|context| context.pci_path()),
+            wire: wires.get(&place).map(|wire| wire.index),
         }
     };
-    let ports = seen.found.iter().zip(&seen.adapters).map(view).collect();
+    let ports = seen.found.iter().enumerate().map(view).collect();
     let plans = selection::plan(config, &seen.found);
     let left_out = left_out(config, &seen.found, plans.as_deref().unwrap_or_default());
     let devices = plans.and_then(|plans| build(config, plans, &seen));

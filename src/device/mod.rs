@@ -15,6 +15,7 @@ mod port_meter;
 mod registration;
 mod registry;
 mod selection;
+mod wires;
 
 pub(crate) use capabilities::{Answer, data_direct, dmabuf, findings, receive_queues};
 pub(crate) use discovery::{PortView, Survey, survey};
@@ -26,3 +27,4 @@ pub(crate) use pci::Place;
 pub(crate) use port_meter::{HwCounters, SCALE_ONE};
 pub(crate) use registry::{Devices, Hold};
 pub(crate) use selection::INACTIVE;
+pub(crate) use wires::Wire;

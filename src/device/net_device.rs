@@ -7,6 +7,7 @@
 //! a device with a bit, and set one bit for each plane (seen in `ncclNetIb` of 2.30.7 to 2.32.3).
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use super::nic::Nic;
 use super::pci;
 use crate::config::PLANE_END;
 use crate::error::{Error, Result};
-use crate::proto::MAX_RAILS;
+use crate::proto::{MAX_RAILS, RailSet};
 
 /// A device as NCCL sees it.
 #[derive(Debug, Clone)]
@@ -29,10 +30,6 @@ pub struct Device {
     pub(crate) shown: usize,
     /// Whether its rails are SOUT and SUP, for which `policy` has its own rules.
     pub is_sout_sup: bool,
-    /// Number of devices before it on the same PCI card. Ports of one adapter have one GUID, and
-    /// most are separate PCI functions with port number 1: NCCL's topology search needs different
-    /// port numbers.
-    pub(crate) card_place: u8,
     /// The physical devices that it consists of: only itself for a physical one.
     pub(crate) members: Vec<c_int>,
     /// Rail of the network, if the settings name one.
@@ -66,10 +63,11 @@ impl Device {
         self.rails.get(self.shown).map(|nic| &**nic)
     }
 
-    /// Returns the number of the shown port plus its place among the devices of one PCI card.
-    pub(crate) fn port(&self) -> c_int {
-        let number = self.shown().map_or(0, |nic| nic.port.number);
-        c_int::from(number) + c_int::from(self.card_place)
+    /// Returns what the wires of these rails carry together, in Mb/s: each wire counts once.
+    pub(crate) fn speed_of(&self, rails: RailSet) -> u32 {
+        let wires = rails.iter().filter_map(|rail| self.rails.get(rail)).map(|nic| nic.wire());
+        let wires: BTreeMap<_, _> = wires.map(|wire| (wire.index, wire.speed)).collect();
+        wires.into_values().fold(0, u32::saturating_add)
     }
 
     /// Whether each of its ports registers DMA-BUFs.
@@ -143,7 +141,6 @@ pub(super) fn merge(members: &[c_int], devices: &[&Device], physical: usize) -> 
     Ok(Device {
         name: leak(joined),
         pci: first.pci,
-        card_place: first.card_place,
         shown: first.shown,
         rails: parts.iter().flat_map(|part| part.rails.iter().cloned()).collect(),
         is_sout_sup: false,

@@ -15,6 +15,7 @@ use super::mr_cache::Registrations;
 use super::pci::Place;
 use super::port_meter::{HwCounters, PortMeter};
 use super::selection::Trouble;
+use super::wires::Wire;
 use crate::config::Config;
 use crate::error::{Error, Result, errno};
 use crate::failover::PortHealth;
@@ -31,6 +32,7 @@ pub struct Nic {
     limits: DeviceLimits,
     pub(super) port: Port,
     wanted: Wanted,
+    wire: Wire,
     /// Registrations of NCCL's memory, shared by all comms.
     pub(super) registrations: Registrations,
     /// What [`known`](Self::known) has read.
@@ -63,13 +65,14 @@ struct Known {
 
 impl Nic {
     /// Makes the port. Nothing was tried or measured on it yet.
-    pub(super) fn new(pd: Pd, limits: DeviceLimits, port: Port, wanted: Wanted) -> Self {
+    pub(super) fn new(pd: Pd, limits: DeviceLimits, port: Port, wanted: Wanted, wire: Wire) -> Self {
         Self {
             name: format!("{}:{}", pd.context().name(), port.number),
             pd: RwLock::new(Arc::new(pd)),
             limits,
             port,
             wanted,
+            wire,
             registrations: Registrations::new(),
             known: Mutex::default(),
             dmabuf: OnceLock::new(),
@@ -110,6 +113,11 @@ impl Nic {
     /// Returns the port's state at the time when it was opened.
     pub fn port(&self) -> &Port {
         &self.port
+    }
+
+    /// Returns the wire of the port, as NCCL sees it.
+    pub(crate) fn wire(&self) -> &Wire {
+        &self.wire
     }
 
     /// Returns the health of the port and its routes, which all its connections share.

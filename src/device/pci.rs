@@ -28,12 +28,6 @@ impl Address {
             function: hex(function)?.try_into().ok()?,
         })
     }
-
-    /// Whether both are functions of one card: a slot's bus has one card, and its virtual functions
-    /// may have other device numbers.
-    pub(super) fn is_of_card(&self, other: &Self) -> bool {
-        (self.domain, self.bus) == (other.domain, other.bus)
-    }
 }
 
 /// Where a PCI device is: devices under one root and at one NUMA node are equally far from a GPU,
@@ -90,21 +84,24 @@ impl fmt::Display for Place {
 /// link. A virtual function counts as its physical one if `merge_vfs`. Function 0 must exist,
 /// because NCCL reads speed and width of the link there.
 pub(super) fn folded(path: &str, merge_vfs: bool) -> String {
-    let physical = if merge_vfs { physical(path) } else { path.to_owned() };
+    let physical = physfn(path).filter(|_| merge_vfs).unwrap_or_else(|| path.to_owned());
     let first = physical.rsplit_once('.').filter(|_| Address::of(&physical).is_some());
     let first = first.map(|(before, _)| format!("{before}.0"));
     first.filter(|first| Path::new(first).exists()).unwrap_or(physical)
 }
 
-/// Returns the address of the card of an adapter: of its physical function, if the adapter is a
-/// virtual one whose physical one this host has.
-pub(super) fn card(path: &str) -> Option<Address> {
-    Address::of(&physical(path))
+/// Returns the path of the physical function behind an adapter: that of a virtual one, if this host
+/// has it, or the one that a subfunction is below. `None` if the adapter is not on PCI.
+pub(super) fn physical(path: &str) -> Option<String> {
+    let path = physfn(path).unwrap_or_else(|| path.to_owned());
+    let function =
+        Path::new(&path).ancestors().filter_map(Path::to_str).find(|path| Address::of(path).is_some());
+    function.map(str::to_owned)
 }
 
-fn physical(path: &str) -> String {
-    let physical = fs::canonicalize(Path::new(path).join("physfn")).ok();
-    physical.and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| path.to_owned())
+fn physfn(path: &str) -> Option<String> {
+    let physical = fs::canonicalize(Path::new(path).join("physfn")).ok()?;
+    physical.to_str().map(str::to_owned)
 }
 
 fn hex(digits: &str) -> Option<u32> {
@@ -129,12 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_a_bus() {
-        let one = at("0000:17:00.0").unwrap();
-        for (other, same) in
-            [("0000:17:00.1", true), ("0000:17:02.3", true), ("0000:18:00.0", false), ("0001:17:00.0", false)]
-        {
-            assert_eq!(one.is_of_card(&at(other).unwrap()), same, "{other}");
+    fn a_subfunction_is_below_its_physical_function() {
+        let function = "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.1";
+        for (path, of) in [
+            (function.to_owned(), Some(function)),
+            (format!("{function}/mlx5_core.sf.4"), Some(function)),
+            ("/sys/devices/platform/HISI0000:00".to_owned(), None),
+        ] {
+            assert_eq!(physical(&path).as_deref(), of, "{path}");
         }
     }
 
@@ -176,7 +175,9 @@ mod tests {
                 (folded(&path(function), true), folded(&path(function), false)),
                 (merged.clone(), separate.clone())
             );
-            assert_eq!(card(&path(function)).unwrap().is_of_card(&card(&first).unwrap()), *function != lone);
+        }
+        for virtual_one in &all[2..] {
+            assert_eq!(physical(&path(virtual_one)), Some(path(&all[1])));
         }
         assert_eq!(folded("/sys/devices/virtual/x.y", true), "/sys/devices/virtual/x.y");
     }

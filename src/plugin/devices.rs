@@ -50,14 +50,14 @@ pub(super) fn properties(process: &Process, dev: usize) -> Result<Properties> {
     Ok(Properties {
         name: device.name,
         pci_path: device.pci_path(process.expects_cards()),
-        guid: shown.limits().guid,
+        guid: shown.wire().guid,
         ptr_support: ptr_support(device),
         // NCCL 2.20 to 2.23 then register a buffer on a connection made for that, and expect it to
         // be registered on the others.
         reg_is_global: true,
         force_flush: config.flush == Some(true),
         speed: whole(split::speed(device, &config)),
-        port: device.port(),
+        port: shown.wire().port.into(),
         // 0: NCCL uses its own table. Nothing was measured.
         latency: 0.0,
         max_comms: whole(split::max_connections(device, &config)),

@@ -164,12 +164,12 @@ impl fmt::Display for Plan {
 /// add up in advanced mode, and with a fixed share that uses both. In vanilla mode the faster one
 /// counts, because a connection uses only one.
 pub(crate) fn speed(device: &Device, config: &Config) -> u32 {
-    let speed = |rail: usize| device.rails.get(rail).map_or(0, |n| n.port().speed);
+    let speed = |rail: usize| device.speed_of(RailSet::of(rail));
     match (config.sup_share, config.mode) {
         (Some(0), _) if device.is_sout_sup => speed(0),
         (Some(SHARE_ONE..), _) if device.is_sout_sup => speed(1),
         (None, Mode::Vanilla) if device.is_sout_sup => speed(0).max(speed(1)),
-        _ => (0..device.rails.len()).map(speed).fold(0, u32::saturating_add),
+        _ => device.speed_of(RailSet::first(device.rails.len())),
     }
 }
 

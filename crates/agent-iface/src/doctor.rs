@@ -194,6 +194,10 @@ pub struct Port {
     pub state: Option<PortState>,
     /// sysfs path of the PCI device; absent if the adapter is not a PCI device.
     pub pci_path: Option<String>,
+    /// Ports with equal numbers are known to be one physical port: PCI functions that share a wire.
+    /// Absent if the adapter cannot be opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire: Option<usize>,
     /// NUMA node of the PCI device; absent if the kernel reports none.
     pub numa: Option<u32>,
     /// The used entries of its GID table.

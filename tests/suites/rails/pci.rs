@@ -27,7 +27,9 @@ impl Sysfs {
         let device = |(i, (name, address)): (usize, &(&str, &str))| {
             let place = folder.path().join(name);
             let mut device = format!("{name}:addr=10.0.{i}.1/24");
-            if !address.is_empty() {
+            if let Some((bus, _)) = address.rsplit_once(':') {
+                // Functions of a card have one system image GUID.
+                device += &format!(",system=0x{}", bus.replace(':', ""));
                 let pci = folder.path().join("pci0000:16").join(address);
                 fs::create_dir_all(&pci).unwrap();
                 fs::create_dir(&place).unwrap();
@@ -79,7 +81,7 @@ fn shown(devices: &[(&str, i32, &str)]) -> Vec<(String, i32, String)> {
     devices.iter().map(|(name, port, pci)| ((*name).to_owned(), *port, (*pci).to_owned())).collect()
 }
 
-//= fused-devices.md: the port number counts the functions of one card
+//= fused-devices.md: the ports of one GUID have a number each
 //= fused-devices.md: functions of one card have one PCI path
 //= adapters.md: A9: functions of one card have its PCI path
 #[test]
@@ -125,9 +127,8 @@ fn the_ports_of_one_adapter_are_devices_of_one_card() {
     with(here!(), &adapters, &[], || {
         for table in TABLES {
             let ctx = init(table);
-            // The port's number, plus the devices before it on the card.
             let expected =
-                [("m0:1", 1, "0000:17:00.0"), ("m0:2", 3, "0000:17:00.0"), ("m2", 1, "0000:18:00.0")];
+                [("m0:1", 1, "0000:17:00.0"), ("m0:2", 2, "0000:17:00.0"), ("m2", 1, "0000:18:00.0")];
             assert_eq!(listed(table), shown(&expected), "v{}", table.version());
             assert_eq!(table.finalize(ctx), Success);
         }
@@ -149,7 +150,7 @@ fn the_ports_of_one_adapter_are_devices_of_one_card() {
     });
 }
 
-//= fused-devices.md: the port number counts the functions of one card
+//= fused-devices.md: the ports of one GUID have a number each
 #[test]
 fn a_port_that_is_not_shown_does_not_count() {
     let adapters = [("m0", "0000:17:00.0"), ("m1", "0000:17:00.1")];
@@ -168,9 +169,15 @@ fn virtual_function(test: &str, merge: &str, path: &str) {
     };
     with_sysfs(test, &adapters, link, &[("NCCL_IB_MERGE_VFS", merge)], || {
         let ctx = init(newest());
-        // Its port number differs from m0's in any case: both have one GUID.
-        let expected = [("m0", 1, "0000:17:00.0"), ("v1", 2, path), ("g2", 1, "0000:19:00.0")];
+        // It is m0's port in any case.
+        let expected = [("m0", 1, "0000:17:00.0"), ("v1", 1, path), ("g2", 1, "0000:19:00.0")];
         assert_eq!(listed(newest()), shown(&expected));
+        let of = |dev| newest().properties(dev).1.unwrap();
+        assert_eq!((of(0).guid, of(0).speed, of(1).speed), (of(1).guid, 100_000, 100_000));
+        assert_ne!(of(0).guid, of(2).guid);
+        // A device of both is as fast as their port.
+        let fused = vdevices::newest().fuse(&[0, 1]);
+        assert_eq!((of(fused).speed, of(vdevices::newest().fuse(&[0, 2])).speed), (100_000, 200_000));
         assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
     });
 }

@@ -1,4 +1,4 @@
-//! Checks how adapters and ports belong together: two PCIe functions of one port, and bonds.
+//! Checks how adapters and ports belong together: functions that share the wire of one port, and bonds.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -6,57 +6,92 @@ use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
 
 use super::sysfs::{adapter, line, name, names, target};
 
-/// Checks for twin functions and for bonds.
+/// Checks for functions of one port and for bonds.
 pub(super) fn checks(root: &Path, ports: &[Port]) -> Vec<Check> {
-    let mut checks = twins(root, ports);
+    let mut checks = shared(ports);
     checks.extend(bonds(root, ports));
     checks
 }
 
-/// Ports of one adapter chip that have one function number, each with the bus of its function.
-type Group<'a> = Vec<(&'a Port, String)>;
-
-/// Returns the domain and bus of a PCI function, and its number, of a path that ends as `0000:01:00.1`.
-fn function(path: &str) -> Option<(String, String)> {
-    let last = path.rsplit('/').next()?;
-    let (place, number) = last.rsplit_once('.')?;
-    let (bus, _device) = place.rsplit_once(':')?;
-    Some((bus.to_owned(), number.to_owned()))
-}
-
-/// Checks whether ports that two PCIe functions share are used by both. Such functions are of one
-/// system image, are on different buses, and have one function number. Each of them carries a part
-/// of the port's rate only, as on DGX Spark.
-fn twins(root: &Path, ports: &[Port]) -> Vec<Check> {
-    let mut groups: BTreeMap<(String, String, u8), Group<'_>> = BTreeMap::new();
+/// Checks the ports that are known to be one physical port.
+fn shared(ports: &[Port]) -> Vec<Check> {
+    let mut wires: BTreeMap<usize, Vec<&Port>> = BTreeMap::new();
     for port in ports {
-        let Some((bus, number)) = port.pci_path.as_deref().and_then(function) else { continue };
-        let is_virtual = Path::new(port.pci_path.as_deref().unwrap_or("")).join("physfn").exists();
-        let image = line(&adapter(root, &port.hca).join("sys_image_guid"));
-        let known = image.filter(|guid| guid.chars().any(|c| !matches!(c, '0' | ':')));
-        if let Some(image) = known.filter(|_| !is_virtual) {
-            groups.entry((image, number, port.port)).or_default().push((port, bus));
-        }
+        wires.entry(port.wire.unwrap_or(usize::MAX)).or_default().push(port);
     }
-    let is_shared = |group: &&Group<'_>| group.iter().any(|(_, bus)| *bus != group[0].1);
-    groups.values().filter(is_shared).filter_map(|group| twin(group)).collect()
+    wires.remove(&usize::MAX);
+    wires.retain(|_, functions| functions.len() > 1);
+    let is_extra = |port: &Port| {
+        let functions = port.wire.and_then(|wire| wires.get(&wire));
+        functions.is_some_and(|functions| extra(functions).iter().any(|extra| name(extra) == name(port)))
+    };
+    let kept = ports.iter().filter(|port| port.device.is_some() && !is_extra(port));
+    let kept = kept.map(name).collect::<Vec<_>>().join(",");
+    wires
+        .values()
+        .filter_map(|functions| virtual_ones(functions, &kept).or_else(|| twins(functions)))
+        .collect()
 }
 
-fn twin(group: &[(&Port, String)]) -> Option<Check> {
+fn is_virtual(port: &Port) -> bool {
+    port.pci_path.as_deref().is_some_and(|path| Path::new(path).join("physfn").exists())
+}
+
+/// Returns the used functions of a port but one, if some of them are virtual: the physical function is
+/// kept, or else the first one.
+fn extra<'a>(functions: &[&'a Port]) -> Vec<&'a Port> {
+    let mut used: Vec<&Port> = functions.iter().copied().filter(|port| port.device.is_some()).collect();
+    if !used.iter().any(|port| is_virtual(port)) {
+        return Vec::new();
+    }
+    used.sort_by_key(|port| is_virtual(port));
+    used.into_iter().skip(1).collect()
+}
+
+/// Checks whether virtual functions are used beside another function of their port. `kept`: the ports
+/// without those that add nothing.
+fn virtual_ones(functions: &[&Port], kept: &str) -> Option<Check> {
+    let extra = extra(functions);
+    let kept_one = functions.iter().find(|port| port.device.is_some() && !extra.contains(port))?;
+    let extra: Vec<String> = extra.iter().map(|port| name(port)).collect();
+    let (level, text) = match (extra.is_empty(), is_virtual(kept_one)) {
+        (true, _) => return None,
+        (false, false) => {
+            let text = format!(
+                "{} is a physical function, and {} are virtual ones of it: they are one port",
+                name(kept_one),
+                extra.join(", ")
+            );
+            (Level::Warn, text)
+        }
+        (false, true) => {
+            let text = format!("{}, {} are virtual functions of one port", name(kept_one), extra.join(", "));
+            (Level::Note, text)
+        }
+    };
+    let text = format!(
+        "{text}, whose speed counts once; each takes queue pairs and registrations, and adds no rate"
+    );
+    Some(Check::new("virtual", level, text).remedy(format!("leave one of them: NCCL_IB_HCA=={kept}")))
+}
+
+/// Checks whether all functions of a port are used. Each may have a PCIe link that carries a part of
+/// the port's rate only, as on DGX Spark.
+fn twins(group: &[&Port]) -> Option<Check> {
     let list = |wanted: bool| {
-        let ports = group.iter().filter(|(port, _)| port.device.is_some() == wanted);
-        ports.map(|(port, _)| name(port)).collect::<Vec<_>>()
+        let ports = group.iter().filter(|port| port.device.is_some() == wanted && !is_virtual(port));
+        ports.map(|port| name(port)).collect::<Vec<_>>()
     };
     let (used, unused) = (list(true), list(false));
-    let all: Vec<String> = group.iter().map(|(port, _)| name(port)).collect();
-    if used.is_empty() {
+    let all: Vec<String> = group.iter().filter(|port| !is_virtual(port)).map(|port| name(port)).collect();
+    if used.is_empty() || all.len() < 2 {
         return None;
     }
     if unused.is_empty() {
         let text = format!("{} are PCIe functions of one port, and all are used", all.join(", "));
         return Some(Check::new("twins", Level::Ok, text));
     }
-    let why = group.iter().find_map(|(port, _)| port.trouble.as_deref());
+    let why = group.iter().find_map(|port| port.trouble.as_deref());
     let why = why.map_or("the settings do not select it", |why| why.split(": ").next().unwrap_or(why));
     let text = format!(
         "{} are PCIe functions of one port, and {} is not used ({why}): {} alone has a part of the port's rate",
@@ -140,22 +175,20 @@ mod tests {
         fs::write(path, text).unwrap();
     }
 
+    /// Makes a port of a wire, whose function is physical unless it has a link `physfn`.
+    fn on(wire: usize, hca: &str, function: Option<&Path>) -> Port {
+        Port { wire: Some(wire), ..port(hca, 200_000, function) }
+    }
+
     //= doctor.md: a second PCIe function of a port that is not used is a warning
     #[test]
     fn a_second_function_of_a_port_is_missed_if_it_is_not_used() {
         let root = tempfile::tempdir().unwrap();
-        let make = |hca: &str, address: &str, guid: &str| {
-            write(root.path(), &format!("sys/class/infiniband/{hca}/sys_image_guid"), guid);
-            port(hca, 100_000, Some(&root.path().join(address)))
-        };
-        let guid = "4c00:0000:0000:0001\n";
         let mut ports = [
-            make("rocep1s0f0", "0000:01:00.0", guid),
-            make("rocep1s0f1", "0000:01:00.1", guid),
-            make("roceP2p1s0f1", "0002:01:00.1", guid),
-            make("other", "0003:01:00.1", "4c00:0000:0000:0002\n"),
-            make("none", "0004:01:00.1", "0000:0000:0000:0000\n"),
-            make("none2", "0005:01:00.1", "0000:0000:0000:0000\n"),
+            on(0, "rocep1s0f0", None),
+            on(1, "rocep1s0f1", None),
+            on(1, "roceP2p1s0f1", None),
+            on(2, "other", None),
         ];
         let found = checks(root.path(), &ports);
         assert_eq!(found.len(), 1, "{found:?}");
@@ -174,9 +207,43 @@ mod tests {
             ),
             "{found:?}"
         );
-        // A virtual function of the same number on another bus is no twin.
+        // A virtual function that is not used is no loss, nor is a port without a known wire.
         fs::create_dir_all(root.path().join("0002:01:00.1/physfn")).unwrap();
+        ports[2].pci_path = root.path().join("0002:01:00.1").to_str().map(str::to_owned);
         assert_eq!(checks(root.path(), &ports), []);
+        ports.iter_mut().for_each(|port| port.wire = None);
+        assert_eq!(checks(root.path(), &ports), []);
+    }
+
+    //= doctor.md: a physical function beside virtual ones of it is a warning with the list that leaves one
+    #[test]
+    fn virtual_functions_beside_another_of_their_port_are_named() {
+        let root = tempfile::tempdir().unwrap();
+        let virtual_one = root.path().join("0000:17:00.2");
+        fs::create_dir_all(virtual_one.join("physfn")).unwrap();
+        let mut ports = [
+            on(0, "mlx5_4", Some(&virtual_one)),
+            on(0, "mlx5_0", Some(root.path())),
+            on(0, "mlx5_5", Some(&virtual_one)),
+            on(1, "mlx5_1", None),
+            on(2, "mlx5_2", Some(&virtual_one)),
+        ];
+        let found = checks(root.path(), &ports);
+        let [check] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((check.id.as_str(), check.level), ("virtual", Level::Warn));
+        let text = "mlx5_0:1 is a physical function, and mlx5_4:1, mlx5_5:1 are virtual ones of it: they are one port";
+        assert!(check.text.starts_with(text), "{check:?}");
+        let list = "leave one of them: NCCL_IB_HCA==mlx5_0:1,mlx5_1:1,mlx5_2:1";
+        assert_eq!(check.remedy.as_deref(), Some(list));
+        ports[1].device = None;
+        let found = checks(root.path(), &ports);
+        let [check] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((check.id.as_str(), check.level), ("virtual", Level::Note));
+        assert!(check.text.starts_with("mlx5_4:1, mlx5_5:1 are virtual functions of one port"), "{check:?}");
+        let list = "leave one of them: NCCL_IB_HCA==mlx5_4:1,mlx5_1:1,mlx5_2:1";
+        assert_eq!(check.remedy.as_deref(), Some(list));
+        ports[2].device = None;
+        assert_eq!(checks(root.path(), &ports), [], "one is used");
     }
 
     //= doctor.md: a bond is named with its mode and links

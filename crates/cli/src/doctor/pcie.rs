@@ -1,7 +1,11 @@
 //! Checks the PCIe link of each adapter's function: its width and generation against what the
 //! device supports, and its rate against that of the ports behind it.
 
-use std::{collections::BTreeMap, fmt, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::Path,
+};
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
 
@@ -55,9 +59,9 @@ pub(super) fn rate(port: &Port) -> Option<u32> {
 }
 
 /// Checks the links of the functions whose ports are used.
-pub(super) fn checks(ports: &[Port]) -> Vec<Check> {
+pub(super) fn checks(all: &[Port]) -> Vec<Check> {
     let mut functions: BTreeMap<&str, Vec<&Port>> = BTreeMap::new();
-    for port in ports.iter().filter(|port| port.device.is_some()) {
+    for port in all.iter().filter(|port| port.device.is_some()) {
         if let Some(path) = &port.pci_path {
             functions.entry(path).or_default().push(port);
         }
@@ -66,7 +70,8 @@ pub(super) fn checks(ports: &[Port]) -> Vec<Check> {
     for (path, ports) in functions {
         let (now, most) = (Link::read(Path::new(path), "current"), Link::read(Path::new(path), "max"));
         let Some(now) = now else { continue };
-        match judge(&ports, now, most) {
+        let others: f64 = other_links(&ports, all).iter().map(|link| link.mbps()).sum();
+        match judge(&ports, others, now, most) {
             None => good.push(format!("{} {now} ({})", names(&ports), shown(now.mbps()))),
             Some(check) => checks.push(check),
         }
@@ -78,8 +83,20 @@ pub(super) fn checks(ports: &[Port]) -> Vec<Check> {
     checks
 }
 
-/// Returns the finding on a link that is slower than its ports or than its device.
-fn judge(ports: &[&Port], now: Link, most: Option<Link>) -> Option<Check> {
+/// Returns the links of other functions that share the wire of these ports.
+fn other_links(ports: &[&Port], all: &[Port]) -> Vec<Link> {
+    let shares = |other: &&Port| {
+        let is_shared = ports.iter().any(|port| port.wire.is_some() && port.wire == other.wire);
+        is_shared && other.device.is_some() && other.pci_path != ports[0].pci_path
+    };
+    let links = all.iter().filter(shares).filter_map(|other| other.pci_path.as_deref());
+    let paths: BTreeSet<&str> = links.collect();
+    paths.into_iter().filter_map(|path| Link::read(Path::new(path), "current")).collect()
+}
+
+/// Returns the finding on a link that is slower than its ports or than its device. Links of other
+/// functions of the same port carry `others` Mb/s of its rate.
+fn judge(ports: &[&Port], others: f64, now: Link, most: Option<Link>) -> Option<Check> {
     let names = names(ports);
     let speed: u32 = ports.iter().filter_map(|port| Some(port.state.as_ref()?.speed_mbps)).sum();
     let most = most.filter(|most| now.is_below(*most));
@@ -87,7 +104,7 @@ fn judge(ports: &[&Port], now: Link, most: Option<Link>) -> Option<Check> {
         || "as much as the device supports".to_owned(),
         |most| format!("the device supports {most} ({})", shown(most.mbps())),
     );
-    if now.mbps() < f64::from(speed) {
+    if now.mbps() + others < f64::from(speed) {
         let text = format!(
             "the PCIe link of {names} runs at {now} ({}), less than the {} of its port(s); {supported}",
             shown(now.mbps()),
@@ -184,6 +201,21 @@ mod tests {
         let mut idle = port("narrow", 100_000, Some(&narrow));
         idle.device = None;
         assert_eq!(checks(&[idle]), []);
+    }
+
+    //= doctor.md: links of functions of one port are judged together
+    #[test]
+    fn functions_of_one_port_share_its_rate() {
+        let root = tempfile::tempdir().unwrap();
+        let half = |address: &str| function(root.path(), address, ("32.0", "4"), ("32.0", "4"));
+        let [one, two] = ["0000:01:00.0", "0002:01:00.0"].map(half);
+        let mut ports = [port("a", 200_000, Some(&one)), port("b", 200_000, Some(&two))];
+        let levels = |ports: &[Port]| checks(ports).iter().map(|check| check.level).collect::<Vec<_>>();
+        assert_eq!(levels(&ports), [Level::Warn; 2]);
+        ports.iter_mut().for_each(|port| port.wire = Some(0));
+        assert_eq!(levels(&ports), [Level::Ok]);
+        ports[1].device = None;
+        assert_eq!(levels(&ports), [Level::Warn]);
     }
 
     #[test]

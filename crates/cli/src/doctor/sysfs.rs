@@ -50,6 +50,7 @@ pub(super) fn port(hca: &str, speed_mbps: u32, pci_path: Option<&Path>) -> Port 
         device: Some(hca.into()),
         state: Some(state),
         pci_path: pci_path.map(|path| path.to_str().unwrap().to_owned()),
+        wire: None,
         numa: None,
         gids: Vec::new(),
         hw_counters: None,
