@@ -27,4 +27,3 @@ pub(crate) use pci::Place;
 pub(crate) use port_meter::{HwCounters, SCALE_ONE};
 pub(crate) use registry::{Devices, Hold};
 pub(crate) use selection::INACTIVE;
-pub(crate) use wires::Wire;

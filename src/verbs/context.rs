@@ -199,6 +199,11 @@ impl Context {
         matches!(self.port(port), Err(Error::Verbs { source, .. }) if is_removal(&source))
     }
 
+    /// Returns the node GUID, in host byte order.
+    pub(crate) fn node_guid(&self) -> u64 {
+        u64::from_be(self.guid)
+    }
+
     /// Returns the device's name, as `ibv_devinfo` shows it.
     pub(crate) fn name(&self) -> &str {
         &self.name

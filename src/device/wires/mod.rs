@@ -24,6 +24,8 @@ pub(super) struct Function {
     /// GUID of the system image. Most adapters have one for each chip, some one for each function,
     /// and hfi1 one for all cards of a host.
     image: u64,
+    /// GUID of the RDMA device.
+    node: u64,
     interface: Interface,
     /// Mb/s by which the plugin counts it, and that it reports: `MPIB_RAIL_SPEED` changes the first.
     speed: u32,
@@ -57,22 +59,32 @@ pub(crate) struct Wire {
 /// Returns the wire of each function.
 pub(super) fn wires(functions: &[Function]) -> Vec<Wire> {
     let groups = groups(functions);
-    let mut wires: Vec<Wire> = Vec::new();
+    // Each with its first function.
+    let mut wires: Vec<(Wire, &Function)> = Vec::new();
     let mut indices = vec![0; functions.len()];
-    for (place, function) in functions.iter().enumerate() {
+    for (place, first) in functions.iter().enumerate() {
         if groups[place] != place {
             indices[place] = indices[groups[place]];
             continue;
         }
+        let (guid, port) = pair(first, &wires);
         let members = functions.iter().zip(&groups).filter(|(_, group)| **group == place);
-        let guid = function.image;
-        let is_free = |port: &u16| !wires.iter().any(|wire| (wire.guid, wire.port) == (guid, *port));
-        let port = (u16::from(function.number)..).find(is_free).unwrap_or(u16::MAX);
         let speed = speed(members.map(|(function, _)| function));
         indices[place] = wires.len();
-        wires.push(Wire { index: wires.len(), guid, port, speed });
+        wires.push((Wire { index: wires.len(), guid, port, speed }, first));
     }
-    indices.into_iter().map(|index| wires[index]).collect()
+    indices.into_iter().map(|index| wires[index].0).collect()
+}
+
+/// Returns a pair of GUID and port that no wire has. Ports of one card have one GUID and a number
+/// each, cards have a GUID each: NCCL 2.32 makes a plane of each port number, and joins no planes.
+fn pair(first: &Function, wires: &[(Wire, &Function)]) -> (u64, u16) {
+    let of_card =
+        |guid: &u64| wires.iter().all(|(wire, other)| wire.guid != *guid || is_one_card(first, other));
+    let guids = [first.image, first.node].into_iter().chain((1..).map(|n| first.image.wrapping_add(n)));
+    let guid = guids.into_iter().find(of_card).unwrap_or(first.image);
+    let is_free = |port: &u16| !wires.iter().any(|(wire, _)| (wire.guid, wire.port) == (guid, *port));
+    (guid, (u16::from(first.number)..).find(is_free).unwrap_or(u16::MAX))
 }
 
 /// Returns the speed of a wire. Each function reports the whole of it; the operator may have given
@@ -107,10 +119,21 @@ fn share(one: &Function, other: &Function) -> bool {
         return ours.port_id == theirs.port_id;
     }
     // A chip may have several PCIe links, with functions on each.
-    let is_one_chip = if ours.switch_id.is_some() && theirs.switch_id.is_some() {
-        ours.switch_id == theirs.switch_id
-    } else {
-        one.image != 0 && one.image == other.image
+    is_one_chip(one, other) && ours.port_name == theirs.port_name
+}
+
+/// Whether two functions are known to be of one chip, which names its ports.
+fn is_one_chip(one: &Function, other: &Function) -> bool {
+    let (ours, theirs) = (&one.interface, &other.interface);
+    let same = match (&ours.switch_id, &theirs.switch_id) {
+        (Some(ours), Some(theirs)) => ours == theirs,
+        _ => one.image != 0 && one.image == other.image,
     };
-    is_one_chip && ours.port_name.is_some() && ours.port_name == theirs.port_name
+    same && ours.port_name.is_some() && theirs.port_name.is_some()
+}
+
+/// Whether two functions are known to be of one card: a slot's bus has one card.
+fn is_one_card(one: &Function, other: &Function) -> bool {
+    let bus = |function: &Function| Some(function.physical.as_ref()?.rsplit_once(':')?.0.to_owned());
+    (bus(one).is_some() && bus(one) == bus(other)) || is_one_chip(one, other)
 }

@@ -15,7 +15,8 @@ impl Function {
         let physical = context.pci_path().and_then(|path| pci::physical(&path));
         let interface = physical.as_ref().map(|path| Interface::read(Path::new(path), number));
         let reported = context.port(number).map_or(0, |port| port.speed);
-        Self { physical, number, image, interface: interface.unwrap_or_default(), speed, reported }
+        let (node, interface) = (context.node_guid(), interface.unwrap_or_default());
+        Self { physical, number, image, node, interface, speed, reported }
     }
 }
 

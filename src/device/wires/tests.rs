@@ -5,7 +5,8 @@ use super::*;
 /// A function at a PCI address.
 fn at(address: &str, image: u64, speed: u32) -> Function {
     let physical = Some(format!("/sys/devices/{address}"));
-    Function { physical, number: 1, image, speed, reported: speed, ..Function::default() }
+    let node = image + u64::from(address.bytes().map(u32::from).sum::<u32>());
+    Function { physical, number: 1, image, node, speed, reported: speed, ..Function::default() }
 }
 
 impl Function {
@@ -109,9 +110,17 @@ fn a_physical_function_and_its_virtual_ones_are_one_wire() {
 #[test]
 fn cards_with_one_guid_are_a_wire_each() {
     let guid = 0x0011_7501_0167_1ecb;
-    let card = |bus: &str| Function { number: 2, ..at(&format!("0000:{bus}:00.0"), guid, 400_000) };
-    let expected = [2, 3, 4, 5].map(|port: u16| (usize::from(port) - 2, guid, port, 400_000));
-    assert_eq!(seen(&["05", "26", "46", "65"].map(card)), expected);
+    let card = |(bus, node): (&str, u64)| {
+        let function = at(&format!("0000:{bus}:00.0"), guid, 400_000);
+        Function { number: 2, node: guid + node, ..function }
+    };
+    let found = seen(&[("05", 0), ("26", 0x22), ("46", 0x1f), ("65", 0x70)].map(card));
+    let expected = [0, 0x22, 0x1f, 0x70].map(|node| (guid + node, 2, 400_000));
+    assert_eq!(found.iter().map(|wire| (wire.1, wire.2, wire.3)).collect::<Vec<_>>(), expected);
+    // Their node GUIDs may be the same, too.
+    let found = seen(&[("05", 0), ("26", 0), ("46", 0)].map(card));
+    let expected = [0, 1, 2].map(|n| (guid + n, 2));
+    assert_eq!(found.iter().map(|wire| (wire.1, wire.2)).collect::<Vec<_>>(), expected);
 }
 
 /// NVIDIA/nccl#307: two cards of two PCIe links each, whose ports are at 100 Gb/s; 2026-11-29.
@@ -149,7 +158,7 @@ fn a_guest_has_a_wire_for_each_function() {
     assert_eq!(seen(&functions), [(0, 0, 1, 50_000), (1, 0x0c42_a103_0001_65fc, 1, 200_000)]);
     // Nothing is known of two: each has a pair to itself.
     let unknown = Function { number: 1, speed: 100_000, reported: 100_000, ..Function::default() };
-    assert_eq!(seen(&[unknown.clone(), unknown]), [(0, 0, 1, 100_000), (1, 0, 2, 100_000)]);
+    assert_eq!(seen(&[unknown.clone(), unknown]), [(0, 0, 1, 100_000), (1, 1, 1, 100_000)]);
 }
 
 #[test]
@@ -173,16 +182,21 @@ fn the_kernels_names_of_ports_and_chips_decide() {
 /// A pair that one wire would have by its own numbers may be another's already.
 #[test]
 fn no_two_wires_have_one_pair() {
-    let function = |address, image, number| Function { number, ..at(address, image, 1) };
+    let function = |address, image, node, number| Function { number, node, ..at(address, image, 1) };
     let functions = [
-        function("0000:01:00.0", 5, 2),
-        function("0000:02:00.0", 5, 1),
-        function("0000:03:00.0", 5, 1),
-        function("0000:04:00.0", 6, 1),
-        function("0000:01:00.0", 5, 2),
+        function("0000:01:00.0", 5, 5, 2),
+        function("0000:01:00.1", 5, 6, 2),
+        function("0000:02:00.0", 5, 7, 1),
+        function("0000:03:00.0", 5, 7, 1),
+        function("0000:04:00.0", 6, 6, 1),
+        function("0000:01:00.0", 5, 5, 2),
     ];
     let pairs: Vec<_> = seen(&functions).into_iter().map(|(_, guid, port, _)| (guid, port)).collect();
-    assert_eq!(pairs, [(5, 2), (5, 1), (5, 3), (6, 1), (5, 2)]);
+    assert_eq!(pairs, [(5, 2), (5, 3), (7, 1), (6, 1), (8, 1), (5, 2)]);
+    // Functions on the two links of one chip, of different ports.
+    let [first, _, _, second] = gb10();
+    let guid = first.image;
+    assert_eq!(seen(&[first, second]), [(0, guid, 1, 200_000), (1, guid, 2, 200_000)]);
 }
 
 /// A function may join two that do not know of each other.

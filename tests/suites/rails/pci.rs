@@ -194,6 +194,32 @@ fn a_virtual_function_has_a_path_if_configured() {
     virtual_function(here!(), "0", "0000:18:00.3");
 }
 
+//= fused-devices.md: functions of one wire have one pair of GUID and port, and the speed of the wire
+#[test]
+fn functions_on_two_links_of_a_port_are_one_wire() {
+    let adapters = [("m0", "0000:01:00.0"), ("m1", "0000:01:00.1"), ("m2", "0002:01:00.0")];
+    let name = |sysfs: &Path| {
+        for (adapter, port) in [("m0", "p0"), ("m1", "p1"), ("m2", "p0")] {
+            let interface = sysfs.join(adapter).join("device/net/eth0");
+            fs::create_dir_all(&interface).unwrap();
+            fs::write(interface.join("phys_port_name"), format!("{port}\n")).unwrap();
+            fs::write(interface.join("phys_switch_id"), "30fc4c\n").unwrap();
+        }
+    };
+    // Each port reports 100 Gb/s.
+    with_sysfs(here!(), &adapters, name, &[("MPIB_RAIL_SPEED", "m0:60000,m2:60000")], || {
+        let ctx = init(newest());
+        let [m0, m1, m2] = [0, 1, 2].map(|dev| {
+            let props = newest().properties(dev).1.unwrap();
+            (props.guid, props.port, props.speed)
+        });
+        assert_eq!((m0.1, m0.2), (1, 100_000));
+        assert_eq!(m0, m2);
+        assert_eq!(m1, (m0.0, 2, 100_000));
+        assert_eq!((take_warnings(), newest().finalize(ctx)), (Vec::new(), Success));
+    });
+}
+
 /// SOUT is m0, SUP is m1. With this setting their device has this path. If `apart`, their NUMA
 /// nodes differ.
 fn two_rails(test: &str, setting: (&str, &str), path: &str, apart: bool) {
