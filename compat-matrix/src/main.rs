@@ -20,6 +20,7 @@ mod report;
 mod run;
 mod script;
 mod seen;
+mod softverbs_report;
 mod stage;
 mod topologies;
 mod wheels;

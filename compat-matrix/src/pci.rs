@@ -8,11 +8,17 @@ use std::{
 };
 
 /// Attributes of a kind of devices: class, vendor and device, as sysfs shows them.
-type Identity = [&'static str; 3];
+pub(crate) type Identity = [&'static str; 3];
 
 const BRIDGE: Identity = ["0x060400", "0x8086", "0x0001"];
 const GPU: Identity = ["0x030200", "0x10de", "0x2330"];
 const NIC: Identity = ["0x020700", "0x15b3", "0x1021"];
+/// A virtual function of an mlx5 adapter.
+pub(crate) const GUEST_MLX5: Identity = ["0x020700", "0x15b3", "0x101e"];
+/// An adapter of Omni-Path.
+pub(crate) const HFI1: Identity = ["0x020800", "0x8086", "0x24f0"];
+/// A BCM57508.
+pub(crate) const BCM57508: Identity = ["0x020000", "0x14e4", "0x1750"];
 /// Entries of a RoCE port's GID table: even ones are of version 1, odd ones of version 2.
 const GID_TYPES: [&str; 4] = ["IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2"];
 
@@ -35,6 +41,8 @@ pub(crate) struct Tree {
     pub(crate) name: &'static str,
     /// What the host has, in words.
     pub(crate) what: &'static str,
+    /// Settings of the plugin on this host.
+    pub(crate) settings: &'static [(&'static str, &'static str)],
     pub(crate) roots: Vec<Root>,
     /// Adapters that are no PCI devices.
     pub(crate) elsewhere: Vec<Pci>,
@@ -93,6 +101,10 @@ impl Pci {
         Self::new(address, NIC)
     }
 
+    pub(crate) fn with_identity(self, identity: Identity) -> Self {
+        Self { identity, ..self }
+    }
+
     pub(crate) fn with_link(self, link: Link) -> Self {
         Self { link, ..self }
     }
@@ -127,7 +139,13 @@ impl Tree {
     pub(crate) fn card([first, second]: [&str; 2]) -> Self {
         let functions = vec![nic("0000:42:00.0", first, 100, 1), nic("0000:42:00.1", second, 100, 1)];
         let roots = vec![Root::new("0000:40", 0, vec![bridge("0000:40:01.0", functions)])];
-        Self { name: "one card", what: "one card with two ports", roots, elsewhere: Vec::new() }
+        Self {
+            name: "one card",
+            what: "one card with two ports",
+            settings: &[],
+            roots,
+            elsewhere: Vec::new(),
+        }
     }
 
     fn functions(&self) -> impl Iterator<Item = &Pci> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::plan::{Net, Plan, Window};
-use crate::matrix::Release;
+use crate::{matrix::Release, softverbs_report};
 
 /// The first table of releases that fuse devices (2.24).
 const FUSES: u32 = 9;
@@ -114,21 +114,17 @@ fn word(text: &str) -> &str {
 /// Checks softverbs' report of a rank: each device has done READs for flushes. The plugin does one
 /// more on each queue pair for flushes, when it connects the queue pair.
 pub(super) fn check_flushes(report: &str) -> Result<(), String> {
-    let mut lines = report.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let column = lines.by_ref().find_map(|cells| cells.iter().position(|cell| *cell == "read"));
-    let Some(column) = column else { return Err("softverbs has reported no work requests".into()) };
+    let rows = softverbs_report::column(report, "read")?;
+    if rows.is_empty() {
+        return Err("softverbs has reported no work requests".into());
+    }
     // By device: all READs, and the queue pairs that have done some.
     let mut devices = BTreeMap::<&str, (u64, u64)>::new();
-    for cells in lines {
-        let (Some(device), Some(queue_pair), Some(reads)) = (cells.first(), cells.get(1), cells.get(column))
-        else {
-            continue;
-        };
-        let reads: u64 = reads.parse().map_err(|_| format!("softverbs has reported {reads:?} READs"))?;
-        let (all, queue_pairs) = devices.entry(device).or_default();
-        match *queue_pair {
-            "all" => *all = reads,
-            _ => *queue_pairs += u64::from(reads > 0),
+    for row in rows {
+        let (all, queue_pairs) = devices.entry(row.device).or_default();
+        match row.queue_pair {
+            "all" => *all = row.value,
+            _ => *queue_pairs += u64::from(row.value > 0),
         }
     }
     match devices.iter().find(|(_, (all, queue_pairs))| all <= queue_pairs) {

@@ -25,12 +25,25 @@ type Place = (&'static [&'static str], (u32, u32));
 /// Trees whose adapters are not on PCI.
 const NO_PCI: &[&str] = &["no PCI path"];
 /// Trees whose adapters are ports of one card.
-const ONE_CARD: &[&str] = &["one card", "virtual functions"];
+const ONE_CARD: &[&str] =
+    &["one card", "virtual functions", "physical and virtual functions", "a GUID for each function"];
+/// Those of them whose adapters are one port.
+const ONE_PORT: &[&str] = &["virtual functions", "physical and virtual functions"];
+const GUID_EACH: &[&str] = &["a GUID for each function"];
+const ONE_GUID: &[&str] = &["one GUID"];
 /// Trees whose adapters NCCL does not join.
-const SEPARATE: &[&str] = &["two cards", "DGX", "DGX Spark"];
-/// All trees on which both have the same devices.
-const ALIKE: &[Place] =
-    &[(NO_PCI, (6, 7)), (NO_PCI, (9, 9)), (ONE_CARD, (6, 7)), (ONE_CARD, (9, 12)), (SEPARATE, (6, 12))];
+const SEPARATE: &[&str] =
+    &["two cards", "DGX", "DGX Spark", "DGX Spark, parts", "two PCIe links a card", "guest"];
+/// All trees on which both have the same devices, and the same but for the GUIDs of cards.
+const ALIKE: &[Place] = &[
+    (NO_PCI, (6, 7)),
+    (NO_PCI, (9, 9)),
+    (ONE_CARD, (6, 7)),
+    (ONE_CARD, (9, 12)),
+    (SEPARATE, (6, 12)),
+    (ONE_GUID, (6, 12)),
+];
+const ALIKE_BUT_ONE_GUID: &[Place] = ALIKE.split_at(5).0;
 
 pub(super) const KNOWN: &[Known] = &[
     Known {
@@ -71,10 +84,36 @@ pub(super) const KNOWN: &[Known] = &[
                  a device, and NCCL uses both.",
     },
     Known {
+        facts: &["* speed", "* port", "* plane", "link to *", "path *", "graph *"],
+        plugin: "*",
+        net_ib: "*",
+        places: &[(ONE_PORT, (6, 12))],
+        before: None,
+        reason: "The transport counts the port's speed for each function. The plugin shows it once: the \
+                 functions have one pair of GUID and port, and together the speed of their port.",
+    },
+    Known {
+        facts: &["* port", "* plane"],
+        plugin: "*",
+        net_ib: "*",
+        places: &[(GUID_EACH, (6, 7)), (GUID_EACH, (9, 12))],
+        before: None,
+        reason: "The transport counts the functions of a card. The plugin numbers the ports of a GUID.",
+    },
+    Known {
+        facts: &["* guid", "* rail", "graph *"],
+        plugin: "*",
+        net_ib: "*",
+        places: &[(ONE_GUID, (6, 12))],
+        before: None,
+        reason: "NCCL takes cards with one GUID for one, and uses one of them. The plugin gives each card a \
+                 GUID.",
+    },
+    Known {
         facts: &["net * guid", "gin * guid", "rma * guid"],
         plugin: "0x5?",
         net_ib: "0x5?00000000000000",
-        places: ALIKE,
+        places: ALIKE_BUT_ONE_GUID,
         before: None,
         reason: "The plugin has the number in the order of the host's bytes, as `ibv_devinfo` prints it; the \
                  transport has it in that of the network. NCCL compares the numbers of one host only.",
@@ -92,7 +131,7 @@ pub(super) const KNOWN: &[Known] = &[
         facts: &["gin *", "rma *", "net * gin", "path *GIN*", "path *RMA*", "link to GIN*", "link to RMA*"],
         plugin: "-",
         net_ib: "*",
-        places: &[(ONE_CARD, (11, 12)), (SEPARATE, (11, 12))],
+        places: &[(ONE_CARD, (11, 12)), (SEPARATE, (11, 12)), (ONE_GUID, (11, 12))],
         before: Some(RMA_TABLE),
         reason: "The transport has adapters for communication that kernels start (GIN) and for one-sided \
                  access (RMA). The plugin does not have the tables for GIN of releases before 2.30.7.",

@@ -103,8 +103,9 @@ fn one(args: &TopologiesArgs, release: &Release, bench: &Bench<'_>, tree: &Tree)
             |facts: &Facts| facts.clone().into_iter().filter(|(name, _)| name == run::STATE).collect();
         judge(release, tree.name, &state(&plugin), &state(&net_ib))
     };
+    let bytes = bench.bytes(tree)?;
     print(release, tree, &verdict, begun.elapsed().as_secs_f32());
-    Ok(Row { tree: tree.name, plugin, verdict })
+    Ok(Row { tree: tree.name, plugin, verdict, bytes })
 }
 
 fn print(release: &Release, tree: &Tree, verdict: &Verdict, seconds: f32) {

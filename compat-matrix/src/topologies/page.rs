@@ -25,6 +25,9 @@ On each tree NCCL runs twice, with this plugin and with its own InfiniBand trans
 the same simulated adapters ([softverbs](../guide/softverbs.md)) and the same GPUs
 ([softcuda](softcuda.md)), with the CPU that `NCCL_TOPO_FILE` names. Everything in its dump of the
 topology, in its dump of the graphs and the paths in its log is compared.
+
+The column `bytes` is what a host sends by each adapter in an all-reduce of 8 MiB with this plugin,
+on all channels that NCCL plans, with `NCCL_ALGO=RING` and `MPIB_SPLIT=speed`; on hosts of few GPUs.
 ";
 
 /// What was seen on a tree.
@@ -32,6 +35,8 @@ pub(super) struct Row {
     pub(super) tree: &'static str,
     pub(super) plugin: Facts,
     pub(super) verdict: Verdict,
+    /// Bytes of an all-reduce that the first host has sent by each adapter.
+    pub(super) bytes: Option<BTreeMap<String, u64>>,
 }
 
 /// The page's path, relative to the root of the repository.
@@ -112,16 +117,18 @@ fn head() -> String {
 /// Returns the table of a release.
 fn section(rows: &[Row]) -> String {
     let mut text = String::from(
-        "| tree | devices | paths from GPU 0 | ring | same facts | known differences |\n|---|---|---|---|---|---|\n",
+        "| tree | devices | paths from GPU 0 | ring | bytes | same facts | known differences |\n\
+         |---|---|---|---|---|---|---|\n",
     );
-    for Row { tree, plugin, verdict } in rows {
+    for Row { tree, plugin, verdict, bytes } in rows {
         let known: Vec<_> = verdict.explained.keys().map(|place| (place + 1).to_string()).collect();
         let _ = writeln!(
             text,
-            "| {tree} | {} | {} | {} | {} | {} |",
+            "| {tree} | {} | {} | {} | {} | {} | {} |",
             cell(&devices(plugin)),
             cell(&from_gpu(plugin)),
             cell(&ring(plugin)),
+            bytes.as_ref().map_or_else(|| "-".into(), shares),
             verdict.same,
             known.join(", ")
         );
@@ -155,6 +162,18 @@ fn from_gpu(facts: &Facts) -> String {
             .map(|(before, kind)| format!("{kind} {}", before.rsplit('/').next().unwrap_or_default()))
     };
     of_gpu.filter_map(path).collect::<Vec<_>>().join("; ")
+}
+
+/// Returns the share of each adapter, in steps of 1/24: shares of two, three, four and eight are in the
+/// middle of a step.
+fn shares(bytes: &BTreeMap<String, u64>) -> String {
+    const STEPS: f64 = 24.0;
+    let all = bytes.values().sum::<u64>().max(1) as f64;
+    let share = |(name, bytes): (&String, &u64)| {
+        let steps = (*bytes as f64 / all * STEPS).round();
+        format!("{name} {:.0} %", steps * 100.0 / STEPS)
+    };
+    bytes.iter().map(share).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the ring's channels and speeds.

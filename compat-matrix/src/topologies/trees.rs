@@ -1,13 +1,29 @@
 //! The hosts whose PCI trees real NCCL searches. Both hosts of a communicator have the same tree.
 
-use crate::pci::{Link, Pci, Root, Tree, bridge, gpu, link, nic, virtual_function};
+use crate::pci::{
+    BCM57508, GUEST_MLX5, HFI1, Link, Pci, Root, Tree, bridge, gpu, link, nic, virtual_function,
+};
 
 /// Links of the DGX Spark's adapter: two of width 4, where other cards have one of width 16.
 const NARROW: Link = link("32.0 GT/s PCIe", 4);
+const GEN3: Link = link("8.0 GT/s PCIe", 16);
 
 /// Returns every tree, in the page's order.
 pub(super) fn all() -> Vec<Tree> {
-    vec![no_pci_path(), one_card(), two_cards(), virtual_functions(), dgx(), dgx_spark()]
+    vec![
+        no_pci_path(),
+        one_card(),
+        two_cards(),
+        virtual_functions(),
+        dgx(),
+        dgx_spark(),
+        dgx_spark_in_parts(),
+        physical_and_virtual(),
+        one_guid(),
+        socket_direct(),
+        guid_of_each_function(),
+        guest(),
+    ]
 }
 
 /// Two GPUs, each behind a root port.
@@ -21,6 +37,7 @@ fn no_pci_path() -> Tree {
         what: "two GPUs; two adapters of 100 Gb/s that are not on PCI, as softverbs and rxe make them",
         roots: vec![Root::new("0000:00", 0, two_gpus())],
         // No card either: each has the system GUID that the others have not.
+        settings: &[],
         elsewhere: vec![nic("", "mlx5_0", 100, 0x51), nic("", "mlx5_1", 100, 0x52)],
     }
 }
@@ -32,6 +49,7 @@ fn one_card() -> Tree {
         name: "one card",
         what: "two GPUs; one card with two ports of 200 Gb/s, each a function",
         roots: vec![Root::new("0000:00", 0, below)],
+        settings: &[],
         elsewhere: Vec::new(),
     }
 }
@@ -43,6 +61,7 @@ fn two_cards() -> Tree {
         name: "two cards",
         what: "two GPUs; a card of 200 Gb/s and one of 100 Gb/s",
         roots: vec![Root::new("0000:00", 0, [two_gpus(), vec![fast, slow]].concat())],
+        settings: &[],
         elsewhere: Vec::new(),
     }
 }
@@ -61,6 +80,7 @@ fn virtual_functions() -> Tree {
         what: "two GPUs; two virtual functions of one port, as a container with its own RDMA devices \
                sees them: the physical function is on PCI but no RDMA device",
         roots: vec![Root::new("0000:00", 0, below)],
+        settings: &[],
         elsewhere: Vec::new(),
     }
 }
@@ -80,8 +100,9 @@ fn dgx() -> Tree {
     Tree {
         name: "DGX",
         what: "eight GPUs and eight cards of 400 Gb/s, a pair behind each of eight switches, on two \
-               NUMA nodes; no NVLink, which softcuda does not have",
+               NUMA nodes; no NVLink, which softcuda does not have (aliyun/SimAI#128; read 2026-11-29)",
         roots: vec![Root::new("0000:00", 0, half(0)), Root::new("0000:80", 1, half(1))],
+        settings: &[],
         elsewhere: Vec::new(),
     }
 }
@@ -96,8 +117,109 @@ fn dgx_spark() -> Tree {
     Tree {
         name: "DGX Spark",
         what: "one GPU; one port of 200 Gb/s with a function in each of two PCI domains, by a link \
-               of width 4 each",
+               of width 4 each, and one system image GUID (geerlingguy/sbc-reviews#92, \
+               NVIDIA/daqiri#108; read 2026-11-29)",
         roots: vec![half("0000", "rocep1s0f0"), half("0002", "roceP2p1s0f0"), Root::new("000f:00", 0, gpus)],
+        settings: &[],
+        elsewhere: Vec::new(),
+    }
+}
+
+fn dgx_spark_in_parts() -> Tree {
+    Tree {
+        name: "DGX Spark, parts",
+        what: "the same, with `MPIB_RAIL_SPEED=rocep1s0f0:100000,roceP2p1s0f0:100000`",
+        settings: &[("MPIB_RAIL_SPEED", "rocep1s0f0:100000,roceP2p1s0f0:100000")],
+        ..dgx_spark()
+    }
+}
+
+fn physical_and_virtual() -> Tree {
+    let physical = "0000:03:00.0";
+    let card = vec![
+        nic(physical, "mlx5_0", 200, 0x51),
+        virtual_function("0000:03:00.2", physical, "mlx5_4", 200, 0x51),
+        virtual_function("0000:03:00.3", physical, "mlx5_5", 200, 0x51),
+    ];
+    Tree {
+        name: "physical and virtual functions",
+        what: "two GPUs; a port's physical function and two virtual ones of it, as a container that has \
+               all devices of the host sees them (NVIDIA/nccl#1422, NVIDIA/nccl#748; read 2026-11-29)",
+        roots: vec![Root::new("0000:00", 0, [two_gpus(), vec![bridge("0000:00:03.0", card)]].concat())],
+        settings: &[],
+        elsewhere: Vec::new(),
+    }
+}
+
+fn one_guid() -> Tree {
+    let card = |n: u32| {
+        let function = nic(&format!("0000:{:02x}:00.0", n + 3), &format!("hfi1_{n}"), 100, 0x51);
+        bridge(&format!("0000:00:{:02x}.0", n + 3), vec![function.with_identity(HFI1)])
+    };
+    let gpus = bridge("0000:00:01.0", vec![gpu("0000:01:00.0")]);
+    Tree {
+        name: "one GUID",
+        what: "one GPU; four cards of 100 Gb/s whose driver gives them one system image GUID, as hfi1 \
+               does (ROCm/rocm-systems#11138; read 2026-11-29)",
+        roots: vec![Root::new("0000:00", 0, [vec![gpus], (0..4).map(card).collect()].concat())],
+        settings: &[],
+        elsewhere: Vec::new(),
+    }
+}
+
+fn socket_direct() -> Tree {
+    let link = |n: u32, name: &str, system| {
+        let function = nic(&format!("0000:{:02x}:00.0", n + 3), name, 100, system).with_link(GEN3);
+        bridge(&format!("0000:00:{:02x}.0", n + 3), vec![function]).with_link(GEN3)
+    };
+    let cards = vec![
+        link(0, "mlx5_0", 0x51),
+        link(1, "mlx5_1", 0x51),
+        link(2, "mlx5_2", 0x52),
+        link(3, "mlx5_3", 0x52),
+    ];
+    Tree {
+        name: "two PCIe links a card",
+        what: "two GPUs; two cards with one port of 100 Gb/s and two PCIe links each, a function on each \
+               link (NVIDIA/nccl#307; read 2026-11-29)",
+        roots: vec![Root::new("0000:00", 0, [two_gpus(), cards].concat())],
+        settings: &[],
+        elsewhere: Vec::new(),
+    }
+}
+
+/// Each function has a PCI domain, and is no virtual function to the guest's kernel.
+fn guest() -> Tree {
+    let alone = |domain: &str, pci| Root::new(&format!("{domain}:00"), 0, vec![pci]);
+    let nic = |domain: &str, name: &str, system| {
+        alone(domain, nic(&format!("{domain}:00:00.0"), name, 200, system).with_identity(GUEST_MLX5))
+    };
+    Tree {
+        name: "guest",
+        what: "two GPUs and two virtual functions of two cards, each in a PCI domain, as guests of Azure \
+               have them (Azure/azhpc-images#249, #44; read 2026-11-29)",
+        roots: vec![
+            alone("0001", gpu("0001:00:00.0")),
+            alone("0002", gpu("0002:00:00.0")),
+            nic("0101", "mlx5_0", 0x51),
+            nic("0102", "mlx5_1", 0x52),
+        ],
+        settings: &[],
+        elsewhere: Vec::new(),
+    }
+}
+
+fn guid_of_each_function() -> Tree {
+    let card = vec![
+        nic("0000:03:00.0", "bnxt_re0", 100, 0x51).with_identity(BCM57508),
+        nic("0000:03:00.1", "bnxt_re1", 100, 0x52).with_identity(BCM57508),
+    ];
+    Tree {
+        name: "a GUID for each function",
+        what: "two GPUs; a card with two ports of 100 Gb/s whose driver makes a GUID of each function's \
+               MAC address (bnxt_re of Linux 5.15; read 2026-11-29)",
+        roots: vec![Root::new("0000:00", 0, [two_gpus(), vec![bridge("0000:00:03.0", card)]].concat())],
+        settings: &[],
         elsewhere: Vec::new(),
     }
 }
@@ -120,6 +242,9 @@ mod tests {
             assert_eq!(names.len(), tree.adapters().len());
             assert!(!tree.gpus().is_empty() && names.len() >= 2, "{}", tree.name);
         }
-        assert_eq!(all().iter().map(|tree| tree.gpus().len()).collect::<Vec<_>>(), [2, 2, 2, 2, 8, 1]);
+        assert_eq!(
+            all().iter().map(|tree| tree.gpus().len()).collect::<Vec<_>>(),
+            [2, 2, 2, 2, 8, 1, 1, 2, 1, 2, 2, 2]
+        );
     }
 }
