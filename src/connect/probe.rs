@@ -170,18 +170,22 @@ impl ProbeRun {
         let mut batch = Batch::new();
         loop {
             let completions = cq.poll(&mut batch)?;
-            completions.iter().for_each(|completion| self.completed(completion));
+            completions.iter().for_each(|completion| self.completed(cq, completion));
             if completions.is_empty() {
                 return Ok(());
             }
         }
     }
 
-    /// Handles a completion of any route.
-    fn completed(&mut self, completion: &Completion) {
+    /// Handles a completion of a CQ. Queue pairs of two adapters may have one number.
+    fn completed(&mut self, cq: &Cq, completion: &Completion) {
         let owner = |place: &Result<Rail>| {
-            let qpn = completion.qpn();
-            place.as_ref().is_ok_and(|rail| rail.queue_pairs().any(|queue| queue.number() == qpn))
+            let (qpn, id) = (completion.qpn(), Some(cq.id()));
+            let is_owner = |rail: &Rail| {
+                rail.cq.as_ref().map(|own| own.id()) == id
+                    && rail.queue_pairs().any(|queue| queue.number() == qpn)
+            };
+            place.as_ref().is_ok_and(is_owner)
         };
         // Some providers keep completions of a queue pair that is destroyed.
         let Some(i) = self.endpoint.rails.iter().position(owner) else { return };
