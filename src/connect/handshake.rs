@@ -323,7 +323,7 @@ impl Handshake {
     fn searched(&self) -> Result<Outcome> {
         let search = self.work.search()?;
         Ok(match self.work.role {
-            Role::Connector => Outcome::Searched(search.findings()),
+            Role::Connector => Outcome::Searched(search.replies()),
             Role::Acceptor => Outcome::SearchMade(search.message(&self.work.settings)),
         })
     }

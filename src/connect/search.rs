@@ -14,7 +14,7 @@ use crate::connect::endpoint::{CqNeeds, completion_queues};
 use crate::connect::known_failures::is_of_network;
 use crate::connect::local_rails::LocalRail;
 use crate::connect::local_route::BringupContext;
-use crate::connect::machine::{Finding, Sought};
+use crate::connect::machine::{Reply, Sought};
 use crate::error::{Blame, Error, Result, status_text, wc_status};
 use crate::proto::{self, NO_ANSWER, QpWiring, RailInfo, Role};
 use crate::route::Route;
@@ -53,7 +53,7 @@ enum Progress {
     Made(Qp<Fresh>),
     /// A connector's write is in flight.
     Connected(Qp<Ready>),
-    Ended(Finding),
+    Ended(Reply),
 }
 
 impl Search {
@@ -83,7 +83,7 @@ impl Search {
                 Ok(qp)
             };
             let made = known(route).map_or_else(|| make().map_err(|e| reason(&e)), Err);
-            each.push(made.map_or_else(|why| Progress::Ended(Finding::Fails(why)), Progress::Made));
+            each.push(made.map_or_else(|why| Progress::Ended(Reply::Fails(why)), Progress::Made));
         }
         let mut psn = [0; 4];
         getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
@@ -102,7 +102,7 @@ impl Search {
             Some(QpWiring { qpn, psn: self.psn })
         };
         let reason = |(i, progress): (u8, &Progress)| match progress {
-            Progress::Ended(Finding::Fails(why)) => Some((i, why.clone())),
+            Progress::Ended(Reply::Fails(why)) => Some((i, why.clone())),
             _ => None,
         };
         proto::Search {
@@ -117,7 +117,7 @@ impl Search {
     pub(crate) fn join(&mut self, peer: proto::Search) {
         for (i, progress) in self.each.iter_mut().enumerate() {
             if matches!(progress, Progress::Made(_)) && remote(&peer, i).is_none() {
-                *progress = Progress::Ended(Finding::Open);
+                *progress = Progress::Ended(Reply::Open);
             }
         }
         self.peer = Some(peer);
@@ -130,7 +130,7 @@ impl Search {
         let began = Instant::now();
         while let Some(i) = self.each.iter().position(|progress| matches!(progress, Progress::Made(_))) {
             let progress = self.connect(i, settings, local_rails);
-            self.each[i] = progress.unwrap_or_else(|e| Progress::Ended(Finding::Fails(reason(&e))));
+            self.each[i] = progress.unwrap_or_else(|e| Progress::Ended(Reply::Fails(reason(&e))));
             if began.elapsed() >= TURN {
                 break;
             }
@@ -147,7 +147,7 @@ impl Search {
 
     /// Connects a queue pair, and posts the write of a connector's.
     fn connect(&mut self, i: usize, settings: &Settings, local_rails: &[LocalRail]) -> Result<Progress> {
-        let open = Progress::Ended(Finding::Open);
+        let open = Progress::Ended(Reply::Open);
         let peer = self.peer.as_ref().ok_or_else(|| Error::Internal("a search without a peer".into()))?;
         let (Progress::Made(mut qp), Some(remote)) =
             (std::mem::replace(&mut self.each[i], open), remote(peer, i))
@@ -162,7 +162,7 @@ impl Search {
         let qp = qp.ready()?;
         if self.role == Role::Connector {
             let mut chain = Chain::default();
-            if !chain.write(None, Remote { addr: 0, rkey: 0 }, None, Some(0)) {
+            if !chain.write(None, Remote { addr: 0, rkey: 0 }, None, Some(i as u64)) {
                 return Err(Error::Internal("no room for a write".into()));
             }
             qp.post(&mut chain).map_err(|e| *e)?;
@@ -178,16 +178,15 @@ impl Search {
                 && !completions.is_empty()
             {
                 for completion in completions {
-                    let is_its = |progress: &&mut Progress| match progress {
-                        Progress::Connected(qp) => qp.number() == completion.qpn(),
-                        _ => false,
-                    };
-                    let Some(progress) = self.each.iter_mut().find(is_its) else { continue };
-                    let finding = finding(completion);
-                    if finding == Finding::Answers {
+                    // By its place: queue pairs of two adapters may have one number.
+                    let place = usize::try_from(completion.wr_id()).ok();
+                    let progress = place.and_then(|i| self.each.get_mut(i));
+                    let Some(progress @ Progress::Connected(_)) = progress else { continue };
+                    let reply = reply(completion);
+                    if reply == Reply::Answers {
                         self.answered.get_or_insert_with(Instant::now);
                     }
-                    *progress = Progress::Ended(finding);
+                    *progress = Progress::Ended(reply);
                 }
             }
         }
@@ -197,24 +196,24 @@ impl Search {
     /// have just answered; those that are not connected yet stay open.
     pub(crate) fn stop(&mut self) {
         for progress in &mut self.each {
-            let finding = match progress {
+            let reply = match progress {
                 Progress::Connected(_) if self.role == Role::Connector && self.answered.is_none() => {
-                    Finding::Fails(silent())
+                    Reply::Fails(silent())
                 }
-                Progress::Made(_) => Finding::Open,
+                Progress::Made(_) => Reply::Open,
                 Progress::Connected(_) | Progress::Ended(_) => continue,
             };
-            *progress = Progress::Ended(finding);
+            *progress = Progress::Ended(reply);
         }
     }
 
     /// Returns what has come of each route.
-    pub(crate) fn findings(&self) -> Vec<Finding> {
-        let finding = |progress: &Progress| match progress {
-            Progress::Ended(finding) => finding.clone(),
-            Progress::Made(_) | Progress::Connected(_) => Finding::Open,
+    pub(crate) fn replies(&self) -> Vec<Reply> {
+        let reply = |progress: &Progress| match progress {
+            Progress::Ended(reply) => reply.clone(),
+            Progress::Made(_) | Progress::Connected(_) => Reply::Open,
         };
-        self.each.iter().map(finding).collect()
+        self.each.iter().map(reply).collect()
     }
 }
 
@@ -224,13 +223,13 @@ fn remote(peer: &proto::Search, i: usize) -> Option<QpWiring> {
 }
 
 /// Returns what the completion of an empty write shows. A peer that refuses it has answered.
-fn finding(completion: &Completion) -> Finding {
+fn reply(completion: &Completion) -> Reply {
     let (status, vendor_err) = (completion.status(), completion.vendor_err());
     match wc_status(status).blame {
-        _ if status == 0 => Finding::Answers,
-        Blame::Peer => Finding::Answers,
-        Blame::Path => Finding::Fails(silent()),
-        Blame::Nobody | Blame::Local | Blame::Device => Finding::Fails(status_text(status, vendor_err)),
+        _ if status == 0 => Reply::Answers,
+        Blame::Peer => Reply::Answers,
+        Blame::Path => Reply::Fails(silent()),
+        Blame::Nobody | Blame::Local | Blame::Device => Reply::Fails(status_text(status, vendor_err)),
     }
 }
 

@@ -45,7 +45,7 @@ use crate::split::Plan;
 
 use attempts::Attempts;
 pub(crate) use attempts::{LeftOut, Member, Report};
-pub(crate) use search::{Finding, Learnt, Sought};
+pub(crate) use search::{Learnt, Reply, Sought};
 #[cfg(any(test, feature = "simulation"))]
 pub use tests::simulated;
 
@@ -171,7 +171,7 @@ pub(crate) enum Outcome {
     /// This end of the search exists. That of an acceptor is connected.
     SearchMade(Search),
     /// What a connector has found of each route.
-    Searched(Vec<Finding>),
+    Searched(Vec<Reply>),
     /// The connection is formed.
     Kept {
         /// Whether the connection is registered with the agent.

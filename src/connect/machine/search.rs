@@ -29,7 +29,7 @@ pub(crate) struct Sought {
 
 /// What a search has found of a route.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Finding {
+pub(crate) enum Reply {
     Answers,
     /// It does not work, and why.
     Fails(String),
@@ -102,23 +102,23 @@ impl Machine {
         &mut self,
         now: Instant,
         attempts: Attempts,
-        findings: &[Finding],
+        replies: &[Reply],
         theirs: &Reasons,
     ) -> Result<()> {
         let n = attempts.sought().routes.len();
-        if findings.len() != n {
-            return Err(Error::Internal(format!("{} findings of {n}", findings.len())));
+        if replies.len() != n {
+            return Err(Error::Internal(format!("{} replies of {n}", replies.len())));
         }
-        let set = |of: Finding| {
-            let is_it = |i: &usize| findings[*i] == of && reason(theirs, *i).is_none();
+        let set = |of: Reply| {
+            let is_it = |i: &usize| replies[*i] == of && reason(theirs, *i).is_none();
             (0..n).filter(is_it).fold(0, |set, i| set | 1 << i)
         };
-        let why = |(i, finding): (u8, &Finding)| match finding {
-            Finding::Fails(why) => Some((i, why.clone())),
-            Finding::Answers | Finding::Open => None,
+        let why = |(i, reply): (u8, &Reply)| match reply {
+            Reply::Fails(why) => Some((i, why.clone())),
+            Reply::Answers | Reply::Open => None,
         };
-        let reasons = (0..).zip(findings).filter_map(why).collect();
-        let found = Found { answers: set(Finding::Answers), open: set(Finding::Open), reasons };
+        let reasons = (0..).zip(replies).filter_map(why).collect();
+        let found = Found { answers: set(Reply::Answers), open: set(Reply::Open), reasons };
         self.send(Message::Found(found.clone()));
         self.conclude_search(now, attempts, &found, (&found.reasons, theirs))
     }

@@ -88,8 +88,8 @@ impl Machine {
                 self.on_search_made(now, attempts, search);
                 Ok(())
             }
-            (Stage::Search(attempts, _, theirs), Outcome::Searched(findings)) => {
-                self.on_searched(now, attempts, &findings, &theirs)
+            (Stage::Search(attempts, _, theirs), Outcome::Searched(replies)) => {
+                self.on_searched(now, attempts, &replies, &theirs)
             }
             (Stage::Keep { plan, accepted }, Outcome::Kept { registered }) => {
                 let peer_ready = accepted && self.role == Role::Acceptor;

@@ -13,7 +13,7 @@ use super::liar::Liar;
 use super::scenario::{Dice, How, PATIENCE, Scenario};
 use super::wirings::{fits, wiring};
 use crate::connect::machine::{
-    Action, BringUp, Finding, Keep, Machine, Member, Outcome, Sought, Stripes, expected_stripes,
+    Action, BringUp, Keep, Machine, Member, Outcome, Reply, Sought, Stripes, expected_stripes,
 };
 use crate::error::Error;
 use crate::proto::{Ends, Hello, Message, NO_ANSWER, QpWiring, Role, SRQ_FAILED, Search};
@@ -77,7 +77,7 @@ enum Work {
     /// The acceptor connects the queue pairs of a search, or has.
     AnswerSearch(Option<u64>, Search),
     /// The connector has made its queue pairs, or waits for answers; with what it will find.
-    Search(Option<u64>, Vec<Finding>),
+    Search(Option<u64>, Vec<Reply>),
     Formed,
     /// `None`: the agent never answers.
     Hint(Option<u64>),
@@ -259,8 +259,8 @@ impl Sim<'_> {
             Work::AnswerSearch(Some(at), search) if at <= self.now => {
                 (Work::AnswerSearch(None, search.clone()), Outcome::SearchMade(search))
             }
-            Work::Search(Some(at), findings) if at <= self.now => {
-                (Work::Search(None, Vec::new()), Outcome::Searched(findings))
+            Work::Search(Some(at), replies) if at <= self.now => {
+                (Work::Search(None, Vec::new()), Outcome::Searched(replies))
             }
             Work::Hint(Some(at)) if at <= self.now => (Work::Formed, Outcome::Hinted),
             work => {
@@ -398,28 +398,28 @@ impl Sim<'_> {
             }
             (Action::Search(peer), Work::Search(None, _)) => {
                 let has_qp = |i: usize| peer.qps[i].is_some();
-                let finding = |(i, route): (usize, &Route)| {
+                let reply = |(i, route): (usize, &Route)| {
                     let doubts = |role| self.scenario.failure(role, route, 0);
                     match Role::ALL.map(doubts) {
                         [Some(How::Refused | How::Doubted), _] | [_, Some(How::Refused | How::Doubted)] => {
-                            Finding::Fails("no route from here to there".into())
+                            Reply::Fails("no route from here to there".into())
                         }
                         [Some(How::Silent), _] | [_, Some(How::Silent)] => {
-                            Finding::Fails(format!("{NO_ANSWER}silence"))
+                            Reply::Fails(format!("{NO_ANSWER}silence"))
                         }
-                        _ if !has_qp(i) => Finding::Open,
-                        _ => Finding::Answers,
+                        _ if !has_qp(i) => Reply::Open,
+                        _ => Reply::Answers,
                     }
                 };
-                let findings: Vec<Finding> = node.sought.iter().enumerate().map(finding).collect();
+                let replies: Vec<Reply> = node.sought.iter().enumerate().map(reply).collect();
                 let delay = self.dice.delay();
-                node.work = Work::Search(Some(self.now + delay), findings);
+                node.work = Work::Search(Some(self.now + delay), replies);
             }
-            (Action::Stop, Work::Search(_, mut findings)) => {
-                for finding in findings.iter_mut().filter(|finding| **finding == Finding::Answers) {
-                    *finding = Finding::Fails(format!("{NO_ANSWER}too late"));
+            (Action::Stop, Work::Search(_, mut replies)) => {
+                for reply in replies.iter_mut().filter(|reply| **reply == Reply::Answers) {
+                    *reply = Reply::Fails(format!("{NO_ANSWER}too late"));
                 }
-                node.work = Work::Search(Some(self.now), findings);
+                node.work = Work::Search(Some(self.now), replies);
             }
             (Action::Stop, Work::AnswerSearch(_, mut search)) => {
                 // One of them at least was tried.
