@@ -88,8 +88,7 @@ fn two_hosts_check_each_other_and_a_way_that_does_not_work_is_a_row() {
     assert_eq!(text.lines().filter(|line| fails(line)).count(), 1, "{text}");
 }
 
-/// A rail whose answers take longer than the watchdog's limit works alone, and is given up beside
-/// another one.
+/// A rail whose answers take longer than 500 ms works alone, and is left beside another one.
 //= doctor.md: a device is checked with all of its rails at once
 #[test]
 fn a_rail_that_fails_only_beside_another_one_is_found() {
@@ -100,10 +99,10 @@ fn a_rail_that_fails_only_beside_another_one_is_found() {
     let found = Doctor::of(&mut command(&fabric, &slow(1), &["--json", &listener.address], &env));
     let works = [row("sout:1", "sout:1", "first", true), row("sup:1", "sup:1", "first", true)];
     assert_eq!(table(&found)[..2], works, "{found:#?}");
-    // The end that notices first has the reason. On a busy host the rail may be back by then.
+    // It is not waited for while the other one answers. On a busy host it may be back by then.
     let lost = found.checks("fused", "warn");
     let says = |words: &str| lost.iter().any(|(text, _)| text.contains(words));
-    let has_reason = says("the connection has no rail sup:1") && says("completed nothing for");
+    let has_reason = says("the connection has no rail sup:1") && says("nothing answers");
     assert!(has_reason || says("a rail failed and came back"), "{lost:?}");
     // Without the fault both rails carry data.
     let env = [("MPIB_SUP_SHARE", "512"), BOTH[0], BOTH[1]];
