@@ -282,7 +282,8 @@ settings! {
     /// default is longer than adapters may take to give up on a peer, see
     /// [reach.md](reach.md#how-long-adapters-try).
     peer_timeout: Duration = Duration::from_secs(150), "MPIB_PEER_TIMEOUT_MS", Time::millis(1000, 3_600_000);
-    /// Limit of the probe of a route, in ms. Up to eight routes are probed at a time.
+    /// Limit of the probe of a route, in ms. A route on which nothing answers is left earlier if there
+    /// are others. See [reach.md](reach.md#choice-of-nics).
     probe_timeout: Duration = Duration::from_secs(10), "MPIB_PROBE_TIMEOUT_MS", Time::millis(1, 3_600_000);
     /// Relaxed ordering of the adapters' PCIe writes to NCCL's memory. 0: off. 1: on. 2: on if the
     /// verbs library supports it. Adapters without support ignore it.
