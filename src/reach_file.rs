@@ -10,10 +10,10 @@ use std::fs::{DirBuilder, File};
 use std::io::Write;
 use std::net::Ipv6Addr;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use nccl_net_mpib_agent_iface::agent::paths::{SYSTEM_FOLDER, Trust, open_log};
+use nccl_net_mpib_agent_iface::agent::paths::{SHARED_FOLDER, Trust, folders, open_log};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
@@ -84,7 +84,7 @@ impl State {
             return;
         };
         if len < self.read {
-            (self.read, _) = (0, self.found.clear());
+            self.forget();
         }
         let from = self.read.max(len.saturating_sub(READ));
         let mut bytes = vec![0; usize::try_from(len - from).unwrap_or(0)];
@@ -111,11 +111,17 @@ impl State {
         let _ = file.write_all(line.as_bytes());
     }
 
+    /// Forgets what a file had that is not there any more.
+    fn forget(&mut self) {
+        self.read = 0;
+        self.found.clear();
+    }
+
     /// Opens the file, unless it is open and still there. `create`: makes it and its folder.
     fn open(&mut self, config: &Config, create: bool) -> Option<&mut File> {
         let is_there = |file: &mut File| file.metadata().is_ok_and(|meta| meta.nlink() > 0);
         if self.file.as_mut().is_none_or(|file| !is_there(file)) {
-            (self.read, _) = (0, self.found.clear());
+            self.forget();
             // That of the agent, if MPIB_AGENT_UID names another user, is not this process's to write.
             let trust = Trust::new(None);
             self.file = paths(config).into_iter().find_map(|path| {
@@ -134,11 +140,11 @@ fn paths(config: &Config) -> Vec<PathBuf> {
     if let Some(path) = &config.reach_file {
         return vec![path.clone()];
     }
-    let runtime = config.runtime_dir.as_ref().map(|folder| PathBuf::from(folder).join("mpib"));
-    let shared = PathBuf::from(format!("/dev/shm/mpib-{}", geteuid()));
-    let folders =
-        [Some(PathBuf::from(SYSTEM_FOLDER)), runtime.filter(|path| path.is_absolute()), Some(shared)];
-    folders.into_iter().flatten().map(|folder| folder.join(NAME)).collect()
+    // In the folder that every user can create, another user's agent may be expected.
+    let folders = folders(config.runtime_dir.as_deref()).into_iter();
+    let own = PathBuf::from(format!("/dev/shm/mpib-{}", geteuid()));
+    let folders = folders.filter(|folder| folder != Path::new(SHARED_FOLDER)).chain([own]);
+    folders.map(|folder| folder.join(NAME)).collect()
 }
 
 fn seconds() -> u64 {

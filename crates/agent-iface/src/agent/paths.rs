@@ -133,16 +133,7 @@ pub fn check_socket(path: &Path, trust: &Trust) -> Result<(), Refusal> {
 /// # Errors
 /// [`Refusal`] with the component that is at fault.
 pub fn open_file(path: &Path, trust: &Trust) -> Result<File, Refusal> {
-    let (folder, name) = walk(path, trust)?;
-    let stat = stat_at(&folder, &name, path)?;
-    let refuse = |why| Refusal::Unsafe { path: path.to_owned(), why, last: true };
-    check_file(&stat, trust).map_err(refuse)?;
-    // O_NONBLOCK: if the owner replaces the file by a FIFO now, opening must not wait for a writer.
-    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
-    let file = openat(&folder, name.as_os_str(), flags, Mode::empty()).map_err(|e| io(path, e))?;
-    let stat = fstat(&file).map_err(|e| io(path, e))?;
-    check_file(&stat, trust).map_err(refuse)?;
-    Ok(file.into())
+    open_regular(path, trust, OFlag::O_RDONLY)
 }
 
 /// Opens a regular file for reading, and for writing at its end, after each component of its path was
@@ -151,14 +142,23 @@ pub fn open_file(path: &Path, trust: &Trust) -> Result<File, Refusal> {
 /// # Errors
 /// [`Refusal`] with the component that is at fault.
 pub fn open_log(path: &Path, trust: &Trust, create: bool) -> Result<File, Refusal> {
+    let create = if create { OFlag::O_CREAT } else { OFlag::empty() };
+    open_regular(path, trust, OFlag::O_RDWR | OFlag::O_APPEND | create)
+}
+
+fn open_regular(path: &Path, trust: &Trust, how: OFlag) -> Result<File, Refusal> {
     let (folder, name) = walk(path, trust)?;
-    let flags = OFlag::O_RDWR | OFlag::O_APPEND | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
-    // O_NONBLOCK: at a FIFO, opening must not wait.
-    let flags = flags | OFlag::O_NONBLOCK | if create { OFlag::O_CREAT } else { OFlag::empty() };
-    let file = openat(&folder, name.as_os_str(), flags, Mode::from_bits_truncate(0o644));
-    let file = file.map_err(|e| io(path, e))?;
-    let stat = fstat(&file).map_err(|e| io(path, e))?;
     let refuse = |why| Refusal::Unsafe { path: path.to_owned(), why, last: true };
+    match stat_at(&folder, &name, path) {
+        Ok(stat) => check_file(&stat, trust).map_err(refuse)?,
+        Err(Refusal::Missing) if how.contains(OFlag::O_CREAT) => {}
+        Err(refusal) => return Err(refusal),
+    }
+    // O_NONBLOCK: if the owner replaces the file by a FIFO now, opening must not wait for its other end.
+    let flags = how | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
+    let mode = Mode::from_bits_truncate(0o644);
+    let file = openat(&folder, name.as_os_str(), flags, mode).map_err(|e| io(path, e))?;
+    let stat = fstat(&file).map_err(|e| io(path, e))?;
     check_file(&stat, trust).map_err(refuse)?;
     Ok(file.into())
 }

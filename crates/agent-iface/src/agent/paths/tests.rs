@@ -107,10 +107,23 @@ fn a_device_is_refused() {
     };
     let (text, last) = refusal(open_file(&device, &trust()));
     assert!(last && text == "not a regular file", "{text}");
+    for create in [false, true] {
+        assert_eq!(refusal(open_log(&device, &trust(), create)).0, "not a regular file");
+    }
     assert_eq!(refusal(check_socket(&device, &trust())).0, "is not a socket");
     assert!(!was_opened());
     drop(File::options().read(true).custom_flags(libc::O_NOCTTY).open(&device).unwrap());
     assert!(was_opened(), "the terminal shows nothing");
+}
+
+#[test]
+fn a_log_is_made_only_if_that_is_wanted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    assert_eq!(refusal(open_log(&path, &trust(), false)).0, "no such file");
+    assert!(open_log(&path, &trust(), true).is_ok() && open_log(&path, &trust(), false).is_ok());
+    mode(&path, 0o666);
+    assert_eq!(refusal(open_log(&path, &trust(), true)).0, "has mode 666: other users may write to it");
 }
 
 /// A new terminal, and the path of its device.
