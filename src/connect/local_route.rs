@@ -153,6 +153,13 @@ fn make_receives(settings: &Settings, rail: &LocalRail, n: u32, depths: &Depths)
     }
 }
 
+/// Returns a random number for the first packet of a queue pair, of 24 bits.
+pub(super) fn first_psn() -> Result<u32> {
+    let mut psn = [0; 4];
+    getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
+    Ok(u32::from_le_bytes(psn))
+}
+
 /// Makes a queue pair whose number is not among the `former` ones.
 fn other_than(former: &[u32], make: impl Fn() -> Result<Qp<Fresh>>) -> Result<Qp<Fresh>> {
     // Kept meanwhile: the adapter then gives none of these numbers twice.
@@ -192,9 +199,7 @@ impl LocalRoute {
             let options = QpOptions { send_depth: depths.send(queue), inline, receives: depths.receives };
             let srq = receives.as_ref().and_then(Receives::srq);
             let qp = other_than(former, || Qp::new(pd, &cq.cq, srq, options))?;
-            let mut psn = [0; 4];
-            getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
-            Ok((qp, u32::from_le_bytes(psn)))
+            Ok((qp, first_psn()?))
         };
         let qps = (0..n).map(qp).collect::<Result<_>>()?;
         let no_flush = if depths.flush > 0 && !must_flush { known_failure(settings, nic) } else { None };

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::connect::endpoint::{CqNeeds, completion_queues};
 use crate::connect::known_failures::is_of_network;
 use crate::connect::local_rails::LocalRail;
-use crate::connect::local_route::BringupContext;
+use crate::connect::local_route::{BringupContext, first_psn};
 use crate::connect::machine::{Reply, Sought};
 use crate::error::{Blame, Error, Result, status_text, wc_status};
 use crate::proto::{self, NO_ANSWER, QpWiring, RailInfo, Role};
@@ -85,10 +85,7 @@ impl Search {
             let made = known(route).map_or_else(|| make().map_err(|e| reason(&e)), Err);
             each.push(made.map_or_else(|why| Progress::Ended(Reply::Fails(why)), Progress::Made));
         }
-        let mut psn = [0; 4];
-        getrandom::fill(&mut psn[..3]).map_err(|e| Error::Internal(format!("getrandom: {e}")))?;
-        let psn = u32::from_le_bytes(psn);
-        Ok(Self { role, routes, rails, each, cqs, psn, peer: None, answered: None })
+        Ok(Self { role, routes, rails, each, cqs, psn: first_psn()?, peer: None, answered: None })
     }
 
     /// Describes this end to the peer.

@@ -253,8 +253,13 @@ impl Attempts {
     }
 
     /// Returns the routes of the next search.
+    pub(super) fn next_search(&self) -> &[Route] {
+        &self.later[..self.later.len().min(MAX_SEARCH)]
+    }
+
+    /// Describes the next search to the driver.
     pub(super) fn sought(&self) -> Sought {
-        let routes = self.later.iter().take(MAX_SEARCH).copied().collect();
+        let routes = self.next_search().to_vec();
         Sought { routes, rails: self.remote().rails.clone(), host: self.remote().host.clone() }
     }
 

@@ -48,7 +48,8 @@ pub(crate) struct Learnt {
 /// The reasons of routes that fail at one end, by their place.
 type Reasons = [(u8, String)];
 
-fn reason(reasons: &Reasons, i: usize) -> Option<String> {
+/// Returns the reason of the route at a place.
+pub(super) fn reason(reasons: &Reasons, i: usize) -> Option<String> {
     reasons.iter().find(|(place, _)| usize::from(*place) == i).map(|(_, why)| why.clone())
 }
 
@@ -70,7 +71,7 @@ impl Machine {
     }
 
     pub(super) fn on_search(&mut self, now: Instant, attempts: Attempts, search: Search) -> Result<()> {
-        let (found, expected) = (search.qps.len(), attempts.sought().routes.len());
+        let (found, expected) = (search.qps.len(), attempts.next_search().len());
         if found != expected {
             let what = format!("SEARCH of {}: {found} routes, expected {expected}", self.peer);
             return Err(Error::Protocol(what));
@@ -105,7 +106,7 @@ impl Machine {
         replies: &[Reply],
         theirs: &Reasons,
     ) -> Result<()> {
-        let n = attempts.sought().routes.len();
+        let n = attempts.next_search().len();
         if replies.len() != n {
             return Err(Error::Internal(format!("{} replies of {n}", replies.len())));
         }
@@ -141,7 +142,7 @@ impl Machine {
         found: &Found,
         (ours, theirs): (&Reasons, &Reasons),
     ) -> Result<()> {
-        let routes = attempts.sought().routes;
+        let routes = attempts.next_search().to_vec();
         let all = u64::MAX >> (MAX_SEARCH - routes.len());
         let (answers, open) = (found.answers, found.open);
         if (answers | open) & !all != 0 || answers & open != 0 || open == all {

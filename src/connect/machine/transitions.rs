@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::attempts::{Attempts, Failure, Next};
+use super::search::reason;
 use super::{
     AGAIN, Action, BringUp, Keep, Machine, Outcome, ProbeLimits, Stage, Step, check_wiring, wiring_difference,
 };
@@ -345,9 +346,8 @@ impl Machine {
         let why = |route: usize| {
             let failed = stripes(route).find(|i| !good(i));
             let local = failed.and_then(|i| results[i].clone().err());
-            let reason = |i| reasons.iter().find(|(r, _)| usize::from(*r) == i).map(|(_, why)| why.clone());
             let remote = failed.filter(|i| !remote(*i));
-            let reported = remote.map(|i| reason(i).unwrap_or_else(|| "no reason".to_owned()));
+            let reported = remote.map(|i| reason(reasons, i).unwrap_or_else(|| "no reason".to_owned()));
             Failure::new(self.role, local, reported)
         };
         match attempts.conclude(&works, why) {
