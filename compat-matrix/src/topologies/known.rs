@@ -34,16 +34,17 @@ const ONE_GUID: &[&str] = &["one GUID"];
 /// Trees whose adapters NCCL does not join.
 const SEPARATE: &[&str] =
     &["two cards", "DGX", "DGX Spark", "DGX Spark, parts", "two PCIe links a card", "guest"];
-/// All trees on which both have the same devices, and the same but for the GUIDs of cards.
+/// All trees on which both have the same devices.
 const ALIKE: &[Place] = &[
+    (ONE_GUID, (6, 12)),
     (NO_PCI, (6, 7)),
     (NO_PCI, (9, 9)),
     (ONE_CARD, (6, 7)),
     (ONE_CARD, (9, 12)),
     (SEPARATE, (6, 12)),
-    (ONE_GUID, (6, 12)),
 ];
-const ALIKE_BUT_ONE_GUID: &[Place] = ALIKE.split_at(5).0;
+/// Those on which both have the same GUIDs, too: without the first place.
+const ALIKE_BUT_ONE_GUID: &[Place] = ALIKE.split_at(1).1;
 
 pub(super) const KNOWN: &[Known] = &[
     Known {

@@ -69,8 +69,8 @@ fn ports_of_two_fabrics_with_one_prefix_find_each_other() {
 //= reach.md: a search tries up to 64 pairs at a time, until one works
 #[test]
 fn one_pair_of_thirty_two_ports_is_found() {
-    let alone = |from: usize| move |i: usize| if (from, i) == (100, 17) { 5 } else { from + i };
-    let (ours, theirs) = (ports(1, 0..32), ports(101, (0..32).map(alone(100))));
+    let theirs = (0..32).map(|i| if i == 17 { 5 } else { 100 + i });
+    let (ours, theirs) = (ports(1, 0..32), ports(101, theirs));
     isolated(here!(), &[&PATIENT[..], &[("SOFTVERBS_DEVICES", &ours)]].concat(), || {
         let ctx = init(newest());
         let mut peer = Peer::start_with(&[("SOFTVERBS_DEVICES", &theirs)]);

@@ -16,10 +16,9 @@ pub(super) fn checks(root: &Path, ports: &[Port]) -> Vec<Check> {
 /// Checks the ports that are known to be one physical port.
 fn shared(ports: &[Port]) -> Vec<Check> {
     let mut wires: BTreeMap<usize, Vec<&Port>> = BTreeMap::new();
-    for port in ports {
-        wires.entry(port.wire.unwrap_or(usize::MAX)).or_default().push(port);
+    for (wire, port) in ports.iter().filter_map(|port| Some((port.wire?, port))) {
+        wires.entry(wire).or_default().push(port);
     }
-    wires.remove(&usize::MAX);
     wires.retain(|_, functions| functions.len() > 1);
     let is_extra = |port: &Port| {
         let functions = port.wire.and_then(|wire| wires.get(&wire));
