@@ -188,3 +188,17 @@ fn ring(facts: &Facts) -> String {
         of("typeintra")
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{Page, head, path};
+
+    #[test]
+    fn the_committed_page_has_these_trees_and_known_differences() {
+        let committed = Page::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path())).unwrap();
+        let same = committed.head.trim_end() == head().trim_end();
+        assert!(same, "docs/internals/topologies.md: run make topologies RELEASE=2.32.3 WRITE=1");
+    }
+}
