@@ -113,6 +113,19 @@ impl LocalEndpoint {
         Ok(Self { routes, region, has_mailbox: *has_mailbox })
     }
 
+    /// Returns whether the endpoint is one for these stripes: on the same rails of this end, with the
+    /// same numbers of queue pairs. The peer's rails make no difference before bring-up.
+    pub(crate) fn serves(&self, role: Role, Stripes { each, has_mailbox }: &Stripes) -> bool {
+        let is_one = |(made, (route, qps)): (&Result<LocalRoute, Unmade>, &(Route, usize))| {
+            let rail = |route: &Route| *route.rails.local(role);
+            made.as_ref().is_ok_and(|made| rail(&made.route) == rail(route) && made.qps.len() == *qps)
+        };
+        // Different routes have different rails.
+        *has_mailbox == self.has_mailbox
+            && each.len() == self.routes.len()
+            && self.routes.iter().zip(each).all(is_one)
+    }
+
     /// Sets the addresses of the routes, which were not known when the queue pairs were created. The
     /// rails are the same.
     pub(crate) fn adopt(&mut self, routes: &[Route]) {

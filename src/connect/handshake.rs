@@ -59,8 +59,7 @@ impl Handshake {
         let rotation = rotation(&settings.process, device, handle);
         let (rails, hello) = prepare(settings, device, rotation)?;
         let mut work = LocalWork::new(Role::Connector, settings, rails, None);
-        // Without a guess the handshake creates the queue pairs, and reports what fails then.
-        let wiring = expected_stripes(&hello).and_then(|stripes| work.make(&stripes).ok());
+        let wiring = guess(&mut work, &hello);
         let (process, config) = (&settings.process, &settings.config);
         let connect = config.connect_timeout;
         let first = (&hello, wiring.as_ref());
@@ -68,16 +67,28 @@ impl Handshake {
         Ok(Self::new(device, channel, work, (hello, wiring)))
     }
 
-    /// Begins as the listening end, on a control connection whose peer has sent its HELLO.
+    /// Creates the queue pairs of the listening end before its peer has come, which creates its own at
+    /// the same time. `None` without a guess.
+    pub(crate) fn expect(settings: &Arc<Settings>, device: &'static Device) -> Option<LocalWork> {
+        let (rails, hello) = prepare(settings, device, 0).ok()?;
+        let mut work = LocalWork::new(Role::Acceptor, settings, rails, None);
+        guess(&mut work, &hello).map(|_| work)
+    }
+
+    /// Begins as the listening end, on a control connection whose peer has sent its HELLO. `expected`
+    /// are the queue pairs that exist.
     pub(crate) fn accept(
         settings: &Arc<Settings>,
         device: &'static Device,
         mut channel: Channel,
+        expected: Option<LocalWork>,
     ) -> Result<Self> {
         let seat = channel.take_seat();
         match prepare(settings, device, 0) {
             Ok((rails, hello)) => {
-                let work = LocalWork::new(Role::Acceptor, settings, rails, None);
+                let new = || LocalWork::new(Role::Acceptor, settings, Vec::new(), None);
+                let mut work = expected.unwrap_or_else(new);
+                work.set_rails(rails);
                 let new = Self::new(device, channel, work, (hello, None));
                 Ok(Self { _seat: seat, ..new })
             }
@@ -369,6 +380,12 @@ impl Handshake {
         self.proved = self.is_proved();
         self.channel.take().ok_or_else(ended)
     }
+}
+
+/// Creates the queue pairs of the stripes that this end expects. Without a guess the handshake creates
+/// them, and reports what fails then.
+fn guess(work: &mut LocalWork, hello: &Hello) -> Option<Wiring> {
+    expected_stripes(hello).and_then(|stripes| work.make(&stripes).ok())
 }
 
 fn ended() -> Error {

@@ -62,16 +62,42 @@ impl LocalWork {
         Self { stage: Stage::None, role, settings, rails, routes: Vec::new(), former }
     }
 
-    /// Creates the queue pairs of the stripes, and describes them to the peer.
+    /// Creates the queue pairs of the stripes, and describes them to the peer. Queue pairs that exist
+    /// and were not connected yet are used if they serve these stripes, too.
     pub(crate) fn make(&mut self, stripes: &Stripes) -> Result<Wiring> {
-        // The queue pairs of the attempt before are destroyed first.
-        self.discard();
-        let Self { role, settings, rails, former, .. } = self;
-        let local = LocalEndpoint::new(*role, settings, rails, stripes, former.as_ref())?;
+        self.routes = stripes.each.iter().map(|(route, _)| *route).collect();
+        let unused = match self.take() {
+            Stage::Made(local) if self.former.is_none() && local.serves(self.role, stripes) => Some(local),
+            // The queue pairs of the attempt before are destroyed first.
+            _ => None,
+        };
+        let Self { role, settings, rails, routes, former, .. } = self;
+        let local = match unused {
+            Some(mut local) => {
+                local.adopt(routes);
+                local
+            }
+            None => LocalEndpoint::new(*role, settings, rails, stripes, former.as_ref())?,
+        };
         let wiring = local.message(*role, settings)?;
         self.stage = Stage::Made(local);
-        self.routes = stripes.each.iter().map(|(route, _)| *route).collect();
         Ok(wiring)
+    }
+
+    /// Sets the rails as they were read last. Queue pairs of an adapter that was opened again since the
+    /// rails before were read are destroyed.
+    pub(crate) fn set_rails(&mut self, rails: Vec<LocalRail>) {
+        let before = std::mem::replace(&mut self.rails, rails);
+        let pd = |rails: &[LocalRail], route: &Route| {
+            rails.get(*route.rails.local(self.role)).map(|rail| Arc::clone(&rail.pd))
+        };
+        let stays = |route: &Route| match (pd(&before, route), pd(&self.rails, route)) {
+            (Some(before), Some(now)) => Arc::ptr_eq(&before, &now),
+            _ => false,
+        };
+        if !self.routes.iter().all(stays) {
+            self.discard();
+        }
     }
 
     /// Destroys what there is of the attempt.

@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 
 use crate::connect::again::{Broken, Connecting};
 use crate::connect::handshake::Handshake;
+use crate::connect::local_work::LocalWork;
 use crate::control::{Channel, Listener, Options};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -126,6 +127,18 @@ struct UnderWay {
     handshakes: Vec<Handshake>,
     /// The last one that broke, whose connector tries again.
     broken: Option<Broken>,
+    expected: Expected,
+}
+
+/// The queue pairs for the first peer, which usually has the same rails as this end.
+#[derive(Debug, Default)]
+enum Expected {
+    /// None yet: they are created when a call has nothing else to do.
+    #[default]
+    Unmade,
+    Made(Box<LocalWork>),
+    /// A peer has come, or they could not be created.
+    Over,
 }
 
 /// A listening end, and the handshakes in progress.
@@ -171,16 +184,23 @@ impl Listening {
         accepted
     }
 
-    fn poll(&self, UnderWay { handshakes, broken }: &mut UnderWay) -> Result<Option<RecvComm>> {
+    fn poll(&self, UnderWay { handshakes, broken, expected }: &mut UnderWay) -> Result<Option<RecvComm>> {
         let mut failed = self.listener.refused();
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
         // The next one follows at the next call.
         if let Some(channel) = self.listener.try_accept_unflushed()? {
             make_room(handshakes, self.settings.process.control.seats.limit(UNDER_WAY_MAX));
-            match Handshake::accept(&self.settings, self.device, channel) {
+            let expected = match std::mem::replace(expected, Expected::Over) {
+                Expected::Made(work) => Some(*work),
+                Expected::Unmade | Expected::Over => None,
+            };
+            match Handshake::accept(&self.settings, self.device, channel, expected) {
                 Ok(handshake) => handshakes.push(handshake),
                 Err(e) => fail(e),
             }
+        } else if let Expected::Unmade = expected {
+            let made = Handshake::expect(&self.settings, self.device);
+            *expected = made.map_or(Expected::Over, |work| Expected::Made(Box::new(work)));
         }
         let mut i = 0;
         while i < handshakes.len() {
