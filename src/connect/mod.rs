@@ -34,6 +34,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::proto::{Handle, STATE_OFFSET};
 use crate::split::{HintSource, Splitter};
+use crate::stats::Traffic;
 use crate::transport::{RecvComm, SendComm, Settings};
 
 /// A connection attempt between two calls of `connect`.
@@ -122,7 +123,7 @@ impl PendingConnects {
 }
 
 /// The handshakes of a listener.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct UnderWay {
     handshakes: Vec<Handshake>,
     /// The last one that broke, whose connector tries again.
@@ -131,13 +132,12 @@ struct UnderWay {
 }
 
 /// The queue pairs for the first peer, which usually has the same rails as this end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 enum Expected {
     /// None yet: they are created when a call has nothing else to do.
-    #[default]
     Unmade,
     Made(Box<LocalWork>),
-    /// A peer has come, or they could not be created.
+    /// There are none, and none are created.
     Over,
 }
 
@@ -164,7 +164,12 @@ impl Listening {
         let options = Options { sout, adapters: &adapters, ..Options::from(&*settings.config) };
         let listener = Listener::open(&settings.process.control, &options)?;
         *handle = listener.handle().encode();
-        let handshakes = Mutex::new(Some(UnderWay::default()));
+        let expected = match settings.traffic {
+            Traffic::Messages => Expected::Unmade,
+            // A peer comes with its first put, if there is one.
+            Traffic::Windows => Expected::Over,
+        };
+        let handshakes = Mutex::new(Some(UnderWay { handshakes: Vec::new(), broken: None, expected }));
         Ok(Self { listener, settings: Arc::clone(settings), device, handshakes })
     }
 

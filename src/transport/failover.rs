@@ -348,10 +348,21 @@ impl Comm {
     /// that is done: NCCL may use the memory for something else then. What an adapter that hangs has
     /// is left to it.
     pub(crate) fn destroy(&mut self) {
-        for rail in self.all_rails().iter() {
-            if self.rails[rail].is_alive() {
-                self.destroy_rail(rail, Urgency::High);
-            }
+        let alive: RailSet = self.all_rails().iter().filter(|rail| self.rails[*rail].is_alive()).collect();
+        let dead = self.all_rails().without(alive);
+        let region = self.region.take();
+        let of_dead = region.select(dead.iter());
+        let each: Vec<_> = alive.iter().map(|rail| (rail, region.select(std::iter::once(rail)))).collect();
+        // The adapters' threads drop the last of each registration.
+        drop(region);
+        for (rail, region) in each {
+            let (queues, _) = self.rails[rail].take_queues();
+            let nic = Arc::clone(&self.rails[rail].nic);
+            self.destroy_on(&nic, Urgency::High, move || {
+                let destroyed = queues.destroy();
+                drop(region);
+                destroyed
+            });
         }
         for fence in std::mem::take(&mut self.fences) {
             match fence.wait() {
@@ -364,8 +375,8 @@ impl Comm {
         }
         // Not waited for: no data uses an attempt, whose step may wait for the network.
         self.drop_attempt();
-        if let Some(rail) = self.rails.first() {
-            rail.nic.worker().release(self.region.take());
+        if let Some(rail) = dead.iter().next() {
+            self.rails[rail].nic.worker().release(of_dead);
         }
     }
 
