@@ -16,8 +16,16 @@ use nccl_net_mpib::simulation::proto::{Addr, Handle};
 /// Numbers of system calls that do not exist, by which the traced thread marks what it is about to
 /// do; the last one says that it is over.
 const MARKS: i64 = 1 << 20;
-const NAMES: [&str; 7] =
-    ["listen", "first connect", "connect", "idle connect", "accept", "idle accept", "idle test"];
+const NAMES: [&str; 8] = [
+    "listen",
+    "first connect",
+    "connect",
+    "idle connect",
+    "accept",
+    "idle accept",
+    "idle test",
+    "first accept",
+];
 const OVER: usize = NAMES.len();
 
 /// System calls that one call may make, at most. The costliest looks at the network interfaces and
@@ -71,6 +79,8 @@ fn traced(rests: &AtomicBool) {
         assert_eq!(marked(kind, || table.connect(ctx, 0, handle)), (Success, Ptr::default()));
     };
     unanswered(1, &mut nobody);
+    // Creates the queue pairs for a peer.
+    assert_eq!(marked(7, || table.accept(listen)), (Success, Ptr::default()));
     // Neither call makes progress, no matter how often it is repeated.
     while !rests.load(Ordering::Relaxed) {
         unanswered(3, &mut nobody);
