@@ -48,10 +48,10 @@ pub struct Options {
     pub poll: Duration,
     /// A user, besides root and this process's own, who may own the socket and the file.
     pub agent_uid: Option<u32>,
-    /// How long the agent may take for one answer.
+    /// How long the agent may take for one answer: [`ANSWER_TIMEOUT`].
     pub answer_timeout: Duration,
     /// How long an entry may be half-written, or have other addresses, before that counts as a
-    /// fault.
+    /// fault: [`SETTLE_TIMEOUT`].
     pub settle_timeout: Duration,
     /// Wait before the first reconnect. It doubles with each failure, up to 20 times this.
     pub reconnect: Duration,
@@ -60,6 +60,12 @@ pub struct Options {
     /// Least time between two log lines on one subject.
     pub report_gap: Duration,
 }
+
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a connection that must have a hint waits for it: the time of one answer and of one whole
+/// entry.
+pub(crate) const PATIENCE: Duration = ANSWER_TIMEOUT.saturating_add(SETTLE_TIMEOUT);
 
 impl From<&Config> for Options {
     fn from(config: &Config) -> Self {
@@ -74,8 +80,8 @@ impl From<&Config> for Options {
             files: one_or(&config.hints, HINTS_NAME),
             poll: Duration::from_micros(config.hint_poll_us.into()),
             agent_uid: config.agent_uid,
-            answer_timeout: Duration::from_secs(5),
-            settle_timeout: Duration::from_secs(1),
+            answer_timeout: ANSWER_TIMEOUT,
+            settle_timeout: SETTLE_TIMEOUT,
             reconnect: Duration::from_millis(100),
             refused_again: Duration::from_secs(10),
             report_gap: Duration::from_secs(1),
@@ -84,12 +90,6 @@ impl From<&Config> for Options {
 }
 
 impl Options {
-    /// Returns how long a connection that must have a hint waits for it: the time of one answer and
-    /// of one whole entry.
-    pub(crate) fn patience(&self) -> Duration {
-        self.answer_timeout + self.settle_timeout
-    }
-
     /// Returns where the hint file of the agent on `socket` may lie, likely places first. If
     /// several files are possible, the one beside the socket is the agent's.
     pub(super) fn files_of(&self, socket: Option<&Path>) -> Vec<PathBuf> {
@@ -163,16 +163,17 @@ impl Clients {
     ///
     /// # Errors
     /// The thread, or the descriptor that wakes it, cannot be made.
-    pub(crate) fn attach(&self, options: &Options) -> Result<()> {
+    pub(crate) fn attach(&self, options: impl FnOnce() -> Options) -> Result<()> {
         let mut attached = self.attached.lock();
         let now = Instant::now();
         if attached.client.is_some() || attached.looked.is_some_and(|at| now < at + LOOK_EVERY) {
             return Ok(());
         }
         attached.looked = Some(now);
+        let options = options();
         let trust = options.trust();
         if options.sockets.iter().any(|socket| check_socket(socket, &trust).is_ok()) {
-            let client = self.get(options)?;
+            let client = self.get(&options)?;
             client.attach();
             attached.client = Some(client);
         }

@@ -3,6 +3,7 @@
 //! A failed `ibv_modify_qp` is retried after a pause, since the kernel may still be resolving the
 //! peer's address. Nothing here sleeps, and no route waits for another one.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::config::Config;
@@ -30,7 +31,7 @@ pub(crate) struct Bringup {
     remote: RemoteMemory,
     mtus: [u32; MAX_RAILS],
     /// The peer's name.
-    name: String,
+    name: Arc<str>,
     /// Routes that were given up without a try.
     untried: RailSet,
 }
@@ -64,7 +65,7 @@ impl Bringup {
         local: LocalEndpoint,
         role: Role,
         local_rails: &[LocalRail],
-        name: String,
+        name: Arc<str>,
         peer: BringUp,
         known: impl Fn(&Route) -> Option<String>,
     ) -> Self {
@@ -139,7 +140,7 @@ impl RouteBringup {
         Self::InProgress(InProgress { local, remote, started: now, next_try: now, changes: 0, failed: 0 })
     }
 
-    fn step(&mut self, with: &BringupContext<'_>, name: &str, until: Instant) {
+    fn step(&mut self, with: &BringupContext<'_>, name: &Arc<str>, until: Instant) {
         let Self::InProgress(bringup) = self else { return };
         if Instant::now() < bringup.next_try {
             return;

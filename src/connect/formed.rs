@@ -1,6 +1,6 @@
 //! A connection that the probes have confirmed and that both ends have not committed to yet.
 
-use crate::agent::{Addresses, Options, Subscription};
+use crate::agent::{Addresses, Options, PATIENCE, Subscription};
 use crate::config::Config;
 use crate::connect::endpoint::Endpoint;
 use crate::connect::local_rails::LocalRail;
@@ -126,7 +126,7 @@ impl Formed {
 }
 
 /// Makes the rail of a route that does not work yet.
-fn dead_rail(local: &LocalRail, (role, route): (Role, &Route), peer: &RailInfo, name: String) -> Rail {
+fn dead_rail(local: &LocalRail, (role, route): (Role, &Route), peer: &RailInfo, name: Arc<str>) -> Rail {
     let gid = local.gids[*route.addrs.local(role)];
     let remote_gid = peer.addrs[*route.addrs.remote(role)].gid;
     let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name };
@@ -141,8 +141,7 @@ pub(crate) fn unhinted(peer: &str, flow: &Subscription, config: &Config) -> Erro
     Error::Usage(format!(
         "no hint for the connection with {peer} within {:?}: {why}. Start the agent of this host, or set MPIB_AGENT_SOCKET and \
          MPIB_HINTS to where it is; without MPIB_STRICT=1 MPIB_SPLIT={} decides until a hint arrives (MPIB_STRICT=1)",
-        options.patience(),
-        config.split,
+        PATIENCE, config.split,
     ))
 }
 
@@ -155,7 +154,7 @@ pub(crate) fn unhinted(peer: &str, flow: &Subscription, config: &Config) -> Erro
 fn register(settings: &Settings, plan: Plan, rails: &[Rail], peer: &str) -> Result<Option<Subscription>> {
     let Settings { process, config, .. } = settings;
     if !plan.takes_hints(config) {
-        process.agent.attach(&Options::from(&**config))?;
+        process.agent.attach(|| Options::from(&**config))?;
         return Ok(None);
     }
     let [sout, sup] = rails else { return Ok(None) };

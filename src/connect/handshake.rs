@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::agent::{Options, Subscription};
+use crate::agent::{PATIENCE, Subscription};
 use crate::connect::formed::{Formed, check_distance, unhinted};
 use crate::connect::known_failures::KnownFailures;
 use crate::connect::local_rails::{add_others, prepare, rotation};
@@ -108,8 +108,7 @@ impl Handshake {
         first: (Hello, Option<Wiring>),
     ) -> Self {
         let (name, config) = (device.name.to_string_lossy().into_owned(), &work.settings.config);
-        let patience = Options::from(&**config).patience();
-        let machine = Machine::new(work.role, Instant::now(), config, name, first, patience);
+        let machine = Machine::new(work.role, Instant::now(), config, name, first, PATIENCE);
         Self {
             device,
             channel: Some(channel),
@@ -372,7 +371,7 @@ impl Handshake {
     }
 
     /// Describes the peer for a log.
-    pub(crate) fn peer(&self) -> String {
+    pub(crate) fn peer(&self) -> Arc<str> {
         self.channel.as_ref().map_or_else(|| "a peer".into(), Channel::describe)
     }
 

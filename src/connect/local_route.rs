@@ -286,7 +286,7 @@ impl LocalRoute {
         self,
         with: &BringupContext<'_>,
         remote: &RouteWiring,
-        name: &str,
+        name: &Arc<str>,
     ) -> Result<(Rail, Option<Ece>)> {
         let (local, peer) = (with.local(&self.route), with.peer(&self.route));
         let (gid, remote_gid) = with.gids(&self.route);
@@ -308,7 +308,7 @@ impl LocalRoute {
             let own = qp.number();
             Ok(SendQueue::new(qp.ready()?, own))
         });
-        let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: name.to_owned() };
+        let names = Names { local_gid: gid.raw, remote_gid, gid_kind: gid.kind, peer: Arc::clone(name) };
         let RouteCq { cq, shared: shares_cq } = self.cq;
         let (mut receives, nic) = (self.receives, Arc::clone(&local.nic));
         receives

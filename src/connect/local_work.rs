@@ -121,7 +121,12 @@ impl LocalWork {
 
     /// Begins to connect the queue pairs to the peer's, but not on routes that are `known` not to
     /// work.
-    pub(crate) fn join(&mut self, name: String, peer: BringUp, known: Option<&KnownFailures>) -> Result<()> {
+    pub(crate) fn join(
+        &mut self,
+        name: Arc<str>,
+        peer: BringUp,
+        known: Option<&KnownFailures>,
+    ) -> Result<()> {
         let Stage::Made(local) = self.take() else { return Err(out_of_place()) };
         let why = |route: &Route| known.and_then(|known| known.of(self.role, &self.rails, route));
         self.stage = Stage::BringUp(Bringup::start(local, self.role, &self.rails, name, peer, why));

@@ -39,7 +39,7 @@ struct Rebuild {
     place: RailRole,
     /// The addresses of the rails when they failed.
     gids: Ends<[u8; 16]>,
-    peer: String,
+    peer: Arc<str>,
     /// The address of the peer's control memory.
     remote: u64,
     /// What this end has made.
@@ -174,6 +174,6 @@ impl Rebuild {
             retry_until: Instant::now() + config.connect_timeout / 2,
             last: true,
         };
-        self.work.join(self.peer.clone(), with, None)
+        self.work.join(Arc::clone(&self.peer), with, None)
     }
 }

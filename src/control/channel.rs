@@ -265,7 +265,7 @@ impl Channel {
     }
 
     /// Describes the peer for a log: address, and host and process once known.
-    pub fn describe(&self) -> String {
+    pub fn describe(&self) -> Arc<str> {
         self.link.describe()
     }
 

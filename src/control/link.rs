@@ -45,8 +45,10 @@ struct Inner {
     phase: Phase,
     /// The last address of the peer.
     peer: Option<SocketAddr>,
-    /// Host and process, once the peer's HELLO has come.
-    who: String,
+    /// Its host and process, once its HELLO has come.
+    who: Option<(String, u32)>,
+    /// Both together: "10.0.0.2:4711 (node7, pid 42)". `None` before the peer was reached.
+    name: Option<Arc<str>>,
     inbox: VecDeque<Message>,
     /// The message that the owner waits for.
     step: Option<&'static str>,
@@ -171,7 +173,7 @@ impl Link {
         }
         waiting.into_iter().for_each(|frame| wire.append(frame));
         inner.phase = Phase::Handshake(wire);
-        inner.peer = Some(canonical(peer));
+        inner.set_peer(canonical(peer));
         if let Some(redial) = &mut inner.redial {
             redial.set_key(key);
         }
@@ -204,7 +206,7 @@ impl Link {
                 return None;
             }
         };
-        inner.peer = wire.peer().or(inner.peer);
+        wire.peer().into_iter().for_each(|peer| inner.set_peer(peer));
         let open = Phase::Open { wire, resumed: Some(Instant::now()) };
         self.enter(&mut inner, open, ChannelEvent::Resumed).into_iter().for_each(Wire::abandon);
         broke
@@ -263,8 +265,8 @@ impl Link {
         self.lock().phase.wire()?.local()
     }
 
-    pub(super) fn describe(&self) -> String {
-        self.lock().name().unwrap_or_else(|| "the peer".into())
+    pub(super) fn describe(&self) -> Arc<str> {
+        self.lock().name.clone().unwrap_or_else(|| "the peer".into())
     }
 
     pub(super) fn expect(&self, step: Option<&'static str>) {
@@ -448,7 +450,7 @@ impl Link {
             | Message::Numbered(_)
             | Message::Refuse { .. } => {
                 if let Message::Hello(hello) = &message {
-                    inner.who = format!(" ({}, pid {})", hello.host, hello.pid);
+                    inner.set_who(&hello.host, hello.pid);
                 }
                 inner.inbox.push_back(message);
                 inner.pending.push(ChannelEvent::Message);
@@ -487,16 +489,28 @@ impl Link {
 }
 
 impl Inner {
-    /// "10.0.0.2:4711 (node7, pid 42)"; `None` before the peer was reached.
-    fn name(&self) -> Option<String> {
-        self.peer.map(|peer| format!("{peer}{}", self.who))
+    fn set_peer(&mut self, peer: SocketAddr) {
+        self.peer = Some(peer);
+        self.set_name();
+    }
+
+    fn set_who(&mut self, host: &str, pid: u32) {
+        self.who = Some((host.to_owned(), pid));
+        self.set_name();
+    }
+
+    fn set_name(&mut self) {
+        self.name = self.peer.map(|peer| match &self.who {
+            Some((host, pid)) => format!("{peer} ({host}, pid {pid})").into(),
+            None => peer.to_string().into(),
+        });
     }
 
     /// Returns the error of a connection that has ended. A peer that was never reached has no name.
     fn error(&self) -> Option<Error> {
         let Phase::Ended(end) = &self.phase else { return None };
         let during = self.step.map_or(String::new(), |step| format!(" while this end waited for {step}"));
-        let peer = self.name();
+        let peer = &self.name;
         let name = peer.as_deref().unwrap_or("the peer");
         Some(match end {
             // The reason names the addresses.

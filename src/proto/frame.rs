@@ -104,13 +104,16 @@ pub(crate) fn hello_of_version(claim: &Claim) -> Vec<u8> {
     out.bytes
 }
 
+/// Room for nearly every message, with its tag.
+const USUAL_BYTES: usize = 512;
+
 impl Message {
     /// Returns the whole frame, without a tag.
     ///
     /// # Errors
     /// The message exceeds a limit of the protocol.
     pub fn encode(&self) -> Result<Vec<u8>, DecodeError> {
-        let mut out = Writer::default();
+        let mut out = Writer::with_capacity(USUAL_BYTES);
         self.write(out.u32(0));
         let mut frame = out.finish()?;
         let len = frame.len() - HEADER_BYTES;

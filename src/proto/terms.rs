@@ -87,6 +87,9 @@ layout! {
 impl Terms {
     /// Returns the settings that differ and matter for these two ends, with both values.
     pub fn differences(&self, peer: &Self) -> Vec<String> {
+        if self == peer {
+            return Vec::new();
+        }
         let set = |fixed| if fixed { "set" } else { "unset" }.to_owned();
         let mpib = [
             ("MPIB_MODE", (self.mode as u8).to_string(), (peer.mode as u8).to_string()),

@@ -163,6 +163,10 @@ pub(super) struct Writer {
 }
 
 impl Writer {
+    pub(super) fn with_capacity(bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes), fault: None }
+    }
+
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
         self.bytes.extend_from_slice(bytes);
         self

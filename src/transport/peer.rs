@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_millis(200);
 pub(crate) struct Peer {
     /// `None` once this end has closed the channel.
     channel: Option<Channel>,
-    name: String,
+    name: Arc<str>,
     lost_since: Option<Instant>,
     /// A check after [`GRACE`] has asked for one more poll.
     polls_last: bool,

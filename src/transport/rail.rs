@@ -68,7 +68,7 @@ pub(crate) struct Names {
     pub(crate) local_gid: [u8; 16],
     pub(crate) remote_gid: [u8; 16],
     pub(crate) gid_kind: GidKind,
-    pub(crate) peer: String,
+    pub(crate) peer: Arc<str>,
 }
 
 impl Rail {
@@ -225,7 +225,7 @@ impl Rail {
         let loopback = self.is_loopback(completion.qpn());
         let (remote_gid, peer) = match loopback {
             true => (self.names.local_gid, "this adapter (loopback)"),
-            false => (self.names.remote_gid, self.names.peer.as_str()),
+            false => (self.names.remote_gid, &*self.names.peer),
         };
         let remote_qpn =
             self.queue_pairs().find(|l| l.number() == completion.qpn()).map_or(0, |l| l.remote_qpn);

@@ -197,7 +197,7 @@ pub(crate) struct Machine {
     /// The WIRING that a connector has sent with its HELLO.
     sent: Option<Wiring>,
     /// Name of the peer, for logs and errors.
-    peer: String,
+    peer: Arc<str>,
     /// Whether the control connection is established. Its own time limit counts before.
     connected: bool,
     /// No attempt begins later.
@@ -285,7 +285,7 @@ impl Machine {
     }
 
     /// Names the peer in logs and errors.
-    pub(crate) fn set_peer(&mut self, name: String) {
+    pub(crate) fn set_peer(&mut self, name: Arc<str>) {
         self.peer = name;
     }
 

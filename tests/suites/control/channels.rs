@@ -43,7 +43,7 @@ fn a_channel_has_the_addresses_and_names_of_both_ends() {
     assert_eq!(connector.peer(), acceptor.local());
     assert_eq!(connector.local(), acceptor.peer());
     let peer = acceptor.peer().unwrap();
-    assert_eq!(acceptor.describe(), format!("{peer} (connector, pid 42)"));
+    assert_eq!(*acceptor.describe(), format!("{peer} (connector, pid 42)"));
     assert_eq!((connector.state(), acceptor.state()), (ChannelState::Open, ChannelState::Open));
 }
 

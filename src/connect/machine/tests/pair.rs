@@ -230,7 +230,7 @@ impl Sim<'_> {
                 && let Some((_, message)) = node.inbox.pop_front()
             {
                 self.note(node.role, format_args!("receives {}", message.name()));
-                node.machine.set_peer(format!("the {}", peer.role));
+                node.machine.set_peer(format!("the {}", peer.role).into());
                 node.machine.on_message(now, message);
             } else if node.lost.as_ref().is_some_and(|(at, _)| *at <= self.now) {
                 node.inbox.clear();
