@@ -160,7 +160,8 @@ fn one_guid() -> Tree {
     Tree {
         name: "one GUID",
         what: "one GPU; four cards of 100 Gb/s whose driver gives them one system image GUID, as hfi1 \
-               does (ROCm/rocm-systems#11138; read 2026-11-29)",
+               does (ROCm/rocm-systems#11138; read 2026-11-29). The GPU's link of 48 GB/s carries three \
+               channels: NCCL counts 6/5 of a GPU's traffic through an Intel CPU (src/graph/search.cc)",
         roots: vec![Root::new("0000:00", 0, [vec![gpus], (0..4).map(card).collect()].concat())],
         settings: &[],
         elsewhere: Vec::new(),
