@@ -77,6 +77,10 @@ metrics! {
     MemoryPrivate: "memory of a connection, private", "KiB", Lower, Goal::RatioAtMost(1.0);
     NullTime8: "message of 8 B, 8 in flight", "ns", Lower, Goal::RatioAtMost(0.55);
     NullTime1: "message of 8 B, one at a time", "ns", Lower, Goal::RatioAtMost(0.6);
+    NullTimeOf32: "message of 8 B, by turns on 32 connections", "ns", Lower, Goal::RatioAtMost(0.8);
+    NullTimeOf128: "message of 8 B, by turns on 128 connections", "ns", Lower, Goal::RatioAtMost(0.8);
+    NullTimeOf256: "message of 8 B, by turns on 256 connections", "ns", Lower, Goal::RatioAtMost(0.8);
+    NullTimeOf1000: "message of 8 B, by turns on 1,000 connections", "ns", Lower, Goal::RatioAtMost(0.9);
     NullTimeEmptyTest: "test that finds nothing", "ns", Lower, Goal::RatioAtMost(1.0);
     NullTimeEarlyIsend: "isend before its receive", "ns", Lower, Goal::RatioAtMost(1.0);
     Instructions8: "instructions, 8 in flight", "", Lower, Goal::None;

@@ -44,6 +44,8 @@ pub(super) struct Solo {
     pub(super) workload: Workload,
     pub(super) size: usize,
     pub(super) depth: usize,
+    /// Connections, which take turns.
+    pub(super) connections: usize,
     pub(super) groups: u64,
     pub(super) repeat: u32,
 }
@@ -51,7 +53,7 @@ pub(super) struct Solo {
 impl Solo {
     /// One group of messages of 8 bytes.
     pub(super) const MESSAGES: Self =
-        Self { workload: Workload::Messages, size: 8, depth: DEPTH, groups: 1, repeat: 1 };
+        Self { workload: Workload::Messages, size: 8, depth: DEPTH, connections: 1, groups: 1, repeat: 1 };
 }
 
 /// Instructions of one message, or of one call.
@@ -309,6 +311,7 @@ impl Work<'_> {
         command.arg(solo::COMMAND).arg("--plugin").arg(&one.plugin);
         command.args(["--version", &one.check()?.to_string(), "--workload", run.workload.name()]);
         command.args(["--size", &run.size.to_string(), "--depth", &run.depth.to_string()]);
+        command.args(["--connections", &run.connections.to_string()]);
         command.args(["--groups", &run.groups.to_string(), "--repeat", &run.repeat.to_string()]);
         command.arg("--output").arg(&counts);
         if let Some(table) = &one.table {

@@ -32,9 +32,23 @@ const RUNS: [(Solo, Metric, Metric); 4] = [
     ),
 ];
 
+/// Connections that take turns, one message at a time on each. There are about as many messages in all
+/// in each run.
+const TURNS: [(usize, u64, Metric); 4] = [
+    (32, 30, Metric::NullTimeOf32),
+    (128, 10, Metric::NullTimeOf128),
+    (256, 5, Metric::NullTimeOf256),
+    (1_000, 2, Metric::NullTimeOf1000),
+];
+
 /// Runs one contestant's part of a round.
 pub(super) fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure> {
     for (run, time, _) in RUNS {
+        let counts = work.solo(&of.scenario, index, run)?;
+        of.add(time, index, work.contestants.len(), counts.nanoseconds);
+    }
+    for (connections, groups, time) in TURNS {
+        let run = Solo { depth: 1, connections, groups, repeat: REPEAT, ..Solo::MESSAGES };
         let counts = work.solo(&of.scenario, index, run)?;
         of.add(time, index, work.contestants.len(), counts.nanoseconds);
     }

@@ -7,6 +7,7 @@
 use std::{
     fs,
     mem::ManuallyDrop,
+    num::NonZeroUsize,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -75,7 +76,10 @@ pub(crate) struct SoloArgs {
     /// Messages of a group.
     #[arg(long, default_value = "1", value_parser = depth)]
     pub(crate) depth: usize,
-    /// Groups of `depth` messages, or calls.
+    /// Connections, which take turns: one group on each.
+    #[arg(long, default_value = "1")]
+    pub(crate) connections: NonZeroUsize,
+    /// Groups of `depth` messages on each connection, or calls.
     #[arg(long)]
     pub(crate) groups: u64,
     /// Repetitions of all of these. The fastest one is reported.
@@ -139,13 +143,14 @@ pub(crate) fn main(args: &SoloArgs) -> Result<(), Failure> {
     };
     // NCCL reads the properties before it uses a device.
     net.properties(device)?;
-    let solo = Solo::connect(&net, device, args)?;
+    let connect = |_| Solo::connect(&net, device, args);
+    let all: Vec<Solo> = (0..args.connections.get()).map(connect).collect::<Result<_, _>>()?;
     if args.null {
         // SAFETY: this thread alone uses the connection, both ends and their memory are here.
         unsafe { rails::complete_at_once() }?;
     }
-    let counts = solo.run(table, args)?;
-    solo.close()?;
+    let counts = run(&all, table, args)?;
+    all.into_iter().try_for_each(Solo::close)?;
     net.finalize()?;
     let text = serde_json::to_string(&counts).tool("encode the counts")?;
     fs::write(&args.output, text).tool(format!("write {}", args.output.display()))
@@ -177,33 +182,14 @@ impl Solo {
         Ok(Self { send, recv, from, to, regions })
     }
 
-    fn run(&self, table: Table, args: &SoloArgs) -> Result<Counts, Failure> {
+    /// Returns the calls of the connection.
+    ///
+    /// # Safety
+    /// The table is that of the connection, which is not closed while the result is used.
+    unsafe fn thin(&self, table: Table, args: &SoloArgs) -> Thin {
         let ends = ((&self.send, &self.from), (&self.recv, &self.to));
-        // SAFETY: comms of this table and their registrations, which `close` ends later.
-        let thin = unsafe { Thin::new(table, ends.0, ends.1, args.size, args.optional) };
-        let each = match args.workload {
-            Workload::Messages => args.depth as u64,
-            Workload::EmptyTest | Workload::EarlyIsend => 1,
-        };
-        let messages = args.groups * each;
-        if args.repeat > 1 {
-            (0..WARM_UP).try_for_each(|_| thin.group(args.depth)).map_err(|f| *f)?;
-        }
-        let before = rails::verbs().filter(|_| !args.null);
-        let mut best = Duration::MAX;
-        for _ in 0..args.repeat {
-            best = best.min(repetition(&thin, args).map_err(|f| *f)?);
-        }
-        let verbs = rails::verbs().zip(before).map(|(now, then)| {
-            let new = now.with(&then, u64::wrapping_sub);
-            Verbs {
-                work_requests: new.writes + new.writes_with_imm + new.sends + new.sends_with_imm + new.reads,
-                receives: new.receives,
-                doorbells: new.doorbells,
-                completions: new.send_cqes + new.recv_cqes,
-            }
-        });
-        Ok(Counts { messages, nanoseconds: best.as_secs_f64() * 1e9 / messages.max(1) as f64, verbs })
+        // SAFETY: the caller's promise.
+        unsafe { Thin::new(table, ends.0, ends.1, args.size, args.optional) }
     }
 
     /// Closes the connection, and checks that the last message arrived.
@@ -221,13 +207,44 @@ impl Solo {
     }
 }
 
-/// Runs the workload once; returns how long it took. At least one message has moved at its end.
-fn repetition(thin: &Thin, args: &SoloArgs) -> Outcome<Duration> {
+/// Runs the workload on all connections.
+fn run(all: &[Solo], table: Table, args: &SoloArgs) -> Result<Counts, Failure> {
+    // SAFETY: connections of this table, which are closed later.
+    let thins: Vec<Thin> = all.iter().map(|solo| unsafe { solo.thin(table, args) }).collect();
+    let each = match args.workload {
+        Workload::Messages => thins.len() as u64 * args.depth as u64,
+        Workload::EmptyTest | Workload::EarlyIsend => 1,
+    };
+    let messages = args.groups * each;
+    if args.repeat > 1 {
+        let warm_up = |thin: &Thin| (0..WARM_UP).try_for_each(|_| thin.group(args.depth));
+        thins.iter().try_for_each(warm_up).map_err(|f| *f)?;
+    }
+    let before = rails::verbs().filter(|_| !args.null);
+    let mut best = Duration::MAX;
+    for _ in 0..args.repeat {
+        best = best.min(repetition(&thins, args).map_err(|f| *f)?);
+    }
+    let verbs = rails::verbs().zip(before).map(|(now, then)| {
+        let new = now.with(&then, u64::wrapping_sub);
+        Verbs {
+            work_requests: new.writes + new.writes_with_imm + new.sends + new.sends_with_imm + new.reads,
+            receives: new.receives,
+            doorbells: new.doorbells,
+            completions: new.send_cqes + new.recv_cqes,
+        }
+    });
+    Ok(Counts { messages, nanoseconds: best.as_secs_f64() * 1e9 / messages.max(1) as f64, verbs })
+}
+
+/// Runs the workload once, calls on the first connection; returns how long it took. At least one message has moved at its end.
+fn repetition(thins: &[Thin], args: &SoloArgs) -> Outcome<Duration> {
+    let thin = &thins[0];
     match args.workload {
         Workload::Messages => {
             let begin = Instant::now();
             for _ in 0..args.groups {
-                thin.group(args.depth)?;
+                thins.iter().try_for_each(|thin| thin.group(args.depth))?;
             }
             Ok(begin.elapsed())
         }
