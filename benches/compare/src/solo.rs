@@ -237,7 +237,8 @@ fn run(all: &[Solo], table: Table, args: &SoloArgs) -> Result<Counts, Failure> {
     Ok(Counts { messages, nanoseconds: best.as_secs_f64() * 1e9 / messages.max(1) as f64, verbs })
 }
 
-/// Runs the workload once, calls on the first connection; returns how long it took. At least one message has moved at its end.
+/// Runs the workload once: messages on all connections, calls on the first one. Returns how long it
+/// took. At least one message has moved at its end.
 fn repetition(thins: &[Thin], args: &SoloArgs) -> Outcome<Duration> {
     let thin = &thins[0];
     match args.workload {
