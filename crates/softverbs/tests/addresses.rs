@@ -19,6 +19,40 @@ fn write(from: &End, to: &End) -> u32 {
     from.poll_send().status
 }
 
+/// An address and a number make a queue pair, as on the wire.
+//= softverbs.md: each adapter numbers its queue pairs for itself, from one number on
+#[test]
+fn queue_pairs_of_different_adapters_have_one_number() {
+    const DEVICES: &str = "a:addr=10.0.0.1/24;b:addr=10.0.0.2/24;b/2:addr=10.0.0.3/24;c:addr=10.0.0.4/24";
+    own_process!();
+    softverbs::configure(softverbs::DeviceSpec::parse_list(DEVICES).unwrap()).unwrap();
+    let on = |device, port| End::new(Opts { device, port, ..Opts::default() });
+    let ends = [on(0, 1), on(1, 1), on(2, 1)];
+    let number = |end: &End| end.address().qpn;
+    assert_eq!(ends.each_ref().map(number), [number(&ends[0]); 3]);
+    assert_ne!(number(&on(1, 2)), number(&ends[1]), "the ports of one adapter");
+
+    let [a, b, c] = ends;
+    a.connect(&b.address());
+    b.connect(&a.address());
+    c.connect(&c.address());
+    let loopback = |end: &&End| {
+        let found = |qp: &softverbs::QpAttributes| {
+            (qp.qpn, qp.dgid) == (number(end), Some(end.address().gid)) && qp.loopback
+        };
+        softverbs::qp_attributes().iter().any(found)
+    };
+    assert_eq!([&a, &b, &c].each_ref().map(loopback), [false, false, true]);
+    for (from, to) in [(&a, &b), (&b, &a), (&c, &c)] {
+        assert_eq!(write(from, to), 0);
+    }
+    // The keys are those of other protection domains: another queue pair would refuse them.
+    drop(b);
+    let c = End::new(Opts { device: 2, timeout: 8, retry: 1, ..Opts::default() });
+    c.connect(&a.address());
+    assert_eq!(write(&c, &a), status::IBV_WC_RETRY_EXC_ERR, "it is connected to another");
+}
+
 /// Two ports on one wire that have link-local addresses only, as on a cable.
 #[test]
 fn ports_with_link_local_addresses_alone_reach_each_other() {

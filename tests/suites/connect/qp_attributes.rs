@@ -82,7 +82,12 @@ fn classes_are_the_settings_then_the_communicators() {
 fn cts_writes_have_a_class_of_their_own() {
     isolated(here!(), &rails(&[("NCCL_IB_TC", "104"), ("NCCL_IB_FIFO_TC", "184")]), || {
         let pair = Pair::new(newest());
-        let counted = || softverbs::counters().into_iter().flat_map(|device| device.qps).collect::<Vec<_>>();
+        let counted = || {
+            let of = |device: softverbs::DeviceCounters| {
+                device.qps.into_iter().map(move |qp| ((device.name.clone(), qp.qpn), qp.counters))
+            };
+            softverbs::counters().into_iter().flat_map(of).collect::<Vec<_>>()
+        };
         let probed = counted();
         (0..30).for_each(|i| pair.message(4096, 4096, i));
         let set = softverbs::qp_attributes();
@@ -94,10 +99,10 @@ fn cts_writes_have_a_class_of_their_own() {
         devices.sort_unstable();
         assert_eq!(devices, ["soft0", "soft1"]);
         let mut writes = 0;
-        for (qp, before) in counted().iter().zip(&probed) {
-            let is_cts = cts.iter().any(|a| a.qpn == qp.qpn);
-            let more = qp.counters.writes - before.counters.writes;
-            assert!(if is_cts { qp.counters.writes_with_imm == 0 } else { more == 0 }, "{qp:?}");
+        for ((qp, counters), (_, before)) in counted().iter().zip(&probed) {
+            let is_cts = cts.iter().any(|a| (a.device, a.qpn) == (&qp.0, qp.1));
+            let more = counters.writes - before.writes;
+            assert!(if is_cts { counters.writes_with_imm == 0 } else { more == 0 }, "{qp:?}: {counters:?}");
             writes += more;
         }
         assert_eq!(writes, 30, "the CTS writes");

@@ -363,6 +363,7 @@ fn wrong_queue_pairs_fail_alone() {
             // Each rail's queue pair is the other's.
             |w| {
                 let first = w.routes[0].qps[0].qpn;
+                assert_ne!(first, w.routes[1].qps[0].qpn, "the lie");
                 w.routes[0].qps[0].qpn = w.routes[1].qps[0].qpn;
                 w.routes[1].qps[0].qpn = first;
             },

@@ -81,9 +81,16 @@ fn each_rail_comes_back(test: &str, n: usize, env: &[(&str, &str)], change: impl
     });
 }
 
+/// Each adapter numbers its queue pairs for itself.
 #[test]
 fn a_rail_comes_back_and_carries_data_again() {
-    each_rail_comes_back(here!(), 2, &[], |_| {});
+    each_rail_comes_back(here!(), 2, &[], |_| {
+        let numbers = |rail: &str| {
+            let all = softverbs::qp_attributes().into_iter().filter(|qp| qp.device == rail);
+            all.map(|qp| qp.qpn).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers("r0"), numbers("r1"), "no queue pairs of one number");
+    });
 }
 
 #[test]

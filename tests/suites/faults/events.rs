@@ -42,10 +42,13 @@ fn log(events: u64) -> Vec<String> {
     })
 }
 
+/// Device and number of a queue pair.
+type QueuePair = (&'static str, u32);
+
 /// Returns the queue pairs that were made since the last call.
-fn made(known: &mut Vec<u32>) -> Vec<u32> {
-    let all: Vec<u32> = softverbs::qp_attributes().iter().map(|qp| qp.qpn).collect();
-    let new = all.iter().copied().filter(|qpn| !known.contains(qpn)).collect();
+fn made(known: &mut Vec<QueuePair>) -> Vec<QueuePair> {
+    let all: Vec<_> = softverbs::qp_attributes().iter().map(|qp| (qp.device, qp.qpn)).collect();
+    let new = all.iter().copied().filter(|qp| !known.contains(qp)).collect();
     *known = all;
     new
 }
@@ -82,7 +85,7 @@ fn ends_one(kind: u32, words: &'static str) {
     second.message(5000, 5000, 2);
     LOG.lock().unwrap().clear();
     // A sender's queue pairs have no SRQ, and raise none of its events.
-    assert!(queues.into_iter().any(|qpn| raise_event(kind, EventTarget::Qp(qpn)).is_ok()));
+    assert!(queues.into_iter().any(|(device, qpn)| raise_event(kind, EventTarget::Qp(device, qpn)).is_ok()));
     let lines = log(1);
     let reported: Vec<_> = lines.iter().filter(|l| l.contains(words)).collect();
     assert!(reported.len() == 1 && reported[0].contains("; it ends the connection with "), "{lines:?}");
@@ -160,7 +163,7 @@ fn a_fatal_event_is_only_logged_if_configured() {
     isolated(here!(), &mpib("512", &[("NCCL_IB_RETURN_ASYNC_EVENTS", "0"), ALONE]), || {
         let pair = Pair::new(newest());
         for qp in softverbs::qp_attributes() {
-            raise_event(QP_FATAL, EventTarget::Qp(qp.qpn)).unwrap();
+            raise_event(QP_FATAL, EventTarget::Qp(qp.device, qp.qpn)).unwrap();
         }
         raise_event(DEVICE_FATAL, EventTarget::Device("soft1")).unwrap();
         let qps = softverbs::qp_attributes().len() as u64;
@@ -190,7 +193,8 @@ fn events_of_ports_are_logged_once_and_counted_by_kind() {
         }
         // Events of a queue pair's normal life are not logged. Another event shows that it has
         // passed.
-        raise_event(COMM_EST, EventTarget::Qp(softverbs::qp_attributes()[0].qpn)).unwrap();
+        let qp = softverbs::qp_attributes()[0];
+        raise_event(COMM_EST, EventTarget::Qp(qp.device, qp.qpn)).unwrap();
         raise_event(PORT_ACTIVE, EventTarget::Device("soft0")).unwrap();
         let lines: Vec<String> = log(6).into_iter().filter(|l| l.contains("IBV_EVENT_")).collect();
         let words = [

@@ -85,7 +85,7 @@ fn a_logger_that_blocks_holds_up_no_event() {
         // The next event is handled, although the line of the first one is not written.
         let ours = qp_attributes();
         let of_pair = &ours[..ours.len() / 2];
-        of_pair.iter().for_each(|qp| raise_event(QP_FATAL, EventTarget::Qp(qp.qpn)).unwrap());
+        of_pair.iter().for_each(|qp| raise_event(QP_FATAL, EventTarget::Qp(qp.device, qp.qpn)).unwrap());
         assert_ne!(failure(table, request), Success);
         other.message(5000, 5000, 1);
         let third = connect(table, ctx, 0);

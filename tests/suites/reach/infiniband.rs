@@ -27,7 +27,7 @@ fn joined() -> [QpAttributes; 3] {
     to.dereg();
     let all = softverbs::qp_attributes();
     let find = |device: &str, loopback: bool| {
-        let mut found = all.iter().filter(|qp| qp.device == device && (qp.dest_qpn == qp.qpn) == loopback);
+        let mut found = all.iter().filter(|qp| qp.device == device && qp.loopback == loopback);
         let one = *found.next().unwrap_or_else(|| panic!("{device}: {all:?}"));
         assert!(found.next().is_none(), "{all:?}");
         one

@@ -196,7 +196,7 @@ impl Qp {
         if let Some(call) = Call::modify_to(attr.qp_state).filter(|_| mask & STATE != 0) {
             calls::begin(self.context.device, call)?;
         }
-        if mask & DEST_QPN != 0 && attr.dest_qp_num == self.qpn {
+        if mask & DEST_QPN != 0 && self.is_loopback(attr) {
             calls::begin(self.context.device, Call::ModifyLoopback)?;
         }
         let mut sq = self.lock_sq();
@@ -244,7 +244,7 @@ impl Qp {
             false => None,
         };
         let source = source.flatten().map_or(sq.connection.sgid, |gid| gid.raw);
-        sq.connect(&kept, source);
+        sq.connect(&kept, source, self.is_loopback(&kept));
         match to {
             RESET => {
                 placement::land_qp(&process.own, self.index);

@@ -5,11 +5,10 @@
 //! context's operations look for them first.
 
 use std::cell::{Cell, UnsafeCell};
-use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::{Arc, PoisonError};
 
 use rdma_sys as sys;
 use rdma_sys::ibv_wr_opcode as op;
@@ -25,6 +24,7 @@ use crate::process::{self, Process};
 use crate::shm::cq_ring::Completion;
 use crate::shm::layout::RecvQueue;
 use crate::shm::recv_queue::Receives;
+use crate::wire::reach;
 use crate::wire::send_queue::SIGNALED;
 
 /// A queue of fixed size that one thread uses at a time.
@@ -258,21 +258,24 @@ unsafe fn items<'a>(list: *const sys::ibv_sge, n: c_int) -> &'a [sys::ibv_sge] {
 pub(crate) fn join_all() -> Result<(), Error> {
     let unavailable = |Errno(errno)| Error(format!("the process cannot join the fabric: errno {errno}"));
     let process = process::get().map_err(unavailable)?;
-    let qps: HashMap<u32, Arc<Qp>> = process.qps.all().into_iter().map(|qp| (qp.qpn, qp)).collect();
     let mut pairs = Vec::new();
-    for qp in qps.values().filter(|qp| qp.null.get().is_none()) {
+    for qp in process.qps.all().into_iter().filter(|qp| qp.null.get().is_none()) {
         if qp.shared(process).map_or(0, |shared| shared.state.load(Acquire)) != RTS {
             continue;
         }
-        let dest = qp.attr.lock().unwrap_or_else(PoisonError::into_inner).dest_qp_num;
-        let Some(peer) = qps.get(&dest) else {
+        let (connection, is_empty) = {
+            let sq = qp.lock_sq();
+            (sq.connection, sq.head == sq.tail)
+        };
+        let to = reach::find(process, &qp, &connection).ok();
+        let own = to.filter(|to| Arc::ptr_eq(&to.peer, &process.own));
+        let Some(peer) = own.and_then(|to| process.qps.with(to.index, Arc::clone)) else {
             return Err(Error(format!(
-                "QP {:#x} is connected to QP {dest:#x}, which is not of this process",
-                qp.qpn
+                "QP {:#x} is connected to QP {:#x}, which is not of this process",
+                qp.qpn, connection.dest_qpn
             )));
         };
-        let sq = qp.lock_sq();
-        if sq.head != sq.tail {
+        if !is_empty {
             return Err(Error(format!("QP {:#x} has work requests that are not executed yet", qp.qpn)));
         }
         pairs.push((qp, peer));
@@ -282,10 +285,10 @@ pub(crate) fn join_all() -> Result<(), Error> {
             qpn: qp.qpn,
             sig_all: qp.sig_all,
             completions: completions(process, &qp.send_cq),
-            receives: receives(process, qp),
+            receives: receives(process, &qp),
             peer_qpn: peer.qpn,
             peer_completions: completions(process, &peer.recv_cq),
-            peer_receives: receives(process, peer),
+            peer_receives: receives(process, &peer),
         };
         completions(process, &qp.recv_cq);
         // Fails only if the QP has joined already, which was checked.

@@ -8,6 +8,7 @@ use rdma_sys as sys;
 use crate::abi::border::{self, Errno};
 use crate::abi::handle::Handle;
 use crate::api::cq::Cq;
+use crate::api::device::Device;
 use crate::clock;
 use crate::config::call::Call;
 use crate::process::calls;
@@ -40,16 +41,16 @@ pub(crate) fn free_place(process: &Process, completion: &Completion) {
     }
 }
 
-/// Returns the index of the QP of a completion.
-fn qp_of(process: &Process, c: &Completion) -> Option<u32> {
+/// Returns the index of the QP of a completion of a CQ of this device.
+fn qp_of(process: &Process, device: &Device, c: &Completion) -> Option<u32> {
     match c.queue {
         Queue::Send(index, _) | Queue::Recv(index) => Some(index),
-        Queue::Srq(_) => process.fabric.find(c.qpn).map(|place| place.index),
+        Queue::Srq(_) => process.fabric.find(process.adapter(device), c.qpn).map(|place| place.index),
         Queue::None => None,
     }
 }
 
-fn count(process: &Process, device: usize, c: &Completion) {
+fn count(process: &Process, device: &Device, c: &Completion) {
     let add = |live: &Live| {
         let side = if matches!(c.queue, Queue::Send(..)) { &live.send_cqes } else { &live.recv_cqes };
         Live::add(side, 1);
@@ -57,10 +58,10 @@ fn count(process: &Process, device: usize, c: &Completion) {
             Live::add(&live.errors, 1);
         }
     };
-    if let Some(device) = counters::of_device(device) {
+    if let Some(device) = counters::of_device(device.index) {
         add(device);
     }
-    if let Some(index) = qp_of(process, c) {
+    if let Some(index) = qp_of(process, device, c) {
         process.qps.with(index, |qp| add(&qp.counters.own));
     }
 }
@@ -123,12 +124,12 @@ unsafe fn poll(
             completion.opcode = 0;
         }
         if completion.covers > 0
-            && let Some(index) = qp_of(process, &completion)
+            && let Some(index) = qp_of(process, this.context.device, &completion)
         {
             placement::land_before(&process.own, index, completion.covers);
         }
         free_place(process, &completion);
-        count(process, this.context.device.index, &completion);
+        count(process, this.context.device, &completion);
         take(done, &completion);
         done += 1;
     });

@@ -18,10 +18,12 @@ use crate::api::null::{NullQp, Ring};
 use crate::api::pd::Pd;
 use crate::api::srq::Srq;
 use crate::config::call::Call;
+use crate::config::gid;
 use crate::limits::MAX_QP_WR;
 use crate::log::fault;
 use crate::process::calls;
 use crate::process::counters::{self, QpLive};
+use crate::process::port;
 use crate::process::{self, Process};
 use crate::shm::layout::{QPS, QpShared};
 use crate::shm::recv_queue::{self, Receives};
@@ -142,7 +144,7 @@ impl Qp {
         let offset = made.inspect_err(|_| process.qps.remove(index))?;
         let qpn = process
             .fabric
-            .alloc_qpn(process.own.process, index, device.profile.lowest_qpn)
+            .alloc_qpn(process.adapter(device), process.own.process, index, device.profile.lowest_qpn)
             .inspect_err(|_| {
                 process.free(offset, recv_queue::bytes(cap.max_recv_wr, cap.max_recv_sge));
                 process.qps.remove(index);
@@ -220,6 +222,19 @@ impl Qp {
         counters::move_qp(&self.counters, from, to.index);
     }
 
+    /// Returns whether these attributes connect the QP to itself. QPs of other adapters may have its
+    /// number.
+    pub(crate) fn is_loopback(&self, attr: &sys::ibv_qp_attr) -> bool {
+        let (to, port) = (&attr.ah_attr, self.port());
+        // SAFETY: any bytes are a valid GID.
+        let dgid = unsafe { to.grh.dgid.raw };
+        attr.dest_qp_num == self.qpn
+            && match to.is_global {
+                0 => gid::lids(&port.spec).contains(&to.dlid),
+                _ => port::gids(port).iter().flatten().any(|own| own.raw == dgid),
+            }
+    }
+
     /// Locks the send queue.
     pub(crate) fn lock_sq(&self) -> MutexGuard<'_, SendQueue> {
         self.sq.lock().unwrap_or_else(PoisonError::into_inner)
@@ -272,7 +287,7 @@ impl Qp {
         calls::begin(self.context.device, Call::DestroyQp)?;
         process.qps.hide(self.index);
         self.disconnect(process)?;
-        process.fabric.free_qpn(self.qpn);
+        process.fabric.free_qpn(process.adapter(self.context.device), self.qpn);
         events::finish(&self.context, self.as_c().cast(), &self.acks);
         process.free(self.offset, recv_queue::bytes(self.cap.max_recv_wr, self.cap.max_recv_sge));
         self.pd.users.fetch_sub(1, AcqRel);

@@ -228,9 +228,9 @@ pub enum EventTarget<'a> {
     /// The device with this name or its port, in every process of the fabric that has the device.
     /// Events 8 to 13, 17, 18 and 20.
     Device(&'a str),
-    /// The QP of this process with this number. Events 1 to 7 and 16 concern the QP itself, event 0
+    /// The QP of this process with this number on the device with this name. Events 1 to 7 and 16 concern the QP itself, event 0
     /// its send CQ, events 14 and 15 its SRQ.
-    Qp(u32),
+    Qp(&'a str, u32),
 }
 
 /// Raises the asynchronous event with number `kind` (`enum ibv_event_type`). It has no other
@@ -240,17 +240,20 @@ pub enum EventTarget<'a> {
 /// There is no such device, QP or SRQ, or the event does not apply to `target`.
 pub fn raise_event(kind: u32, target: EventTarget<'_>) -> Result<(), Error> {
     let error = |what: &str| Error(format!("event {kind}: {what}"));
-    let qpn = match target {
+    let (device, qpn) = match target {
         EventTarget::Device(name) if events::of_the_port(kind) => {
             named(name)?.raise(kind);
             return Ok(());
         }
         EventTarget::Device(_) => return Err(error("not an event of a device")),
-        EventTarget::Qp(qpn) => qpn,
+        EventTarget::Qp(device, qpn) => (device, qpn),
     };
     let process = process::get().map_err(|_| error(NO_FABRIC))?;
     let all = process.qps.all();
-    let qp = all.iter().find(|qp| qp.qpn == qpn).ok_or_else(|| error("there is no such queue pair"))?;
+    let qp = all
+        .iter()
+        .find(|qp| (qp.port().spec.name.as_str(), qp.qpn) == (device, qpn))
+        .ok_or_else(|| error("there is no such queue pair"))?;
     let (index, id) = match kind {
         events::CQ_ERR => (qp.send_cq.index, qp.send_cq.id),
         events::SRQ_ERR | events::SRQ_LIMIT_REACHED => {

@@ -125,6 +125,8 @@ pub struct QpAttributes {
     pub state: u32,
     /// QP number of the peer.
     pub dest_qpn: u32,
+    /// Whether it is connected to itself. Queue pairs of other devices may have its number.
+    pub loopback: bool,
     /// Index in the P_Key table of the port.
     pub pkey_index: u16,
     /// What the peer may do (`qp_access_flags`).
@@ -159,6 +161,7 @@ pub fn qp_attributes() -> Vec<QpAttributes> {
             qpn: qp.qpn,
             state: qp.shared(process).map_or(0, |shared| shared.state.load(Acquire)),
             dest_qpn: attr.dest_qp_num,
+            loopback: qp.is_loopback(&attr),
             pkey_index: attr.pkey_index,
             access: attr.qp_access_flags,
             dlid: attr.ah_attr.dlid,

@@ -169,6 +169,11 @@ impl Process {
         peers.values().filter_map(Weak::upgrade).collect()
     }
 
+    /// Returns the index of the link of the first port of a device, which identifies the adapter.
+    pub(crate) fn adapter(&self, port: &device::Device) -> u32 {
+        self.own.header().devices.get(port.adapter().index).map_or(0, |first| first.link.load(Relaxed))
+    }
+
     /// Allocates space in the segment of this process.
     pub(crate) fn alloc(&self, len: usize) -> Result<usize, Errno> {
         let file = self.own.file().ok_or(Errno(libc::EIO))?;

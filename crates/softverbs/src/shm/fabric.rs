@@ -14,6 +14,8 @@ use crate::log::fault;
 
 /// QP numbers 0 and 1 are reserved. Like hardware, the fabric also skips the next ones.
 const FIRST_QPN: usize = 16;
+/// Distance of the first slots of two adapters in the table of QP numbers: far and without a pattern.
+const STRIDE: usize = 40503;
 
 /// An open fabric.
 pub(crate) struct Fabric {
@@ -163,27 +165,36 @@ impl Fabric {
         }
     }
 
-    /// Allocates a QP number for entry `index` of process `process`: the lowest free one, which may have
-    /// been another QP's a moment ago, or one that comes back as late as possible.
-    pub(crate) fn alloc_qpn(&self, process: u32, index: u32, lowest: bool) -> Result<u32, Errno> {
+    /// Allocates a QP number of the adapter with link `adapter`, for entry `index` of process `process`:
+    /// the lowest free one, which may have been another QP's a moment ago, or one that comes back as late
+    /// as possible. Each adapter starts with the same number.
+    pub(crate) fn alloc_qpn(
+        &self,
+        adapter: u32,
+        process: u32,
+        index: u32,
+        lowest: bool,
+    ) -> Result<u32, Errno> {
         let shared = self.shared();
+        let next = &self.link(adapter).ok_or(Errno(libc::EIO))?.next_qpn;
         let _guard = shared.lock.lock();
-        let start = if lowest { 0 } else { shared.next_qpn.load(Relaxed) as usize };
+        let start = if lowest { 0 } else { next.load(Relaxed) as usize };
         let usable = QPNS - FIRST_QPN;
         for step in 0..usable {
             let at = FIRST_QPN + (start + step) % usable;
-            let Some(slot) = shared.qpns.get(at) else { continue };
+            let Some(slot) = self.qpn_slot(adapter, at) else { continue };
             if slot.qpn.load(Relaxed) != 0 {
                 continue;
             }
             let uses = if lowest { 0 } else { slot.uses.load(Relaxed).wrapping_add(1) & 0xff };
             let qpn = (uses << 16) | u32::try_from(at).unwrap_or(0);
             slot.uses.store(uses, Relaxed);
+            slot.adapter.store(adapter, Relaxed);
             slot.process.store(process, Relaxed);
             slot.index.store(index, Relaxed);
             slot.qpn.store(qpn, Release);
             if !lowest {
-                shared.next_qpn.store(u32::try_from(at + 1 - FIRST_QPN).unwrap_or(0), Relaxed);
+                next.store(u32::try_from(at + 1 - FIRST_QPN).unwrap_or(0), Relaxed);
             }
             return Ok(qpn);
         }
@@ -191,24 +202,36 @@ impl Fabric {
         Err(Errno(libc::ENOMEM))
     }
 
-    fn qpn_slot(&self, qpn: u32) -> Option<&QpnSlot> {
-        self.shared().qpns.get(qpn as usize & (QPNS - 1))
+    /// Returns the slot of a number of an adapter, by the low 16 bits of the number. Adapters share the
+    /// slots, so an adapter skips the numbers whose slots others use.
+    fn qpn_slot(&self, adapter: u32, low: usize) -> Option<&QpnSlot> {
+        self.shared().qpns.get((low + adapter as usize * STRIDE) % QPNS)
     }
 
-    /// Frees a QP number.
-    pub(crate) fn free_qpn(&self, qpn: u32) {
+    /// Frees a QP number of the adapter with link `adapter`.
+    pub(crate) fn free_qpn(&self, adapter: u32, qpn: u32) {
         let _guard = self.shared().lock.lock();
-        if let Some(slot) = self.qpn_slot(qpn).filter(|slot| slot.qpn.load(Relaxed) == qpn) {
+        if let Some(slot) = self.used_slot(adapter, qpn) {
             slot.qpn.store(0, Release);
         }
     }
 
-    /// Returns the location of QP `qpn`, or `None` if there is no such QP.
-    pub(crate) fn find(&self, qpn: u32) -> Option<Place> {
-        let slot = self.qpn_slot(qpn)?;
-        if qpn == 0 || slot.qpn.load(Acquire) != qpn {
-            return None;
-        }
+    fn used_slot(&self, adapter: u32, qpn: u32) -> Option<&QpnSlot> {
+        let is_it = |slot: &&QpnSlot| {
+            qpn != 0 && slot.qpn.load(Acquire) == qpn && slot.adapter.load(Relaxed) == adapter
+        };
+        self.qpn_slot(adapter, qpn as usize % QPNS).filter(is_it)
+    }
+
+    /// Returns the locations of all QPs with this number, one on each adapter that has one.
+    pub(crate) fn places(&self, qpn: u32) -> impl Iterator<Item = Place> {
+        self.links().filter_map(move |(adapter, _)| self.find(adapter, qpn))
+    }
+
+    /// Returns the location of QP `qpn` of the adapter with link `adapter`, or `None` if there is no such
+    /// QP.
+    pub(crate) fn find(&self, adapter: u32, qpn: u32) -> Option<Place> {
+        let slot = self.used_slot(adapter, qpn)?;
         let process = slot.process.load(Relaxed);
         let nonce = self.shared().processes.get(process as usize)?.nonce.load(Acquire);
         let place = Place { process, nonce, index: slot.index.load(Relaxed) };

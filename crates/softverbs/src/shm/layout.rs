@@ -9,7 +9,7 @@ use crate::config::call::CALLS;
 use crate::limits::{MAX_CQ, MAX_DEVICES, MAX_GIDS, MAX_MR, MAX_QP, MAX_SRQ};
 
 /// Identifies files of this layout. Change the number with the layout.
-pub(crate) const MAGIC: u64 = 0x736f_6674_7665_000c;
+pub(crate) const MAGIC: u64 = 0x736f_6674_7665_000d;
 /// Slots of the event ring.
 pub(crate) const EVENTS: usize = 1024;
 /// Classes of work requests for `DeviceShared::posted`.
@@ -369,7 +369,7 @@ pub(crate) const HEAP: usize = after(PIECE_AREA, PIECES * PIECE_BYTES);
 /// Size of a segment. The file is sparse: only used parts need memory.
 pub(crate) const SEGMENT: usize = HEAP + (1 << 30);
 
-/// QP numbers of a fabric: the index in the low 16 bits, a use count in the high 8.
+/// Queue pairs of a fabric.
 pub(crate) const QPNS: usize = 1 << 16;
 /// Processes of a fabric.
 pub(crate) const PROCESSES: usize = 1024;
@@ -382,8 +382,6 @@ pub(crate) struct FabricShared {
     pub(crate) magic: AtomicU64,
     /// Protects the allocation of entries in all three tables, and the GID tables.
     pub(crate) lock: RobustMutex,
-    pub(crate) next_qpn: AtomicU32,
-    pub(crate) _pad: AtomicU32,
     pub(crate) processes: [ProcessSlot; PROCESSES],
     pub(crate) links: [LinkSlot; LINKS],
     pub(crate) qpns: [QpnSlot; QPNS],
@@ -408,6 +406,8 @@ pub(crate) struct QpnSlot {
     pub(crate) qpn: AtomicU32,
     /// Last use count, kept when the number is freed.
     pub(crate) uses: AtomicU32,
+    /// Index of the link of the adapter that has numbered the QP.
+    pub(crate) adapter: AtomicU32,
     pub(crate) process: AtomicU32,
     pub(crate) index: AtomicU32,
 }
@@ -440,7 +440,8 @@ pub(crate) struct LinkSlot {
     pub(crate) hw_counters: [AtomicU64; 4],
     /// `NAME@ADDRESS`, filled with zeros. Written when the slot is allocated.
     pub(crate) label: [AtomicU8; LABEL],
-    pub(crate) _pad: AtomicU32,
+    /// Where the adapter with this first port looks for its next QP number.
+    pub(crate) next_qpn: AtomicU32,
     /// Entries of `gids`; 0 while the configured table is in effect.
     pub(crate) gid_count: AtomicU32,
     /// Replaces the table of each process. Protected by the lock of the fabric.

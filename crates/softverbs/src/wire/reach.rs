@@ -8,7 +8,7 @@ mod infiniband;
 use crate::api::qp::Qp;
 use crate::config::gid::Gid;
 use crate::process::Process;
-use crate::shm::fabric::Fabric;
+use crate::shm::fabric::{Fabric, Place};
 use crate::shm::gids;
 use crate::shm::layout::DeviceShared;
 use crate::shm::peer::Peer;
@@ -29,6 +29,7 @@ pub(crate) struct Vector {
     pub(crate) dlid: u32,
 }
 
+const NO_QP: &str = "there is no such QP (destroyed, or its process has ended)";
 const OTHER_DEVICE: &str = "that QP is on another device than the destination address";
 
 /// Returns whether a GID is in the table of a device.
@@ -43,8 +44,25 @@ pub(crate) fn own_device<'a>(process: &'a Process, qp: &Qp) -> Option<&'a Device
 
 /// Finds the responder, or returns the reason why there is none.
 pub(crate) fn find(process: &Process, qp: &Qp, connection: &Connection) -> Result<Reached, &'static str> {
-    const NO_QP: &str = "there is no such QP (destroyed, or its process has ended)";
-    let place = process.fabric.find(connection.dest_qpn).ok_or(NO_QP)?;
+    let mut why = NO_QP;
+    for place in process.fabric.places(connection.dest_qpn) {
+        match reached(process, qp, connection, place) {
+            Ok(reached) => return Ok(reached),
+            // What stops the QP at the destination address says more than that others have its number.
+            Err(OTHER_DEVICE | NO_QP) if why != NO_QP => {}
+            Err(other) => why = other,
+        }
+    }
+    Err(why)
+}
+
+/// Returns the QP at this place, if packets of the connection arrive there and its answers here.
+fn reached(
+    process: &Process,
+    qp: &Qp,
+    connection: &Connection,
+    place: Place,
+) -> Result<Reached, &'static str> {
     let peer = process.peer(place).map_err(|errno| match errno.0 {
         libc::ESRCH => NO_QP,
         libc::EMFILE | libc::ENFILE => "its segment cannot be opened: no file descriptor is left (ulimit -n)",

@@ -74,6 +74,8 @@ pub(crate) struct Block {
 #[derive(Clone, Copy)]
 pub(crate) struct Connection {
     pub(crate) dest_qpn: u32,
+    /// The QP is connected to itself.
+    pub(crate) loopback: bool,
     pub(crate) dgid: [u8; 16],
     /// The GID of our `sgid_index` at the time when the attributes were set.
     pub(crate) sgid: [u8; 16],
@@ -122,6 +124,7 @@ impl SendQueue {
         let (max_sge, max_inline) = (cap.max_send_sge as usize, cap.max_inline_data as usize);
         let connection = Connection {
             dest_qpn: 0,
+            loopback: false,
             dgid: [0; 16],
             sgid: [0; 16],
             global: false,
@@ -210,10 +213,11 @@ impl SendQueue {
     }
 
     /// Sets the attributes of the connection and the GID of its `sgid_index`.
-    pub(crate) fn connect(&mut self, attr: &sys::ibv_qp_attr, sgid: [u8; 16]) {
+    pub(crate) fn connect(&mut self, attr: &sys::ibv_qp_attr, sgid: [u8; 16], loopback: bool) {
         self.reached = None;
         self.connection = Connection {
             dest_qpn: attr.dest_qp_num,
+            loopback,
             // SAFETY: any bytes are a valid GID.
             dgid: unsafe { attr.ah_attr.grh.dgid.raw },
             sgid,

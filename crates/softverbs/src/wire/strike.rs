@@ -73,7 +73,7 @@ pub(crate) enum Course {
 /// Counts a posted work request, and marks it if a fault strikes it. The send queue is locked.
 pub(crate) fn count(process: &Process, qp: &Qp, sq: &mut SendQueue, number: u32, opcode: u32) {
     let Some(device) = own_device(process, qp) else { return };
-    let class = Class::new(opcode, sq.connection.dest_qpn == qp.qpn);
+    let class = Class::new(opcode, sq.connection.loopback);
     class.count(device);
     if device.armed.load(Acquire) == 0 {
         return;
