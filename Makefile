@@ -173,6 +173,10 @@ bench-adaptive: setup ## Measure the split by measurement on simulated rails: wh
 bench-failover: setup-matrix setup-instructions build ## Measure stalls and throughput while one of two simulated rails fails and returns, beside the transport of RELEASE
 	@scripts/bench-failover.sh $(or $(RELEASE),2.32.3)
 
+.PHONY: bench-storm
+bench-storm: build ## Measure how long each connection takes while 64 processes connect to each other, all to all
+	@build/mpib-bench storm
+
 .PHONY: bench-one-sided
 bench-one-sided: setup-matrix build ## Measure puts, signals and gets beside the RMA table of NCCL's InfiniBand code of RELEASE, on simulated rails
 	@scripts/bench-one-sided.sh $(or $(RELEASE),2.32.3)

@@ -1,5 +1,5 @@
-//! `mpib-bench compare` between this plugin and a copy of it, on softverbs, with the files of "make
-//! build".
+//! `mpib-bench compare` between this plugin and a copy of it, and `mpib-bench storm`, on softverbs, with
+//! the files of "make build".
 
 use std::{
     fs,
@@ -113,6 +113,18 @@ fn work_is_counted_where_rails_are_equal() {
         assert!(near(&row["values"][0], count) && near(&row["values"][1], count), "{metric}: {row}");
         assert!(near(&row["ratios"][0], 1.0), "{metric}: {row}");
     }
+}
+
+#[test]
+fn processes_connect_all_to_all() {
+    let mut command = Command::new(artifact("mpib-bench"));
+    command.args(["storm", "--processes", "3", "--rounds", "2"]);
+    let output = command.env("NCCL_IB_TIMEOUT", "nonsense").stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
+    assert_eq!((rows("quiet"), rows("a busy loop on each core")), (2, 2), "{text}");
+    assert!(text.contains("3 processes on ") && text.contains(" 6 connections at once"), "{text}");
 }
 
 /// On verbs that complete at once each figure is a time of the plugin alone.
