@@ -6,8 +6,8 @@
 # "mpib-bench solo" moves messages between both ends of one connection, in one thread, over
 # softverbs. callgrind counts while they move, and only instructions of the plugin's own file:
 # libibverbs, libc and the kernel do not matter. The difference between two runs of different length
-# leaves out the start. Two workloads move nothing: a test that finds nothing, and an isend before
-# its receive is posted. Their unit is the call.
+# leaves out the start. Three workloads move nothing: a test that finds nothing, an isend before its
+# receive is posted, and a regMr of registered memory with its deregMr. Their unit is the call.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -19,7 +19,7 @@ limit=2
 short=50
 long=300
 # The functions of "mpib-bench solo" in which callgrind counts, one for each kind of workload.
-counted=(mpib_bench::thin::Thin::{group,empty_test,early_isend})
+counted=(mpib_bench::thin::Thin::{group,empty_test,early_isend,register_again})
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -71,7 +71,9 @@ workloads='8 B, one rail|1 8 8
 64 KiB over eight stripes|8 65536 8
 a test that finds nothing|1 8 1 --workload empty-test
 a test that finds nothing, two rails|2 8 1 --workload empty-test
-an isend before its receive|1 8 1 --workload early-isend'
+an isend before its receive|1 8 1 --workload early-isend
+regMr and deregMr of registered memory|1 8 1 --workload register-again
+regMr and deregMr of registered memory, two rails|2 8 1 --workload register-again'
 
 measured=$work/measured
 while IFS='|' read -r name arguments; do

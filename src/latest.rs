@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 /// The latest of a few values. The earlier ones stay as long as the object, for their readers.
 pub(crate) struct Latest<T> {
     latest: AtomicPtr<T>,
-    /// Boxes of this object, among them the latest one.
-    all: Mutex<Vec<NonNull<T>>>,
+    /// Boxes of this object, as the latest one is.
+    earlier: Mutex<Vec<NonNull<T>>>,
 }
 
 // SAFETY: the object owns what it points to, and shares it as `&T`.
@@ -20,8 +20,7 @@ unsafe impl<T: Send + Sync> Sync for Latest<T> {}
 
 impl<T> Latest<T> {
     pub(crate) fn new(value: T) -> Self {
-        let first = NonNull::from(Box::leak(Box::new(value)));
-        Self { latest: AtomicPtr::new(first.as_ptr()), all: Mutex::new(vec![first]) }
+        Self { latest: AtomicPtr::new(Box::into_raw(Box::new(value))), earlier: Mutex::default() }
     }
 
     /// Returns the latest value.
@@ -34,16 +33,16 @@ impl<T> Latest<T> {
 
     /// Replaces the value.
     pub(crate) fn set(&self, value: T) {
-        let next = NonNull::from(Box::leak(Box::new(value)));
-        let mut all = self.all.lock();
-        all.push(next);
-        self.latest.store(next.as_ptr(), Ordering::Release);
+        let next = Box::into_raw(Box::new(value));
+        let mut earlier = self.earlier.lock();
+        earlier.extend(NonNull::new(self.latest.swap(next, Ordering::AcqRel)));
     }
 }
 
 impl<T> Drop for Latest<T> {
     fn drop(&mut self) {
-        for value in self.all.get_mut().drain(..) {
+        let latest = NonNull::new(*self.latest.get_mut());
+        for value in self.earlier.get_mut().drain(..).chain(latest) {
             // SAFETY: leaked by `new` or `set`, and freed once. No borrow of the object is left.
             drop(unsafe { Box::from_raw(value.as_ptr()) });
         }

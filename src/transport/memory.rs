@@ -1,6 +1,6 @@
 //! Memory that NCCL registers on a comm.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
@@ -11,7 +11,7 @@ use crate::device::{Gpu, Memory, Nic, Registered, Registration};
 use crate::error::{Error, Fast, Result};
 use crate::latest::Latest;
 use crate::proto::{MAX_RAILS, rails};
-use crate::verbs::{MrOptions, keep_dmabuf};
+use crate::verbs::{Keys, MrOptions, keep_dmabuf};
 
 /// Registers memory on each rail of one comm.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Registrar {
 
 /// The registrations that NCCL holds of one comm, by the address of their keys.
 #[derive(Debug, Default)]
-pub(crate) struct LivingMrs(Mutex<HashMap<usize, Weak<Held>>>);
+pub(crate) struct LivingMrs(Mutex<BTreeMap<usize, Weak<Held>>>);
 
 /// A buffer that is registered on each rail of one comm.
 #[derive(Debug)]
@@ -90,9 +90,14 @@ impl Registrar {
         let options = MrOptions { reads, relaxed: self.relaxed };
         let memory = Memory { buffer, kind, dmabuf, options, deferrable: self.failover };
         let kept = dmabuf.filter(|_| self.failover).and_then(|file| keep_dmabuf(file.fd));
-        let register = |nic: &Arc<Nic>| Ok(nic.register(&memory, kept.as_ref())?.0);
-        let registrations = self.nics.iter().map(register).collect::<Result<_>>()?;
-        let held = Arc::new(Held { keys: Latest::new(RailKeys::default()), registrations });
+        let mut keys = RailKeys::default();
+        let mut registrations = Vec::with_capacity(self.nics.len());
+        for (rail, nic) in self.nics.iter().enumerate() {
+            let (registration, now) = nic.register(&memory, kept.as_ref())?;
+            keys.put(rail, now);
+            registrations.push(registration);
+        }
+        let held = Arc::new(Held { keys: Latest::new(keys), registrations });
         // Under the lock: an adapter that is opened again has new keys from then on.
         let mut living = self.living.0.lock();
         held.renew(u8::MAX);
@@ -148,12 +153,17 @@ impl Held {
     fn renew(&self, which: u8) {
         let mut keys = self.keys.get().clone();
         for rail in rails(which).take_while(|rail| *rail < self.registrations.len()) {
-            let now = self.registrations[rail].read(Registered::keys).unwrap_or_default();
-            (keys.local[rail], keys.remote[rail]) = (now.lkey(), now.rkey());
+            keys.put(rail, self.registrations[rail].read(Registered::keys).unwrap_or_default());
         }
         if keys != *self.keys.get() {
             self.keys.set(keys);
         }
+    }
+}
+
+impl RailKeys {
+    fn put(&mut self, rail: usize, keys: Keys) {
+        (self.local[rail], self.remote[rail]) = (keys.lkey(), keys.rkey());
     }
 }
 

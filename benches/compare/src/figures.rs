@@ -83,10 +83,12 @@ metrics! {
     NullTimeOf1000: "message of 8 B, by turns on 1,000 connections", "ns", Lower, Goal::RatioAtMost(0.9);
     NullTimeEmptyTest: "test that finds nothing", "ns", Lower, Goal::RatioAtMost(1.0);
     NullTimeEarlyIsend: "isend before its receive", "ns", Lower, Goal::RatioAtMost(1.0);
+    NullTimeRegisterAgain: "regMr and deregMr of registered memory", "ns", Lower, Goal::None;
     Instructions8: "instructions, 8 in flight", "", Lower, Goal::None;
     Instructions1: "instructions, one at a time", "", Lower, Goal::None;
     InstructionsEmptyTest: "instructions, test that finds nothing", "", Lower, Goal::RatioAtMost(1.0);
     InstructionsEarlyIsend: "instructions, isend before its receive", "", Lower, Goal::RatioAtMost(1.0);
+    InstructionsRegisterAgain: "instructions, regMr and deregMr of registered memory", "", Lower, Goal::None;
 }
 
 impl Metric {

@@ -13,7 +13,7 @@ const REPEAT: u32 = 200;
 
 /// The runs. A repetition takes less than a millisecond, less than a time slice: on a loaded machine
 /// some of them are not interrupted.
-const RUNS: [(Solo, Metric, Metric); 4] = [
+const RUNS: [(Solo, Metric, Metric); 5] = [
     (Solo { groups: 500, repeat: REPEAT, ..Solo::MESSAGES }, Metric::NullTime8, Metric::Instructions8),
     (
         Solo { depth: 1, groups: 3_000, repeat: REPEAT, ..Solo::MESSAGES },
@@ -29,6 +29,11 @@ const RUNS: [(Solo, Metric, Metric); 4] = [
         Solo { workload: Workload::EarlyIsend, groups: 30_000, repeat: REPEAT, ..Solo::MESSAGES },
         Metric::NullTimeEarlyIsend,
         Metric::InstructionsEarlyIsend,
+    ),
+    (
+        Solo { workload: Workload::RegisterAgain, groups: 3_000, repeat: REPEAT, ..Solo::MESSAGES },
+        Metric::NullTimeRegisterAgain,
+        Metric::InstructionsRegisterAgain,
     ),
 ];
 

@@ -36,6 +36,8 @@ pub(crate) enum Workload {
     EmptyTest,
     /// Calls of `isend` before the receive is posted.
     EarlyIsend,
+    /// Calls of `regMr` and `deregMr` for memory that is registered.
+    RegisterAgain,
 }
 
 impl Workload {
@@ -45,6 +47,7 @@ impl Workload {
             Self::Messages => "messages",
             Self::EmptyTest => "empty-test",
             Self::EarlyIsend => "early-isend",
+            Self::RegisterAgain => "register-again",
         }
     }
 
@@ -54,6 +57,7 @@ impl Workload {
             Self::Messages => "mpib_bench::thin::Thin::group",
             Self::EmptyTest => "mpib_bench::thin::Thin::empty_test",
             Self::EarlyIsend => "mpib_bench::thin::Thin::early_isend",
+            Self::RegisterAgain => "mpib_bench::thin::Thin::register_again",
         }
     }
 }
@@ -213,7 +217,7 @@ fn run(all: &[Solo], table: Table, args: &SoloArgs) -> Result<Counts, Failure> {
     let thins: Vec<Thin> = all.iter().map(|solo| unsafe { solo.thin(table, args) }).collect();
     let each = match args.workload {
         Workload::Messages => thins.len() as u64 * args.depth as u64,
-        Workload::EmptyTest | Workload::EarlyIsend => 1,
+        Workload::EmptyTest | Workload::EarlyIsend | Workload::RegisterAgain => 1,
     };
     let messages = args.groups * each;
     if args.repeat > 1 {
@@ -260,6 +264,14 @@ fn repetition(thins: &[Thin], args: &SoloArgs) -> Outcome<Duration> {
         Workload::EarlyIsend => {
             let begin = Instant::now();
             thin.early_isend(args.groups)?;
+            let took = begin.elapsed();
+            let receive = thin.irecv()?;
+            thin.meet(receive)?;
+            Ok(took)
+        }
+        Workload::RegisterAgain => {
+            let begin = Instant::now();
+            thin.register_again(args.groups)?;
             let took = begin.elapsed();
             let receive = thin.irecv()?;
             thin.meet(receive)?;

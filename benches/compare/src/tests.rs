@@ -146,6 +146,7 @@ fn small_messages_are_timed_without_softverbs() {
             "message of 8 B, one at a time",
             "test that finds nothing",
             "isend before its receive",
+            "regMr and deregMr of registered memory",
         ];
         assert_eq!(metrics, expected);
         for row in rows {

@@ -10,7 +10,7 @@ use std::{
 
 use nccl_net_host::{
     Code, Mr, NO_SIZES, Ptr, Raw, RecvComm, SendComm, Settings, Sizes, Table,
-    abi::NCCL_NET_OPTIONAL_RECV_COMPLETION,
+    abi::{NCCL_NET_OPTIONAL_RECV_COMPLETION, NCCL_PTR_HOST},
 };
 
 use mpib::failure::{Failure, Kind};
@@ -70,7 +70,7 @@ impl Thin {
     }
 
     /// Moves `depth` messages at once, up to [`MAX_DEPTH`]. callgrind counts inside this function
-    /// and the following two, by their names.
+    /// and the following three, by their names.
     #[inline(never)]
     pub(super) fn group(&self, depth: usize) -> Outcome<()> {
         let (receives, sends) = self.requests.split_at(MAX_DEPTH);
@@ -108,6 +108,18 @@ impl Thin {
             if !self.isend()?.is_null() {
                 return Err(unexpected("isend accepted a message without a receive"));
             }
+        }
+        Ok(())
+    }
+
+    /// Registers the memory of the sends once more, and ends that registration.
+    #[inline(never)]
+    pub(super) fn register_again(&self, times: u64) -> Outcome<()> {
+        let mut mr = null_mut();
+        for _ in 0..times {
+            let code = self.raw.reg_mr(self.send, self.from.0, self.size, NCCL_PTR_HOST, &raw mut mr);
+            succeeded("regMr", code)?;
+            succeeded("deregMr", self.raw.dereg_mr(self.send, mr))?;
         }
         Ok(())
     }

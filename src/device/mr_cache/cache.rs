@@ -68,6 +68,9 @@ type Place = (u32, usize, u64);
 struct List<K, R> {
     entries: BTreeMap<Place, Entry<K, R>>,
     next: u64,
+    /// The one that was made or found last. NCCL registers the same memory for one connection after the
+    /// other.
+    last: Place,
     /// A bit for each size class that has ever had an entry.
     classes: usize,
     /// All registrations are being made again.
@@ -92,7 +95,7 @@ pub(crate) struct Held<K, R> {
 impl<K: PartialEq, R> Cache<K, R> {
     /// Empty.
     pub(crate) fn new() -> Self {
-        let list = List { entries: BTreeMap::new(), next: 0, classes: 0, renewing: false };
+        let list = List { entries: BTreeMap::new(), next: 0, last: (0, 0, 0), classes: 0, renewing: false };
         Self(Arc::new(CacheState { list: Mutex::new(list), settled: Condvar::new() }))
     }
 
@@ -126,6 +129,7 @@ impl<K: PartialEq, R> Cache<K, R> {
         }
         let place = (span.class(), span.pages.start, list.next);
         list.next += 1;
+        list.last = place;
         list.classes |= 1 << span.class();
         list.entries.insert(place, Entry { key, span, made: None, users: 1 });
         drop(list);
@@ -211,15 +215,17 @@ impl<K: PartialEq, R> List<K, R> {
     /// Finds a registration that serves; one that is being made if there is no other.
     fn find(&mut self, key: &K, span: &Span) -> Option<(Place, &mut Entry<K, R>)> {
         let serves = |entry: &Entry<K, R>| entry.key == *key && entry.span.serves(span);
-        let mut found = None;
-        for (place, entry) in self.near(span.pages.start).filter(|(_, entry)| serves(entry)) {
-            found = Some(*place);
-            if entry.made.is_some() {
-                break;
+        if !self.entries.get(&self.last).is_some_and(|entry| entry.made.is_some() && serves(entry)) {
+            let mut found = None;
+            for (place, entry) in self.near(span.pages.start).filter(|(_, entry)| serves(entry)) {
+                found = Some(*place);
+                if entry.made.is_some() {
+                    break;
+                }
             }
+            self.last = found?;
         }
-        let place = found?;
-        self.entries.get_mut(&place).map(|entry| (place, entry))
+        self.entries.get_mut(&self.last).map(|entry| (self.last, entry))
     }
 }
 
