@@ -126,17 +126,21 @@ pub(crate) fn path_mtu(local: &LocalRail, remote: &RailInfo) -> u8 {
     local.port.mtu.min(remote.mtu as u8)
 }
 
-/// Describes the first adapter that cannot carry a CTS entry inline although the user requests it.
-/// Makes queue pairs. One that cannot be made fails the first connection, with its reason.
-pub(crate) fn not_inline(config: &Config, nics: &[Arc<Nic>]) -> Option<Finding> {
-    let room = |nic: &Arc<Nic>| Some((Arc::clone(nic), nic.inline_room(INLINE).ok()?));
-    let mut rooms = nics.iter().filter(|_| config.use_inline == Some(true)).filter_map(room);
-    let (nic, has) = rooms.find(|(_, has)| *has < INLINE)?;
+/// Describes an adapter that cannot carry a CTS entry inline although the user requests it. Makes a
+/// queue pair.
+///
+/// # Errors
+/// The queue pair cannot be made.
+pub(crate) fn not_inline(config: &Config, nic: &Nic) -> Result<Option<Finding>> {
+    if config.use_inline != Some(true) {
+        return Ok(None);
+    }
+    let has = nic.inline_room(INLINE)?;
     let text = format!(
         "{}: max_inline_data is {has}, expected {INLINE}; CTS writes are not inline although NCCL_IB_USE_INLINE=1",
         nic.name()
     );
-    Some(Finding { degraded: true, text })
+    Ok((has < INLINE).then_some(Finding { degraded: true, text }))
 }
 
 /// Makes the receives of `n` queue pairs: in an SRQ if the adapter has them, else in the queue of

@@ -1,6 +1,5 @@
 //! Rates the facts: each check is a level and a sentence, that of the log if the log has one.
 
-use std::slice;
 use std::sync::Arc;
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Link, Port, Report};
@@ -33,6 +32,7 @@ pub(super) fn all(
     checks.extend(devices(config, bad, survey));
     checks.extend(selected::adapters(config, report));
     checks.extend(selected::unequal(config, report));
+    checks.extend(selected::functions(config, &report.ports));
     checks.extend(report.ports.iter().flat_map(addresses));
     checks.extend(fixed_gid(config, report));
     checks.extend(report.ports.iter().flat_map(infiniband));
@@ -272,8 +272,11 @@ fn answers(id: &str, answers: &[Answer]) -> Vec<Check> {
 /// connection would find it so.
 fn inline(config: &Config, devices: &[&Device]) -> Vec<Check> {
     let nics = each_port(devices);
-    let lacks = nics.iter().filter_map(|nic| not_inline(config, slice::from_ref(*nic)));
-    let lacks = lacks.map(|found| feature(config, "inline", &found, Note));
+    let fails = |nic: &Nic, e| Check::new("inline", Warn, format!("{}: {e}", nic.name()));
+    let lacks = nics.iter().filter_map(|nic| match not_inline(config, nic) {
+        Ok(found) => Some(feature(config, "inline", &found?, Note)),
+        Err(e) => Some(fails(nic, e)),
+    });
     let (bytes, named) = (config.inline, nics.iter().filter(|_| config.inline > 0));
     let note = |nic: &&Arc<Nic>| match nic.inline_room(bytes) {
         Ok(room) if room < bytes => {
@@ -281,7 +284,7 @@ fn inline(config: &Config, devices: &[&Device]) -> Vec<Check> {
             Some(Check::new("inline", Note, text))
         }
         Ok(_) => None,
-        Err(e) => Some(Check::new("inline", Warn, format!("{}: {e}", nic.name()))),
+        Err(e) => Some(fails(nic, e)),
     };
     lacks.chain(named.filter_map(note)).collect()
 }

@@ -137,7 +137,8 @@ pub(crate) fn open(
     let devices = process.devices.all();
     findings.extend(device::findings(&config, &devices));
     findings.extend(device::data_direct(&config, &devices));
-    findings.extend(not_inline(&config, &process.devices.nics()));
+    // A queue pair that cannot be made fails the first connection, with its reason.
+    findings.extend(process.devices.nics().iter().find_map(|nic| not_inline(&config, nic).ok()?));
     for finding in findings.iter().filter(|f| f.degraded) {
         config.degraded(finding.text.clone())?;
     }

@@ -614,6 +614,10 @@ fn inline_data_without_room_is_in_the_report() {
     found.usable_with(&["inline"]);
     found.says("inline", "warn", &["a:1: max_inline_data is 0", "NCCL_IB_USE_INLINE=1"]);
     found.says("inline", "note", &["a:1: no room for MPIB_INLINE=64"]);
+    // The room of a queue pair that cannot be made is not known.
+    let fault = ("SOFTVERBS_FAULTS", "a:errno=create_qp:EPERM:always");
+    let found = doctor("a:addr=10.1.0.1/24", &[("NCCL_IB_USE_INLINE", "1"), fault]);
+    found.says("inline", "warn", &["a:1: ", "ibv_create_qp"]);
     let found = doctor("a:addr=10.1.0.1/24", &set);
     found.usable_with(&[]);
 }

@@ -19,59 +19,11 @@ fn shared(ports: &[Port]) -> Vec<Check> {
     for (wire, port) in ports.iter().filter_map(|port| Some((port.wire?, port))) {
         wires.entry(wire).or_default().push(port);
     }
-    wires.retain(|_, functions| functions.len() > 1);
-    let is_extra = |port: &Port| {
-        let functions = port.wire.and_then(|wire| wires.get(&wire));
-        functions.is_some_and(|functions| extra(functions).iter().any(|extra| name(extra) == name(port)))
-    };
-    let kept = ports.iter().filter(|port| port.device.is_some() && !is_extra(port));
-    let kept = kept.map(name).collect::<Vec<_>>().join(",");
-    wires
-        .values()
-        .filter_map(|functions| virtual_ones(functions, &kept).or_else(|| twins(functions)))
-        .collect()
+    wires.values().filter_map(|functions| twins(functions)).collect()
 }
 
 fn is_virtual(port: &Port) -> bool {
     port.pci_path.as_deref().is_some_and(|path| Path::new(path).join("physfn").exists())
-}
-
-/// Returns the used functions of a port but one, if some of them are virtual: the physical function is
-/// kept, or else the first one.
-fn extra<'a>(functions: &[&'a Port]) -> Vec<&'a Port> {
-    let mut used: Vec<&Port> = functions.iter().copied().filter(|port| port.device.is_some()).collect();
-    if !used.iter().any(|port| is_virtual(port)) {
-        return Vec::new();
-    }
-    used.sort_by_key(|port| is_virtual(port));
-    used.into_iter().skip(1).collect()
-}
-
-/// Checks whether virtual functions are used beside another function of their port. `kept`: the ports
-/// without those that add nothing.
-fn virtual_ones(functions: &[&Port], kept: &str) -> Option<Check> {
-    let extra = extra(functions);
-    let kept_one = functions.iter().find(|port| port.device.is_some() && !extra.contains(port))?;
-    let extra: Vec<String> = extra.iter().map(|port| name(port)).collect();
-    let (level, text) = match (extra.is_empty(), is_virtual(kept_one)) {
-        (true, _) => return None,
-        (false, false) => {
-            let text = format!(
-                "{} is a physical function, and {} are virtual ones of it: they are one port",
-                name(kept_one),
-                extra.join(", ")
-            );
-            (Level::Warn, text)
-        }
-        (false, true) => {
-            let text = format!("{}, {} are virtual functions of one port", name(kept_one), extra.join(", "));
-            (Level::Note, text)
-        }
-    };
-    let text = format!(
-        "{text}, whose speed counts once; each takes queue pairs and registrations, and adds no rate"
-    );
-    Some(Check::new("virtual", level, text).remedy(format!("leave one of them: NCCL_IB_HCA=={kept}")))
 }
 
 /// Checks whether all functions of a port are used. Each may have a PCIe link that carries a part of
@@ -212,37 +164,6 @@ mod tests {
         assert_eq!(checks(root.path(), &ports), []);
         ports.iter_mut().for_each(|port| port.wire = None);
         assert_eq!(checks(root.path(), &ports), []);
-    }
-
-    //= doctor.md: a physical function beside virtual ones of it is a warning with the list that leaves one
-    #[test]
-    fn virtual_functions_beside_another_of_their_port_are_named() {
-        let root = tempfile::tempdir().unwrap();
-        let virtual_one = root.path().join("0000:17:00.2");
-        fs::create_dir_all(virtual_one.join("physfn")).unwrap();
-        let mut ports = [
-            on(0, "mlx5_4", Some(&virtual_one)),
-            on(0, "mlx5_0", Some(root.path())),
-            on(0, "mlx5_5", Some(&virtual_one)),
-            on(1, "mlx5_1", None),
-            on(2, "mlx5_2", Some(&virtual_one)),
-        ];
-        let found = checks(root.path(), &ports);
-        let [check] = &found[..] else { panic!("{found:?}") };
-        assert_eq!((check.id.as_str(), check.level), ("virtual", Level::Warn));
-        let text = "mlx5_0:1 is a physical function, and mlx5_4:1, mlx5_5:1 are virtual ones of it: they are one port";
-        assert!(check.text.starts_with(text), "{check:?}");
-        let list = "leave one of them: NCCL_IB_HCA==mlx5_0:1,mlx5_1:1,mlx5_2:1";
-        assert_eq!(check.remedy.as_deref(), Some(list));
-        ports[1].device = None;
-        let found = checks(root.path(), &ports);
-        let [check] = &found[..] else { panic!("{found:?}") };
-        assert_eq!((check.id.as_str(), check.level), ("virtual", Level::Note));
-        assert!(check.text.starts_with("mlx5_4:1, mlx5_5:1 are virtual functions of one port"), "{check:?}");
-        let list = "leave one of them: NCCL_IB_HCA==mlx5_4:1,mlx5_1:1,mlx5_2:1";
-        assert_eq!(check.remedy.as_deref(), Some(list));
-        ports[2].device = None;
-        assert_eq!(checks(root.path(), &ports), [], "one is used");
     }
 
     //= doctor.md: a bond is named with its mode and links
