@@ -228,8 +228,8 @@ pub enum EventTarget<'a> {
     /// The device with this name or its port, in every process of the fabric that has the device.
     /// Events 8 to 13, 17, 18 and 20.
     Device(&'a str),
-    /// The QP of this process with this number on the device with this name. Events 1 to 7 and 16 concern the QP itself, event 0
-    /// its send CQ, events 14 and 15 its SRQ.
+    /// The QP of this process with this number on the device with this name. Events 1 to 7 and 16
+    /// concern the QP itself, event 0 its send CQ, events 14 and 15 its SRQ.
     Qp(&'a str, u32),
 }
 
