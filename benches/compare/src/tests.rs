@@ -144,6 +144,10 @@ fn small_messages_are_timed_without_softverbs() {
         let expected = [
             "message of 8 B, 8 in flight",
             "message of 8 B, one at a time",
+            "message of 8 B, by turns on 32 connections",
+            "message of 8 B, by turns on 128 connections",
+            "message of 8 B, by turns on 256 connections",
+            "message of 8 B, by turns on 1,000 connections",
             "test that finds nothing",
             "isend before its receive",
             "regMr and deregMr of registered memory",

@@ -244,12 +244,16 @@ fn comms_that_are_closed_with_requests_under_way() {
                 recv(table, pair.recv, &to, LEN)
             };
             let _recvs: Vec<_> = (0..20).map(posted).collect();
+            let carried = || softverbs::counters().iter().map(|device| device.total.bytes).sum::<u64>();
+            let before = carried();
             let posted = |_| {
                 FIRST.handles();
                 send(table, pair.send, &from, LEN)
             };
             let _sends: Vec<_> = (0..10).map(posted).collect();
             set_profiler_handles(None);
+            // A write that finds its memory deregistered would end its connection.
+            until("the data", || (carried() - before >= 10 * LEN as u64).then_some(()));
             // Nobody has looked at what completed.
             assert_eq!(under_way(), 2 * 30);
             to.dereg();
