@@ -185,7 +185,7 @@ fn addresses(port: &Port) -> Option<Check> {
     if !port.usable || port.device.is_none() || !roce || usable.is_empty() {
         return None;
     }
-    let name = format!("{}:{}", port.hca, port.port);
+    let name = port.name();
     if usable.iter().all(|gid| gid.link_local) {
         // An IPv4 address has been given to the interface, as for a cable between two hosts.
         if let Some(v4) = usable.iter().find(|gid| gid.address.contains('.') && !gid.address.contains(':')) {

@@ -1,7 +1,5 @@
 //! What the filters of adapters and interfaces select beside what was probably meant.
 
-use std::{collections::BTreeMap, path::Path};
-
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Link, Port, Report};
 
 use crate::config::{Broad, Config, HcaFilter};
@@ -70,16 +68,11 @@ fn only<'a>(config: &Config, ports: impl Iterator<Item = &'a Port>) -> String {
 
 /// Names the ports with virtual functions that are used beside another function of theirs.
 pub(super) fn functions(config: &Config, ports: &[Port]) -> Vec<Check> {
-    let mut wires: BTreeMap<usize, Vec<&Port>> = BTreeMap::new();
     let used = ports.iter().filter(|port| port.device.is_some());
-    for port in used.clone() {
-        if let Some(wire) = port.wire {
-            wires.entry(wire).or_default().push(port);
-        }
-    }
-    wires.retain(|_, functions| functions.len() > 1 && functions.iter().any(|port| is_virtual(port)));
+    let mut wires = Port::by_wire(used.clone());
+    wires.retain(|_, functions| functions.len() > 1 && functions.iter().any(|port| port.is_virtual()));
     // The physical function stays, or else the first one.
-    wires.values_mut().for_each(|functions| functions.sort_by_key(|port| is_virtual(port)));
+    wires.values_mut().for_each(|functions| functions.sort_by_key(|port| port.is_virtual()));
     let is_extra = |port: &&Port| wires.values().any(|functions| functions[1..].contains(port));
     let remedy = match config.hca_sout {
         None => format!("leave one of them: {}", only(config, used.filter(|port| !is_extra(port)))),
@@ -88,14 +81,10 @@ pub(super) fn functions(config: &Config, ports: &[Port]) -> Vec<Check> {
     wires.values().map(|functions| of_one_port(functions).remedy(&*remedy)).collect()
 }
 
-fn is_virtual(port: &Port) -> bool {
-    port.pci_path.as_deref().is_some_and(|path| Path::new(path).join("physfn").exists())
-}
-
 /// `functions`: the one that stays, and virtual ones of its port.
 fn of_one_port(functions: &[&Port]) -> Check {
-    let names: Vec<String> = functions.iter().map(|port| format!("{}:{}", port.hca, port.port)).collect();
-    let (level, text) = match (is_virtual(functions[0]), names.split_first()) {
+    let names: Vec<String> = functions.iter().map(|port| port.name()).collect();
+    let (level, text) = match (functions[0].is_virtual(), names.split_first()) {
         (false, Some((first, rest))) => {
             let rest = rest.join(", ");
             let text = format!(
@@ -128,7 +117,7 @@ fn kind(link: Link, mbps: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, path::Path};
 
     use super::*;
 
@@ -138,16 +127,11 @@ mod tests {
             hca: hca.into(),
             port: 1,
             usable: true,
-            trouble: None,
             selected: true,
             device: Some(hca.into()),
-            state: None,
             pci_path: pci_path.map(|path| path.to_str().unwrap().to_owned()),
             wire: Some(wire),
-            numa: None,
-            gids: Vec::new(),
-            hw_counters: None,
-            verbs: None,
+            ..Port::default()
         }
     }
 

@@ -13,6 +13,9 @@
 //! assert!(check.level > Level::Note);
 //! ```
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 /// Value of [`Report::format`] and [`Routes::format`]. Fields may be added without a new number. No
@@ -173,7 +176,7 @@ pub enum Kind {
 }
 
 /// One port.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Port {
     /// Name of the adapter.
@@ -208,6 +211,30 @@ pub struct Port {
     /// How long the adapter takes for a queue pair; absent if none could be connected to itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verbs: Option<VerbTimes>,
+}
+
+impl Port {
+    /// Returns its name, as in `mlx5_0:1`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}:{}", self.hca, self.port)
+    }
+
+    /// Reads in sysfs whether its PCI function is a virtual one.
+    #[must_use]
+    pub fn is_virtual(&self) -> bool {
+        self.pci_path.as_deref().is_some_and(|path| Path::new(path).join("physfn").exists())
+    }
+
+    /// Groups ports whose wire is known by that.
+    #[must_use]
+    pub fn by_wire<'a>(ports: impl Iterator<Item = &'a Self>) -> BTreeMap<usize, Vec<&'a Self>> {
+        let mut wires: BTreeMap<usize, Vec<&Self>> = BTreeMap::new();
+        for (wire, port) in ports.filter_map(|port| Some((port.wire?, port))) {
+            wires.entry(wire).or_default().push(port);
+        }
+        wires
+    }
 }
 
 /// Times of verbs for one queue pair that is connected to itself, in microseconds.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
 
-use super::sysfs::{adapter, line, name, names, target};
+use super::sysfs::{adapter, line, names, target};
 
 /// Checks for functions of one port and for bonds.
 pub(super) fn checks(root: &Path, ports: &[Port]) -> Vec<Check> {
@@ -15,26 +15,18 @@ pub(super) fn checks(root: &Path, ports: &[Port]) -> Vec<Check> {
 
 /// Checks the ports that are known to be one physical port.
 fn shared(ports: &[Port]) -> Vec<Check> {
-    let mut wires: BTreeMap<usize, Vec<&Port>> = BTreeMap::new();
-    for (wire, port) in ports.iter().filter_map(|port| Some((port.wire?, port))) {
-        wires.entry(wire).or_default().push(port);
-    }
-    wires.values().filter_map(|functions| twins(functions)).collect()
-}
-
-fn is_virtual(port: &Port) -> bool {
-    port.pci_path.as_deref().is_some_and(|path| Path::new(path).join("physfn").exists())
+    Port::by_wire(ports.iter()).values().filter_map(|functions| twins(functions)).collect()
 }
 
 /// Checks whether all functions of a port are used. Each may have a PCIe link that carries a part of
 /// the port's rate only, as on DGX Spark.
 fn twins(group: &[&Port]) -> Option<Check> {
     let list = |wanted: bool| {
-        let ports = group.iter().filter(|port| port.device.is_some() == wanted && !is_virtual(port));
-        ports.map(|port| name(port)).collect::<Vec<_>>()
+        let ports = group.iter().filter(|port| port.device.is_some() == wanted && !port.is_virtual());
+        ports.map(|port| port.name()).collect::<Vec<_>>()
     };
     let (used, unused) = (list(true), list(false));
-    let all: Vec<String> = group.iter().filter(|port| !is_virtual(port)).map(|port| name(port)).collect();
+    let all: Vec<String> = group.iter().filter(|port| !port.is_virtual()).map(|port| port.name()).collect();
     if used.is_empty() || all.len() < 2 {
         return None;
     }
@@ -68,7 +60,7 @@ fn bonds(root: &Path, ports: &[Port]) -> Vec<Check> {
             let master = target(&folder.join(&interface).join("master"));
             let is_bond = |name: &String| root.join("sys/class/net").join(name).join("bonding").is_dir();
             if let Some(master) = master.filter(is_bond) {
-                bonds.entry(master).or_default().push(name(port));
+                bonds.entry(master).or_default().push(port.name());
             }
         }
     }

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
 
-use super::sysfs::{line, name};
+use super::sysfs::line;
 use super::system::loaded;
 
 /// Modules of drivers whose GPUs adapters reach on PCIe.
@@ -94,7 +94,7 @@ fn acs_control(config: &[u8]) -> Option<u16> {
 fn iommu(used: &[(&Port, &Path)]) -> Check {
     let translated = |(port, path): &(&Port, &Path)| {
         let domain = line(&path.join("iommu_group/type"))?;
-        domain.starts_with("DMA").then(|| format!("{} ({domain})", name(port)))
+        domain.starts_with("DMA").then(|| format!("{} ({domain})", port.name()))
     };
     let translated: Vec<String> = used.iter().filter_map(translated).collect();
     let id = "iommu";

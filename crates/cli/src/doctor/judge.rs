@@ -6,7 +6,7 @@ use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port, Report, VerbTimes, V
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{pcie, peer::Row, sysfs};
+use super::{pcie, peer::Row};
 use crate::output::units::port_rate;
 
 /// What a pair of ports is judged by.
@@ -30,10 +30,10 @@ pub(super) fn facts(report: &Report, softverbs: bool) -> Vec<PortFacts> {
         let state = port.state.as_ref()?;
         let limit = pcie::rate(port).map_or(state.speed_mbps, |pcie| pcie.min(state.speed_mbps));
         let limit_mbps = Some(limit).filter(|limit| !softverbs && *limit > 0);
-        Some(PortFacts { name: sysfs::name(port), mtu: state.mtu, limit_mbps, verbs: port.verbs })
+        Some(PortFacts { name: port.name(), mtu: state.mtu, limit_mbps, verbs: port.verbs })
     };
     let rails = || report.devices.iter().flat_map(|device| &device.rails);
-    let is_used = |port: &&Port| rails().any(|rail| rail.name == sysfs::name(port));
+    let is_used = |port: &&Port| rails().any(|rail| rail.name == port.name());
     report.ports.iter().filter(is_used).filter_map(of).collect()
 }
 

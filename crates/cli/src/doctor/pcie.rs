@@ -9,7 +9,7 @@ use std::{
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
 
-use super::sysfs::{line, name};
+use super::sysfs::line;
 use crate::output::units::port_rate;
 
 /// A link, as negotiated or at most.
@@ -124,7 +124,7 @@ fn judge(ports: &[&Port], others: f64, now: Link, most: Option<Link>) -> Option<
 }
 
 fn names(ports: &[&Port]) -> String {
-    ports.iter().map(|port| name(port)).collect::<Vec<_>>().join(", ")
+    ports.iter().map(|port| port.name()).collect::<Vec<_>>().join(", ")
 }
 
 fn shown(mbps: f64) -> String {

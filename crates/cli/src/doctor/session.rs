@@ -123,7 +123,7 @@ impl Order {
             Failure::new(Kind::Load, "this host has no plugin: the check of the host has the reason")
         })?;
         let mut env = match &self.here.port {
-            Some(port) if ports(document).any(|known| sysfs::name(known) == *port) => only(port),
+            Some(port) if ports(document).any(|known| known.name() == *port) => only(port),
             Some(port) => {
                 let text = format!("the peer requested a port that this host does not have: {port}");
                 return Err(Failure::new(Kind::Peer, text));
@@ -176,7 +176,7 @@ pub(crate) fn counters(document: &Document) -> Counters {
         let folder = Path::new(port.hw_counters.as_ref()?);
         let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok();
         let names = sysfs::names(folder).into_iter();
-        Some((sysfs::name(port), names.filter_map(|name| Some((name.clone(), number(&name)?))).collect()))
+        Some((port.name(), names.filter_map(|name| Some((name.clone(), number(&name)?))).collect()))
     };
     ports(document).filter_map(of).collect()
 }

@@ -9,7 +9,7 @@ use std::{
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Link, Port};
 
-use super::sysfs::{line, name};
+use super::sysfs::line;
 
 /// Interfaces with their ports, by the subnet that they are in.
 type Subnets = BTreeMap<(Ipv4Addr, u8), BTreeMap<String, BTreeSet<String>>>;
@@ -28,7 +28,7 @@ pub(super) fn checks(root: &Path, ports: &[Port]) -> Vec<Check> {
             let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
             let network = Ipv4Addr::from_bits(address.to_bits() & mask);
             let interfaces = subnets.entry((network, prefix)).or_default();
-            interfaces.entry(interface.clone()).or_default().insert(name(port));
+            interfaces.entry(interface.clone()).or_default().insert(port.name());
         }
     }
     subnets.iter().filter_map(|(subnet, interfaces)| check(root, *subnet, interfaces)).collect()

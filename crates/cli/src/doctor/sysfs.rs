@@ -5,8 +5,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nccl_net_mpib_agent_iface::doctor::Port;
-
 /// Reads a file's only line.
 pub(super) fn line(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
@@ -30,30 +28,22 @@ pub(super) fn adapter(root: &Path, name: &str) -> PathBuf {
     root.join("sys/class/infiniband").join(name)
 }
 
-/// Returns the name of a port, as in `mlx5_0:1`.
-pub(super) fn name(port: &Port) -> String {
-    format!("{}:{}", port.hca, port.port)
-}
+#[cfg(test)]
+use nccl_net_mpib_agent_iface::doctor::{Link, Port, PortState};
 
 /// Makes a port with a device, for tests.
 #[cfg(test)]
 pub(super) fn port(hca: &str, speed_mbps: u32, pci_path: Option<&Path>) -> Port {
-    use nccl_net_mpib_agent_iface::doctor::{Link, PortState};
     let state =
         PortState { active: true, link: Link::Ethernet, speed_mbps, mtu: 4096, lid: 0, infiniband: None };
     Port {
         hca: hca.into(),
         port: 1,
         usable: true,
-        trouble: None,
         selected: true,
         device: Some(hca.into()),
         state: Some(state),
         pci_path: pci_path.map(|path| path.to_str().unwrap().to_owned()),
-        wire: None,
-        numa: None,
-        gids: Vec::new(),
-        hw_counters: None,
-        verbs: None,
+        ..Port::default()
     }
 }

@@ -145,7 +145,7 @@ fn row(port: &Port) -> [String; 8] {
     let pci = port.pci_path.as_ref().and_then(|path| Some(path.rsplit('/').next()?.to_owned()));
     let state = port.state.as_ref();
     [
-        format!("{}:{}", port.hca, port.port),
+        port.name(),
         device,
         state.map_or_else(none, |s| link(s.link).into()),
         state.map_or_else(none, |s| port_rate(s.speed_mbps)),

@@ -3,10 +3,7 @@
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port};
 
-use super::{
-    search::{Release, numbers},
-    sysfs,
-};
+use super::search::{Release, numbers};
 
 const ID: &str = "windows";
 
@@ -53,7 +50,7 @@ pub(super) fn check(
             .remedy("unset it; NCCL_NUM_RMA_CTX=0 and NCCL_SYM_GIN_KERNELS_ENABLE=0 turn both networks off");
     }
     let active = |port: &&Port| port.selected && port.state.as_ref().is_some_and(|state| state.active);
-    let ports: Vec<String> = ports.iter().filter(active).map(sysfs::name).collect();
+    let ports: Vec<String> = ports.iter().filter(active).map(|port| port.name()).collect();
     // What turns ncclPutSignal off.
     let off = match number("NCCL_CROSS_NIC") {
         Some(0) if !is_before(ALONG_RAILS) => Some(CROSS_NIC),
@@ -129,6 +126,7 @@ const CABLES_BEFORE: &str = "if the hosts are joined by cables, set NCCL_CROSS_N
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::sysfs;
 
     fn found(release: Option<&str>, ports: &[Port], set: &[(&str, &str)]) -> (Level, String) {
         let value = |name: &str| set.iter().find(|(set, _)| *set == name).map(|(_, v)| (*v).to_owned());
