@@ -88,12 +88,10 @@ impl LocalWork {
     /// rails before were read are destroyed.
     pub(crate) fn set_rails(&mut self, rails: Vec<LocalRail>) {
         let before = std::mem::replace(&mut self.rails, rails);
-        let pd = |rails: &[LocalRail], route: &Route| {
-            rails.get(*route.rails.local(self.role)).map(|rail| Arc::clone(&rail.pd))
-        };
-        let stays = |route: &Route| match (pd(&before, route), pd(&self.rails, route)) {
-            (Some(before), Some(now)) => Arc::ptr_eq(&before, &now),
-            _ => false,
+        let stays = |route: &Route| {
+            let rail = *route.rails.local(self.role);
+            let both = before.get(rail).zip(self.rails.get(rail));
+            both.is_some_and(|(before, now)| Arc::ptr_eq(&before.pd, &now.pd))
         };
         if !self.routes.iter().all(stays) {
             self.discard();

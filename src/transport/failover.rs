@@ -12,6 +12,7 @@ use crate::stats::Reason;
 use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;
 use crate::transport::send_queue::NotPosted;
+use crate::verbs::Region;
 use crate::worker::{End, Task, Urgency};
 
 /// The rails of a comm that have failed.
@@ -316,7 +317,7 @@ impl Comm {
     pub(crate) fn give_up(&mut self, which: RailSet, urgency: Urgency) -> Fast<()> {
         self.pings = self.pings.without(which);
         for rail in which.iter() {
-            let in_flight = self.destroy_rail(rail, urgency);
+            let in_flight = self.destroy_rail(rail, urgency, None);
             self.stats.completed(rail, in_flight);
             self.stats.rail_missing(rail, Some(&self.watch.cause(rail).unwrap_or_default()));
             self.watch.set_rail(rail, None);
@@ -356,13 +357,7 @@ impl Comm {
         // The adapters' threads drop the last of each registration.
         drop(region);
         for (rail, region) in each {
-            let (queues, _) = self.rails[rail].take_queues();
-            let nic = Arc::clone(&self.rails[rail].nic);
-            self.destroy_on(&nic, Urgency::High, move || {
-                let destroyed = queues.destroy();
-                drop(region);
-                destroyed
-            });
+            self.destroy_rail(rail, Urgency::High, Some(region));
         }
         for fence in std::mem::take(&mut self.fences) {
             match fence.wait() {
@@ -380,12 +375,16 @@ impl Comm {
         }
     }
 
-    /// Begins to destroy everything that the comm has on a rail. Returns the work requests that were in
-    /// flight.
-    fn destroy_rail(&mut self, rail: usize, urgency: Urgency) -> u32 {
+    /// Begins to destroy the queues that the comm has on a rail, and then to deregister `memory`. Returns
+    /// the work requests that were in flight.
+    fn destroy_rail(&mut self, rail: usize, urgency: Urgency, memory: Option<Region>) -> u32 {
         let (queues, in_flight) = self.rails[rail].take_queues();
         let nic = Arc::clone(&self.rails[rail].nic);
-        self.destroy_on(&nic, urgency, || queues.destroy());
+        self.destroy_on(&nic, urgency, || {
+            let destroyed = queues.destroy();
+            drop(memory);
+            destroyed
+        });
         in_flight
     }
 
