@@ -48,12 +48,10 @@ const TURNS: [(usize, u64, Metric); 4] = [
 
 /// Runs one contestant's part of a round.
 pub(super) fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure> {
-    for (run, time, _) in RUNS {
-        let counts = work.solo(&of.scenario, index, run)?;
-        of.add(time, index, work.contestants.len(), counts.nanoseconds);
-    }
-    for (connections, groups, time) in TURNS {
-        let run = Solo { depth: 1, connections, groups, repeat: REPEAT, ..Solo::MESSAGES };
+    let turns = TURNS.map(|(connections, groups, time)| {
+        (Solo { depth: 1, connections, groups, repeat: REPEAT, ..Solo::MESSAGES }, time)
+    });
+    for (run, time) in RUNS.map(|(run, time, _)| (run, time)).into_iter().chain(turns) {
         let counts = work.solo(&of.scenario, index, run)?;
         of.add(time, index, work.contestants.len(), counts.nanoseconds);
     }

@@ -247,35 +247,31 @@ fn repetition(thins: &[Thin], args: &SoloArgs) -> Outcome<Duration> {
     let thin = &thins[0];
     match args.workload {
         Workload::Messages => {
-            let begin = Instant::now();
-            for _ in 0..args.groups {
-                thins.iter().try_for_each(|thin| thin.group(args.depth))?;
-            }
-            Ok(begin.elapsed())
+            let group = |thin: &Thin| thin.group(args.depth);
+            timed(|| (0..args.groups).try_for_each(|_| thins.iter().try_for_each(group)))
         }
         Workload::EmptyTest => {
             let receive = thin.irecv()?;
-            let begin = Instant::now();
-            thin.empty_test(receive, args.groups)?;
-            let took = begin.elapsed();
+            let took = timed(|| thin.empty_test(receive, args.groups))?;
             thin.meet(receive)?;
             Ok(took)
         }
         Workload::EarlyIsend => {
-            let begin = Instant::now();
-            thin.early_isend(args.groups)?;
-            let took = begin.elapsed();
-            let receive = thin.irecv()?;
-            thin.meet(receive)?;
+            let took = timed(|| thin.early_isend(args.groups))?;
+            thin.meet(thin.irecv()?)?;
             Ok(took)
         }
         Workload::RegisterAgain => {
-            let begin = Instant::now();
-            thin.register_again(args.groups)?;
-            let took = begin.elapsed();
-            let receive = thin.irecv()?;
-            thin.meet(receive)?;
+            let took = timed(|| thin.register_again(args.groups))?;
+            thin.meet(thin.irecv()?)?;
             Ok(took)
         }
     }
+}
+
+/// Returns how long calls take.
+fn timed(calls: impl FnOnce() -> Outcome<()>) -> Outcome<Duration> {
+    let begin = Instant::now();
+    calls()?;
+    Ok(begin.elapsed())
 }
