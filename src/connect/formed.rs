@@ -110,7 +110,10 @@ impl Formed {
         let flow = register(settings, plan, &rails, &peer)?;
         let failover = Failover {
             is_enabled: keep.failover,
-            wait: settings.config.failover_wait,
+            wait: match keep.failover {
+                true => settings.config.failover_wait,
+                false => settings.config.retry_time().longest,
+            },
             maker: Arc::new(Rebuilder::new(role, settings, queues)),
             dead,
         };

@@ -63,7 +63,7 @@ pub(crate) enum Goal {
 pub(crate) struct Failover {
     /// `MPIB_FAILOVER`, at both ends.
     pub(crate) is_enabled: bool,
-    /// `MPIB_FAILOVER_WAIT`
+    /// `MPIB_FAILOVER_WAIT`. Without failover: how long adapters retry.
     pub(crate) wait: Duration,
     pub(crate) maker: Arc<dyn RailMaker>,
     /// The rails that are dead from the beginning, and why.

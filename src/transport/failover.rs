@@ -26,7 +26,9 @@ pub(crate) struct RailFailures {
     dead: RailSet,
     /// The first failure, for the case that no rail is left.
     first: Option<Error>,
-    /// How long the comm may be without a rail (`MPIB_FAILOVER_WAIT`).
+    /// How long the comm may be without a rail (`MPIB_FAILOVER_WAIT`). If it does not go on without a
+    /// failed rail: how long one with work requests in flight may be down, which is the longest time
+    /// that adapters retry.
     wait: Duration,
     /// Since when it has none.
     none_since: Option<Instant>,
@@ -407,14 +409,37 @@ impl Comm {
         );
     }
 
-    /// Returns an error if the comm has been without a rail for too long.
+    /// Returns an error if the comm has been without a rail for too long. If it does not go on without
+    /// a failed rail: if the adapter of one reports no error for its work requests.
     pub(crate) fn check_rails(&self) -> Fast<()> {
-        match self.without_a_rail_since().map(|since| since.elapsed()) {
-            Some(outage) if outage >= self.failures.wait && self.failures.enabled => {
-                Err(self.no_rail(outage))
-            }
-            _ => Ok(()),
+        let exceeds = |since: &Instant| since.elapsed() >= self.failures.wait;
+        if self.failures.enabled {
+            return match self.without_a_rail_since().filter(exceeds) {
+                Some(since) => Err(self.no_rail(since.elapsed())),
+                None => Ok(()),
+            };
         }
+        let overdue = |rail: &usize| {
+            let Rail { nic, .. } = &self.rails[*rail];
+            self.rails[*rail].in_flight() > 0 && nic.health().down_since().as_ref().is_some_and(exceeds)
+        };
+        self.living().iter().find(overdue).map_or(Ok(()), |rail| Err(self.reports_nothing(rail)))
+    }
+
+    /// Returns the error of a rail whose port is down, and whose adapter keeps work requests. The
+    /// kernel's rxe does while its network interface holds packets back.
+    #[cold]
+    fn reports_nothing(&self, rail: usize) -> Box<Error> {
+        let nic = &self.rails[rail].nic;
+        let why = nic.health().cause().map_or(String::new(), |cause| format!(": {}", cause.why));
+        let what = format!(
+            "rail {rail} ({}) of the connection with {} is down{why}; its adapter has reported no error in {:.1} s, the \
+             longest time that its retries take (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT), and failover is off",
+            nic.name(),
+            self.peer.name(),
+            self.failures.wait.as_secs_f64()
+        );
+        Error::Event(what).into()
     }
 
     /// Returns the error of a comm without a rail, with the present state of each port.

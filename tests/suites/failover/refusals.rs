@@ -12,7 +12,7 @@ use nccl_net_mpib::simulation::proto::{
 };
 use softverbs::{CqOf, Direction, Fault, Only, heal, inject_at};
 
-use super::points::{Ends, env, two_hosts};
+use super::points::{Ends, env, two_hosts, two_hosts_with};
 
 /// Makes up to `n` transfers on a connection, until both ends fail. Returns the codes of the sender
 /// and of the receiver.
@@ -77,6 +77,27 @@ fn fails(test: &str, more: &[(&str, &str)], die: &[&str], fault: Fault, causes: 
 fn without_failover_a_dead_rail_fails_its_connection() {
     let cause = ["failed on rail 0", "IBV_WC_RETRY_EXC_ERR"];
     fails(here!(), &[("MPIB_FAILOVER", "0")], &["s0"], Fault::LinkDown, &[&cause]);
+}
+
+//= failover.md: without failover (`MPIB_FAILOVER=0`): the link is down, and the adapter keeps its work requests without an error, as the kernel's rxe may
+#[test]
+fn without_failover_an_adapter_that_reports_nothing_fails_its_connection() {
+    let devices = two_hosts_with(2, ",quirks=rxe");
+    isolated(here!(), &env(&devices, &[("MPIB_FAILOVER", "0")]), || {
+        for device in ["s0", "r0"] {
+            let ends = Ends::two_hosts(12, 2);
+            let pair = ends.connect();
+            pair.message(5000, 5000, 1);
+            take_warnings();
+            inject_at(device, Fault::LinkDown, 1, Only::ALL).unwrap();
+            let codes = transfer(&pair, usize::MAX);
+            assert!(codes.iter().all(|code| !code.is_success()), "{codes:?}");
+            assert_warned_one_of(&[&["rail 0", "is down", "has reported no error"], &["IBV_WC_RETRY_EXC_ERR"]]);
+            assert!(device == "r0" || warnings().iter().any(|line| line.contains("has reported no error")));
+            pair.close();
+            heal(device).unwrap();
+        }
+    });
 }
 
 //= failover.md: MPIB_STRICT=1 turns failover off unless a setting requests it

@@ -12,6 +12,8 @@ use crate::log::fault;
 use crate::process::Process;
 use crate::process::counters::Live;
 use crate::process::hw_counters::{self, Counter};
+use crate::wire::link;
+use crate::wire::reach::own_device;
 use crate::wire::send_queue::{Block, Connection, SendQueue, Wqe};
 
 /// Minimum interval between retries of polling threads, in nanoseconds.
@@ -71,9 +73,10 @@ impl Qp {
         self.probe_at.store(now + PROBE, Relaxed);
         let Connection { timeout, retry, dest_qpn, .. } = sq.connection;
         let wait = if timeout == 0 { NO_TIMEOUT_RETRY } else { 4096_u64 << timeout };
+        let endless = timeout == 0 || self.waits_for_link(process);
         let left = match sq.block {
             Some(block) if !block.rnr && block.until > now => return false,
-            Some(block) if !block.rnr && timeout == 0 => block.left,
+            Some(block) if !block.rnr && endless => block.left,
             Some(block) if !block.rnr && block.left == 0 => {
                 hw_counters::count(process, self, Counter::AckTimeouts);
                 fault!(
@@ -100,6 +103,12 @@ impl Qp {
         let (since, resend_at) = begun.unwrap_or((now, now + FIRST_RESEND));
         sq.block = Some(Block { rnr: false, left, until: now + wait, since, resend_at });
         false
+    }
+
+    /// Returns whether the link is down and the provider retries nothing until it is up.
+    fn waits_for_link(&self, process: &Process) -> bool {
+        let waits = self.context.device.profile.waits_for_link;
+        waits && own_device(process, self).is_some_and(|device| link::is_down(&process.fabric, device))
     }
 
     /// Counts the retransmissions of a head without an answer that an adapter makes before the

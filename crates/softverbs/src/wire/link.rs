@@ -49,6 +49,11 @@ pub(crate) fn is_removed(fabric: &Fabric, (device, life): Port<'_>) -> bool {
     link.is_some_and(|link| link.flags() & REMOVED != 0 || link.life() != life)
 }
 
+/// Returns whether the link of a device is down.
+pub(crate) fn is_down(fabric: &Fabric, device: &DeviceShared) -> bool {
+    fabric.link(device.link.load(Relaxed)).is_some_and(|link| link.flags() & DOWN != 0)
+}
+
 /// Returns how often the faults of a device were ended.
 pub(crate) fn heals(fabric: &Fabric, device: &DeviceShared) -> u32 {
     fabric.link(device.link.load(Relaxed)).map_or(0, |link| link.heals.load(Acquire))
