@@ -92,7 +92,10 @@ fn without_failover_an_adapter_that_reports_nothing_fails_its_connection() {
             inject_at(device, Fault::LinkDown, 1, Only::ALL).unwrap();
             let codes = transfer(&pair, usize::MAX);
             assert!(codes.iter().all(|code| !code.is_success()), "{codes:?}");
-            assert_warned_one_of(&[&["rail 0", "is down", "has reported no error"], &["IBV_WC_RETRY_EXC_ERR"]]);
+            assert_warned_one_of(&[
+                &["rail 0", "is down", "has reported no error"],
+                &["IBV_WC_RETRY_EXC_ERR"],
+            ]);
             assert!(device == "r0" || warnings().iter().any(|line| line.contains("has reported no error")));
             pair.close();
             heal(device).unwrap();
