@@ -280,7 +280,7 @@ impl Comm {
             self.mark();
             return Ok(());
         }
-        let looked = self.look_for_life().and_then(|()| self.check_rails());
+        let looked = self.look_for_life().and_then(|()| self.check_adapters());
         self.fail_on_error(looked)?;
         let here = self.peer.check(outstanding);
         let here = here.map_err(|e| self.after_failures(e));

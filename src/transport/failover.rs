@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::Nic;
 use crate::error::{Error, Fast, Result, wc_status};
-use crate::failover::PortState;
+use crate::failover::{PortHealth, PortState};
 use crate::proto::{Message, RailSet};
 use crate::stats::Reason;
 use crate::transport::comm::Comm;
@@ -409,21 +409,29 @@ impl Comm {
         );
     }
 
-    /// Returns an error if the comm has been without a rail for too long. If it does not go on without
-    /// a failed rail: if the adapter of one reports no error for its work requests.
+    /// Returns an error if the comm has been without a rail for too long.
     pub(crate) fn check_rails(&self) -> Fast<()> {
-        let exceeds = |since: &Instant| since.elapsed() >= self.failures.wait;
-        if self.failures.enabled {
-            return match self.without_a_rail_since().filter(exceeds) {
-                Some(since) => Err(self.no_rail(since.elapsed())),
-                None => Ok(()),
-            };
+        match self.without_a_rail_since().map(|since| since.elapsed()) {
+            Some(outage) if outage >= self.failures.wait && self.failures.enabled => {
+                Err(self.no_rail(outage))
+            }
+            _ => Ok(()),
         }
-        let overdue = |rail: &usize| {
-            let Rail { nic, .. } = &self.rails[*rail];
-            self.rails[*rail].in_flight() > 0 && nic.health().down_since().as_ref().is_some_and(exceeds)
+    }
+
+    /// Returns an error if the comm does not go on without a failed rail, and the adapter of one that is
+    /// down reports no error for its work requests.
+    pub(crate) fn check_adapters(&self) -> Fast<()> {
+        if self.failures.enabled {
+            return Ok(());
+        }
+        let is_overdue = |rail: &usize| {
+            let rail = &self.rails[*rail];
+            let since = Some(rail.nic.health()).filter(|health| health.state() == PortState::Down);
+            let since = since.and_then(PortHealth::down_since).filter(|_| rail.in_flight() > 0);
+            since.is_some_and(|since| since.elapsed() >= self.failures.wait)
         };
-        self.living().iter().find(overdue).map_or(Ok(()), |rail| Err(self.reports_nothing(rail)))
+        self.living().iter().find(is_overdue).map_or(Ok(()), |rail| Err(self.reports_nothing(rail)))
     }
 
     /// Returns the error of a rail whose port is down, and whose adapter keeps work requests. The
