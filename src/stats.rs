@@ -8,11 +8,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+pub(crate) use nccl_net_mpib_agent_iface::stats::{Awaited, Direction, Reason, Totals, Traffic};
 use nccl_net_mpib_agent_iface::stats::{
-    ConnectionEntry, Data, Direction, Entry, Event, Islands, NewConnection, PortRecord, PortState,
-    StatsWriter, UnlistedEntry,
+    ConnectionEntry, Data, Entry, Event, Islands, NewConnection, PortRecord, PortState, StatsWriter,
+    UnlistedEntry,
 };
-pub(crate) use nccl_net_mpib_agent_iface::stats::{Reason, Traffic};
 
 use crate::config::Config;
 use crate::control::FrameCounts;
@@ -147,8 +147,10 @@ impl RailCounters {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     entry: Option<&'static Entry>,
-    /// The direction, if the watchdog reads them.
-    watched: Option<Direction>,
+    /// What is counted.
+    kind: Option<(Direction, Traffic)>,
+    /// Whether the watchdog reads the counters.
+    is_watched: bool,
     /// When dropped, adds the counts to the totals of the page and frees the entry.
     taken: Option<ConnectionEntry>,
     /// Present if the watchdog reads the counters and there is no page.
@@ -182,14 +184,14 @@ impl Counters {
         rails: &[(RailRole, &str)],
         elsewhere: bool,
     ) -> Self {
-        let watched = (config.failover && rails.len() > 1).then_some(direction);
+        let is_watched = config.failover && rails.len() > 1;
         // init has logged that there is no page.
         let page = config.stats.then(|| page().ok()).flatten();
         let taken = page.map(|page| Self::add(page, traffic, direction, plan, peer, rails, elsewhere));
         let in_page = taken.as_ref().map(ConnectionEntry::entry);
-        let unlisted = (watched.is_some() && in_page.is_none()).then(UnlistedEntry::new);
+        let unlisted = (is_watched && in_page.is_none()).then(UnlistedEntry::new);
         let entry = in_page.or(unlisted.as_ref().map(UnlistedEntry::entry));
-        Self { entry, watched, taken, _unlisted: unlisted }
+        Self { entry, kind: Some((direction, traffic)), is_watched, taken, _unlisted: unlisted }
     }
 
     /// Adds a connection to the page.
@@ -227,7 +229,8 @@ impl Counters {
     /// Returns the counters that the watchdog reads: those of a connection of several rails that
     /// may fail over.
     pub(crate) fn of_rails(&self) -> Option<RailCounters> {
-        Some(RailCounters { entry: self.entry?, direction: self.watched? })
+        let (direction, _) = self.kind.filter(|_| self.is_watched)?;
+        Some(RailCounters { entry: self.entry?, direction })
     }
 
     /// Counts a request that a call returned, and the share of a send.
@@ -352,6 +355,29 @@ impl Counters {
     pub(crate) fn rail_left_out(&self, role: RailRole, name: &str, why: &str) {
         if let Some(taken) = &self.taken {
             taken.leave_out(role.index(), name, why);
+        }
+    }
+
+    /// Returns what was counted so far; `None` if nothing is counted.
+    pub(crate) fn totals(&self) -> Option<Totals> {
+        self.entry.map(Totals::of)
+    }
+
+    /// Returns what a peer of this name keeps the connection waiting for, in words.
+    pub(crate) fn describe(&self, what: Awaited, peer: &str) -> String {
+        what.of_peer(self.kind.map(|(direction, _)| direction), peer)
+    }
+
+    /// Returns whether the connection waits for data while requests are outstanding. A receiver of
+    /// windows has receives posted at all times.
+    pub(crate) fn awaits_outstanding(&self) -> bool {
+        self.kind != Some((Direction::Receive, Traffic::Windows))
+    }
+
+    /// Records what the connection waits for, and since when.
+    pub(crate) fn waits_for(&self, wait: Option<(Awaited, SystemTime)>) {
+        if let Some(entry) = self.entry {
+            entry.waits(wait);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The part of a connection that both ends have: rails, control memory, peer, failure state.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use crate::async_events::CommWatch;
 use crate::config::Config;
@@ -23,6 +23,7 @@ use crate::transport::progress::CompletionQueues;
 use crate::transport::rail::Rail;
 use crate::transport::recv::receives;
 use crate::transport::remote_memory::RemoteMemory;
+use crate::transport::waiting::{Pass, Turn, Waiting};
 use crate::verbs::{Chain, Completion, Region};
 use crate::worker::Task;
 
@@ -61,6 +62,7 @@ pub(crate) struct Comm {
     pub(super) fences: Vec<Task<Result<()>>>,
     /// The rails on which a ping is outstanding.
     pub(super) pings: RailSet,
+    waiting: Waiting,
     /// Whether the last pass of housekeeping found news.
     had_news: bool,
     /// By next sequence number and what is outstanding.
@@ -118,6 +120,7 @@ impl Comm {
             failback: Failback::new(&failover),
             fences: Vec::new(),
             pings: RailSet::EMPTY,
+            waiting: Waiting::default(),
             had_news: false,
             idleness: Idleness::UNKNOWN,
             rests: false,
@@ -202,16 +205,59 @@ impl Comm {
     /// starts the passes again.
     pub(crate) fn end_pass(&mut self, next: Sequence, outstanding: usize) -> Pace {
         let idle = self.idleness.time((next, outstanding)).min(self.looked.elapsed());
-        let waits = outstanding > 0 && !self.has_failed();
+        let is_outstanding = outstanding > 0 && !self.has_failed();
+        let waits = self.notes_wait(is_outstanding);
         if self.has_news() {
             return Pace::Soon;
         }
-        if waits || self.needs_passes() || idle < LINGER {
+        if is_outstanding || waits || self.needs_passes() || idle < LINGER {
             return Pace::Tick;
         }
         self.rests = true;
         self.mark();
         Pace::Rest
+    }
+
+    /// Records what the connection waits for and since when, and logs a long wait. Returns whether it
+    /// waits.
+    fn notes_wait(&mut self, is_outstanding: bool) -> bool {
+        let Some(counts) = self.stats.totals().filter(|_| !self.has_failed()) else {
+            self.waiting = Waiting::default();
+            return false;
+        };
+        let turn = self.waiting.look(Pass {
+            now: Instant::now(),
+            clock: SystemTime::now(),
+            counts,
+            is_outstanding: is_outstanding && self.stats.awaits_outstanding(),
+            lacks_rail: self.lacks_rail(),
+        });
+        let wait = self.waiting.since();
+        self.stats.waits_for(wait);
+        if let Some(turn) = turn {
+            self.report_wait(turn);
+        }
+        wait.is_some()
+    }
+
+    #[cold]
+    fn report_wait(&self, turn: Turn) {
+        let describe = |what| self.stats.describe(what, self.peer.name());
+        match turn {
+            Turn::Long(what, lasted) => tracing::warn!(
+                target: "net",
+                "a connection has waited {} s for {}: NCCL asks for it, and nothing is begun or done; \
+                 \"mpib stats\" shows all that wait",
+                lasted.as_secs(),
+                describe(what),
+            ),
+            Turn::Over(what, lasted) => tracing::info!(
+                target: "net",
+                "a connection waits no longer for {}, after {:.1} s",
+                describe(what),
+                lasted.as_secs_f64(),
+            ),
+        }
     }
 
     /// Returns whether the peer or a rail has to be looked at although nothing is outstanding.

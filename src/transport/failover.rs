@@ -301,6 +301,11 @@ impl Comm {
         }
     }
 
+    /// Returns whether data waits for a rail: none works, or what one has lost is not sent again yet.
+    pub(crate) fn lacks_rail(&self) -> bool {
+        self.failures.episode.is_some() || self.without_a_rail_since().is_some()
+    }
+
     /// Returns since when no rail works: all are given up, or the ports of the others are down.
     fn without_a_rail_since(&self) -> Option<Instant> {
         let down_since = |rail: usize| self.rails[rail].nic.health().down_since();

@@ -16,6 +16,7 @@ pub(crate) mod remote_memory;
 mod request;
 pub(crate) mod send;
 pub(crate) mod send_queue;
+mod waiting;
 
 use std::sync::Arc;
 

@@ -103,7 +103,7 @@ fn record(c: &Connection) -> String {
     let word = |word: Option<&'static str>| word.unwrap_or("?");
     let mut out = format!(
         "index={}\tgeneration={}\tstate={}\tdirection={}\tislands={}\tdata={}\ttraffic={}\tpeer={}\trequests={}\tdone={}\t\
-         messages={}\tbytes={}\twaits_peer={}\twaits_queue={}\terrors={}\tshare={}\treason={}",
+         messages={}\tbytes={}\twaits_peer={}\twaits_queue={}\twait={}\tsince={}\terrors={}\tshare={}\treason={}",
         c.index,
         c.generation,
         word(c.state.map(|s| s.word())),
@@ -118,6 +118,8 @@ fn record(c: &Connection) -> String {
         c.totals.bytes,
         c.totals.waits_peer,
         c.totals.waits_queue,
+        c.wait.map_or("none", |wait| wait.what.word()),
+        c.wait.map_or(0, |wait| wait.since_ms),
         c.totals.errors,
         c.share.map_or("none".into(), |s| s.to_string()),
         c.reason.as_deref().unwrap_or_default(),

@@ -11,10 +11,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nccl_net_mpib_agent_iface::stats::{
-    BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, Measured,
+    Awaited, BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, Measured,
     NewConnection, NoPage, Port, PortState, PortTotals, Rail, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE,
     STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORTS, STATS_SIZE, STATS_VERSION, Sender, State, StatsPage,
-    StatsWriter, Summary, Traffic, UnlistedEntry, pages_of,
+    StatsWriter, Summary, Traffic, UnlistedEntry, Wait, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -70,6 +70,15 @@ fn every_number_stands_where_the_layout_has_it() {
     entry.rail(1).completed(4);
     entry.rail(1).arrived();
     entry.rail(1).error();
+    let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
+    for (code, what) in (1..).zip(Awaited::ALL) {
+        entry.waits(Some((*what, since)));
+        let index = connections()[0].index;
+        let mut word = [0; 8];
+        file().read_exact_at(&mut word, (512 + 64 * 768 + index * 2560 + 40) as u64).unwrap();
+        assert_eq!(u64::from_ne_bytes(word), 1_700_000_000_123 * 256 + code);
+        assert_eq!(connections()[0].wait, Some(Wait { what: *what, since_ms: 1_700_000_000_123 }));
+    }
     entry.failure("the first reason");
     entry.failure("another");
 
@@ -92,7 +101,7 @@ fn every_number_stands_where_the_layout_has_it() {
     assert!(long(at + 16) >= long(40) && long(at + 24) >= long(at + 16));
     assert_eq!((text(at + 64), text(at + 2304)), ("host-b, pid 7", "the first reason"));
     assert_eq!([192, 200, 208, 216, 224, 232, 240].map(|o| long(at + o)), [3, 1, 2, 5000, 4, 5, 2]);
-    assert_eq!(word(at + 248), 341);
+    assert_eq!((long(at + 40), word(at + 248)), (0, 341), "a failed connection waits for nothing");
     let rail = |i: usize| [0, 8, 16, 24, 32].map(|o| long(at + 256 + 256 * i + o));
     assert_eq!((rail(0), rail(1)), ([3000, 6, 7, 0, 0], [2000, 9, 9, 4, 1]));
     for (i, (role, name)) in NAMES.iter().enumerate() {
@@ -126,6 +135,7 @@ fn an_entry_is_used_again_from_zero_with_another_generation() {
         entry.done(1, 10);
         entry.share(7);
         entry.rail(0).posted(1, 1, 10);
+        entry.waits(Some((Awaited::Room, SystemTime::now())));
         entry.failure("ended");
     };
     let taken = writer.add(&opening("the first"));
@@ -143,7 +153,7 @@ fn an_entry_is_used_again_from_zero_with_another_generation() {
         (second.totals.requests, second.totals.done, second.totals.messages, second.totals.bytes),
         (0, 0, 0, 0)
     );
-    assert_eq!((second.totals.errors, second.share, second.reason), (0, None, None));
+    assert_eq!((second.totals.errors, second.share, second.reason, second.wait), (0, None, None, None));
     let [rail] = &second.rails[..] else { panic!("{:?}", second.rails) };
     assert_eq!((rail.name.as_str(), rail.role, rail.posted, rail.bytes), ("mlx5_1:2", 1, 0, None));
 }

@@ -11,7 +11,7 @@ use nix::unistd::{Uid, User};
 
 use crate::budget::Budget;
 use crate::{
-    Connection, Count, Failover, Host, Port, PortCounts, Process, Rail, Stalls, Totals, TwoWays, sysfs,
+    Connection, Count, Failover, Host, Port, PortCounts, Process, Rail, Stalls, Totals, TwoWays, Wait, sysfs,
 };
 
 /// Version of the document's format.
@@ -229,6 +229,11 @@ fn connection(c: stats::Connection) -> Connection {
         bytes_per_second: None,
         waits_for_peer: Count(c.totals.waits_peer),
         waits_for_queue: Count(c.totals.waits_queue),
+        wait: c.wait.map(|wait| Wait {
+            r#for: wait.what.word().into(),
+            what: wait.what.of_peer(c.direction, &c.peer),
+            since_ms: wait.since_ms,
+        }),
         errors: Count(c.totals.errors),
         failed_at_ms: c.failed_at.map(ms),
         share: c.share,

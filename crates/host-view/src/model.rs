@@ -261,6 +261,8 @@ pub struct Connection {
     pub waits_for_peer: Count,
     /// Calls of isend or irecv without a request, because a queue was full.
     pub waits_for_queue: Count,
+    /// What it waits for; null while it does not wait.
+    pub wait: Option<Wait>,
     /// Calls that failed.
     pub errors: Count,
     /// When it failed.
@@ -271,6 +273,24 @@ pub struct Connection {
     pub share: Option<u32>,
     /// Rails, in order.
     pub rails: Vec<Rail>,
+}
+
+/// What a connection waits for: something is asked of it or outstanding, and nothing is begun or done.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Wait {
+    /// `receive`: of the peer; `data`: requests are outstanding; `rail`; or `room` in a queue
+    pub r#for: String,
+    /// The same in words, with the peer.
+    pub what: String,
+    /// Since when. Time in which the process was stopped is not part of it.
+    pub since_ms: u64,
+}
+
+impl Connection {
+    /// Returns how long it has waited at this time, in ms; `None` while it does not wait.
+    pub fn waited_ms(&self, at_ms: u64) -> Option<u64> {
+        self.wait.as_ref().map(|wait| at_ms.saturating_sub(wait.since_ms))
+    }
 }
 
 /// A rail of a connection.

@@ -9,7 +9,8 @@ use mpib_host_view::{
     Count, Host, Ledger, MAX_PEERS, MAX_PORTS, MetricsOptions, Port, Process, Source, metrics,
 };
 use nccl_net_mpib_agent_iface::stats::{
-    ConnectionEntry, Data, Direction, Event, Islands, NewConnection, PortState, Reason, StatsWriter, Traffic,
+    Awaited, ConnectionEntry, Data, Direction, Event, Islands, NewConnection, PortState, Reason, StatsWriter,
+    Traffic,
 };
 
 /// Returns the page of this process, for one test at a time.
@@ -51,6 +52,8 @@ fn the_document_of_a_process_has_what_its_page_has() {
     send.entry().request();
     send.entry().done(1, 5000);
     send.entry().rail(1).posted(3, 2, 4000);
+    let since = SystemTime::UNIX_EPOCH + Duration::from_millis(before.at_ms - 72_000);
+    send.entry().waits(Some((Awaited::Receive, since)));
     receive.entry().rail(0).arrived();
     receive.entry().failure("a reason");
     writer.event(Event::LinkDown);
@@ -75,6 +78,12 @@ fn the_document_of_a_process_has_what_its_page_has() {
         (sends.in_flight, sends.bytes, sends.peer.as_str()),
         (Count(1), Count(5000), "192.0.2.2:48129 (host-b, pid 7)")
     );
+    let wait = sends.wait.as_ref().unwrap();
+    assert_eq!(
+        (wait.r#for.as_str(), wait.what.as_str()),
+        ("receive", "a receive of 192.0.2.2:48129 (host-b, pid 7)")
+    );
+    assert_eq!((sends.waited_ms(host.at_ms), receives.waited_ms(host.at_ms)), (Some(72_500), None));
     assert_eq!((receives.state.as_str(), receives.reason.as_deref()), ("failed", Some("a reason")));
     assert_eq!((&sends.rails[1].bytes, &receives.rails[1].bytes), (&Some(Count(4000)), &None));
     let port = host.ports.iter().find(|port| port.name == "hv1:2").unwrap();

@@ -1,12 +1,14 @@
 //! What people see of a rail that dies and comes back: the log and the statistics page.
 
+use std::thread;
+
 use mpib_tests::code::Success;
 use mpib_tests::here;
 use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::until;
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device};
-use nccl_net_mpib_agent_iface::stats::{PortState, Reason, STATS_REASONS, StatsPage, pages_of};
+use nccl_net_mpib_agent_iface::stats::{Awaited, PortState, Reason, STATS_REASONS, StatsPage, pages_of};
 
 use crate::{MIB, on_rails};
 
@@ -22,6 +24,35 @@ fn given_up(mask: u8) -> bool {
     let mask_of = |rails: Vec<Option<u64>>| rails.into_iter().enumerate().map(bit).sum::<u8>();
     assert_eq!(ends.len(), 2);
     ends.iter().all(|end| mask_of(end.rails.iter().map(|rail| rail.given_up_at).collect()) == mask)
+}
+
+/// Returns what the ends wait for.
+fn waits() -> Vec<Option<Awaited>> {
+    page().connections().iter().map(|end| end.wait.map(|wait| wait.what)).collect()
+}
+
+//= stats.md: a connection without a rail waits for one
+#[test]
+fn a_connection_without_a_rail_waits_for_one() {
+    on_rails(here!(), 2, &[], || {
+        let (ctx, dev) = newest_device(2);
+        let mut rig = Rig::new(table(12), ctx, dev, 4 * MIB);
+        rig.exchange(&[3 * MIB]);
+        let outage = thread::spawn(|| {
+            ["r0", "r1"].into_iter().for_each(|device| softverbs::set_link(device, false).unwrap());
+            until("both ends to wait", || (waits() == [Some(Awaited::Rail); 2]).then_some(()));
+            ["r0", "r1"].into_iter().for_each(|device| softverbs::set_link(device, true).unwrap());
+        });
+        while !outage.is_finished() {
+            rig.exchange(&[MIB]);
+        }
+        outage.join().unwrap();
+        until("the end of the waits", || {
+            rig.exchange(&[MIB]);
+            (waits() == [None; 2]).then_some(())
+        });
+        rig.close();
+    });
 }
 
 /// Waits for a line of the log.

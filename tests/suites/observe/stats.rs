@@ -2,6 +2,7 @@
 //! what softverbs counts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use mpib_tests::agent::Place;
 use mpib_tests::code::{InvalidUsage, Success};
@@ -179,6 +180,54 @@ fn requests_in_flight_and_refused_calls_show() {
         to.dereg();
         pair.close();
     });
+}
+
+/// Sends that nobody receives, and receives to which nobody sends, until the other end does.
+//= stats.md: a connection shows for what it waits, and since when
+#[test]
+fn a_wait_shows_until_it_is_over() {
+    isolated(here!(), &mpib("1024", &[]), || {
+        let (mut reader, table) = (Reader::start(), newest());
+        let pair = Pair::new(table);
+        let (from, to) = (pair.send_buffer(vec![1; 512]), pair.recv_buffer(512));
+        assert_eq!((reader.one("send").text("wait"), reader.one("recv").text("wait")), ("none", "none"));
+        let begun = now_ms();
+        let send = || table.isend(pair.send, from.addr(), 512, 1, from.mr);
+        let since = until("a wait for a receive", || {
+            assert_eq!(send(), (Success, Ptr::default()));
+            let seen = reader.one("send");
+            (seen.text("wait") == "receive").then(|| seen.number("since"))
+        });
+        assert!((begun..=now_ms()).contains(&since), "{begun} {since}");
+        until("a longer wait", || {
+            assert_eq!(send(), (Success, Ptr::default()));
+            (now_ms() >= since + 1_000).then_some(())
+        });
+        let seen = reader.one("send");
+        assert_eq!((seen.text("wait"), seen.number("since")), ("receive", since), "it goes on");
+        assert_eq!(reader.one("recv").text("wait"), "none", "nothing is asked of the receiver");
+        let receive = pair.irecv(&[(to.addr(), 512, 1, to.mr)]);
+        let sent = pair.isend(from.addr(), 512, 1, from.mr);
+        pair.wait(sent);
+        pair.wait(receive);
+        until("its end", || (reader.one("send").text("wait") == "none").then_some(()));
+
+        let receive = pair.irecv(&[(to.addr(), 512, 1, to.mr)]);
+        until("a wait for data", || (reader.one("recv").text("wait") == "data").then_some(()));
+        assert_eq!(reader.one("send").text("wait"), "none", "NCCL leaves the sender alone");
+        let sent = pair.isend(from.addr(), 512, 1, from.mr);
+        pair.wait(sent);
+        pair.wait(receive);
+        until("its end", || (reader.one("recv").text("wait") == "none").then_some(()));
+        from.dereg();
+        to.dereg();
+        pair.close();
+    });
+}
+
+/// ms since 1970.
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis().try_into().unwrap()
 }
 
 #[test]

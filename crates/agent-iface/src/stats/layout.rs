@@ -2,12 +2,14 @@
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use super::ports::PortRecord;
+use super::reader::Wait;
 use super::totals::TotalsRecord;
 use super::{
-    Generation, NO_SHARE, Revision, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE,
-    STATS_PORTS, STATS_RAILS, STATS_SIZE, State,
+    Awaited, Generation, NO_SHARE, Revision, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS,
+    STATS_HEADER_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, State,
 };
 use crate::text::printable;
 
@@ -69,7 +71,9 @@ pub struct Entry {
     pub(super) since: AtomicU64,
     pub(super) failed_at: AtomicU64,
     pub(super) traffic: AtomicU8,
-    _reserved: [AtomicU8; 31],
+    _reserved: [AtomicU8; 7],
+    pub(super) wait: AtomicU64,
+    _free: [AtomicU64; 2],
     pub(super) peer: Text<16>,
     // One cache line: every message updates it.
     pub(super) requests: AtomicU64,
@@ -121,7 +125,8 @@ const _: () = {
     assert!(offset_of!(Header, returns) == 200 && offset_of!(Header, forged) == 208);
     assert!(size_of::<Entry>() == STATS_ENTRY_SIZE && STATS_ENTRY_SIZE.is_multiple_of(64));
     assert!(offset_of!(Entry, state) == 8 && offset_of!(Entry, rail_count) == 15);
-    assert!(offset_of!(Entry, since) == 16 && offset_of!(Entry, peer) == 64);
+    assert!(offset_of!(Entry, since) == 16 && offset_of!(Entry, wait) == 40);
+    assert!(offset_of!(Entry, peer) == 64);
     assert!(offset_of!(Entry, requests) == 192 && offset_of!(Entry, share) == 248);
     assert!(offset_of!(Entry, rails) == 256 && offset_of!(Entry, reason) == 2304);
     assert!(size_of::<RailEntry>() == 256 && offset_of!(RailEntry, errors) == 32);
@@ -177,6 +182,12 @@ impl Entry {
         add(&self.waits_queue, 1);
     }
 
+    /// Records what the connection waits for, and since when; `None` while it does not wait, which a
+    /// failed connection does not.
+    pub fn waits(&self, wait: Option<(Awaited, SystemTime)>) {
+        self.wait.store(wait.map_or(0, |(what, since)| Wait::word(what, since)), Ordering::Relaxed);
+    }
+
     /// Records a failed call, which fails the connection. The first reason is kept.
     #[cold]
     pub fn failure(&self, why: &str) {
@@ -184,6 +195,7 @@ impl Entry {
         if self.state.load(Ordering::Relaxed) != u32::from(State::Failed.code()) {
             self.failed_at.store(super::writer::now(), Ordering::Relaxed);
             self.reason.write(why);
+            self.waits(None);
             self.state.store(State::Failed.code().into(), Ordering::Release);
         }
     }
@@ -203,6 +215,7 @@ impl Entry {
         for number in [&self.bytes, &self.waits_peer, &self.waits_queue, &self.errors] {
             number.store(0, Ordering::Relaxed);
         }
+        self.waits(None);
         self.share.store(NO_SHARE, Ordering::Relaxed);
         self.peer.write("");
         self.reason.write("");

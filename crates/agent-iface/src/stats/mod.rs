@@ -90,6 +90,7 @@
 //! | 16 | 8 | time of connection, ns since 1970 |
 //! | 24 | 8 | time of failure, ns since 1970, or 0 |
 //! | 32 | 1 | traffic: 0 messages, 1 windows |
+//! | 40 | 8 | what it waits for, in the lowest byte: 0 nothing, 1 a receive of the peer, 2 data, 3 a rail, 4 room in a queue; above: since when, ms since 1970. A plugin that does not know this writes 0 |
 //! | 64 | 128 | name of the peer, UTF-8, zero-padded |
 //! | 192 | 8 | requests that isend, irecv or iflush returned |
 //! | 200 | 8 | of these, requests that test reported as done |
@@ -165,7 +166,7 @@ pub use layout::{Entry, RailEntry};
 #[cfg(not(loom))]
 pub use ports::{Carried, Measured, Port, PortRecord, PortTotals};
 #[cfg(not(loom))]
-pub use reader::{BadPage, Connection, Rail, Sender, Statistics, StatsPage, Summary};
+pub use reader::{BadPage, Connection, Rail, Sender, Statistics, StatsPage, Summary, Wait};
 pub use revision::Revision;
 #[cfg(not(loom))]
 pub use totals::Totals;
@@ -276,6 +277,18 @@ codes! {
         /// Windows: puts, gets and signals of NCCL's tables for one-sided traffic.
         Windows = 1, "window";
     }
+    /// What a connection waits for.
+    Awaited {
+        /// The peer's receive: isend returns no request until it is posted.
+        Receive = 1, "receive";
+        /// Data: requests are outstanding, and none of them completes. A sender waits for the
+        /// adapter, whose writes the peer's adapter acknowledges.
+        Data = 2, "data";
+        /// A rail: none is left, or what a failed one has lost is not sent again yet.
+        Rail = 3, "rail";
+        /// Room: a queue or the table of requests is full.
+        Room = 4, "room";
+    }
     /// State of a port.
     PortState {
         /// Usable, as far as is known.
@@ -317,6 +330,19 @@ codes! {
         Device = 4, "adapter failed";
         /// Anything else.
         Other = 5, "other";
+    }
+}
+
+impl Awaited {
+    /// Returns what a connection with this peer waits for, in words.
+    pub fn of_peer(self, direction: Option<Direction>, peer: &str) -> String {
+        match (self, direction) {
+            (Self::Receive, _) => format!("a receive of {peer}"),
+            (Self::Data, Some(Direction::Send)) => format!("acknowledgements of {peer}"),
+            (Self::Data, _) => format!("data of {peer}"),
+            (Self::Rail, _) => format!("a rail to {peer}"),
+            (Self::Room, _) => format!("room in a queue to {peer}"),
+        }
     }
 }
 

@@ -3,15 +3,17 @@
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::layout::{Entry, RailEntry};
 use super::page::Mapped;
 use super::ports::{Carried, Port, PortRecord, PortTotals};
 use super::totals::{Totals, TotalsRecord};
+use super::writer::nanos;
 use super::{
-    Data, Direction, Islands, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE,
-    STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION, State, Traffic,
+    Awaited, Data, Direction, Islands, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS,
+    STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION,
+    State, Traffic,
 };
 
 /// Attempts to copy an entry that is reused during the copy.
@@ -132,12 +134,24 @@ pub struct Connection {
     pub reason: Option<String>,
     /// Name of the peer.
     pub peer: String,
+    /// What it waits for; `None` while it does not wait, or if the plugin is older than this.
+    pub wait: Option<Wait>,
     /// What it has counted.
     pub totals: Totals,
     /// Last share of SUP, in parts per 1024; `None` if no share was used yet or none applies.
     pub share: Option<u32>,
     /// Rails, in order.
     pub rails: Vec<Rail>,
+}
+
+/// What a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wait {
+    /// What it waits for.
+    pub what: Awaited,
+    /// Since when, ms since 1970. Time in which the process did not run does not count: it has moved
+    /// this on.
+    pub since_ms: u64,
 }
 
 /// One rail of a connection.
@@ -175,6 +189,22 @@ pub struct Sender {
     pub ports: [usize; 2],
     /// Last share of SUP, in parts per 1024; `None` if no share was used yet or none applies.
     pub share: Option<u32>,
+}
+
+impl Wait {
+    /// Bits of the code in the word of an entry.
+    const CODE: u32 = u8::BITS;
+
+    /// Returns the word of an entry: one word, because readers see both parts of it or neither.
+    pub(super) fn word(what: Awaited, since: SystemTime) -> u64 {
+        (nanos(since) / 1_000_000) << Self::CODE | u64::from(what.code())
+    }
+
+    /// Returns what a word says; `None` also for a number that is unknown.
+    fn of(word: u64) -> Option<Self> {
+        let [code, ..] = word.to_le_bytes();
+        Some(Self { what: Awaited::of(code)?, since_ms: word >> Self::CODE })
+    }
 }
 
 impl Connection {
@@ -364,6 +394,7 @@ fn copy(entry: &Entry) -> Connection {
         failed_at: failed.then(|| num(&entry.failed_at)),
         reason: failed.then(|| entry.reason.read()),
         peer: entry.peer.read(),
+        wait: Wait::of(num(&entry.wait)),
         totals: Totals::of(entry),
         share: Some(get(&entry.share)).filter(|share| *share != NO_SHARE),
         rails: entry.rails[..rails].iter().map(|rail| copy_rail(rail, direction)).collect(),

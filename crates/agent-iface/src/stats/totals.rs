@@ -80,7 +80,7 @@ impl TotalsRecord {
 
 impl Totals {
     /// Returns what one connection has counted.
-    pub(super) fn of(entry: &Entry) -> Self {
+    pub fn of(entry: &Entry) -> Self {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         // "done" before its total: the difference is never negative.
         let done = entry.done.load(Ordering::Acquire);

@@ -20,6 +20,10 @@ pub(super) fn text(all: &Host) -> String {
         out += &ports(&process.ports);
         out += &table(&process.connections);
         for c in &process.connections {
+            if let (Some(wait), Some(seconds @ 1..)) = (&c.wait, c.waited_ms(all.at_ms).map(|ms| ms / 1_000))
+            {
+                out += &paragraph(2, &format!("#{} has waited {seconds} s for {}", c.index, wait.what));
+            }
             if let Some(reason) = &c.reason {
                 out += &paragraph(2, &format!("#{} failed: {reason}", c.index));
             }
@@ -201,4 +205,30 @@ fn rail_row(c: &Connection, r: &Rail) -> Row {
         r.errors.0.to_string(),
         none(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use mpib_host_view::Wait;
+
+    use super::*;
+
+    //= stats.md: a connection shows for what it waits, and since when
+    #[test]
+    fn a_wait_of_a_second_and_more_is_a_line() {
+        let waits_since = |index, since_ms| Connection {
+            index,
+            wait: Some(Wait { r#for: "receive".into(), what: "a receive of node7".into(), since_ms }),
+            ..Connection::default()
+        };
+        let connections = vec![waits_since(0, 27_800), waits_since(1, 99_001), Connection::default()];
+        let host = Host {
+            at_ms: 100_000,
+            processes: vec![Process { connections, ..Process::default() }],
+            ..Host::default()
+        };
+        let text = text(&host);
+        let lines: Vec<_> = text.lines().filter(|line| line.contains("waited")).collect();
+        assert_eq!(lines, ["  #0 has waited 72 s for a receive of node7"]);
+    }
 }
