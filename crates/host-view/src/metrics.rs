@@ -56,6 +56,7 @@ metrics! {
     Messages = COUNTER "mpib_messages_total" ["direction"] "Messages of requests that are done";
     MessageBytes = COUNTER "mpib_message_bytes_total" ["direction"] "Bytes of these messages";
     Waits = COUNTER "mpib_waits_total" ["direction", "reason"] "Calls that returned no request: they wait for the peer's receive, or for room in a queue";
+    OldestWait = GAUGE "mpib_oldest_wait_seconds" ["for"] "How long the open connection has waited that has waited for the longest: for a receive of the peer, data of requests that are outstanding, a rail, or room in a queue. 0 if none waits";
     FailedCalls = COUNTER "mpib_failed_calls_total" ["direction"] "Calls that failed, and with them their connection";
     Events = COUNTER "mpib_adapter_events_total" ["event"] "Asynchronous events of adapters";
     Forged = COUNTER "mpib_forged_frames_total" [] "Frames of control connections with a wrong authentication tag";
@@ -134,6 +135,11 @@ fn of_host(to: &mut Families, host: &Host) {
         to.count(Id::Waits, &[direction, "peer"], waits_for_peer);
         to.count(Id::Waits, &[direction, "queue"], waits_for_queue);
         to.count(Id::FailedCalls, &[direction], errors);
+    }
+    for what in nccl_net_mpib_agent_iface::stats::Awaited::ALL {
+        let waits = |c: &&Connection| c.wait.as_ref().is_some_and(|wait| wait.r#for == what.word());
+        let oldest = connections().filter(waits).filter_map(|c| c.waited_ms(host.at_ms)).max();
+        to.add(Id::OldestWait, &[what.word()], oldest.unwrap_or(0) as f64 / 1e3);
     }
     for event in nccl_net_mpib_agent_iface::stats::Event::ALL {
         let count = host.events.get(event.word()).copied().unwrap_or_default();

@@ -96,6 +96,8 @@ fn the_document_of_a_process_has_what_its_page_has() {
     for (metric, expected) in [
         ("mpib_connections", 2.0),
         ("mpib_connections_failed", 1.0),
+        ("mpib_oldest_wait_seconds{for=\"receive\"}", 72.5),
+        ("mpib_oldest_wait_seconds{for=\"data\"}", 0.0),
         ("mpib_adapter_events_total{event=\"link down\"}", 1.0),
         ("mpib_rail_state{device=\"hv1\",port=\"2\",state=\"down\"}", 1.0),
         ("mpib_rail_state{device=\"hv1\",port=\"2\",state=\"healthy\"}", 0.0),
