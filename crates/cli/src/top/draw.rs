@@ -11,13 +11,16 @@ use ratatui::widgets::Paragraph;
 use ratatui::{Frame, Terminal};
 
 use super::columns::{Column, Kind, cut_words, fit, fit_parts};
-use super::text::{clock, episodes, peer, percent, rate, shares, short, time};
+use super::text::{clock, episodes, peer, percent, rate, shares, short, time, waited};
 use super::view::View;
 
 /// Columns of a frame that is printed as text.
 const COLUMNS: u16 = 80;
 /// Columns that a frame needs: for the columns of its tables that are never left out.
 const LEAST: u16 = 40;
+
+/// A connection that has waited for so long is marked.
+const LONG_WAIT_MS: u64 = 5_000;
 
 /// Draws one frame.
 pub(super) fn draw(frame: &mut Frame<'_>, host: &Host, view: &mut View) {
@@ -184,7 +187,7 @@ fn connections(frame: &mut Frame<'_>, area: Rect, host: &Host, view: &mut View) 
     let all = view.connections(host);
     let room = usize::from(area.height.saturating_sub(1));
     view.scrolled = view.scrolled.min(all.len().saturating_sub(room));
-    let rows: Vec<_> = all.iter().map(|(p, c)| (cells(p, c), style(c))).collect();
+    let rows: Vec<_> = all.iter().map(|(p, c)| (cells(p, c, host.at_ms), style(c, host.at_ms))).collect();
     // Of all rows, and not of those that are shown: columns keep their places while a user scrolls.
     let texts: Vec<_> = rows.iter().map(|(cells, _)| cells).collect();
     let fitted = fit(&CONNECTION_COLUMNS, &texts, area.width.into());
@@ -201,7 +204,7 @@ fn connections(frame: &mut Frame<'_>, area: Rect, host: &Host, view: &mut View) 
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn cells(p: &Process, c: &Connection) -> [String; 9] {
+fn cells(p: &Process, c: &Connection, at_ms: u64) -> [String; 9] {
     let errors = c.errors + c.rails.iter().map(|rail| rail.errors).sum();
     [
         p.pid.to_string(),
@@ -211,16 +214,17 @@ fn cells(p: &Process, c: &Connection) -> [String; 9] {
         rate(c.bytes_per_second),
         short(c.in_flight.0 as f64),
         shares(c),
-        short((c.waits_for_peer + c.waits_for_queue).0 as f64),
+        waited(c.waited_ms(at_ms)),
         short(errors.0 as f64),
     ]
 }
 
-fn style(c: &Connection) -> Style {
+fn style(c: &Connection, at_ms: u64) -> Style {
+    let is_stuck = c.waited_ms(at_ms).is_some_and(|ms| ms >= LONG_WAIT_MS);
     let lost = c.rails.iter().any(|rail| rail.given_up_at_ms.is_some());
     match (c.state.as_str(), lost) {
         ("failed", _) => styled(Style::new().fg(Color::Red)),
-        (_, true) => styled(Style::new().fg(Color::Yellow)),
+        (_, lost) if lost || is_stuck => styled(Style::new().fg(Color::Yellow)),
         _ => Style::new(),
     }
 }

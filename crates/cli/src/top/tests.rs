@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use mpib_host_view::{Connection, Count, Host, Port, Process, Rail};
+use mpib_host_view::{Connection, Count, Host, Port, Process, Rail, Wait};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::Color;
 
 use super::draw::{draw, frame_as_text};
+use super::text::waited;
 use super::view::{Command, Sort, View};
 
 fn port(name: &str, sent: f64) -> Port {
@@ -43,6 +44,10 @@ fn connection(index: usize, peer: &str, rate: f64) -> Connection {
         rails: vec![rail("mlx5_0:1", 0.75), rail("mlx5_1:1", 0.25)],
         ..Connection::default()
     }
+}
+
+fn wait(since_ms: u64) -> Option<Wait> {
+    Some(Wait { r#for: "receive".into(), what: "a receive of node5".into(), since_ms })
 }
 
 /// A host with a rail that is down, and two processes.
@@ -118,9 +123,9 @@ fn a_frame_of_80_columns_has_rails_shares_goodput_and_stalls() {
             "  since 01:02:03: mlx5_1:1: the link went down",
             "",
             "    PID COMMAND    WAY  PEER                      RATE FLIGHT SHARES  WAITS  ERR",
-            "   4712 trainer    send node3/3               3.00GB/s      3 75/x        0    0",
-            "   4711 python3    send node5/1               2.50GB/s      1 75/25       0    0",
-            "   4711 python3    send node7/0               1.00GB/s      0 75/25       0    0",
+            "   4712 trainer    send node3/3               3.00GB/s      3 75/x        -    0",
+            "   4711 python3    send node5/1               2.50GB/s      1 75/25       -    0",
+            "   4711 python3    send node7/0               1.00GB/s      0 75/25       -    0",
             "",
             "",
             "q quit  s sort: rate  r reverse  / filter: none  p pause",
@@ -135,6 +140,27 @@ fn bad_states_have_a_colour_and_a_word() {
     let buffer = terminal.backend().buffer();
     let colours = [3, 4, 5, 8, 9].map(|y| buffer[(0, y)].fg);
     assert_eq!(colours, [Color::Reset, Color::Red, Color::Red, Color::Yellow, Color::Reset]);
+}
+
+//= top.md: a connection that waits shows for how long, and is marked after 5 s
+#[test]
+fn a_connection_that_waits_shows_for_how_long() {
+    let mut host = host();
+    let [first, second] = &mut host.processes[0].connections[..] else { unreachable!() };
+    (first.wait, second.wait) = (wait(host.at_ms - 4_999), wait(host.at_ms - 72_300));
+    let view = &mut View::new(Sort::Waits, "");
+    let mut terminal = Terminal::new(TestBackend::new(80, 14)).unwrap();
+    terminal.draw(|frame| draw(frame, &host, view)).unwrap();
+    let colours = [8, 9].map(|y| terminal.backend().buffer()[(0, y)].fg);
+    assert_eq!(colours, [Color::Yellow, Color::Reset]);
+    let frame = lines(&host, view, (80, 14));
+    for (line, peer, waits) in [(8, "node5/1", "72s"), (9, "node7/0", "4s"), (10, "node3/3", "-")] {
+        let words: Vec<_> = frame[line].split_whitespace().collect();
+        assert_eq!((words[3], words[7]), (peer, waits), "the longest wait first: {frame:#?}");
+    }
+    for (ms, text) in [(0, "-"), (999, "-"), (999_999, "999s"), (1_000_000, "16m"), (86_400_000, "24h")] {
+        assert_eq!(waited(Some(ms)), text);
+    }
 }
 
 #[test]
@@ -190,7 +216,8 @@ fn crowded() -> Host {
         let mut many = connection(index, &format!("gpu-node-{index}.cluster.example.com"), 8.45e9);
         many.peer =
             format!("192.0.2.9:4000 (gpu-node-{index}.cluster.example.com, pid 419430{})", index % 10);
-        (many.waits_for_peer, many.in_flight) = (Count(987_654_321), Count(12_345));
+        many.in_flight = Count(12_345);
+        many.wait = wait(host.at_ms - 987_654);
         many.errors = Count(4_321);
         many.rails = (0..8).map(rail).collect();
         many.rails[1].given_up_at_ms = (index % 2 == 0).then_some(1);

@@ -23,6 +23,16 @@ pub(super) fn time(ms: f64) -> String {
     }
 }
 
+/// Formats for how long a connection has waited: `72s`, `12m`; `-` below a second.
+pub(super) fn waited(ms: Option<u64>) -> String {
+    match ms.map_or(0, |ms| ms / 1_000) {
+        0 => "-".into(),
+        s @ 1..1_000 => format!("{s}s"),
+        s @ 1_000..60_000 => format!("{}m", s / 60),
+        s => format!("{}h", s / 3_600),
+    }
+}
+
 /// Returns the time of day (UTC) of a time in ms since 1970.
 pub(super) fn clock(ms: u64) -> String {
     let s = ms / 1_000 % 86_400;

@@ -17,7 +17,7 @@ pub(super) enum Sort {
     Bytes,
     /// Requests in flight, the most first
     Flight,
-    /// Calls that waited for the peer or a queue, the most first
+    /// Time that they wait, the longest first
     Waits,
     /// Errors, the most first
     Errors,
@@ -120,13 +120,12 @@ impl View {
         let ((p, c), (q, d)) = (a, b);
         let rate = |c: &Connection| c.bytes_per_second.unwrap_or(0.0);
         let errors = |c: &Connection| c.errors + c.rails.iter().map(|rail| rail.errors).sum();
+        let since = |c: &Connection| c.wait.as_ref().map_or(u64::MAX, |wait| wait.since_ms);
         let order = match self.sort {
             Sort::Rate => rate(d).total_cmp(&rate(c)),
             Sort::Bytes => d.bytes.cmp(&c.bytes),
             Sort::Flight => d.in_flight.cmp(&c.in_flight),
-            Sort::Waits => {
-                (d.waits_for_peer + d.waits_for_queue).cmp(&(c.waits_for_peer + c.waits_for_queue))
-            }
+            Sort::Waits => since(c).cmp(&since(d)),
             Sort::Errors => errors(d).cmp(&errors(c)),
             Sort::Pid => Ordering::Equal,
             Sort::Peer => peer(&c.peer).cmp(&peer(&d.peer)),
