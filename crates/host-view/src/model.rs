@@ -11,6 +11,9 @@ use crate::Count;
 /// metrics.
 pub const MAX_PORTS: usize = 64;
 
+/// A wait that people look at.
+const LONG_WAIT_MS: u64 = 5_000;
+
 /// What the processes with the plugin do on this host. All times are ms since 1970 (UTC).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Host {
@@ -290,6 +293,11 @@ impl Connection {
     /// Returns how long it has waited at this time, in ms; `None` while it does not wait.
     pub fn waited_ms(&self, at_ms: u64) -> Option<u64> {
         self.wait.as_ref().map(|wait| at_ms.saturating_sub(wait.since_ms))
+    }
+
+    /// Returns whether it has waited for so long at this time that people look at it: 5 s.
+    pub fn has_waited_long(&self, at_ms: u64) -> bool {
+        self.waited_ms(at_ms).is_some_and(|ms| ms >= LONG_WAIT_MS)
     }
 }
 

@@ -30,7 +30,8 @@ impl Document {
     pub(super) fn bounded(&self) -> Self {
         let mut copy = self.clone();
         let all = copy.host.processes.iter().flat_map(|process| &process.connections);
-        let mut ranks: Vec<(bool, u64)> = all.map(rank).collect();
+        let rank = |connection: &Connection| rank(connection, self.host.at_ms);
+        let mut ranks: Vec<_> = all.map(rank).collect();
         if ranks.len() <= STREAM_CONNECTIONS {
             return copy;
         }
@@ -49,9 +50,11 @@ impl Document {
     }
 }
 
-/// Failed connections come first, then those with the largest rates.
-fn rank(connection: &Connection) -> (bool, u64) {
-    (connection.state == "failed", connection.bytes_per_second.unwrap_or_default() as u64)
+/// Failed connections come first, then those that have waited for long, then those with the largest
+/// rates.
+fn rank(connection: &Connection, at_ms: u64) -> (bool, bool, u64) {
+    let rate = connection.bytes_per_second.unwrap_or_default() as u64;
+    (connection.state == "failed", connection.has_waited_long(at_ms), rate)
 }
 
 /// The body of `POST /api/v1/drain`.
@@ -112,33 +115,37 @@ pub fn schema() -> String {
 
 #[cfg(test)]
 mod tests {
-    use mpib_host_view::Process;
+    use mpib_host_view::{Process, Wait};
 
     use super::*;
     use crate::{Agent, Config};
 
     //= agent.md: an event of the stream has at most 200 connections
     #[test]
-    fn the_stream_has_the_failed_and_the_busiest_connections() {
+    fn the_stream_has_the_failed_the_stuck_and_the_busiest_connections() {
         let connection = |index: usize| Connection {
             index,
             state: if index == 3 { "failed" } else { "open" }.into(),
             // Many are equal.
             bytes_per_second: Some((index / 7) as f64),
+            wait: (index == 5).then(Wait::default),
             ..Connection::default()
         };
         let process = |from: usize| Process {
             connections: (from..from + 300).map(connection).collect(),
             ..Process::default()
         };
-        let host = Host { processes: vec![process(0), process(300)], ..Host::default() };
+        let host = Host { at_ms: 5_000, processes: vec![process(0), process(300)], ..Host::default() };
         let agent = Agent::new(Config::default(), None, Default::default()).snapshot();
         let document = Document { host, agent, connections_omitted: 0 };
         let bounded = document.bounded();
         let left: Vec<usize> =
             bounded.host.processes.iter().flat_map(|p| &p.connections).map(|c| c.index).collect();
         assert_eq!((left.len(), bounded.connections_omitted), (200, 400));
-        assert!(left.contains(&3) && left.iter().filter(|i| **i >= 406).count() == 194, "{left:?}");
+        assert!(
+            left.contains(&3) && left.contains(&5) && left.iter().filter(|i| **i >= 406).count() == 194,
+            "{left:?}"
+        );
         assert_eq!(bounded.bounded().host, bounded.host);
     }
 }

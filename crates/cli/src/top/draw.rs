@@ -19,9 +19,6 @@ const COLUMNS: u16 = 80;
 /// Columns that a frame needs: for the columns of its tables that are never left out.
 const LEAST: u16 = 40;
 
-/// A connection that has waited for so long is marked.
-const LONG_WAIT_MS: u64 = 5_000;
-
 /// Draws one frame.
 pub(super) fn draw(frame: &mut Frame<'_>, host: &Host, view: &mut View) {
     let width = frame.area().width;
@@ -220,11 +217,10 @@ fn cells(p: &Process, c: &Connection, at_ms: u64) -> [String; 9] {
 }
 
 fn style(c: &Connection, at_ms: u64) -> Style {
-    let is_stuck = c.waited_ms(at_ms).is_some_and(|ms| ms >= LONG_WAIT_MS);
     let lost = c.rails.iter().any(|rail| rail.given_up_at_ms.is_some());
     match (c.state.as_str(), lost) {
         ("failed", _) => styled(Style::new().fg(Color::Red)),
-        (_, lost) if lost || is_stuck => styled(Style::new().fg(Color::Yellow)),
+        (_, lost) if lost || c.has_waited_long(at_ms) => styled(Style::new().fg(Color::Yellow)),
         _ => Style::new(),
     }
 }
