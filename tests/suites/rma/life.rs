@@ -2,6 +2,7 @@
 //! ranks that die.
 
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, known};
 use mpib_tests::log::{assert_warned, c_logger, has_logged, take_warning, take_warnings};
@@ -55,6 +56,11 @@ fn the_page_has_connections_of_windows() {
         let both =
             [("send", "window"), ("recv", "window")].map(|kind| kinds.iter().filter(|k| **k == kind).count());
         assert_eq!((both, kinds.len()), ([2, 2], 4), "commands and data, both ends: {seen:?}");
+        // Its receivers have receives posted. Housekeeping has passed several times in a second.
+        let begun = Instant::now();
+        group.until("a second", || (begun.elapsed() >= Duration::from_secs(1)).then_some(()));
+        let waits: Vec<_> = reader.here().connections.iter().map(|c| c.text("wait").to_owned()).collect();
+        assert_eq!(waits, ["none"; 4], "nothing is asked of them");
         group.deregister(window);
         group.close();
     });
