@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nccl_net_versions::HandleBuf;
 use parking_lot::Mutex;
 
+use crate::clock;
 use crate::connect::again::{Broken, Connecting};
 use crate::connect::handshake::Handshake;
 use crate::connect::local_work::LocalWork;
@@ -95,7 +96,8 @@ impl PendingConnects {
         let speeds: Vec<_> = comm.rails.iter().map(|r| r.speeds).collect();
         let hints = flow.map(|flow| Box::new(flow.into_source()) as Box<dyn HintSource>);
         let (roles, ports) = (comm.roles(), comm.nics());
-        let splitter = Splitter::open(comm.plan, &settings.config, hints, &roles, &speeds, &ports);
+        let splitter =
+            Splitter::open(comm.plan, &settings.config, hints, &roles, &speeds, &ports, clock::now());
         if let Some(reported) = splitter.reported() {
             settings.process.events.followers().add(reported, ports, speeds);
         }

@@ -24,6 +24,6 @@ pub(crate) use mr_cache::{Memory, Registered, Registration};
 pub use net_device::Device;
 pub use nic::Nic;
 pub(crate) use pci::Place;
-pub(crate) use port_meter::{HwCounters, SCALE_ONE};
+pub(crate) use port_meter::{HwCounters, PortMeter, SCALE_ONE, Span};
 pub(crate) use registry::{Devices, Hold};
 pub(crate) use selection::INACTIVE;

@@ -44,7 +44,7 @@ pub struct Nic {
     /// Why its SRQs do not work, although it has them, once that was seen.
     srq_failed: OnceLock<String>,
     pub(super) health: PortHealth,
-    meter: PortMeter,
+    meter: Arc<PortMeter>,
     /// For verbs that block.
     worker: Worker,
 }
@@ -79,7 +79,7 @@ impl Nic {
             srq: OnceLock::new(),
             srq_failed: OnceLock::new(),
             health: PortHealth::default(),
-            meter: PortMeter::default(),
+            meter: Arc::default(),
             worker: Worker::new("mpib-verbs"),
         }
     }
@@ -131,7 +131,7 @@ impl Nic {
     }
 
     /// Returns what the port's connections have measured, and the operator's scale.
-    pub(crate) fn meter(&self) -> &PortMeter {
+    pub(crate) fn meter(&self) -> &Arc<PortMeter> {
         &self.meter
     }
 

@@ -39,13 +39,14 @@ impl Default for PortMeter {
 }
 
 impl PortMeter {
-    /// Returns the goodput of large parts of messages on this port in bytes per second, as one
-    /// connection has it; 0 if nothing was measured. A moving average over all connections.
+    /// Returns the goodput of this port in bytes per second, of all connections that measure it
+    /// together; 0 if nothing was measured. A moving average.
     pub(crate) fn goodput(&self) -> u64 {
         self.goodput.load(Ordering::Relaxed)
     }
 
-    /// Returns when the goodput was measured, in ns of the clock that measures.
+    /// Returns when the goodput was measured, or since when it was not, in ns of the clock that
+    /// measures.
     pub(crate) fn measured_at(&self) -> u64 {
         self.measured_at.load(Ordering::Relaxed)
     }
@@ -56,8 +57,8 @@ impl PortMeter {
         self.measured_at.store(at, Ordering::Relaxed);
     }
 
-    /// Returns the port's share of the large messages of the connection that last sent one, in
-    /// parts per 1024. 0 if no connection measures it, or if the port is out of use.
+    /// Returns the port's share of the messages of the connection that last measured one, in parts
+    /// per 1024. 0 if no connection measures it, or if the port is out of use.
     pub(crate) fn weight(&self) -> u16 {
         self.weight.load(Ordering::Relaxed)
     }
@@ -73,8 +74,8 @@ impl PortMeter {
     }
 
     /// Forgets the measurement: the port is out of use, and may be another when it returns.
-    pub(crate) fn forget(&self) {
-        self.set_goodput(0, 0);
+    pub(crate) fn forget(&self, now: u64) {
+        self.set_goodput(0, now);
         self.set_weight(0);
     }
 
@@ -103,17 +104,32 @@ impl PortMeter {
 /// A goodput is shown for this long after the last one that could be computed.
 const SHOWN: Duration = Duration::from_secs(1);
 
-/// What a port carries for all connections of the process. They count without a lock. Times are in
-/// ns of one clock.
+/// What a port carries for all connections of the process. They count without a lock, so of two that
+/// count at the same moment one may count too little. Times are in ns of one clock.
 #[derive(Debug, Default)]
 pub(crate) struct PortBusy {
-    /// Connections with measured parts in flight.
-    connections: AtomicU32,
-    /// Up to when the busy time is counted.
-    counted: AtomicU64,
-    /// The port's record in the statistics page. Without one nothing is counted.
+    /// Bytes of measured parts in flight.
+    in_flight: AtomicU64,
+    /// The shares of the connections with measured parts in flight, in parts per 1024.
+    claims: AtomicU32,
+    /// Since when the port is busy and what completes is counted; 0 if it is not.
+    since: AtomicU64,
+    /// Whether the port was idle until then.
+    was_idle: AtomicBool,
+    /// Bytes that have completed since then.
+    done: AtomicU64,
+    /// The port's record in the statistics page, if it has one.
     record: OnceLock<&'static PortRecord>,
     shown: Mutex<Shown>,
+}
+
+/// What has completed on a port while it was busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) bytes: u64,
+    pub(crate) time: u64,
+    /// Whether the port was idle before and after it: the time has latency in it.
+    pub(crate) is_alone: bool,
 }
 
 /// The goodput that the page shows.
@@ -125,25 +141,83 @@ struct Shown {
 }
 
 impl PortBusy {
-    /// Notes that a connection without measured parts in flight begins to have some.
-    pub(crate) fn begin(&self, now: u64) {
-        if self.connections.fetch_add(1, Ordering::Acquire) == 0 {
-            self.counted.fetch_max(now, Ordering::Relaxed);
-        }
-    }
-
-    /// Counts a part that was posted at `posted` and has completed.
-    pub(crate) fn completed(&self, bytes: usize, posted: u64, now: u64) {
-        let since = self.counted.fetch_max(now, Ordering::Relaxed);
-        if let Some(record) = self.record.get() {
-            record.add_measured(bytes as u64, now.saturating_sub(since), since.saturating_sub(posted));
-        }
+    /// Notes that a connection without measured parts in flight begins to have some. It claims this
+    /// share.
+    pub(crate) fn claim(&self, share: u32) {
+        self.claims.fetch_add(share, Ordering::Relaxed);
     }
 
     /// Notes that a connection has no measured parts in flight any more.
-    pub(crate) fn end(&self) {
-        // Released after the last part was counted: a connection that begins counts from there.
-        self.connections.fetch_sub(1, Ordering::Release);
+    pub(crate) fn release(&self, share: u32) {
+        self.claims.fetch_sub(share, Ordering::Relaxed);
+    }
+
+    /// Returns the sum of the claims.
+    pub(crate) fn claims(&self) -> u32 {
+        self.claims.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes of measured parts in flight.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a part is about to be posted. Returns whether the port is idle.
+    #[inline(always)]
+    pub(crate) fn begin(&self, bytes: u64) -> bool {
+        self.in_flight.fetch_add(bytes, Ordering::Relaxed) == 0
+    }
+
+    /// Counts what completes on the idle port from now on.
+    pub(crate) fn count_from(&self, now: u64) {
+        self.done.store(0, Ordering::Relaxed);
+        self.was_idle.store(true, Ordering::Relaxed);
+        self.since.store(now, Ordering::Relaxed);
+    }
+
+    /// Notes that parts are not in flight any more that have not completed.
+    pub(crate) fn give_up(&self, bytes: u64) {
+        self.in_flight.fetch_sub(bytes, Ordering::Relaxed);
+        self.since.store(0, Ordering::Relaxed);
+    }
+
+    /// Counts the completion of a part that was posted at `posted`, or at an unknown time if that is
+    /// 0. Returns what the port has carried if that is at least so many bytes, or if the port is idle
+    /// before and after.
+    #[inline(always)]
+    pub(crate) fn completed(
+        &self,
+        bytes: u64,
+        posted: u64,
+        least: u64,
+        now: impl Fn() -> u64,
+    ) -> Option<(Span, u64)> {
+        let left = self.in_flight.fetch_sub(bytes, Ordering::Relaxed) - bytes;
+        let done = self.done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let is_counted = self.since.load(Ordering::Relaxed) > 0;
+        if is_counted && done < least && left > 0 || !is_counted && left == 0 {
+            return None;
+        }
+        let now = now();
+        self.span(posted, least, left == 0, now).map(|span| (span, now))
+    }
+
+    /// Ends a span, and begins the next one if the port is busy.
+    #[inline(never)]
+    fn span(&self, posted: u64, least: u64, is_idle: bool, now: u64) -> Option<Span> {
+        let since = self.since.swap(if is_idle { 0 } else { now }, Ordering::Relaxed);
+        let was_idle = self.was_idle.swap(false, Ordering::Relaxed);
+        let bytes = self.done.swap(0, Ordering::Relaxed);
+        let span = Span { bytes, time: now.saturating_sub(since), is_alone: bytes < least };
+        if since == 0 || span.is_alone && !was_idle {
+            return None;
+        }
+        if let Some(record) = self.record.get().filter(|_| !span.is_alone) {
+            // Without the time of the post: the part was in flight before, or another one was.
+            let posted = if posted > 0 { posted } else { since - 1 };
+            record.add_measured(bytes, span.time, since.saturating_sub(posted));
+        }
+        Some(span)
     }
 
     /// Counts in `record` from now on, and returns the goodput to show: that since the last call,
@@ -201,7 +275,7 @@ mod tests {
         assert!(meter.set_scale(0) && meter.is_ignored_first());
     }
 
-    const MIB: usize = 1 << 20;
+    const MIB: u64 = 1 << 20;
     const MS: u64 = 1_000_000;
 
     //= stats.md: goodput is bytes over the time in which measured parts were in flight
@@ -215,40 +289,55 @@ mod tests {
             queued: Measured { bytes: queued_bytes, time: queued_time },
             waited,
         };
-        let mib = MIB as u64;
-        busy.begin(0);
-        busy.completed(MIB, 0, MS);
-        busy.end();
+        let begin = |bytes, now| {
+            if busy.begin(bytes) {
+                busy.count_from(now);
+            }
+        };
+        let ended =
+            |bytes, posted, now| busy.completed(bytes, posted, 64 << 10, || now).map(|(span, _)| span.time);
+        begin(MIB, 0);
+        assert_eq!(ended(MIB, 0, MS), None, "the clock does not begin at 0");
         assert_eq!((busy.goodput(record, at(0)), record.carried()), (0, Carried::default()));
         // Eight connections, each with a part in flight from 100 ms on. The first takes 2 ms longer.
-        (0..8).for_each(|_| busy.begin(100 * MS));
-        (1..=8).for_each(|n| busy.completed(MIB, 100 * MS, (102 + n) * MS));
-        (0..8).for_each(|_| busy.end());
-        assert_eq!(record.carried(), carried(8 * mib, 10 * MS, 7 * mib, 7 * MS, (3..10).sum::<u64>() * MS));
-        assert_eq!(busy.goodput(record, at(250)), mib * 1000);
+        (0..8).for_each(|_| begin(MIB, 100 * MS));
+        let times: Vec<_> = (1..=8).filter_map(|n| ended(MIB, 100 * MS, (102 + n) * MS)).collect();
+        assert_eq!(times, [3 * MS, MS, MS, MS, MS, MS, MS, MS]);
+        assert_eq!(record.carried(), carried(8 * MIB, 10 * MS, 7 * MIB, 7 * MS, (3..10).sum::<u64>() * MS));
+        assert_eq!(busy.goodput(record, at(250)), MIB * 1000);
         // One after the other, with pauses.
         for n in 0..4 {
-            busy.begin((200 + 10 * n) * MS);
-            busy.completed(MIB, (200 + 10 * n) * MS, (202 + 10 * n) * MS);
-            busy.end();
+            begin(MIB, (200 + 10 * n) * MS);
+            ended(MIB, (200 + 10 * n) * MS, (202 + 10 * n) * MS);
         }
-        assert_eq!(busy.goodput(record, at(500)), mib * 500);
+        assert_eq!(busy.goodput(record, at(500)), MIB * 500);
         // A short part within the time of a long one, which does not wait for it.
         let before = record.carried();
-        busy.begin(300 * MS);
-        busy.begin(302 * MS);
-        busy.completed(MIB / 8, 302 * MS, 303 * MS);
-        busy.end();
-        busy.completed(MIB / 8, 300 * MS, 308 * MS);
-        busy.end();
-        assert_eq!(record.carried() - before, carried(mib / 4, 8 * MS, mib / 8, 5 * MS, 3 * MS));
+        begin(MIB / 8, 300 * MS);
+        begin(MIB / 8, 302 * MS);
+        ended(MIB / 8, 302 * MS, 303 * MS);
+        ended(MIB / 8, 300 * MS, 308 * MS);
+        assert_eq!(record.carried() - before, carried(MIB / 4, 8 * MS, MIB / 8, 5 * MS, 3 * MS));
         // Too little, and then nothing for a second.
         let goodput = busy.goodput(record, at(750));
-        busy.begin(400 * MS);
-        busy.completed(1000, 400 * MS, 500 * MS);
-        busy.end();
+        begin(1000, 400 * MS);
+        ended(1000, 400 * MS, 500 * MS);
         assert_eq!(busy.goodput(record, at(1000)), goodput);
         assert_eq!(busy.goodput(record, at(1750)), 0);
+    }
+
+    /// Parts of 16 KiB, four of them in flight at any time.
+    #[test]
+    fn small_parts_are_measured_together_while_the_port_is_busy() {
+        let (busy, part) = (PortBusy::default(), 16 << 10);
+        let mut spans = Vec::new();
+        assert_eq!([0; 4].map(|_| busy.begin(part)), [true, false, false, false]);
+        for n in 1..=16 {
+            spans.extend(busy.completed(part, 0, 64 << 10, || n * MS).map(|(span, _)| span));
+            busy.begin(part);
+        }
+        let span = Span { bytes: 64 << 10, time: 4 * MS, is_alone: false };
+        assert_eq!(spans, [span; 3], "the first completion begins the first one");
     }
 
     #[test]

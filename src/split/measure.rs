@@ -1,5 +1,8 @@
-//! How long the large parts of a connection's messages take on each rail, and the shares that
-//! follow. Times are in ns.
+//! What the rails carry while they are busy, and the shares of a connection that follow. Times are in
+//! ns.
+//!
+//! The goodput of a rail belongs to its port: what all connections of the process carry there while
+//! any of them is busy. A connection that shares a port counts for its fair part of that.
 
 use std::sync::Arc;
 
@@ -8,13 +11,19 @@ use nccl_net_mpib_agent_iface::shares::DOUBLING;
 use super::Reported;
 use super::reported::scale;
 use super::shares::{Goodput, MEASURED, Shares};
-use crate::device::{Nic, SCALE_ONE};
+use crate::device::{PortMeter, SCALE_ONE, Span};
 use crate::proto::{MAX_RAILS, RailSet, SLOTS};
 
-/// A connection's own measurement counts until the port's is so much newer.
-const FRESH: u64 = 1_000_000_000;
 /// The shares follow once in this time. In it no share changes by more than a hundredth.
 const STEP: u64 = DOUBLING / 64;
+/// A rail that was not measured for this long is measured by small parts, too.
+const MISSED: u64 = DOUBLING / 10;
+
+/// Returns the bytes that count for a part. An empty one is in flight, too.
+#[inline(always)]
+fn counted(bytes: usize) -> u64 {
+    bytes.max(1) as u64
+}
 
 /// The measurement of one connection.
 #[derive(Debug)]
@@ -25,131 +34,169 @@ pub(super) struct Measure {
     shares: Shares,
     /// When the shares followed last, and the rails whose shares did.
     followed: (u64, RailSet),
-    /// The smallest part that is measured.
-    least: usize,
-    /// By slot: when its parts were posted.
+    /// The fewest bytes of a large group that are measured.
+    least: u64,
+    /// By slot: when its parts were posted, 0 for those of a small group.
     posted: Box<[u64; SLOTS]>,
+    /// The rails with parts in flight.
+    busy: RailSet,
+    /// The rails that were not measured for a while.
+    missed: RailSet,
+    /// When goodput was measured last.
+    now: u64,
 }
 
-/// What a connection has measured on a rail.
+/// A rail as a connection measures it.
 #[derive(Debug)]
 struct MeasuredRail {
     /// This end's port.
-    port: Arc<Nic>,
-    own: Goodput,
-    /// Bytes of measured parts in flight.
+    port: Arc<PortMeter>,
+    /// The connection's bytes in flight.
     in_flight: u64,
-    /// When the last measured part completed.
-    done: u64,
+    /// Its share, which counts at the port while it has bytes in flight, in parts per 1024.
+    claim: u32,
 }
 
 impl MeasuredRail {
-    /// Returns the port's goodput, of all connections.
-    fn of_port(&self) -> Goodput {
-        Goodput { rate: self.port.meter().goodput(), at: self.port.meter().measured_at() }
-    }
-
-    /// Returns the goodput of the rail: the connection's, or the port's if that was measured and the
-    /// connection's was not, or long before.
+    /// Returns the goodput of the port.
     fn goodput(&self) -> Goodput {
-        let (own, of_port) = (self.own, self.of_port());
-        let is_old = own.rate == 0 || own.at.saturating_add(FRESH) < of_port.at;
-        // Not the port's time: it must not keep this connection from measuring.
-        if is_old && of_port.rate > 0 { Goodput { at: own.at, ..of_port } } else { own }
+        Goodput { rate: self.port.goodput(), at: self.port.measured_at() }
     }
 
-    /// Returns the rate that counts for the share: 0 if nothing was measured.
+    /// Returns the rate that counts for the share: the connection's fair part of the goodput, if
+    /// others that are busy on the port count by their shares. 0 if nothing was measured.
     fn rate(&self) -> u64 {
-        match self.goodput().rate {
+        let (own, claims) = (u64::from(self.claim), u64::from(self.port.busy().claims()));
+        let all = if self.in_flight > 0 { claims.max(own) } else { claims + own };
+        match self.goodput().rate / u64::from(SCALE_ONE) * u64::from(scale(&self.port)) {
             0 => 0,
-            rate => (rate / u64::from(SCALE_ONE) * u64::from(scale(&self.port))).max(1),
+            rate => (rate / all * own).max(1),
         }
     }
 
-    /// Takes in a part of `bytes` bytes that was posted at `posted` and has completed. It took the
-    /// time from its post, or from the completion before it if that was later.
-    fn completed(&mut self, bytes: usize, posted: u64, now: u64) {
-        self.in_flight = self.in_flight.saturating_sub(bytes as u64);
-        let meter = self.port.meter();
-        meter.busy().completed(bytes, posted, now);
+    /// Notes that a part is about to be posted. Returns whether the port is idle.
+    #[inline(always)]
+    fn begin(&mut self, bytes: u64) -> bool {
         if self.in_flight == 0 {
-            meter.busy().end();
+            self.port.busy().claim(self.claim);
         }
-        let time = now.saturating_sub(posted.max(self.done));
-        self.done = now;
-        self.own = self.goodput();
-        self.own.add(bytes, time, now);
-        let mut of_port = self.of_port();
-        of_port.add(bytes, time, now);
-        meter.set_goodput(of_port.rate, of_port.at);
+        self.in_flight += bytes;
+        self.port.busy().begin(bytes)
+    }
+
+    /// Takes in what the port has carried.
+    #[inline(never)]
+    fn measured(&self, Span { bytes, time, is_alone }: Span, now: u64) {
+        let mut goodput = self.goodput();
+        match is_alone {
+            true => goodput.raise(bytes, time, now),
+            false => goodput.add(bytes, time, now),
+        }
+        self.port.set_goodput(goodput.rate, goodput.at);
     }
 
     /// Forgets the parts in flight: the rail is given up, or the connection ends.
     fn stop(&mut self) {
-        self.done = 0;
-        if std::mem::take(&mut self.in_flight) > 0 {
-            self.port.meter().busy().end();
+        if self.in_flight > 0 {
+            self.port.busy().give_up(std::mem::take(&mut self.in_flight));
+            self.port.busy().release(self.claim);
         }
+    }
+
+    /// Claims another share.
+    fn follow(&mut self, share: u16) {
+        if self.in_flight > 0 {
+            self.port.busy().release(self.claim);
+            self.port.busy().claim(share.into());
+        }
+        self.claim = share.into();
+        self.port.set_weight(share);
     }
 }
 
 impl Measure {
-    /// `ports` has this end's port of each rail. Parts from `least` bytes on are measured.
-    pub(super) fn new(ports: &[Arc<Nic>], reported: Arc<Reported>, least: usize, now: u64) -> Self {
-        let own = Goodput { rate: 0, at: now };
-        let rail = |port: &Arc<Nic>| MeasuredRail { port: Arc::clone(port), own, in_flight: 0, done: 0 };
+    /// `ports` has this end's port of each rail. `least` are the fewest bytes of a large group that
+    /// are measured.
+    pub(super) fn new(ports: &[Arc<PortMeter>], reported: Arc<Reported>, least: usize, now: u64) -> Self {
+        let rail = |port: &Arc<PortMeter>| MeasuredRail { port: Arc::clone(port), in_flight: 0, claim: 1 };
+        let rails: Box<[_]> = ports.iter().take(MAX_RAILS).map(rail).collect();
+        let all = RailSet::first(rails.len());
         let mut measure = Self {
-            rails: ports.iter().take(MAX_RAILS).map(rail).collect(),
+            rails,
             reported,
             shares: Shares::default(),
             followed: (0, RailSet::EMPTY),
-            least,
+            least: least as u64,
             posted: Box::new([0; SLOTS]),
+            busy: RailSet::EMPTY,
+            missed: all,
+            now,
         };
-        measure.follow(RailSet::first(measure.rails.len()), now);
+        // A port is due some time after it could first be measured.
+        for rail in measure.rails.iter().filter(|rail| rail.port.goodput() == 0) {
+            rail.port.set_goodput(0, now);
+        }
+        measure.follow(all);
         measure
     }
 
-    /// Notes that a group's parts on `rails` are about to be posted in a slot. `bytes` returns those
-    /// of a rail. Returns the rails whose parts are measured.
+    /// Notes that the parts of a group of `size` bytes are about to be posted on `rails` in a slot.
+    /// `bytes` returns those of a rail.
+    #[inline(always)]
     pub(super) fn begin(
         &mut self,
         slot: u8,
         rails: RailSet,
+        size: usize,
         bytes: impl Fn(usize) -> usize,
         now: impl Fn() -> u64,
-    ) -> RailSet {
-        if rails.iter().map(&bytes).sum::<usize>() < MEASURED {
-            return RailSet::EMPTY;
-        }
-        let measured: RailSet = rails.iter().filter(|rail| bytes(*rail) >= self.least).collect();
-        if !measured.is_empty() {
-            let now = now();
-            self.posted[usize::from(slot)] = now;
-            for rail in measured.iter() {
-                let of_rail = &mut self.rails[rail];
-                if of_rail.in_flight == 0 {
-                    of_rail.port.meter().busy().begin(now);
-                }
-                of_rail.in_flight += bytes(rail) as u64;
+    ) {
+        let posted = if size < MEASURED { 0 } else { now() };
+        self.posted[usize::from(slot)] = posted;
+        for rail in rails.iter() {
+            let of_rail = &mut self.rails[rail];
+            if of_rail.begin(counted(bytes(rail))) && (posted > 0 || self.missed.contains(rail)) {
+                of_rail.port.busy().count_from(if posted > 0 { posted } else { now() });
             }
         }
-        measured
+        self.busy |= rails;
     }
 
-    /// Takes in the completion of a measured part of `bytes` bytes.
-    pub(super) fn completed(&mut self, slot: u8, rail: usize, bytes: usize, now: u64) {
-        self.rails[rail].completed(bytes, self.posted[usize::from(slot)], now);
+    /// Takes in the completion of a part of `bytes` bytes. Returns whether goodput was measured.
+    #[inline(always)]
+    pub(super) fn completed(&mut self, slot: u8, rail: usize, bytes: usize, now: impl Fn() -> u64) -> bool {
+        let of_rail = &mut self.rails[rail];
+        let bytes = counted(bytes).min(of_rail.in_flight);
+        of_rail.in_flight -= bytes;
+        if of_rail.in_flight == 0 {
+            self.busy.remove(rail);
+            of_rail.port.busy().release(of_rail.claim);
+        }
+        let posted = self.posted[usize::from(slot)];
+        let least = if posted > 0 { self.least } else { MEASURED as u64 };
+        let Some((span, now)) = of_rail.port.busy().completed(bytes, posted, least, now) else {
+            return false;
+        };
+        of_rail.measured(span, now);
+        self.now = now;
+        true
+    }
+
+    /// Returns the rails with parts in flight.
+    #[inline(always)]
+    pub(super) fn busy(&self) -> RailSet {
+        self.busy
     }
 
     /// Forgets what was measured on a rail that is out of use.
-    pub(super) fn forget(&mut self, rail: usize, now: u64) {
+    pub(super) fn forget(&mut self, rail: usize) {
         let of_rail = &mut self.rails[rail];
         of_rail.stop();
-        of_rail.own = Goodput { rate: 0, at: now };
-        of_rail.port.meter().forget();
+        self.busy.remove(rail);
+        of_rail.port.forget(self.now);
         self.shares.forget(rail);
         self.followed.1 = RailSet::EMPTY;
+        self.missed.insert(rail);
     }
 
     /// Returns the shares of the rails, as weights.
@@ -158,32 +205,47 @@ impl Measure {
     }
 
     /// Lets the shares of `rails` follow if it is time for that. Returns whether they did.
-    pub(super) fn follow_when_due(&mut self, rails: RailSet, now: u64) -> bool {
-        let is_due = self.followed.1 != rails || now.saturating_sub(self.followed.0) >= STEP;
+    pub(super) fn follow_when_due(&mut self, rails: RailSet) -> bool {
+        let is_due = self.followed.1 != rails || self.now.saturating_sub(self.followed.0) >= STEP;
         if is_due {
-            self.follow(rails, now);
+            self.follow(rails);
         }
         is_due
     }
 
     /// Returns the weights by which a message of `size` bytes is divided among the rails that were
     /// last followed.
-    pub(super) fn divide(&self, size: usize, now: u64) -> [u16; MAX_RAILS] {
-        let rails = self.followed.1;
-        // A rail with large parts in flight is measured when they complete.
-        let is_due = |rail: &usize| self.rails[*rail].in_flight == 0 && self.rails[*rail].own.is_due(now);
-        let due = rails.iter().filter(is_due).min_by_key(|rail| self.rails[*rail].own.at);
-        self.shares.divide(size, |rail| self.rails[rail].in_flight, rails, due)
+    pub(super) fn divide(&self, size: usize) -> [u16; MAX_RAILS] {
+        self.shares.divide(size, |rail| self.rails[rail].in_flight, self.followed.1, self.due())
+    }
+
+    /// Returns the rail that was measured the longest time ago, if it is due and its port does not
+    /// carry enough to be measured.
+    pub(super) fn due(&self) -> Option<usize> {
+        let is_due = |rail: &usize| {
+            let of_rail = &self.rails[*rail];
+            of_rail.port.busy().in_flight() < MEASURED as u64 && of_rail.goodput().is_due(self.now)
+        };
+        (self.missed & self.followed.1)
+            .iter()
+            .filter(is_due)
+            .min_by_key(|rail| self.rails[*rail].goodput().at)
     }
 
     /// Moves the shares of `rails` towards what was measured.
-    fn follow(&mut self, rails: RailSet, now: u64) {
-        self.followed = (now, rails);
+    fn follow(&mut self, rails: RailSet) {
+        self.followed = (self.now, rails);
         let mut rates = [0; MAX_RAILS];
         rails.iter().for_each(|rail| rates[rail] = self.rails[rail].rate());
-        self.shares.follow(rates, &self.reported.now(), rails, now);
+        self.shares.follow(rates, &self.reported.now(), rails, self.now);
+        self.missed = RailSet::EMPTY;
         for rail in rails.iter() {
-            self.rails[rail].port.meter().set_weight(self.shares.per_1024(rail, rails));
+            let of_rail = &mut self.rails[rail];
+            of_rail.follow(self.shares.per_1024(rail, rails));
+            let goodput = of_rail.goodput();
+            if goodput.rate == 0 || self.now.saturating_sub(goodput.at) > MISSED {
+                self.missed.insert(rail);
+            }
         }
     }
 }

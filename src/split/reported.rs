@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::device::{Nic, SCALE_ONE};
+use crate::device::{Nic, PortMeter, SCALE_ONE};
 use crate::proto::MAX_RAILS;
 
 /// Weights that fit into one word.
@@ -147,7 +147,7 @@ impl Followers {
 
 /// Returns the speeds of rails as the scales of their ports change them.
 pub(super) fn scaled(speeds: &[(u32, u32)], nics: &[Arc<Nic>]) -> Vec<(u32, u32)> {
-    let scaled = |speed: u32, nic: &Nic| match scale(nic) {
+    let scaled = |speed: u32, nic: &Nic| match scale(nic.meter()) {
         SCALE_ONE => speed,
         scale => (u64::from(speed) * u64::from(scale) / u64::from(SCALE_ONE)).max(1) as u32,
     };
@@ -156,8 +156,8 @@ pub(super) fn scaled(speeds: &[(u32, u32)], nics: &[Arc<Nic>]) -> Vec<(u32, u32)
 }
 
 /// Returns the scale of a port that is in use. A drained one is in use only if all are drained.
-pub(super) fn scale(nic: &Nic) -> u16 {
-    match nic.meter().scale() {
+pub(super) fn scale(port: &PortMeter) -> u16 {
+    match port.scale() {
         0 => SCALE_ONE,
         scale => scale,
     }

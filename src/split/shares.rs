@@ -8,8 +8,11 @@ use crate::proto::{MAX_RAILS, RailSet};
 /// Parts from this size on are measured, and messages from this size on are divided by the
 /// measurement at the time of the send.
 pub(super) const MEASURED: usize = 64 << 10;
-/// The time constant of the average.
+/// The time constant of the average is this time, or that of so many measurements if they take longer.
 const MEMORY: u64 = 8_000_000;
+const MEASUREMENTS: u64 = 4;
+/// A rail that is not loaded is assumed to have one part in so many more than before.
+const RAISE: u64 = 32;
 const SECOND: u64 = 1_000_000_000;
 /// Shares within this part of what the ports report confirm it.
 const CONFIRMS: u64 = 16;
@@ -26,17 +29,27 @@ pub(super) struct Goodput {
 }
 
 impl Goodput {
-    /// Adds a part of `bytes` bytes that took `time` and completed `now`.
-    pub(super) fn add(&mut self, bytes: usize, time: u64, now: u64) {
+    /// Adds `bytes` bytes that took `time` and have completed `now`.
+    pub(super) fn add(&mut self, bytes: u64, time: u64, now: u64) {
         self.at = now;
-        let (memory, over) = match self.rate {
-            // The next part has the time since this one.
+        let memory = match self.rate {
+            // The next measurement has the time since this one.
             0 if time == 0 => return,
-            0 => (0, time),
-            _ => (MEMORY, MEMORY.saturating_add(time)),
+            0 => 0,
+            rate => MEMORY.max(part_of(MEASUREMENTS * bytes, SECOND, rate)),
         };
-        self.rate =
-            part_of(self.rate, memory, over).saturating_add(part_of(bytes as u64, SECOND, over)).max(1);
+        let over = memory.saturating_add(time);
+        self.rate = part_of(self.rate, memory, over).saturating_add(part_of(bytes, SECOND, over)).max(1);
+    }
+
+    /// Takes in `bytes` bytes that took `time` on a rail that was idle before and after them. The time
+    /// has latency in it, so the rail has more than this goodput. How much more is seen when it is
+    /// loaded: a little more is assumed each time.
+    pub(super) fn raise(&mut self, bytes: u64, time: u64, now: u64) {
+        let least = part_of(bytes, SECOND, time);
+        let more = self.rate.saturating_add(self.rate / RAISE);
+        self.rate = self.rate.max(more.min(least.saturating_mul(2))).max(least);
+        self.at = now;
     }
 
     /// Returns whether the rail is to be measured again: after 10 ms, and if it was measured before,
@@ -223,9 +236,23 @@ mod tests {
         assert_eq!(rail.rate, 0, "two completions at once show no rate yet");
         rail.add(1_000_000, MS, 10 * MS);
         assert_eq!((rail.rate, rail.at), (GB, 10 * MS));
-        // A part of as long as the memory counts as much as all before it.
-        rail.add(24_000_000, 8 * MS, 18 * MS);
-        assert_eq!(rail.rate, 2 * GB);
+        // What takes as long as the memory counts as much as all before it.
+        rail.add(1_000_000, 8 * MS, 18 * MS);
+        assert_eq!(rail.rate, (GB + GB / 8) / 2);
+        // The memory is that of four long measurements, at least.
+        let mut long = Goodput { rate: GB, at: 0 };
+        long.add(100_000_000, 50 * MS, 50 * MS);
+        assert!(long.rate.abs_diff(10 * GB / 9) < 10, "{long:?}");
+        // Small parts alone on a rail never show that it has less.
+        let mut alone = Goodput::default();
+        alone.raise(10_000, 10_000, MS);
+        assert_eq!((alone.rate, alone.at), (GB, MS));
+        alone.raise(6_000, 10_000, 2 * MS);
+        assert_eq!((alone.rate, alone.at), (GB + GB / 32, 2 * MS));
+        (0..100).for_each(|_| alone.raise(6_000, 10_000, 3 * MS));
+        assert_eq!(alone.rate, GB * 12 / 10, "twice what is seen at most");
+        alone.raise(1_000, 10_000, 4 * MS);
+        assert_eq!((alone.rate, alone.at), (GB * 12 / 10, 4 * MS));
         // Two parts that complete at once count like two in a row.
         let (mut apart, mut together) = (rail, rail);
         for _ in 0..640 {

@@ -7,7 +7,6 @@ use super::measure::Measure;
 use super::reported::{scaled, slower_end};
 use super::shares::MEASURED;
 use super::{Plan, Reported};
-use crate::clock;
 use crate::config::{Config, SplitBy};
 use crate::device::Nic;
 use crate::proto::{MAX_RAILS, RailRole, RailSet, SHARE_ONE, SPLIT_ALIGN, Split, Weights};
@@ -141,6 +140,7 @@ impl Splitter {
         roles: &[RailRole],
         speeds: &[(u32, u32)],
         ports: &[Arc<Nic>],
+        now: u64,
     ) -> Self {
         let reported = Arc::new(Reported::new(&scaled(speeds, ports)));
         let of_ports = |source: fn(Arc<Reported>) -> Source| source(Arc::clone(&reported));
@@ -164,7 +164,8 @@ impl Splitter {
             Source::Measured(_) => Some(MEASURED),
             _ => None,
         };
-        let measure = least.map(|least| Box::new(Measure::new(ports, reported, least, clock::now())));
+        let meters: Vec<_> = ports.iter().map(|port| Arc::clone(port.meter())).collect();
+        let measure = least.map(|least| Box::new(Measure::new(&meters, reported, least, now)));
         Self::new(plan, source, measure, Limits::new(config, speeds), roles)
     }
 
@@ -220,7 +221,7 @@ impl Splitter {
             (Some(sup), ..) => ([SHARE_ONE - sup, sup, 0, 0, 0, 0, 0, 0], false),
             (None, Source::Measured(_), Some(measure)) => {
                 // A rail that has returned has no share yet.
-                measure.follow_when_due(self.available, clock::now());
+                measure.follow_when_due(self.available);
                 (measure.weights(), true)
             }
             (None, Source::Reported(reported) | Source::Measured(reported), _) => (reported.now(), false),
@@ -268,7 +269,7 @@ impl Splitter {
     fn least_loaded(&self, len: usize, in_flight: impl Fn(usize) -> u32) -> Option<usize> {
         match self.share {
             Some(_) => self.weights.least(len as u64, |rail| self.carried[rail]),
-            None => self.least_busy(in_flight),
+            None => self.due().or_else(|| self.least_busy(in_flight)),
         }
     }
 
@@ -279,13 +280,14 @@ impl Splitter {
 
     /// Cuts a large message by what was measured.
     #[inline(never)]
-    fn divide(&mut self, len: usize, split: &mut Split) {
-        let Some(measure) = &mut self.measure else { return };
-        let now = clock::now();
-        if measure.follow_when_due(self.available, now) {
-            self.weights = Weights::new(&measure.weights(), self.available);
-        }
-        split.cut(len, &Weights::new(&measure.divide(len, now), self.available));
+    fn divide(&self, len: usize, split: &mut Split) {
+        let Some(measure) = &self.measure else { return };
+        split.cut(len, &Weights::new(&measure.divide(len), self.available));
+    }
+
+    /// Returns the rail that is to be measured again.
+    fn due(&self) -> Option<usize> {
+        self.measure.as_ref().filter(|_| self.by_goodput)?.due()
     }
 
     /// Returns the share for SUP of a message of `len` bytes, if one applies.
@@ -330,29 +332,44 @@ impl Splitter {
         }
     }
 
-    /// Notes that a group's parts on `rails` are about to be posted in a slot. `bytes` returns those
-    /// of a rail. Returns the rails whose parts are measured: [`completed`](Self::completed) must be
-    /// called for each.
+    /// Notes that the parts of a group of `size` bytes are about to be posted on `rails` in a slot.
+    /// `bytes` returns those of a rail. Returns whether they are measured: [`completed`](Self::completed)
+    /// must be called for each.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, slot: u8, rails: RailSet, bytes: impl Fn(usize) -> usize) -> RailSet {
-        match &mut self.measure {
-            None => RailSet::EMPTY,
-            Some(measure) => measure.begin(slot, rails, bytes, clock::now),
-        }
+    pub(crate) fn begin(
+        &mut self,
+        slot: u8,
+        rails: RailSet,
+        size: usize,
+        bytes: impl Fn(usize) -> usize,
+        now: impl Fn() -> u64,
+    ) -> bool {
+        let Some(measure) = &mut self.measure else { return false };
+        measure.begin(slot, rails, size, bytes, now);
+        true
     }
 
     /// Takes in the completion of a measured part of `bytes` bytes.
-    pub(crate) fn completed(&mut self, slot: u8, rail: usize, bytes: usize) {
-        if let Some(measure) = &mut self.measure {
-            measure.completed(slot, rail, bytes, clock::now());
+    pub(crate) fn completed(&mut self, slot: u8, rail: usize, bytes: usize, now: impl Fn() -> u64) {
+        let Some(measure) = &mut self.measure else { return };
+        if measure.completed(slot, rail, bytes, now)
+            && measure.follow_when_due(self.available)
+            && self.by_goodput
+        {
+            self.weights = Weights::new(&measure.weights(), self.available);
         }
+    }
+
+    /// Returns the rails with measured parts in flight.
+    #[inline(always)]
+    pub(crate) fn busy(&self) -> RailSet {
+        self.measure.as_ref().map_or(RailSet::EMPTY, |measure| measure.busy())
     }
 
     /// Forgets what was measured on rails that are given up.
     pub(crate) fn forget(&mut self, rails: RailSet) {
         if let Some(measure) = &mut self.measure {
-            let now = clock::now();
-            rails.iter().for_each(|rail| measure.forget(rail, now));
+            rails.iter().for_each(|rail| measure.forget(rail));
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 use crate::error::{Error, Fast, Result};
-use crate::proto::{RailSet, qp_of_slot};
+use crate::proto::qp_of_slot;
 use crate::verbs::{Blanks, Chain, ImmWrite, Qp, Ready, WordsWrite};
 
 /// Why work requests were not posted. It is no error of the caller yet: the caller says whether it
@@ -303,11 +303,10 @@ const REPLAY: u64 = 16;
 const REPLAYS_END: u64 = REPLAY + crate::proto::MAX_RAILS as u64;
 
 impl Work {
-    /// Returns the purpose of the signalled write of a group of sends on one rail. `measured` are the
-    /// rails whose parts are measured.
+    /// Returns the purpose of the signalled write of a group of sends on one rail.
     #[inline(always)]
-    pub(crate) const fn data(slot: u8, rail: usize, measured: RailSet) -> Self {
-        if measured.contains(rail) { Self::Measured { slot } } else { Self::Data { slot } }
+    pub(crate) const fn data(slot: u8, measured: bool) -> Self {
+        if measured { Self::Measured { slot } } else { Self::Data { slot } }
     }
 
     /// Returns the `wr_id` of work request `number` of its queue pair.

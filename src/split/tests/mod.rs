@@ -1,7 +1,9 @@
 //! Which rails a connection uses, and how messages are split.
 
+mod goals;
 mod simulated;
 mod small;
+mod world;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};

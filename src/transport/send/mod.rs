@@ -12,6 +12,7 @@ use std::time::Duration;
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::async_events::CommWatch;
+use crate::clock;
 use crate::error::{Error, Fast, Result};
 use crate::failover;
 use crate::housekeeping::{Housekeeping, Job, Pace, PaceCell, job, log_failure};
@@ -260,7 +261,8 @@ impl Progress for SendState {
 
     #[inline]
     fn awaited(&self, index: u8) -> RailSet {
-        self.window.awaited(index)
+        // What is measured is seen when it completes.
+        self.window.awaited(index) | self.splitter.busy()
     }
 
     fn handle_news(&mut self) -> Fast<()> {
@@ -285,6 +287,7 @@ impl Progress for SendState {
     fn completed(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
         match (completion.kind(), Work::of(completion.wr_id())) {
             (Kind::Sent, Work::Data { slot }) => self.part_sent(rail, (slot, rail), completion.wr_id()),
+            (Kind::Sent, Work::Measured { slot }) => self.measured_sent(rail, slot, completion.wr_id()),
             _ => self.completed_unusual(rail, completion),
         }
     }
@@ -323,17 +326,19 @@ impl SendState {
         }
     }
 
+    #[inline(never)]
+    fn measured_sent(&mut self, rail: usize, slot: u8, wr_id: u64) -> Fast<()> {
+        self.part_sent(rail, (slot, rail), wr_id)?;
+        self.splitter.completed(slot, rail, self.window.bytes(slot, rail), clock::now);
+        Ok(())
+    }
+
     #[cold]
     #[inline(never)]
     fn completed_unusual(&mut self, rail: usize, completion: &Completion) -> Fast<()> {
         let wr_id = completion.wr_id();
         match (completion.kind(), Work::of(wr_id)) {
             (Kind::Sent, Work::Replay { slot, part }) => self.part_sent(rail, (slot, part.into()), wr_id),
-            (Kind::Sent, Work::Measured { slot }) => {
-                self.part_sent(rail, (slot, rail), wr_id)?;
-                self.splitter.completed(slot, rail, self.window.bytes(slot, rail));
-                Ok(())
-            }
             (Kind::Sent, Work::Mail) => self.comm.mail_sent(rail, wr_id),
             (Kind::Sent, Work::Ping) => self.comm.pinged(rail, wr_id),
             _ => Err(unknown(completion)),

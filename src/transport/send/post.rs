@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
+use crate::clock;
 use crate::error::{Error, Fast, Result};
 use crate::proto::{
     FIFO_BYTES, ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, RailSet, Record, Sequence, SizeQ, Split,
@@ -138,7 +139,8 @@ impl SendState {
         let (index, split) = self.window.begin_split(buffer);
         self.splitter.posted(split);
         stats.request(self.splitter.share(buffer.len));
-        let measured = self.splitter.begin(slot, split.rails(), |rail| split.bytes(rail));
+        let measured =
+            self.splitter.begin(slot, split.rails(), split.size(), |rail| split.bytes(rail), clock::now);
         let reported = CommProfiler::should_report(events, profiler);
         let imm = ImmLayout::encode_bits(slot, split.rails().bits(), size);
         let (write, mut failed) = (&mut self.usual.write, None);
@@ -149,7 +151,7 @@ impl SendState {
             let local = Local { addr, len: part.len as u32, lkey: mr.lkeys()[part.rail % MAX_RAILS] };
             let mut remote = found.remote(part.rail);
             remote.addr = remote.addr.wrapping_add(part.offset as u64);
-            let wr_id = queue.signal(Work::data(slot, part.rail, measured), 1);
+            let wr_id = queue.signal(Work::data(slot, measured), 1);
             if reported {
                 CommProfiler::start_part(events, (index, profiler), part, wr_id, queue);
             }
@@ -262,11 +264,12 @@ impl SendState {
         let (slot, ops) = (seq.slot(), self.window.post_group(parts));
         let imm = self.comm.layout.encode(slot, parts.bits(), size);
         let bytes = |part| ops.iter().map(|op| op.split.bytes(part)).sum();
-        let measured = self.splitter.begin(slot, parts, bytes);
+        let len = ops.iter().map(|op| op.split.size()).sum();
+        let measured = self.splitter.begin(slot, parts, len, bytes, clock::now);
         let mut failed = None;
         for part in parts.iter() {
             let leads = parts.lowest() == Some(part);
-            let (work, record) = (Work::data(slot, part, measured), leads && size == SizeQ::RECORD);
+            let (work, record) = (Work::data(slot, measured), leads && size == SizeQ::RECORD);
             let writes = PartWrites { ops, seq, part, carrier: part, imm, work, record, joined };
             if let Err(e) = writes.post(&mut self.comm, Some((&group, leads))) {
                 failed = Some((part, e));

@@ -328,7 +328,8 @@ fn devices_that_share_rails_do_not_disturb_each_other() {
 #[test]
 fn small_messages_in_flight_are_spread_over_the_rails() {
     let (devices, speed) = (rails(8, 1), speeds(&[200_000, 100_000, 100_000]));
-    isolated(here!(), &[("SOFTVERBS_DEVICES", &devices), ("MPIB_RAIL_SPEED", &speed)], || {
+    let env = [("SOFTVERBS_DEVICES", &*devices), ("MPIB_RAIL_SPEED", &*speed), ("MPIB_SPLIT", "speed")];
+    isolated(here!(), &env, || {
         const SIZE: usize = 4096;
         const AT_ONCE: usize = 16;
         let (ctx, dev) = newest_device(3);

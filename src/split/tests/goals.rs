@@ -1,0 +1,153 @@
+//! What the measured split reaches on rails whose ports all report the same speed, as a part of what
+//! is possible. In simulated time, so a figure is the same in each run.
+
+use super::world::{MS, SECOND, World};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Speeds that the ports report, in Mb/s. With the first messages are split from some 1.6 KiB on, with
+/// the second from 64 KiB on.
+const REPORTED: [u32; 2] = [2_500, 100_000];
+const SEEDS: std::ops::Range<u64> = 1..4;
+
+/// What one process does: so many connections, each with so many messages in flight.
+#[derive(Clone, Copy)]
+struct Load {
+    connections: usize,
+    depth: usize,
+    size: usize,
+}
+
+/// The eight channels of a ring.
+fn ring(size: usize) -> Load {
+    Load { connections: 8, depth: 8, size }
+}
+
+fn one(size: usize) -> Load {
+    Load { connections: 1, depth: 8, size }
+}
+
+fn sum(rates: &[u64]) -> f64 {
+    rates.iter().sum::<u64>() as f64 * 1e6
+}
+
+/// Returns the part of the rails' sum in percent that a new process reaches after half a second, or
+/// after its messages in flight were exchanged four times.
+fn reached(rates: &[u64], speed: u32, load: Load, seed: u64) -> f64 {
+    let Load { connections, depth, size } = load;
+    let mut world = World::new(rates, seed);
+    let (process, ports): (_, Vec<usize>) = (world.process(), (0..rates.len()).collect());
+    (0..connections).for_each(|_| world.job(&process, &ports, speed, size, depth));
+    let queue = (SECOND as f64 * (connections * depth * size) as f64 / sum(rates)) as u64;
+    world.run((500 * MS).max(4 * queue));
+    let done: f64 = world.goodput((500 * MS).max(6 * queue)).iter().sum();
+    100.0 * done / sum(rates)
+}
+
+fn all_reach(rates: &[u64], load: Load, least: f64) {
+    for (speed, seed) in REPORTED.into_iter().flat_map(|speed| SEEDS.map(move |seed| (speed, seed))) {
+        let found = reached(rates, speed, load, seed);
+        assert!(
+            found >= least,
+            "{found:.1} % of {rates:?}, {} connections with {} KiB, ports report {speed} Mb/s, seed {seed}",
+            load.connections,
+            load.size / KIB
+        );
+    }
+}
+
+//= measured-split.md: small messages are measured, too
+#[test]
+fn small_messages_reach_the_sum_of_unequal_rails() {
+    all_reach(&[300, 100], ring(4 * KIB), 90.0);
+    all_reach(&[300, 100], ring(16 * KIB), 97.0);
+    all_reach(&[300, 100], ring(32 * KIB), 97.0);
+    all_reach(&[300, 100], one(16 * KIB), 95.0);
+}
+
+/// NCCL's LL128 and Simple, and chunks of 4 MiB.
+#[test]
+fn rings_reach_the_sum_of_unequal_rails() {
+    for size in [120 * KIB, 512 * KIB, 4 * MIB] {
+        all_reach(&[300, 100], ring(size), 98.0);
+    }
+}
+
+/// 63 peers, one message in flight to each.
+#[test]
+fn an_all_to_all_reaches_the_sum_of_unequal_rails() {
+    for size in [16 * KIB, 64 * KIB] {
+        all_reach(&[300, 100], Load { connections: 63, depth: 1, size }, 97.0);
+    }
+}
+
+//= measured-split.md: rails carry in proportion to their measured goodput
+#[test]
+fn large_messages_reach_the_sum_of_unequal_rails() {
+    for size in [512 * KIB, 2 * MIB, 4 * MIB, 16 * MIB] {
+        all_reach(&[200, 100, 50], one(size), 98.0);
+    }
+    for size in [512 * KIB, 4 * MIB] {
+        all_reach(&[100, 90, 80, 70, 60, 50, 40, 30], one(size), 98.0);
+    }
+    all_reach(&[300, 300], Load { connections: 2, depth: 8, size: 4 * MIB }, 98.0);
+}
+
+/// Returns what both jobs have in MB/s, in the same process or in two.
+fn two_jobs(rates: &[u64], ports: [&[usize]; 2], is_one_process: bool, size: usize, seed: u64) -> [f64; 2] {
+    let mut world = World::new(rates, seed);
+    let processes = [world.process(), world.process()];
+    for (job, ports) in ports.into_iter().enumerate() {
+        let process = &processes[if is_one_process { 0 } else { job }];
+        world.job(process, ports, REPORTED[1], size, 8);
+    }
+    world.run(SECOND);
+    let found = world.goodput(SECOND);
+    [0, 1].map(|job| found[job] / 1e6)
+}
+
+//= measured-split.md: a job on a single rail has its fair part
+#[test]
+fn a_single_rail_beside_a_fused_one_has_its_fair_part() {
+    for (is_one_process, seed) in [true, false].into_iter().flat_map(|p| SEEDS.map(move |seed| (p, seed))) {
+        let [fused, single] = two_jobs(&[200, 200], [&[0, 1], &[0]], is_one_process, 512 * KIB, seed);
+        assert!(single >= 185.0 && fused + single >= 392.0, "{fused:.0} + {single:.0}, seed {seed}");
+    }
+}
+
+#[test]
+fn two_jobs_with_a_rail_in_common_reach_the_sum() {
+    for (is_one_process, size) in [(true, 16 * KIB), (true, 512 * KIB), (false, 16 * KIB), (false, 512 * KIB)]
+    {
+        let found = two_jobs(&[200; 3], [&[0, 1], &[1, 2]], is_one_process, size, 1);
+        let both = found[0] + found[1];
+        assert!(both >= 588.0 && found.iter().all(|job| *job >= 0.4 * both), "{found:.0?} {size}");
+    }
+}
+
+/// Returns how long after a change less than 95 % of the best are reached, in ms. Throughput is that
+/// of 64 messages.
+fn time_back(world: &mut World, size: usize, best: f64) -> f64 {
+    let window = (64.0 * size as f64 / best * SECOND as f64) as u64;
+    let windows = SECOND.div_ceil(window).clamp(20, 400);
+    let is_less = |world: &mut World| world.goodput(window).iter().sum::<f64>() < 0.95 * best;
+    let less = (1..=windows).filter(|_| is_less(world)).count() as u64;
+    (less * window) as f64 / MS as f64
+}
+
+//= measured-split.md: shares follow a rate that changes
+#[test]
+fn shares_follow_a_rate_that_changes_at_every_size() {
+    for (speed, size) in REPORTED.into_iter().flat_map(|s| [16, 64, 512, 4096].map(|size| (s, size * KIB))) {
+        let mut world = World::new(&[400, 400], 1);
+        let process = world.process();
+        world.job(&process, &[0, 1], speed, size, 8);
+        world.run(500 * MS);
+        for rate in [200, 400, 200, 400] {
+            world.set_rate(1, rate);
+            let back = time_back(&mut world, size, (400 + rate) as f64 * 1e6);
+            assert!(back <= 25.0, "{back:.1} ms, {} KiB, {rate} MB/s, ports report {speed} Mb/s", size / KIB);
+        }
+    }
+}
