@@ -42,7 +42,7 @@ pub(super) struct Measure {
     busy: RailSet,
     /// The rails that were not measured for a while.
     missed: RailSet,
-    /// When goodput was measured last.
+    /// When goodput was measured last, or when this last looked for rails that were not.
     now: u64,
 }
 
@@ -153,6 +153,10 @@ impl Measure {
     ) {
         let posted = if size < MEASURED { 0 } else { now() };
         self.posted[usize::from(slot)] = posted;
+        // Small parts that do not follow each other closely measure nothing.
+        if slot == 0 {
+            self.look_for_missed(now());
+        }
         for rail in rails.iter() {
             let of_rail = &mut self.rails[rail];
             if of_rail.begin(counted(bytes(rail))) && (posted > 0 || self.missed.contains(rail)) {
@@ -214,9 +218,9 @@ impl Measure {
     }
 
     /// Returns the weights by which a message of `size` bytes is divided among the rails that were
-    /// last followed.
-    pub(super) fn divide(&self, size: usize) -> [u16; MAX_RAILS] {
-        self.shares.divide(size, |rail| self.rails[rail].in_flight, self.followed.1, self.due())
+    /// last followed. If there is room, the rail `due` has enough to be measured.
+    pub(super) fn divide(&self, size: usize, due: Option<usize>) -> [u16; MAX_RAILS] {
+        self.shares.divide(size, |rail| self.rails[rail].in_flight, self.followed.1, due)
     }
 
     /// Returns the rail that was measured the longest time ago, if it is due and its port does not
@@ -238,15 +242,21 @@ impl Measure {
         let mut rates = [0; MAX_RAILS];
         rails.iter().for_each(|rail| rates[rail] = self.rails[rail].rate());
         self.shares.follow(rates, &self.reported.now(), rails, self.now);
-        self.missed = RailSet::EMPTY;
         for rail in rails.iter() {
-            let of_rail = &mut self.rails[rail];
-            of_rail.follow(self.shares.per_1024(rail, rails));
-            let goodput = of_rail.goodput();
-            if goodput.rate == 0 || self.now.saturating_sub(goodput.at) > MISSED {
-                self.missed.insert(rail);
-            }
+            self.rails[rail].follow(self.shares.per_1024(rail, rails));
         }
+        self.look_for_missed(self.now);
+    }
+
+    /// Notes which of the rails that were last followed have not been measured for a while.
+    #[inline(never)]
+    fn look_for_missed(&mut self, now: u64) {
+        self.now = now;
+        let is_missed = |rail: &usize| {
+            let goodput = self.rails[*rail].goodput();
+            goodput.rate == 0 || now.saturating_sub(goodput.at) > MISSED
+        };
+        self.missed = self.followed.1.iter().filter(is_missed).collect();
     }
 }
 

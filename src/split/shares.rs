@@ -14,6 +14,8 @@ const MEASUREMENTS: u64 = 4;
 /// A rail that is not loaded is assumed to have one part in so many more than before.
 const RAISE: u64 = 32;
 const SECOND: u64 = 1_000_000_000;
+/// A rail is measured again after this time at the latest.
+const LONGEST_UNMEASURED: u64 = 10 * SECOND;
 /// Shares within this part of what the ports report confirm it.
 const CONFIRMS: u64 = 16;
 /// A change of each share by less than this part is not followed.
@@ -53,10 +55,12 @@ impl Goodput {
     }
 
     /// Returns whether the rail is to be measured again: after 10 ms, and if it was measured before,
-    /// after 64 times the duration of the smallest part that is measured.
+    /// after 64 times the duration of the smallest part that is measured, or after 10 s: a process that
+    /// was stopped meanwhile has measured next to nothing.
     pub(super) fn is_due(&self, now: u64) -> bool {
         let waits = now.saturating_sub(self.at);
-        waits > DOUBLING && waits > (64 * MEASURED as u64 * SECOND).checked_div(self.rate).unwrap_or(0)
+        let parts = (64 * MEASURED as u64 * SECOND).checked_div(self.rate).unwrap_or(0);
+        waits > DOUBLING && waits > parts.min(LONGEST_UNMEASURED)
     }
 }
 
@@ -271,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_rail_is_measured_again_after_10_ms_or_64_parts() {
-        for (rate, wait) in [(50 * GB, 10 * MS), (4 * GB, 10 * MS), (GB / 10, 41_943_040), (0, 10 * MS)] {
+        for (rate, wait) in [(50 * GB, 10 * MS), (4 * GB, 10 * MS), (GB / 10, 41_943_040), (1000, 10 * GB), (0, 10 * MS)] {
             let rail = Goodput { rate, at: GB };
             assert!(!rail.is_due(GB + wait - 1000) && rail.is_due(GB + wait + 1000), "{rate}");
         }

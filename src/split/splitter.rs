@@ -254,7 +254,7 @@ impl Splitter {
             split.whole(len, first);
         } else if len < self.split_min {
             split.whole(len, self.least_loaded(len, in_flight).unwrap_or(first));
-        } else if self.by_goodput && len >= MEASURED {
+        } else if self.by_goodput {
             self.divide(len, split);
         } else {
             split.cut(len, &self.weights);
@@ -278,11 +278,18 @@ impl Splitter {
         self.weights.least(1, |rail| in_flight(rail).into())
     }
 
-    /// Cuts a large message by what was measured.
+    /// Cuts a message by what was measured. One without room for two measured parts goes whole on a
+    /// rail that is to be measured again: the rail's part could be nothing, for ever.
     #[inline(never)]
     fn divide(&self, len: usize, split: &mut Split) {
         let Some(measure) = &self.measure else { return };
-        split.cut(len, &Weights::new(&measure.divide(len), self.available));
+        match measure.due() {
+            Some(rail) if len < 2 * MEASURED => split.whole(len, rail),
+            due if len >= MEASURED => {
+                split.cut(len, &Weights::new(&measure.divide(len, due), self.available));
+            }
+            _ => split.cut(len, &self.weights),
+        }
     }
 
     /// Returns the rail that is to be measured again.

@@ -118,6 +118,16 @@ impl World {
         self.wires[port].rate = rate * 1_000_000;
     }
 
+    /// Sets the goodput that a process has measured on a port, in bytes per second.
+    pub(super) fn set_measured(&self, Process(meters): &Process, port: usize, rate: u64) {
+        meters[port].set_goodput(rate, self.now);
+    }
+
+    /// Returns the bytes that were posted on a port.
+    pub(super) fn carried(&self, port: usize) -> u64 {
+        self.wires[port].carried
+    }
+
     /// Returns a number below `n`.
     fn random(&mut self, n: u64) -> u64 {
         self.random ^= self.random << 13;
