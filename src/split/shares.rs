@@ -275,7 +275,9 @@ mod tests {
 
     #[test]
     fn a_rail_is_measured_again_after_10_ms_or_64_parts() {
-        for (rate, wait) in [(50 * GB, 10 * MS), (4 * GB, 10 * MS), (GB / 10, 41_943_040), (1000, 10 * GB), (0, 10 * MS)] {
+        for (rate, wait) in
+            [(50 * GB, 10 * MS), (4 * GB, 10 * MS), (GB / 10, 41_943_040), (1000, 10 * GB), (0, 10 * MS)]
+        {
             let rail = Goodput { rate, at: GB };
             assert!(!rail.is_due(GB + wait - 1000) && rail.is_due(GB + wait + 1000), "{rate}");
         }

@@ -156,7 +156,8 @@ fn shares_follow_a_rate_that_changes_at_every_size() {
 #[test]
 fn a_rail_that_was_measured_far_too_slow_is_used_again() {
     let loads = [1, 8].into_iter().flat_map(|depth| [2, 4, 16, 64, 512].map(|size| (depth, size * KIB)));
-    for (speed, (depth, size)) in REPORTED.into_iter().flat_map(|s| loads.clone().map(move |load| (s, load))) {
+    for (speed, (depth, size)) in REPORTED.into_iter().flat_map(|s| loads.clone().map(move |load| (s, load)))
+    {
         let mut world = World::new(&[30, 10], 1);
         let process = world.process();
         [30_000_000, 1000].into_iter().enumerate().for_each(|(port, rate)| {
