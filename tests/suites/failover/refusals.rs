@@ -82,7 +82,7 @@ fn without_failover_a_dead_rail_fails_its_connection() {
 //= failover.md: without failover (`MPIB_FAILOVER=0`): the link is down, and the adapter keeps its work requests without an error, as the kernel's rxe may
 #[test]
 fn without_failover_an_adapter_that_reports_nothing_fails_its_connection() {
-    let devices = two_hosts_with(2, ",quirks=rxe");
+    let devices = two_hosts_with(2, ",without=retries");
     isolated(here!(), &env(&devices, &[("MPIB_FAILOVER", "0")]), || {
         for device in ["s0", "r0"] {
             let ends = Ends::two_hosts(12, 2);

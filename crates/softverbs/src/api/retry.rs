@@ -8,6 +8,7 @@ use rdma_sys::ibv_wc_status as wc;
 use crate::api::qp::Qp;
 use crate::api::send::on_counters;
 use crate::clock;
+use crate::config::Capability;
 use crate::log::fault;
 use crate::process::Process;
 use crate::process::counters::Live;
@@ -105,9 +106,9 @@ impl Qp {
         false
     }
 
-    /// Returns whether the link is down and the provider retries nothing until it is up.
+    /// Returns whether the link is down and the device retries nothing until it is up.
     fn waits_for_link(&self, process: &Process) -> bool {
-        let waits = self.context.device.profile.waits_for_link;
+        let waits = self.context.device.spec.without.contains(&Capability::Retries);
         waits && own_device(process, self).is_some_and(|device| link::is_down(&process.fabric, device))
     }
 

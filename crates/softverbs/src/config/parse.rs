@@ -121,7 +121,8 @@ fn capability(text: &str) -> Result<Capability, String> {
         "srq" => Ok(Capability::Srq),
         "srq_calls" => Ok(Capability::SrqCalls),
         "mtu" => Ok(Capability::ActiveMtu),
-        _ => Err(format!("found {text:?}, expected transport, link, srq, srq_calls or mtu")),
+        "retries" => Ok(Capability::Retries),
+        _ => Err(format!("found {text:?}, expected transport, link, srq, srq_calls, mtu or retries")),
     }
 }
 

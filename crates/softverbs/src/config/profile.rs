@@ -138,8 +138,6 @@ pub(crate) struct Profile {
     // Queue pairs.
     /// A new queue pair gets the lowest free number. Otherwise a number comes back late.
     pub(crate) lowest_qpn: bool,
-    /// While the link is down, work requests wait without a retry.
-    pub(crate) waits_for_link: bool,
     /// What a peer sees of a failed object.
     pub(crate) answers: Answers,
     /// A device that fails raises `QP_FATAL` for each of its queue pairs, in place of `DEVICE_FATAL`.
@@ -209,7 +207,6 @@ pub(crate) const STRICT: Profile = Profile {
     flush_vendor_err: 0,
     opcode_in_errors: true,
     keeps_completions: false,
-    waits_for_link: false,
     polls_after_failure: false,
     lowest_qpn: false,
     answers: Answers { qp: Answer::Silence, cq: Answer::Nak, srq: Answer::Nak },

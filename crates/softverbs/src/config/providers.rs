@@ -241,8 +241,6 @@ pub(super) const HNS: Profile = Profile {
 /// - rxe_hw_counters.c (kernel): one counter of all retries.
 /// - rxe_resp.c (kernel): a completion that finds no room ends the queue pair without an answer, and a
 ///   failed SRQ counts as empty. rxe_recv.c drops requests for a queue pair in ERR.
-/// - rxe_req.c (kernel): with too many packets at the network interface a queue pair waits, and retries
-///   nothing. An interface that goes down may hold them until it is up.
 pub(super) const RXE: Profile = Profile {
     quirks: Quirks::Rxe,
     name: "rxe",
@@ -254,7 +252,6 @@ pub(super) const RXE: Profile = Profile {
     send_before_rts: None,
     hides_bad_wr: true,
     keeps_completions: true,
-    waits_for_link: true,
     answers: Answers { cq: Answer::Silence, srq: Answer::NotReady, ..STRICT.answers },
     gids: 1024,
     // ROCE_UDP_ENCAP alone.

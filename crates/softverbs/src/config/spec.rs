@@ -33,6 +33,10 @@ pub enum Capability {
     SrqCalls,
     /// A valid MTU. A port without it reports an `active_mtu` of 0.
     ActiveMtu,
+    /// Retries while the link is down. Without them work requests wait until it is up, as those of the
+    /// kernel's rxe may (rxe_req.c): with too many packets at the network interface a queue pair retries
+    /// nothing, and an interface that is down may keep them.
+    Retries,
 }
 
 /// The description of a device and its first port, or of a further port.

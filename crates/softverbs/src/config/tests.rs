@@ -79,11 +79,12 @@ fn a_device_may_lack_what_others_have() {
         Capability::Srq,
         Capability::SrqCalls,
         Capability::ActiveMtu,
+        Capability::Retries,
     ];
-    assert_eq!(good("a:addr=10.0.0.1/24,without=transport+link+srq+srq_calls+mtu")[0].without, all);
+    assert_eq!(good("a:addr=10.0.0.1/24,without=transport+link+srq+srq_calls+mtu+retries")[0].without, all);
     for bad in ["", "rc", "srq+"] {
         let line = line(&format!("a:addr=10.0.0.1/24,without={bad}"));
-        assert!(line.contains("expected transport, link, srq, srq_calls or mtu"), "{line}");
+        assert!(line.contains("expected transport, link, srq, srq_calls, mtu or retries"), "{line}");
     }
 }
 

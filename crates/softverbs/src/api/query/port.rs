@@ -120,7 +120,7 @@ fn attributes(device: &Device) -> PortAttr {
         match capability {
             Capability::LinkLayer => attr.link_layer = 0,
             Capability::ActiveMtu => attr.active_mtu = 0,
-            Capability::IbTransport | Capability::Srq | Capability::SrqCalls => {}
+            Capability::IbTransport | Capability::Srq | Capability::SrqCalls | Capability::Retries => {}
         }
     }
     let mut full: PortAttr = [0; size_of::<PortAttr>()];
