@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::Nic;
 use crate::error::{Error, Fast, Result, wc_status};
-use crate::failover::{PortHealth, PortState};
+use crate::failover::PortState;
 use crate::proto::{Message, RailSet};
 use crate::stats::Reason;
 use crate::transport::comm::Comm;
@@ -432,8 +432,7 @@ impl Comm {
         }
         let is_overdue = |rail: &usize| {
             let rail = &self.rails[*rail];
-            let since = Some(rail.nic.health()).filter(|health| health.state() == PortState::Down);
-            let since = since.and_then(PortHealth::down_since).filter(|_| rail.in_flight() > 0);
+            let since = rail.nic.health().down_since().filter(|_| rail.in_flight() > 0);
             since.is_some_and(|since| since.elapsed() >= self.failures.wait)
         };
         self.living().iter().find(is_overdue).map_or(Ok(()), |rail| Err(self.reports_nothing(rail)))

@@ -169,8 +169,11 @@ impl PortHealth {
         self.state() == PortState::Down && self.record.lock().port.removed
     }
 
-    /// Returns since when the port is down.
+    /// Returns since when the port is down: one relaxed load while it is not.
     pub(crate) fn down_since(&self) -> Option<Instant> {
+        if self.state() != PortState::Down {
+            return None;
+        }
         let port = &self.record.lock().port;
         port.cause.as_ref().filter(|_| port.state == PortState::Down).map(|cause| cause.since.instant)
     }
