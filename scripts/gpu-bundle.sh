@@ -16,7 +16,7 @@ cargo build --locked --release -p softcuda -p compat-matrix
 target=${CARGO_TARGET_DIR:-target}/release
 rm -rf "$bundle"
 mkdir -p "$bundle/softverbs"
-for file in build/{libnccl-net-mpib.so,mpib,softverbs/libibverbs.so.1,softverbs/softverbs-ctl} \
+for file in build/{libnccl-net-mpib.so,mpib,mpib-bench,softverbs/libibverbs.so.1,softverbs/softverbs-ctl} \
     "$target"/{compat-matrix,collective-rank,libsoftcuda.so}; do
     to=${file#build/} to=${to#"$target"/}
     strip -o "$bundle/$to" "$file"
@@ -31,13 +31,13 @@ echo "$(git log -1 --format='%h of %cs')${changed:+, with changes that are not c
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cp -r "$bundle/." "$copy"
-for file in "$copy"/{*.so,mpib,compat-matrix,collective-rank,softverbs/*}; do
+for file in "$copy"/{*.so,mpib,mpib-bench,compat-matrix,collective-rank,softverbs/*}; do
     needed=$(env -i LD_LIBRARY_PATH="$copy/softverbs" ldd "$file")
     if grep -E "not found|=> $PWD/" <<<"$needed" >&2; then
         fail "${file#"$copy"/} needs a library that is neither in the bundle nor of the system"
     fi
 done
-for program in mpib compat-matrix softverbs/softverbs-ctl; do
+for program in mpib mpib-bench compat-matrix softverbs/softverbs-ctl; do
     env -i LD_LIBRARY_PATH="$copy/softverbs" "$copy/$program" --help >/dev/null ||
         fail "$program does not start in another folder"
 done
@@ -48,6 +48,8 @@ env -i "$copy/collective-rank" 2>/dev/null || status=$?
 for script in gpu-check.py gpu-train.py; do
     env -i "$(command -v python3)" "$copy/$script" --help >/dev/null || fail "$script does not start in another folder"
 done
+env -i "$(command -v python3)" "$copy/gpu-check.py" "$copy" --commands ||
+    fail "a program does not know the options that gpu-check.py gives it"
 size=$(du -sm --apparent-size "$bundle" | cut -f 1)
 [ "$size" -le "$most" ] || fail "$bundle has $size MiB, expected $most at most"
 echo "$bundle: $size MiB; on the machine: $bundle/gpu-check.sh $bundle OUT"

@@ -108,7 +108,7 @@ class Check:
         if self.missing:
             raise Unfit(self.missing)
         other = f"{self.library},table=ncclNetIb,abi=v{self.table},merge,name=net_ib {self.release}"
-        command = [self.program("mpib"), "compare", "--goals", "--no-instructions", "--only", rails, "--plugin", other]
+        command = [self.program("mpib-bench"), "compare", "--goals", "--no-instructions", "--only", rails, "--plugin", other]
         return [*command, "--rounds", "3", "--time", "0.1", "--connections", "64"]
 
     def figures(self):
@@ -249,6 +249,21 @@ class Check:
                 found.append(f"{command[0]}: {e}")
         return "\n".join(found)
 
+    def check_commands(self):
+        """Checks that each step's program knows the step's options, and runs no step."""
+        self.library, self.release, self.table, self.cuda, self.missing = "libnccl.so.2", "2.32.3", 12, "13", None
+        self.results = {"plugin": ("FAILED",)}
+        self.with_adapters = lambda step, command: [*command, "--tree", self.work]
+        wrong = 0
+        for step in [step for lane in self.lanes() for step in lane]:
+            command = [*step.command(), "--help"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                print(f"{step.name}: {' '.join(command)}\n{done.stderr}", file=sys.stderr)
+                wrong = 1
+        shutil.rmtree(self.work)
+        return wrong
+
 
 def run(command, output, environment, cores, limit):
     """Runs a command on these cores. Ends it, with all that it has started, after the limit."""
@@ -305,13 +320,16 @@ def main():
     parser.add_argument("--library", metavar="FILE", help="instead of the libnccl.so.2 of Python's packages")
     parser.add_argument("--only", metavar="STEP,STEP", help="only these steps of the table")
     parser.add_argument("--softcuda", action="store_true", help="a dry run without a GPU: on softcuda; torch trains on the CPU")
+    parser.add_argument("--commands", action="store_true", help="only check that the programs know the options of the steps")
     parser.add_argument("--total", type=int, default=350, metavar="SECONDS", help="limit for everything (default: %(default)s)")
     parser.add_argument("--factor", type=int, default=1, metavar="N", help="this many times the limits, for slow machines")
     args = parser.parse_args()
-    if not args.softcuda and (why := no_gpu()):
+    if not (args.softcuda or args.commands) and (why := no_gpu()):
         print(f"gpu-check: no GPU: {why}. Nothing was run; --softcuda runs the steps without one.", file=sys.stderr)
         return UNFIT
     check = Check(args)
+    if args.commands:
+        return check.check_commands()
     names = [step.name for lane in check.lanes() for step in lane]
     if unknown := set(check.only) - set(names):
         parser.error(f"--only: no step {', '.join(sorted(unknown))}; expected some of {', '.join(names)}")

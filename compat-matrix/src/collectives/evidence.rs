@@ -41,7 +41,9 @@ pub(super) fn check_log(plan: &Plan, release: &Release, log: &str) -> Result<(),
 fn check_warnings(plan: &Plan, log: &str) -> Result<(), String> {
     let variant = &plan.variant;
     let may_warn = variant.fault.is_some() || variant.killed.is_some() || variant.crossed;
-    match after(log, "NCCL WARN NET/MPIB : ").next() {
+    // True on a machine with a GPU's driver whose memory no module gives to adapters.
+    let of_machine = |warning: &&str| !variant.gpudirect && warning.starts_with("GPUDirect RDMA is off");
+    match after(log, "NCCL WARN NET/MPIB : ").find(|warning| !of_machine(warning)) {
         Some(warning) if !may_warn => Err(format!("the plugin warns: {warning}")),
         _ => Ok(()),
     }
@@ -212,6 +214,20 @@ h:1:2 [0] NCCL INFO rank 0 - NET register userbuff 0x1 (handle 0x2), buffSize 3
         {
             assert_eq!(check(Net::Mpib, |_| {}, from, to), Ok(()), "{to}");
         }
+    }
+
+    #[test]
+    fn a_machine_may_lack_the_module_for_gpu_memory() {
+        let (from, warned) = (
+            "NCCL INFO NET/MPIB : version",
+            "NCCL WARN NET/MPIB : GPUDirect RDMA is off\nNET/MPIB : version",
+        );
+        assert_eq!(check(Net::Mpib, |_| {}, from, warned), Ok(()));
+        let direct = |variant: &mut Variant| variant.gpudirect = true;
+        assert_eq!(
+            check(Net::Mpib, direct, from, warned).unwrap_err(),
+            "the plugin warns: GPUDirect RDMA is off"
+        );
     }
 
     #[test]
