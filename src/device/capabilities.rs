@@ -10,18 +10,23 @@ use crate::verbs;
 /// Describes each feature: GPUDirect, relaxed ordering, flush, DMA-BUF.
 pub(crate) fn findings(config: &Config, devices: &[&Device]) -> [Finding; 4] {
     let answers = dmabuf(devices);
-    let by_file = !answers.is_empty() && answers.iter().all(|a| a.lacks.is_none());
     let texts: Vec<String> = answers.iter().map(Answer::text).collect();
     let files = match texts.is_empty() {
         true => "there is no device to register DMA-BUFs".into(),
         false => texts.join("; "),
     };
     [
-        gpu(Gpu::here(), by_file),
+        gpu_memory(&answers),
         ordering(config, verbs::can_relax_ordering()),
         flush(config),
         Finding { degraded: false, text: files },
     ]
+}
+
+/// Returns why no adapter of this machine reaches the memory of its GPUs, if so.
+pub(crate) fn unreached(devices: &[&Device]) -> Option<String> {
+    let found = gpu_memory(&dmabuf(devices));
+    found.degraded.then_some(found.text)
 }
 
 /// Describes each adapter of the devices with a Data Direct interface, which is not used.
@@ -94,6 +99,11 @@ fn grouped(
         }
     }
     answers
+}
+
+/// Describes GPUDirect. `files`: which ports register DMA-BUFs.
+fn gpu_memory(files: &[Answer]) -> Finding {
+    gpu(Gpu::here(), !files.is_empty() && files.iter().all(|answer| answer.lacks.is_none()))
 }
 
 /// Describes GPUDirect. `by_file`: all ports register DMA-BUFs.

@@ -17,7 +17,7 @@ mod registry;
 mod selection;
 mod wires;
 
-pub(crate) use capabilities::{Answer, data_direct, dmabuf, findings, receive_queues};
+pub(crate) use capabilities::{Answer, data_direct, dmabuf, findings, receive_queues, unreached};
 pub(crate) use discovery::{PortView, Survey, survey};
 pub(crate) use gpu::Gpu;
 pub(crate) use mr_cache::{Memory, Registered, Registration};

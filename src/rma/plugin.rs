@@ -15,7 +15,7 @@ use super::requests::Request;
 use super::window::{self, Window};
 use crate::config::Config;
 use crate::connect::{Listening, PendingConnects};
-use crate::device::Device;
+use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::plugin::{Context, Plugin, Table, device, end, here, in_child, logged, open};
 use crate::process::Process;
@@ -77,10 +77,21 @@ impl RmaPlugin for Plugin {
             tracing::info!(target: "init", "MPIB_RMA=0: one-sided traffic is left to NCCL's own code");
             return Err(Failure::InvalidUsage);
         }
-        here("init", || {
+        let process = Process::global();
+        let ctx = here("init", || {
             limits::raise_descriptors();
-            open(Process::global(), config, Table::Rma(args.version), None, None)
-        })
+            open(process, config, Table::Rma(args.version), None, None)
+        })?;
+        match device::unreached(&process.devices.all()) {
+            None => Ok(ctx),
+            Some(why) => {
+                // NCCL's own code refuses, too (its src/transport/net_ib/gin.cc). With a network that
+                // cannot register signals of a GPU, ncclCommWindowRegister fails.
+                tracing::info!(target: "init", "no windows and no ncclPutSignal between hosts: {why}");
+                drop(ctx);
+                Err(Failure::InvalidUsage)
+            }
+        }
     }
 
     fn finalize(ctx: Context) -> Result<(), Failure> {

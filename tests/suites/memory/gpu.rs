@@ -1,10 +1,13 @@
 //! GPU memory: offered if the kernel has a module for it. The tests run in processes whose `/sys`
 //! has the files of such a module, and the software devices register host memory in its place.
 
-use mpib_tests::code::{InvalidUsage, Success, SystemError};
-use mpib_tests::log::{LOG, take_warning, take_warnings};
+use std::ptr::null_mut;
+
+use mpib_tests::code::{Code, InvalidUsage, Success, SystemError, known};
+use mpib_tests::log::{LOG, c_logger, has_logged, take_warning, take_warnings};
 use mpib_tests::memory::{AT, Memfd, Pages};
-use mpib_tests::pair::{Buffer, HOST, Pair, connect, init, pattern};
+use mpib_tests::pair::{Buffer, HOST, Pair, connect, init, pattern, until};
+use mpib_tests::rma::rma_tables;
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated, mpib, set, with_sys};
 use softverbs::Call;
@@ -18,6 +21,7 @@ const MODULES: [&str; 3] = [
     "kernel/mm/memory_peers/nv_mem_nc/version",
 ];
 const DRIVER: &str = "module/nvidia/version";
+const BOTH_BY_FILE: &str = "soft0:addr=10.1.0.1/16,dmabuf=on;soft1:addr=10.2.0.1/16,dmabuf=on";
 
 /// The one line of the log on GPUDirect.
 fn line() -> (i32, String) {
@@ -199,6 +203,49 @@ fn without_a_driver_nothing_is_missed() {
     });
 }
 
+/// What the RMA tables say to NCCL with these files below `/sys`.
+fn one_sided(test: &str, files: &[&str], set: &[(&str, &str)], expected: Code) {
+    with_sys(test, files, &mpib("512", set), || {
+        for rma in rma_tables() {
+            let mut ctx = null_mut();
+            assert_eq!(known(rma.init(&raw mut ctx, 7, c_logger())), expected);
+            assert_eq!(ctx.is_null(), expected != Success);
+            if expected == Success {
+                assert_eq!(known(rma.finalize(ctx)), Success);
+            }
+        }
+        if expected != Success {
+            until("the line", || has_logged("no windows and no ncclPutSignal between hosts").then_some(()));
+            take_warning(&["GPUDirect RDMA is off"]);
+        }
+        assert_eq!(take_warnings(), Vec::<String>::new());
+    });
+}
+
+/// With a network whose adapters do not reach GPUs, `ncclCommWindowRegister` fails; without one NCCL
+/// makes no window.
+//= one-sided.md: there is no one-sided traffic where no adapter reaches the GPUs
+#[test]
+fn windows_are_refused_to_a_driver_without_the_module() {
+    one_sided(here!(), &[DRIVER], &[], InvalidUsage);
+}
+
+#[test]
+fn windows_need_no_module_with_dmabuf() {
+    one_sided(here!(), &[DRIVER], &[("SOFTVERBS_DEVICES", BOTH_BY_FILE)], Success);
+}
+
+#[test]
+fn windows_are_offered_with_the_module() {
+    one_sided(here!(), &[DRIVER, MODULES[0]], &[], Success);
+}
+
+/// Of host memory, as `mpib perf --put` has them.
+#[test]
+fn windows_need_no_gpu() {
+    one_sided(here!(), &[], &[], Success);
+}
+
 /// `IBV_ACCESS_RELAXED_ORDERING`
 const RELAXED: u32 = 1 << 20;
 
@@ -208,8 +255,7 @@ const RELAXED: u32 = 1 << 20;
 //= configuration.md: NCCL_IB_PCI_RELAXED_ORDERING
 #[test]
 fn relaxed_ordering_follows_the_setting() {
-    let devices = "soft0:addr=10.1.0.1/16,dmabuf=on;soft1:addr=10.2.0.1/16,dmabuf=on";
-    isolated(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", devices)]), || {
+    isolated(here!(), &mpib("512", &[("SOFTVERBS_DEVICES", BOTH_BY_FILE)]), || {
         for (setting, relaxed) in [(None, true), (Some("0"), false), (Some("1"), true), (Some("2"), true)] {
             set("NCCL_IB_PCI_RELAXED_ORDERING", setting);
             let pair = Pair::new(newest());

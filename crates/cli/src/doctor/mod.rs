@@ -264,7 +264,9 @@ pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Docume
             checks.extend(subnets::checks(root, &report.ports));
             checks.extend(memory::checks(root, cfg!(target_arch = "aarch64")));
             let release = nccl.as_ref().and_then(loader::Nccl::release);
-            checks.push(windows::check(release, &report.ports, |name| env::var(name).ok()));
+            // The plugin's: a warning if a GPU's driver is loaded, and nothing gives its memory to adapters.
+            let reached = !report.checks.iter().any(|check| check.id == "gpu" && check.level > Level::Note);
+            checks.push(windows::check(release, &report.ports, reached, |name| env::var(name).ok()));
             checks.extend(agent::checks(report));
         }
         if found.report.is_none() && found.checks.iter().any(|check| check.level == Level::Fail) {

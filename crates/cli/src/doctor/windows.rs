@@ -20,11 +20,13 @@ const RMA: Release = [2, 30, 7];
 /// With it, NCCL joins only the ranks of one rail for one-sided traffic.
 const CROSS_NIC: &str = "NCCL_CROSS_NIC=0";
 
-/// Returns which network it is. `release`: absent if it is not known, and then a new one. `variable`
-/// returns the value of a variable of the environment.
+/// Returns which network it is. `release`: absent if it is not known, and then a new one. `reached`:
+/// adapters may reach the memory of GPUs. `variable` returns the value of a variable of the
+/// environment.
 pub(super) fn check(
     release: Option<&str>,
     ports: &[Port],
+    reached: bool,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Check {
     let number = |name: &str| variable(name)?.trim().parse::<i64>().ok();
@@ -35,6 +37,11 @@ pub(super) fn check(
     if is_before(OWN) {
         let text = "no GIN: in this NCCL it belongs to the network plugin, and this one has none";
         return Check::new(ID, Level::Ok, text);
+    }
+    if !reached {
+        let text =
+            "none between hosts, and no GIN: no adapter reaches GPU memory (line gpu); ncclPutSignal fails";
+        return Check::new(ID, Level::Note, text);
     }
     let is_ours = !is_before(RMA) && number("MPIB_RMA") != Some(0);
     if !is_ours && number("NCCL_IB_DISABLE").is_some_and(|value| value != 0) {
@@ -130,7 +137,7 @@ mod tests {
 
     fn found(release: Option<&str>, ports: &[Port], set: &[(&str, &str)]) -> (Level, String) {
         let value = |name: &str| set.iter().find(|(set, _)| *set == name).map(|(_, v)| (*v).to_owned());
-        let check = check(release, ports, value);
+        let check = check(release, ports, true, value);
         (check.level, check.text + " -> " + &check.remedy.unwrap_or_default())
     }
 
@@ -222,6 +229,11 @@ mod tests {
                 "{release:?} {set:?}: {is:?} {text}"
             );
         }
+        let check = check(None, &two, false, |_| None);
+        assert!(
+            check.level == Level::Note && check.text.contains("no adapter reaches GPU memory"),
+            "{check:?}"
+        );
         let (level, text) = found(None, &two[2..], &[("MPIB_RMA", "0")]);
         assert!(level == Level::Note && text.contains("finds no active port"), "{text}");
     }
