@@ -147,11 +147,16 @@ pub(crate) fn errno(source: &io::Error) -> Errno {
     Errno::from_raw(source.raw_os_error().unwrap_or(0))
 }
 
+/// The kernel's number for its own use (`include/linux/errno.h`), which drivers let out: NVIDIA's for
+/// DMA-BUFs.
+const ENOTSUPP: i32 = 524;
+
 /// Formats an errno: "Cannot allocate memory (ENOMEM, errno 12)".
 fn io_text(source: &io::Error) -> String {
     let text = source.to_string();
     match source.raw_os_error() {
         Some(0) => "the library gives no reason (errno 0)".to_owned(),
+        Some(ENOTSUPP) => format!("a driver does not support it (the kernel's ENOTSUPP, errno {ENOTSUPP})"),
         Some(n) => {
             let words = text.strip_suffix(&format!(" (os error {n})")).unwrap_or(&text);
             format!("{words} ({:?}, errno {n})", Errno::from_raw(n))
@@ -305,6 +310,9 @@ mod tests {
         );
         let text = Error::verbs("ibv_foo", io::Error::from_raw_os_error(9999), "").to_string();
         assert_eq!(text, "ibv_foo failed: Unknown error 9999 (UnknownErrno, errno 9999)");
+        assert!(
+            verbs_text("ibv_foo", &io::Error::from_raw_os_error(524), "").contains("the kernel's ENOTSUPP")
+        );
     }
 
     #[test]
