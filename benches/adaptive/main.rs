@@ -18,7 +18,7 @@ use stream::{DEPTH, Flow, Stream, changes, quantile, throughput};
 
 const MIB: usize = 1 << 20;
 /// What is measured, in this order.
-const PARTS: &str = "unequal changes equal jobs agent load";
+const PARTS: &str = "unequal small beside changes equal jobs agent load";
 /// A number from the environment.
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|e| panic!("{name}={text}: {e}")))
@@ -86,13 +86,12 @@ fn equal_rails() {
     }
 }
 
-/// Two connections of two rails each, with one rail in common.
-fn two_jobs() {
-    let sum = set_rates(&[4, 4, 4]);
-    let jobs = [&[0, 1], &[1, 2]].map(|rails| Stream::over(rails, MIB, "measured"));
-    let mut flows = [Flow::default(), Flow::default()];
+/// Keeps all connections under load in this thread, and closes them. Returns the bytes per second of
+/// each for `time`, from a second after the begin on.
+fn together(jobs: Vec<Stream>, size: usize, time: Duration) -> Vec<f64> {
+    let mut flows: Vec<Flow> = jobs.iter().map(|_| Flow::default()).collect();
     let from = Instant::now() + Duration::from_secs(1);
-    let end = from + Duration::from_secs(number("ROUNDS", 5));
+    let end = from + time;
     loop {
         let now = Instant::now();
         let step = |(job, flow): (&Stream, &mut Flow)| flow.step(job, now, now < end);
@@ -101,11 +100,58 @@ fn two_jobs() {
             break;
         }
     }
-    let rates = flows.each_ref().map(|flow| {
-        let done: Vec<_> = flow.done.iter().copied().filter(|at| *at < end).collect();
-        throughput(&done, from, MIB)
-    });
     jobs.into_iter().for_each(Stream::close);
+    let done = |flow: &Flow| flow.done.iter().copied().filter(|at| *at < end).collect::<Vec<_>>();
+    flows.iter().map(|flow| throughput(&done(flow), from, size)).collect()
+}
+
+/// Eight connections over two unequal rails, with small messages.
+fn small_messages() {
+    let sum = set_rates(&[3, 1]);
+    println!(
+        "\n| 3+1, 8 connections | by measurement, % of the sum | by the speeds that ports report, % of the sum |"
+    );
+    println!("|---|---:|---:|");
+    for kib in [4, 16, 32] {
+        let round = |split: &str| {
+            let jobs = (0..8).map(|_| Stream::new(2, kib << 10, split)).collect();
+            100.0 * together(jobs, kib << 10, Duration::from_secs(1)).iter().sum::<f64>() / sum
+        };
+        let mut found = [Vec::new(), Vec::new()];
+        for _ in 0..number("ROUNDS", 5) {
+            for (found, split) in found.iter_mut().zip(["measured", "speed"]) {
+                found.push(round(split));
+            }
+        }
+        let [measured, speed] = found.each_mut().map(|rounds| quantile(rounds, 0.5));
+        println!("| {kib} KiB | {measured:.1} | {speed:.1} |");
+    }
+}
+
+/// A connection over one rail beside one that has another rail, too.
+fn beside() {
+    let sum = set_rates(&[2, 2]);
+    println!("\n| a connection of one rail beside one of two, 2+2 | median, % |");
+    println!("|---|---:|");
+    let mut parts = [Vec::new(), Vec::new()];
+    for _ in 0..number("ROUNDS", 5) {
+        let jobs = [&[0, 1][..], &[0]].map(|rails| Stream::over(rails, MIB / 2, "measured"));
+        let found = together(jobs.into(), MIB / 2, Duration::from_secs(2));
+        parts[0].push(100.0 * found.iter().sum::<f64>() / sum);
+        parts[1].push(200.0 * found[1] / sum);
+    }
+    for (name, parts) in
+        ["both, of the sum of the rails", "that of one rail, of a rail"].iter().zip(&mut parts)
+    {
+        println!("| {name} | {:.1} |", quantile(parts, 0.5));
+    }
+}
+
+/// Two connections of two rails each, with one rail in common.
+fn two_jobs() {
+    let sum = set_rates(&[4, 4, 4]);
+    let jobs = [&[0, 1], &[1, 2]].map(|rails| Stream::over(rails, MIB, "measured"));
+    let rates = together(jobs.into(), MIB, Duration::from_secs(number("ROUNDS", 5)));
     let both: f64 = rates.iter().sum();
     println!("\n| two jobs of two rails each, one rail in common, 4+4+4 | % |");
     println!("|---|---:|");
@@ -133,6 +179,8 @@ fn main() {
     for part in only.split(' ') {
         match part {
             "unequal" => unequal_rails(),
+            "small" => small_messages(),
+            "beside" => beside(),
             "changes" => changes("by the plugin", Stream::new(2, MIB / 2, "measured")),
             "equal" => equal_rails(),
             "jobs" => two_jobs(),

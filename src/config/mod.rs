@@ -128,7 +128,8 @@ settings! {
     split: SplitBy = SplitBy::Measured, "MPIB_SPLIT", Text::<SplitBy>::NEW;
     /// Messages below this many bytes go whole on one rail, larger ones are split over all rails
     /// that may carry data. 0: messages of at least 128 bytes are split. Unset: 65536; if all rails
-    /// of the connection are slower than 100 Gb/s, less in proportion to the fastest one. See
+    /// of the connection are slower than 100 Gb/s, by their ports or as measured, less in proportion
+    /// to the fastest one. See
     /// [mpib.md](mpib.md#small-messages) and
     /// [fused-devices.md](fused-devices.md#which-rail-carries-what).
     split_min: Option<u32> = None, "MPIB_SPLIT_MIN", Optional(Whole::<u32>::new(0, 1 << 30));

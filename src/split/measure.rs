@@ -217,6 +217,12 @@ impl Measure {
         is_due
     }
 
+    /// Returns the goodput of the fastest rail that was last followed, if that of each is known.
+    pub(super) fn fastest(&self) -> Option<u64> {
+        let rates = || self.followed.1.iter().map(|rail| self.rails[rail].goodput().rate);
+        rates().max().filter(|_| rates().all(|rate| rate > 0))
+    }
+
     /// Returns the weights by which a message of `size` bytes is divided among the rails that were
     /// last followed. If there is room, the rail `due` has enough to be measured.
     pub(super) fn divide(&self, size: usize, due: Option<usize>) -> [u16; MAX_RAILS] {

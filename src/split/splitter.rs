@@ -14,8 +14,8 @@ use crate::route::Class;
 
 /// The default of `MPIB_SPLIT_MIN` on fast rails.
 const SPLIT_MIN: u32 = 64 << 10;
-/// Mb/s of the slowest rail that is fast in that sense.
-const SPLIT_MIN_SPEED: u32 = 100_000;
+/// Bytes per second of the slowest rail that is fast in that sense: 100 Gb/s.
+const FAST: u64 = 12_500_000_000;
 /// With more bytes than this, what was carried whole is halved on all rails.
 const CARRIED_MAX: u64 = 1 << 40;
 
@@ -83,24 +83,35 @@ pub(super) struct Limits {
     /// `MPIB_BDP_THRESHOLD`: messages of at most this many bytes have no share for SUP. Applies to
     /// hints between islands.
     pub(super) sout_only: u32,
-    /// Messages below this many bytes go whole on one rail.
+    /// Messages below this many bytes go whole on one rail, or fewer if the rails carry less than
+    /// their ports report.
     pub(super) split_min: u32,
+    /// Whether `MPIB_SPLIT_MIN` is set: what the rails carry changes nothing.
+    pub(super) is_set: bool,
 }
 
 impl Limits {
     /// Returns the limits of a connection by its settings. `speeds` are the speeds of both ends of
     /// each rail in Mb/s.
-    ///
-    /// Unset, `MPIB_SPLIT_MIN` is a time: a further part costs a work request and a completion, which
-    /// take about the same time on each rail. A message of [`SPLIT_MIN`] bytes takes 5 µs at
-    /// [`SPLIT_MIN_SPEED`].
     pub(super) fn new(config: &Config, speeds: &[(u32, u32)]) -> Self {
-        let fastest = speeds.iter().map(slower_end).max().unwrap_or(0);
-        // 0 is unknown.
-        let speed = if fastest == 0 { SPLIT_MIN_SPEED } else { fastest.min(SPLIT_MIN_SPEED) };
-        let default = u64::from(SPLIT_MIN) * u64::from(speed) / u64::from(SPLIT_MIN_SPEED);
-        Self { sout_only: config.bdp_threshold, split_min: config.split_min.unwrap_or(default as u32) }
+        let fastest = match speeds.iter().map(slower_end).max() {
+            // 0 is unknown.
+            None | Some(0) => FAST,
+            Some(speed) => u64::from(speed) * 125_000,
+        };
+        Self {
+            sout_only: config.bdp_threshold,
+            split_min: config.split_min.unwrap_or_else(|| default_split_min(fastest)),
+            is_set: config.split_min.is_some(),
+        }
     }
+}
+
+/// Returns what `MPIB_SPLIT_MIN` is unless it is set, where the fastest rail carries so many bytes per
+/// second. It is a time: a further part costs a work request and a completion, which take about the
+/// same time on each rail. A message of [`SPLIT_MIN`] bytes takes 5 µs on a rail that is just [`FAST`].
+fn default_split_min(fastest: u64) -> u32 {
+    (u64::from(SPLIT_MIN) * fastest.min(FAST) / FAST) as u32
 }
 
 /// Decides how each message of a connection is cut. Rail 0 is SOUT if the rails are SOUT and SUP.
@@ -111,7 +122,9 @@ pub(crate) struct Splitter {
     /// Messages of at most this many bytes go on the first available rail: [`Limits::sout_only`].
     /// Empty messages do in any case.
     sout_only: usize,
+    /// Messages below this many bytes go whole on one rail.
     split_min: usize,
+    limits: Limits,
     /// The rails that carry data by the plan.
     carriers: RailSet,
     /// The rails that may carry data now.
@@ -184,6 +197,7 @@ impl Splitter {
             measure,
             sout_only: if has_threshold { size(limits.sout_only) } else { 0 },
             split_min: size(limits.split_min),
+            limits,
             carriers,
             available: carriers,
             stamp: 0,
@@ -238,6 +252,14 @@ impl Splitter {
             _ => share,
         };
         self.carried = [0; MAX_RAILS];
+        self.limit();
+    }
+
+    /// Computes from how many bytes on a message is split by what the rails carry.
+    fn limit(&mut self) {
+        let fastest = self.measure.as_ref().filter(|_| !self.limits.is_set).and_then(|m| m.fastest());
+        let by_time = fastest.map_or(u32::MAX, default_split_min);
+        self.split_min = self.limits.split_min.min(by_time) as usize;
     }
 
     /// Cuts one message of `len` bytes in place. `in_flight` returns the work requests in flight on a
@@ -359,12 +381,13 @@ impl Splitter {
     /// Takes in the completion of a measured part of `bytes` bytes.
     pub(crate) fn completed(&mut self, slot: u8, rail: usize, bytes: usize, now: impl Fn() -> u64) {
         let Some(measure) = &mut self.measure else { return };
-        if measure.completed(slot, rail, bytes, now)
-            && measure.follow_when_due(self.available)
-            && self.by_goodput
-        {
+        if !measure.completed(slot, rail, bytes, now) || !measure.follow_when_due(self.available) {
+            return;
+        }
+        if self.by_goodput {
             self.weights = Weights::new(&measure.weights(), self.available);
         }
+        self.limit();
     }
 
     /// Returns the rails with measured parts in flight.

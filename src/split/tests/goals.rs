@@ -94,6 +94,42 @@ fn large_messages_reach_the_sum_of_unequal_rails() {
     all_reach(&[300, 300], Load { connections: 2, depth: 8, size: 4 * MIB }, 98.0);
 }
 
+/// A message that waits for the one before it is to end early.
+//= mpib.md: on slow rails, smaller messages are split
+#[test]
+fn a_message_alone_is_carried_by_all_rails_that_are_slow() {
+    for (rates, size) in
+        [[600, 200], [200, 200]].into_iter().flat_map(|r| [4, 8, 16, 32].map(|s| (r, s * KIB)))
+    {
+        for speed in REPORTED {
+            let mut world = World::new(&rates, 1);
+            let process = world.process();
+            world.job(&process, &[0, 1], speed, size, 1);
+            world.run(500 * MS);
+            let took = 1e6 * size as f64 / world.goodput(500 * MS)[0];
+            // With the latency of the simulation.
+            let best = 1e6 * size as f64 / sum(&rates) + 4.0;
+            assert!(took < 1.1 * best, "{took:.1} us, best {best:.1}, {rates:?}, {size} bytes, {speed} Mb/s");
+        }
+    }
+}
+
+/// On rails that need less than 5 µs for it.
+#[test]
+fn a_message_alone_goes_whole_on_fast_rails() {
+    for (rates, size) in [([12_500; 2], 32 * KIB), ([5_000; 2], 8 * KIB), ([50_000, 25_000], 64 * KIB - 128)]
+    {
+        let mut world = World::new(&rates, 1);
+        let process = world.process();
+        world.job(&process, &[0, 1], 100_000, size, 1);
+        world.run(500 * MS);
+        let before = [0, 1].map(|port| world.carried(port));
+        world.run(MS);
+        let carried = [0, 1].map(|port| world.carried(port) - before[port]);
+        assert!(carried.iter().all(|bytes| bytes % size as u64 == 0), "{carried:?}, {rates:?}, {size} bytes");
+    }
+}
+
 /// Returns what both jobs have in MB/s, in the same process or in two.
 fn two_jobs(rates: &[u64], ports: [&[usize]; 2], is_one_process: bool, size: usize, seed: u64) -> [f64; 2] {
     let mut world = World::new(rates, seed);

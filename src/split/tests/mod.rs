@@ -58,7 +58,7 @@ fn carriers(splitter: &mut Splitter, size: usize) -> u8 {
 
 /// The limits of `MPIB_SPLIT_MIN=0`.
 fn exact(sout_only: u32) -> Limits {
-    Limits { sout_only, split_min: 0 }
+    Limits { sout_only, split_min: 0, is_set: true }
 }
 
 fn parts(splitter: &mut Splitter, size: usize) -> (usize, usize, u8) {

@@ -51,7 +51,7 @@ impl World {
             false => (Plan::Plain, by_speed),
         };
         let roles: Vec<RailRole> = RailRole::all().take(rails).collect();
-        let limits = Limits { sout_only: 0, split_min: SPLIT_MIN as u32 };
+        let limits = Limits { sout_only: 0, split_min: SPLIT_MIN as u32, is_set: true };
         Self {
             splitter: Splitter::new(plan, source, None, limits, &roles),
             agent,

@@ -22,7 +22,7 @@ fn default_limits() -> Limits {
 //= configuration.md: MPIB_SPLIT_MIN
 #[test]
 fn messages_from_split_min_on_are_split() {
-    let limits = Limits { sout_only: 0, split_min: 4096 };
+    let limits = Limits { sout_only: 0, split_min: 4096, is_set: true };
     let mut splitter = new(Plan::Shared(Class::Intra), Source::Fixed(512), limits, &BOTH);
     for (size, rails) in [(4095, 1), (4096, 2), (256, 1), (1 << 30, 2)] {
         assert_eq!(cut(&mut splitter, size).unwrap().parts().count(), rails, "{size} bytes");
