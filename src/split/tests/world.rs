@@ -1,5 +1,5 @@
-//! Rails, and jobs that load them, in simulated time. A rail serves its parts one after the other, in
-//! the order of their posts. The jobs use the product's splitter as the transport does.
+//! Rails, and jobs that load them, in simulated time. A rail serves its jobs by turns, a piece of each,
+//! as an adapter serves its queue pairs. The jobs use the product's splitter as the transport does.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -16,15 +16,45 @@ pub(super) const MS: u64 = 1_000_000;
 const LATENCY: u64 = 3_000;
 /// Up to so much later the thread sees it.
 const POLL: u64 = 2_000;
+/// What a rail serves of a job in a turn.
+const PIECE: usize = 16 << 10;
 
 /// A port of the host.
 #[derive(Debug)]
 struct Wire {
     /// In bytes per second.
     rate: u64,
-    /// When it has served all that was posted.
-    free: u64,
+    /// The parts that wait: job, number of the message, bytes. A job has its place in the order of the
+    /// turns as long as it has some.
+    turns: VecDeque<VecDeque<(usize, u64, usize)>>,
+    is_busy: bool,
     carried: u64,
+}
+
+impl Wire {
+    /// Lets a part wait for the turn of its job.
+    fn wait(&mut self, part: (usize, u64, usize)) {
+        match self.turns.iter_mut().find(|turn| turn.front().is_some_and(|first| first.0 == part.0)) {
+            Some(turn) => turn.push_back(part),
+            None => self.turns.push_back(VecDeque::from([part])),
+        }
+    }
+
+    /// Takes a piece of the part whose turn it is: its bytes, and the part if that is the last one.
+    fn next(&mut self) -> Option<(usize, Option<(usize, u64)>)> {
+        let mut turn = self.turns.pop_front()?;
+        let (job, number, left) = turn.front_mut()?;
+        let (piece, part) = (PIECE.min(*left), (*job, *number));
+        *left -= piece;
+        let is_last = *left == 0;
+        if is_last {
+            turn.pop_front();
+        }
+        if !turn.is_empty() {
+            self.turns.push_back(turn);
+        }
+        Some((piece, is_last.then_some(part)))
+    }
 }
 
 /// The ports as the connections of one process know them.
@@ -53,14 +83,23 @@ struct Job {
     done: u64,
 }
 
-/// When a part completes, and whose it is: job, number of the message, rail.
-type Event = Reverse<(u64, u64, usize, u64, usize)>;
+/// What happens at a time. The second number is the order of what happens at the same time.
+type Event = Reverse<(u64, u64, What)>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum What {
+    /// A wire has served a piece.
+    Free { wire: usize },
+    /// A part of a message has completed.
+    Completed { job: usize, number: u64, rail: usize },
+}
 
 #[derive(Debug)]
 pub(super) struct World {
     wires: Vec<Wire>,
     jobs: Vec<Job>,
     events: BinaryHeap<Event>,
+    happened: u64,
     now: u64,
     random: u64,
 }
@@ -68,11 +107,13 @@ pub(super) struct World {
 impl World {
     /// Ports of these rates in MB/s.
     pub(super) fn new(rates: &[u64], seed: u64) -> Self {
-        let wire = |rate: &u64| Wire { rate: rate * 1_000_000, free: 0, carried: 0 };
+        let wire =
+            |rate: &u64| Wire { rate: rate * 1_000_000, turns: VecDeque::new(), is_busy: false, carried: 0 };
         Self {
             wires: rates.iter().map(wire).collect(),
             jobs: Vec::new(),
             events: BinaryHeap::new(),
+            happened: 0,
             now: SECOND,
             random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
         }
@@ -150,15 +191,34 @@ impl World {
             job.window.push_back(split.rails());
             job.next += 1;
             for part in split.parts() {
-                self.jobs[index].in_flight[part.rail] += 1;
-                let wire = &mut self.wires[self.jobs[index].ports[part.rail]];
-                wire.free = wire.free.max(now) + part.len as u64 * SECOND / wire.rate;
-                wire.carried += part.len as u64;
-                let order = self.wires.iter().map(|wire| wire.carried).sum();
-                let at = self.wires[self.jobs[index].ports[part.rail]].free + LATENCY;
-                self.events.push(Reverse((at, order, index, number, part.rail)));
+                let job = &mut self.jobs[index];
+                job.in_flight[part.rail] += 1;
+                let port = job.ports[part.rail];
+                self.wires[port].carried += part.len as u64;
+                self.wires[port].wait((index, number, part.len));
+                if !self.wires[port].is_busy {
+                    self.serve(port);
+                }
             }
         }
+    }
+
+    fn happens(&mut self, at: u64, what: What) {
+        self.happened += 1;
+        self.events.push(Reverse((at, self.happened, what)));
+    }
+
+    /// Lets a wire serve the next piece.
+    fn serve(&mut self, port: usize) {
+        let wire = &mut self.wires[port];
+        let next = wire.next();
+        wire.is_busy = next.is_some();
+        let Some((piece, part)) = next else { return };
+        let end = self.now + piece as u64 * SECOND / wire.rate;
+        self.happens(end, What::Free { wire: port });
+        let Some((job, number)) = part else { return };
+        let rail = self.jobs[job].ports.iter().position(|of| *of == port).expect("a rail of the job");
+        self.happens(end + LATENCY, What::Completed { job, number, rail });
     }
 
     /// Polls what the oldest message of a job waits for, like a test of it.
@@ -187,11 +247,17 @@ impl World {
     /// Lets time pass.
     pub(super) fn run(&mut self, time: u64) {
         let end = self.now + time;
-        while let Some(Reverse((at, _, job, number, rail))) = self.events.peek().copied() {
+        while let Some(Reverse((at, _, what))) = self.events.peek().copied() {
             if at > end {
                 break;
             }
             self.events.pop();
+            let What::Completed { job, number, rail } = what else {
+                let What::Free { wire } = what else { continue };
+                self.now = self.now.max(at);
+                self.serve(wire);
+                continue;
+            };
             self.now = self.now.max(at + self.random(POLL));
             let of = &mut self.jobs[job];
             of.queues[rail].push_back(number);
