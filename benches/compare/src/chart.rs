@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::figures::{Better, Report, Row};
+use super::figures::{Report, Row};
 
 const LEFT: f64 = 330.0;
 const HALF: f64 = 200.0;
@@ -15,11 +15,6 @@ const MOST: f64 = 4.0;
 const REACHED: &str = "#2a7";
 const MISSED: &str = "#d62";
 const TOLD: &str = "#89a";
-
-/// Returns by which factor ours is better (above 1) or worse (below 1).
-fn advantage(row: &Row, ratio: f64) -> f64 {
-    if row.better == Better::Lower { 1.0 / ratio } else { ratio }
-}
 
 /// Returns the distance from the middle in pixels, on a logarithmic scale.
 fn length(advantage: f64) -> f64 {
@@ -83,7 +78,7 @@ pub(super) fn svg(report: &Report) -> String {
 
 fn bar(out: &mut String, row: &Row, ratio: f64, y: f64) {
     let middle = LEFT + HALF;
-    let advantage = advantage(row, ratio);
+    let advantage = row.advantage(ratio);
     let length = length(advantage);
     let color = match row.reached {
         Some(true) => REACHED,
@@ -100,6 +95,7 @@ fn bar(out: &mut String, row: &Row, ratio: f64, y: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::figures::{Better, Goal};
 
     #[test]
     fn better_is_to_the_right_whichever_way_it_counts() {
@@ -107,17 +103,17 @@ mod tests {
             metric: "m",
             unit: "",
             better: Better::Lower,
-            goal: super::super::figures::Goal::None,
+            goal: Goal::None,
             values: vec![1.0, 2.0],
             ratios: vec![0.5],
             spreads: vec![[0.5, 0.5]],
             reached: None,
         };
-        assert_eq!(length(advantage(&row, 0.5)).round(), HALF / 2.0);
+        assert_eq!(length(row.advantage(0.5)).round(), HALF / 2.0);
         row.better = Better::Higher;
-        assert_eq!(length(advantage(&row, 0.5)).round(), -HALF / 2.0);
-        assert_eq!(length(advantage(&row, 100.0)), HALF, "cut at the edge");
-        assert_eq!(length(advantage(&row, 0.0)), -HALF);
+        assert_eq!(length(row.advantage(0.5)).round(), -HALF / 2.0);
+        assert_eq!(length(row.advantage(100.0)), HALF, "cut at the edge");
+        assert_eq!(length(row.advantage(0.0)), -HALF);
     }
 
     #[test]

@@ -7,6 +7,8 @@ use serde::Serialize;
 use mpib::failure::Failure;
 use nccl_net_host::Family;
 
+use crate::scenario::Scenario;
+
 /// A file, and one of its tables.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Contestant {
@@ -26,6 +28,11 @@ impl Contestant {
     /// Returns the plugin of this project.
     pub(super) fn ours(plugin: PathBuf) -> Self {
         Self { name: "mpib".into(), plugin, table: None, abi: None, merge: false, env: Vec::new() }
+    }
+
+    /// Returns whether its rails in a scenario are merged by makeVDevice.
+    pub(super) fn merges(&self, scenario: &Scenario) -> bool {
+        scenario.rates.len() > 1 && (self.merge || !scenario.settings)
     }
 
     /// Checks that the file has a network table; returns its version.

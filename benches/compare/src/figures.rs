@@ -55,10 +55,15 @@ macro_rules! metrics {
 
 metrics! {
     Latency: "half round trip of 8 B, median", "us", Lower, Goal::RatioAtMost(0.9);
-    LatencyP99: "half round trip of 8 B, p99", "us", Lower, Goal::None;
+    LatencyP99: "half round trip of 8 B, p99", "us", Lower, Goal::RatioAtMost(1.0);
+    Latency4K: "half round trip of 4 KiB, median", "us", Lower, Goal::RatioAtMost(1.0);
+    Latency64K: "half round trip of 64 KiB, median", "us", Lower, Goal::RatioAtMost(1.0);
+    Latency512K: "half round trip of 512 KiB, median", "us", Lower, Goal::RatioAtMost(1.0);
     Rate8: "messages of 8 B, 8 in flight", "1/s", Higher, Goal::RatioAtLeast(1.1);
     Rate32: "messages of 8 B, 32 in flight", "1/s", Higher, Goal::RatioAtLeast(1.1);
+    Bandwidth4K: "bandwidth, 4 KiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
     Bandwidth64K: "bandwidth, 64 KiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
+    Bandwidth512K: "bandwidth, 512 KiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
     Bandwidth1M: "bandwidth, 1 MiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
     Bandwidth16M: "bandwidth, 16 MiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
     Bandwidth256M: "bandwidth, 256 MiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
@@ -117,6 +122,13 @@ pub(super) struct Row {
     pub(super) spreads: Vec<[f64; 2]>,
     /// Whether the goal is reached against all others; absent if there is no goal.
     pub(super) reached: Option<bool>,
+}
+
+impl Row {
+    /// Returns by which factor ours is better (above 1) or worse (below 1), for one of the ratios.
+    pub(super) fn advantage(&self, ratio: f64) -> f64 {
+        if self.better == Better::Lower { 1.0 / ratio } else { ratio }
+    }
 }
 
 /// One scenario.

@@ -6,6 +6,7 @@ use std::{
     env, fs,
     path::Path,
     process::{Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -21,6 +22,7 @@ use super::{
     scenario::Scenario,
 };
 use crate::solo::{self, Workload};
+use crate::storm::beside;
 use mpib::failure::{Context, Failure};
 
 /// Messages in flight while work requests and instructions are counted; NCCL uses the same number.
@@ -107,8 +109,8 @@ pub(super) fn all(work: &Work<'_>, scenarios: &[Scenario]) -> Result<Measured, F
         for index in 0..work.contestants.len() {
             if of.scenario.null && valgrind {
                 null::counted(work, of, index)?;
-            } else if !of.scenario.null && !of.scenario.unequal() {
-                // Counts do not depend on rates.
+            } else if !of.scenario.null && !of.scenario.unequal() && !of.scenario.busy {
+                // Counts depend neither on rates nor on load.
                 counted(work, of, index, valgrind)?;
             }
             bar.inc(1);
@@ -141,28 +143,30 @@ fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure>
         all.extend(args);
         work.perf(&of.scenario, index, &all, true)
     };
+    if of.scenario.busy {
+        return bandwidth(work, of, index);
+    }
     let connections = work.connections.to_string();
-    let latency = perf(&["--sizes", "8", "--ping-pong", "--depth", "2", "--connections", &connections])?;
+    let latency =
+        perf(&["--sizes", "8,4K,64K,512K", "--ping-pong", "--depth", "2", "--connections", &connections])?;
     let at_once = ["--sizes", "8", "--time", "0.01", "--connections", &connections, "--at-once", "64"];
     let at_once = work.perf(&of.scenario, index, &at_once, true)?;
     let rates = [(8, Metric::Rate8), (32, Metric::Rate32)]
         .into_iter()
         .map(|(depth, metric)| Ok((metric, perf(&["--sizes", "8", "--depth", &depth.to_string()])?)))
         .collect::<Result<Vec<_>, Failure>>()?;
-    let bandwidth = perf(&["--sizes", "64K,1M,16M,256M", "--memory", "512M"])?;
 
     let micro = |value: &Value, what: &str| number(value, &["time_ns", what]).map(|ns| ns / 1e3);
     let half = result(&latency, 0)?;
     let mut add = |metric, value| of.add(metric, index, count, value);
     add(Metric::Latency, micro(half, "median")?);
     add(Metric::LatencyP99, micro(half, "p99")?);
+    for (i, metric) in (1..).zip([Metric::Latency4K, Metric::Latency64K, Metric::Latency512K]) {
+        add(metric, micro(result(&latency, i)?, "median")?);
+    }
     for (metric, report) in &rates {
         let one = result(report, 0)?;
         add(*metric, number(one, &["messages"])? / number(one, &["seconds"])?);
-    }
-    let sizes = [Metric::Bandwidth64K, Metric::Bandwidth1M, Metric::Bandwidth16M, Metric::Bandwidth256M];
-    for (i, metric) in sizes.into_iter().enumerate() {
-        add(metric, number(result(&bandwidth, i)?, &["gigabytes_per_second"])?);
     }
     let made = connections_of(&latency)?;
     add(Metric::Connections, number(made, &["per_second"])?);
@@ -172,14 +176,32 @@ fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure>
         let both = number(made, &["memory", what])? + number(made, &["peer_memory", what])?;
         add(metric, both / 2.0 / 1024.0);
     }
-    let sum = of.scenario.sum();
-    if of.scenario.unequal() {
-        of.add(
-            Metric::OfSum,
-            index,
-            count,
-            number(result(&bandwidth, 2)?, &["gigabytes_per_second"])? / sum * 100.0,
-        );
+    bandwidth(work, of, index)
+}
+
+/// Measures the bandwidth of one contestant.
+fn bandwidth(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure> {
+    let (count, scenario) = (work.contestants.len(), of.scenario);
+    let seconds = work.time.as_secs_f64().to_string();
+    let sizes = "4K,64K,512K,1M,16M,256M";
+    let args = ["--no-check", "--time", &seconds, "--sizes", sizes, "--memory", "512M"];
+    let cores =
+        if scenario.busy { thread::available_parallelism().tool("count the cores")?.get() } else { 0 };
+    let report = beside(cores, || work.perf(&scenario, index, &args, true))?;
+    let metrics = [
+        Metric::Bandwidth4K,
+        Metric::Bandwidth64K,
+        Metric::Bandwidth512K,
+        Metric::Bandwidth1M,
+        Metric::Bandwidth16M,
+        Metric::Bandwidth256M,
+    ];
+    for (i, metric) in metrics.into_iter().enumerate() {
+        let found = number(result(&report, i)?, &["gigabytes_per_second"])?;
+        of.add(metric, index, count, found);
+        if metric == Metric::Bandwidth16M && scenario.unequal() {
+            of.add(Metric::OfSum, index, count, found / scenario.sum() * 100.0);
+        }
     }
     Ok(())
 }
@@ -248,7 +270,7 @@ impl Work<'_> {
         if let Some(abi) = one.abi {
             command.args(["--abi", &abi.to_string()]);
         }
-        if one.merge && scenario.rates.len() > 1 {
+        if one.merges(scenario) {
             command.args(["--merge", "0,1"]);
         }
         Ok(command)
@@ -317,7 +339,7 @@ impl Work<'_> {
         if let Some(table) = &one.table {
             command.args(["--table", table]);
         }
-        if one.merge && scenario.rates.len() > 1 {
+        if one.merges(scenario) {
             command.args(["--merge", "0,1"]);
         }
         if scenario.null {

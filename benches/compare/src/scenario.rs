@@ -16,26 +16,36 @@ pub(super) struct Scenario {
     pub(super) null: bool,
     /// Whether the devices have hw_counters.
     pub(super) counters: bool,
+    /// Whether this plugin knows the rails and their shares from its settings. Otherwise they are
+    /// fused, and all report the same speed.
+    pub(super) settings: bool,
+    /// Whether each core has a busy loop.
+    pub(super) busy: bool,
+}
+
+/// Rails that the settings name, in a quiet place.
+const fn rails(name: &'static str, rates: &'static [f64], share: u16) -> Scenario {
+    Scenario { name, rates, share, null: false, counters: false, settings: true, busy: false }
 }
 
 /// The rails on which faults are measured.
 pub(super) const FAULTY: Scenario =
-    Scenario { name: "2+2 GB/s with faults", rates: &[2.0, 2.0], share: 512, null: false, counters: true };
+    Scenario { counters: true, ..rails("2+2 GB/s with faults", &[2.0, 2.0], 512) };
 
 /// The rails of one-sided traffic, which are as fast as the machine.
-pub(super) const ONE_RAIL: Scenario =
-    Scenario { name: "one rail", rates: &[4.0], share: 0, null: false, counters: false };
-pub(super) const TWO_RAILS: Scenario =
-    Scenario { name: "two rails", rates: &[2.0, 2.0], share: 512, null: false, counters: false };
+pub(super) const ONE_RAIL: Scenario = rails("one rail", &[4.0], 0);
+pub(super) const TWO_RAILS: Scenario = rails("two rails", &[2.0, 2.0], 512);
 
 /// The sums are below what one core copies, so the rails decide. The shares follow the rates.
-const ALL: [Scenario; 6] = [
-    Scenario { name: "one rail, 4 GB/s", rates: &[4.0], share: 0, null: false, counters: false },
-    Scenario { name: "equal rails, 2+2 GB/s", rates: &[2.0, 2.0], share: 512, null: false, counters: false },
-    Scenario { name: "2+1 GB/s", rates: &[2.0, 1.0], share: 341, null: false, counters: false },
-    Scenario { name: "2+0.5 GB/s", rates: &[2.0, 0.5], share: 205, null: false, counters: false },
-    Scenario { name: "null verbs, one rail", rates: &[4.0], share: 0, null: true, counters: false },
-    Scenario { name: "null verbs, two rails", rates: &[2.0, 2.0], share: 512, null: true, counters: false },
+const ALL: [Scenario; 8] = [
+    rails("one rail, 4 GB/s", &[4.0], 0),
+    rails("equal rails, 2+2 GB/s", &[2.0, 2.0], 512),
+    Scenario { busy: true, ..rails("busy cores, 2+2 GB/s", &[2.0, 2.0], 512) },
+    rails("2+1 GB/s", &[2.0, 1.0], 341),
+    rails("2+0.5 GB/s", &[2.0, 0.5], 205),
+    Scenario { settings: false, ..rails("nothing set, 2+1 GB/s", &[2.0, 1.0], 341) },
+    Scenario { null: true, ..rails("null verbs, one rail", &[4.0], 0) },
+    Scenario { null: true, ..rails("null verbs, two rails", &[2.0, 2.0], 512) },
 ];
 
 /// Returns the scenarios whose name begins with `only`, or all.
@@ -85,7 +95,9 @@ impl Scenario {
             // Its devices have no PCI address, and are merged only on request.
             ("NCCL_NET_FORCE_MERGE", "rail0,rail1".into()),
         ];
-        if self.rates.len() == 2 {
+        if !self.settings {
+            out.push(("MPIB_RAIL_SPEED", "rail0:100000,rail1:100000".into()));
+        } else if self.rates.len() == 2 {
             out.push(("MPIB_HCA_SOUT", "rail0".into()));
             out.push(("MPIB_HCA_SUP", "rail1".into()));
             out.push(("MPIB_SUP_SHARE", self.share.to_string()));
@@ -109,15 +121,23 @@ mod tests {
     #[test]
     fn scenarios_are_chosen_by_the_beginning_of_their_name() {
         let names = |only| chosen(only).map(|all| all.iter().map(|s| s.name).collect::<Vec<_>>());
-        assert_eq!(names(None).unwrap().len(), 6);
+        assert_eq!(names(None).unwrap().len(), 8);
         assert_eq!(names(Some("2+")).unwrap(), ["2+1 GB/s", "2+0.5 GB/s"]);
         assert!(names(Some("three")).unwrap_err().message.contains("\"one rail, 4 GB/s\""));
     }
 
     #[test]
     fn devices_are_as_softverbs_reads_them() {
-        assert_eq!(ALL[2].devices(true), "rail0:addr=10.18.0.1/24,rate=2GB;rail1:addr=10.18.1.1/24,rate=1GB");
+        assert_eq!(ALL[3].devices(true), "rail0:addr=10.18.0.1/24,rate=2GB;rail1:addr=10.18.1.1/24,rate=1GB");
         assert_eq!(ALL[0].devices(false), "rail0:addr=10.18.0.1/24");
-        assert!(ALL[3].unequal() && !ALL[1].unequal() && !ALL[0].unequal());
+        assert!(ALL[4].unequal() && !ALL[1].unequal() && !ALL[0].unequal());
+    }
+
+    #[test]
+    fn settings_name_the_rails_unless_nothing_is_set() {
+        for (scenario, set) in [(ALL[3], true), (ALL[5], false)] {
+            let names: Vec<_> = scenario.environment("x", true).into_iter().map(|(name, _)| name).collect();
+            assert_eq!(names.contains(&"MPIB_SUP_SHARE"), set, "{}", scenario.name);
+        }
     }
 }

@@ -83,7 +83,7 @@ pub(crate) fn main(args: &StormArgs) -> Result<(), Failure> {
 }
 
 /// Runs `f` beside so many busy loops.
-fn beside<T>(loops: usize, f: impl FnOnce() -> T) -> T {
+pub(crate) fn beside<T>(loops: usize, f: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..loops {

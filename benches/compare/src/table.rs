@@ -58,9 +58,46 @@ pub(super) fn text(report: &Report, goals: bool) -> String {
     tables.chain(report.notes.iter().map(|note| paragraph(0, note))).collect()
 }
 
-/// Formats the report as Markdown.
+/// Returns the table of what is worse than a peer's, the worst first.
+fn worse(report: &Report) -> Option<Table> {
+    let (ours, others) = report.contestants.split_first()?;
+    let mut found = Vec::new();
+    for (part, row) in report.scenarios.iter().flat_map(|part| part.rows.iter().map(move |row| (part, row))) {
+        for (index, other) in others.iter().enumerate() {
+            let advantage = row.advantage(row.ratios[index]);
+            // As the ratio is shown.
+            if (advantage * 100.0).round() < 100.0 {
+                let values = [row.values[0], row.values[index + 1]].map(significant);
+                let ratio = ratio(row.ratios[index], row.spreads[index]);
+                found.push((
+                    advantage,
+                    [part.scenario.name, &cells(row, false)[0], &other.name].map(str::to_owned),
+                    values,
+                    ratio,
+                ));
+            }
+        }
+    }
+    found.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut table = Table::new([
+        left("worse than a peer"),
+        left(""),
+        left("peer"),
+        right(&ours.name),
+        right("peer's"),
+        right("ratio"),
+    ]);
+    for (_, names, values, ratio) in &found {
+        table.row(names.iter().chain(values).chain([ratio]).cloned());
+    }
+    (!found.is_empty()).then_some(table)
+}
+
+/// Formats the report as Markdown, first what is worse than a peer's.
 pub(super) fn markdown(report: &Report, goals: bool) -> String {
     let mut out = String::from("<!-- Written by \"make bench-peers\". -->\n");
+    out += &worse(report)
+        .map_or("\nNo figure is worse than a peer's.\n".into(), |table| format!("\n{}", table.markdown()));
     out.extend(report.scenarios.iter().map(|part| format!("\n{}", table(report, part, goals).markdown())));
     out.extend(report.notes.iter().map(|note| format!("\n{note}\n")));
     out
@@ -69,6 +106,8 @@ pub(super) fn markdown(report: &Report, goals: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contestant::Contestant;
+    use crate::scenario::ONE_RAIL;
 
     #[test]
     fn a_line_says_values_ratio_and_goal() {
@@ -88,5 +127,47 @@ mod tests {
         );
         assert_eq!(cells(&row, false).last().unwrap(), "0.50");
         assert_eq!(ratio(0.5, [0.45, 0.61]), "0.50 (0.45 to 0.61)");
+    }
+
+    #[test]
+    fn the_page_begins_with_what_is_worse() {
+        let row = |metric, better, values: [f64; 3]| {
+            let ratios = vec![values[0] / values[1], values[0] / values[2]];
+            let spreads = ratios.iter().map(|ratio| [*ratio; 2]).collect();
+            Row {
+                metric,
+                unit: "us",
+                better,
+                goal: Goal::None,
+                values: values.to_vec(),
+                ratios,
+                spreads,
+                reached: None,
+            }
+        };
+        let rows = vec![
+            row("time", Better::Lower, [2.0, 1.0, 2.0]),
+            row("rate", Better::Higher, [1.0, 4.0, 0.5]),
+            row("equal", Better::Lower, [1.004, 1.0, 2.0]),
+        ];
+        let contestant = |name: &str| name.parse::<Contestant>().unwrap();
+        let mut report = Report {
+            mpib: "0",
+            rounds: 1,
+            seconds: 1.0,
+            contestants: ["a.so,name=mpib", "b.so,name=b", "c.so,name=c"].map(contestant).to_vec(),
+            scenarios: vec![Part { scenario: ONE_RAIL, rows }],
+            notes: Vec::new(),
+        };
+        let text = markdown(&report, false);
+        let first: Vec<&str> =
+            text.lines().filter(|line| line.starts_with("| one rail |") && !line.contains("mpib")).collect();
+        assert_eq!(first.len(), 2, "{text}");
+        assert!(
+            first[0].contains("rate") && first[0].contains("0.25") && first[1].contains("time"),
+            "{text}"
+        );
+        report.scenarios[0].rows.drain(..2);
+        assert!(markdown(&report, false).contains("No figure is worse than a peer's."));
     }
 }
