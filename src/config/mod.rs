@@ -170,6 +170,11 @@ settings! {
     /// Capacity of a port in Mb/s, if it differs from what the port reports. It determines the
     /// speed that NCCL sees and the parts of a message on the rails of a fused device.
     rail_speed: Option<RailSpeeds> = None, "MPIB_RAIL_SPEED", Optional(Text::<RailSpeeds>::NEW);
+    /// Microseconds that NCCL adds to the latency between hosts in its own table, with which it
+    /// chooses the algorithm and the protocol of a size. For networks that are slower than its
+    /// table of InfiniBand, such as routed ones: a larger value prefers trees and LL. Must be equal on
+    /// all ranks, which otherwise choose differently and wait for each other.
+    latency_us: u16 = 0, "MPIB_LATENCY_US", Whole::<u16>::new(0, 10_000);
     /// Queue pairs per connection on each rail, if the devices are not SOUT and SUP. Must be equal
     /// on both ends.
     ib_qps: u8 = 1, "NCCL_IB_QPS_PER_CONNECTION", Whole::<u8>::new(1, MAX_PLAIN_QPS);

@@ -47,6 +47,7 @@ fn every_variable_is_read() {
         ("NCCL_IB_MERGE_VFS", "0"),
         ("NCCL_IB_MERGE_NICS", "0"),
         ("MPIB_RAIL_SPEED", "mlx5_0:400000,mlx5_1:2:1"),
+        ("MPIB_LATENCY_US", "12"),
         ("NCCL_IB_QPS_PER_CONNECTION", "128"),
         ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"),
         ("NCCL_IB_ADAPTIVE_ROUTING", "1"),

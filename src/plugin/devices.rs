@@ -58,8 +58,8 @@ pub(super) fn properties(process: &Process, dev: usize) -> Result<Properties> {
         force_flush: config.flush == Some(true),
         speed: whole(split::speed(device, &config)),
         port: shown.wire().port.into(),
-        // 0: NCCL uses its own table. Nothing was measured.
-        latency: 0.0,
+        // NCCL adds whole microseconds of it to its own table (its src/graph/tuning.cc).
+        latency: config.latency_us.into(),
         max_comms: whole(split::max_connections(device, &config)),
         max_recvs: MAX_RECVS as c_int,
         device_type: 0,

@@ -2,6 +2,7 @@
 //! is possible. In simulated time, so a figure is the same in each run.
 
 use super::world::{MS, SECOND, World};
+use crate::config::Config;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -79,6 +80,25 @@ fn rings_reach_the_sum_of_unequal_rails() {
 fn an_all_to_all_reaches_the_sum_of_unequal_rails() {
     for size in [16 * KIB, 64 * KIB] {
         all_reach(&[300, 100], Load { connections: 63, depth: 1, size }, 97.0);
+    }
+}
+
+/// NCCL says by setNetAttr that an all-to-all comes. Whole messages, which it suggests, would not be
+/// faster.
+#[test]
+fn whole_messages_bring_an_all_to_all_nothing() {
+    for (rates, size) in
+        [[300, 100], [200, 200]].into_iter().flat_map(|r| [64, 512].map(|kib| (r, kib * KIB)))
+    {
+        let [split, whole] = [None, Some(1 << 30)].map(|split_min| {
+            let config = Config { split_min, ..Config::default() };
+            let mut world = World::new(&rates, 1);
+            let process = world.process();
+            (0..63).for_each(|_| world.job_with(&config, &process, &[0, 1], REPORTED[1], size, 1));
+            world.run(2 * SECOND);
+            100.0 * world.goodput(2 * SECOND).iter().sum::<f64>() / sum(&rates)
+        });
+        assert!(split >= 98.0 && split >= whole - 1.0, "{split:.1} %, whole {whole:.1} %, {rates:?}, {size}");
     }
 }
 

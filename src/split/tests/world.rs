@@ -126,9 +126,22 @@ impl World {
     /// Adds a connection over these ports, which all report `speed` Mb/s, with `depth` messages of
     /// this size in flight. It begins at once.
     pub(super) fn job(&mut self, process: &Process, ports: &[usize], speed: u32, size: usize, depth: usize) {
+        self.job_with(&Config::default(), process, ports, speed, size, depth);
+    }
+
+    /// Adds such a connection with these settings.
+    pub(super) fn job_with(
+        &mut self,
+        config: &Config,
+        process: &Process,
+        ports: &[usize],
+        speed: u32,
+        size: usize,
+        depth: usize,
+    ) {
         let speeds = vec![(speed, speed); ports.len()];
         let roles: Vec<RailRole> = RailRole::all().take(ports.len()).collect();
-        let limits = Limits::new(&Config::default(), &speeds);
+        let limits = Limits::new(config, &speeds);
         let reported = Arc::new(Reported::new(&speeds));
         let meters: Vec<_> = ports.iter().map(|port| Arc::clone(&process.0[*port])).collect();
         let (source, measure) = match ports.len() {

@@ -412,6 +412,19 @@ fn receive_queues_may_be_as_small_as_an_adapter_has_them() {
     }
 }
 
+/// NCCL adds it to its own table.
+//= configuration.md: MPIB_LATENCY_US
+#[test]
+fn nccl_has_the_latency_of_the_setting() {
+    isolated(here!(), &mpib("512", &[("MPIB_LATENCY_US", "12")]), || {
+        for table in TABLES {
+            let ctx = init(table);
+            assert_eq!(table.properties(0).1.unwrap().latency, 12.0, "v{}", table.version());
+            assert_eq!(table.finalize(ctx), Success);
+        }
+    });
+}
+
 /// A setting without effect is logged once, by the first successful init, and fails each init if
 /// that is asked for.
 //= configuration.md: variables without effect are logged, and fail a strict init
