@@ -47,6 +47,11 @@ impl Source {
         Ok(self.read(&all, Budget::default()))
     }
 
+    /// Reads those of these processes that have a page. Rates are not computed.
+    pub fn processes(&mut self, pids: &[u32]) -> Host {
+        self.read(pids, Budget::default())
+    }
+
     fn read(&mut self, all: &[u32], mut budget: Budget) -> Host {
         let mut host = new_host();
         for &pid in all {

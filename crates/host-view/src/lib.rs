@@ -21,6 +21,6 @@ pub use ledger::Ledger;
 pub use metrics::{MAX_PEERS, MetricsOptions, manual, metrics};
 pub use model::{
     Adapter, Connection, Failover, Host, MAX_PORTS, Port, PortCounts, Process, Rail, Stalls, Totals, TwoWays,
-    Wait, schema,
+    Wait, peer_process, schema,
 };
 pub use textfile::write_textfile;

@@ -11,7 +11,7 @@ use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, Me
 
 use crate::model::{Connection, Port, Rail, Stalls, Totals};
 use crate::sysfs::HW_COUNTERS;
-use crate::{Count, Host};
+use crate::{Count, Host, peer_process};
 
 /// The most values of the label `peer`. All other peers are together in `other`.
 pub const MAX_PEERS: usize = 256;
@@ -221,11 +221,10 @@ fn of_peers(to: &mut Families, host: &Host) {
     }
 }
 
-/// Returns the host in the name of a peer, such as `192.0.2.2:48129 (node7, pid 17999)`. The port and
-/// the process would make a label of each connection.
+/// Returns the host in the name of a peer. The port and the process would make a label of each
+/// connection.
 fn host_of(peer: &str) -> &str {
-    let in_brackets = peer.split_once('(').and_then(|(_, rest)| rest.split_once(", pid "));
-    in_brackets.map_or(peer, |(host, _)| host)
+    peer_process(peer).map_or(peer, |(host, _)| host)
 }
 
 /// The metrics of one text, in the order of [`METRICS`] and then of [`HW_COUNTERS`].

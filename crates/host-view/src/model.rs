@@ -301,6 +301,13 @@ impl Connection {
     }
 }
 
+/// Returns the host and process in the name of a peer, such as `192.0.2.2:48129 (node7, pid 17999)`.
+pub fn peer_process(name: &str) -> Option<(&str, u32)> {
+    let (_, brackets) = name.split_once('(')?;
+    let (host, pid) = brackets.strip_suffix(')')?.split_once(", pid ")?;
+    Some((host, pid.parse().ok()?))
+}
+
 /// A rail of a connection.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Rail {
@@ -334,4 +341,17 @@ pub struct Rail {
 pub fn schema() -> String {
     let schema = schemars::schema_for!(Host);
     serde_json::to_string_pretty(&schema).unwrap_or_default() + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_has_its_host_and_process_in_brackets() {
+        assert_eq!(peer_process("[2001:db8::7]:4000 (node7, pid 812)"), Some(("node7", 812)));
+        for name in ["192.0.2.2:4000", "192.0.2.2:4000 (node7)", "192.0.2.2:4000 (node7, pid x)"] {
+            assert_eq!(peer_process(name), None, "{name}");
+        }
+    }
 }

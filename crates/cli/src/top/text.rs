@@ -1,6 +1,6 @@
 //! Numbers and names in few columns.
 
-use mpib_host_view::{Connection, Count, Port, Rail};
+use mpib_host_view::{Connection, Count, Port, Rail, peer_process};
 
 pub(super) use crate::output::units::short;
 
@@ -41,9 +41,7 @@ pub(super) fn clock(ms: u64) -> String {
 
 /// Returns the host and process of a peer's name, such as `192.0.2.2:48129 (node7, pid 17999)`.
 pub(super) fn peer(name: &str) -> String {
-    let brackets = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
-    let parts = brackets.and_then(|inside| inside.split_once(", pid "));
-    parts.map_or_else(|| name.to_owned(), |(host, pid)| format!("{host}/{pid}"))
+    peer_process(name).map_or_else(|| name.to_owned(), |(host, pid)| format!("{host}/{pid}"))
 }
 
 /// Most rails whose shares are listed one by one.
