@@ -25,6 +25,7 @@ pub mod region;
 mod stats;
 mod top;
 mod version;
+mod why;
 
 use std::process::ExitCode;
 
@@ -48,6 +49,7 @@ enum Command {
     Perf(Box<perf::PerfArgs>),
     Stats(stats::StatsArgs),
     Top(top::TopArgs),
+    Why(why::WhyArgs),
     Abi(abi::AbiArgs),
     Agent(agent::AgentArgs),
     Doctor(doctor::DoctorArgs),
@@ -93,6 +95,7 @@ pub fn main() -> ExitCode {
         Command::Perf(args) => perf::main(*args),
         Command::Stats(args) => stats::main(&args),
         Command::Top(args) => top::main(&args),
+        Command::Why(args) => why::main(&args),
         Command::Abi(args) => abi::main(&args),
         Command::Agent(args) => agent::main(&args),
         Command::Doctor(args) => doctor::main(&args),

@@ -19,7 +19,7 @@ fn mpib(args: &[&str]) -> (i32, String) {
 //= perf.md: the schemas of the documents
 #[test]
 fn the_guide_has_the_schemas() {
-    for command in ["perf", "doctor", "hwcheck", "abi", "stats"] {
+    for command in ["perf", "doctor", "hwcheck", "abi", "stats", "why"] {
         let (code, schema) = mpib(&[command, "--schema"]);
         assert_eq!(code, 0, "{command}");
         let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide");
@@ -83,11 +83,15 @@ fn one_document(what: &str, output: &Output) -> i32 {
 //= perf.md: one document with every exit code
 #[test]
 fn every_call_prints_one_document() {
-    // These need another user, a page of another version, a broken system, or the files of a build.
+    // These need another user, a page of another version, a broken system, a job, or the files of a build.
     let elsewhere = [
         ("stats", 1),
         ("stats", 4),
         ("stats", 6),
+        ("why", 1),
+        ("why", 4),
+        ("why", 6),
+        ("why", 7),
         ("doctor", 0),
         ("doctor", 1),
         ("hwcheck", 0),
@@ -124,6 +128,9 @@ fn every_call_prints_one_document() {
         ("", 2, vec!["stats", "--metrics"]),
         ("", 3, vec!["stats", "4194305"]),
         ("", 5, vec!["stats", &pid]),
+        ("", 2, vec!["why", "0"]),
+        ("", 3, vec!["why", "4194305"]),
+        ("", 5, vec!["why", &pid]),
         ("", 2, vec!["abi", "a", "b"]),
         ("", 3, vec!["abi", "/nonexistent"]),
         ("", 3, vec!["abi", library, "--plugin", plugin]),
@@ -145,15 +152,17 @@ fn every_call_prints_one_document() {
     // A host without other processes.
     let idle = ["-Urpf", "--mount-proc"];
     if Command::new("unshare").args(idle).arg("true").status().is_ok_and(|status| status.success()) {
-        for watch in [&[][..], &["--watch", "0.1"]] {
+        for args in [&["stats"][..], &["stats", "--watch", "0.1"], &["why"]] {
             let mut command = Command::new("unshare");
-            command.args(idle).args([env!("CARGO_BIN_EXE_mpib"), "stats", "--json"]).args(watch);
+            command.args(idle).arg(env!("CARGO_BIN_EXE_mpib")).args(args).arg("--json");
             assert_eq!(one_document("an idle host", &command.output().unwrap()), 0);
         }
     } else {
         eprintln!("skipped: no process namespaces for an idle host");
     }
-    missing.remove(&("stats".to_owned(), 0));
+    for command in ["stats", "why"] {
+        missing.remove(&(command.to_owned(), 0));
+    }
     // A peer that fails.
     let (there, _said, address) = listener(&["--listen", "127.0.0.1:0", "--json"], "corrupt");
     let connect = ["perf", "--plugin", plugin, "--connect", &address, "--json"];

@@ -33,4 +33,5 @@ mod perf_output;
 mod stats;
 mod terminal;
 mod top;
+mod why;
 mod without_host;

@@ -68,7 +68,7 @@ pub(crate) fn main(args: &StatsArgs) -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failed { code, failure }) => document::failed(args.json, failure, code),
+        Err(failed) => failed.report(args.json),
     }
 }
 
@@ -90,10 +90,20 @@ impl Failed {
         Self::new(code(why), format!("{process}{why}"))
     }
 
+    /// Makes the failure of a process that has ended.
+    pub(crate) fn ended(pid: u32, why: &str) -> Self {
+        Self::new(code(&NoPage::NoProcess), format!("process {pid}: {why}"))
+    }
+
     /// Prints the failure; returns the exit code.
     pub(crate) fn print(&self) -> ExitCode {
         self.failure.print();
         ExitCode::from(self.code)
+    }
+
+    /// Prints the failure, with `json` as a document, too; returns the exit code.
+    pub(crate) fn report(self, json: bool) -> ExitCode {
+        document::failed(json, self.failure, self.code)
     }
 }
 

@@ -1,0 +1,187 @@
+//! `mpib why` beside real processes: what is wrong is named, with the process to look at.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nccl_net_host::{Handle, Net, Plugin, Settings, until as poll};
+use serde_json::Value;
+
+use crate::built::{artifact, softverbs};
+use crate::job::link;
+use crate::transfer::{Ended, fabric_of, perf, said, until, workers};
+
+fn why(args: &[&str]) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
+    said(&command.args(["why", "--time", "0.2"]).args(args).stdin(Stdio::null()).output().unwrap())
+}
+
+/// Returns the first finding about a process, once it has this kind.
+fn finding(pid: u32, kind: &str) -> Value {
+    until(kind, || {
+        let (code, text) = why(&[&pid.to_string(), "--json"]);
+        let document: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let first = &document["findings"][0];
+        assert_eq!(document["exit_code"], code, "{text}");
+        (first["kind"] == kind).then(|| first.clone())
+    })
+}
+
+fn signal(pid: u32, signal: i32) {
+    // SAFETY: sends a signal to a process that this test has started.
+    assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal) }, 0);
+}
+
+//= why.md: a stopped peer is named with how to continue it
+#[test]
+fn a_stopped_receiver_is_what_its_sender_waits_for() {
+    let perf = perf("why-stopped");
+    let [sender, receiver] = workers(&perf);
+    signal(receiver, libc::SIGSTOP);
+    let found = finding(sender, "held");
+    let cause = &found["cause"];
+    assert_eq!((&cause["pid"], &cause["seen"]), (&receiver.into(), &true.into()), "{found}");
+    assert_eq!(found["processes"], serde_json::json!([sender]));
+    let (code, text) = why(&[&sender.to_string()]);
+    let lines: Vec<_> = text.lines().collect();
+    let name = format!("process {receiver} (mpib)");
+    assert!(code == 7 && lines[0].starts_with("stuck for "), "{text}");
+    assert!(lines[0].ends_with(&format!("{name}, which is stopped (state T)")), "{text}");
+    assert!(lines[1].contains(&format!("waits for a receive of {name}, for ")), "{text}");
+    assert!(lines[2].starts_with(&format!("next: \"kill -CONT {receiver}\"")), "{text}");
+    signal(receiver, libc::SIGCONT);
+    finding(sender, "fine");
+}
+
+//= why.md: a lost rail and one that returns
+#[test]
+fn a_rail_that_is_down_is_named_with_its_reason() {
+    let perf = perf("why-rail");
+    let [sender, _] = workers(&perf);
+    let fine = finding(sender, "fine");
+    assert!(fine["text"].as_str().unwrap().starts_with("nothing is wrong with the network"), "{fine}");
+    link("why-rail", "sup", "down");
+    let found = finding(sender, "degraded");
+    let text = found["text"].as_str().unwrap();
+    assert!(text.starts_with("the connection runs without sup:1 for "), "{text}");
+    // Until then the peer may have noticed it first.
+    until("the event of the port", || {
+        let found = finding(sender, "degraded");
+        found["evidence"][0].as_str().unwrap().contains("the link went down").then_some(())
+    });
+    link("why-rail", "sout", "down");
+    let found = finding(sender, "no-rail");
+    assert!(found["text"].as_str().unwrap().ends_with(": none is left"), "{found}");
+    let evidence = found["evidence"].to_string();
+    assert!(["sout:1: ", "sup:1: "].iter().all(|port| evidence.contains(port)), "{found}");
+    link("why-rail", "sout", "up");
+    link("why-rail", "sup", "up");
+    finding(sender, "fine");
+}
+
+const ROLE: &str = "WHY_TEST_ROLE";
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// One end of a connection: a receiver that posts nothing, or a sender that asks for a receive until
+/// the connection fails.
+fn end(role: &str) {
+    // SAFETY: the file is this project's plugin.
+    let plugin = unsafe { Plugin::open(&artifact("libnccl-net-mpib.so")) }.unwrap();
+    let net = Net::init(plugin.table(12).unwrap(), &Settings::default()).unwrap();
+    if role == "receiver" {
+        let listener = net.listen(0).unwrap();
+        let word: String = listener.handle().0.iter().map(|byte| format!("{byte:02x}")).collect();
+        // Not by println: libtest keeps that.
+        std::io::stdout().write_all(format!("\nhandle {word}\n").as_bytes()).unwrap();
+        let _comm = poll("accept", LIMIT, || listener.accept()).unwrap();
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        return;
+    }
+    let mut word = String::new();
+    std::io::stdin().read_line(&mut word).unwrap();
+    let byte = |i: usize| u8::from_str_radix(&word[2 * i..2 * i + 2], 16).unwrap();
+    let mut handle = Handle(std::array::from_fn(byte));
+    let comm = poll("connect", LIMIT, || net.connect(0, &mut handle)).unwrap();
+    let buffer = comm.register(vec![0; 8]).unwrap();
+    while let Ok(request) = comm.isend(buffer.mr(), 0, 8, 0) {
+        assert!(request.is_none(), "isend found a receive");
+    }
+    // A failed connection stays until it is closed.
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// Starts a sender and a receiver that posts nothing. The receiver's program is started by this command.
+fn silent_pair(test: &str, by: &[&str]) -> [Ended; 2] {
+    let start = |role: &str, by: &[&str]| {
+        let this = env::current_exe().unwrap();
+        let words = by.iter().map(OsStr::new).chain([this.as_os_str()]).collect::<Vec<_>>();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).args(["--exact", "why::a_receiver_that_posts_nothing_is_named"]);
+        command.env(ROLE, role).env("LD_LIBRARY_PATH", softverbs()).env("SOFTVERBS_FABRIC", fabric_of(test));
+        command.env("SOFTVERBS_DEVICES", "one:addr=10.9.0.1/24");
+        Ended(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
+    };
+    let (mut receiver, sender) = (start("receiver", by), start("sender", &[]));
+    let mut lines = BufReader::new(receiver.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let handle = lines.find_map(|line| Some(line.strip_prefix("handle ")?.to_owned())).unwrap();
+    writeln!(sender.0.stdin.as_ref().unwrap(), "{handle}").unwrap();
+    until("a page", || (why(&[&sender.0.id().to_string()]).0 != 5).then_some(()));
+    [sender, receiver]
+}
+
+//= why.md: a receiver that is not in NCCL
+#[test]
+fn a_receiver_that_posts_nothing_is_named() {
+    if let Ok(role) = env::var(ROLE) {
+        return end(&role);
+    }
+    let [sender, mut receiver] = silent_pair("why-nothing", &[]);
+    let pids = [sender.0.id(), receiver.0.id()];
+    let found = finding(pids[0], "no-receive");
+    assert_eq!((&found["cause"]["pid"], &found["cause"]["seen"]), (&pids[1].into(), &true.into()), "{found}");
+    let text = found["text"].as_str().unwrap();
+    assert!(text.ends_with("which has posted no receive: NCCL in it asks for nothing"), "{text}");
+    assert!(found["next"].as_str().unwrap().contains(&format!("py-spy dump --pid {}", pids[1])), "{found}");
+    assert_eq!(finding(pids[1], "idle")["processes"], serde_json::json!([pids[1]]));
+
+    // A peer that has ended fails the connection.
+    receiver.0.kill().unwrap();
+    finding(pids[0], "failed");
+}
+
+//= why.md: the answer says that the other host was not asked
+#[test]
+fn a_receiver_of_another_host_is_named_with_its_host() {
+    let by = ["unshare", "--uts", "sh", "-c", "hostname node17 && exec \"$@\"", "sh"];
+    let mut probe = Command::new(by[0]);
+    if !probe.args(&by[1..]).arg("true").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: this user cannot give a process another host name");
+        return;
+    }
+    let [sender, receiver] = silent_pair("why-other-host", &by);
+    let found = finding(sender.0.id(), "no-receive");
+    let cause = serde_json::json!({ "host": "node17", "pid": receiver.0.id(), "seen": false });
+    assert_eq!(found["cause"], cause, "{found}");
+    let evidence = found["evidence"][1].as_str().unwrap();
+    assert!(evidence.starts_with("host node17 was not asked"), "{found}");
+    let next = found["next"].as_str().unwrap();
+    assert!(next.starts_with(&format!("\"mpib why {}\" on host node17", receiver.0.id())), "{found}");
+}
+
+#[test]
+fn what_has_no_page_says_why() {
+    let mut sleeper = Ended(Command::new("sleep").arg("600").spawn().unwrap());
+    let pid = sleeper.0.id().to_string();
+    let (code, text) = why(&[&pid]);
+    assert!(
+        code == 5 && text.starts_with(&format!("mpib: process {pid}: it has no statistics page")),
+        "{text}"
+    );
+    sleeper.0.kill().unwrap();
+    let zombie = format!("mpib: process {pid}: it has ended (a zombie): its parent has not waited for it\n");
+    until("a zombie", || (why(&[&pid]) == (3, zombie.clone())).then_some(()));
+    sleeper.0.wait().unwrap();
+    assert_eq!(why(&[&pid]), (3, format!("mpib: process {pid}: no such process\n")));
+}
