@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-pub(crate) use nccl_net_mpib_agent_iface::stats::{Awaited, Direction, Reason, Totals, Traffic};
+pub(crate) use nccl_net_mpib_agent_iface::stats::{Awaited, Direction, Lack, Reason, Totals, Traffic};
 use nccl_net_mpib_agent_iface::stats::{
     ConnectionEntry, Data, Entry, Event, Islands, NewConnection, PortRecord, PortState, StatsWriter,
     UnlistedEntry,
@@ -345,7 +345,7 @@ impl Counters {
 
     /// Records why the connection lacks a rail, or that the rail is in use again.
     #[cold]
-    pub(crate) fn rail_missing(&self, rail: usize, why: Option<&str>) {
+    pub(crate) fn rail_missing(&self, rail: usize, why: Option<(Lack, &str)>) {
         if let Some(entry) = self.entry {
             entry.rail(rail).missing(why);
         }

@@ -275,7 +275,14 @@ impl CommWatch {
 
     /// Returns why a rail was given up; `None` while it is in use.
     pub(crate) fn cause(&self, rail: usize) -> Option<String> {
-        self.rails.lock().get(rail)?.cause.as_ref().map(|(why, _)| why.clone())
+        self.fault(rail).map(|(_, why)| why)
+    }
+
+    /// Returns the [cause](Self::cause) with its kind.
+    pub(crate) fn fault(&self, rail: usize) -> Option<(Reason, String)> {
+        let all = self.rails.lock();
+        let watched = all.get(rail)?;
+        watched.cause.as_ref().map(|(why, _)| (watched.reason, why.clone()))
     }
 
     /// Sets the queues of a rail: `None` once they are destroyed, others when the rail is made again.

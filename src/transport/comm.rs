@@ -12,7 +12,7 @@ use crate::housekeeping::{Idleness, LINGER, Pace, TICK};
 use crate::process::Process;
 use crate::proto::{ImmLayout, LinkLayer, RailRole, RailSet, Sequence};
 use crate::split::Plan;
-use crate::stats::Counters;
+use crate::stats::{Counters, Lack};
 use crate::transport::Settings;
 use crate::transport::failback::{Failback, Failover};
 use crate::transport::failover::RailFailures;
@@ -92,7 +92,7 @@ impl Comm {
         watch.set_failover(failover.is_enabled);
         let dead = failover.dead.iter().map(|(rail, _)| *rail).collect();
         for (rail, why) in &failover.dead {
-            stats.rail_missing(*rail, Some(why));
+            stats.rail_missing(*rail, Some((Lack::Connect, why)));
             watch.dead_at_connect(*rail, why);
         }
         let notifier = Notifier::new(Arc::clone(&watch));

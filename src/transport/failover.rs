@@ -8,7 +8,7 @@ use crate::device::Nic;
 use crate::error::{Error, Fast, Result, wc_status};
 use crate::failover::PortState;
 use crate::proto::{Message, RailSet};
-use crate::stats::Reason;
+use crate::stats::{Lack, Reason};
 use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;
 use crate::transport::send_queue::NotPosted;
@@ -326,7 +326,8 @@ impl Comm {
         for rail in which.iter() {
             let in_flight = self.destroy_rail(rail, urgency, None);
             self.stats.completed(rail, in_flight);
-            self.stats.rail_missing(rail, Some(&self.watch.cause(rail).unwrap_or_default()));
+            let (reason, why) = self.watch.fault(rail).unwrap_or((Reason::Completion, String::new()));
+            self.stats.rail_missing(rail, Some((Lack::GivenUp(reason), &why)));
             self.watch.set_rail(rail, None);
         }
         // NCCL's profiler gets no event for parts that change their rail.

@@ -11,10 +11,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nccl_net_mpib_agent_iface::stats::{
-    Awaited, BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, MEMFD_NAME, Measured,
-    NewConnection, NoPage, Port, PortState, PortTotals, Rail, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE,
-    STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORTS, STATS_SIZE, STATS_VERSION, Sender, State, StatsPage,
-    StatsWriter, Summary, Traffic, UnlistedEntry, Wait, pages_of,
+    Awaited, BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, Lack, MEMFD_NAME,
+    Measured, NewConnection, NoPage, Port, PortState, PortTotals, Rail, Reason, STATS_ENTRIES,
+    STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORTS, STATS_SIZE, STATS_VERSION, Sender, State,
+    StatsPage, StatsWriter, Summary, Traffic, UnlistedEntry, Wait, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -680,22 +680,27 @@ fn a_rail_is_given_up_until_it_is_in_use_again() {
     let connection = writer.add(&new("first"));
     assert_eq!(given_up("first"), [false, false]);
     let entry = connection.entry();
-    entry.rail(1).missing(Some("the link went down"));
+    entry.rail(1).missing(Some((Lack::GivenUp(Reason::Port), "the link went down")));
     assert_eq!(given_up("first"), [false, true]);
     entry.rail(1).missing(None);
     assert_eq!(given_up("first"), [false, false]);
-    entry.rail(0).missing(Some("no route"));
+    entry.rail(0).missing(Some((Lack::Connect, "no answer")));
     connection.leave_out(2, "c:1", "no common subnet");
     let found = page().connections().into_iter().find(|c| c.peer == "first").unwrap();
-    let why = |rail: &Rail| (rail.missing.clone(), rail.left_out);
+    let why = |rail: &Rail| (rail.missing.clone(), rail.lack);
     assert_eq!(
         found.rails.iter().map(why).collect::<Vec<_>>(),
-        [(Some("no route".into()), false), (None, false), (Some("no common subnet".into()), true)]
+        [
+            (Some("no answer".into()), Some(Lack::Connect)),
+            (None, None),
+            (Some("no common subnet".into()), Some(Lack::LeftOut)),
+        ]
     );
     drop(connection);
     // The entry that was freed last is used next.
     let _second = writer.add(&new("second"));
     assert_eq!(given_up("second"), [false, false]);
+    assert!(page().connections().iter().all(|c| c.rails.iter().all(|rail| rail.lack.is_none())));
 }
 
 #[test]

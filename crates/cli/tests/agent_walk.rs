@@ -15,13 +15,13 @@ use crate::transfer::{Ended, fabric_of, said, stats, until};
 const TEST: &str = "walk";
 
 /// The agent, and its configuration.
-struct Agent {
+pub(crate) struct Agent {
     process: Ended,
     config: std::path::PathBuf,
 }
 
 impl Agent {
-    fn start(folder: &Path, config: &str) -> Self {
+    pub(crate) fn start(folder: &Path, config: &str) -> Self {
         let file = folder.join("agent.toml");
         fs::write(&file, config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
@@ -32,7 +32,7 @@ impl Agent {
     }
 
     /// Changes the configuration, and has the agent read it.
-    fn reload(&self, config: &str) {
+    pub(crate) fn reload(&self, config: &str) {
         fs::write(&self.config, config).unwrap();
         kill(Pid::from_raw(self.process.0.id() as i32), Signal::SIGHUP).unwrap();
     }

@@ -6,10 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use nccl_net_mpib_agent_iface::stats::{self, Event, NoPage, Reason, STALL_BOUNDS_MS, Statistics, StatsPage};
+use nccl_net_mpib_agent_iface::stats::{
+    self, Event, Lack, NoPage, Reason, STALL_BOUNDS_MS, Statistics, StatsPage,
+};
 use nix::unistd::{Uid, User};
 
 use crate::budget::Budget;
+use crate::verdict::OTHER;
 use crate::{
     Connection, Count, Failover, Host, Port, PortCounts, Process, Rail, Stalls, Totals, TwoWays, Wait, sysfs,
 };
@@ -101,6 +104,7 @@ impl Source {
 
     fn finish(&self, mut host: Host) -> Host {
         host.sum();
+        host.judge();
         for port in &mut host.ports {
             port.adapter = sysfs::adapter(&self.adapters, port);
         }
@@ -261,7 +265,7 @@ fn rail(r: stats::Rail) -> Rail {
         errors: Count(r.errors),
         given_up_at_ms: r.given_up_at.map(ms),
         missing: r.missing,
-        left_out: r.left_out,
+        lacks: r.given_up_at.map(|_| r.lack.map_or(OTHER, Lack::word).into()),
     }
 }
 

@@ -14,6 +14,7 @@ mod rates;
 mod sums;
 mod sysfs;
 mod textfile;
+mod verdict;
 
 pub use count::Count;
 pub use gather::Source;
@@ -24,3 +25,4 @@ pub use model::{
     Wait, peer_process, schema,
 };
 pub use textfile::write_textfile;
+pub use verdict::{DRAINED, Verdict, lasted};

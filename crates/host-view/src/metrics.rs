@@ -9,8 +9,9 @@ use nccl_net_mpib_agent_iface::{COMMIT, WIRE_PROTOCOL};
 use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
-use crate::model::{Connection, Port, Rail, Stalls, Totals};
+use crate::model::{Connection, Port, Stalls, Totals};
 use crate::sysfs::HW_COUNTERS;
+use crate::verdict::{by_port, reasons};
 use crate::{Count, Host, peer_process};
 
 /// The most values of the label `peer`. All other peers are together in `other`.
@@ -64,7 +65,7 @@ metrics! {
     PortsNotShown = GAUGE "mpib_ports_not_shown" [] "Ports beyond the 64th, which have no metrics";
     State = GAUGE "mpib_rail_state" ["device", "port", "state"] "1 for the state that the port has: healthy, suspect, down or probing; of several processes the worst";
     RailConnections = GAUGE "mpib_rail_connections" ["device", "port"] "Open connections with a rail on the port";
-    Degraded = GAUGE "mpib_connections_degraded" ["device", "port", "reason"] "Open connections that expect a rail on the port and lack it. Reason given_up: it has failed, and returns when it works; left_out: it is never used";
+    Degraded = GAUGE "mpib_connections_degraded" ["device", "port", "reason"] "Open connections that run without a rail on the port, which they expect. Reason: that of the episode, or connect: it has not worked since the connection was made; left_out: it is never used; drained";
     TransmitBytes = COUNTER "mpib_rail_transmit_bytes_total" ["device", "port"] "Bytes of messages that senders posted";
     TransmitParts = COUNTER "mpib_rail_transmit_parts_total" ["device", "port"] "Messages or parts of messages that senders posted";
     ReceiveParts = COUNTER "mpib_rail_receive_parts_total" ["device", "port"] "Messages or parts of messages that receivers received";
@@ -187,17 +188,17 @@ fn of_port(to: &mut Families, port: &Port, weights: f64) {
     }
 }
 
-/// Counts the connections that lack a rail, by its port. Stripes of a rail count once.
+/// Counts the connections that lack a rail, by its port.
 fn of_degraded(to: &mut Families, host: &Host) {
-    let connections = || host.processes.iter().flat_map(|process| &process.connections);
+    let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
+    for lack in host.processes.iter().flat_map(|process| &process.connections).flat_map(by_port) {
+        *counts.entry(lack.0).or_default() += 1;
+    }
     for port in &host.ports {
-        for (reason, left_out) in [("given_up", false), ("left_out", true)] {
-            let is_missing =
-                |rail: &Rail| rail.name == port.name && rail.missing.is_some() && rail.left_out == left_out;
-            let lacks = |c: &&Connection| c.state == "open" && c.rails.iter().any(is_missing);
-            let number = port.port.to_string();
-            let labels = [port.device.as_str(), number.as_str(), reason];
-            to.add(Id::Degraded, &labels, connections().filter(lacks).count() as f64);
+        let number = port.port.to_string();
+        for reason in reasons() {
+            let n = counts.get(&(port.name.as_str(), reason)).copied().unwrap_or(0);
+            to.add(Id::Degraded, &[&port.device, &number, reason], f64::from(n));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::Count;
+use crate::{Count, Verdict};
 
 /// The most ports of a document, and so the most values of the labels `device` and `port` in
 /// metrics.
@@ -27,6 +27,8 @@ pub struct Host {
     pub mpib: String,
     /// Time since the reading that the rates are computed from; null without one.
     pub interval_seconds: Option<f64>,
+    /// The state of the whole in one line.
+    pub verdict: Verdict,
     /// Ports, by name: at most 64. Their counts are the sums of the processes' counts.
     pub ports: Vec<Port>,
     /// Ports beyond the 64th.
@@ -333,8 +335,10 @@ pub struct Rail {
     pub given_up_at_ms: Option<u64>,
     /// Why the connection lacks it; null while it is in use.
     pub missing: Option<String>,
-    /// Whether the connection expects it and never uses it.
-    pub left_out: bool,
+    /// Why data does not use it, in one word: `port`, `completion`, `stall`, `event`, `address` or
+    /// `peer` as of an episode; `connect`: it has not worked since the connection was made;
+    /// `left_out`: it is never used; `drained`; `other`. Null if nothing keeps data off it.
+    pub lacks: Option<String>,
 }
 
 /// Returns the JSON schema of [`Host`], as text.

@@ -9,8 +9,8 @@ use mpib_host_view::{
     Count, Host, Ledger, MAX_PEERS, MAX_PORTS, MetricsOptions, Port, Process, Source, metrics,
 };
 use nccl_net_mpib_agent_iface::stats::{
-    Awaited, ConnectionEntry, Data, Direction, Event, Islands, NewConnection, PortState, Reason, StatsWriter,
-    Traffic,
+    Awaited, ConnectionEntry, Data, Direction, Event, Islands, Lack, NewConnection, PortState, Reason,
+    StatsWriter, Traffic,
 };
 
 /// Returns the page of this process, for one test at a time.
@@ -134,6 +134,38 @@ fn the_document_of_a_process_has_what_its_page_has() {
     ] {
         assert_eq!(value(&text, metric), Some(expected), "{metric} in\n{text}");
     }
+}
+
+//= stats.md: the metric of degraded connections has their ports and reasons
+#[test]
+fn a_degraded_connection_counts_by_port_and_reason() {
+    let (_turn, writer) = writer();
+    writer.port("hv1:2").unwrap().set_scale(1024);
+    let metric = |reason: &str| {
+        let metric = format!("mpib_connections_degraded{{device=\"hv1\",port=\"2\",reason=\"{reason}\"}}");
+        value(&text(&read()), &metric).unwrap()
+    };
+    let taken = connect(writer, Direction::Send, "degraded");
+    let mut reasons = vec![(Lack::Connect, "connect")];
+    reasons.extend(Reason::ALL.iter().map(|reason| (Lack::GivenUp(*reason), reason.word())));
+    for (lack, reason) in reasons {
+        taken.entry().rail(1).missing(Some((lack, "why")));
+        assert_eq!((metric(reason), metric("left_out"), metric("drained")), (1.0, 0.0, 0.0), "{reason}");
+    }
+    assert_eq!(metric("connect"), 0.0);
+    taken.entry().rail(1).missing(None);
+    // A stripe of the same rail counts once.
+    taken.leave_out(1, "hv1:2", "no route");
+    taken.leave_out(1, "hv1:2", "no route");
+    assert_eq!((metric("left_out"), metric("peer")), (1.0, 0.0));
+    taken.entry().failure("a failed connection lacks nothing");
+    assert_eq!(metric("left_out"), 0.0);
+    drop(taken);
+    let _drained = connect(writer, Direction::Send, "drained");
+    writer.port("hv1:2").unwrap().set_scale(0);
+    let host = read();
+    assert_eq!((metric("drained"), host.verdict.level.as_str()), (1.0, "drained"));
+    writer.port("hv1:2").unwrap().set_scale(1024);
 }
 
 #[test]

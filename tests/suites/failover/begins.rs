@@ -9,7 +9,7 @@ use mpib_tests::pair::{connect, init, until};
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device, rails};
 use mpib_tests::{SHORT, SPLIT_ALL, has_srq, here, is_child, isolated};
-use nccl_net_mpib_agent_iface::stats::{Connection, pages_of};
+use nccl_net_mpib_agent_iface::stats::{Connection, Lack, pages_of};
 use softverbs::{Call, Direction, Fault, fail, faults_struck, inject};
 
 use crate::failback::{bytes, exchange_all, exchange_until, sent};
@@ -21,6 +21,12 @@ fn missing(rail: usize) -> Vec<String> {
     let page = pages_of(std::process::id()).unwrap().remove(0);
     let why = |end: Connection| end.rails[rail].missing.clone().unwrap_or_default();
     page.connections().into_iter().map(why).collect()
+}
+
+/// The same as reasons.
+fn lack(rail: usize) -> Vec<Option<Lack>> {
+    let page = pages_of(std::process::id()).unwrap().remove(0);
+    page.connections().into_iter().map(|end| end.rails[rail].lack).collect()
 }
 
 /// Exchanges messages until the adapter with this name has sent more than it could without data.
@@ -50,9 +56,11 @@ fn a_rail_that_is_down_at_connect_joins_when_it_is_up() {
                 "{:?}",
                 missing(rail)
             );
+            assert_eq!(lack(rail), [Some(Lack::Connect); 2]);
             softverbs::set_link(dead, true).unwrap();
             joins(&mut rig, dead);
             assert_eq!(missing(rail), [""; 2]);
+            assert_eq!(lack(rail), [None; 2]);
             rig.close();
             assert_eq!(table(12).finalize(ctx), Success);
         }

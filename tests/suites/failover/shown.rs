@@ -8,7 +8,9 @@ use mpib_tests::log::{LOG, take_warnings};
 use mpib_tests::pair::until;
 use mpib_tests::table::table;
 use mpib_tests::vdevices::{Rig, newest_device};
-use nccl_net_mpib_agent_iface::stats::{Awaited, PortState, Reason, STATS_REASONS, StatsPage, pages_of};
+use nccl_net_mpib_agent_iface::stats::{
+    Awaited, Lack, PortState, Reason, STATS_REASONS, StatsPage, pages_of,
+};
 
 use crate::{MIB, on_rails};
 
@@ -78,6 +80,9 @@ fn a_fault_and_its_end_are_shown() {
             given_up(0b10).then_some(())
         });
         // By its event, or by a write that has failed before the event was read.
+        let by_sign = [Reason::Port, Reason::Completion, Reason::Peer].map(|r| Some(Lack::GivenUp(r)));
+        let lacks: Vec<_> = page().connections().iter().map(|end| end.rails[1].lack).collect();
+        assert!(lacks.iter().all(|lack| by_sign.contains(lack)), "{lacks:?}");
         await_line(&["r1:1", " down", "2 connections carry on over other rails"]);
         await_line(&["after the loss of r1:1: ", "bytes were sent again", "stalls of"]);
         until("both ends to count it", || (page().summary().episodes == 2).then_some(()));

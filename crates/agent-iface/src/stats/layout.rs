@@ -8,7 +8,7 @@ use super::ports::PortRecord;
 use super::reader::Wait;
 use super::totals::TotalsRecord;
 use super::{
-    Awaited, Generation, NO_SHARE, Revision, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS,
+    Awaited, Generation, Lack, NO_SHARE, Revision, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS,
     STATS_HEADER_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, State,
 };
 use crate::text::printable;
@@ -102,7 +102,7 @@ pub struct RailEntry {
     pub(super) role: AtomicU32,
     pub(super) port: AtomicU32,
     pub(super) given_up: AtomicU64,
-    pub(super) left_out: AtomicU64,
+    pub(super) lack: AtomicU64,
     pub(super) name: Text<8>,
     pub(super) missing: Text<16>,
 }
@@ -132,7 +132,7 @@ const _: () = {
     assert!(size_of::<RailEntry>() == 256 && offset_of!(RailEntry, errors) == 32);
     assert!(offset_of!(RailEntry, role) == 40 && offset_of!(RailEntry, port) == 44);
     assert!(offset_of!(RailEntry, given_up) == 48);
-    assert!(offset_of!(RailEntry, left_out) == 56 && offset_of!(RailEntry, name) == 64);
+    assert!(offset_of!(RailEntry, lack) == 56 && offset_of!(RailEntry, name) == 64);
     assert!(offset_of!(RailEntry, missing) == 128);
 };
 
@@ -224,7 +224,7 @@ impl Entry {
                 number.store(0, Ordering::Relaxed);
             }
             rail.given_up.store(0, Ordering::Relaxed);
-            rail.left_out.store(0, Ordering::Relaxed);
+            rail.lack.store(0, Ordering::Relaxed);
             rail.missing.write("");
             rail.role.store(0, Ordering::Relaxed);
             rail.port.store(0, Ordering::Relaxed);
@@ -282,8 +282,9 @@ impl RailEntry {
 
     /// Records why the connection lacks the rail, or that the rail is in use again.
     #[cold]
-    pub fn missing(&self, why: Option<&str>) {
-        self.missing.write(why.unwrap_or_default());
+    pub fn missing(&self, why: Option<(Lack, &str)>) {
+        self.missing.write(why.map_or("", |(_, text)| text));
+        self.lack.store(why.map_or(0, |(lack, _)| lack.code()), Ordering::Relaxed);
         let since = if why.is_some() { super::writer::now() } else { 0 };
         self.given_up.store(since, Ordering::Release);
     }

@@ -113,7 +113,7 @@
 //! | 40 | 4 | index of the rail in its device: 0 SOUT, 1 SUP |
 //! | 44 | 4 | port record of the rail, from 1; 0 if it has none |
 //! | 48 | 8 | since when the connection lacks the rail, ns since 1970; 0 while it is in use |
-//! | 56 | 8 | 1 if the rail is left out: the connection expects it and never uses it; else 0 |
+//! | 56 | 8 | why the connection lacks the rail: [`Lack`]: 1 it is left out, 2 it has not worked since the connection was made, 3 + n it was given up for [`Reason`] n; 0 while it is in use |
 //! | 64 | 64 | HCA and port, UTF-8, zero-padded |
 //! | 128 | 128 | why the connection lacks the rail, UTF-8, zero-padded |
 //!
@@ -144,6 +144,7 @@
 #[cfg(not(loom))]
 mod find;
 mod generation;
+mod lack;
 #[cfg(not(loom))]
 mod layout;
 #[cfg(not(loom))]
@@ -161,6 +162,7 @@ mod writer;
 #[cfg(not(loom))]
 pub use find::{NoPage, pages_of, processes};
 pub use generation::Generation;
+pub use lack::Lack;
 #[cfg(not(loom))]
 pub use layout::{Entry, RailEntry};
 #[cfg(not(loom))]

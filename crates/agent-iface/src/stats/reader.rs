@@ -11,7 +11,7 @@ use super::ports::{Carried, Port, PortRecord, PortTotals};
 use super::totals::{Totals, TotalsRecord};
 use super::writer::nanos;
 use super::{
-    Awaited, Data, Direction, Islands, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS,
+    Awaited, Data, Direction, Islands, Lack, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS,
     STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION,
     State, Traffic,
 };
@@ -178,8 +178,8 @@ pub struct Rail {
     pub given_up_at: Option<u64>,
     /// Why; `None` while it is in use.
     pub missing: Option<String>,
-    /// Whether the connection expects the rail and never uses it.
-    pub left_out: bool,
+    /// The same as one of few reasons; `None` also if the plugin has a reason that is not known here.
+    pub lack: Option<Lack>,
 }
 
 /// The rails and the share of a sender, without its counters.
@@ -408,12 +408,17 @@ fn sender(entry: &Entry) -> Option<Sender> {
     }
     let rails = usize::from(entry.rail_count.load(Ordering::Relaxed)).min(STATS_RAILS);
     let port = |role| {
-        let rail =
-            entry.rails[..rails].iter().find(|rail| get(&rail.role) == role && num(&rail.left_out) == 0)?;
+        let rail = entry.rails[..rails]
+            .iter()
+            .find(|rail| get(&rail.role) == role && lack(rail) != Some(Lack::LeftOut))?;
         (get(&rail.port) as usize).checked_sub(1)
     };
     let share = Some(get(&entry.share)).filter(|share| *share != NO_SHARE);
     Some(Sender { ports: [port(0)?, port(1)?], share })
+}
+
+fn lack(rail: &RailEntry) -> Option<Lack> {
+    Lack::of(num(&rail.lack))
 }
 
 fn copy_rail(rail: &RailEntry, direction: Option<Direction>) -> Rail {
@@ -430,6 +435,6 @@ fn copy_rail(rail: &RailEntry, direction: Option<Direction>) -> Rail {
         errors: num(&rail.errors),
         given_up_at,
         missing: given_up_at.map(|_| rail.missing.read()),
-        left_out: num(&rail.left_out) != 0,
+        lack: lack(rail),
     }
 }

@@ -9,8 +9,9 @@ use super::layout::{Entry, Page};
 use super::ports::{PortRecord, PortTotals};
 use super::totals::Totals;
 use super::{
-    Data, Direction, Event, Islands, PortState, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE,
-    STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION, State, Traffic, page,
+    Data, Direction, Event, Islands, Lack, PortState, Reason, STATS_ENTRIES, STATS_ENTRY_SIZE,
+    STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION,
+    State, Traffic, page,
 };
 
 /// The page of this process. [`add`](Self::add) returns the entry through which a connection
@@ -335,8 +336,7 @@ impl ConnectionEntry {
         place.role.store(index.into(), Ordering::Relaxed);
         place.port.store(port.into(), Ordering::Relaxed);
         place.name.write(name);
-        place.left_out.store(1, Ordering::Relaxed);
-        place.missing(Some(why));
+        place.missing(Some((Lack::LeftOut, why)));
         self.entry.rail_count.store(count + 1, Ordering::Release);
     }
 

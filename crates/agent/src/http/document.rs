@@ -20,8 +20,8 @@ pub struct Document {
     pub host: Host,
     /// What the agent has decided, and the latest events.
     pub agent: Snapshot,
-    /// Connections that are omitted from `host` in the stream, which has the failed and the busiest
-    /// 200.
+    /// Connections that are omitted from `host` in the stream, which has 200: the
+    /// failed ones, those that wait or lack a rail, and the busiest.
     pub connections_omitted: usize,
 }
 
@@ -50,11 +50,11 @@ impl Document {
     }
 }
 
-/// Failed connections come first, then those that have waited for long, then those with the largest
-/// rates.
-fn rank(connection: &Connection, at_ms: u64) -> (bool, bool, u64) {
+/// Failed connections come first, then those that have waited for long, then those that lack a rail,
+/// then those with the largest rates.
+fn rank(connection: &Connection, at_ms: u64) -> (bool, bool, bool, u64) {
     let rate = connection.bytes_per_second.unwrap_or_default() as u64;
-    (connection.state == "failed", connection.has_waited_long(at_ms), rate)
+    (connection.state == "failed", connection.has_waited_long(at_ms), connection.is_degraded(), rate)
 }
 
 /// The body of `POST /api/v1/drain`.
@@ -115,20 +115,21 @@ pub fn schema() -> String {
 
 #[cfg(test)]
 mod tests {
-    use mpib_host_view::{Process, Wait};
+    use mpib_host_view::{Process, Rail, Wait};
 
     use super::*;
     use crate::{Agent, Config};
 
     //= agent.md: an event of the stream has at most 200 connections
     #[test]
-    fn the_stream_has_the_failed_the_stuck_and_the_busiest_connections() {
+    fn the_stream_has_the_failed_the_stuck_the_degraded_and_the_busiest_connections() {
         let connection = |index: usize| Connection {
             index,
             state: if index == 3 { "failed" } else { "open" }.into(),
             // Many are equal.
             bytes_per_second: Some((index / 7) as f64),
             wait: (index == 5).then(Wait::default),
+            rails: vec![Rail { lacks: (index == 9).then(|| "port".into()), ..Rail::default() }],
             ..Connection::default()
         };
         let process = |from: usize| Process {
@@ -143,7 +144,8 @@ mod tests {
             bounded.host.processes.iter().flat_map(|p| &p.connections).map(|c| c.index).collect();
         assert_eq!((left.len(), bounded.connections_omitted), (200, 400));
         assert!(
-            left.contains(&3) && left.contains(&5) && left.iter().filter(|i| **i >= 406).count() == 194,
+            [3, 5, 9].iter().all(|index| left.contains(index))
+                && left.iter().filter(|i| **i >= 406).count() == 194,
             "{left:?}"
         );
         assert_eq!(bounded.bounded().host, bounded.host);

@@ -186,7 +186,7 @@ impl Account {
         let one = |rail: Rail| RailState {
             name: rail.name,
             bytes: rail.bytes.map(|count| count.0),
-            missing: rail.missing.or_else(|| rail.left_out.then(|| "it is never used".into())),
+            missing: rail.missing,
         };
         Self { rails: connections.flat_map(|connection| connection.rails).map(one).collect(), episodes }
     }

@@ -1,10 +1,11 @@
 //! The tables for people: the ports of a process, and its connections, each followed by a line for
 //! each of its rails.
 
-use mpib_host_view::{Connection, Count, Failover, Host, Port, Process, Rail};
+use mpib_host_view::{Connection, Count, Failover, Host, Port, Process, Rail, Verdict};
 use nccl_net_mpib_agent_iface::stats::Traffic;
 
 use crate::output::{
+    colour::{BAD, WARN, paint},
     table::{Table, left, paragraph, right},
     units::{decimal, rate},
 };
@@ -14,7 +15,7 @@ type Row = [String; 13];
 
 /// Formats the whole table.
 pub(super) fn text(all: &Host) -> String {
-    let mut out = String::new();
+    let mut out = if all.processes.is_empty() { String::new() } else { verdict(&all.verdict) };
     for process in &all.processes {
         out += &head(process);
         out += &ports(&process.ports);
@@ -34,6 +35,16 @@ pub(super) fn text(all: &Host) -> String {
         out.push('\n');
     }
     out
+}
+
+/// Formats the state of the whole.
+fn verdict(verdict: &Verdict) -> String {
+    let text = paragraph(0, &verdict.text);
+    match verdict.level.as_str() {
+        "good" => text,
+        "drained" => paint(WARN, text.trim_end()) + "\n",
+        _ => paint(BAD, text.trim_end()) + "\n",
+    }
 }
 
 fn head(p: &Process) -> String {
@@ -190,10 +201,12 @@ fn rail_row(c: &Connection, r: &Rail) -> Row {
         none(),
         none(),
         format!("  {}{role}", r.name),
-        match (r.given_up_at_ms, r.left_out) {
+        match (r.lacks.as_deref(), r.given_up_at_ms) {
             (None, _) => none(),
-            (Some(_), false) => "given up".into(),
-            (Some(_), true) => "left out".into(),
+            (Some("left_out"), _) => "left out".into(),
+            (Some("drained"), _) => "drained".into(),
+            (Some(_), Some(_)) => "given up".into(),
+            (Some(_), None) => "down".into(),
         },
         r.work_requests_in_flight.0.to_string(),
         r.parts.0.to_string(),

@@ -1,4 +1,4 @@
-//! Draws a frame: the host in two lines, its ports, its connections, and the keys.
+//! Draws a frame: the host in three lines, its ports, its connections, and the keys.
 
 use std::convert::Infallible;
 
@@ -31,8 +31,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, host: &Host, view: &mut View) {
     let rows = port_rows(&ports);
     // Ports get at most half of the screen.
     let height = frame.area().height;
-    let of_ports = (rows.len() as u16 + 1).min(height.saturating_sub(4) / 2);
-    let [first, second, gap, last] = [2, of_ports, 1, 1].map(Constraint::Length);
+    let of_ports = (rows.len() as u16 + 1).min(height.saturating_sub(5) / 2);
+    let [first, second, gap, last] = [3, of_ports, 1, 1].map(Constraint::Length);
     let areas = [first, second, gap, Constraint::Min(0), last];
     let [head, top, _, middle, bottom] = Layout::vertical(areas).areas(frame.area());
     frame.render_widget(head_lines(host, view, width.into()), head);
@@ -63,7 +63,7 @@ pub(super) fn wanted_size(host: &Host, view: &View) -> u16 {
     // Half of the lines are for ports, and each may have a line for its cause.
     let ports = 2 * host.ports.len() + 1;
     let connections = view.connections(host).len().max(1) + 1;
-    u16::try_from(4 + ports + ports.max(connections)).unwrap_or(u16::MAX)
+    u16::try_from(5 + ports + ports.max(connections)).unwrap_or(u16::MAX)
 }
 
 /// Returns a style, or none if the user wants no colours: <https://no-color.org>.
@@ -100,7 +100,13 @@ fn head_lines(host: &Host, view: &View, width: usize) -> Paragraph<'static> {
         (3, format!("sent again {}B", short(f.bytes_sent_again.0 as f64))),
     ];
     let [first, second] = [&first[..], &second].map(|parts| fit_parts(parts, width));
-    Paragraph::new(Text::from(vec![Line::styled(first, bold()), Line::from(second)]))
+    let verdict = styled(match host.verdict.level.as_str() {
+        "bad" => Style::new().fg(Color::Red),
+        "drained" => Style::new().fg(Color::Yellow),
+        _ => Style::new(),
+    });
+    let state = Line::styled(cut_words(&host.verdict.text, width), verdict);
+    Paragraph::new(Text::from(vec![state, Line::styled(first, bold()), Line::from(second)]))
 }
 
 /// A row of the table of ports.
@@ -217,10 +223,9 @@ fn cells(p: &Process, c: &Connection, at_ms: u64) -> [String; 9] {
 }
 
 fn style(c: &Connection, at_ms: u64) -> Style {
-    let lost = c.rails.iter().any(|rail| rail.given_up_at_ms.is_some());
-    match (c.state.as_str(), lost) {
-        ("failed", _) => styled(Style::new().fg(Color::Red)),
-        (_, lost) if lost || c.has_waited_long(at_ms) => styled(Style::new().fg(Color::Yellow)),
+    match c.state.as_str() {
+        "failed" => styled(Style::new().fg(Color::Red)),
+        _ if c.is_degraded() || c.has_waited_long(at_ms) => styled(Style::new().fg(Color::Yellow)),
         _ => Style::new(),
     }
 }

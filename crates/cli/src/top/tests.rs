@@ -67,7 +67,7 @@ fn host() -> Host {
         ..Process::default()
     };
     let mut lost = connection(3, "node3", 3e9);
-    lost.rails[1].given_up_at_ms = Some(1);
+    (lost.rails[1].given_up_at_ms, lost.rails[1].lacks) = (Some(3_723_000), Some("completion".into()));
     let first = vec![connection(0, "node7", 1e9), connection(1, "node5", 2.5e9)];
     let mut host = Host {
         hostname: "node1".into(),
@@ -79,6 +79,7 @@ fn host() -> Host {
     host.totals.send.bytes_per_second = Some(6.5e9);
     host.failover.episodes = Count(2);
     host.failover.stalled_ms = 5.0;
+    host.judge();
     host
 }
 
@@ -109,10 +110,11 @@ fn press(view: &mut View, keys: &str) -> Command {
 #[test]
 fn a_frame_of_80_columns_has_rails_shares_goodput_and_stalls() {
     let mut view = View::new(Sort::Rate, "");
-    let frame = lines(&host(), &mut view, (80, 14));
+    let frame = lines(&host(), &mut view, (80, 15));
     assert_eq!(
         frame,
         [
+            "1 of 4 connections is degraded: 1 lacks mlx5_1:1 for 1 s (completion)",
             "mpib top  node1  01:02:04 UTC  processes 2, connections 4",
             "send 6.50GB/s  recv -  episodes 2  stalls 5.0ms  sent again 0B",
             "PORT           STATE    CONNS       SENT SHARE    GOODPUT SCALE EPISODES  STALL",
@@ -135,11 +137,16 @@ fn a_frame_of_80_columns_has_rails_shares_goodput_and_stalls() {
 
 #[test]
 fn bad_states_have_a_colour_and_a_word() {
-    let mut terminal = Terminal::new(TestBackend::new(80, 14)).unwrap();
-    terminal.draw(|frame| draw(frame, &host(), &mut View::new(Sort::Rate, ""))).unwrap();
-    let buffer = terminal.backend().buffer();
-    let colours = [3, 4, 5, 8, 9].map(|y| buffer[(0, y)].fg);
-    assert_eq!(colours, [Color::Reset, Color::Red, Color::Red, Color::Yellow, Color::Reset]);
+    let mut host = host();
+    let mut colours = |level: &str, lines: &[u16]| {
+        host.verdict.level = level.into();
+        let mut terminal = Terminal::new(TestBackend::new(80, 15)).unwrap();
+        terminal.draw(|frame| draw(frame, &host, &mut View::new(Sort::Rate, ""))).unwrap();
+        lines.iter().map(|y| terminal.backend().buffer()[(0, *y)].fg).collect::<Vec<_>>()
+    };
+    let rows = [Color::Red, Color::Reset, Color::Red, Color::Red, Color::Yellow, Color::Reset];
+    assert_eq!(colours("bad", &[0, 4, 5, 6, 9, 10]), rows);
+    assert_eq!((colours("drained", &[0]), colours("good", &[0])), (vec![Color::Yellow], vec![Color::Reset]));
 }
 
 //= top.md: a connection that waits shows for how long, and is marked after 5 s
@@ -149,12 +156,12 @@ fn a_connection_that_waits_shows_for_how_long() {
     let [first, second] = &mut host.processes[0].connections[..] else { unreachable!() };
     (first.wait, second.wait) = (wait(host.at_ms - 4_999), wait(host.at_ms - 72_300));
     let view = &mut View::new(Sort::Waits, "");
-    let mut terminal = Terminal::new(TestBackend::new(80, 14)).unwrap();
+    let mut terminal = Terminal::new(TestBackend::new(80, 15)).unwrap();
     terminal.draw(|frame| draw(frame, &host, view)).unwrap();
-    let colours = [8, 9].map(|y| terminal.backend().buffer()[(0, y)].fg);
+    let colours = [9, 10].map(|y| terminal.backend().buffer()[(0, y)].fg);
     assert_eq!(colours, [Color::Yellow, Color::Reset]);
-    let frame = lines(&host, view, (80, 14));
-    for (line, peer, waits) in [(8, "node5/1", "72s"), (9, "node7/0", "4s"), (10, "node3/3", "-")] {
+    let frame = lines(&host, view, (80, 15));
+    for (line, peer, waits) in [(9, "node5/1", "72s"), (10, "node7/0", "4s"), (11, "node3/3", "-")] {
         let words: Vec<_> = frame[line].split_whitespace().collect();
         assert_eq!((words[3], words[7]), (peer, waits), "the longest wait first: {frame:#?}");
     }
@@ -278,7 +285,7 @@ fn keys_change_the_view() {
     press(&mut view, "\u{1b}/ab\u{1b}");
     assert_eq!((view.filter.as_str(), view.is_typing), ("", false));
     press(&mut view, "p");
-    assert!(view.is_paused() && lines(&host(), &mut view, (80, 14))[0].ends_with("PAUSED"));
+    assert!(view.is_paused() && lines(&host(), &mut view, (80, 14))[1].ends_with("PAUSED"));
     assert_eq!((press(&mut view, "q"), press(&mut view, "?")), (Command::Quit, Command::None));
     let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
     press(&mut view, "/");
@@ -290,9 +297,9 @@ fn scrolling_ends_with_the_last_connection() {
     let mut view = View::new(Sort::Pid, "");
     press(&mut view, "vvvvvvvvvv");
     // Two lines for connections.
-    let frame = lines(&host(), &mut view, (80, 9));
+    let frame = lines(&host(), &mut view, (80, 10));
     assert_eq!(view.scrolled, 1);
-    assert!(frame[6].contains("node5") && frame[7].contains("node3"), "{frame:#?}");
+    assert!(frame[7].contains("node5") && frame[8].contains("node3"), "{frame:#?}");
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn a_peer_of_another_host_is_named_once() {
     assert_eq!(finding.kind, Kind::NoReceive);
     assert_eq!(
         finding.text,
-        "stuck for 72 s: 2 of 4 connections of process 11 (python3) wait for host node7, pid 812, which has \
+        "stuck for 1 min 12 s: 2 of 4 connections of process 11 (python3) wait for host node7, pid 812, which has \
          posted no receive"
     );
     assert_eq!(
@@ -216,6 +216,7 @@ fn lost_rails_are_counted_by_port() {
     lost.connections.push(connection("send", peer("node3", 9)));
     let rail = &mut lost.connections[0].rails[1];
     (rail.given_up_at_ms, rail.missing) = (Some(START), Some("the link went down".into()));
+    rail.lacks = Some("port".into());
     let finding = only(&[look(START, vec![sends(11, 0)]), look(START + 5_000, vec![lost])]);
     assert_eq!((finding.kind, finding.since_ms), (Kind::Degraded, Some(START)));
     assert_eq!(finding.text, "1 of 2 connections runs without mlx5_1:1 for 5 s");

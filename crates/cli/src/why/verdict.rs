@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use mpib_host_view::{Connection, Port, Rail};
+use mpib_host_view::{Connection, DRAINED, Port, Rail, lasted};
 
-use super::finding::{Finding, Kind, connections, list, span};
+use super::finding::{Finding, Kind, connections, list};
 use super::look::Look;
 use super::process::{Awaited, Process};
 use super::waits::{Scene, findings};
@@ -75,7 +75,7 @@ fn degraded(scene: Scene<'_>, subjects: &[&Process<'_>]) -> Vec<Finding> {
         let is_stuck = process.wait.is_some_and(|wait| wait.awaited == Awaited::Rail);
         for c in process.connections.iter().filter(|c| c.state == "open" && !is_stuck) {
             open += 1;
-            for rail in c.rails.iter().filter(|rail| rail.missing.is_some()) {
+            for (rail, _) in c.lacking().filter(|(_, reason)| *reason != DRAINED) {
                 lost.entry(&rail.name).or_default().push((process.pid, rail));
             }
         }
@@ -83,7 +83,7 @@ fn degraded(scene: Scene<'_>, subjects: &[&Process<'_>]) -> Vec<Finding> {
     let finding = |(port, rails): (&str, Vec<(u32, &Rail)>)| {
         let since_ms = rails.iter().filter_map(|(_, rail)| rail.given_up_at_ms).min();
         let time =
-            since_ms.map_or(String::new(), |ms| format!(" for {}", span(scene.at_ms.saturating_sub(ms))));
+            since_ms.map_or(String::new(), |ms| format!(" for {}", lasted(scene.at_ms.saturating_sub(ms))));
         let who = connections(rails.len(), open, "", ["runs", "run"]);
         let text = format!("{who} without {port}{time}");
         let mut pids: Vec<u32> = rails.iter().map(|(pid, _)| *pid).collect();

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use mpib_host_view::lasted;
+
 use super::chain::{Chain, End, Link};
-use super::finding::{Cause, Finding, Kind, list, span};
+use super::finding::{Cause, Finding, Kind, list};
 use super::process::{Awaited, Peer, Process, Wait};
 
 /// Links that are shown as evidence.
@@ -44,7 +46,7 @@ impl Scene<'_> {
             _ => Kind::of(last.awaited),
         };
         let since_ms = chains.iter().map(|chain| chain.links[0].wait.since_ms).min().unwrap_or(self.at_ms);
-        let time = span(self.at_ms.saturating_sub(since_ms));
+        let time = lasted(self.at_ms.saturating_sub(since_ms));
         let stuck = if kind == Kind::NoData { "nothing has moved for" } else { "stuck for" };
         let who = self.who(chains, subjects);
         let text = match end {
@@ -149,7 +151,7 @@ impl Scene<'_> {
             Awaited::Data => "data of",
         };
         let (who, wait, peer) = (self.process(link.pid), link.wait.who_waits(""), self.peer(peer));
-        format!("{who}: {wait} for {what} {peer}, for {}", span(self.at_ms.saturating_sub(since_ms)))
+        format!("{who}: {wait} for {what} {peer}, for {}", lasted(self.at_ms.saturating_sub(since_ms)))
     }
 
     /// Returns why these processes lack a port, or any of their ports: each reason once, those of this
