@@ -149,7 +149,7 @@ fn the_book_has_every_page() {
 /// Returns the parts of the rails' sum that a page of figures has for 256 MiB on rails of 2 and 1
 /// GB/s: this plugin's and net_ib's, in percent.
 fn parts_of_the_sum(figures: &str) -> Option<[u32; 2]> {
-    let table = figures.split_once("| 2+1 GB/s |")?.1;
+    let table = figures.split_once("| 2+1 GB/s | mpib |")?.1;
     let row = table.lines().find(|line| line.starts_with("| bandwidth, 256 MiB, GB/s"))?;
     let mut rates = row.split('|').skip(2).map(|cell| cell.trim().parse::<f64>());
     let mut part = || Some((rates.next()?.ok()? / 3.0 * 100.0) as u32);
