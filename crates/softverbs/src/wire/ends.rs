@@ -117,9 +117,7 @@ impl Ends<'_> {
             let addr = addr.wrapping_add(done);
             let target = self.target();
             self.copied(match direction {
-                Direction::Write if target.is_late() => {
-                    target.post(self.process, &local, (addr, n), passage.ready_at)
-                }
+                Direction::Write if target.is_late() => target.post(self.process, &local, (addr, n)),
                 Direction::Write if placement::order(self.to.device()) != Order::Strict => {
                     let to = (addr, n, self.wqe.rkey);
                     placement::place(self.process, &self.to, &local, to, passage.ready_at)

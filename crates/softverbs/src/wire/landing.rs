@@ -54,20 +54,21 @@ impl Target<'_> {
         self.mr().is_some_and(|mr| mr.posted_ns.load(Relaxed) > 0)
     }
 
-    /// Takes a copy of `len` bytes, which land at `addr` later than `ready_at`. The responding QP is
-    /// locked: its memory region cannot end before the data is counted.
+    /// Takes a copy of `len` bytes, which land at `addr` later than those of other WRITEs, which do so
+    /// now. That the link is slow makes it no later: the QP may be destroyed before the last byte has
+    /// passed, and nothing may land then. The responding QP is locked: its memory region cannot end
+    /// before the data is counted.
     pub(super) fn post(
         &self,
         process: &Process,
         from: &Pieces,
         (addr, len): (u64, u64),
-        ready_at: u64,
     ) -> Result<(), Stopped> {
         let (Some(mr), Some(device)) = (self.mr(), self.device()) else { return Err(Stopped::Ended) };
         let mut data = vec![0_u8; len as usize];
         let here = Pieces::one(data.as_mut_ptr().expose_provenance() as u64, len);
         copy::run(&process.own, Direction::Write, from, &here)?;
-        let due = ready_at.max(clock::now()).saturating_add(mr.posted_ns.load(Relaxed));
+        let due = clock::now().saturating_add(mr.posted_ns.load(Relaxed));
         device.landed_by.fetch_max(due, AcqRel);
         device.landing.fetch_add(1, AcqRel);
         mr.landing.fetch_add(1, AcqRel);
