@@ -154,6 +154,9 @@ class Check:
         ]
         return gpu, cpu
 
+    def steps(self):
+        return [step for lane in self.lanes() for step in lane]
+
     # Running them.
 
     def run(self, step, cores):
@@ -204,7 +207,7 @@ class Check:
     # The document.
 
     def write(self):
-        steps = [step for lane in self.lanes() for step in lane]
+        steps = self.steps()
         failed = [step.name for step in steps if self.results[step.name][0] == "FAILED"]
         if failed == ["plugin"] and self.results["bounce"][0] == "passed":
             failed = []
@@ -255,7 +258,7 @@ class Check:
         self.results = {"plugin": ("FAILED",)}
         self.with_adapters = lambda step, command: [*command, "--tree", self.work]
         wrong = 0
-        for step in [step for lane in self.lanes() for step in lane]:
+        for step in self.steps():
             command = [*step.command(), "--help"]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
@@ -330,7 +333,7 @@ def main():
     check = Check(args)
     if args.commands:
         return check.check_commands()
-    names = [step.name for lane in check.lanes() for step in lane]
+    names = [step.name for step in check.steps()]
     if unknown := set(check.only) - set(names):
         parser.error(f"--only: no step {', '.join(sorted(unknown))}; expected some of {', '.join(names)}")
     check.run_all()
