@@ -196,7 +196,7 @@ impl Splitter {
             source,
             measure,
             sout_only: if has_threshold { size(limits.sout_only) } else { 0 },
-            split_min: size(limits.split_min),
+            split_min: 0,
             limits,
             carriers,
             available: carriers,
