@@ -15,15 +15,25 @@ use crate::failure::{Context, Failure, Kind};
 use crate::output::{self, document};
 use crate::quantity::{interval, pid};
 
-const EXIT_CODES: &str = "\
-Exit codes:
-  0  statistics were shown, or no process has any and none was named
+/// The exit codes of a command that reads statistics pages: what its 0 means, and then the others.
+macro_rules! exit_codes {
+    ($good:literal) => {
+        concat!(
+            "Exit codes:\n  0  ",
+            $good,
+            "
   1  the tool itself failed, or the system returned something unexpected
   2  invalid options
   3  no such process
   4  no permission to inspect the process
   5  no statistics page: no plugin in the process, not initialised, or MPIB_STATS=0
-  6  the page cannot be read: it is not sealed, damaged, or of another version";
+  6  the page cannot be read: it is not sealed, damaged, or of another version"
+        )
+    };
+}
+pub(crate) use exit_codes;
+
+const EXIT_CODES: &str = exit_codes!("statistics were shown, or no process has any and none was named");
 
 /// Shows the connections of this project's plugin in any process that this user may inspect
 #[derive(Debug, Clone, Args)]

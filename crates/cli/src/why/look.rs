@@ -50,12 +50,17 @@ fn is_active(before: &Host, now: &Process) -> bool {
         let mut senders = process.connections.iter().filter(|c| c.direction == "send");
         senders.any(|c| c.in_flight.0 > 0)
     };
-    let old = before.processes.iter().find(|old| (old.pid, old.made_ms) == (now.pid, now.made_ms));
+    let old = same(before, now);
     let calls = |totals: &Totals| -> [Count; 4] {
         [totals.requests, totals.done, totals.waits_for_peer, totals.waits_for_queue]
     };
     let calls = |process: &Process| [&process.totals.send, &process.totals.recv].map(calls);
     sends(now) || old.is_some_and(|old| calls(old) != calls(now))
+}
+
+/// Returns what an earlier reading had of a process.
+pub(super) fn same<'a>(before: &'a Host, now: &Process) -> Option<&'a Process> {
+    before.processes.iter().find(|old| (old.pid, old.made_ms) == (now.pid, now.made_ms))
 }
 
 impl State {

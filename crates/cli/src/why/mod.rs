@@ -25,21 +25,15 @@ use serde::Serialize;
 use crate::failure::printable;
 use crate::output::{self, document, table::paragraph};
 use crate::quantity::{interval, pid};
-use crate::stats::Failed;
+use crate::stats::{Failed, exit_codes};
 use finding::Finding;
 use look::{Look, State};
 use verdict::verdict;
 
-const EXIT_CODES: &str = "\
-Exit codes:
-  0  nothing is wrong, or no process has statistics and none was named
-  1  the tool itself failed, or the system returned something unexpected
-  2  invalid options
-  3  no such process
-  4  no permission to inspect the process
-  5  no statistics page: no plugin in the process, not initialised, or MPIB_STATS=0
-  6  the page cannot be read: it is not sealed, damaged, or of another version
-  7  something is wrong: the first line says what";
+const EXIT_CODES: &str = concat!(
+    exit_codes!("nothing is wrong, or no process has statistics and none was named"),
+    "\n  7  something is wrong: the first line says what"
+);
 
 /// The exit code for something that is wrong.
 const FAULT: u8 = 7;

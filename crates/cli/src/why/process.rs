@@ -1,9 +1,10 @@
 //! One process over all looks: what it does, and what it waits for.
 
 use mpib_host_view::{Connection, Count, Port, Process as Page, TwoWays, peer_process};
+use nccl_net_mpib_agent_iface::stats::{self, Direction};
 
 use super::finding::connections;
-use super::look::{Look, State};
+use super::look::{Look, State, same};
 
 /// A process with a page in the last look. One with several copies of the plugin has several pages.
 #[derive(Debug)]
@@ -56,6 +57,20 @@ pub(super) enum Peer<'a> {
     Named(&'a str),
 }
 
+impl Awaited {
+    /// Returns what is waited for, in words.
+    pub(super) fn of_peer(self, peer: &str) -> String {
+        let (awaited, direction) = match self {
+            Self::Rail => (stats::Awaited::Rail, None),
+            Self::Receive => (stats::Awaited::Receive, None),
+            Self::Acknowledgements => (stats::Awaited::Data, Some(Direction::Send)),
+            Self::Room => (stats::Awaited::Room, None),
+            Self::Data => (stats::Awaited::Data, Some(Direction::Receive)),
+        };
+        awaited.of_peer(direction, peer)
+    }
+}
+
 impl Wait<'_> {
     /// Returns which connections wait, with what stands between, and the verb.
     pub(super) fn who_waits(&self, between: &str) -> String {
@@ -88,11 +103,9 @@ impl<'a> Process<'a> {
             State::Uninterruptible if !is_same => State::Alive,
             state => state,
         };
-        let before = |page: &Page| {
-            first.host.processes.iter().find(|old| (old.pid, old.made_ms) == (page.pid, page.made_ms))
+        let has_moved = |page: &&Page| {
+            same(&first.host, page).is_none_or(|old| begun(&old.totals) != begun(&page.totals))
         };
-        let has_moved =
-            |page: &&Page| before(page).is_none_or(|old| begun(&old.totals) != begun(&page.totals));
         let connections: Vec<&Connection> = pages.iter().flat_map(|page| &page.connections).collect();
         let has_moved = pages.iter().any(has_moved);
         let wait = wait(&connections, has_moved, last.host.at_ms);

@@ -169,13 +169,11 @@ fn nothing_wrong(looks: &[Look], subjects: &[&Process<'_>]) -> Finding {
 /// Returns the bytes per second that these processes have sent and received.
 fn moved(looks: &[Look], pids: &[u32]) -> (f64, f64) {
     let (Some(first), Some(last)) = (looks.first(), looks.last()) else { return (0.0, 0.0) };
-    let seconds = last.host.at_ms.saturating_sub(first.host.at_ms) as f64 / 1e3;
-    let (mut sent, mut received) = (0, 0);
-    for now in last.host.processes.iter().filter(|process| pids.contains(&process.pid)) {
-        let is_same = |old: &&mpib_host_view::Process| (old.pid, old.made_ms) == (now.pid, now.made_ms);
-        let Some(old) = first.host.processes.iter().find(is_same) else { continue };
-        sent += now.totals.send.bytes.since(old.totals.send.bytes);
-        received += now.totals.recv.bytes.since(old.totals.recv.bytes);
-    }
-    if seconds > 0.0 { (sent as f64 / seconds, received as f64 / seconds) } else { (0.0, 0.0) }
+    let mut host = last.host.clone();
+    host.rates(&first.host);
+    let totals = || host.processes.iter().filter(|process| pids.contains(&process.pid)).map(|p| &p.totals);
+    (
+        totals().filter_map(|totals| totals.send.bytes_per_second).sum(),
+        totals().filter_map(|totals| totals.recv.bytes_per_second).sum(),
+    )
 }

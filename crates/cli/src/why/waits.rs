@@ -76,11 +76,14 @@ impl Scene<'_> {
             _ => "has posted no receive",
         };
         match end {
-            End::Own(_, Awaited::Rail, peer) => format!("a rail to {}: none is left", self.peer(*peer)),
-            End::Own(_, Awaited::Acknowledgements, peer) => {
-                format!("acknowledgements of {}: its adapter does not answer", self.peer(*peer))
+            End::Own(_, awaited, peer) => {
+                let why = match awaited {
+                    Awaited::Rail => "none is left",
+                    Awaited::Acknowledgements => "its adapter does not answer",
+                    _ => "nothing in it is done",
+                };
+                format!("{}: {why}", awaited.of_peer(&self.peer(*peer)))
             }
-            End::Own(_, _, peer) => format!("room in a queue to {}: nothing in it is done", self.peer(*peer)),
             End::Away(peer) => format!("{}, which {missing}", self.peer(*peer)),
             End::Unseen(pid) => format!("process {pid} of this host, which {missing}"),
             End::Held(pid, state) => {
@@ -143,15 +146,9 @@ impl Scene<'_> {
 
     fn link(self, link: &Link<'_>) -> String {
         let Wait { awaited, peer, since_ms, .. } = link.wait;
-        let what = match awaited {
-            Awaited::Rail => "a rail to",
-            Awaited::Receive => "a receive of",
-            Awaited::Acknowledgements => "acknowledgements of",
-            Awaited::Room => "room in a queue to",
-            Awaited::Data => "data of",
-        };
-        let (who, wait, peer) = (self.process(link.pid), link.wait.who_waits(""), self.peer(peer));
-        format!("{who}: {wait} for {what} {peer}, for {}", lasted(self.at_ms.saturating_sub(since_ms)))
+        let (who, wait) = (self.process(link.pid), link.wait.who_waits(""));
+        let what = awaited.of_peer(&self.peer(peer));
+        format!("{who}: {wait} for {what}, for {}", lasted(self.at_ms.saturating_sub(since_ms)))
     }
 
     /// Returns why these processes lack a port, or any of their ports: each reason once, those of this
