@@ -49,11 +49,16 @@ pub(crate) fn fabric_of(test: &str) -> String {
 
 /// Starts an endless `mpib perf` on rails whose rates are three to one.
 pub(crate) fn perf(test: &str) -> Ended {
-    perf_with_faults(test, "")
+    perf_with(test, &[])
 }
 
 /// Starts it with faults from the beginning (`SOFTVERBS_FAULTS`).
 pub(crate) fn perf_with_faults(test: &str, faults: &str) -> Ended {
+    perf_with(test, &[("SOFTVERBS_FAULTS", faults)])
+}
+
+/// Starts it with these variables.
+pub(crate) fn perf_with(test: &str, env: &[(&str, &str)]) -> Ended {
     let mut command = mpib(&fabric_of(test), "sout:addr=10.9.0.1/24;sup:addr=10.9.1.1/24");
     command.args(["perf", "--sizes", "64K", "--time", "600", "--no-check", "--plugin"]);
     command.arg(artifact("libnccl-net-mpib.so"));
@@ -61,7 +66,7 @@ pub(crate) fn perf_with_faults(test: &str, faults: &str) -> Ended {
         .env("MPIB_HCA_SOUT", "sout")
         .env("MPIB_HCA_SUP", "sup")
         .env("MPIB_SUP_SHARE", "256")
-        .env("SOFTVERBS_FAULTS", faults)
+        .envs(env.iter().copied())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     Ended(command.spawn().unwrap())
