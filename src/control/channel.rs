@@ -10,7 +10,7 @@ use mio::Token;
 use super::bounds::Seat;
 use super::connector::{Connector, Opening};
 use super::interfaces::Interface;
-use super::link::Link;
+use super::link::{Break, Link};
 use super::options::Tolerance;
 use super::reactor::{Control, Reactor};
 use super::redial::{RedialListener, RedialTerms};
@@ -215,7 +215,7 @@ impl Channel {
 
     /// Returns since when the connection is [`Broken`](ChannelState::Broken), and why. `None` if it
     /// is not.
-    pub fn broken(&self) -> Option<(Instant, String)> {
+    pub fn broken(&self) -> Option<Break> {
         self.link.broken()
     }
 

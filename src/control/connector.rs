@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -274,6 +274,12 @@ impl Dialer {
     /// Returns whether the last attempt at each address has failed.
     fn have_all_failed(&self) -> bool {
         self.addresses.iter().all(|a| a.failure.is_some())
+    }
+
+    /// Returns whether the last attempt at each address has failed, and that at `ip` was refused.
+    pub(super) fn is_refused(&self, ip: IpAddr) -> bool {
+        let refuses = |a: &Address| a.addr.ip() == ip && a.failure.as_ref().is_some_and(|f| f.refused);
+        self.have_all_failed() && self.addresses.iter().any(refuses)
     }
 
     /// Lists the addresses that have failed, each with its latest error.

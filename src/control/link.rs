@@ -78,16 +78,33 @@ enum Phase {
     Ended(End),
 }
 
-/// The time without a TCP connection.
-#[derive(Debug, Clone)]
-pub(super) struct Break {
-    pub(super) since: Instant,
+/// The time without a TCP connection. Displays why the one before broke, and why there is no other
+/// one yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Break {
+    pub(crate) since: Instant,
     /// Why the TCP connection broke.
-    pub(super) why: String,
+    why: String,
     /// When the one that broke had replaced another.
     resumed: Option<Instant>,
-    /// How the last dials have failed.
-    dials: String,
+    dials: FailedDials,
+}
+
+/// How the last dials of a broken connection have failed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct FailedDials {
+    /// Each address with its error.
+    pub(super) failures: String,
+    /// Whether all addresses have failed, and the one over which the ends were connected refuses.
+    pub(super) is_refused: bool,
+}
+
+impl Break {
+    /// Returns whether the peer's host has answered the last dials, and nothing listens there: the peer
+    /// listens as long as it has a connection.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.dials.is_refused
+    }
 }
 
 /// Why a connection has ended.
@@ -340,17 +357,17 @@ impl Link {
     }
 
     /// Returns since when the connection is broken, and why.
-    pub(super) fn broken(&self) -> Option<(Instant, String)> {
+    pub(super) fn broken(&self) -> Option<Break> {
         match &self.lock().phase {
-            Phase::Broken(broke) => Some((broke.since, broke.to_string())),
+            Phase::Broken(broke) => Some(broke.clone()),
             _ => None,
         }
     }
 
-    /// Records why a broken connection has not been reached yet, for the error of its owner.
-    pub(super) fn set_failed_dials(&self, failures: &[String]) {
+    /// Records why a broken connection has not been reached yet, for its owner.
+    pub(super) fn set_failed_dials(&self, dials: FailedDials) {
         if let Phase::Broken(broke) = &mut self.lock().phase {
-            broke.dials = failures.join("; ");
+            broke.dials = dials;
         }
     }
 
@@ -467,8 +484,8 @@ impl Link {
         if !inner.redial.as_ref().is_some_and(RedialTerms::is_agreed) {
             return self.finish(inner, End::Broken(why));
         }
-        let broken = Phase::Broken(Break { since: Instant::now(), why, resumed, dials: String::new() });
-        self.enter(inner, broken, ChannelEvent::Broken).into_iter().for_each(Wire::abandon);
+        let broke = Break { since: Instant::now(), why, resumed, dials: FailedDials::default() };
+        self.enter(inner, Phase::Broken(broke), ChannelEvent::Broken).into_iter().for_each(Wire::abandon);
     }
 
     /// Ends the connection, unless it has ended.
@@ -532,11 +549,13 @@ impl Pending {
     }
 }
 
-/// Why the TCP connection broke, and why there is no other one yet.
 impl fmt::Display for Break {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)?;
-        if self.dials.is_empty() { Ok(()) } else { write!(f, "; dialled again: {}", self.dials) }
+        match self.dials.failures.as_str() {
+            "" => Ok(()),
+            failures => write!(f, "; dialled again: {failures}"),
+        }
     }
 }
 

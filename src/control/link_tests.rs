@@ -109,7 +109,7 @@ fn a_reset_breaks_the_connection() {
     let (link, peer) = established();
     reset(peer);
     assert_eq!((step(&link), link.state()), (ChannelState::Broken, ChannelState::Broken));
-    assert!(link.broken().unwrap().1.contains("the connection broke: "));
+    assert!(link.broken().unwrap().to_string().contains("the connection broke: "));
     assert_eq!(link.try_recv().unwrap(), None);
     // It is lost, and no error.
     send(&link, &Message::Ready);
@@ -183,7 +183,7 @@ fn a_wrong_tag_breaks_the_connection_and_a_redial_may_replace_it() {
             }
             if is_established {
                 assert_eq!((status, link.state()), (ChannelState::Broken, ChannelState::Broken), "case {i}");
-                let why = link.broken().unwrap().1;
+                let why = link.broken().unwrap().to_string();
                 assert!(
                     why.contains("the peer's address sent a frame with a wrong authentication tag"),
                     "{why}"

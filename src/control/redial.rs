@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::connector::{Dialer, Opening, Outcome};
 use super::interfaces::{Interface, reachable};
-use super::link::Link;
+use super::link::{FailedDials, Link};
 use super::listener::Acceptor;
 use super::options::{Failover, Options};
 use super::reactor::{Control, Reactor};
@@ -234,8 +234,8 @@ impl Redialer {
     pub(super) fn start(link: Arc<Link>, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         let terms = link.redial_terms()?;
         let (mut addrs, opening) = terms.dial()?;
-        if let Some((_, why)) = link.broken() {
-            tracing::info!(target: "net", "the control connection to {} is dialled again: {why}", link.describe());
+        if let Some(broke) = link.broken() {
+            tracing::info!(target: "net", "the control connection to {} is dialled again: {broke}", link.describe());
         }
         // The address over which the ends were connected is first.
         let last = link.peer().map(|last| last.ip());
@@ -259,7 +259,9 @@ impl Redialer {
     /// Starts the attempts that are due, and ends those that have had no answer.
     pub(super) fn on_timer(mut self, me: Token, sockets: &mut Sockets) -> Option<Entry> {
         self.dialer.advance(me, None, sockets);
-        self.link.set_failed_dials(&self.dialer.failures());
+        let failures = self.dialer.failures().join("; ");
+        let is_refused = self.link.peer().is_some_and(|last| self.dialer.is_refused(last.ip()));
+        self.link.set_failed_dials(FailedDials { failures, is_refused });
         Some(Entry::Redialer(self))
     }
 

@@ -53,6 +53,7 @@ pub(crate) struct Signs {
 /// The signs of life since the control connection broke.
 #[derive(Debug)]
 pub(crate) struct Life {
+    wait: Duration,
     ping_every: Duration,
     /// When the present break began.
     broken: Option<Instant>,
@@ -82,6 +83,7 @@ impl Life {
     /// `wait`: how long there may be no sign of life.
     pub(crate) fn new(wait: Duration) -> Self {
         Self {
+            wait,
             ping_every: PING_EVERY.min(wait / PINGS),
             broken: None,
             last: Signs::default(),
@@ -150,6 +152,12 @@ impl Life {
     /// Returns the end of a silence that was reported: the control connection works again.
     pub(crate) fn end_of_silence(&mut self) -> Option<Turn> {
         self.reported.take().map(Turn::Heard)
+    }
+
+    /// Returns after which silence the peer is lost. A host that refuses connections is up, and the peer
+    /// listens as long as it lives: [`PINGS`] without an answer suffice then.
+    pub(crate) fn limit(&self, is_refused: bool) -> Duration {
+        if is_refused { self.ping_every * PINGS } else { self.wait }
     }
 
     /// Returns how long there has been no sign of life in this break, as of the last look.
@@ -274,6 +282,20 @@ mod tests {
         let pings = (0..1000).step_by(10).filter(|ms| life.look(at(*ms), start, signs(1, 7))).count();
         assert_eq!(pings, 3, "one more when the wait is over");
         assert!(life.silence() < PING_EVERY);
+    }
+
+    #[test]
+    fn a_peer_whose_host_refuses_connections_is_lost_after_four_pings() {
+        for wait in [WAIT, PING_EVERY] {
+            let (mut life, start) = (Life::new(wait), Instant::now());
+            let (mut pings, mut now) = (0, start);
+            while life.silence() < life.limit(true) {
+                pings += u32::from(life.look(now, start, signs(0, 7)));
+                now += Duration::from_millis(10);
+            }
+            assert_eq!(pings, PINGS);
+            assert!(life.silence() <= life.limit(false), "{wait:?}");
+        }
     }
 
     #[test]

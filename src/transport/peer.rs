@@ -59,22 +59,25 @@ impl Peer {
     pub(crate) fn look_for_life(&mut self, signs: Signs, rails: impl FnOnce() -> String) -> bool {
         let Some(channel) = &self.channel else { return false };
         // It may have been resumed meanwhile.
-        let Some((since, why)) = channel.broken() else { return false };
-        let is_due = self.life.look(Instant::now(), since, signs);
+        let Some(broke) = channel.broken() else { return false };
+        let is_due = self.life.look(Instant::now(), broke.since, signs);
         match self.life.turn() {
             Some(Turn::Silent) => {
-                let (silence, wait) = (self.life.silence(), channel.wait().unwrap_or_default());
+                let (silence, limit) = (self.life.silence(), self.life.limit(broke.is_refused()));
+                let setting = match broke.is_refused() {
+                    true => "its host refuses connections".into(),
+                    false => format!("MPIB_FAILOVER_WAIT={}", limit.as_secs()),
+                };
                 tracing::warn!(
                     target: "net",
                     "{} is silent: no sign of life for {:.1} s; its control connection has been broken for \
-                     {:.1} s: {why}; {}; the connection fails in {:.0} s (MPIB_FAILOVER_WAIT={}) unless the \
-                     peer is heard again",
+                     {:.1} s: {broke}; {}; the connection fails in {:.0} s ({setting}) unless the peer is \
+                     heard again",
                     self.name,
                     silence.as_secs_f64(),
-                    since.elapsed().as_secs_f64(),
+                    broke.since.elapsed().as_secs_f64(),
                     rails(),
-                    wait.saturating_sub(silence).as_secs_f64(),
-                    wait.as_secs(),
+                    limit.saturating_sub(silence).as_secs_f64(),
                 );
             }
             turn => self.report_heard(turn),
@@ -178,23 +181,29 @@ impl Peer {
     }
 
     /// Returns an error if the control connection is broken, and there has been no sign of life for
-    /// `MPIB_FAILOVER_WAIT`. `MPIB_PEER_TIMEOUT_MS` of silence come before: a connection breaks after
-    /// them.
+    /// [`Life::limit`]. `MPIB_PEER_TIMEOUT_MS` of silence come before: a connection breaks after them.
     #[cold]
     fn broken(&self, what: &str) -> Result<()> {
-        let Some((channel, wait)) = self.channel.as_ref().and_then(|c| Some((c, c.wait()?))) else {
-            return Ok(());
-        };
-        if self.life.silence() < wait {
+        // No limit is shorter.
+        if self.life.silence() < self.life.limit(true) {
             return Ok(());
         }
         // It may have been resumed meanwhile.
-        let Some((_, why)) = channel.broken() else { return Ok(()) };
-        let (name, wait) = (&self.name, wait.as_secs());
-        Err(Error::Peer(format!(
-            "{name} was lost with {what} outstanding: {why}; neither an address of its host nor a rail has \
-             answered for {wait} s (MPIB_FAILOVER_WAIT)"
-        )))
+        let Some(broke) = self.channel.as_ref().and_then(Channel::broken) else { return Ok(()) };
+        let limit = self.life.limit(broke.is_refused());
+        if self.life.silence() < limit {
+            return Ok(());
+        }
+        let (name, limit) = (&self.name, limit.as_secs_f64());
+        let why = match broke.is_refused() {
+            true => format!(
+                "its host refuses connections and no rail has answered for {limit} s: its process has ended"
+            ),
+            false => format!(
+                "neither an address of its host nor a rail has answered for {limit} s (MPIB_FAILOVER_WAIT)"
+            ),
+        };
+        Err(Error::Peer(format!("{name} was lost with {what} outstanding: {broke}; {why}")))
     }
 
     /// Returns whether the peer has ended, and nothing of it arrives any more.

@@ -57,9 +57,13 @@ const PINGS: u64 = 4 * LONG.as_secs();
 
 /// Waits until an end that writes nothing else has asked for signs of life for [`LONG`].
 fn until_pinged(end: &mut Peer) {
+    until_pinged_times(end, PINGS);
+}
+
+fn until_pinged_times(end: &mut Peer, pings: u64) {
     let mut writes = || adapters(end).iter().map(|(_, count)| count.writes).sum::<u64>();
     let before = writes();
-    until("pings", || (writes() >= before + PINGS).then_some(()));
+    until("pings", || (writes() >= before + pings).then_some(()));
 }
 
 fn data_moves(test: &str, n: usize) {
@@ -172,6 +176,72 @@ fn a_receiver_names_a_process_that_was_killed_in_a_silent_network() {
         a.kill();
         assert_eq!(b.answer(), RemoteError.number().unwrap().to_string());
         named(&mut b, "receives");
+    });
+}
+
+/// Kills `peer` once `end`, which `call` keeps busy, has sent it something that it does not read: its
+/// host resets the control connection then, and refuses the next ones.
+fn names_it_after_a_reset(mut end: Peer, mut peer: Peer, call: &str, outstanding: &str) {
+    peer.process().stop();
+    end.must("link soft1 0");
+    end.say(call);
+    let sockets = ["tcp", "tcp6"].map(|family| format!("/proc/{}/net/{family}", peer.pid()));
+    until("bytes that the peer does not read", || {
+        let is_unread = |line: &str| {
+            let queues = line.split_whitespace().nth(4);
+            queues.is_some_and(|of| of.contains(':') && !of.ends_with(":00000000"))
+        };
+        let mut sockets = sockets.iter().map(|file| std::fs::read_to_string(file).unwrap());
+        sockets.any(|file| file.lines().any(is_unread)).then_some(())
+    });
+    peer.kill();
+    assert_eq!(end.answer(), RemoteError.number().unwrap().to_string());
+    let lost = format!("was lost with {outstanding} outstanding");
+    warned(&mut end, &[&lost, "did its process end?; dialled again: ", REFUSED]);
+}
+
+const REFUSED: &str = "its host refuses connections and no rail has answered for 4 s: its process has ended";
+
+/// The longest wait that can be set. The adapter itself gives up after half a minute.
+const PATIENT: [(&str, &str); 1] = [("MPIB_FAILOVER_WAIT", "3600")];
+
+//= failover.md: a process whose host refuses connections has ended
+#[test]
+fn a_sender_names_a_process_that_was_killed_with_unread_bytes() {
+    on_hosts(here!(), &[&mpib("512", &[])[..], &PATIENT].concat(), || {
+        let (_hosts, a, b) = rails(2);
+        names_it_after_a_reset(a, b, "fail 100000", "sends");
+    });
+}
+
+//= failover.md: a process whose host refuses connections has ended
+#[test]
+fn a_receiver_names_a_process_that_was_killed_with_unread_bytes() {
+    on_hosts(here!(), &[&mpib("512", &[])[..], &PATIENT].concat(), || {
+        let (_hosts, a, b) = rails(2);
+        names_it_after_a_reset(b, a, "recv-fails 100000", "receives");
+    });
+}
+
+/// Host a takes b's address for itself: its own kernel resets the connection and refuses new ones.
+//= failover.md: a process whose host refuses connections has ended
+#[test]
+fn a_refused_peer_whose_rail_works_lives() {
+    on_hosts(here!(), &[&PATIENT[..], &[("MPIB_PEER_TIMEOUT_MS", "1000")]].concat(), || {
+        let (hosts, mut a, mut b) = rails(1);
+        message(&mut a, &mut b, 1);
+        let address = |how| hosts.command("a", "ip").args(["addr", how, "10.0.1.2/32", "dev", "lo"]).status();
+        assert!(address("add").unwrap().success());
+        let line = until_logged(&mut a, "is dialled again");
+        assert!(line.contains("reset"), "{line}");
+        // Four of them without an answer would be the end.
+        until_pinged_times(&mut a, 6);
+        message(&mut a, &mut b, 2);
+        assert!(address("del").unwrap().success());
+        until_logged(&mut a, "works again");
+        message(&mut a, &mut b, 3);
+        a.must("close");
+        b.must("close");
     });
 }
 

@@ -237,7 +237,7 @@ fn a_process_killed_with_unread_bytes_is_dialled_again() {
         peer.kill();
         assert_eq!(events.wait(ChannelEvent::Broken), [ChannelEvent::Broken]);
         let text = until("a dial that is refused", || {
-            channel.broken().map(|(_, why)| why).filter(|why| why.contains("refused"))
+            channel.broken().map(|broke| broke.to_string()).filter(|why| why.contains("refused"))
         });
         assert!(text.contains("did its process end?; dialled again: "), "{text}");
         assert_eq!(channel.state(), ChannelState::Broken);

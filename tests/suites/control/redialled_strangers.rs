@@ -297,13 +297,14 @@ fn no_number_of_failed_dials_ends_a_broken_connection() {
     }
     for known in [&asked, &refused] {
         assert_eq!(known.channel.state(), ChannelState::Broken);
-        let (_, why) = known.channel.broken().unwrap();
+        let why = known.channel.broken().unwrap().to_string();
         assert!(why.contains("the connection broke"), "{why}");
         // What is sent meanwhile is lost, and no error.
         known.channel.send(&Message::Ready).unwrap();
         assert_eq!(known.channel.received().unwrap(), None);
     }
-    let refusal = || refused.channel.broken().map(|(_, why)| why).filter(|why| why.contains("refused"));
+    let broke = || Some(refused.channel.broken()?.to_string());
+    let refusal = || broke().filter(|why| why.contains("refused"));
     let why = until("a refused dial", refusal);
     assert!(why.contains("dialled again: 127.0.0.1:"), "{why}");
 }
