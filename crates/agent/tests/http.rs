@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use mpib_agent::http::{Http, schema};
+use mpib_agent::http::{Http, schema, waits};
 use mpib_agent::{Agent, Config, Handle, Server};
 use mpib_host_view::Source;
 use nccl_net_mpib_agent_iface::agent::Request;
@@ -101,7 +101,7 @@ fn body_of(answer: &str) -> &str {
     answer.split_once("\r\n\r\n").unwrap().1
 }
 
-//= agent.md: /metrics, /api/v1/host, /api/v1/history and /api/v1/schema
+//= agent.md: /metrics, /api/v1/host, /api/v1/waits, /api/v1/history and /api/v1/schema
 #[test]
 fn what_is_read_needs_no_token() {
     let agent = Running::start("drain = [\"mlx5_0:1\"]");
@@ -115,6 +115,10 @@ fn what_is_read_needs_no_token() {
     let document: Value = serde_json::from_str(body_of(&text)).unwrap();
     assert_eq!((status, &document["agent"]["drained"]), (200, &json!(["mlx5_0:1"])));
     assert!(document["host"]["ports"].is_array() && document["agent"]["events"][0]["kind"] == "agent");
+    let host = document["host"]["hostname"].as_str().unwrap();
+    waits(agent.address(), host, LIMIT).unwrap();
+    let wrong = waits(agent.address(), "node17", LIMIT).unwrap_err();
+    assert_eq!(wrong, format!("the host that answers there is {host}"));
     let (status, text) = agent.get("/api/v1/history");
     assert!(status == 200 && body_of(&text).starts_with("{\"at_ms\":["), "{text}");
     let (status, text) = agent.get("/api/v1/schema");

@@ -20,12 +20,16 @@ fn why(args: &[&str]) -> (i32, String) {
 
 /// Returns the first finding about a process, once it has this kind.
 fn finding(pid: u32, kind: &str) -> Value {
+    document(pid, kind, &[])["findings"][0].clone()
+}
+
+/// Returns the document about a process, once its first finding has this kind.
+fn document(pid: u32, kind: &str, args: &[&str]) -> Value {
     until(kind, || {
-        let (code, text) = why(&[&pid.to_string(), "--json"]);
+        let (code, text) = why(&[&[&*pid.to_string(), "--json"], args].concat());
         let document: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
-        let first = &document["findings"][0];
         assert_eq!(document["exit_code"], code, "{text}");
-        (first["kind"] == kind).then(|| first.clone())
+        (document["findings"][0]["kind"] == kind).then_some(document)
     })
 }
 
@@ -152,7 +156,20 @@ fn a_receiver_that_posts_nothing_is_named() {
     finding(pids[0], "failed");
 }
 
-//= why.md: the answer says that the other host was not asked
+/// Starts `mpib` on a host, and returns the port that its line with this word ends in.
+fn listening(by: &[&str], args: &[&str], word: &str) -> (Ended, String) {
+    let mut command = Command::new(by[0]);
+    command.args(&by[1..]).arg(env!("CARGO_BIN_EXE_mpib")).args(args).stderr(Stdio::piped());
+    let mut child = Ended(command.spawn().unwrap());
+    let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line = lines.find(|line| line.contains(word)).unwrap();
+    // The rest of the log has no reader, and does not fill the pipe.
+    std::thread::spawn(move || lines.for_each(drop));
+    let address = line.split(word).nth(1).unwrap().split(['/', ';']).next().unwrap();
+    (child, address.rsplit(':').next().unwrap().to_owned())
+}
+
+//= why.md: the end of the chain is on another host, which is asked by its agent or doctor
 #[test]
 fn a_receiver_of_another_host_is_named_with_its_host() {
     let by = ["unshare", "--uts", "sh", "-c", "hostname node17 && exec \"$@\"", "sh"];
@@ -162,13 +179,54 @@ fn a_receiver_of_another_host_is_named_with_its_host() {
         return;
     }
     let [sender, receiver] = silent_pair("why-other-host", &by);
-    let found = finding(sender.0.id(), "no-receive");
-    let cause = serde_json::json!({ "host": "node17", "pid": receiver.0.id(), "seen": false });
-    assert_eq!(found["cause"], cause, "{found}");
-    let evidence = found["evidence"][1].as_str().unwrap();
-    assert!(evidence.starts_with("host node17 was not asked"), "{found}");
-    let next = found["next"].as_str().unwrap();
-    assert!(next.starts_with(&format!("\"mpib why {}\" on host node17", receiver.0.id())), "{found}");
+    let pids = [sender.0.id(), receiver.0.id()];
+    // Nothing listens on port 1.
+    let nobody = ["--agent-port", "1", "--doctor-port", "1"];
+    let found = document(pids[0], "no-receive", &nobody);
+    let cause = |seen: bool| serde_json::json!({ "host": "node17", "pid": pids[1], "seen": seen });
+    let first = &found["findings"][0];
+    assert_eq!(first["cause"], cause(false), "{found}");
+    let evidence = first["evidence"][1].as_str().unwrap();
+    assert!(evidence.starts_with("host node17 has not answered: "), "{found}");
+    assert!(
+        evidence.contains(":1: no agent listens there; ") && evidence.ends_with("listens there"),
+        "{found}"
+    );
+    let next = first["next"].as_str().unwrap();
+    assert!(next.starts_with(&format!("\"mpib why {}\" on host node17", pids[1])), "{found}");
+    let not_asked = document(pids[0], "no-receive", &["--ask", "0"]);
+    assert_eq!(not_asked["hosts"][0]["error"], "--ask 0", "{not_asked}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("agent");
+    let agent = ["agent", "--http", "0.0.0.0:0", "--socket-dir", folder.to_str().unwrap()];
+    let (_agent, agents) = listening(&by, &agent, "serves http://");
+    let (_doctor, doctors) = listening(&by, &["doctor", "--listen", "0.0.0.0:0"], "listening on ");
+    for args in
+        [["--agent-port", &agents, "--doctor-port", "1"], ["--agent-port", "1", "--doctor-port", &doctors]]
+    {
+        let found = document(pids[0], "no-receive", &args);
+        let first = &found["findings"][0];
+        assert_eq!((&first["cause"], &found["hosts"][0]["error"]), (&cause(true), &Value::Null), "{found}");
+        let text = first["text"].as_str().unwrap();
+        let name = format!("waits for host node17, pid {} (", pids[1]);
+        assert!(text.contains(&name) && text.ends_with(": NCCL in it asks for nothing"), "{found}");
+        signal(pids[1], libc::SIGSTOP);
+        let found = document(pids[0], "held", &args);
+        assert_eq!(found["findings"][0]["cause"], cause(true), "{found}");
+        signal(pids[1], libc::SIGCONT);
+    }
+    // An agent of another host at the address of this one.
+    let (_other, others) = listening(
+        &["env"],
+        &["agent", "--http", "0.0.0.0:0", "--socket-dir", &format!("{}2", folder.display())],
+        "serves http://",
+    );
+    let found = document(pids[0], "no-receive", &["--agent-port", &others, "--doctor-port", "1"]);
+    assert!(
+        found["hosts"][0]["error"].as_str().unwrap().contains(": the host that answers there is "),
+        "{found}"
+    );
 }
 
 #[test]

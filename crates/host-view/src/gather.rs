@@ -14,7 +14,8 @@ use nix::unistd::{Uid, User};
 use crate::budget::Budget;
 use crate::verdict::OTHER;
 use crate::{
-    Connection, Count, Failover, Host, Port, PortCounts, Process, Rail, Stalls, Totals, TwoWays, Wait, sysfs,
+    Connection, Count, Failover, Host, Port, PortCounts, Process, Rail, Stalls, State, Totals, TwoWays, Wait,
+    sysfs,
 };
 
 /// Version of the document's format.
@@ -91,7 +92,7 @@ impl Source {
         let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         let command = command.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         let user = self.users.entry(uid).or_insert_with(|| name_of(uid)).clone();
-        let known = Process { pid, uid, user, command, ..Process::default() };
+        let known = Process { pid, uid, user, command, state: State::of(pid), ..Process::default() };
         for page in pages {
             let mut process = process(known.clone(), page.read());
             let kept = budget.add_page(uid, process.connections.len());

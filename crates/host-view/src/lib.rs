@@ -1,8 +1,9 @@
 //! What the processes with the NCCL plugin MPIB do on this host.
 //!
 //! [`Source`] reads the statistics pages that this user may read, and the adapters' counters in
-//! sysfs, into one document: [`Host`]. [`Host::rates`] compares two of them. [`Ledger`] keeps the
-//! counts of processes that have ended. [`metrics()`] formats a document for Prometheus.
+//! sysfs, into one document: [`Host`]. [`Host::rates`] compares two of them; [`Waits`] is who waits for
+//! whom, from several. [`Ledger`] keeps the counts of processes that have ended. [`metrics()`] formats
+//! a document for Prometheus.
 
 mod budget;
 mod count;
@@ -11,10 +12,12 @@ mod ledger;
 mod metrics;
 mod model;
 mod rates;
+mod state;
 mod sums;
 mod sysfs;
 mod textfile;
 mod verdict;
+mod waits;
 
 pub use count::Count;
 pub use gather::Source;
@@ -24,5 +27,7 @@ pub use model::{
     Adapter, Connection, Failover, Host, MAX_PORTS, Port, PortCounts, Process, Rail, Stalls, Totals, TwoWays,
     Wait, peer_process, schema,
 };
+pub use state::State;
 pub use textfile::write_textfile;
 pub use verdict::{DRAINED, Verdict, lasted};
+pub use waits::{Awaited, Peer, WAITS_MAX, Waiter, Waiting, Waits};

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Count, Verdict};
+use crate::{Count, State, Verdict};
 
 /// The most ports of a document, and so the most values of the labels `device` and `port` in
 /// metrics.
 pub const MAX_PORTS: usize = 64;
 
 /// A wait that people look at.
-const LONG_WAIT_MS: u64 = 5_000;
+pub(crate) const LONG_WAIT_MS: u64 = 5_000;
 
 /// What the processes with the plugin do on this host. All times are ms since 1970 (UTC).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -65,6 +65,8 @@ pub struct Process {
     pub user: Option<String>,
     /// `/proc/PID/comm`
     pub command: String,
+    /// How the kernel runs it.
+    pub state: State,
     /// Version of the plugin.
     pub plugin: String,
     /// When the page was made.
@@ -289,6 +291,13 @@ pub struct Wait {
     pub what: String,
     /// Since when. Time in which the process was stopped is not part of it.
     pub since_ms: u64,
+}
+
+impl Host {
+    /// Returns what this reading has of a process in another one.
+    pub fn same(&self, other: &Process) -> Option<&Process> {
+        self.processes.iter().find(|process| (process.pid, process.made_ms) == (other.pid, other.made_ms))
+    }
 }
 
 impl Connection {

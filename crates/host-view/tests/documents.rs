@@ -42,6 +42,9 @@ fn check(value: &Value, schema: &Value, all: &Value, path: &str) {
         let choice = choices.iter().find(|choice| (choice["type"] == "null") == value.is_null());
         return check(value, choice.unwrap(), all, path);
     }
+    if let Some(words) = schema["oneOf"].as_array() {
+        return assert!(words.iter().any(|word| word["const"] == *value), "{path}: {value}");
+    }
     let is = |name: &str| {
         schema["type"] == name || schema["type"].as_array().is_some_and(|t| t.contains(&name.into()))
     };

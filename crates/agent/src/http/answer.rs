@@ -12,6 +12,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::client::WAITS;
 use super::guard::{Refused, check_host, check_token};
 use super::{Deadline, Drain, Drained, FOLLOWERS, Failure, Share, Shared, SharesSet, page, schema};
 use crate::config::Policy;
@@ -51,7 +52,7 @@ pub(super) async fn answer(
         },
         "/api/v1/drain" | "/api/v1/shares" => not_allowed("POST"),
         "/" | "/metrics" | "/healthz" | "/api/v1/host" | "/api/v1/history" | "/api/v1/schema"
-        | "/api/v1/stream"
+        | "/api/v1/stream" | WAITS
             if !get =>
         {
             not_allowed("GET, HEAD")
@@ -62,13 +63,14 @@ pub(super) async fn answer(
         }
         "/healthz" => healthz(&shared).await,
         "/api/v1/host" => full(StatusCode::OK, JSON, shared.readings.fresh().await.json()),
+        WAITS => full(StatusCode::OK, JSON, shared.readings.fresh().await.waits()),
         "/api/v1/history" => full(StatusCode::OK, JSON, shared.readings.history()),
         "/api/v1/schema" => full(StatusCode::OK, JSON, schema().into()),
         "/api/v1/stream" => stream(&shared, deadline),
         _ => failure(
             StatusCode::NOT_FOUND,
             format!(
-                "there is no {path}; there are /, /metrics, /healthz and /api/v1/ with host, history, stream, drain, shares and schema"
+                "there is no {path}; there are /, /metrics, /healthz and /api/v1/ with host, waits, history, stream, drain, shares and schema"
             ),
         ),
     })

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use mpib_host_view::{Connection, Host};
+use mpib_host_view::{Connection, Host, Waits};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -105,6 +105,7 @@ pub struct Failure {
 pub fn schema() -> String {
     let schemas: Value = json!({
         "GET /api/v1/host": schema_for!(Document),
+        "GET /api/v1/waits": schema_for!(Waits),
         "GET /api/v1/history": schema_for!(History),
         "POST /api/v1/drain": { "request": schema_for!(Drain), "response": schema_for!(Drained) },
         "POST /api/v1/shares": { "request": schema_for!(Share), "response": schema_for!(SharesSet) },

@@ -5,6 +5,7 @@
 //! only for copies in memory.
 
 mod answer;
+mod client;
 mod config;
 mod document;
 mod guard;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+pub use client::waits;
 pub use config::{DEFAULT, HttpConfig, Listen};
 pub use document::{Document, Drain, Drained, Failure, STREAM_CONNECTIONS, Share, SharesSet, schema};
 pub use guard::check_token_file;

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
-use mpib_host_view::{Host, Ledger, MetricsOptions, Source, metrics};
+use mpib_host_view::{Host, Ledger, MetricsOptions, Source, Waits, metrics};
 use nccl_net_mpib_agent_iface::stats::NoPage;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -20,26 +20,36 @@ use crate::{Agent, Handle};
 /// Most changes of rails that are logged in a minute.
 const NOTES: usize = 60;
 
+/// The time between the first two readings. Whether a process moves data, one alone does not show.
+const MOMENT: Duration = Duration::from_millis(100);
+
 /// One reading, and its texts, each made when it is first needed.
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) at: Instant,
     document: Document,
+    waits: Waits,
     json: OnceLock<Bytes>,
     event: OnceLock<Bytes>,
     metrics: [OnceLock<Bytes>; 2],
 }
 
 impl Reading {
-    fn new(host: Host, handle: &Handle) -> Self {
+    fn new(before: &Host, host: Host, handle: &Handle) -> Self {
+        let waits = Waits::of(&[before, &host]);
         let document = Document { host, agent: handle.read(Agent::snapshot), connections_omitted: 0 };
         let (json, event, metrics) = Default::default();
-        Self { at: Instant::now(), document, json, event, metrics }
+        Self { at: Instant::now(), document, waits, json, event, metrics }
     }
 
     /// Returns the document as JSON.
     pub(super) fn json(&self) -> Bytes {
         self.json.get_or_init(|| encode(&self.document)).clone()
+    }
+
+    /// Returns who waits for whom as JSON.
+    pub(super) fn waits(&self) -> Bytes {
+        encode(&self.waits)
     }
 
     /// Returns the bounded document as a server-sent event.
@@ -111,17 +121,19 @@ const PACE: Pace = Pace {
 };
 
 impl Readings {
-    /// Reads once, and starts the thread.
+    /// Reads, and starts the thread.
     pub(super) fn start(source: Source, handle: Handle) -> Result<Self, NoPage> {
         Self::start_at(PACE, source, handle)
     }
 
     fn start_at(pace: Pace, mut source: Source, handle: Handle) -> Result<Self, NoPage> {
         let mut ledger = Ledger::default();
+        let before = source.host()?;
+        thread::sleep(MOMENT);
         let mut host = source.host()?;
         ledger.update(&mut host);
         let history = Arc::new(Mutex::new(History::default()));
-        let (send, latest) = watch::channel(Arc::new(Reading::new(host, &handle)));
+        let (send, latest) = watch::channel(Arc::new(Reading::new(&before, host, &handle)));
         let (wake, nudged) = sync_channel(1);
         let rail_changed = Arc::<AtomicBool>::default();
         let nudge = Arc::new(Nudge { wake, rail_changed: rail_changed.clone() });
@@ -267,7 +279,8 @@ impl Reader {
         host.rates(&last.document.host);
         self.note(rails::events(&last.document.host, &host));
         self.history.lock().add(&host);
-        self.send.send_replace(Arc::new(Reading::new(host, &self.handle)));
+        let reading = Reading::new(&last.document.host, host, &self.handle);
+        self.send.send_replace(Arc::new(reading));
         Ok(())
     }
 
@@ -304,7 +317,7 @@ mod tests {
     #[test]
     fn changes_without_pause_do_not_flood_the_log() {
         let handle = Handle::new(Agent::new(Config::default(), None, Default::default())).unwrap();
-        let reading = Arc::new(Reading::new(Host::default(), &handle));
+        let reading = Arc::new(Reading::new(&Host::default(), Host::default(), &handle));
         let pace = Pace { often: Duration::ZERO, seldom: Duration::ZERO, change: Duration::ZERO };
         let mut reader = Reader {
             source: Source::default(),

@@ -173,7 +173,7 @@ fn verdict(hosts: &[Host], pairs: &[HostPair]) -> Verdict {
 }
 
 /// Calls `work` for all items, some at a time; returns the results in order.
-fn at_once<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub(crate) fn at_once<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let mut results = Vec::with_capacity(items.len());
     for part in items.chunks(AT_ONCE) {
         thread::scope(|scope| {

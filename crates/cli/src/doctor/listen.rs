@@ -14,6 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mpib_host_view::Waits;
+
 use super::hosts::{self, Checked};
 use super::peer::{self, MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Summary, Task};
 use super::session::{self, Request};
@@ -25,6 +27,8 @@ use crate::perf::{self, Channel, Outcome, Trial};
 
 /// A new connection must identify itself within this time.
 const OPENING: Duration = Duration::from_secs(10);
+/// How long to look at this host for an end that asks who waits.
+const LOOK: Duration = Duration::from_millis(200);
 /// Most connections that have not identified themselves yet.
 const STRANGERS: usize = 64;
 /// Most runs that wait for the current one.
@@ -114,7 +118,8 @@ fn accept_clients(listener: &TcpListener, sender: &Sender<Client>, busy: &Arc<At
         thread::spawn(move || {
             match opening(stream, from, &busy) {
                 // The receiver ends with the process only.
-                Ok(client) => drop(sender.send(client)),
+                Ok(Some(client)) => drop(sender.send(client)),
+                Ok(None) => {}
                 Err(failure) => eprintln!("mpib: refused {from}: {failure}; still listening"),
             }
             strangers.fetch_sub(1, Ordering::SeqCst);
@@ -122,7 +127,8 @@ fn accept_clients(listener: &TcpListener, sender: &Sender<Client>, busy: &Arc<At
     }
 }
 
-fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Client, Failure> {
+/// Returns a connection for the loop; `None` if it needs no more.
+fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Option<Client>, Failure> {
     stream.set_nodelay(true).tool("set TCP_NODELAY")?;
     let lent = stream.try_clone().tool("share a connection")?;
     let mut channel = Channel::new(lent.into(), "it")?;
@@ -143,12 +149,18 @@ fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Cli
         return refuse(&mut channel, text);
     }
     if let Some(token) = opening.join {
-        return Ok(Client::Join(stream, token));
+        return Ok(Some(Client::Join(stream, token)));
+    }
+    // It asks while something hangs, and a run may take minutes.
+    if opening.task == Some(Task::Waits) {
+        let waits = Waits::look(LOOK).tool("read the statistics of this host")?;
+        channel.send(&reply(None, false, String::new()))?;
+        return channel.send(&waits).map(|()| None);
     }
     if busy.load(Ordering::SeqCst) {
         channel.send(&reply(None, true, String::new()))?;
     }
-    Ok(Client::Run(Visit { channel, from, task: opening.task }))
+    Ok(Some(Client::Run(Visit { channel, from, task: opening.task })))
 }
 
 fn reply(refused: Option<String>, wait: bool, token: String) -> Reply {

@@ -45,9 +45,10 @@ use std::{
 
 use clap::Args;
 pub(crate) use fused::losses;
+pub(crate) use hosts::at_once;
 pub(crate) use listen::listen;
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
-pub(crate) use peer::{PROTOCOL, Summary, check_routes, plugin_message};
+pub(crate) use peer::{PROTOCOL, Summary, check_routes, plugin_message, waits};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 pub(crate) use session::{Counters, Ends, Order, Session, Use, counters};

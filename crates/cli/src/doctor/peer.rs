@@ -2,8 +2,13 @@
 //! reports about its ports. The leading end's plugin computes the pairs. Workers of `mpib perf`
 //! measure each pair, and then each device, on a separate connection (`session`).
 
-use std::time::Duration;
+use std::{
+    io,
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
 
+use mpib_host_view::Waits;
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Pair, Verdict as RouteVerdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -19,7 +24,7 @@ use crate::perf::{self, Channel, Plan, Trial};
 /// First word of a connection, by which other clients are recognised.
 pub(super) const MAGIC: &str = "mpib doctor";
 /// Changes with the messages below. [`Opening`] and [`Reply`] never change.
-pub(crate) const PROTOCOL: u32 = 4;
+pub(crate) const PROTOCOL: u32 = 5;
 /// How long a peer may take for an answer that needs no work.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long to wait while the peer serves others.
@@ -49,7 +54,7 @@ impl Opening {
     }
 }
 
-/// What a listening end does by itself for the end that checks many hosts.
+/// What a listening end does by itself for the end that checks many hosts, or asks for waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Task {
     /// Check itself, and answer with a [`Summary`].
@@ -57,6 +62,8 @@ pub(super) enum Task {
     /// Check the host with this address, and answer with a `Result<Checked, Failure>`. Only a
     /// listener with a file of hosts does so, and only for the hosts in its file.
     Check(String),
+    /// Answer who waits for whom on its host, at once.
+    Waits,
 }
 
 /// The answer to a new run, in every version.
@@ -235,30 +242,52 @@ fn fail(text: String) -> Check {
     Check::new("routes", Level::Fail, text)
 }
 
+/// Asks the listening end at an address who waits for whom on this host.
+pub(crate) fn waits(address: SocketAddr, host: &str, limit: Duration) -> Result<Waits, Failure> {
+    let fail = |text: String| Failure::new(Kind::Peer, text);
+    let end = Instant::now() + limit;
+    let stream = TcpStream::connect_timeout(&address, limit).map_err(|e| match e.kind() {
+        io::ErrorKind::ConnectionRefused => fail("no \"mpib doctor --listen\" listens there".into()),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => fail(format!("no answer within {limit:?}")),
+        _ => fail(e.to_string()),
+    })?;
+    let mut channel = Channel::new(stream.into(), "it")?;
+    channel.send(&Opening { task: Some(Task::Waits), ..Opening::new(None) })?;
+    let left = || end.saturating_duration_since(Instant::now());
+    let reply = channel.first(left(), MAGIC)?;
+    accepted(reply, &address.to_string())?;
+    channel.recv::<Waits>(left(), || Ok(()))?.of_host(host).map_err(fail)
+}
+
 /// Waits until the peer serves this run; returns the run's token.
 pub(super) fn open_run(channel: &mut Channel, address: &str) -> Result<String, Failure> {
-    let fail = |text: String| Err(Failure::new(Kind::Peer, text));
     let mut limit = PATIENCE;
     loop {
-        let reply: Reply = channel.first(limit, MAGIC)?;
-        if reply.magic != MAGIC {
-            return fail(format!("{address} is not an \"mpib doctor --listen\""));
-        }
-        if reply.protocol != PROTOCOL {
-            let text = format!(
-                "{address} speaks protocol {}, expected {PROTOCOL}; use the same release of mpib at both ends",
-                reply.protocol
-            );
-            return fail(text);
-        }
-        match reply {
-            Reply { refused: Some(why), .. } => return fail(format!("{address} refused: {why}")),
+        match accepted(channel.first(limit, MAGIC)?, address)? {
             Reply { wait: true, .. } => {
                 eprintln!("mpib: {address} is busy with another machine; waiting");
                 limit = QUEUE;
             }
             Reply { token, .. } => return Ok(token),
         }
+    }
+}
+
+/// Returns the reply, if it is one of this release and refuses nothing.
+fn accepted(reply: Reply, address: &str) -> Result<Reply, Failure> {
+    let fail = |text: String| Err(Failure::new(Kind::Peer, text));
+    if reply.magic != MAGIC {
+        return fail(format!("{address} is not an \"mpib doctor --listen\""));
+    }
+    if reply.protocol != PROTOCOL {
+        return fail(format!(
+            "{address} speaks protocol {}, expected {PROTOCOL}; use the same release of mpib at both ends",
+            reply.protocol
+        ));
+    }
+    match &reply.refused {
+        Some(why) => fail(format!("{address} refused: {why}")),
+        None => Ok(reply),
     }
 }
 

@@ -36,7 +36,7 @@ use crate::{pattern, rails, region};
 use std::{path::PathBuf, process::ExitCode};
 
 pub use args::one_abi;
-pub(crate) use args::{PerfArgs, TABLES};
+pub(crate) use args::{PORT, PerfArgs, TABLES};
 pub(crate) use breaker::Outage;
 pub(crate) use control::Channel;
 pub(crate) use cuda::missing as no_cuda;

@@ -1,13 +1,14 @@
-//! Follows waits from process to process, as far as this host's pages go.
+//! Follows waits from process to process, and from host to host as far as they were asked.
 
-use super::look::State;
-use super::process::{Awaited, Peer, Process, Wait};
+use mpib_host_view::{Awaited, State, Waiting};
+
+use super::known::{Known, Peer, Place};
 
 /// A process that waits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Link<'a> {
-    pub(super) pid: u32,
-    pub(super) wait: Wait<'a>,
+    pub(super) place: Place<'a>,
+    pub(super) wait: &'a Waiting,
 }
 
 /// A process that waits, what it waits for, and so on to the end. It has one link or more.
@@ -21,68 +22,70 @@ pub(super) struct Chain<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum End<'a> {
     /// The last process waits for its rails or adapters, and not for a process.
-    Own(u32, Awaited, Peer<'a>),
-    /// The last peer runs on another host, or has no process in its name.
+    Own(Place<'a>, Awaited, Peer<'a>),
+    /// The last peer runs on a host without an answer, or has no process in its name.
     Away(Peer<'a>),
-    /// The last peer is said to run on this host, and has no page that belongs to the connection.
-    Unseen(u32),
+    /// The last peer is said to run on a host, which has no page of it that belongs to the connection.
+    Unseen(Place<'a>),
     /// A process that cannot do anything.
-    Held(u32, State),
+    Held(Place<'a>, State),
     /// A process that moves data of other connections.
-    Moves(u32),
+    Moves(Place<'a>),
     /// A process that neither moves data nor waits.
-    Silent(u32),
-    /// Each of these processes waits for the next, and the last for the first. The lowest number comes
-    /// first.
-    Circle(Vec<u32>),
+    Silent(Place<'a>),
+    /// Each of these processes waits for the next, and the last for the first. The least comes first.
+    Circle(Vec<Place<'a>>),
 }
 
 impl<'a> Chain<'a> {
-    /// Follows the waits of a process; `None` if it does not wait, or cannot do anything at all.
-    pub(super) fn from(start: &Process<'a>, all: &[Process<'a>], host: &'a str) -> Option<Self> {
-        let (mut links, mut at) = (Vec::<Link<'_>>::new(), start);
+    /// Follows the waits of a process; `None` if it has not waited for long, or cannot do anything at
+    /// all. It comes to each process once, so it ends.
+    pub(super) fn from(start: Place<'a>, known: Known<'a>) -> Option<Self> {
+        let mut links: Vec<Link<'a>> = Vec::new();
+        let (mut place, mut process) = (start, known.process(start)?);
         let end = loop {
-            if at.state.obstacle().is_some() {
-                break End::Held(at.pid, at.state);
+            if process.state.obstacle().is_some() {
+                break End::Held(place, process.state);
             }
-            if let Some(first) = links.iter().position(|link| link.pid == at.pid) {
+            if let Some(first) = links.iter().position(|link| link.place == place) {
                 break End::circle(&links[first..]);
             }
-            let Some(wait) = at.wait else {
-                break if at.has_moved { End::Moves(at.pid) } else { End::Silent(at.pid) };
+            // The one that is waited for may have begun to wait later.
+            let wait = process.wait.as_ref().filter(|wait| wait.is_long() || !links.is_empty());
+            let Some(wait) = wait else {
+                break if process.has_moved { End::Moves(place) } else { End::Silent(place) };
             };
-            links.push(Link { pid: at.pid, wait });
-            if !matches!(wait.awaited, Awaited::Receive | Awaited::Data) {
-                break End::Own(at.pid, wait.awaited, wait.peer);
+            links.push(Link { place, wait });
+            let peer = Peer::of(&wait.peer);
+            if !matches!(wait.r#for, Awaited::Receive | Awaited::Data) {
+                break End::Own(place, wait.r#for, peer);
             }
-            let pid = match wait.peer {
-                Peer::Process { host: of, pid } if of == host => pid,
-                peer => break End::Away(peer),
-            };
-            match all.iter().find(|process| process.pid == pid && process.is_peer_of(host, at.pid)) {
-                Some(next) => at = next,
-                None => break End::Unseen(pid),
+            let Peer::Process(next) = peer else { break End::Away(peer) };
+            let Some(host) = known.host(next.host) else { break End::Away(peer) };
+            match host.process(next.pid).filter(|process| process.is_peer_of(place.host, place.pid)) {
+                Some(found) => (place, process) = (next, found),
+                None => break End::Unseen(next),
             }
         };
         (!links.is_empty()).then_some(Self { links, end })
     }
 
     /// Returns what the last process waits for.
-    pub(super) fn last(&self) -> Wait<'a> {
+    pub(super) fn last(&self) -> &'a Waiting {
         self.links[self.links.len() - 1].wait
     }
 
     /// Returns whether each process waits for data alone, which is normal while one computes.
     pub(super) fn is_of_data(&self) -> bool {
-        self.links.iter().all(|link| link.wait.awaited == Awaited::Data)
+        self.links.iter().all(|link| link.wait.r#for == Awaited::Data)
     }
 }
 
-impl End<'_> {
-    fn circle(links: &[Link<'_>]) -> Self {
-        let mut pids: Vec<u32> = links.iter().map(|link| link.pid).collect();
-        let least = pids.iter().enumerate().min_by_key(|(_, pid)| **pid).map_or(0, |(i, _)| i);
-        pids.rotate_left(least);
-        Self::Circle(pids)
+impl<'a> End<'a> {
+    fn circle(links: &[Link<'a>]) -> Self {
+        let mut places: Vec<Place<'_>> = links.iter().map(|link| link.place).collect();
+        let least = places.iter().enumerate().min_by_key(|(_, place)| **place).map_or(0, |(i, _)| i);
+        places.rotate_left(least);
+        Self::Circle(places)
     }
 }

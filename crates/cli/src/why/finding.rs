@@ -88,8 +88,8 @@ pub(super) fn connections(n: usize, of: usize, between: &str, [one, many]: [&str
 }
 
 /// Formats a list: `1, 2 and 3`.
-pub(super) fn list(pids: &[u32]) -> String {
-    let words: Vec<String> = pids.iter().map(u32::to_string).collect();
+pub(super) fn list(items: &[impl ToString]) -> String {
+    let words: Vec<String> = items.iter().map(ToString::to_string).collect();
     match words.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
         _ => words.concat(),

@@ -1,8 +1,6 @@
-//! One look at the host: its statistics pages, which processes use the network at that moment, and how
-//! the kernel runs them.
+//! One look at the host: its statistics pages, and which processes use the network at that moment.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::collections::BTreeSet;
 
 use mpib_host_view::{Count, Host, Process, Totals};
 
@@ -10,36 +8,15 @@ use mpib_host_view::{Count, Host, Process, Totals};
 #[derive(Debug, Default)]
 pub(super) struct Look {
     pub(super) host: Host,
-    /// How the kernel runs the processes of the second reading.
-    pub(super) states: BTreeMap<u32, State>,
     /// The processes that used the network, or tried to, between the two readings.
     pub(super) active: BTreeSet<u32>,
 }
 
-/// How the kernel runs a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    /// It runs, or sleeps until something happens.
-    Alive,
-    /// In a call of the kernel that no signal ends.
-    Uninterruptible,
-    /// By a signal.
-    Stopped,
-    /// By a debugger.
-    Traced,
-    /// It has ended, and its parent has not waited for it.
-    Zombie,
-    /// There is no such process here.
-    Absent,
-}
-
 impl Look {
-    /// Compares two readings, and adds the states of processes.
+    /// Compares two readings.
     pub(super) fn at(before: &Host, host: Host) -> Self {
-        let pids = host.processes.iter().map(|process| process.pid);
-        let states = pids.map(|pid| (pid, State::of(pid))).collect();
         let active = host.processes.iter().filter(|process| is_active(before, process));
-        Self { states, active: active.map(|process| process.pid).collect(), host }
+        Self { active: active.map(|process| process.pid).collect(), host }
     }
 }
 
@@ -50,58 +27,12 @@ fn is_active(before: &Host, now: &Process) -> bool {
         let mut senders = process.connections.iter().filter(|c| c.direction == "send");
         senders.any(|c| c.in_flight.0 > 0)
     };
-    let old = same(before, now);
+    let old = before.same(now);
     let calls = |totals: &Totals| -> [Count; 4] {
         [totals.requests, totals.done, totals.waits_for_peer, totals.waits_for_queue]
     };
     let calls = |process: &Process| [&process.totals.send, &process.totals.recv].map(calls);
     sends(now) || old.is_some_and(|old| calls(old) != calls(now))
-}
-
-/// Returns what an earlier reading had of a process.
-pub(super) fn same<'a>(before: &'a Host, now: &Process) -> Option<&'a Process> {
-    before.processes.iter().find(|old| (old.pid, old.made_ms) == (now.pid, now.made_ms))
-}
-
-impl State {
-    /// Returns the state of a process.
-    pub(super) fn of(pid: u32) -> Self {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-        stat.map_or(Self::Absent, |stat| Self::parse(&stat))
-    }
-
-    /// Reads the letter behind the name, which may have brackets and spaces in it.
-    fn parse(stat: &str) -> Self {
-        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        match rest.trim_start().chars().next() {
-            Some('D') => Self::Uninterruptible,
-            Some('T') => Self::Stopped,
-            Some('t') => Self::Traced,
-            Some('Z') => Self::Zombie,
-            Some('X' | 'x') => Self::Absent,
-            _ => Self::Alive,
-        }
-    }
-
-    /// Returns why a process in this state does nothing, behind "which"; `None` if it may do something.
-    pub(super) fn obstacle(self) -> Option<&'static str> {
-        match self {
-            Self::Alive => None,
-            Self::Uninterruptible => Some("hangs in a call of the kernel (state D)"),
-            Self::Stopped => Some("is stopped (state T)"),
-            Self::Traced => Some("is stopped by a debugger (state t)"),
-            Self::Zombie => Some("has ended (a zombie)"),
-            Self::Absent => Some("is not there"),
-        }
-    }
-
-    /// Returns what to do about a process in such a state.
-    pub(super) fn remedy(self, pid: u32) -> String {
-        match self {
-            Self::Stopped => format!("\"kill -CONT {pid}\", unless somebody has stopped it on purpose"),
-            _ => format!("who holds it: \"cat /proc/{pid}/status /proc/{pid}/stack\""),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -126,14 +57,5 @@ mod tests {
         assert!(is_active(|process| process.connections[0].direction = "send".into()));
         assert!(is_active(|process| process.totals.send.waits_for_peer = Count(1)));
         assert!(is_active(|process| process.totals.recv.done = Count(1)));
-    }
-
-    #[test]
-    fn the_state_stands_behind_the_name() {
-        let parse = |state: char| State::parse(&format!("12 (a) T (b) {state} 1 12 0"));
-        let states = ['S', 'R', 'D', 'T', 't', 'Z', 'X'].map(parse);
-        use State::*;
-        assert_eq!(states, [Alive, Alive, Uninterruptible, Stopped, Traced, Zombie, Absent]);
-        assert_eq!((State::of(std::process::id()), State::of(u32::MAX)), (Alive, Absent));
     }
 }

@@ -1,14 +1,19 @@
 //! `mpib why`: why the jobs of this host are stuck or slow, in ten lines. [`look`] is one reading,
-//! [`verdict`] compares several: [`process`] is one process over all of them, [`chain`] follows waits
-//! from process to process, and [`waits`] puts them into words.
+//! [`verdict`] compares several: [`process`] is one process of this host, [`chain`] follows waits from
+//! process to process over what is [`known`] of all hosts, [`ask`] asks those to which they lead, and
+//! [`waits`] puts them into words.
 
+mod ask;
 mod chain;
 mod finding;
+mod known;
 mod look;
 mod process;
 mod verdict;
 mod waits;
 
+#[cfg(test)]
+mod hosts_tests;
 #[cfg(test)]
 mod tests;
 
@@ -17,17 +22,21 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use mpib_host_view::Source;
+use mpib_agent::http;
+use mpib_host_view::{Source, State, Waits};
 use nccl_net_mpib_agent_iface::stats::NoPage;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::failure::printable;
 use crate::output::{self, document, table::paragraph};
+use crate::perf;
 use crate::quantity::{interval, pid};
 use crate::stats::{Failed, exit_codes};
+use ask::{Asked, How};
 use finding::Finding;
-use look::{Look, State};
+use known::Known;
+use look::Look;
 use verdict::verdict;
 
 const EXIT_CODES: &str = concat!(
@@ -58,6 +67,18 @@ pub(crate) struct WhyArgs {
     #[arg(long, value_name = "TIME", value_parser = interval, default_value = "5")]
     time: Duration,
 
+    /// Ask at most this many other hosts, to which the waits lead
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    ask: u8,
+
+    /// The port of their agents
+    #[arg(long, value_name = "PORT", default_value_t = http::DEFAULT.port())]
+    agent_port: u16,
+
+    /// The port of "mpib doctor --listen", which is asked where no agent answers
+    #[arg(long, value_name = "PORT", default_value_t = perf::PORT)]
+    doctor_port: u16,
+
     /// Print a JSON document instead of the lines
     #[arg(long)]
     json: bool,
@@ -74,7 +95,7 @@ struct Document {
     format: u32,
     /// This tool's version.
     mpib: &'static str,
-    /// Name of the host, the only one that was looked at.
+    /// Name of this host.
     hostname: String,
     /// Time of the last look, in ms since 1970 (UTC).
     at_ms: u64,
@@ -82,6 +103,8 @@ struct Document {
     seconds: f64,
     /// 7 if the first finding is a fault.
     exit_code: u8,
+    /// The other hosts to which waits lead, in the order in which they were asked.
+    hosts: Vec<Asked>,
     /// The gravest comes first. There is one at least.
     findings: Vec<Finding>,
 }
@@ -99,7 +122,10 @@ pub(crate) fn main(args: &WhyArgs) -> ExitCode {
 
 fn answer(args: &WhyArgs) -> Result<ExitCode, Failed> {
     let looks = looks(args)?;
-    let document = Document::of(&looks, args.pid);
+    let own = waits(&looks);
+    let how = How { most: args.ask.into(), agents: args.agent_port, doctors: args.doctor_port };
+    let asked = ask::hosts(&own, args.pid, how);
+    let document = Document::of(&looks, &own, asked, args.pid);
     if args.json {
         document::print(&document)?
     } else {
@@ -135,6 +161,12 @@ fn looks(args: &WhyArgs) -> Result<Vec<Look>, Failed> {
     Ok(looks)
 }
 
+/// Returns who waits for whom here.
+fn waits(looks: &[Look]) -> Waits {
+    let hosts: Vec<_> = looks.iter().map(|look| &look.host).collect();
+    Waits::of(&hosts)
+}
+
 fn no_page(pid: u32, why: &NoPage) -> Failed {
     match why {
         NoPage::NoProcess if State::of(pid) == State::Zombie => {
@@ -145,18 +177,19 @@ fn no_page(pid: u32, why: &NoPage) -> Failed {
 }
 
 impl Document {
-    fn of(looks: &[Look], pid: Option<u32>) -> Self {
-        let findings = verdict(looks, pid);
+    fn of(looks: &[Look], own: &Waits, hosts: Vec<Asked>, pid: Option<u32>) -> Self {
+        let findings = verdict(looks, Known { own, asked: &hosts }, pid);
         let at = |look: Option<&Look>| look.map_or(0, |look| look.host.at_ms);
         let (first, last) = (at(looks.first()), at(looks.last()));
         let is_fault = findings.first().is_some_and(|finding| finding.kind.is_fault());
         Self {
             format: 1,
             mpib: env!("CARGO_PKG_VERSION"),
-            hostname: looks.last().map_or(String::new(), |look| look.host.hostname.clone()),
+            hostname: own.hostname.clone(),
             at_ms: last,
             seconds: last.saturating_sub(first) as f64 / 1e3,
             exit_code: if is_fault { FAULT } else { 0 },
+            hosts,
             findings,
         }
     }

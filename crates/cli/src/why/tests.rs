@@ -1,22 +1,21 @@
 //! Verdicts on made-up hosts.
 
-use std::collections::BTreeMap;
+use mpib_host_view::{Adapter, Connection, Count, Host, Port, Process, Rail, State, Wait, Waits};
 
-use mpib_host_view::{Adapter, Connection, Count, Host, Port, Process, Rail, Wait};
-
-use super::Document;
+use super::ask::hosts_by;
 use super::finding::{Finding, Kind};
-use super::look::{Look, State};
-use super::verdict::verdict;
+use super::known::Known;
+use super::look::Look;
+use super::{Document, verdict, waits as waits_of};
 
 const START: u64 = 1_000_000;
 
 /// A peer on a host.
-fn peer(host: &str, pid: u32) -> String {
+pub(super) fn peer(host: &str, pid: u32) -> String {
     format!("192.0.2.9:4000 ({host}, pid {pid})")
 }
 
-fn connection(direction: &str, peer: String) -> Connection {
+pub(super) fn connection(direction: &str, peer: String) -> Connection {
     let rail = |name: &str| Rail { name: name.into(), ..Rail::default() };
     Connection {
         state: "open".into(),
@@ -28,12 +27,12 @@ fn connection(direction: &str, peer: String) -> Connection {
 }
 
 /// A connection that waits since so many seconds before the last look.
-fn waits(r#for: &str, direction: &str, peer: String, seconds: u64) -> Connection {
+pub(super) fn waits(r#for: &str, direction: &str, peer: String, seconds: u64) -> Connection {
     let wait = Wait { r#for: r#for.into(), what: String::new(), since_ms: START + 5_000 - seconds * 1_000 };
     Connection { wait: Some(wait), ..connection(direction, peer) }
 }
 
-fn process(pid: u32, connections: Vec<Connection>) -> Process {
+pub(super) fn process(pid: u32, connections: Vec<Connection>) -> Process {
     Process { pid, command: "python3".into(), made_ms: 1, connections, ..Process::default() }
 }
 
@@ -45,34 +44,61 @@ fn sends(pid: u32, bytes: u64) -> Process {
 }
 
 fn look(at_ms: u64, processes: Vec<Process>) -> Look {
-    let states = processes.iter().map(|process| (process.pid, State::Alive)).collect();
-    let host = Host { at_ms, hostname: "node1".into(), processes, ..Host::default() };
-    Look { host, states, ..Look::default() }
+    Look { host: host("node1", at_ms, processes), ..Look::default() }
+}
+
+fn host(name: &str, at_ms: u64, processes: Vec<Process>) -> Host {
+    Host { at_ms, hostname: name.into(), processes, ..Host::default() }
+}
+
+/// The verdict on these looks alone.
+fn found(looks: &[Look], pid: Option<u32>) -> Vec<Finding> {
+    verdict(looks, Known { own: &waits_of(looks), asked: &[] }, pid)
+}
+
+/// The document on these looks, with what other hosts answer.
+pub(super) fn document(
+    looks: &[Look],
+    pid: Option<u32>,
+    answer: impl Fn(&str) -> Result<Waits, String> + Sync,
+) -> Document {
+    let own = waits_of(looks);
+    let asked = hosts_by(&own, pid, 16, |host, _| answer(host));
+    Document::of(looks, &own, asked, pid)
+}
+
+/// What a host answers on which nothing moves.
+pub(super) fn answer_of(name: &str, processes: Vec<Process>) -> Waits {
+    let host = host(name, START, processes);
+    Waits::of(&[&host, &host])
 }
 
 /// Two looks at processes that move nothing between them.
-fn still(processes: Vec<Process>) -> [Look; 2] {
+pub(super) fn still(processes: Vec<Process>) -> [Look; 2] {
     [look(START, processes.clone()), look(START + 5_000, processes)]
 }
 
 /// The only finding.
 fn only(looks: &[Look]) -> Finding {
-    let mut all = verdict(looks, None);
+    let mut all = found(looks, None);
     assert_eq!(all.len(), 1, "{all:?}");
     all.remove(0)
 }
 
-fn cause(finding: &Finding) -> Option<(&str, u32, bool)> {
+pub(super) fn cause(finding: &Finding) -> Option<(&str, u32, bool)> {
     finding.cause.as_ref().map(|cause| (cause.host.as_str(), cause.pid, cause.seen))
 }
 
-//= why.md: the chain leaves the host, and the other host was not asked
+//= why.md: a host that does not answer is named with the reason
 #[test]
 fn a_peer_of_another_host_is_named_once() {
     let mut connections: Vec<_> = [72, 60].map(|s| waits("receive", "send", peer("node7", 812), s)).into();
     connections.push(waits("data", "recv", peer("node7", 812), 72));
     connections.push(connection("send", peer("node8", 5)));
-    let finding = only(&still(vec![process(11, connections)]));
+    let unasked = |_: &str| Err("192.0.2.9:9119: no agent listens there".to_owned());
+    let mut all = document(&still(vec![process(11, connections)]), None, unasked).findings;
+    assert_eq!(all.len(), 1, "{all:?}");
+    let finding = all.remove(0);
     assert_eq!(finding.kind, Kind::NoReceive);
     assert_eq!(
         finding.text,
@@ -83,7 +109,7 @@ fn a_peer_of_another_host_is_named_once() {
         (cause(&finding), finding.since_ms),
         (Some(("node7", 812, false)), Some(START + 5_000 - 72_000))
     );
-    assert!(finding.evidence[1].starts_with("host node7 was not asked"), "{:?}", finding.evidence);
+    assert_eq!(finding.evidence[1], "host node7 has not answered: 192.0.2.9:9119: no agent listens there");
     assert!(finding.next.unwrap().starts_with("\"mpib why 812\" on host node7"));
 }
 
@@ -122,13 +148,13 @@ fn a_chain_on_this_host_is_followed_to_its_end() {
     assert_eq!(finding.evidence.len(), 2, "{:?}", finding.evidence);
 
     let mut looks = still(chain());
-    looks[1].states.insert(13, State::Stopped);
+    looks[1].host.processes[2].state = State::Stopped;
     let finding = only(&looks);
     assert_eq!(finding.kind, Kind::Held);
     assert!(finding.text.ends_with("process 13 (python3), which is stopped (state T)"), "{}", finding.text);
     assert!(finding.next.unwrap().starts_with("\"kill -CONT 13\""));
     // With a process, only what it waits for.
-    assert_eq!(verdict(&looks, Some(12))[0].processes, [12]);
+    assert_eq!(found(&looks, Some(12))[0].processes, [12]);
 }
 
 #[test]
@@ -194,7 +220,7 @@ fn waits_for_rails_adapters_and_queues_end_with_their_process() {
         ["mlx5_0:1: the link went down", "mlx5_1:1: nothing answers (process 12 (python3))"]
     );
     let kinds = ["room", "data"].map(|r#for| {
-        verdict(&still(vec![process(11, vec![waits(r#for, "send", peer("node7", 1), 8)])]), None)[0].kind
+        found(&still(vec![process(11, vec![waits(r#for, "send", peer("node7", 1), 8)])]), None)[0].kind
     });
     assert_eq!(kinds, [Kind::NoRoom, Kind::NoAcknowledgements]);
 }
@@ -287,15 +313,15 @@ fn processes_that_have_failed_or_are_held_are_faults() {
     let c = &mut failed.connections[0];
     (c.state, c.reason) = ("failed".into(), Some("status 12".into()));
     let mut looks = still(vec![failed, process(12, Vec::new())]);
-    looks[1].states = BTreeMap::from([(11, State::Alive), (12, State::Traced)]);
-    let all = verdict(&looks, None);
+    looks[1].host.processes[1].state = State::Traced;
+    let all = found(&looks, None);
     assert_eq!(all.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [Kind::Failed, Kind::Held]);
     assert!(all[0].evidence[0].ends_with("status 12") && all[1].text.contains("by a debugger"), "{all:?}");
     // An access to a disk is no hang.
-    looks[1].states.insert(12, State::Uninterruptible);
-    assert_eq!(verdict(&looks, None).len(), 1);
-    looks[0].states.insert(12, State::Uninterruptible);
-    assert_eq!(verdict(&looks, None)[1].kind, Kind::Held);
+    looks[1].host.processes[1].state = State::Uninterruptible;
+    assert_eq!(found(&looks, None).len(), 1);
+    looks[0].host.processes[1].state = State::Uninterruptible;
+    assert_eq!(found(&looks, None)[1].kind, Kind::Held);
 }
 
 #[test]
@@ -309,11 +335,11 @@ fn a_host_without_pages_has_a_verdict() {
 fn the_text_has_ten_lines_at_most() {
     let many: Vec<_> =
         (1..=9).map(|pid| process(pid, vec![waits("receive", "send", peer("node7", pid), 9)])).collect();
-    let text = Document::of(&still(many), None).text();
+    let text = document(&still(many), None, |_| Err(String::new())).text();
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 10, "{text}");
     assert!(lines[0].starts_with("stuck for 9 s: ") && lines[9].starts_with("next: "), "{text}");
     assert_eq!(lines[8], "also: 3 more findings, with --json");
-    let finding = Document::of(&still(chain()), None);
+    let finding = document(&still(chain()), None, |host| panic!("{host} was asked"));
     assert_eq!((finding.exit_code, finding.text().lines().count()), (7, 4));
 }

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use mpib_host_view::{Connection, DRAINED, Port, Rail, lasted};
 
-use super::finding::{Finding, Kind, connections, list};
+use super::finding::{Cause, Finding, Kind, connections, list};
+use super::known::Known;
 use super::look::Look;
-use super::process::{Awaited, Process};
-use super::waits::{Scene, findings};
+use super::process::Process;
+use super::waits::{Scene, findings, remedy};
 use crate::output::units::rate;
 use crate::stats::nobody;
 
@@ -17,21 +18,22 @@ const SLOW: f64 = 0.5;
 const BUSY: f64 = 0.25;
 
 /// Returns what is wrong with these processes: with one, or with all. There is one finding at least.
-pub(super) fn verdict(looks: &[Look], pid: Option<u32>) -> Vec<Finding> {
+pub(super) fn verdict(looks: &[Look], known: Known<'_>, pid: Option<u32>) -> Vec<Finding> {
     let Some(last) = looks.last() else { return Vec::new() };
-    let processes = Process::all(looks);
-    let is_subject = |process: &&Process<'_>| pid.is_none_or(|pid| process.pid == pid);
+    let processes = Process::all(&last.host, known.own);
+    let is_subject = |process: &&Process<'_>| pid.is_none_or(|pid| process.pid() == pid);
     let subjects: Vec<&Process<'_>> = processes.iter().filter(is_subject).collect();
     if subjects.is_empty() {
         let evidence = last.host.unreadable.clone();
         return vec![Finding { evidence, ..Finding::new(Kind::NoPage, nobody(&last.host), Vec::new()) }];
     }
-    let scene = Scene { host: &last.host.hostname, at_ms: last.host.at_ms, processes: &processes };
+    let scene = Scene { known, processes: &processes };
     let mut all = findings(scene, &subjects);
     let causes = all.iter().filter_map(|finding| finding.cause.as_ref());
-    let known: Vec<u32> = causes.filter(|cause| cause.seen).map(|cause| cause.pid).collect();
-    let held = subjects.iter().filter(|process| process.state.obstacle().is_some());
-    let held = held.filter(|process| !known.contains(&process.pid));
+    let is_here = |cause: &&Cause| cause.seen && cause.host == known.own.hostname;
+    let named: Vec<u32> = causes.filter(is_here).map(|cause| cause.pid).collect();
+    let held = subjects.iter().filter(|process| process.waiter.state.obstacle().is_some());
+    let held = held.filter(|process| !named.contains(&process.pid()));
     all.extend(held.map(|process| held_process(scene, process)));
     all.extend(subjects.iter().filter_map(|process| failed(scene, process)));
     all.extend(degraded(scene, &subjects));
@@ -44,10 +46,9 @@ pub(super) fn verdict(looks: &[Look], pid: Option<u32>) -> Vec<Finding> {
 }
 
 fn held_process(scene: Scene<'_>, process: &Process<'_>) -> Finding {
-    let why = process.state.obstacle().unwrap_or_default();
-    let text = format!("{} {why}", scene.process(process.pid));
-    let next = Some(process.state.remedy(process.pid));
-    Finding { next, ..Finding::new(Kind::Held, text, vec![process.pid]) }
+    let (pid, state) = (process.pid(), process.waiter.state);
+    let text = format!("{} {}", scene.own(process), state.obstacle().unwrap_or_default());
+    Finding { next: Some(remedy(state, pid, "")), ..Finding::new(Kind::Held, text, vec![pid]) }
 }
 
 /// Connections that have failed.
@@ -56,14 +57,14 @@ fn failed(scene: Scene<'_>, process: &Process<'_>) -> Option<Finding> {
         process.connections.iter().copied().filter(|c| c.state == "failed").collect();
     let first = failed.iter().min_by_key(|c| c.failed_at_ms)?;
     let (n, of) = (failed.len(), process.connections.len());
-    let owner = format!(" of {}", scene.process(process.pid));
+    let owner = format!(" of {}", scene.own(process));
     let text = connections(n, of, &owner, ["has failed", "have failed"]);
     let reason = first.reason.as_deref().unwrap_or("no reason was recorded");
     Some(Finding {
         evidence: vec![format!("the first, with {}: {reason}", first.peer)],
         next: Some("the first WARN of this process in NCCL's log".into()),
         since_ms: first.failed_at_ms,
-        ..Finding::new(Kind::Failed, text, vec![process.pid])
+        ..Finding::new(Kind::Failed, text, vec![process.pid()])
     })
 }
 
@@ -72,18 +73,18 @@ fn degraded(scene: Scene<'_>, subjects: &[&Process<'_>]) -> Vec<Finding> {
     let mut lost: BTreeMap<&str, Vec<(u32, &Rail)>> = BTreeMap::new();
     let mut open = 0;
     for process in subjects {
-        let is_stuck = process.wait.is_some_and(|wait| wait.awaited == Awaited::Rail);
+        let is_stuck = process.lacks_all_rails();
         for c in process.connections.iter().filter(|c| c.state == "open" && !is_stuck) {
             open += 1;
             for (rail, _) in c.lacking().filter(|(_, reason)| *reason != DRAINED) {
-                lost.entry(&rail.name).or_default().push((process.pid, rail));
+                lost.entry(&rail.name).or_default().push((process.pid(), rail));
             }
         }
     }
     let finding = |(port, rails): (&str, Vec<(u32, &Rail)>)| {
         let since_ms = rails.iter().filter_map(|(_, rail)| rail.given_up_at_ms).min();
         let time =
-            since_ms.map_or(String::new(), |ms| format!(" for {}", lasted(scene.at_ms.saturating_sub(ms))));
+            since_ms.map_or(String::new(), |ms| format!(" for {}", lasted(scene.at_ms().saturating_sub(ms))));
         let who = connections(rails.len(), open, "", ["runs", "run"]);
         let text = format!("{who} without {port}{time}");
         let mut pids: Vec<u32> = rails.iter().map(|(pid, _)| *pid).collect();
@@ -105,7 +106,7 @@ fn ports(ports: &[Port], subjects: &[&Process<'_>]) -> Vec<Finding> {
             let mut rails = process.connections.iter().flat_map(|c| &c.rails);
             rails.any(|rail| rail.name == port.name && rail.given_up_at_ms.is_none())
         };
-        subjects.iter().filter(uses).map(|process| process.pid).collect::<Vec<_>>()
+        subjects.iter().filter(uses).map(|process| process.pid()).collect::<Vec<_>>()
     };
     let used = || ports.iter().map(|port| (port, users(port))).filter(|(_, users)| !users.is_empty());
     let drained = used().filter(|(port, _)| port.scale == 0).map(|(port, users)| {
@@ -138,9 +139,9 @@ fn ports(ports: &[Port], subjects: &[&Process<'_>]) -> Vec<Finding> {
 
 /// The finding of processes that neither wait nor lack anything.
 fn nothing_wrong(looks: &[Look], subjects: &[&Process<'_>]) -> Finding {
-    let pids: Vec<u32> = subjects.iter().map(|process| process.pid).collect();
+    let pids: Vec<u32> = subjects.iter().map(|process| process.pid()).collect();
     let which = if pids.len() == 1 { "process" } else { "processes" };
-    if subjects.iter().all(|process| !process.has_moved) {
+    if subjects.iter().all(|process| !process.waiter.has_moved) {
         let open: usize = subjects.iter().map(|process| process.connections.len()).sum();
         let text = format!(
             "idle: nothing moves and nothing waits; NCCL has nothing in flight on {open} connections of {which} {}",

@@ -2,26 +2,28 @@
 
 use std::collections::BTreeSet;
 
-use mpib_host_view::lasted;
+use mpib_host_view::{Awaited, State, Waiting, lasted};
 
 use super::chain::{Chain, End, Link};
-use super::finding::{Cause, Finding, Kind, list};
-use super::process::{Awaited, Peer, Process, Wait};
+use super::finding::{Cause, Finding, Kind, connections, list};
+use super::known::{Known, Peer, Place};
+use super::process::Process;
 
 /// Links that are shown as evidence.
 const SHOWN: usize = 4;
 
-/// What is known of the host while findings are put into words.
+/// What is known while findings are put into words.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scene<'a> {
-    pub(super) host: &'a str,
-    pub(super) at_ms: u64,
+    pub(super) known: Known<'a>,
+    /// The processes of this host.
     pub(super) processes: &'a [Process<'a>],
 }
 
 /// Returns a finding for each cause that these processes wait for.
 pub(super) fn findings(scene: Scene<'_>, subjects: &[&Process<'_>]) -> Vec<Finding> {
-    let chains = subjects.iter().filter_map(|process| Chain::from(process, scene.processes, scene.host));
+    let from = |process: &&Process<'_>| Chain::from(scene.known.here(process.pid()), scene.known);
+    let chains = subjects.iter().filter_map(from);
     let mut causes: Vec<Vec<Chain<'_>>> = Vec::new();
     for chain in chains {
         match causes.iter_mut().find(|chains| chains[0].end == chain.end) {
@@ -30,7 +32,7 @@ pub(super) fn findings(scene: Scene<'_>, subjects: &[&Process<'_>]) -> Vec<Findi
         }
     }
     for chains in &mut causes {
-        chains.sort_by_key(|chain| (chain.last().awaited, chain.links[0].pid));
+        chains.sort_by_key(|chain| (chain.last().r#for, chain.links[0].place));
     }
     causes.iter().map(|chains| scene.finding(chains, subjects.len())).collect()
 }
@@ -43,18 +45,19 @@ impl Scene<'_> {
             End::Held(..) => Kind::Held,
             _ if is_of_data => Kind::NoData,
             End::Circle(_) => Kind::Circle,
-            _ => Kind::of(last.awaited),
+            _ => Kind::of(last.r#for),
         };
-        let since_ms = chains.iter().map(|chain| chain.links[0].wait.since_ms).min().unwrap_or(self.at_ms);
-        let time = lasted(self.at_ms.saturating_sub(since_ms));
+        let waited_ms = chains.iter().map(|chain| chain.links[0].wait.waited_ms).max().unwrap_or(0);
+        let time = lasted(waited_ms);
         let stuck = if kind == Kind::NoData { "nothing has moved for" } else { "stuck for" };
         let who = self.who(chains, subjects);
         let text = match end {
-            End::Circle(pids) => format!("{stuck} {time}: {}", self.circle(pids, is_of_data)),
+            End::Circle(places) => format!("{stuck} {time}: {}", self.circle(places, is_of_data)),
             _ => format!("{stuck} {time}: {who} for {}", self.what(end, last)),
         };
-        let mut finding = Finding::new(kind, text, chains.iter().map(|chain| chain.links[0].pid).collect());
-        finding.since_ms = Some(since_ms);
+        let mut finding =
+            Finding::new(kind, text, chains.iter().map(|chain| chain.links[0].place.pid).collect());
+        finding.since_ms = Some(self.at_ms().saturating_sub(waited_ms));
         finding.cause = self.cause(end);
         finding.evidence = self.evidence(chains);
         finding.next = Some(self.next(end, is_of_data));
@@ -64,63 +67,73 @@ impl Scene<'_> {
     /// Returns who waits, with the verb.
     fn who(self, chains: &[Chain<'_>], subjects: usize) -> String {
         match chains {
-            [Chain { links, .. }] => links[0].wait.who_waits(&format!(" of {}", self.process(links[0].pid))),
+            [Chain { links, .. }] => {
+                who_waits(links[0].wait, &format!(" of {}", self.process(links[0].place)))
+            }
             _ => format!("{} of {subjects} processes wait", chains.len()),
         }
     }
 
     /// Returns what is waited for, and what is wrong with it.
-    fn what(self, end: &End<'_>, last: Wait<'_>) -> String {
-        let missing = match last.awaited {
+    fn what(self, end: &End<'_>, last: &Waiting) -> String {
+        let missing = match last.r#for {
             Awaited::Data => "has sent nothing",
             _ => "has posted no receive",
         };
-        match end {
+        match *end {
             End::Own(_, awaited, peer) => {
                 let why = match awaited {
                     Awaited::Rail => "none is left",
                     Awaited::Acknowledgements => "its adapter does not answer",
                     _ => "nothing in it is done",
                 };
-                format!("{}: {why}", awaited.of_peer(&self.peer(*peer)))
+                format!("{}: {why}", awaited.of_peer(&self.peer(peer)))
             }
-            End::Away(peer) => format!("{}, which {missing}", self.peer(*peer)),
-            End::Unseen(pid) => format!("process {pid} of this host, which {missing}"),
-            End::Held(pid, state) => {
-                format!("{}, which {}", self.process(*pid), state.obstacle().unwrap_or_default())
+            End::Away(peer) => format!("{}, which {missing}", self.peer(peer)),
+            End::Unseen(place) if self.known.is_here(place) => {
+                format!("process {} of this host, which {missing}", place.pid)
             }
-            End::Moves(pid) => format!("{}, which {missing} and moves other data", self.process(*pid)),
-            End::Silent(pid) => {
-                format!("{}, which {missing}: NCCL in it asks for nothing", self.process(*pid))
+            End::Unseen(place) => format!("{}, which {missing}", self.process(place)),
+            End::Held(place, state) => {
+                format!("{}, which {}", self.process(place), state.obstacle().unwrap_or_default())
+            }
+            End::Moves(place) => format!("{}, which {missing} and moves other data", self.process(place)),
+            End::Silent(place) => {
+                format!("{}, which {missing}: NCCL in it asks for nothing", self.process(place))
             }
             End::Circle(_) => String::new(),
         }
     }
 
-    fn circle(self, pids: &[u32], is_of_data: bool) -> String {
-        match (pids, is_of_data) {
-            ([pid], _) => format!("{} waits for itself", self.process(*pid)),
-            (_, true) => {
-                format!("processes {} wait for data of each other, and none has sent any", list(pids))
+    fn circle(self, places: &[Place<'_>], is_of_data: bool) -> String {
+        let who = match places {
+            [place] => return format!("{} waits for itself", self.process(*place)),
+            _ if places.iter().all(|place| self.known.is_here(*place)) => {
+                format!("processes {}", list(&pids(places)))
             }
-            (_, false) => format!("processes {} wait for each other in a circle", list(pids)),
+            _ => list(&places.iter().map(|place| self.process(*place)).collect::<Vec<_>>()),
+        };
+        match is_of_data {
+            true => format!("{who} wait for data of each other, and none has sent any"),
+            false => format!("{who} wait for each other in a circle"),
         }
     }
 
     fn cause(self, end: &End<'_>) -> Option<Cause> {
-        let here = |pid, seen| Some(Cause { host: self.host.to_owned(), pid, seen });
-        match *end {
-            End::Away(Peer::Process { host, pid }) => Some(Cause { host: host.to_owned(), pid, seen: false }),
-            End::Unseen(pid) => here(pid, false),
-            End::Own(pid, ..) | End::Held(pid, _) | End::Moves(pid) | End::Silent(pid) => here(pid, true),
-            End::Away(Peer::Named(_)) | End::Circle(_) => None,
-        }
+        let (place, seen) = match *end {
+            End::Away(Peer::Process(place)) | End::Unseen(place) => (place, false),
+            End::Own(place, ..) | End::Held(place, _) | End::Moves(place) | End::Silent(place) => {
+                (place, true)
+            }
+            End::Away(Peer::Named(_)) | End::Circle(_) => return None,
+        };
+        Some(Cause { host: place.host.to_owned(), pid: place.pid, seen })
     }
 
     fn evidence(self, chains: &[Chain<'_>]) -> Vec<String> {
         let mut links: Vec<Link<'_>> = Vec::new();
         for link in chains.iter().flat_map(|chain| &chain.links) {
-            if links.iter().all(|known| known.pid != link.pid) {
+            if links.iter().all(|known| known.place != link.place) {
                 links.push(*link);
             }
         }
@@ -128,16 +141,16 @@ impl Scene<'_> {
         if links.len() > SHOWN {
             lines.push(format!("{} more processes wait", links.len() - SHOWN));
         }
-        match &chains[0].end {
-            End::Own(pid, Awaited::Rail, _) => {
-                let own: Vec<_> = self.processes.iter().filter(|process| process.pid == *pid).collect();
+        match chains[0].end {
+            End::Own(place, Awaited::Rail, _) if self.known.is_here(place) => {
+                let own: Vec<_> =
+                    self.processes.iter().filter(|process| process.pid() == place.pid).collect();
                 lines.extend(self.reasons(&own, None));
             }
-            End::Away(Peer::Process { host, .. }) => {
-                lines.push(format!(
-                    "host {host} was not asked: this command sees the host {} alone",
-                    self.host
-                ));
+            End::Away(Peer::Process(Place { host, .. })) => {
+                let asked = self.known.asked.iter().find(|asked| asked.host == host);
+                let why = asked.and_then(|asked| asked.error.as_deref()).unwrap_or_default();
+                lines.push(format!("host {host} has not answered: {why}"));
             }
             _ => {}
         }
@@ -145,10 +158,10 @@ impl Scene<'_> {
     }
 
     fn link(self, link: &Link<'_>) -> String {
-        let Wait { awaited, peer, since_ms, .. } = link.wait;
-        let (who, wait) = (self.process(link.pid), link.wait.who_waits(""));
-        let what = awaited.of_peer(&self.peer(peer));
-        format!("{who}: {wait} for {what}, for {}", lasted(self.at_ms.saturating_sub(since_ms)))
+        let Waiting { r#for, peer, waited_ms, .. } = link.wait;
+        let (who, wait) = (self.process(link.place), who_waits(link.wait, ""));
+        let what = r#for.of_peer(&self.peer(Peer::of(peer)));
+        format!("{who}: {wait} for {what}, for {}", lasted(*waited_ms))
     }
 
     /// Returns why these processes lack a port, or any of their ports: each reason once, those of this
@@ -169,7 +182,7 @@ impl Scene<'_> {
             for rail in c.rails.iter().filter(|rail| is_meant(&rail.name)) {
                 let reason = rail.missing.as_ref().map(|missing| line(&rail.name, missing));
                 let reason = reason.filter(|reason| !own.contains(reason));
-                lines.extend(reason.map(|reason| format!("{reason} ({})", self.peer(Peer::of(c)))));
+                lines.extend(reason.map(|reason| format!("{reason} ({})", self.peer(Peer::of(&c.peer)))));
             }
         }
         let mut known = BTreeSet::new();
@@ -180,47 +193,94 @@ impl Scene<'_> {
 
     fn next(self, end: &End<'_>, is_of_data: bool) -> String {
         let normal = if is_of_data { "nothing, if that process computes; otherwise: " } else { "" };
-        let stack = |pid: u32| format!("what it does: \"py-spy dump --pid {pid}\" or \"gdb -p {pid}\"");
-        match end {
-            End::Own(_, Awaited::Rail, _) => {
-                "links, cables and addresses of these ports: \"mpib doctor\"".into()
+        match *end {
+            End::Own(place, Awaited::Rail, _) => {
+                format!("links, cables and addresses of these ports: \"mpib doctor\"{}", self.there(place))
             }
-            End::Own(_, Awaited::Acknowledgements, Peer::Process { host, .. }) => {
-                format!("whether host {host} is alive, and the path to it: \"mpib doctor {host}\"")
-            }
-            End::Own(pid, ..) => format!("work requests in flight on each rail: \"mpib stats {pid}\""),
-            End::Away(Peer::Process { host, pid }) => {
-                format!("{normal}\"mpib why {pid}\" on host {host}; {}", stack(*pid))
-            }
-            End::Away(Peer::Named(_)) => format!("{normal}\"mpib why\" on the peer's host"),
-            End::Unseen(pid) => format!(
-                "{normal}process {pid} has no statistics page that this user may read: \
-                 another user or container, or it has ended"
+            End::Own(place, Awaited::Acknowledgements, Peer::Process(Place { host, .. })) => format!(
+                "whether host {host} is alive, and the path to it: \"mpib doctor {host}\"{}",
+                self.there(place)
             ),
-            End::Held(pid, state) => state.remedy(*pid),
-            End::Moves(pid) => format!("{normal}\"mpib stats {pid}\"; {}", stack(*pid)),
-            End::Silent(pid) => format!("{normal}{}", stack(*pid)),
-            End::Circle(pids) => {
-                format!("{normal}in which operation each of them is: \"py-spy dump --pid\" {}", list(pids))
+            End::Own(place, ..) => {
+                let Place { pid, .. } = place;
+                format!("work requests in flight on each rail: \"mpib stats {pid}\"{}", self.there(place))
             }
+            End::Away(Peer::Process(Place { host, pid })) => format!(
+                "{normal}\"mpib why {pid}\" on host {host}, or \"mpib doctor --listen\" there and this again"
+            ),
+            End::Away(Peer::Named(_)) => format!("{normal}\"mpib why\" on the peer's host"),
+            End::Unseen(place) => {
+                let who = if self.known.is_here(place) { "this user" } else { "the agent or doctor there" };
+                format!(
+                    "{normal}process {} has no statistics page that {who} may read: another user or container, or \
+                     it has ended",
+                    place.pid
+                )
+            }
+            End::Held(place, state) => remedy(state, place.pid, &self.there(place)),
+            End::Moves(place) => format!("{normal}\"mpib stats {}\"; {}", place.pid, self.stack(place)),
+            End::Silent(place) => format!("{normal}{}", self.stack(place)),
+            End::Circle(ref places) => format!(
+                "{normal}in which operation each of them is: \"py-spy dump --pid\" {}",
+                list(&pids(places))
+            ),
+        }
+    }
+
+    /// Returns where a command is to run, if not here.
+    fn there(self, place: Place<'_>) -> String {
+        if self.known.is_here(place) { String::new() } else { format!(" on host {}", place.host) }
+    }
+
+    fn stack(self, place: Place<'_>) -> String {
+        let Place { pid, .. } = place;
+        format!("what it does: \"py-spy dump --pid {pid}\" or \"gdb -p {pid}\"{}", self.there(place))
+    }
+
+    /// Names a process.
+    pub(super) fn process(self, place: Place<'_>) -> String {
+        let name = match self.known.is_here(place) {
+            true => format!("process {}", place.pid),
+            false => format!("host {}, pid {}", place.host, place.pid),
+        };
+        match self.known.process(place) {
+            Some(process) => format!("{name} ({})", process.command),
+            None => name,
         }
     }
 
     /// Names a process of this host.
-    pub(super) fn process(self, pid: u32) -> String {
-        match self.processes.iter().find(|process| process.pid == pid) {
-            Some(process) => format!("process {pid} ({})", process.command),
-            None => format!("process {pid}"),
-        }
+    pub(super) fn own(self, process: &Process<'_>) -> String {
+        self.process(self.known.here(process.pid()))
+    }
+
+    pub(super) fn at_ms(self) -> u64 {
+        self.known.own.at_ms
     }
 
     fn peer(self, peer: Peer<'_>) -> String {
         match peer {
-            Peer::Process { host, pid } if host == self.host => self.process(pid),
-            Peer::Process { host, pid } => format!("host {host}, pid {pid}"),
+            Peer::Process(place) => self.process(place),
             Peer::Named(name) => name.to_owned(),
         }
     }
+}
+
+/// Returns what to do about a process that the kernel does not run.
+pub(super) fn remedy(state: State, pid: u32, there: &str) -> String {
+    match state {
+        State::Stopped => format!("\"kill -CONT {pid}\"{there}, unless somebody has stopped it on purpose"),
+        _ => format!("who holds it: \"cat /proc/{pid}/status /proc/{pid}/stack\"{there}"),
+    }
+}
+
+/// Returns which connections wait, with what stands between, and the verb.
+fn who_waits(wait: &Waiting, between: &str) -> String {
+    connections(wait.waiting, wait.of, between, ["waits", "wait"])
+}
+
+fn pids(places: &[Place<'_>]) -> Vec<u32> {
+    places.iter().map(|place| place.pid).collect()
 }
 
 impl Kind {
