@@ -255,7 +255,8 @@ impl Sender {
         let Some(next) = self.arrived.filter(|_| !self.fencing) else { return Vec::new() };
         let has = open.iter().filter(|group| group.seq < next);
         let judged = has.map(|group| (group.seq, self.lost(group.seq, group.mask), 0)).collect();
-        self.moved.retain(|moved| moved.seq >= next);
+        // A part that was sent again completes by its own acknowledgement, as long as its carrier lives.
+        self.moved.retain(|moved| moved.seq >= next || moved.carrier.is_some());
         self.awaiting &= open.iter().any(|group| group.seq >= next);
         judged
     }

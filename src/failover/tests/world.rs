@@ -492,7 +492,9 @@ impl World {
     /// Does one thing that happens in any case; false if there is none.
     pub(super) fn settle(&mut self) -> bool {
         self.left.attempts = usize::MAX;
-        let event = self.progress().into_iter().next();
+        // An attempt on a rail that stays cut fails, and is made again for ever.
+        let ends = |event: &Event| !matches!(event, Event::HoldOver(rail) if self.rails[*rail].cut.is_some());
+        let event = self.progress().into_iter().find(ends);
         event.inspect(|event| self.step(*event)).is_some()
     }
 
