@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mpib_agent::http::Http;
+use mpib_agent::http::{Http, listen};
 use mpib_agent::{Config, Server};
 use mpib_host_view::Source;
 use mpib_tests::pair::connect;
@@ -107,10 +107,12 @@ fn variable(name: &str) -> String {
 /// The agent with its defaults.
 fn serve() {
     let folder = variable(FOLDER);
-    let server = Server::bind(Path::new(&folder), Config::default(), None).expect("an agent");
-    let address = "127.0.0.1:0".parse().expect("an address");
-    let http = Http::start(address, Source::default(), server.handle()).expect("an HTTP server");
-    println!("{}", http.address());
+    let folder = Path::new(&folder);
+    let server = Server::bind(folder, Config::default(), None).expect("an agent");
+    let listener = listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
+    let http = Http::start(Some(listener), folder, Source::default(), server.handle());
+    let http = http.expect("an HTTP server");
+    println!("{}", http.address().expect("an address"));
     server.run().expect("the agent's loop");
 }
 

@@ -46,6 +46,12 @@ pub enum EventKind {
     Agent,
 }
 
+/// Returns the time in ms since 1970.
+pub(crate) fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// The latest events.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
@@ -56,8 +62,7 @@ pub(crate) struct Events {
 
 impl Events {
     pub(crate) fn add(&mut self, kind: EventKind, port: Option<&str>, text: String) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let at_ms = now_ms();
         if self.latest.len() == KEPT {
             // A controller that sets shares all the time must not displace the failures of rails.
             let least = self.latest.iter().position(|event| event.port.is_none()).unwrap_or(0);

@@ -17,10 +17,41 @@ pub const NAME: &str = "state.json";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kept {
-    /// Ports that were taken out of use (`true`) or back into it.
-    pub drains: BTreeMap<String, bool>,
+    /// Ports that were taken out of use or back into it.
+    pub drains: BTreeMap<String, KeptDrain>,
     /// Shares that another program has set.
     pub shares: Vec<KeptShare>,
+}
+
+/// What was done to a port.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "WrittenDrain")]
+pub struct KeptDrain {
+    /// Whether it was taken out of use.
+    pub out_of_use: bool,
+    /// By whom.
+    pub by: String,
+    /// Why, in that one's words.
+    pub reason: Option<String>,
+    /// When, in ms since 1970.
+    pub at_ms: u64,
+}
+
+/// Agents before 0.3 have written `out_of_use` alone.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum WrittenDrain {
+    OutOfUse(bool),
+    Whole { out_of_use: bool, by: String, reason: Option<String>, at_ms: u64 },
+}
+
+impl From<WrittenDrain> for KeptDrain {
+    fn from(written: WrittenDrain) -> Self {
+        match written {
+            WrittenDrain::OutOfUse(out_of_use) => Self { out_of_use, ..Self::default() },
+            WrittenDrain::Whole { out_of_use, by, reason, at_ms } => Self { out_of_use, by, reason, at_ms },
+        }
+    }
 }
 
 /// The share of the flows between two SOUT addresses.
@@ -74,11 +105,16 @@ mod tests {
         let path = dir.path().join(NAME);
         assert_eq!(Kept::read(&path).unwrap(), Kept::default());
         let share = KeptShare { source: [10, 0, 0, 1].into(), destination: [10, 0, 0, 2].into(), share: 341 };
-        let kept = Kept { drains: BTreeMap::from([("mlx5_0:1".into(), true)]), shares: vec![share] };
+        let drain =
+            KeptDrain { out_of_use: true, by: "root".into(), reason: Some("ticket 17".into()), at_ms: 7 };
+        let kept = Kept { drains: BTreeMap::from([("mlx5_0:1".into(), drain)]), shares: vec![share] };
         for _ in 0..2 {
             kept.write(&path).unwrap();
             assert_eq!(Kept::read(&path).unwrap(), kept);
         }
+        fs::write(&path, r#"{"drains": {"mlx5_0:1": true}}"#).unwrap();
+        let of_0_2 = KeptDrain { out_of_use: true, ..KeptDrain::default() };
+        assert_eq!(Kept::read(&path).unwrap().drains["mlx5_0:1"], of_0_2);
         fs::write(&path, "{").unwrap();
         assert!(Kept::read(&path).is_err());
     }

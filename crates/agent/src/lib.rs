@@ -28,6 +28,7 @@ pub mod policy;
 mod process;
 pub mod server;
 mod snapshot;
+mod socket_file;
 pub mod state;
 
 pub use config::Config;
@@ -35,4 +36,4 @@ pub use events::{Event, EventKind};
 pub use handle::Handle;
 pub use once::look_once;
 pub use server::Server;
-pub use state::{Agent, Snapshot};
+pub use state::{Agent, Order, Snapshot};

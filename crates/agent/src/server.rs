@@ -1,10 +1,9 @@
 //! The socket, the signals, and the loop that serves them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,6 +25,7 @@ use crate::kept::{self, Kept};
 use crate::observe::Observer;
 use crate::per_minute::PerMinute;
 use crate::plugin::{End, Plugin};
+use crate::socket_file::SocketFile;
 use crate::state::{Agent, Peer, ProcessId};
 
 /// How often processes are observed if no policy needs more.
@@ -40,35 +40,6 @@ const EVENTS: usize = 64;
 const LISTENER: u64 = u64::MAX;
 const SIGNALS: u64 = u64::MAX - 1;
 const WAKE: u64 = u64::MAX - 2;
-
-/// The socket's file, which is removed when this is dropped, unless it is another agent's by then.
-/// Where none is, plugins do without an agent; one without an owner makes each of them try.
-#[derive(Debug)]
-struct SocketFile {
-    path: PathBuf,
-    /// Device and inode.
-    id: (u64, u64),
-}
-
-impl SocketFile {
-    fn new(path: PathBuf) -> io::Result<Self> {
-        let id = Self::id(&path)?;
-        Ok(Self { path, id })
-    }
-
-    fn id(path: &Path) -> io::Result<(u64, u64)> {
-        fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if Self::id(&self.path).is_ok_and(|id| id == self.id) {
-            // Somebody may have removed it since.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
 
 /// The server.
 #[derive(Debug)]
@@ -102,9 +73,10 @@ impl Server {
     /// The system's error with the path, or another agent serves this folder.
     pub fn bind(folder: &Path, config: Config, file: Option<PathBuf>) -> io::Result<Self> {
         let socket = folder.join(SOCKET_NAME);
-        let at = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", socket.display()));
         if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
-            return Err(at(io::Error::from(io::ErrorKind::AddrInUse)));
+            let in_use = io::ErrorKind::AddrInUse;
+            let text = format!("{}: {}", socket.display(), io::Error::from(in_use));
+            return Err(io::Error::new(in_use, text));
         }
         let hints = config.hint_file.then(|| HintsWriter::create(folder.join(HINTS_NAME))).transpose()?;
         let state = folder.join(kept::NAME);
@@ -114,17 +86,9 @@ impl Server {
         };
         let mut agent = Agent::new(config, hints, kept);
         damaged.into_iter().for_each(|text| agent.log(text));
-        // The socket of an agent that was killed.
-        match fs::remove_file(&socket) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(e)),
-            _ => {}
-        }
-        let listener = UnixListener::bind(&socket).map_err(at)?;
-        let socket_file = SocketFile::new(socket.clone()).map_err(at)?;
         // Who may connect is decided by SO_PEERCRED. A user's own agent serves that user.
         let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
-        fs::set_permissions(&socket, fs::Permissions::from_mode(mode)).map_err(at)?;
-        listener.set_nonblocking(true)?;
+        let (listener, file_of_socket) = SocketFile::listen(&socket, mode)?;
         agent.log(format!("listens on {}", socket.display()));
         let handle = Handle::new(agent)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -132,7 +96,7 @@ impl Server {
         epoll.add(handle.waker(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         Ok(Self {
             folder: folder.to_owned(),
-            _file: socket_file,
+            _file: file_of_socket,
             file,
             handle,
             listener,

@@ -15,12 +15,28 @@ pub struct Snapshot {
     pub policy: Policy,
     /// Ports that are out of use.
     pub drained: Vec<String>,
+    /// The same ports, with what is known of each drain.
+    pub drains: Vec<DrainView>,
     /// The registered processes.
     pub processes: Vec<ProcessView>,
     /// Flows of the hint file.
     pub plain_flows: Vec<FlowView>,
     /// The latest events, oldest first.
     pub events: Vec<Event>,
+}
+
+/// A port that is out of use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct DrainView {
+    /// The port, as HCA and port.
+    pub port: String,
+    /// Who has taken it out of use: a user, `token` for a request with the token, or `configuration`.
+    /// Null if an agent before 0.3 has kept it.
+    pub by: Option<String>,
+    /// Why, in that one's words.
+    pub reason: Option<String>,
+    /// Since when, in ms since 1970; null if that is not known.
+    pub since_ms: Option<u64>,
 }
 
 /// A registered process.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use mpib_agent::http::{Http, schema, waits};
+use mpib_agent::http::{Drain, Http, SOCKET, drain, host, listen, schema, waits};
 use mpib_agent::{Agent, Config, Handle, Server};
 use mpib_host_view::Source;
 use nccl_net_mpib_agent_iface::agent::Request;
@@ -41,14 +41,17 @@ impl Running {
     fn with(dir: TempDir, config: &str) -> Self {
         let server = Server::bind(dir.path(), Config::parse(config).unwrap(), None).unwrap();
         let handle = server.handle();
-        let http =
-            Some(Http::start("127.0.0.1:0".parse().unwrap(), Source::default(), handle.clone()).unwrap());
+        let adapters = dir.path().join("adapters");
+        fs::create_dir_all(adapters.join("mlx5_0/ports/1")).unwrap();
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let source = Source::new(adapters);
+        let http = Some(Http::start(Some(listener), dir.path(), source, handle.clone()).unwrap());
         let thread = Some(thread::spawn(move || server.run().unwrap()));
         Self { dir, http, handle, thread }
     }
 
     fn address(&self) -> SocketAddr {
-        self.http.as_ref().unwrap().address()
+        self.http.as_ref().unwrap().address().unwrap()
     }
 
     fn connect(&self) -> TcpStream {
@@ -205,6 +208,47 @@ fn a_change_needs_the_token() {
     assert!(status == 409 && answer["error"].as_str().unwrap().contains("only with policy"), "{answer}");
 }
 
+//= agent.md: the agent's user and root need no token on its socket
+//= agent.md: a port that the host does not have is refused
+#[test]
+fn the_socket_serves_its_user_without_a_token() {
+    let agent = Running::with(tempfile::tempdir().unwrap(), "");
+    let socket = agent.dir.path().join(SOCKET);
+    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let set = |port: &str, drain_it, reason: Option<&str>, force| {
+        let body = Drain { port: port.into(), drain: drain_it, reason: reason.map(Into::into), force };
+        drain(&socket, &body, LIMIT).map(|answer| answer.drained).map_err(|e| e.to_string())
+    };
+    assert_eq!(set("mlx5_0:1", true, Some("ticket 17"), false).unwrap(), ["mlx5_0:1"]);
+    let snapshot = agent.handle.read(Agent::snapshot);
+    let [view] = &snapshot.drains[..] else { panic!("{snapshot:?}") };
+    assert_eq!((view.port.as_str(), view.reason.as_deref()), ("mlx5_0:1", Some("ticket 17")));
+    let by = view.by.as_deref().unwrap();
+    let line = format!("port mlx5_0:1 is out of use, by {by}: ticket 17");
+    assert!(snapshot.events.iter().any(|event| event.text == line), "{line}: {:?}", snapshot.events);
+
+    for (port, drain) in [("mlx5_9:1", true), ("mlx5_9:1", false), ("mlx5_0:2", true)] {
+        let why = set(port, drain, None, false).unwrap_err();
+        assert!(why.contains(port) && why.contains("there are: mlx5_0:1."), "{why}");
+    }
+    assert_eq!(set("mlx5_9:1", true, None, true).unwrap(), ["mlx5_0:1", "mlx5_9:1"]);
+    // One that is out of use can be put back, whether it is there or not.
+    assert_eq!(set("mlx5_9:1", false, None, false).unwrap(), ["mlx5_0:1"]);
+    let long = "x".repeat(201);
+    for reason in ["a\nb", "\x1b[31m", &long] {
+        assert!(
+            set("mlx5_0:1", true, Some(reason), false).unwrap_err().contains("at most 200"),
+            "{reason:?}"
+        );
+    }
+    assert!(host(&socket, LIMIT).unwrap().ports.is_empty());
+    let nobody = drain(&agent.dir.path().join("no"), &Drain::default(), LIMIT).unwrap_err().to_string();
+    assert!(nobody.ends_with("no agent listens there"), "{nobody}");
+    let file = socket.clone();
+    drop(agent);
+    assert!(!file.exists());
+}
+
 //= agent.md: without a token file nobody may change anything
 #[test]
 fn without_a_token_nothing_is_changed_and_the_answer_says_what_to_set() {
@@ -243,8 +287,9 @@ fn health_is_that_of_the_loop() {
 
     let dir = tempfile::tempdir().unwrap();
     let server = Server::bind(dir.path(), Config::default(), None).unwrap();
-    let http = Http::start("127.0.0.1:0".parse().unwrap(), Source::default(), server.handle()).unwrap();
-    let (status, text) = raw(http.address(), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let http = Http::start(Some(listener), dir.path(), Source::default(), server.handle()).unwrap();
+    let (status, text) = raw(http.address().unwrap(), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert_eq!((status, body_of(&text)), (503, "the agent's loop has not run for 2 s\n"));
 }
 

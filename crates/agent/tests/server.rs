@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use mpib_agent::{Agent, Config, Handle, Server};
+use mpib_agent::{Agent, Config, Handle, Order, Server};
 use nccl_net_mpib_agent_iface::agent::memory::Memory;
 use nccl_net_mpib_agent_iface::agent::{
     ENTRY_SIZE, Hint, IN_MEMORY, Register, Request, Response, Status, TAKES_MEMORY, entry_offset, flags,
@@ -154,7 +154,7 @@ fn a_plugin_gets_its_memory_file_with_the_first_answer() {
     plugin.send(&Request::Deregister { conn_id: 1 }, 0);
     assert_eq!(plugin.message(), (deregistered(Status::INVALID_REQUEST), 0));
 
-    agent.handle.change(|agent| agent.drain("mlx5_0:1", true)).unwrap();
+    agent.handle.change(|agent| agent.drain("mlx5_0:1", true, Order::by("root"))).unwrap();
     assert_eq!(plugin.message(), (Response::PortsChanged, 0));
     assert_eq!(memory.ports().unwrap()[0].name, "mlx5_0:1");
 }
@@ -168,7 +168,7 @@ fn a_process_without_connections_attaches() {
     assert_eq!(plugin.message(), (deregistered(Status::SUCCESS), IN_MEMORY));
     let memory = Memory::open(plugin.file.take().unwrap()).unwrap();
     assert_eq!(memory.ports().unwrap()[0].scale, 0);
-    agent.handle.change(|agent| agent.drain("mlx5_0:1", false)).unwrap();
+    agent.handle.change(|agent| agent.drain("mlx5_0:1", false, Order::by("root"))).unwrap();
     assert_eq!(plugin.message(), (Response::PortsChanged, 0));
     assert!(memory.ports().unwrap().is_empty());
 }
@@ -203,7 +203,7 @@ fn a_plugin_of_an_earlier_release_has_the_hint_file_and_no_other_messages() {
     let bytes = std::fs::read(agent.dir.path().join("hints")).unwrap();
     let entry: [u8; ENTRY_SIZE] = bytes[entry_offset(0)..][..ENTRY_SIZE].try_into().unwrap();
     assert_eq!((Hint::decode(&entry).share(), Hint::decode(&entry).dst), (341, [10, 0, 0, 2].into()));
-    agent.handle.change(|agent| agent.drain("mlx5_0:1", true)).unwrap();
+    agent.handle.change(|agent| agent.drain("mlx5_0:1", true, Order::by("root"))).unwrap();
     plugin.send(&Request::Deregister { conn_id: 1 }, 0);
     assert_eq!(plugin.message(), (deregistered(Status::SUCCESS), 0), "PORTS CHANGED was not sent");
 
@@ -271,7 +271,7 @@ fn an_agent_that_follows_another_has_its_drains_and_its_socket() {
     plugin.register(1, 2, TAKES_MEMORY);
     let pair = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
     agent.handle.change(|agent| {
-        agent.drain("mlx5_0:1", true).unwrap();
+        agent.drain("mlx5_0:1", true, Order::by("root")).unwrap();
         agent.set_share(pair.0, pair.1, 99).unwrap();
     });
     assert_eq!(plugin.message().0, Response::PortsChanged);

@@ -1,6 +1,7 @@
 //! `mpib agent`: serves the jobs of a host.
 
 use std::ffi::OsString;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, io};
@@ -72,17 +73,18 @@ fn run(args: &AgentArgs) -> Result<(), String> {
     let listen = args.http.or(config.http.listen);
     let mut server = Server::bind(&place, config, file).map_err(text)?;
     server.take_signals().map_err(text)?;
-    let _http = serve(listen, server.handle()).map_err(text)?;
+    let listener = listen_at(listen, &server.handle()).map_err(text)?;
+    let _http = Http::start(listener, &place, Source::default(), server.handle()).map_err(text)?;
     server.run().map_err(text)
 }
 
-/// Starts the HTTP server. Without an address in the configuration the agent does without it if the
-/// default cannot be used: another user's agent may have the port.
-fn serve(listen: Option<Listen>, handle: Handle) -> io::Result<Option<Http>> {
+/// Listens for HTTP. Without an address in the configuration the agent does without one if the default
+/// cannot be used: another user's agent may have the port.
+fn listen_at(listen: Option<Listen>, handle: &Handle) -> io::Result<Option<TcpListener>> {
     match listen {
         Some(Listen::Off) => Ok(None),
-        Some(Listen::At(address)) => Http::start(address, Source::default(), handle).map(Some),
-        None => Ok(Http::start(http::DEFAULT, Source::default(), handle.clone())
+        Some(Listen::At(address)) => http::listen(address).map(Some),
+        None => Ok(http::listen(http::DEFAULT)
             .map_err(|e| {
                 handle.change(|agent| agent.log(format!("serves no HTTP: {e}; choose an address by --http")));
             })

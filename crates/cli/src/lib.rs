@@ -10,6 +10,7 @@ mod demo;
 pub mod device;
 mod doctor;
 mod documents;
+mod drain;
 mod enable;
 pub mod failure;
 mod hwcheck;
@@ -52,6 +53,8 @@ enum Command {
     Why(why::WhyArgs),
     Abi(abi::AbiArgs),
     Agent(agent::AgentArgs),
+    Drain(drain::DrainArgs),
+    Undrain(drain::UndrainArgs),
     Doctor(doctor::DoctorArgs),
     Hwcheck(Box<hwcheck::HwcheckArgs>),
     Demo(demo::DemoArgs),
@@ -98,6 +101,8 @@ pub fn main() -> ExitCode {
         Command::Why(args) => why::main(&args),
         Command::Abi(args) => abi::main(&args),
         Command::Agent(args) => agent::main(&args),
+        Command::Drain(args) => ended(drain::drain(&args)),
+        Command::Undrain(args) => ended(drain::undrain(&args)),
         Command::Doctor(args) => doctor::main(&args),
         Command::Hwcheck(args) => hwcheck::main(&args),
         Command::Demo(args) => demo::main(&args),

@@ -21,6 +21,7 @@ mod doctor_pair;
 mod doctor_ports;
 mod doctor_selected;
 mod documents;
+mod drain;
 mod enable;
 mod guide;
 mod hwcheck;

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use crate::transfer::{Ended, said, until};
-use mpib_agent::http::Http;
+use mpib_agent::http::{Http, listen};
 use mpib_agent::{Config, Server};
 use mpib_host_view::Source;
 use serde_json::Value;
@@ -85,9 +85,12 @@ fn no_panel_is_empty() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::bind(dir.path(), Config::parse("default_share = 341").unwrap(), None).unwrap();
     let adapters = dir.path().join("sys");
-    let http = Http::start("127.0.0.1:0".parse().unwrap(), Source::new(&adapters), server.handle()).unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let http = Http::start(Some(listener), dir.path(), Source::new(&adapters), server.handle()).unwrap();
     thread::spawn(move || server.run().unwrap());
-    let Some(prometheus) = Prometheus::start(dir.path(), &http.address().to_string()) else { return };
+    let Some(prometheus) = Prometheus::start(dir.path(), &http.address().unwrap().to_string()) else {
+        return;
+    };
 
     let devices = ["out", "up"].map(|name| format!("mon{name}{}", std::process::id()));
     let rails: Vec<String> = devices

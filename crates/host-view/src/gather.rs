@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nccl_net_mpib_agent_iface::stats::{
@@ -40,6 +40,11 @@ impl Source {
     /// Returns a source with another folder of adapters.
     pub fn new(adapters: impl Into<PathBuf>) -> Self {
         Self { adapters: adapters.into(), users: HashMap::new() }
+    }
+
+    /// Returns the folder of adapters.
+    pub fn adapters(&self) -> &Path {
+        &self.adapters
     }
 
     /// Reads all processes that this user may inspect. Rates are not computed.

@@ -1,6 +1,6 @@
 //! What the kernel shows of adapters in sysfs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -44,6 +44,19 @@ pub(crate) fn adapter(root: &Path, port: &Port) -> Option<Adapter> {
     })
 }
 
+/// Returns the ports of the adapters in a folder, usually `/sys/class/infiniband`, as HCA and port.
+pub fn ports(root: &Path) -> BTreeSet<String> {
+    let names = |dir: &Path| -> Vec<String> {
+        let entries = fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    };
+    let of = |device: String| {
+        let ports = names(&root.join(&device).join("ports"));
+        ports.into_iter().map(move |port| format!("{device}:{port}"))
+    };
+    names(root).into_iter().flat_map(of).collect()
+}
+
 /// Returns bytes/s of a text such as `100 Gb/sec (4X EDR)`.
 fn speed(rate: &str) -> Option<Count> {
     let gigabits: f64 = rate.split_whitespace().next()?.parse().ok()?;
@@ -70,6 +83,9 @@ mod tests {
         let seen = adapter(root.path(), &port("mlx5_0:1")).unwrap();
         assert_eq!((seen.link.as_deref(), seen.speed), (Some("ACTIVE"), Some(Count(312_500_000))));
         assert_eq!(seen.hw_counters, BTreeMap::from([("packet_seq_err".into(), Count(7))]));
+        fs::create_dir_all(root.path().join("mlx5_1/ports/2")).unwrap();
+        assert_eq!(ports(root.path()), ["mlx5_0:1", "mlx5_1:2"].map(String::from).into());
+        assert_eq!(ports(&root.path().join("no")), BTreeSet::new());
         for strange in ["../mlx5_0:1", "x/../mlx5_0:1", "..:1", ":1", "mlx5_0"] {
             assert_eq!(adapter(root.path(), &port(strange)), None, "{strange}");
         }

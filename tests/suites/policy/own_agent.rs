@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::thread::JoinHandle;
 
-use mpib_agent::{Config, Handle, Server, Snapshot};
+use mpib_agent::{Config, Handle, Order, Server, Snapshot};
 use mpib_tests::code::Success;
 use mpib_tests::log::{has_logged, take_warnings};
 use mpib_tests::pair::{Pair, connect, init, until};
@@ -193,7 +193,8 @@ fn a_drained_port_carries_nothing_until_it_is_given_back() {
         agent.registered(2);
         until_carried(&pair, 0, 512);
         until("the ports", || agent.snapshot().processes[0].ports.clone());
-        let drain = |port: &str, on| agent.handle.change(|agent| agent.drain(port, on)).unwrap();
+        let drain =
+            |port: &str, on| agent.handle.change(|agent| agent.drain(port, on, Order::by("root"))).unwrap();
         drain("soft1:1", true);
         assert_eq!(carried(&pair), 0, "SUP is out of use for the next message");
         until("a line", || {

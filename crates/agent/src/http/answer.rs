@@ -14,8 +14,9 @@ use serde::de::DeserializeOwned;
 
 use super::client::WAITS;
 use super::guard::{Refused, check_host, check_token};
-use super::{Deadline, Drain, Drained, FOLLOWERS, Failure, Share, Shared, SharesSet, page, schema};
+use super::{Client, Deadline, Drain, Drained, FOLLOWERS, Failure, Share, Shared, SharesSet, page, schema};
 use crate::config::Policy;
+use crate::state::Order;
 
 /// Most bytes of a request's body.
 const BODY_MAX: usize = 4096;
@@ -35,21 +36,35 @@ pub(super) type Answer = Response<Body>;
 pub(super) async fn answer(
     shared: Arc<Shared>,
     deadline: Deadline,
+    client: Client,
     request: Request<Incoming>,
 ) -> Result<Answer, Infallible> {
     let config = shared.handle.read(|agent| agent.config().http.clone());
-    if let Err(why) = check_host(request.headers(), &config) {
+    if matches!(client, Client::Stranger) {
+        let why = "this socket serves root and the agent's user, and nobody in a container";
+        return Ok(failure(StatusCode::FORBIDDEN, why.into()));
+    }
+    // What makes a browser send a request does not reach a Unix socket.
+    if let (Client::Remote, Err(why)) = (&client, check_host(request.headers(), &config)) {
         return Ok(failure(StatusCode::FORBIDDEN, why));
     }
     let (get, post) =
         (matches!(*request.method(), Method::GET | Method::HEAD), *request.method() == Method::POST);
     let path = request.uri().path().to_owned();
     Ok(match &*path {
-        "/api/v1/drain" | "/api/v1/shares" if post => match check_token(request.headers(), &config) {
-            Ok(()) => change(&shared, &path, request).await,
-            Err(Refused::Nobody(why)) => failure(StatusCode::FORBIDDEN, why),
-            Err(Refused::Token(why)) => unauthorized(why),
-        },
+        "/api/v1/drain" | "/api/v1/shares" if post => {
+            let by = match client {
+                Client::Local(user) => Ok(user),
+                Client::Remote | Client::Stranger => {
+                    check_token(request.headers(), &config).map(|()| "token".into())
+                }
+            };
+            match by {
+                Ok(by) => change(&shared, &path, request, &by).await,
+                Err(Refused::Nobody(why)) => failure(StatusCode::FORBIDDEN, why),
+                Err(Refused::Token(why)) => unauthorized(why),
+            }
+        }
         "/api/v1/drain" | "/api/v1/shares" => not_allowed("POST"),
         "/" | "/metrics" | "/healthz" | "/api/v1/host" | "/api/v1/history" | "/api/v1/schema"
         | "/api/v1/stream" | WAITS
@@ -158,9 +173,12 @@ fn stream(shared: &Shared, deadline: Deadline) -> Answer {
 }
 
 /// Answers a request that changes something.
-async fn change(shared: &Shared, path: &str, request: Request<Incoming>) -> Answer {
+async fn change(shared: &Shared, path: &str, request: Request<Incoming>, by: &str) -> Answer {
     let changed = match path {
-        "/api/v1/drain" => read(request).await.and_then(|body| drain(shared, &body)),
+        "/api/v1/drain" => match read(request).await {
+            Ok(body) => drain(shared, &body, by).await,
+            Err(failed) => Err(failed),
+        },
         _ => read(request).await.and_then(|body| set_share(shared, &body)),
     };
     shared.readings.nudge();
@@ -175,8 +193,15 @@ async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Fail
     serde_json::from_slice(&body).map_err(|e| (StatusCode::BAD_REQUEST, format!("the body: {e}")))
 }
 
-fn drain(shared: &Shared, Drain { port, drain }: &Drain) -> Result<Answer, Failed> {
-    let drained = shared.handle.change(|agent| agent.drain(port, *drain).map(|()| agent.snapshot().drained));
+async fn drain(shared: &Shared, body: &Drain, by: &str) -> Result<Answer, Failed> {
+    let known = match body.force {
+        true => None,
+        false => Some(shared.readings.ports().await),
+    };
+    let order = Order { by, reason: body.reason.as_deref(), known: known.as_ref() };
+    let drained = shared
+        .handle
+        .change(|agent| agent.drain(&body.port, body.drain, order).map(|()| agent.snapshot().drained));
     let drained = drained.map_err(|why| (StatusCode::BAD_REQUEST, why))?;
     Ok(json(StatusCode::OK, &Drained { drained }))
 }

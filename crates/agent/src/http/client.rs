@@ -1,76 +1,165 @@
-//! What another host's agent is asked for.
+//! What an agent is asked for: one of another host by its address, and that of this host by its socket.
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
 
-use mpib_host_view::{WAITS_MAX, Waits};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use mpib_host_view::{Host, WAITS_MAX, Waits};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::{Drain, Drained, Failure};
+
+/// Why a request to this host's agent has failed, in words.
+#[derive(Debug, thiserror::Error)]
+pub enum Failed {
+    /// The agent has refused it.
+    #[error("{0}")]
+    Refused(String),
+    /// There is no agent, or no answer of an agent.
+    #[error("{0}")]
+    NoAnswer(String),
+}
 
 /// Who waits for whom.
 pub(super) const WAITS: &str = "/api/v1/waits";
 /// Most bytes of an answer's head.
 const HEAD_MAX: usize = 16 << 10;
+/// Most bytes of the document of this host, whose agent is of root or of this user.
+const HOST_MAX: usize = 256 << 20;
 
 /// Asks the agent at an address who waits for whom on this host.
 ///
 /// # Errors
 /// Why it has no answer, in words.
 pub fn waits(address: SocketAddr, host: &str, limit: Duration) -> Result<Waits, String> {
-    let answer = get(address, limit).map_err(|e| match e.kind() {
-        ErrorKind::ConnectionRefused => "no agent listens there".to_owned(),
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => format!("no answer within {limit:?}"),
-        _ => e.to_string(),
-    })?;
-    let head = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap_or(answer.len());
-    let (head, body) = answer.split_at(head);
-    match status(head) {
-        Some(200) if answer.len() > HEAD_MAX + WAITS_MAX => {
-            Err(format!("its answer has more than {WAITS_MAX} bytes"))
-        }
-        Some(200) => Waits::received(body, host),
-        Some(404) => Err("its agent does not know who waits: it is older than this command".into()),
-        Some(status) => Err(format!("its agent answers with status {status}")),
-        None => Err("what listens there is no agent".into()),
-    }
-}
-
-/// Returns all that the server sends, up to a bit more than an answer may have. In version 1.0 of the
-/// protocol the body ends with the connection.
-fn get(address: SocketAddr, limit: Duration) -> io::Result<Vec<u8>> {
-    let end = Instant::now() + limit;
-    let mut stream = TcpStream::connect_timeout(&address, limit)?;
-    let left = || match end.saturating_duration_since(Instant::now()) {
-        Duration::ZERO => Err(io::Error::from(ErrorKind::TimedOut)),
-        left => Ok(left),
-    };
     // Without the scope of a link-local address, which the server has no use for.
-    let name = SocketAddr::new(address.ip(), address.port());
-    stream.set_write_timeout(Some(left()?))?;
-    stream.write_all(format!("GET {WAITS} HTTP/1.0\r\nHost: {name}\r\n\r\n").as_bytes())?;
-    let (mut answer, mut part) = (Vec::new(), [0; 16 << 10]);
-    while answer.len() <= HEAD_MAX + WAITS_MAX {
-        stream.set_read_timeout(Some(left()?))?;
-        match stream.read(&mut part) {
-            Ok(0) => break,
-            Ok(n) => answer.extend_from_slice(&part[..n]),
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+    let name = SocketAddr::new(address.ip(), address.port()).to_string();
+    let exchange = async {
+        let stream = TcpStream::connect(address).await.map_err(|e| not_connected(&e))?;
+        exchange(stream, request(Method::GET, WAITS, &name, Bytes::new())?, WAITS_MAX).await
+    };
+    match within(limit, exchange)? {
+        (StatusCode::OK, body) => Waits::received(&body, host),
+        (StatusCode::NOT_FOUND, _) => {
+            Err("its agent does not know who waits: it is older than this command".into())
         }
+        (status, _) => Err(format!("its agent answers with status {}", status.as_u16())),
     }
-    Ok(answer)
 }
 
-/// Returns the status in the head of an answer.
-fn status(head: &[u8]) -> Option<u16> {
-    let line = std::str::from_utf8(head).ok()?.lines().next()?;
-    line.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()
+/// Asks the agent of this host what its processes do.
+///
+/// # Errors
+/// Why it has no answer.
+pub fn host(socket: &Path, limit: Duration) -> Result<Host, Failed> {
+    #[derive(Deserialize)]
+    struct Document {
+        host: Host,
+    }
+    let document = local(socket, Method::GET, "/api/v1/host", Bytes::new(), limit);
+    document.map(|document: Document| document.host)
+}
+
+/// Has the agent of this host take a port out of use, or back into it.
+///
+/// # Errors
+/// The agent's reason, or why it has no answer.
+pub fn drain(socket: &Path, drain: &Drain, limit: Duration) -> Result<Drained, Failed> {
+    let body = serde_json::to_vec(drain).map_err(|e| Failed::NoAnswer(e.to_string()))?;
+    local(socket, Method::POST, "/api/v1/drain", body.into(), limit)
+}
+
+/// Sends a request to the socket of this host's agent.
+fn local<T: DeserializeOwned>(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Bytes,
+    limit: Duration,
+) -> Result<T, Failed> {
+    let answer = within(limit, async {
+        let stream = UnixStream::connect(socket).await.map_err(|e| match e.kind() {
+            ErrorKind::PermissionDenied => "it serves its own user and root".to_owned(),
+            _ => not_connected(&e),
+        })?;
+        exchange(stream, request(method, path, "localhost", body)?, HOST_MAX).await
+    });
+    let no_answer = |why: String| Failed::NoAnswer(format!("{}: {why}", socket.display()));
+    let (status, body) = answer.map_err(no_answer)?;
+    if status == StatusCode::OK {
+        return serde_json::from_slice(&body)
+            .map_err(|e| no_answer(format!("its answer cannot be read: {e}")));
+    }
+    Err(match serde_json::from_slice(&body) {
+        Ok(Failure { error }) => Failed::Refused(error),
+        Err(_) => no_answer(format!("it answers with status {}", status.as_u16())),
+    })
+}
+
+fn not_connected(e: &std::io::Error) -> String {
+    match e.kind() {
+        ErrorKind::ConnectionRefused | ErrorKind::NotFound => "no agent listens there".into(),
+        _ => e.to_string(),
+    }
+}
+
+fn request(method: Method, path: &str, host: &str, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
+    let request = Request::builder().method(method).uri(path).header(HOST, host);
+    request.body(Full::new(body)).map_err(|e| e.to_string())
+}
+
+/// Runs `exchange`, within this time.
+fn within<T>(limit: Duration, exchange: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| format!("no thread can wait for it: {e}"))?;
+    let answer = runtime.block_on(async { tokio::time::timeout(limit, exchange).await });
+    answer.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
+}
+
+/// Sends a request. Returns the status and the body, which has at most so many bytes.
+async fn exchange<S>(
+    stream: S,
+    request: Request<Full<Bytes>>,
+    most: usize,
+) -> Result<(StatusCode, Bytes), String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let failed = |e: hyper::Error| match e.is_parse() || e.is_incomplete_message() || e.is_canceled() {
+        true => "what listens there is no agent".to_owned(),
+        false => e.to_string(),
+    };
+    let connecting = http1::Builder::new().max_buf_size(HEAD_MAX).handshake(TokioIo::new(stream));
+    let (mut sender, connection) = connecting.await.map_err(failed)?;
+    // It ends with the runtime. What goes wrong shows in the answer.
+    tokio::spawn(connection);
+    let answer = sender.send_request(request).await.map_err(failed)?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), most).collect().await;
+    let body = body.map_err(|e| match e.is::<LengthLimitError>() {
+        true => format!("its answer has more than {most} bytes"),
+        false => e.to_string(),
+    })?;
+    Ok((status, body.to_bytes()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::thread;
+
+    use super::*;
 
     const LIMIT: Duration = Duration::from_secs(30);
 

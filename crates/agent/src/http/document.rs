@@ -58,13 +58,19 @@ fn rank(connection: &Connection, at_ms: u64) -> (bool, bool, bool, u64) {
 }
 
 /// The body of `POST /api/v1/drain`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Drain {
     /// The port, as HCA and port.
     pub port: String,
     /// Whether the port is to be out of use.
     pub drain: bool,
+    /// Why, for those who look later: at most 200 characters.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// Whether the port may be one that neither an adapter nor a process of the host has.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// The body of `POST /api/v1/shares`.
@@ -81,7 +87,7 @@ pub struct Share {
 }
 
 /// The answer to `POST /api/v1/drain`.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Drained {
     /// Ports that are out of use now.
     pub drained: Vec<String>,
@@ -95,7 +101,7 @@ pub struct SharesSet {
 }
 
 /// The answer to a request that is refused.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Failure {
     /// Why, and what to do.
     pub error: String,

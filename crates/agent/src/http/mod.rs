@@ -1,6 +1,7 @@
 //! The HTTP server: metrics, the API and the page.
 //!
-//! It has two threads. One serves all clients and never waits for anything else; the
+//! It listens on an address, and on a Unix socket for the agent's user and root, who need no token
+//! there. It has two threads. One serves all clients and never waits for anything else; the
 //! other reads statistics. They share the agent's state with the agent's loop, and hold its lock
 //! only for copies in memory.
 
@@ -16,11 +17,13 @@ mod readings;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-pub use client::waits;
+pub use client::{Failed, drain, host, waits};
 pub use config::{DEFAULT, HttpConfig, Listen};
 pub use document::{Document, Drain, Drained, Failure, STREAM_CONNECTIONS, Share, SharesSet, schema};
 pub use guard::check_token_file;
@@ -29,14 +32,16 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use mpib_host_view::Source;
+use nix::unistd::{Uid, User, geteuid};
 use parking_lot::Mutex;
 pub(crate) use readings::Nudge;
 use readings::Readings;
-use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
 use crate::Handle;
+use crate::socket_file::SocketFile;
 
 /// The most clients at a time. Others wait until one has its answer.
 const CLIENTS: usize = 64;
@@ -44,6 +49,10 @@ const CLIENTS: usize = 64;
 const FOLLOWERS: usize = 32;
 /// How long a client may take to send a request and to take the answer, and to take each event.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait where no client can be accepted: no descriptors are left, or it has closed already.
+const NO_CLIENT: Duration = Duration::from_millis(100);
+/// Name of the Unix socket in the agent's folder.
+pub const SOCKET: &str = "api.sock";
 /// Most bytes of a request's head.
 const HEAD_MAX: usize = 16 << 10;
 /// Most header fields of a request.
@@ -52,21 +61,26 @@ const FIELDS_MAX: usize = 64;
 /// The server. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Http {
-    address: SocketAddr,
+    address: Option<SocketAddr>,
+    _socket: SocketFile,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Http {
-    /// Listens and serves. Statistics come from `source`.
+    /// Serves whom `listener` brings, and listens on a Unix socket in `folder`. Statistics come from
+    /// `source`.
     ///
     /// # Errors
-    /// The address cannot be used, `/proc` cannot be read, or there is no thread.
-    pub fn start(listen: SocketAddr, source: Source, handle: Handle) -> io::Result<Self> {
-        let listener = TcpListener::bind(listen)
-            .map_err(|e| io::Error::new(e.kind(), format!("http://{listen}: {e}")))?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
+    /// The socket cannot be made, `/proc` cannot be read, or there is no thread.
+    pub fn start(
+        listener: Option<TcpListener>,
+        folder: &Path,
+        source: Source,
+        handle: Handle,
+    ) -> io::Result<Self> {
+        let (local, socket) = SocketFile::listen(&folder.join(SOCKET), 0o600)?;
+        let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
         let readings = Readings::start(source, handle.clone()).map_err(io::Error::other)?;
         let shared = Arc::new(Shared { handle: handle.clone(), readings });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -74,23 +88,25 @@ impl Http {
         let serve = move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = accept(listener, shared) => {}
+                    () = accept(listener, shared.clone()), if listener.is_some() => {}
+                    () = accept_local(local, shared) => {}
                     _ = stopped => {}
                 }
             });
         };
         let thread = thread::Builder::new().name("http".into()).spawn(serve)?;
         handle.change(|agent| {
+            let Some(address) = address else { return };
             agent.log(format!("serves http://{address}/"));
             if let Err(why) = check_token_file(&agent.config().http) {
                 agent.log(format!("nobody can drain a port or set a share by HTTP: {why}"));
             }
         });
-        Ok(Self { address, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { address, _socket: socket, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Returns the address on which it listens.
-    pub fn address(&self) -> SocketAddr {
+    /// Returns the address on which it listens; `None` without one.
+    pub fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 }
@@ -105,46 +121,95 @@ impl Drop for Http {
     }
 }
 
+/// Listens on an address.
+///
+/// # Errors
+/// The system's error with the address.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address);
+    let listener = listener.map_err(|e| io::Error::new(e.kind(), format!("http://{address}: {e}")))?;
+    listener.set_nonblocking(true).map(|()| listener)
+}
+
+/// Who sends a request.
+#[derive(Debug, Clone)]
+enum Client {
+    /// Somebody behind an address, who needs a token to change something.
+    Remote,
+    /// This user, who may run the agent.
+    Local(String),
+    /// Somebody else at the Unix socket. The folder is mounted into containers, for the plugins there,
+    /// and their root is no operator of the host.
+    Stranger,
+}
+
 /// What all requests need.
 struct Shared {
     handle: Handle,
     readings: Readings,
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: Option<TcpListener>, shared: Arc<Shared>) {
     // The listener is not blocking, and belongs to no other runtime.
-    let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-    let clients = Arc::new(Semaphore::new(CLIENTS));
-    while let Ok(client) = clients.clone().acquire_owned().await {
+    let Some(Ok(listener)) = listener.map(tokio::net::TcpListener::from_std) else { return };
+    let seats = Arc::new(Semaphore::new(CLIENTS));
+    while let Ok(seat) = seats.clone().acquire_owned().await {
         match listener.accept().await {
-            Ok((stream, _)) => {
-                let shared = shared.clone();
-                tokio::spawn(async move {
-                    serve(stream, shared).await;
-                    drop(client);
-                });
-            }
-            // No descriptors are left, or the client has closed already.
-            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            Ok((stream, _)) => begin(stream, Client::Remote, shared.clone(), seat),
+            Err(_) => tokio::time::sleep(NO_CLIENT).await,
         }
     }
 }
 
-/// Serves one request. A client that takes too long is disconnected.
-async fn serve(stream: TcpStream, shared: Arc<Shared>) {
-    let deadline = Deadline::new();
-    let answer = service_fn(|request| answer::answer(shared.clone(), deadline.clone(), request));
-    let connection = http1::Builder::new()
-        .keep_alive(false)
-        .header_read_timeout(None)
-        .max_buf_size(HEAD_MAX)
-        .max_headers(FIELDS_MAX)
-        .serve_connection(TokioIo::new(stream), answer);
-    tokio::select! {
-        // What a client did wrong is of no use in the agent's log.
-        _ = connection => {}
-        () = deadline.passed() => {}
+/// Clients behind an address leave these their seats.
+async fn accept_local(listener: UnixListener, shared: Arc<Shared>) {
+    let Ok(listener) = tokio::net::UnixListener::from_std(listener) else { return };
+    let seats = Arc::new(Semaphore::new(CLIENTS));
+    while let Ok(seat) = seats.clone().acquire_owned().await {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let client = local_user(&stream).map_or(Client::Stranger, Client::Local);
+                begin(stream, client, shared.clone(), seat);
+            }
+            Err(_) => tokio::time::sleep(NO_CLIENT).await,
+        }
     }
+}
+
+/// Returns the name of the user at the other end, if that one may run the agent and is in no container.
+fn local_user(stream: &tokio::net::UnixStream) -> Option<String> {
+    let peer = stream.peer_cred().ok()?;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", peer.pid()?)).ok()?;
+    // Its numbers in this namespace of processes and in those below, which containers have.
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    let uid = Uid::from_raw(peer.uid());
+    let name = || User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name);
+    let is_operator = uid.is_root() || uid == geteuid();
+    (is_operator && numbers.split_whitespace().count() == 1).then(name)
+}
+
+/// Serves one request. A client that takes too long is disconnected.
+fn begin<S>(stream: S, client: Client, shared: Arc<Shared>, seat: OwnedSemaphorePermit)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    tokio::spawn(async move {
+        let deadline = Deadline::new();
+        let answer =
+            service_fn(|request| answer::answer(shared.clone(), deadline.clone(), client.clone(), request));
+        let connection = http1::Builder::new()
+            .keep_alive(false)
+            .header_read_timeout(None)
+            .max_buf_size(HEAD_MAX)
+            .max_headers(FIELDS_MAX)
+            .serve_connection(TokioIo::new(stream), answer);
+        tokio::select! {
+            // What a client did wrong is of no use in the agent's log.
+            _ = connection => {}
+            () = deadline.passed() => {}
+        }
+        drop(seat);
+    });
 }
 
 /// When a client is disconnected.

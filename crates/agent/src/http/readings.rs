@@ -1,5 +1,7 @@
 //! A thread that reads the statistics of all processes for all clients of the server.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -74,6 +76,7 @@ fn encode(value: &impl serde::Serialize) -> Bytes {
 #[derive(Debug, Clone)]
 pub(super) struct Readings {
     latest: watch::Receiver<Arc<Reading>>,
+    adapters: PathBuf,
     history: Arc<Mutex<History>>,
     /// Clients that follow the stream.
     followers: Arc<AtomicUsize>,
@@ -128,6 +131,7 @@ impl Readings {
 
     fn start_at(pace: Pace, mut source: Source, handle: Handle) -> Result<Self, NoPage> {
         let mut ledger = Ledger::default();
+        let adapters = source.adapters().to_owned();
         let before = source.host()?;
         thread::sleep(MOMENT);
         let mut host = source.host()?;
@@ -157,7 +161,7 @@ impl Readings {
             .name("readings".into())
             .spawn(|| reader.run())
             .map_err(|source| NoPage::Io { path: "a thread".into(), source })?;
-        Ok(Self { latest, history, followers, nudge })
+        Ok(Self { latest, adapters, history, followers, nudge })
     }
 
     /// Returns a reading that is at most a second old, or the latest one if there is no such within
@@ -173,6 +177,13 @@ impl Readings {
         let _ = changed.await;
         let newest = latest.borrow();
         newest.clone()
+    }
+
+    /// Returns the ports of this host: those that the kernel has, and those that processes use.
+    pub(super) async fn ports(&self) -> BTreeSet<String> {
+        let mut ports = mpib_host_view::ports(&self.adapters);
+        ports.extend(self.fresh().await.document.host.ports.iter().map(|port| port.name.clone()));
+        ports
     }
 
     /// Follows the readings.

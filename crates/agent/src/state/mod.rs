@@ -11,10 +11,11 @@ use nccl_net_mpib_agent_iface::agent::{HintsWriter, Register, SHARE_ONE, Status}
 
 use crate::config::Config;
 use crate::events::Events;
-use crate::kept::{Kept, KeptShare};
+use crate::kept::{Kept, KeptDrain, KeptShare};
 pub use crate::process::Peer;
 use crate::process::{Flows, Pair, Process};
-pub use crate::snapshot::{FlowView, ProcessView, Snapshot};
+pub use crate::snapshot::{DrainView, FlowView, ProcessView, Snapshot};
+pub use operate::Order;
 
 /// Identifies a process: one connection of the socket.
 pub type ProcessId = u64;
@@ -31,7 +32,7 @@ pub struct Agent {
     hints: Option<HintsWriter>,
     plain: Flows,
     /// Ports that were taken out of use, or back into it, other than by the configuration.
-    drains: BTreeMap<String, bool>,
+    drains: BTreeMap<String, KeptDrain>,
     /// Shares that another program has set.
     external: BTreeMap<Pair, u16>,
     /// What outlives a restart has changed since it was last asked for.
@@ -202,6 +203,7 @@ impl Agent {
         Snapshot {
             policy: self.config.policy,
             drained: self.drained().into_iter().collect(),
+            drains: self.drains(),
             processes: processes.collect(),
             plain_flows: self.plain.view(),
             events: self.events.all(),

@@ -88,7 +88,7 @@ fn a_drained_port_has_no_share_until_it_is_given_back() {
     agent.observe(id, &ports(), STEP);
     assert!(agent.ports_changed().is_empty());
 
-    agent.drain("b:1", true).unwrap();
+    agent.drain("b:1", true, Order::by("root")).unwrap();
     assert_eq!(entry(&memory, 0), (2, 0), "SUP");
     assert_eq!(entry(&unknown, 0), (2, 341), "a process whose ports are not known has only the scale");
     let scale = |name: &str| PortScale { name: name.into(), scale: 0 };
@@ -96,15 +96,15 @@ fn a_drained_port_has_no_share_until_it_is_given_back() {
     assert_eq!(agent.ports_changed(), [id, other]);
     assert!(agent.ports_changed().is_empty(), "once");
 
-    agent.drain("a:1", true).unwrap();
+    agent.drain("a:1", true, Order::by("root")).unwrap();
     assert_eq!(entry(&memory, 0), (2, 341), "both: as usual");
-    agent.drain("b:1", false).unwrap();
+    agent.drain("b:1", false, Order::by("root")).unwrap();
     assert_eq!(entry(&memory, 0), (2, 1024), "SOUT");
-    agent.drain("a:1", false).unwrap();
+    agent.drain("a:1", false, Order::by("root")).unwrap();
     assert_eq!((entry(&memory, 0), memory.ports()), ((2, 341), Some(vec![])));
-    assert!(agent.drain("nonsense", true).is_err());
+    assert!(agent.drain("nonsense", true, Order::by("root")).is_err());
     let events: Vec<_> = agent.log_lines();
-    assert_eq!(events[0], "port b:1 is out of use");
+    assert_eq!(events[0], "port b:1 is out of use, by root");
     assert_eq!(events.len(), 4);
     assert_eq!(agent.log_lines(), [""; 0], "each is logged once");
 }
@@ -121,16 +121,16 @@ fn drained_flows_have_no_share_and_drained_ports_no_scale() {
     agent.observe(id, &ports(), STEP);
     assert_eq!((entry(&memory, 0), entry(&memory, 1)), ((2, 341), (3, 0)));
     assert_eq!(memory.ports(), Some(vec![PortScale { name: "c:1".into(), scale: 0 }]));
-    agent.drain("a:1", true).unwrap();
+    agent.drain("a:1", true, Order::by("root")).unwrap();
     assert_eq!((entry(&memory, 0), entry(&memory, 1)), ((2, 1024), (3, 1024)), "SOUT is out of use");
-    agent.drain("a:1", false).unwrap();
+    agent.drain("a:1", false, Order::by("root")).unwrap();
     let external = agent.set_share([10, 0, 0, 1].into(), [10, 0, 0, 3].into(), 5).unwrap_err();
     assert!(external.contains("the policy \"drain\" decides this share"), "{external}");
     agent.reload(config("drain"));
     assert_eq!((entry(&memory, 0), entry(&memory, 1)), ((2, 0), (3, 0)));
     agent.reload(config("measured"));
     assert_eq!((entry(&memory, 0).1 > 0, entry(&memory, 1).1), (true, 0));
-    agent.drain("c:1", false).unwrap();
+    agent.drain("c:1", false, Order::by("root")).unwrap();
     assert_eq!(memory.ports(), Some(vec![]), "an operator's word counts more than the configuration");
 }
 
@@ -138,8 +138,8 @@ fn drained_flows_have_no_share_and_drained_ports_no_scale() {
 #[test]
 fn drains_are_those_of_the_configuration_and_what_was_done_since() {
     let mut first = agent("drain = [\"a:1\", \"c:1\"]");
-    first.drain("a:1", false).unwrap();
-    first.drain("b:1", true).unwrap();
+    first.drain("a:1", false, Order::by("root")).unwrap();
+    first.drain("b:1", true, Order::by("root")).unwrap();
     assert_eq!(first.snapshot().drained, ["b:1", "c:1"]);
     let mut next = Agent::new(first.config().clone(), None, first.kept());
     assert_eq!(next.snapshot().drained, ["b:1", "c:1"]);
@@ -165,10 +165,10 @@ fn a_measured_share_continues_where_it_was_and_follows_the_rails() {
     }
     let share = entry(&memory, 0).1;
     assert!(share.abs_diff(341) <= 10, "{share}");
-    agent.drain("b:1", true).unwrap();
+    agent.drain("b:1", true, Order::by("root")).unwrap();
     agent.observe(id, &Observation { goodput: [Some(4 << 30), None], ..ports() }, STEP);
     assert_eq!(entry(&memory, 0).1, 0);
-    agent.drain("b:1", false).unwrap();
+    agent.drain("b:1", false, Order::by("root")).unwrap();
     assert_eq!(entry(&memory, 0).1, share, "as before");
 }
 
@@ -234,7 +234,7 @@ fn plugins_of_earlier_releases_have_the_hint_file() {
     }
     assert_eq!((share(0).share(), share(0).dst), (341, [10, 0, 0, 2].into()));
     agent.observe(ids[0], &ports(), STEP);
-    agent.drain("b:1", true).unwrap();
+    agent.drain("b:1", true, Order::by("root")).unwrap();
     assert_eq!(share(0).share(), 0);
     agent.disconnect(ids[0]);
     assert_eq!(share(0).dst, Ipv4Addr::new(10, 0, 0, 2), "the other process has it still");
