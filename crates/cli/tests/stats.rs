@@ -75,7 +75,7 @@ fn a_running_transfer_is_shown_in_numbers_that_fit_together() {
     let (code, table) = said(&stats(&[&sender.to_string()]));
     assert_eq!(code, 0);
     for part in
-        ["(mpib)", "connections: 1 now, 1 so far", "open intra split", "sout:1 SOUT", "sup:1 SUP", "256/1024"]
+        ["(mpib)", "connections: 1 now, 1 so far", "open intra split", "sout:1 SOUT", "sup:1 SUP", "25.0 %"]
     {
         assert!(table.contains(part), "{part} in\n{table}");
     }

@@ -1,6 +1,7 @@
 //! What all commands print: tables, colours and units for people, and documents for programs.
 
 pub mod colour;
+pub mod columns;
 pub mod document;
 pub mod table;
 pub mod units;

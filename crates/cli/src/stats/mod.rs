@@ -12,7 +12,7 @@ use mpib_host_view::{Host, Ledger, MetricsOptions, Source, metrics, schema, writ
 use nccl_net_mpib_agent_iface::stats::NoPage;
 
 use crate::failure::{Context, Failure, Kind};
-use crate::output::{self, document};
+use crate::output::{self, columns::terminal_width, document};
 use crate::quantity::{interval, pid};
 
 /// The exit codes of a command that reads statistics pages: what its 0 means, and then the others.
@@ -42,6 +42,11 @@ pub(crate) struct StatsArgs {
     /// The process [default: all that this user may inspect]
     #[arg(value_parser = pid)]
     pid: Option<u32>,
+
+    /// List all connections, with all figures that the terminal has room for [default: of one process
+    /// all; of several those that have failed, wait or lack a rail]
+    #[arg(long)]
+    connections: bool,
 
     /// Print a JSON document instead of the table; with --watch one per line
     #[arg(long)]
@@ -209,7 +214,10 @@ fn show_metrics(args: &StatsArgs) -> Result<(), Failed> {
 
 fn text(args: &StatsArgs, now: &Host) -> Result<String, Failure> {
     let text = match (args.json, args.watch) {
-        (false, _) => return Ok(table::text(now)),
+        (false, _) => {
+            let all = args.connections || args.pid.is_some();
+            return Ok(table::text(now, all, terminal_width()));
+        }
         (true, None) => serde_json::to_string_pretty(now),
         (true, Some(_)) => serde_json::to_string(now),
     };

@@ -10,9 +10,9 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::Paragraph;
 use ratatui::{Frame, Terminal};
 
-use super::columns::{Column, Kind, cut_words, fit, fit_parts};
-use super::text::{clock, episodes, peer, percent, rate, shares, short, time, waited};
+use super::text::{clock, episodes, percent, rate, shares, short, time, waited};
 use super::view::View;
+use crate::output::columns::{Column, Kind, cut_words, fit, fit_parts, peer};
 
 /// Columns of a frame that is printed as text.
 const COLUMNS: u16 = 80;
@@ -165,7 +165,7 @@ const PORT_COLUMNS: [Column; 9] = [
 /// A table, and lines across it.
 fn port_table(rows: Vec<PortRow>, width: usize) -> Paragraph<'static> {
     let figures: Vec<_> = rows.iter().filter_map(PortRow::figures).collect();
-    let fitted = fit(&PORT_COLUMNS, &figures, width);
+    let fitted = fit(&PORT_COLUMNS, &figures, width, 1);
     let mut lines = vec![Line::styled(fitted.head(), bold())];
     lines.extend(rows.iter().map(|row| match row {
         PortRow::Figures(cells, style) => Line::styled(fitted.row(cells), *style),
@@ -193,7 +193,7 @@ fn connections(frame: &mut Frame<'_>, area: Rect, host: &Host, view: &mut View) 
     let rows: Vec<_> = all.iter().map(|(p, c)| (cells(p, c, host.at_ms), style(c, host.at_ms))).collect();
     // Of all rows, and not of those that are shown: columns keep their places while a user scrolls.
     let texts: Vec<_> = rows.iter().map(|(cells, _)| cells).collect();
-    let fitted = fit(&CONNECTION_COLUMNS, &texts, area.width.into());
+    let fitted = fit(&CONNECTION_COLUMNS, &texts, area.width.into(), 1);
     let mut lines = vec![Line::styled(fitted.head(), bold())];
     let shown = rows.iter().skip(view.scrolled).take(room);
     lines.extend(shown.map(|(cells, style)| Line::styled(fitted.row(cells), *style)));

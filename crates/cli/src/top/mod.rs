@@ -1,6 +1,5 @@
 //! `mpib top`: rails and connections of this host, on a screen that follows the traffic.
 
-mod columns;
 mod draw;
 mod screen;
 mod text;

@@ -1,6 +1,6 @@
 //! Numbers and names in few columns.
 
-use mpib_host_view::{Connection, Count, Port, Rail, peer_process};
+use mpib_host_view::{Connection, Count, Port, Rail};
 
 pub(super) use crate::output::units::short;
 
@@ -37,11 +37,6 @@ pub(super) fn waited(ms: Option<u64>) -> String {
 pub(super) fn clock(ms: u64) -> String {
     let s = ms / 1_000 % 86_400;
     format!("{:02}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
-}
-
-/// Returns the host and process of a peer's name, such as `192.0.2.2:48129 (node7, pid 17999)`.
-pub(super) fn peer(name: &str) -> String {
-    peer_process(name).map_or_else(|| name.to_owned(), |(host, pid)| format!("{host}/{pid}"))
 }
 
 /// Most rails whose shares are listed one by one.
@@ -97,9 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peers_and_times_are_short() {
-        assert_eq!(peer("192.0.2.2:48129 (node7, pid 17999)"), "node7/17999");
-        assert_eq!(peer("unknown"), "unknown");
+    fn times_are_short() {
         assert_eq!(
             (clock(86_400_000 + 3_723_000), time(0.64), time(5_840.0)),
             ("01:02:03".into(), "0.6ms".into(), "5.8s".into())

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use mpib_host_view::{Connection, Host, Process};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::text::peer;
+use crate::output::columns::peer;
 
 /// Order of the connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,20 +1,23 @@
 //! What a width has room for: columns of a table, parts of a line, words of a text. A number is
 //! whole or absent.
 
+use std::io::IsTerminal;
+
+use mpib_host_view::peer_process;
 use ratatui::text::Span;
 
 /// Stands for what has been left out of a name or a text.
 const ELLIPSIS: char = '…';
 
 /// One column of a table. The one with the highest `rank` is the first to be left out; rank 0 stays.
-pub(super) struct Column {
-    pub(super) head: &'static str,
-    pub(super) rank: u8,
-    pub(super) kind: Kind,
+pub(crate) struct Column {
+    pub(crate) head: &'static str,
+    pub(crate) rank: u8,
+    pub(crate) kind: Kind,
 }
 
 /// How a column uses its width.
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// At the right, never cut; of this width or wider.
     Number(usize),
     /// At the left, never cut; of this width or wider.
@@ -25,14 +28,24 @@ pub(super) enum Kind {
     Rest(usize),
 }
 
-/// The columns that are shown, with their widths.
-pub(super) struct Fitted<'a, const N: usize>(Vec<(usize, &'a Column, usize)>);
+/// The columns that are shown, with their widths, and how far they are from each other.
+pub(crate) struct Fitted<'a, const N: usize> {
+    shown: Vec<(usize, &'a Column, usize)>,
+    gap: usize,
+}
 
-/// Returns the columns of these rows that fit into a width.
-pub(super) fn fit<'a, const N: usize>(
+/// Returns the columns of the terminal; very many if stdout is none.
+pub(crate) fn terminal_width() -> usize {
+    let size = || ratatui::crossterm::terminal::size().ok().map(|(columns, _)| columns.into());
+    std::io::stdout().is_terminal().then(size).flatten().unwrap_or(usize::from(u16::MAX))
+}
+
+/// Returns the columns of these rows that fit into a width, so far from each other.
+pub(crate) fn fit<'a, const N: usize>(
     columns: &'a [Column; N],
     rows: &[&[String; N]],
     width: usize,
+    gap: usize,
 ) -> Fitted<'a, N> {
     let longest = |i: usize, column: &Column| {
         let cells = rows.iter().map(|row| columns_of(&row[i])).max().unwrap_or(0);
@@ -44,7 +57,7 @@ pub(super) fn fit<'a, const N: usize>(
     };
     let mut shown: Vec<_> = columns.iter().enumerate().map(least).collect();
     let needed = |shown: &[(usize, &Column, usize)]| {
-        shown.iter().map(|(.., width)| width + 1).sum::<usize>().saturating_sub(1)
+        shown.iter().map(|(.., width)| width + gap).sum::<usize>().saturating_sub(gap)
     };
     while needed(&shown) > width
         && let Some(place) = (0..shown.len()).max_by_key(|place| shown[*place].1.rank)
@@ -65,17 +78,17 @@ pub(super) fn fit<'a, const N: usize>(
             *width += std::mem::take(&mut rest);
         }
     }
-    Fitted(shown)
+    Fitted { shown, gap }
 }
 
 impl<const N: usize> Fitted<'_, N> {
     /// Returns the line above the rows.
-    pub(super) fn head(&self) -> String {
+    pub(crate) fn head(&self) -> String {
         self.line(|_, column| column.head.to_owned())
     }
 
     /// Returns the line of a row.
-    pub(super) fn row(&self, cells: &[String; N]) -> String {
+    pub(crate) fn row(&self, cells: &[String; N]) -> String {
         self.line(|i, _| cells[i].clone())
     }
 
@@ -88,13 +101,18 @@ impl<const N: usize> Fitted<'_, N> {
                 _ => text + &padding,
             }
         };
-        self.0.iter().map(shown).collect::<Vec<_>>().join(" ")
+        self.shown.iter().map(shown).collect::<Vec<_>>().join(&" ".repeat(self.gap))
     }
+}
+
+/// Returns the host and process of a peer's name, such as `192.0.2.2:48129 (node7, pid 17999)`.
+pub(crate) fn peer(name: &str) -> String {
+    peer_process(name).map_or_else(|| name.to_owned(), |(host, pid)| format!("{host}/{pid}"))
 }
 
 /// Joins the parts of a line that fit into a width. The one with the highest rank is the first to be
 /// left out.
-pub(super) fn fit_parts(parts: &[(u8, String)], width: usize) -> String {
+pub(crate) fn fit_parts(parts: &[(u8, String)], width: usize) -> String {
     let mut shown: Vec<_> = parts.iter().filter(|(_, text)| !text.is_empty()).collect();
     let needed = |shown: &[&(u8, String)]| {
         shown.iter().map(|(_, text)| columns_of(text) + 2).sum::<usize>().saturating_sub(2)
@@ -108,7 +126,7 @@ pub(super) fn fit_parts(parts: &[(u8, String)], width: usize) -> String {
 }
 
 /// Cuts a text behind its last word that fits.
-pub(super) fn cut_words(text: &str, width: usize) -> String {
+pub(crate) fn cut_words(text: &str, width: usize) -> String {
     if columns_of(text) <= width {
         return text.to_owned();
     }
@@ -145,6 +163,12 @@ fn columns_of(text: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn peers_are_short() {
+        assert_eq!(peer("192.0.2.2:48129 (node7, pid 17999)"), "node7/17999");
+        assert_eq!(peer("unknown"), "unknown");
+    }
 
     #[test]
     fn names_are_cut_between_their_numbers() {
