@@ -11,6 +11,7 @@ use softcuda::{
 use super::{
     plan::{Net, Plan, Protocol, Variant},
     suite::{Entry, counts},
+    why::Situation,
 };
 use crate::failure::{Failure, Result};
 
@@ -55,6 +56,13 @@ pub(crate) struct CollectivesArgs {
     /// on the same rails, and write a table to this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "net"])]
     pub(super) figures: Option<PathBuf>,
+    /// Instead of checks, stage these situations between two hosts and compare what "mpib why" says
+    /// with the cause; all of them without a name
+    #[arg(
+        long, value_enum, value_name = "NAME", value_delimiter = ',', num_args = 0.., require_equals = true,
+        default_missing_values = Situation::NAMES, conflicts_with_all = ["suite", "net", "figures"]
+    )]
+    pub(super) why: Vec<Situation>,
     /// Alternating rounds of --figures
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) rounds: u32,

@@ -11,6 +11,7 @@ mod place;
 mod plan;
 mod suite;
 mod watch;
+mod why;
 
 use std::{
     collections::BTreeMap,
@@ -53,12 +54,16 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     let stage = Stage::set(&args.common.build)?;
     let package = format!("nvidia-nccl-cu{}", args.common.cuda);
     let cache = Cache::of_user(&matrix.package)?.of_package(&package);
-    if releases.len() != 1 && (args.figures.is_some() || args.common.library.is_some()) {
-        return Err(Failure::usage("name one release for --figures and --library"));
+    let is_one = args.figures.is_some() || !args.why.is_empty() || args.common.library.is_some();
+    if releases.len() != 1 && is_one {
+        return Err(Failure::usage("name one release for --figures, --why and --library"));
     }
     let fetch = |release| args.common.library.clone().map_or_else(|| cache.fetch(release), Ok);
     if let (Some(figures), Some(release)) = (&args.figures, releases.first()) {
         return bench::main(args, figures, &fetch(release)?, release, &stage);
+    }
+    if let (false, Some(release)) = (args.why.is_empty(), releases.first()) {
+        return why::main(args, &fetch(release)?, release, &stage);
     }
     let (mut failed, mut ran, mut missing, mut unfit) = (0, 0, Vec::new(), None);
     for release in &releases {
@@ -165,12 +170,7 @@ fn outcomes(
     stage: &Stage,
 ) -> Result<(Vec<End>, Seen)> {
     let scratch = tempfile::tempdir().cannot("make a temporary folder")?;
-    let program = env::current_exe().cannot("find this program's file")?;
-    let beside = |name: &str| program.with_file_name(name);
-    let silence = Duration::from_secs(common.silence);
-    let softcuda = (!common.gpu).then(|| beside("libsoftcuda.so"));
-    let world = World::new(&beside("collective-rank"), softcuda.as_deref(), scratch.path(), silence)
-        .map_err(|e| Failure::tool(format!("{e}; build package softcuda first (make collectives does)")))?;
+    let world = world(common, scratch.path(), Duration::from_secs(common.silence))?;
     let mut place = Place::new(common, plan, release, stage, scratch.path())?;
     let variant = &plan.variant;
     let mut inquiry = variant.ras.then(|| Inquiry::new(variant.ranks)).transpose()?;
@@ -178,28 +178,9 @@ fn outcomes(
         place.open_ras(&inquiry.address());
     }
     if watch::profiles(plan, release) {
-        place.load_profiler(&beside("libsoftcuda.so"))?;
+        place.load_profiler(&beside("libsoftcuda.so")?)?;
     }
-    let starts = (0..variant.ranks).map(|rank| {
-        let job = Job {
-            library: library.to_owned(),
-            softcuda: None,
-            settings: place.settings(rank),
-            rank,
-            ranks: variant.ranks,
-            device: place.device(rank),
-            hub: PathBuf::new(),
-            one_sided: variant.one_sided.clone(),
-            tests: plan.tests.clone(),
-            memory: variant.memory(),
-            window: variant.window.is_some(),
-            killed: variant.killed,
-            laps: variant.fault.is_some() || variant.ras,
-            timed: plan.rates.is_some(),
-        };
-        Start { job, environment: place.environment(rank) }
-    });
-    let starts = starts.collect();
+    let starts = (0..variant.ranks).map(|rank| start(&place, plan, library, rank)).collect();
     let mut breaker = variant.fault.map(|fault| {
         let fabric = Fabric::new(place.fabric(), &common.build);
         Breaker::new(fault, variant.strikes as usize, fabric, place.labels())
@@ -228,6 +209,40 @@ fn outcomes(
             Err(e) => Failure { message: format!("{failure}; {e}"), ..failure },
         },
     })
+}
+
+/// Returns the file of this name beside this program.
+fn beside(name: &str) -> Result<PathBuf> {
+    Ok(env::current_exe().cannot("find this program's file")?.with_file_name(name))
+}
+
+/// Prepares for ranks, which are killed after a time without progress.
+fn world(common: &Common, scratch: &Path, silence: Duration) -> Result<World> {
+    let softcuda = if common.gpu { None } else { Some(beside("libsoftcuda.so")?) };
+    World::new(&beside("collective-rank")?, softcuda.as_deref(), scratch, silence)
+        .map_err(|e| Failure::tool(format!("{e}; build package softcuda first (make collectives does)")))
+}
+
+/// Returns a rank of a plan.
+fn start(place: &Place, plan: &Plan, library: &Path, rank: u32) -> Start {
+    let variant = &plan.variant;
+    let job = Job {
+        library: library.to_owned(),
+        softcuda: None,
+        settings: place.settings(rank),
+        rank,
+        ranks: variant.ranks,
+        device: place.device(rank),
+        hub: PathBuf::new(),
+        one_sided: variant.one_sided.clone(),
+        tests: plan.tests.clone(),
+        memory: variant.memory(),
+        window: variant.window.is_some(),
+        killed: variant.killed,
+        laps: variant.fault.is_some() || variant.ras,
+        timed: plan.rates.is_some(),
+    };
+    Start { job, environment: place.environment(rank), host_name: None }
 }
 
 /// Checks how the ranks ended. Their logs have the ways.

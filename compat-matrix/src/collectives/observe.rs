@@ -65,6 +65,10 @@ impl Fabric {
         self.control(&["fault", device, fault, &at, "--pid", &process]).map(drop)
     }
 
+    pub(super) fn link_down(&self, device: &str) -> Result<()> {
+        self.control(&["link", device, "down"]).map(drop)
+    }
+
     pub(super) fn heal(&self, device: &str) -> Result<()> {
         self.control(&["heal", device]).map(drop)
     }

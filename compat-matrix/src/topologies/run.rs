@@ -182,7 +182,7 @@ impl Bench<'_> {
             environment.insert("NCCL_DEBUG_FILE".into(), file(&format!("nccl-{rank}.log")));
             environment.insert("NCCL_TOPO_DUMP_FILE".into(), file(&format!("topology-{rank}.xml")));
             environment.insert("NCCL_GRAPH_DUMP_FILE".into(), file(&format!("graphs-{rank}.xml")));
-            Start { job, environment }
+            Start { job, environment, host_name: None }
         });
         let ends = world.run(starts.collect()).cannot("run the ranks")?;
         let failures = ends.iter().enumerate().filter_map(|(rank, end)| match end.outcome() {

@@ -93,7 +93,7 @@ fn direct(
             ("NCCL_MAX_NCHANNELS", "2".into()),
         ];
         let environment: BTreeMap<_, _> = set.map(|(name, value)| (name.to_owned(), value)).into();
-        Start { job, environment }
+        Start { job, environment, host_name: None }
     };
     let ends = world.direct((0..ranks).map(start).collect(), director).unwrap();
     Some((scratch, ends))

@@ -33,7 +33,7 @@ fn start(rank: u32, ranks: u32) -> Start {
         timed: false,
     };
     let environment = BTreeMap::from([("PATH".to_owned(), std::env::var("PATH").unwrap())]);
-    Start { job, environment }
+    Start { job, environment, host_name: None }
 }
 
 /// Writes a rank program that is this script.

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-pub use self::process::ends_with_us;
+pub use self::process::{ends_with_us, on_host};
 use self::{
     hub::{Event, Listener},
     process::Process,
@@ -66,6 +66,8 @@ pub struct Start {
     pub job: Job,
     /// The complete environment. [`World::run`] puts softcuda, if used, first on `LD_LIBRARY_PATH`.
     pub environment: BTreeMap<String, String>,
+    /// The name that the rank's process has for its host; `None`: this host's. Needs CAP_SYS_ADMIN.
+    pub host_name: Option<String>,
 }
 
 /// How a rank ended.
@@ -164,14 +166,15 @@ impl World {
         let listener = Listener::new(&self.scratch)?;
         let mut members = Vec::new();
         for start in starts {
-            let Start { mut job, mut environment } = start;
+            let Start { mut job, mut environment, host_name } = start;
             job.hub = listener.path().to_owned();
             job.softcuda.clone_from(&self.softcuda);
             if self.softcuda.is_some() {
                 let path = environment.entry("LD_LIBRARY_PATH".into()).or_default();
                 *path = format!("{}:{path}", self.scratch.display());
             }
-            let process = Process::start(&self.program, &job, &environment, &self.scratch)?;
+            let process =
+                Process::start(&self.program, &job, &environment, host_name.as_deref(), &self.scratch)?;
             let step = "start".to_owned();
             members.push(Member {
                 process,

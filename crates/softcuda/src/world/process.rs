@@ -33,6 +33,20 @@ pub fn ends_with_us(command: &mut Command) {
     };
 }
 
+/// Makes the child see another name of its host. Needs CAP_SYS_ADMIN.
+pub fn on_host(command: &mut Command, name: &str) {
+    let name = name.as_bytes().to_owned();
+    // SAFETY: between fork and exec only unshare and sethostname are called, which are
+    // async-signal-safe. The name was made before.
+    unsafe {
+        command.pre_exec(move || {
+            let done = libc::unshare(libc::CLONE_NEWUTS) == 0
+                && libc::sethostname(name.as_ptr().cast(), name.len()) == 0;
+            if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+        })
+    };
+}
+
 /// A process, which is killed when it is dropped.
 pub(super) struct Process {
     child: Child,
@@ -46,6 +60,7 @@ impl Process {
         program: &Path,
         job: &Job,
         environment: &BTreeMap<String, String>,
+        host_name: Option<&str>,
         scratch: &Path,
     ) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -57,6 +72,9 @@ impl Process {
         let mut command = Command::new(program);
         command.arg(&input).env_clear().envs(environment);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        if let Some(name) = host_name {
+            on_host(&mut command, name);
+        }
         ends_with_us(&mut command);
         Ok(Self { child: command.spawn()?, stderr, may_die: job.killed == Some(job.rank) })
     }
