@@ -47,6 +47,8 @@ pub struct Waiter {
     pub peers: Vec<Peer>,
     /// Whether its pages have no room for some of its connections.
     pub has_more_peers: bool,
+    /// Its connections that have failed.
+    pub failed: usize,
     /// What most of its connections wait for; null while it does not wait.
     pub wait: Option<Waiting>,
 }
@@ -191,6 +193,7 @@ impl Waiter {
             has_moved,
             peers: peers.into_iter().collect(),
             has_more_peers: pages.iter().any(|page| page.not_shown > 0),
+            failed: connections.iter().filter(|c| c.state == "failed").count(),
             wait: wait(&connections, has_moved, at_ms),
         }
     }

@@ -96,7 +96,7 @@ fn unknown(known: Known<'_>, pid: Option<u32>) -> Vec<(String, Option<SocketAddr
 }
 
 /// Returns the address in the name of a peer.
-fn address(peer: &str) -> Option<SocketAddr> {
+pub(super) fn address(peer: &str) -> Option<SocketAddr> {
     peer.split(' ').next()?.parse().ok()
 }
 

@@ -77,6 +77,21 @@ fn a_process_of_another_host_that_moves_other_data_is_no_silent_one() {
     assert!(finding.text.ends_with("has posted no receive and moves other data"), "{}", finding.text);
 }
 
+//= why.md: connections of the cause that have failed are named
+#[test]
+fn a_process_of_another_host_whose_connections_have_failed_is_named_with_them() {
+    let finding = only(|_| {
+        let mut failed = connection("send", peer("node3", 31));
+        failed.state = "failed".into();
+        let process = process(21, vec![connection("recv", peer("node1", 11)), failed]);
+        Ok(answer_of("node2", vec![process]))
+    });
+    assert!(
+        finding.text.ends_with("which has posted no receive: 1 of its connections failed before"),
+        "{finding:?}"
+    );
+}
+
 //= why.md: a circle over hosts is named as one
 #[test]
 fn a_circle_over_two_hosts_is_named_and_ends() {
@@ -158,6 +173,14 @@ fn no_more_hosts_are_asked_than_wanted() {
     let asked = hosts_by(&waits_of(&looks), None, 5, of);
     assert_eq!(asked.iter().filter(|asked| asked.error.is_none()).count(), 5);
     assert_eq!((asked.len(), &*asked[5].host), (6, "node7"));
+}
+
+#[test]
+fn a_host_is_asked_at_the_address_of_its_control_connection() {
+    let address = |peer: &str| super::ask::address(peer).map(|address| address.to_string());
+    assert_eq!(address("192.0.2.9:4000 (node2, pid 21)").as_deref(), Some("192.0.2.9:4000"));
+    assert_eq!(address("[fe80::1%2]:4000 (node2, pid 21)").as_deref(), Some("[fe80::1%2]:4000"));
+    assert_eq!(address("node2 (node2, pid 21)"), None);
 }
 
 #[test]

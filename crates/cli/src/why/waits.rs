@@ -99,7 +99,11 @@ impl Scene<'_> {
             }
             End::Moves(place) => format!("{}, which {missing} and moves other data", self.process(place)),
             End::Silent(place) => {
-                format!("{}, which {missing}: NCCL in it asks for nothing", self.process(place))
+                let why = match self.known.process(place).map_or(0, |process| process.failed) {
+                    0 => "NCCL in it asks for nothing".to_owned(),
+                    n => format!("{n} of its connections failed before"),
+                };
+                format!("{}, which {missing}: {why}", self.process(place))
             }
             End::Circle(_) => String::new(),
         }
