@@ -204,6 +204,27 @@ mod tests {
     }
 
     #[test]
+    fn a_host_that_sends_a_byte_now_and_then_is_left_after_the_limit() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(b"HTTP/1.0 200 OK\r\n\r\n").unwrap();
+                // Until the client has closed.
+                for _ in 0..5_000 {
+                    thread::sleep(Duration::from_millis(1));
+                    if stream.write_all(b" ").is_err() {
+                        break;
+                    }
+                }
+            });
+            let limit = Duration::from_millis(50);
+            assert_eq!(waits(address, "node7", limit).unwrap_err(), "no answer within 50ms");
+        });
+    }
+
+    #[test]
     fn a_host_without_an_answer_is_left_after_the_limit() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
