@@ -11,6 +11,7 @@ use std::fmt::{self, Write};
 use std::sync::Once;
 
 use nccl_net_abi::{NCCL_ENV, NCCL_INIT, NCCL_NET};
+use nccl_net_mpib_agent_iface::codes::Code;
 use nccl_net_versions::{Level, Logger};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber};
@@ -46,20 +47,23 @@ impl<S: Subscriber> Layer<S> for ToNccl {
         let mut message = Line(String::new());
         event.record(&mut message);
         let level = level(*meta.level(), meta.target());
+        let code = (level == Level::Warn).then(|| Code::of_log(&message.0));
         let record = Record {
             level,
             file: c_string(meta.file().unwrap_or("?")),
             number: c_int::try_from(meta.line().unwrap_or(0)).unwrap_or(0),
-            lines: lines(&bounded(message.0), level),
+            lines: lines(&bounded(message.0), code),
         };
         record.send();
     }
 }
 
-/// Cuts a message into lines.
-fn lines(message: &str, level: Level) -> Vec<CString> {
+/// Cuts a message into lines. A warning ends in its code.
+fn lines(message: &str, code: Option<Code>) -> Vec<CString> {
     let line = |text: &str| c_string(&format!("NET/MPIB : {text}"));
-    let (head, mut rest) = cut(message);
+    let end = code.map_or_else(String::new, |code| format!(" [{code}]"));
+    let message = format!("{message}{end}");
+    let (head, mut rest) = cut(&message);
     if rest.is_empty() {
         return vec![line(head)];
     }
@@ -70,8 +74,8 @@ fn lines(message: &str, level: Level) -> Vec<CString> {
         rest = more;
     }
     // NCCL keeps the last warning as its last error: the cause, not the end of the advice.
-    if level == Level::Warn {
-        lines.push(line(&format!("{AGAIN}{}", sentence(head))));
+    if code.is_some() {
+        lines.push(line(&format!("{AGAIN}{}{end}", sentence(head))));
     }
     lines
 }
@@ -219,13 +223,13 @@ mod tests {
         assert_eq!(
             texts(&FIRST),
             [
-                (Level::Warn, "NET/MPIB : log test: 1 %s %n".into()),
+                (Level::Warn, "NET/MPIB : log test: 1 %s %n [MPIB-100]".into()),
                 (Level::Info(NCCL_INIT | NCCL_NET), "NET/MPIB : log test: two?lines? rail=1".into()),
                 (Level::Trace(NCCL_NET), "NET/MPIB : log test: three".into()),
                 (Level::Info(NCCL_ENV), "NET/MPIB : log test: four".into()),
             ]
         );
-        assert_eq!(texts(&SECOND), [(Level::Warn, "NET/MPIB : log test: five".into())]);
+        assert_eq!(texts(&SECOND), [(Level::Warn, "NET/MPIB : log test: five [MPIB-100]".into())]);
         the_last_line_of_a_long_warning_is_its_beginning();
     }
 
@@ -241,8 +245,11 @@ mod tests {
         let texts = |of: Level| -> Vec<&str> { seen.iter().filter(|s| s.0 == of).map(|s| &*s.2).collect() };
         let [first, _, end, last] = texts(Level::Warn)[..] else { panic!("{seen:?}") };
         assert!(first.starts_with("NET/MPIB : the cause, log test ") && first.ends_with(" …"), "{first}");
-        assert!(end.starts_with("NET/MPIB : … ") && end.ends_with("the advice of a log test"), "{end}");
-        assert_eq!(last, first.replace("NET/MPIB : ", "NET/MPIB : in short: "));
+        assert!(
+            end.starts_with("NET/MPIB : … ") && end.ends_with("the advice of a log test [MPIB-100]"),
+            "{end}"
+        );
+        assert_eq!(last, first.replace("NET/MPIB : ", "NET/MPIB : in short: ") + " [MPIB-100]");
         assert_eq!(sentence("a: b 10.0.0.1; c. d"), "a: b 10.0.0.1");
         assert_eq!(sentence("a: b (c). d; e"), "a: b (c)");
         assert!(texts(Level::Info(NCCL_NET)).last().unwrap().ends_with("and more of a log test"), "{seen:?}");

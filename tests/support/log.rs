@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use nccl_net_abi as abi;
 use nccl_net_mpib::simulation::log::flush;
+use nccl_net_mpib_agent_iface::codes::Code;
 
 use crate::pair::{LIMIT, Polling};
 
@@ -16,10 +17,20 @@ pub const INFO: c_int = 3;
 /// The lines of this process with their levels, oldest first.
 pub static LOG: Mutex<Vec<(c_int, String)>> = Mutex::new(Vec::new());
 
-/// Without the last line of a long warning, which repeats the first one.
+/// Without the last line of a long warning, which repeats the first one, and without the code that
+/// each warning ends in.
 fn at_warn(lines: &[(c_int, String)]) -> Vec<String> {
     let warnings = lines.iter().filter(|(level, _)| *level == WARN).map(|(_, text)| text);
-    warnings.filter(|text| !text.starts_with("NET/MPIB : in short: ")).cloned().collect()
+    let whole = warnings.filter(|text| !text.starts_with("NET/MPIB : in short: "));
+    whole.map(|text| without_code(text).to_owned()).collect()
+}
+
+/// Takes the code from a line of a warning. A long warning goes on in the next line.
+#[track_caller]
+pub fn without_code(line: &str) -> &str {
+    let (text, code) = Code::take(line);
+    assert!(code.is_some() || line.ends_with(" …"), "a warning without a code: {line}");
+    text
 }
 
 /// Returns whether a line so far, at any level, has this text.

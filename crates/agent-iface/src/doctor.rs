@@ -18,6 +18,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::codes::Code;
+
 /// Value of [`Report::format`] and [`Routes::format`]. Fields may be added without a new number. No
 /// field is removed, and none changes its meaning.
 pub const FORMAT: u32 = 1;
@@ -49,12 +51,23 @@ pub struct Check {
     pub text: String,
     /// What to do, unless the text already contains it.
     pub remedy: Option<String>,
+    /// Code of a loss or a failure, which `mpib explain` knows; absent in the reports of plugins before
+    /// 0.3.
+    #[serde(default)]
+    pub code: Option<String>,
 }
 
 impl Check {
-    /// Creates a check without a remedy.
+    /// Creates a check without a remedy. A loss or a failure has the code at the end of its text, else
+    /// that of its cause.
     pub fn new(id: &str, level: Level, text: impl Into<String>) -> Self {
-        Self { id: id.to_owned(), level, text: text.into(), remedy: None }
+        let text = text.into();
+        let (text, code) = match Code::take(&text) {
+            (text, Some(code)) => (text.to_owned(), Some(code)),
+            (_, None) => (text, None),
+        };
+        let code = code.or_else(|| Code::of_check(id, &text)).filter(|_| level > Level::Note);
+        Self { id: id.to_owned(), level, text, remedy: None, code: code.map(|code| code.to_string()) }
     }
 
     /// Adds a remedy.

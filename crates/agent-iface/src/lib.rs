@@ -5,6 +5,7 @@
 //! | [`agent`] | registration messages, memory file and hint file, rules for their paths | the plugin sends requests; the agent answers and writes the files | the plugin reads the files |
 //! | [`stats`] | the statistics page | the plugin, one page per process | any tool, for instance `mpib stats` |
 //! | [`doctor`] | the report on a host and its routes, as JSON | the plugin | `mpib doctor` and other tools |
+//! | [`codes`] | codes of warnings, checks and alerts, with their meaning | | `mpib`, the plugin |
 //! | [`hw_counters`] | names of the adapters' counters | the kernel | the plugin and tools |
 //! | [`shares`] | how shares follow goodput: arithmetic | | the plugin and `mpib agent` |
 //!
@@ -63,6 +64,7 @@ pub const COMMIT: &str = match option_env!("MPIB_COMMIT") {
 };
 
 pub mod agent;
+pub mod codes;
 pub mod doctor;
 pub mod environment;
 pub mod hw_counters;

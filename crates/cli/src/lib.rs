@@ -12,6 +12,7 @@ mod doctor;
 mod documents;
 mod drain;
 mod enable;
+mod explain;
 pub mod failure;
 mod hwcheck;
 mod nccl_conf;
@@ -51,6 +52,7 @@ enum Command {
     Stats(stats::StatsArgs),
     Top(top::TopArgs),
     Why(why::WhyArgs),
+    Explain(explain::ExplainArgs),
     Abi(abi::AbiArgs),
     Agent(agent::AgentArgs),
     Drain(drain::DrainArgs),
@@ -99,6 +101,7 @@ pub fn main() -> ExitCode {
         Command::Stats(args) => stats::main(&args),
         Command::Top(args) => top::main(&args),
         Command::Why(args) => why::main(&args),
+        Command::Explain(args) => ended(explain::explain(&args)),
         Command::Abi(args) => abi::main(&args),
         Command::Agent(args) => agent::main(&args),
         Command::Drain(args) => ended(drain::drain(&args)),

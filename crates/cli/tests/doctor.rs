@@ -72,28 +72,110 @@ fn a_good_host_is_usable_and_fully_described() {
     found.says("plugin", "ok", &["libnccl-net-mpib.so", "NCCL_NET_PLUGIN=mpib"]);
 }
 
+/// Runs `mpib doctor` for people; returns its exit code and its output.
+fn said(devices: &str, args: &[&str], env: &[(&str, &str)]) -> (i32, String) {
+    let mut command = mpib(&fabric(), devices);
+    command.args(["doctor", "--plugin"]).arg(artifact("libnccl-net-mpib.so")).args(args);
+    let output = command.envs(env.iter().copied()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(!text.contains('\x1b'), "colours are for terminals");
+    (output.status.code().unwrap(), text)
+}
+
 //= doctor.md: a good host is usable, with every field in the document and in the text
 #[test]
 fn the_lines_for_people_say_the_same() {
-    let mut command = mpib(&fabric(), TWO);
-    command
-        .args(["doctor", "--plugin"])
-        .arg(artifact("libnccl-net-mpib.so"))
-        .envs(BOTH)
-        .env("MPIB_SOUT_QP", "0");
-    let output = command.output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{text}");
+    let env = [BOTH[0], BOTH[1], ("MPIB_SOUT_QP", "0")];
+    let (code, text) = said(TWO, &[], &env);
+    assert_eq!(code, 2, "{text}");
     for line in [
         "  sout:1  -       RoCE  100 Gb/s  4096  -     -    not used",
         "    uses, the best first: 10.9.0.1 v2 (GID 3); 10.9.0.1 v1 (GID 2)",
-        "fail  settings   MPIB_SOUT_QP=\"0\": expected a whole number from 1 to 32, or unset",
+        "fail  settings   MPIB_SOUT_QP=\"0\": expected a whole number from 1 to 32, or unset [MPIB-212]",
         "                 -> correct MPIB_SOUT_QP or unset it: init fails for it",
         "unusable: 1 failure",
     ] {
         assert!(text.lines().any(|l| l == line), "{line:?} in\n{text}");
     }
-    assert!(!text.contains('\x1b'), "colours are for terminals");
+}
+
+/// The level of each line of checks.
+fn levels(text: &str) -> Vec<&str> {
+    let first = text.lines().filter_map(|line| line.split("  ").next());
+    first.filter(|word| ["ok", "note", "warn", "fail"].contains(word)).collect()
+}
+
+//= doctor.md: verdict and failures stand in the first five lines
+//= doctor.md: then warnings and notes, and good checks in one line unless -v
+#[test]
+fn what_is_wrong_comes_first_and_what_is_good_is_one_line() {
+    let wrong = [
+        ("MPIB_SOUT_QP", "0"),
+        ("MPIB_MODE", "7"),
+        ("NCCL_IB_TC", "x"),
+        ("MPIB_STATS", "x"),
+        ("MPIB_HCA_SOT", "x"),
+        ("NCCL_NET", "IB"),
+        ("MPIB_OOB_IF", "=nosuch"),
+    ];
+    let (code, text) = said(TWO, &[], &wrong);
+    assert_eq!(code, 2, "{text}");
+    let (first, rest) = text.split_at(text.match_indices('\n').nth(4).unwrap().0);
+    assert!(first.starts_with("unusable: "), "{text}");
+    // Of one kind: four wrong settings, and three are shown.
+    for words in ["settings   4: ", "; and 1 more", "NCCL_NET=IB", "=nosuch", "-> "] {
+        assert!(first.contains(words), "{words}: {text}");
+    }
+    assert!(!rest.contains("fail  ") && text.contains("\nwarn  "), "{text}");
+    assert!(rest.contains("-v shows them, and the failures in full"), "{text}");
+    let order = levels(&text);
+    assert!(
+        order.is_sorted_by_key(|level| ["fail", "warn", "note"].iter().position(|l| l == level)),
+        "{text}"
+    );
+    // With -v each has a line.
+    let (_, verbose) = said(TWO, &["-v"], &wrong);
+    assert_eq!(verbose.lines().next(), text.lines().next());
+    for words in ["MPIB_SOUT_QP", "MPIB_MODE", "NCCL_IB_TC", "MPIB_STATS"] {
+        assert!(verbose.contains(&format!("\nfail  settings   {words}=")), "{words}: {verbose}");
+    }
+    let found = doctor(TWO, &wrong);
+    for level in ["fail", "warn", "note", "ok"] {
+        let shown = levels(&verbose).iter().filter(|shown| **shown == level).count();
+        assert_eq!(shown, all_of(&found, level), "{level}: {verbose}");
+    }
+    // A good host.
+    let (_, text) = said(TWO, &[], &BOTH);
+    let found = doctor(TWO, &BOTH);
+    assert!(text.starts_with("usable") && !levels(&text).contains(&"ok"), "{text}");
+    let line = format!("{} checks are good (-v shows them)", all_of(&found, "ok"));
+    assert!(text.lines().any(|l| l == line), "{line:?} in {text}");
+}
+
+/// Returns how many checks have a level.
+fn all_of(found: &Doctor, level: &str) -> usize {
+    found.document["checks"].as_array().unwrap().iter().filter(|check| check["level"] == level).count()
+}
+
+//= doctor.md: --quiet prints the verdict and the failures
+#[test]
+fn a_quiet_doctor_prints_the_verdict_and_the_failures() {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let host = host.trim();
+    let (code, text) = said(TWO, &["--quiet"], &BOTH);
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(code < 2 && text.starts_with(&format!("{host}: usable")), "{text}");
+    let (code, text) = said("", &["-q"], &[]);
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(
+        (code, lines[0]),
+        (2, &*format!("{host}: unusable: {} failures", levels(&text).len())),
+        "{text}"
+    );
+    assert!(
+        levels(&text).iter().all(|level| *level == "fail") && text.contains("no RDMA device found"),
+        "{text}"
+    );
 }
 
 //= doctor.md: how InfiniBand ports are addressed
@@ -634,10 +716,10 @@ fn a_fixed_gid_index_is_a_note_with_a_remedy() {
     // Each fault is in one check.
     assert_eq!(found.of_level("fail"), ["devices"], "{found:#?}");
     assert_eq!(found.checks("ports", "warn"), []);
-    let mut command = mpib(&fabric(), TWO);
-    command.args(["doctor", "--plugin"]).arg(artifact("libnccl-net-mpib.so")).env("NCCL_IB_GID_INDEX", "9");
-    let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
-    assert_eq!(text.matches("which is empty; the port has").count(), 2, "once for each port: {text}");
+    let (_, text) = said(TWO, &[], &[("NCCL_IB_GID_INDEX", "9")]);
+    assert_eq!(text.matches("which is empty; the port has").count(), 1, "in the failure: {text}");
+    let short = "    cannot be used: NCCL_IB_GID_INDEX names GID index 9, which is empty\n";
+    assert_eq!(text.matches(short).count(), 2, "once for each port: {text}");
 }
 
 //= doctor.md: PCIe width and generation are judged by what the device supports and by its port

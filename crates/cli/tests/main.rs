@@ -15,6 +15,7 @@ mod two_hosts;
 mod abi;
 mod agent;
 mod agent_walk;
+mod codes;
 mod degraded;
 mod doctor;
 mod doctor_pair;

@@ -50,10 +50,10 @@ fn doctor(env: &[(&str, &str)], args: &[&str]) -> Command {
 #[test]
 fn lines_are_as_wide_as_the_terminal() {
     let width = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap();
-    let wide = on_terminal(80, doctor(&[], &["--color", "never"]));
-    let narrow = on_terminal(60, doctor(&[], &["--color", "never"]));
+    let wide = on_terminal(80, doctor(&[], &["-v", "--color", "never"]));
+    let narrow = on_terminal(60, doctor(&[], &["-v", "--color", "never"]));
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let file = doctor(&[], &[]).output().unwrap();
+    let file = doctor(&[], &["-v"]).output().unwrap();
     let file = String::from_utf8(file.stdout).unwrap();
     assert!(width(&wide) <= 80 && width(&narrow) <= 60 && width(&file) > 100, "{wide}\n{narrow}\n{file}");
     assert!(wide.contains("\nok    verbs      softverbs is this"), "{wide}");
@@ -64,21 +64,21 @@ fn lines_are_as_wide_as_the_terminal() {
 //= doctor.md: colours
 #[test]
 fn colours_are_as_the_environment_and_the_option_request() {
-    let coloured = |text: &str| text.contains("\x1b[32mok\x1b[0m");
+    let coloured = |text: &str| text.contains("\x1b[32mok\x1b[0m") && text.starts_with("\x1b[");
     let plain = |text: &str| !text.contains('\x1b');
-    assert!(coloured(&on_terminal(200, doctor(&[], &[]))));
+    assert!(coloured(&on_terminal(200, doctor(&[], &["-v"]))));
     for env in [("NO_COLOR", "1"), ("CLICOLOR", "0"), ("TERM", "dumb")] {
-        let text = on_terminal(200, doctor(&[env], &[]));
+        let text = on_terminal(200, doctor(&[env], &["-v"]));
         assert!(plain(&text), "{env:?}: {text}");
     }
-    assert!(plain(&on_terminal(200, doctor(&[], &["--color", "never"]))));
-    assert!(coloured(&on_terminal(200, doctor(&[("TERM", "dumb")], &["--color=always"]))));
+    assert!(plain(&on_terminal(200, doctor(&[], &["-v", "--color", "never"]))));
+    assert!(coloured(&on_terminal(200, doctor(&[("TERM", "dumb")], &["-v", "--color=always"]))));
     let piped = |env: &[(&str, &str)], args: &[&str]| {
         String::from_utf8(doctor(env, args).output().unwrap().stdout).unwrap()
     };
-    assert!(plain(&piped(&[], &[])));
-    assert!(coloured(&piped(&[("CLICOLOR_FORCE", "1")], &[])));
-    assert!(coloured(&piped(&[], &["--color", "always"])));
+    assert!(plain(&piped(&[], &["-v"])));
+    assert!(coloured(&piped(&[("CLICOLOR_FORCE", "1")], &["-v"])));
+    assert!(coloured(&piped(&[], &["-v", "--color", "always"])));
 }
 
 #[test]

@@ -149,7 +149,7 @@ fn fill(file: File, root: &Path, document: &Document, more: &[(&str, String)]) -
     }
     let json = serde_json::to_vec_pretty(document).map_err(io::Error::other)?;
     bundle.add("doctor.json", &json)?;
-    let text = text::text(document, true);
+    let text = text::text(document, text::Detail::Verbose);
     bundle.add("doctor.txt", anstream::adapter::strip_str(&text).to_string().as_bytes())?;
     bundle.add("version.txt", format!("mpib {}\n", version::LONG.as_str()).as_bytes())?;
     bundle.add("environment.txt", environment(env::vars_os()).as_bytes())?;

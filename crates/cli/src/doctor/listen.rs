@@ -200,7 +200,7 @@ fn serve(
             Request::Result(rows) => {
                 document.routes = rows;
                 document.peer = Some(theirs);
-                print(&text::text(&mirrored(document), args.verbose))?;
+                print(&text::text(&mirrored(document), args.detail()))?;
                 return Ok(());
             }
         }

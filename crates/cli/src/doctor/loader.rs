@@ -133,7 +133,7 @@ fn found(
         let not = if is_found { " not" } else { "" };
         check.text += &format!("; NCCL {} would{not} open this file", others.join(" and "));
         if is_found {
-            check.level = Level::Note;
+            check = Check::new(&check.id, Level::Note, check.text);
             check.remedy = Some(remedy(plugin));
         }
     }

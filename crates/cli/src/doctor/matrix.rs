@@ -7,23 +7,26 @@ use nccl_net_mpib_agent_iface::doctor::Level;
 use super::{
     fold::{self, Line},
     hosts::{Host, HostPair, Matrix},
-    text::{level, printable, rate},
+    text::{Detail, level, printable, rate, why, with_code},
 };
 use crate::output::{
     colour::{BAD, GOOD, WARN, paint},
     table::{Table, left, right},
 };
 
-/// Formats the pairs of ports, the findings, and last the matrix and the verdict.
-pub(super) fn text(matrix: &Matrix, verbose: bool) -> String {
-    let mut out = ports(matrix, verbose);
-    out += &findings(matrix);
-    out += "pairs of ports that carry data, of those that are tried first\n";
-    out += &cells(matrix);
+/// Formats the verdict, the findings, the matrix, and last the pairs of ports.
+pub(super) fn text(matrix: &Matrix, detail: Detail) -> String {
     let (hosts, pairs) = (matrix.hosts.len(), matrix.pairs.len());
-    // Writing to a String cannot fail, here and below.
-    let _ = writeln!(out, "\n{}: {hosts} hosts, {pairs} pairs", matrix.verdict.word());
-    out
+    let mut out = format!("{}: {hosts} hosts, {pairs} pairs\n", matrix.verdict.painted());
+    out += &findings(matrix, Level::Fail);
+    if detail == Detail::Quiet {
+        return out;
+    }
+    out += &findings(matrix, Level::Warn);
+    out += "\npairs of ports that carry data, of those that are tried first\n";
+    out += &cells(matrix);
+    out.push('\n');
+    out + &ports(matrix, detail == Detail::Verbose)
 }
 
 /// Formats the measured pairs of ports of each pair of hosts; all pairs if `verbose`.
@@ -36,16 +39,20 @@ fn ports(matrix: &Matrix, verbose: bool) -> String {
         for Line { here, there, row } in lines.filter(|l| verbose || l.row.out.is_some()) {
             let cells = [&pair.from, &pair.to, &here, &there].map(|cell| printable(cell));
             let rates = [&row.out, &row.back].map(rate);
-            table.row(cells.into_iter().chain(rates).chain([printable(row.why())]));
+            table.row(cells.into_iter().chain(rates).chain([printable(&why(row, verbose))]));
         }
     }
-    table.text() + "\n"
+    table.text()
 }
 
-/// Formats the errors, the verdicts of hosts that are not usable without losses, and the warnings.
-fn findings(matrix: &Matrix) -> String {
+/// Formats the findings of this level: with that of failures the errors, too.
+fn findings(matrix: &Matrix, wanted: Level) -> String {
     let mut out = String::new();
     let mut line = |severity: Level, place: &str, text: &str| {
+        if severity != wanted {
+            return;
+        }
+        // Writing to a String cannot fail.
         let _ = writeln!(out, "{}  {}: {}", level(severity), printable(place), printable(text));
     };
     for host in &matrix.hosts {
@@ -53,8 +60,9 @@ fn findings(matrix: &Matrix) -> String {
             line(Level::Fail, &host.address, &error.failure.message);
         }
         let checks = host.summary.iter().flat_map(|summary| &summary.checks);
-        for check in checks.filter(|check| check.level >= Level::Warn) {
-            line(check.level, &host.address, &format!("{}: {}", check.id, check.text));
+        for check in checks {
+            let text = with_code(check.text.clone(), check);
+            line(check.level, &host.address, &format!("{}: {text}", check.id));
         }
     }
     for pair in &matrix.pairs {
@@ -62,11 +70,11 @@ fn findings(matrix: &Matrix) -> String {
         if let Some(error) = &pair.error {
             line(Level::Fail, &place, &error.failure.message);
         }
-        for check in pair.checks.iter().filter(|check| check.level >= Level::Warn) {
-            line(check.level, &place, &check.text);
+        for check in &pair.checks {
+            line(check.level, &place, &with_code(check.text.clone(), check));
         }
     }
-    if out.is_empty() { out } else { out + "\n" }
+    out
 }
 
 /// Formats a row for each host but the last, and a column for each but the first.

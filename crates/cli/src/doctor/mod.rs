@@ -4,8 +4,8 @@
 //! `inspect` supervises. What does not belong to the plugin is checked by `loader` (with the table of
 //! `search`), `conf` (NCCL's files), `system`, `provider`, `pcie`, `gpu_path`, `functions`, `subnets`,
 //! `memory`, `windows` and `agent`. `peer`
-//! and `listen` check a pair of machines, which `judge` and `fused` rate, by the runs of `session`, and
-//! `hosts` every pair of many. `text`, `fold` and
+//! and `listen` check a pair of machines, which `judge`, `faults` and `fused` rate, by the runs of `session`, and
+//! `hosts` every pair of many. `head`, `text`, `fold` and
 //! `matrix` print for people; [`Document`] is the output of `--json`, and `bundle` writes it with
 //! what a maintainer asks for.
 
@@ -13,10 +13,12 @@ mod agent;
 mod ask;
 pub(crate) mod bundle;
 mod conf;
+mod faults;
 mod fold;
 mod functions;
 mod fused;
 mod gpu_path;
+mod head;
 mod hosts;
 mod inspect;
 mod judge;
@@ -122,9 +124,13 @@ pub(crate) struct DoctorArgs {
     #[arg(long, exclusive = true)]
     schema: bool,
 
-    /// Show every setting, and the unused entries of GID tables
+    /// Show the good checks, every setting, and the unused entries of GID tables
     #[arg(long, short)]
     verbose: bool,
+
+    /// Print the verdict and the failures alone
+    #[arg(long, short, conflicts_with_all = ["verbose", "json"])]
+    quiet: bool,
 }
 
 /// The document of `--json`.
@@ -229,7 +235,7 @@ fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
     }
     match args.json {
         true => document::print(&document)?,
-        false => output::print(&text::text(&document, args.verbose))?,
+        false => output::print(&text::text(&document, args.detail()))?,
     }
     Ok(document.verdict)
 }
@@ -240,7 +246,7 @@ fn run_hosts(args: &DoctorArgs) -> Result<Verdict, Failure> {
     let matrix = hosts::check(path)?;
     match args.json {
         true => document::print(&matrix)?,
-        false => output::print(&matrix::text(&matrix, args.verbose))?,
+        false => output::print(&matrix::text(&matrix, args.detail()))?,
     }
     Ok(matrix.verdict)
 }
@@ -330,6 +336,15 @@ impl DoctorArgs {
             json: false,
             schema: false,
             verbose: false,
+            quiet: false,
+        }
+    }
+
+    fn detail(&self) -> text::Detail {
+        match (self.quiet, self.verbose) {
+            (true, _) => text::Detail::Quiet,
+            (false, true) => text::Detail::Verbose,
+            (false, false) => text::Detail::Normal,
         }
     }
 }

@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    DoctorArgs, Document, Verdict, fused, inspect,
+    DoctorArgs, Document, Verdict, faults, fused, inspect,
     judge::{Both, PortFacts},
     session::{Order, Session, Use},
 };
@@ -135,7 +135,7 @@ impl Row {
         self.error().unwrap_or(&self.pair.why)
     }
 
-    fn error(&self) -> Option<&str> {
+    pub(super) fn error(&self) -> Option<&str> {
         [&self.out, &self.back].into_iter().flatten().find_map(|m| m.error.as_deref())
     }
 
@@ -175,7 +175,9 @@ pub(super) fn only(port: &str) -> Vec<(String, Option<String>)> {
 
 /// Returns the plugin's own message if the failure of a call ends with one.
 pub(crate) fn plugin_message(message: &str) -> &str {
-    message.split_once("its last warning: NET/MPIB : ").map_or(message, |(_, sentence)| sentence)
+    let sentence =
+        message.split_once("its last warning: NET/MPIB : ").map_or(message, |(_, sentence)| sentence);
+    sentence.strip_prefix("in short: ").unwrap_or(sentence)
 }
 
 /// Requests a task of a listening end, and returns its answer.
@@ -223,7 +225,8 @@ pub(crate) fn check_routes(
             if session.version.is_some() {
                 measure(session, document, &mut rows, args.all)?;
             }
-            checks.extend(measured(&rows));
+            let here = document.report.as_ref().map_or("this host", |report| &report.host);
+            checks.extend(faults::checks(&rows, here, &theirs.host));
             let both = Both { ours: &document.facts, theirs: &theirs.ports };
             checks.extend(both.mtu(&rows));
             checks.extend(both.rates(&rows));
@@ -304,28 +307,6 @@ fn of_peer(peer: &Summary) -> Check {
     Check::new("peer", level, format!("{} by itself is {word}{why}", peer.host))
 }
 
-/// Makes the checks of the measurements.
-fn measured(rows: &[Row]) -> Vec<Check> {
-    let first = || rows.iter().filter(|r| r.pair.verdict == RouteVerdict::First);
-    let works = rows.iter().filter(|r| r.works()).count();
-    if works == 0 {
-        let text = match first().next() {
-            None => "no port of this host can be joined to one of the other: the reasons are below",
-            Some(_) => "no way to the other host works: the reasons are below",
-        };
-        return vec![fail(text.into())];
-    }
-    let failed = first().filter_map(|r| Some((r.name(), r.error()?)));
-    let mut checks: Vec<Check> = failed
-        .map(|(name, why)| {
-            Check::new("routes", Level::Warn, format!("{name} does not work: {why}"))
-                .remedy("check cable, VLAN and MTU of the two ports, and the addresses of their interfaces")
-        })
-        .collect();
-    checks.push(Check::new("routes", Level::Ok, format!("{works} way(s) carry data out and back")));
-    checks
-}
-
 /// Measures the pairs that a connection tries first; the other pairs if none of these works or all
 /// were requested.
 fn measure(session: &mut Session, document: &Document, rows: &mut [Row], all: bool) -> Result<(), Failure> {
@@ -361,40 +342,12 @@ fn one(session: &mut Session, document: &Document, pair: &Pair, out: bool) -> Re
 mod tests {
     use super::*;
 
-    fn row(verdict: RouteVerdict, out: Option<Result<f64, &str>>) -> Row {
-        let pair =
-            Pair { ours: "a:1".into(), theirs: "b:1".into(), verdict, way: None, why: "because".into() };
-        let out = out.map(|outcome| Measured {
-            gigabytes_per_second: outcome.ok(),
-            error: outcome.err().map(str::to_owned),
-        });
-        let back = out.clone().filter(|m| m.error.is_none());
-        Row { pair, out, back }
-    }
-
-    #[test]
-    fn the_verdict_is_that_of_the_ways_that_are_tried_first() {
-        use RouteVerdict::{First, Later, Refused};
-        let good = || row(First, Some(Ok(1.0)));
-        let bad = || row(First, Some(Err("lost")));
-        for (rows, levels) in [
-            (vec![good(), row(Later, None)], &[Level::Ok][..]),
-            (vec![good(), bad(), row(Refused, None)], &[Level::Warn, Level::Ok]),
-            (vec![bad(), row(Later, Some(Ok(1.0)))], &[Level::Warn, Level::Ok]),
-            (vec![bad(), row(Later, Some(Err("lost too")))], &[Level::Fail]),
-            (vec![row(Refused, None)], &[Level::Fail]),
-            (vec![], &[Level::Fail]),
-        ] {
-            let found: Vec<_> = measured(&rows).iter().map(|c| c.level).collect();
-            assert_eq!(found, levels, "{rows:?}");
-        }
-    }
-
     #[test]
     fn the_plugins_sentence_is_what_is_shown() {
         let text =
             "sender: the plugin's connect returned 6 (x); its last warning: NET/MPIB : connect: no rail";
         assert_eq!(plugin_message(text), "connect: no rail");
+        assert_eq!(plugin_message(&text.replace("connect:", "in short: connect:")), "connect: no rail");
         assert_eq!(plugin_message("it died"), "it died");
     }
 }

@@ -1,14 +1,17 @@
 //! The document as text for people.
 
 use std::fmt::Write as _;
+use std::fs;
 
+use nccl_net_mpib_agent_iface::codes::Code;
 use nccl_net_mpib_agent_iface::doctor::{
     Check, Gid, Kind, Level, Link, Port, Report, Verdict as RouteVerdict,
 };
 
 use super::{
-    Document, Verdict,
+    Document, faults,
     fold::{self, Line},
+    head::{self, Head},
     peer::{Measured, Row},
 };
 pub(super) use crate::output::printable;
@@ -18,11 +21,32 @@ use crate::output::{
     units::{giga, port_rate},
 };
 
-/// Formats the whole document.
-pub(super) fn text(document: &Document, verbose: bool) -> String {
-    let mut out = String::new();
+/// How much of a document to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Detail {
+    /// The verdict and the failures.
+    Quiet,
+    Normal,
+    /// Also the good checks, every setting, every pair of ports and each failure in full.
+    Verbose,
+}
+
+/// Formats the whole document: what is wrong first, what is good last.
+pub(super) fn text(document: &Document, detail: Detail) -> String {
+    let verbose = detail == Detail::Verbose;
+    if detail == Detail::Quiet {
+        let place = format!("{}: ", host(document));
+        return Head::of(&place, document.verdict, &document.checks).text;
+    }
+    let mut out = match verbose {
+        true => {
+            head::verdict("", document.verdict, &document.checks) + &by_level(&document.checks, Level::Ok)
+        }
+        false => brief(document),
+    };
     if let Some(report) = &document.report {
         let plugin = document.plugin.as_ref().map_or_else(String::new, |p| format!(", {}", p.display()));
+        out.push('\n');
         out += &paragraph(0, &format!("host {}, plugin {}{plugin}", report.host, report.plugin));
         out.push('\n');
         if verbose {
@@ -34,20 +58,54 @@ pub(super) fn text(document: &Document, verbose: bool) -> String {
             out.push('\n');
         }
         out += &ports(report, &document.checks, verbose);
+        if !verbose {
+            out += &facts(&document.checks);
+        }
     }
-    out += &checks(&document.checks);
-    if let Some(peer) = &document.peer {
+    if let Some(peer) = document.peer.as_ref().filter(|_| !document.routes.is_empty()) {
         let _ = writeln!(out, "\nways to {}, checked data, Gb/s", printable(&peer.host));
         out += &rows(&document.routes, verbose);
     }
-    let count = |level| document.checks.iter().filter(|c| c.level == level).count();
-    let why = match document.verdict {
-        Verdict::Usable => String::new(),
-        Verdict::Losses => counted(count(Level::Warn), "warning"),
-        Verdict::Unusable => counted(count(Level::Fail), "failure"),
-    };
-    let _ = writeln!(out, "\n{}{why}", document.verdict.word());
     out
+}
+
+/// Formats the verdict, the failures in few lines, warnings, notes, and how many checks are good.
+fn brief(document: &Document) -> String {
+    let Head { text, is_whole } = Head::of("", document.verdict, &document.checks);
+    let others: Vec<Check> =
+        document.checks.iter().filter(|check| check.level < Level::Fail).cloned().collect();
+    let hint = match (others.iter().filter(|check| check.level == Level::Ok).count(), is_whole) {
+        (0, true) => String::new(),
+        (0, false) => "-v shows the failures in full\n".into(),
+        (1, true) => "1 check is good (-v shows it)\n".into(),
+        (good, true) => format!("{good} checks are good (-v shows them)\n"),
+        (good, false) => format!("{good} checks are good; -v shows them, and the failures in full\n"),
+    };
+    text + &by_level(&others, Level::Note) + &hint
+}
+
+/// Formats the checks from this level on, the worst first.
+fn by_level(all: &[Check], least: Level) -> String {
+    let mut shown: Vec<Check> = all.iter().filter(|check| check.level >= least).cloned().collect();
+    shown.sort_by_key(|check| std::cmp::Reverse(check.level));
+    checks(&shown)
+}
+
+/// Good checks that are facts: where other hosts must reach this one, and which table its NCCL takes.
+const FACTS: [&str; 2] = ["control", "nccl"];
+
+fn facts(all: &[Check]) -> String {
+    let mut table = Table::new([left("").least(9), left("")]).indent(2);
+    for check in all.iter().filter(|check| check.level == Level::Ok && FACTS.contains(&&*check.id)) {
+        table.row([check.id.clone(), printable(&check.text)]);
+    }
+    table.text()
+}
+
+/// Returns the name of this host.
+fn host(document: &Document) -> String {
+    let name = || fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim_end().to_owned();
+    document.report.as_ref().map_or_else(name, |report| report.host.clone())
 }
 
 /// Formats a line for each pair of ports; unless `verbose`, one for all that have one reason.
@@ -67,10 +125,21 @@ pub(super) fn rows(rows: &[Row], verbose: bool) -> String {
             verdict.into(),
             rate(&r.out),
             rate(&r.back),
-            printable(r.why()),
+            printable(&why(r, verbose)),
         ]);
     }
     table.text()
+}
+
+/// Returns why a pair does not work, or is chosen or not: in few words with the code, or in full.
+pub(super) fn why(row: &Row, verbose: bool) -> String {
+    match row.error() {
+        Some(error) if !verbose => {
+            let code = Code::take(error).1.unwrap_or_else(|| Code::of_log(error));
+            format!("{} [{code}]", faults::in_short(error))
+        }
+        _ => row.why().to_owned(),
+    }
 }
 
 /// Formats a measured rate in Gb/s.
@@ -82,10 +151,6 @@ pub(super) fn rate(measured: &Option<Measured>) -> String {
     }
 }
 
-fn counted(n: usize, what: &str) -> String {
-    format!(": {n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
 pub(super) fn level(level: Level) -> String {
     match level {
         Level::Ok => paint(GOOD, "ok"),
@@ -95,15 +160,25 @@ pub(super) fn level(level: Level) -> String {
     }
 }
 
-/// Formats `warn  memlock    the limit is …` for each check and, on the next line, what to do.
+/// Formats `warn  memlock    the limit is … [MPIB-118]` for each check and, on the next line, what to
+/// do.
 pub(crate) fn checks(checks: &[Check]) -> String {
     let mut table = Table::new([left("").least(4), left("").least(9), left("")]);
     for check in checks {
         let remedy = check.remedy.as_ref();
         let remedy = remedy.map_or_else(String::new, |remedy| format!("\n-> {}", printable(remedy)));
-        table.row([level(check.level), check.id.to_string(), printable(&check.text) + &remedy]);
+        let text = with_code(printable(&check.text), check);
+        table.row([level(check.level), check.id.to_string(), text + &remedy]);
     }
     table.text()
+}
+
+/// Adds the code of a check to a text, if it has one.
+pub(super) fn with_code(text: String, check: &Check) -> String {
+    match &check.code {
+        Some(code) => format!("{text} [{}]", printable(code)),
+        None => text,
+    }
 }
 
 /// Formats a line for each port, followed by the GIDs that a connection may use.
@@ -135,7 +210,7 @@ fn ports(report: &Report, checks: &[Check], verbose: bool) -> String {
             table.note(format!("not: {}", refused.join("; ")));
         }
     }
-    table.text() + "\n"
+    table.text()
 }
 
 fn row(port: &Port) -> [String; 8] {

@@ -202,7 +202,11 @@ pub(crate) fn dial(host: &str, port: u16, command: &str) -> Result<TcpStream, Fa
             Err(error) => last = error,
         }
     }
-    let text = format!("cannot connect to {host} port {port}: {last}; is \"{command}\" running there?");
+    let hint = match last.kind() {
+        io::ErrorKind::TimedOut => "a firewall drops the packets, or the host is down".to_owned(),
+        _ => format!("is \"{command}\" running there?"),
+    };
+    let text = format!("cannot connect to {host} port {port}: {last}; {hint}");
     Err(Failure::new(Kind::Peer, text))
 }
 

@@ -55,6 +55,10 @@ impl Doctor {
         let document = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}\n{said}"));
         let doctor = Self { code: output.status.code().expect("it ends by itself"), document };
         assert_eq!(doctor.document["exit_code"], doctor.code, "{doctor:#?}");
+        for check in doctor.document["checks"].as_array().unwrap() {
+            let is_wrong = check["level"] == "warn" || check["level"] == "fail";
+            assert_eq!(check["code"].is_string(), is_wrong, "{check:#}");
+        }
         doctor
     }
 

@@ -1,5 +1,4 @@
-//! The commands of README.md and of the guide do what the pages show, and the guide's texts of the
-//! log are those of the plugin.
+//! The commands of README.md and of the guide do what the pages show.
 //!
 //! A page is one shell session on simulated adapters. Behind the language of a block of commands
 //! stands why it is not run, if it is not: `sh needs=hardware`. [`pages::Kind`] has the other forms.
@@ -14,8 +13,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use self::pages::{Page, root};
-use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+use self::pages::Page;
+pub(crate) use self::pages::root;
 
 /// Fails with all of these.
 fn none(faults: Vec<String>) {
@@ -75,25 +74,8 @@ fn the_installer_and_the_batch_scripts_work() {
     run(&[page]);
 }
 
-/// Returns the code in the first column of those tables of the page whose first column is "text".
-fn keys(page: &Page) -> Vec<String> {
-    let (mut keys, mut column, mut is_head, mut has_texts) = (Vec::new(), 0, false, false);
-    for event in Parser::new_ext(&page.source, Options::ENABLE_TABLES) {
-        match event {
-            Event::Start(Tag::TableHead) => (is_head, has_texts, column) = (true, false, 0),
-            Event::Start(Tag::TableRow) => (is_head, column) = (false, 0),
-            Event::End(TagEnd::TableCell) => column += 1,
-            Event::Text(text) if is_head && column == 0 => has_texts = &*text == "text",
-            Event::Code(code) if has_texts && !is_head && column == 0 => keys.push(code.to_string()),
-            Event::End(TagEnd::Table) => has_texts = false,
-            _ => {}
-        }
-    }
-    keys
-}
-
-/// Returns the texts of the plugin's sources, each place of a value as `…`.
-fn texts(folder: &Path, into: &mut String) {
+/// Returns the texts of sources, each place of a value as `…`.
+pub(crate) fn texts(folder: &Path, into: &mut String) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
@@ -115,19 +97,6 @@ fn texts(folder: &Path, into: &mut String) {
             }
         }
     }
-}
-
-//= testing.md: the texts of the log in the guide are those of the plugin
-#[test]
-fn the_texts_of_the_log_in_the_guide_are_those_of_the_plugin() {
-    let mut said = String::new();
-    texts(&root().join("src"), &mut said);
-    let pages = pages::all();
-    let page = pages.iter().find(|page| page.name() == "troubleshooting.md").expect("the page is there");
-    let keys = keys(page);
-    assert!(keys.len() > 30, "only {keys:?}");
-    let missing = keys.into_iter().filter(|key| !said.contains(key.as_str()));
-    none(missing.map(|key| format!("troubleshooting.md: no text of src/ has {key:?}")).collect());
 }
 
 //= testing.md: the book has every page

@@ -44,7 +44,6 @@ pub(crate) enum Kind {
 
 pub(crate) struct Page {
     pub(crate) path: PathBuf,
-    pub(crate) source: String,
     pub(crate) blocks: Vec<Block>,
     /// Blocks that do not fit this form, in words.
     pub(crate) faults: Vec<String>,
@@ -100,7 +99,7 @@ impl Page {
                 _ => {}
             }
         }
-        Self { path, source, blocks, faults }
+        Self { path, blocks, faults }
     }
 
     pub(crate) fn name(&self) -> String {
