@@ -37,7 +37,7 @@ fn the_guide_has_the_codes() {
 /// Returns the sources of what has codes.
 fn sources() -> String {
     let mut said = String::new();
-    for folder in ["src", "crates/cli/src/doctor", "crates/agent-iface/src/stats"] {
+    for folder in ["src", "crates/cli/src/doctor", "crates/agent-iface/src/stats", "versions/src"] {
         texts(&root().join(folder), &mut said);
     }
     said

@@ -18,6 +18,7 @@ mod agent_walk;
 mod codes;
 mod degraded;
 mod doctor;
+mod doctor_expect;
 mod doctor_pair;
 mod doctor_ports;
 mod doctor_selected;

@@ -114,6 +114,8 @@ const HOST: &[Code] = group! {
         "with `MPIB_MODE=1` no agent answers", "start `mpib agent`, or `MPIB_AGENT_SOCKET` ([agent.md](agent.md))";
     check 131 "hints":
         "the hint file is none", "the agent makes it; `MPIB_HINTS` has its path";
+    check 132 "expect":
+        "the host differs from the file of `--expect`", "correct the host, or record the file again on a good one ([doctor.md](doctor.md#a-fleet-of-equal-hosts))";
     check 133 "inline":
         "the room for inline data is not known", "the reason is in the line";
 };
@@ -171,6 +173,10 @@ const INIT: &[Code] = group! {
         "init finds no device, or the two rails of one are far apart", "the reason is in the line";
     check 226 "ports":
         "a port is lost", "the reason is in the line";
+    general 227 "is not a live":
+        "a call has a handle that was closed, or one of another kind", "a fault of the caller: report it with NCCL's release";
+    general 228 "invalid argument: ":
+        "a call has an argument that the interface does not allow", "a fault of the caller: report it with NCCL's release";
 };
 
 const CONNECT: &[Code] = group! {
@@ -244,6 +250,8 @@ const CONNECT: &[Code] = group! {
         "hints are for rails with IPv4 addresses", "give both rails IPv4 addresses, or unset `MPIB_MODE`";
     general 336 "the probe failed":
         "the adapter gave up on the pair", "the reason is in the line";
+    general 337 "nothing came within … ms while waiting for":
+        "the peer is slow, stopped or silent", "load and state of that host; `MPIB_CONNECT_TIMEOUT_MS`";
 };
 
 const MEMORY: &[Code] = group! {
@@ -259,6 +267,14 @@ const MEMORY: &[Code] = group! {
         "the limit of descriptors", "`ulimit -Hn` of 65,536, to which init raises the soft limit";
     text 406 "More entries are requested than the adapter has":
         "limits of the adapter", "fewer queue pairs; `ibv_devinfo -v`";
+    text 407 "The memory cannot be registered: was it freed?":
+        "the buffer is not memory that an adapter can use", "the line has the causes; `df /dev/shm`";
+    text 408 "The length does not fit the adapter":
+        "a limit of the adapter on one registration", "`max_mr_size` of `ibv_devinfo -v`";
+    text 409 "The adapter's firmware does not answer its driver":
+        "the adapter hangs", "dmesg; reset the adapter";
+    general 410 "ibv_… failed: ":
+        "a call of verbs failed", "[errors.md](errors.md), by call and errno";
 };
 
 const RUN: &[Code] = group! {
@@ -322,6 +338,14 @@ const RUN: &[Code] = group! {
         "shared receive queues of the adapter do not work", "nothing; the firmware's release notes";
     text 530 "one-sided traffic with rank":
         "windows or GIN of a rank have failed", "the reason is in the line; the log of that rank";
+    text 531 "the adapter failed, or was removed":
+        "the device of an adapter failed, or is being reset", "dmesg; the adapter's firmware; [failover.md](failover.md)";
+    general 532 "IBV_EVENT_":
+        "an adapter reports an event", "the line has the port and what it costs; dmesg";
+    general 533 "has closed the connection":
+        "the peer's process ended, or closed it", "the peer's log: its first failure is the cause";
+    general 534 "protocol error: ":
+        "the peer breaks the protocol, or a stranger connects", "one version of the plugin on all hosts; what else uses that address";
 };
 
 const PAIR: &[Code] = group! {

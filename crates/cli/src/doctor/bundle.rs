@@ -104,6 +104,11 @@ pub(crate) fn check_name(path: &Path) -> Result<(), Failure> {
         let text = format!("{} is no name of a bundle; expected FILE.tar.gz", path.display());
         return Err(Failure::new(Kind::Usage, text));
     }
+    check_free(path)
+}
+
+/// Returns an error unless a new file can have this path.
+pub(super) fn check_free(path: &Path) -> Result<(), Failure> {
     if path.symlink_metadata().is_ok() {
         let text = format!("{} exists, and is not replaced; name another file", path.display());
         return Err(Failure::new(Kind::Usage, text));

@@ -5,7 +5,7 @@
 //! `search`), `conf` (NCCL's files), `system`, `provider`, `pcie`, `gpu_path`, `functions`, `subnets`,
 //! `memory`, `windows` and `agent`. `peer`
 //! and `listen` check a pair of machines, which `judge`, `faults` and `fused` rate, by the runs of `session`, and
-//! `hosts` every pair of many. `head`, `text`, `fold` and
+//! `hosts` every pair of many. `expect` compares a host with another one's record. `head`, `text`, `fold` and
 //! `matrix` print for people; [`Document`] is the output of `--json`, and `bundle` writes it with
 //! what a maintainer asks for.
 
@@ -13,6 +13,7 @@ mod agent;
 mod ask;
 pub(crate) mod bundle;
 mod conf;
+mod expect;
 mod faults;
 mod fold;
 mod functions;
@@ -115,6 +116,14 @@ pub(crate) struct DoctorArgs {
     /// /proc that matter, for a maintainer. It has host names and addresses, and no secrets
     #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "hosts"])]
     bundle: Option<PathBuf>,
+
+    /// Write what this host has to a new FILE, for --expect on hosts that are to be equal
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "hosts", "peer"])]
+    record: Option<PathBuf>,
+
+    /// Every difference to what FILE has is a failure
+    #[arg(long, value_name = "FILE", conflicts_with = "record")]
+    expect: Option<PathBuf>,
 
     /// Print one JSON document instead of the lines
     #[arg(long)]
@@ -233,6 +242,10 @@ fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
         bundle::write(path, Path::new("/"), &document, &[])?;
         eprintln!("mpib: wrote {}; look through it before you send it", path.display());
     }
+    if let Some(path) = &args.record {
+        expect::record(path, Path::new("/"), &document)?;
+        eprintln!("mpib: wrote {}", path.display());
+    }
     match args.json {
         true => document::print(&document)?,
         false => output::print(&text::text(&document, args.detail()))?,
@@ -289,7 +302,7 @@ pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Docume
     conf::name_files(&mut checks, files);
     let verdict = Verdict::of(&checks);
     let facts = report.as_ref().map_or_else(Vec::new, |report| judge::facts(report, softverbs));
-    Ok(Document {
+    let mut document = Document {
         format: 1,
         mpib: env!("CARGO_PKG_VERSION"),
         verdict,
@@ -302,7 +315,12 @@ pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Docume
         routes: Vec::new(),
         report,
         facts,
-    })
+    };
+    if let Some(path) = &args.expect {
+        let found = expect::checks(path, Path::new("/"), &document)?;
+        document.add(found);
+    }
+    Ok(document)
 }
 
 /// Returns the variables of the environment that are text.
@@ -333,6 +351,8 @@ impl DoctorArgs {
             nccl,
             timeout,
             bundle: None,
+            record: None,
+            expect: None,
             json: false,
             schema: false,
             verbose: false,

@@ -59,16 +59,19 @@ pub(super) fn loaded(root: &Path, name: &str) -> bool {
         || root.join("sys/module").join(name).is_dir()
 }
 
+/// Returns the modules for adapters and GPUs that are loaded.
+pub(super) fn all_loaded(root: &Path) -> Vec<&'static str> {
+    let all = CORE.iter().chain(&DRIVERS).chain(&GPU).copied();
+    all.filter(|name| loaded(root, name)).collect()
+}
+
 /// Checks the modules. `seen`: the plugin has found ports, and missing modules do not matter.
 fn modules(root: &Path, adapters: &[String], seen: bool) -> Check {
     let id = "modules";
-    let there =
-        |names: &[&'static str]| names.iter().copied().filter(|name| loaded(root, name)).collect::<Vec<_>>();
-    let (core, drivers, gpu) = (there(&CORE), there(&DRIVERS), there(&GPU));
-    let all = [&core[..], &drivers, &gpu].concat();
+    let all = all_loaded(root);
     let list = if all.is_empty() { "none".into() } else { all.join(", ") };
     let text = format!("loaded kernel modules for RDMA and GPUs: {list}");
-    if seen || (!adapters.is_empty() && core.contains(&"ib_uverbs")) {
+    if seen || (!adapters.is_empty() && all.contains(&"ib_uverbs")) {
         return Check::new(id, Level::Ok, text);
     }
     if adapters.is_empty() {
