@@ -197,7 +197,7 @@ fn table(
 ) -> Result<(), Failure> {
     let (table, outcome) = Run::start(jobs, plan, &setting.ui)?.finish(None);
     if !table.results.is_empty() {
-        setting.ui.total(&table.results, plan)?;
+        setting.ui.total(&table, plan)?;
     }
     let place = format!("v{}", table.abi);
     tables.push(table);

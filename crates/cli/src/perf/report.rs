@@ -360,6 +360,24 @@ pub(super) fn total(results: &[SizeResult]) -> [String; 9] {
     cells
 }
 
+/// Returns the line that compares the best rate of one direction with the speed that the device has
+/// for NCCL; nothing if it has none, or if the run does not measure rates.
+pub(super) fn reached(table: &AbiReport, plan: &Plan) -> String {
+    let speed = table.device.as_ref().filter(|device| device.speed > 0);
+    let rates =
+        table.results.iter().max_by(|a, b| a.bus_gigabytes_per_second.total_cmp(&b.bus_gigabytes_per_second));
+    let (Some(device), Some(best)) = (speed, rates) else { return String::new() };
+    if plan.ping_pong || plan.fault.is_some() || plan.operation != Operation::Messages {
+        return String::new();
+    }
+    let part = best.bus_gigabytes_per_second * 8e3 / f64::from(device.speed) * 100.0;
+    // Simulated ports round their speed down.
+    let part = if part > 100.0 { "all".into() } else { format!("{part:.0} %") };
+    let (rate, bytes) = (giga(best.bus_gigabytes_per_second), size(best.size as u64));
+    let speed = port_rate(device.speed);
+    paragraph(0, &format!("at best {rate} GB/s, with {bytes}: {part} of what the device can carry ({speed})"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -404,6 +422,45 @@ mod tests {
             "   1 MiB      8    1.5 us    2.5 ms    5.996   47.968    5.996           6  sout 2.00 MiB (66.7 %)  \
              sup 1.00 MiB (33.3 %)\n"
         );
+    }
+
+    //= perf.md: the last line is the part of the device's speed that was reached
+    #[test]
+    fn the_best_rate_is_a_part_of_what_the_device_can_carry() {
+        let device = |name: &str, speed| Device {
+            name: name.into(),
+            speed,
+            max_recvs: 1,
+            ptr_support: 1,
+            max_bytes: 1 << 30,
+        };
+        let table = |name: &str, speed| AbiReport {
+            device: Some(device(name, speed)),
+            results: vec![
+                SizeResult { size: 8, bus_gigabytes_per_second: 0.1, ..result(None) },
+                SizeResult { bus_gigabytes_per_second: 5.58, ..result(None) },
+            ],
+            ..AbiReport::default()
+        };
+        for (name, speed, said) in [
+            (
+                "a:1+b:1",
+                48_000,
+                "at best 5.580 GB/s, with 1 MiB: 93 % of what the device can carry (48 Gb/s)\n",
+            ),
+            (
+                "a:1",
+                400_000,
+                "at best 5.580 GB/s, with 1 MiB: 11 % of what the device can carry (400 Gb/s)\n",
+            ),
+            ("a+b+c", 40_000, "at best 5.580 GB/s, with 1 MiB: all of what the device can carry (40 Gb/s)\n"),
+            ("a", 0, ""),
+        ] {
+            assert_eq!(reached(&table(name, speed), &plan()), said);
+        }
+        let half = Plan { ping_pong: true, ..plan() };
+        assert_eq!(reached(&table("a", 1), &half), "");
+        assert_eq!(reached(&AbiReport::default(), &plan()), "");
     }
 
     #[test]

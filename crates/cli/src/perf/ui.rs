@@ -100,10 +100,11 @@ impl Ui {
     }
 
     /// Ends a table.
-    pub(super) fn total(&self, results: &[SizeResult], plan: &Plan) -> Result<(), Failure> {
-        if results.len() > 1 {
-            self.print(&report::columns(plan).line(report::total(results)))?;
+    pub(super) fn total(&self, table: &AbiReport, plan: &Plan) -> Result<(), Failure> {
+        if table.results.len() > 1 {
+            self.print(&report::columns(plan).line(report::total(&table.results)))?;
         }
+        self.print(&report::reached(table, plan))?;
         self.print("\n")
     }
 
