@@ -186,7 +186,7 @@ impl ExpectedPort {
         let state = port.state.as_ref();
         let mut gids: Vec<GidKind> =
             port.gids.iter().filter(|gid| gid.rank.is_some()).map(|gid| gid.kind).collect();
-        gids.sort_by_key(|kind| word(kind));
+        gids.sort_by_key(word);
         gids.dedup();
         Self {
             active: state.is_some_and(|state| state.active),
@@ -277,7 +277,8 @@ mod tests {
             change(&mut found);
             expected.differences(&found, &ports).join("; ")
         };
-        let cases: [(&dyn Fn(&mut Expected), &str); 12] = [
+        type Case<'a> = (&'a dyn Fn(&mut Expected), &'a str);
+        let cases: [Case<'_>; 12] = [
             (&|host| host.ports[1].mtu = Some(1024), "the MTU of m1:1 is 1024, expected 4096"),
             (&|host| host.ports[0].active = false, "the link of m0:1 is down, expected up"),
             (&|host| host.ports[0].usable = false, "the state of m0:1 is not usable, expected usable"),
