@@ -91,8 +91,9 @@ fn by_level(all: &[Check], least: Level) -> String {
     checks(&shown)
 }
 
-/// Good checks that are facts: where other hosts must reach this one, and which table its NCCL takes.
-const FACTS: [&str; 2] = ["control", "nccl"];
+/// Good checks that are facts: the devices, the island, which table NCCL takes, and where other hosts
+/// reach this one.
+const FACTS: [&str; 4] = ["devices", "island", "nccl", "control"];
 
 fn facts(all: &[Check]) -> String {
     let mut table = Table::new([left("").least(9), left("")]).indent(2);
