@@ -210,6 +210,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 let (mut stream, _) = listener.accept().unwrap();
+                assert!(stream.read(&mut [0; 512]).unwrap() > 0);
                 stream.write_all(b"HTTP/1.0 200 OK\r\n\r\n").unwrap();
                 // Until the client has closed.
                 for _ in 0..5_000 {

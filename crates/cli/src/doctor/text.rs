@@ -96,11 +96,8 @@ fn by_level(all: &[Check], least: Level) -> String {
 const FACTS: [&str; 4] = ["devices", "island", "nccl", "control"];
 
 fn facts(all: &[Check]) -> String {
-    let mut table = Table::new([left("").least(9), left("")]).indent(2);
-    for check in all.iter().filter(|check| check.level == Level::Ok && FACTS.contains(&&*check.id)) {
-        table.row([check.id.clone(), printable(&check.text)]);
-    }
-    table.text()
+    let is_fact = |check: &&Check| check.level == Level::Ok && FACTS.contains(&&*check.id);
+    checks(&all.iter().filter(is_fact).cloned().collect::<Vec<_>>())
 }
 
 /// Returns the name of this host.

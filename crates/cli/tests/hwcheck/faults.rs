@@ -162,7 +162,7 @@ const SEEDS: [Seed; 29] = [
     Seed {
         fault: "a rail that carries one direction only",
         step: "host",
-        says: "the probe did not complete",
+        says: "nothing came through",
         seed: |pair| faults(pair, 1, "sup:silence=in"),
     },
     Seed {
