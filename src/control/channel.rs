@@ -219,6 +219,11 @@ impl Channel {
         self.link.broken()
     }
 
+    /// Does so if this is true of the break. Nothing is copied otherwise.
+    pub(crate) fn broken_if(&self, is_wanted: impl FnOnce(&Break) -> bool) -> Option<Break> {
+        self.link.broken_if(is_wanted)
+    }
+
     /// Returns how long the connection may be broken while nothing shows that the peer is alive.
     /// `None` without failover.
     pub fn wait(&self) -> Option<Duration> {

@@ -358,10 +358,14 @@ impl Link {
 
     /// Returns since when the connection is broken, and why.
     pub(super) fn broken(&self) -> Option<Break> {
-        match &self.lock().phase {
-            Phase::Broken(broke) => Some(broke.clone()),
-            _ => None,
-        }
+        self.broken_if(|_| true)
+    }
+
+    /// Does so if this is true of the break.
+    pub(super) fn broken_if(&self, is_wanted: impl FnOnce(&Break) -> bool) -> Option<Break> {
+        let inner = self.lock();
+        let Phase::Broken(broke) = &inner.phase else { return None };
+        is_wanted(broke).then(|| broke.clone())
     }
 
     /// Records why a broken connection has not been reached yet, for its owner.

@@ -154,6 +154,12 @@ impl Life {
         self.reported.take().map(Turn::Heard)
     }
 
+    /// Returns whether the silence in the break that began at `broken` is so long that the peer is lost.
+    /// Before the first look at a break, what is known is the silence of an earlier one.
+    pub(crate) fn is_lost(&self, broken: Instant, is_refused: bool) -> bool {
+        self.broken == Some(broken) && self.silent >= self.limit(is_refused)
+    }
+
     /// Returns after which silence the peer is lost. A host that refuses connections is up, and the peer
     /// listens as long as it lives: [`PINGS`] without an answer suffice then.
     pub(crate) fn limit(&self, is_refused: bool) -> Duration {
@@ -325,9 +331,13 @@ mod tests {
             life.look(at(s), start, signs(1, 7));
         }
         assert_eq!(life.silence(), Duration::from_secs(4));
+        assert!(life.is_lost(start, true) && !life.is_lost(start, false));
+        assert!(!life.is_lost(at(8), true), "nobody has looked yet");
         life.look(at(9), at(8), signs(1, 7));
         assert_eq!(life.silence(), Duration::ZERO);
+        assert!(!life.is_lost(at(8), true));
     }
+
     #[test]
     fn a_silence_is_reported_once_and_so_is_its_end() {
         let (mut life, start) = (Life::new(WAIT), Instant::now());

@@ -188,13 +188,11 @@ impl Peer {
         if self.life.silence() < self.life.limit(true) {
             return Ok(());
         }
+        let Some(channel) = &self.channel else { return Ok(()) };
         // It may have been resumed meanwhile.
-        let Some(broke) = self.channel.as_ref().and_then(Channel::broken) else { return Ok(()) };
-        let limit = self.life.limit(broke.is_refused());
-        if self.life.silence() < limit {
-            return Ok(());
-        }
-        let (name, limit) = (&self.name, limit.as_secs_f64());
+        let broke = channel.broken_if(|broke| self.life.is_lost(broke.since, broke.is_refused()));
+        let Some(broke) = broke else { return Ok(()) };
+        let (name, limit) = (&self.name, self.life.limit(broke.is_refused()).as_secs_f64());
         let why = match broke.is_refused() {
             true => format!(
                 "its host refuses connections and no rail has answered for {limit} s: its process has ended"
