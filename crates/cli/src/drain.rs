@@ -107,14 +107,21 @@ fn wait(args: &PortArgs, timeout: Duration) -> Result<(), Failure> {
         let host = http::host(&args.socket(), PATIENCE);
         let host = host.map_err(|failed| Failure::new(Kind::Tool, failed.to_string()))?;
         let why = match watch.on_reading(host) {
-            Seen::Free { connections: 0 } => {
-                return output::print(&format!("{port} is not used: its cable can be pulled\n"));
-            }
-            Seen::Free { connections } => {
-                return output::print(&format!(
-                    "{port} has carried no data for 2 s: its cable can be pulled. {connections} connections \
-                     have it as a rail and carry on over others\n"
-                ));
+            Seen::Free { connections, unseen } => {
+                let text = match connections {
+                    0 => format!("{port} is not used: its cable can be pulled"),
+                    n => format!(
+                        "{port} has carried no data for 2 s: its cable can be pulled. {n} connections have it \
+                         as a rail and carry on over others"
+                    ),
+                };
+                let others = match unseen {
+                    0 => String::new(),
+                    n => format!(
+                        ". The agent cannot read all connections of {n} processes, which may need the port"
+                    ),
+                };
+                return output::print(&format!("{text}{others}\n"));
             }
             Seen::Needed(why) => why,
         };
@@ -146,7 +153,11 @@ struct Watch<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Seen {
     /// It has carried nothing for [`QUIET_MS`], and its connections have other rails.
-    Free { connections: u32 },
+    Free {
+        connections: u32,
+        /// Processes whose connections the agent does not see, or not all of them.
+        unseen: usize,
+    },
     /// Why it is needed.
     Needed(String),
 }
@@ -164,7 +175,7 @@ impl<'a> Watch<'a> {
             return seen.clone();
         }
         let Some(now) = host.ports.iter().find(|port| port.name == self.port) else {
-            return Seen::Free { connections: 0 };
+            return Seen::Free { connections: 0, unseen: unseen(&host) };
         };
         let (moved, connections) = ((now.counts.parts_sent, now.counts.parts_received), now.connections);
         let before =
@@ -177,7 +188,7 @@ impl<'a> Watch<'a> {
         let movers = self.movers(&host);
         let seen = match (bound, movers) {
             (Some(bound), _) => Seen::Needed(bound),
-            (None, _) if quiet >= QUIET_MS => Seen::Free { connections },
+            (None, _) if quiet >= QUIET_MS => Seen::Free { connections, unseen: unseen(&host) },
             (None, Some(movers)) => Seen::Needed(movers),
             (None, None) => Seen::Needed("it has carried data within the last 2 s".into()),
         };
@@ -210,7 +221,7 @@ impl<'a> Watch<'a> {
         listed(texts, "it carries data: ")
     }
 
-    /// Returns the open connections with a rail on the port that works.
+    /// Returns the open connections with a rail on the port.
     fn connections<'h>(&self, host: &'h Host) -> impl Iterator<Item = (u32, &'h Connection)> {
         let port = self.port.to_owned();
         let has = move |c: &&Connection| c.rails.iter().any(|rail| rail.name == port);
@@ -220,6 +231,12 @@ impl<'a> Watch<'a> {
         };
         host.processes.iter().flat_map(of)
     }
+}
+
+/// Returns the number of processes whose connections the agent does not see, or not all of them.
+fn unseen(host: &Host) -> usize {
+    let cut = host.processes.iter().filter(|process| process.not_shown > 0).count();
+    host.not_permitted + host.not_inspected + host.unreadable.len() + cut
 }
 
 fn peer(c: &Connection) -> String {
@@ -288,8 +305,13 @@ mod tests {
             needed(&watch.on_reading(at(2, 11)), "it carries data: process 8 of host b sends to process 7");
         }
         needed(&watch.on_reading(at(3, 11)), "within the last 2 s");
-        assert_eq!(watch.on_reading(at(4, 11)), Seen::Free { connections: 1 });
-        assert_eq!(Watch::new("c:1").on_reading(at(1, 1)), Seen::Free { connections: 0 });
+        assert_eq!(watch.on_reading(at(4, 11)), Seen::Free { connections: 1, unseen: 0 });
+        let mut host = at(5, 11);
+        (host.not_permitted, host.not_inspected, host.processes[0].not_shown) = (2, 3, 4);
+        host.unreadable.push("process 9".into());
+        let not_used = Watch::new("c:1").on_reading(host.clone());
+        assert_eq!(not_used, Seen::Free { connections: 0, unseen: 7 });
+        assert_eq!(watch.on_reading(host), Seen::Free { connections: 1, unseen: 7 });
     }
 
     //= agent.md: a port that is the only rail of a connection is needed
@@ -301,7 +323,7 @@ mod tests {
             needed(&watch.on_reading(host), "it is the only rail of process 7 with process 8 of host b");
         }
         let host = host(4, &[("a:1", 1, None), ("b:1", 1, None)]);
-        assert_eq!(watch.on_reading(host), Seen::Free { connections: 1 });
+        assert_eq!(watch.on_reading(host), Seen::Free { connections: 1, unseen: 0 });
     }
 
     #[test]
