@@ -40,24 +40,26 @@ pub(super) async fn answer(
     request: Request<Incoming>,
 ) -> Result<Answer, Infallible> {
     let config = shared.handle.read(|agent| agent.config().http.clone());
-    if matches!(client, Client::Stranger) {
-        let why = "this socket serves root and the agent's user, and nobody in a container";
-        return Ok(failure(StatusCode::FORBIDDEN, why.into()));
-    }
-    // What makes a browser send a request does not reach a Unix socket.
-    if let (Client::Remote, Err(why)) = (&client, check_host(request.headers(), &config)) {
-        return Ok(failure(StatusCode::FORBIDDEN, why));
-    }
+    let user = match client {
+        Client::Remote => check_host(request.headers(), &config).map(|()| None),
+        // What makes a browser send a request does not reach a Unix socket.
+        Client::Local(user) => Ok(Some(user)),
+        Client::Stranger => {
+            Err("this socket serves root and the agent's user, and nobody in a container".into())
+        }
+    };
+    let user = match user {
+        Ok(user) => user,
+        Err(why) => return Ok(failure(StatusCode::FORBIDDEN, why)),
+    };
     let (get, post) =
         (matches!(*request.method(), Method::GET | Method::HEAD), *request.method() == Method::POST);
     let path = request.uri().path().to_owned();
     Ok(match &*path {
         "/api/v1/drain" | "/api/v1/shares" if post => {
-            let by = match client {
-                Client::Local(user) => Ok(user),
-                Client::Remote | Client::Stranger => {
-                    check_token(request.headers(), &config).map(|()| "token".into())
-                }
+            let by = match user {
+                Some(user) => Ok(user),
+                None => check_token(request.headers(), &config).map(|()| "token".into()),
             };
             match by {
                 Ok(by) => change(&shared, &path, request, &by).await,
