@@ -232,7 +232,10 @@ mod tests {
         // The kernel accepts the connection; nobody reads from it.
         let why = waits(address, "node7", Duration::from_millis(1)).unwrap_err();
         assert_eq!(why, "no answer within 1ms");
-        drop(listener);
+        // Nobody else gets the port of a socket that does not listen.
+        let mute = tokio::net::TcpSocket::new_v4().unwrap();
+        mute.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = mute.local_addr().unwrap();
         assert_eq!(waits(address, "node7", LIMIT).unwrap_err(), "no agent listens there");
     }
 }
