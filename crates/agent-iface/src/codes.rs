@@ -66,10 +66,11 @@ impl Code {
         Self::all().find(|code| code.digits() == number)
     }
 
-    /// Returns the code of a warning: that of the cause that it names.
+    /// Returns the code of a warning: the one that it ends in, else that of the cause that it names.
     #[must_use]
     pub fn of_log(text: &str) -> Self {
-        Self::of_text(text).unwrap_or(table::OTHERS)
+        let (text, code) = Self::take(text);
+        code.or_else(|| Self::of_text(text)).unwrap_or(table::OTHERS)
     }
 
     /// Returns the code of a finding of this check.
@@ -172,6 +173,7 @@ mod tests {
             ("ports that cannot be used: a:1 (the port is not active)", 203),
             ("a connection has waited 60 s for a receive of node7: NCCL asks for it", 506),
             ("regMr: something that nobody has thought of", 100),
+            ("no RDMA device found [MPIB-317]", 317),
         ] {
             assert_eq!(Code::of_log(text).number, number, "{text}");
         }

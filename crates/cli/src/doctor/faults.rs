@@ -56,9 +56,9 @@ fn nothing_works(what: &str, faults: &[Fault], here: &str, there: &str) -> Check
 /// are none: no connection joins them.
 fn by_cause(rows: &[Row], here: &str, there: &str) -> Vec<Fault> {
     let mut faults: Vec<Fault> = Vec::new();
-    let is_joined = |row: &&Row| row.pair.verdict != Verdict::Refused || !row.pair.why.contains(" is SOUT, ");
-    for row in rows.iter().filter(is_joined).filter(|row| !row.pair.why.contains(" is SUP, ")) {
-        let code = Code::take(row.why()).1.unwrap_or_else(|| Code::of_log(row.why()));
+    let is_joined = |row: &&Row| ![" is SOUT, ", " is SUP, "].iter().any(|role| row.pair.why.contains(role));
+    for row in rows.iter().filter(is_joined) {
+        let code = Code::of_log(row.why());
         match faults.iter_mut().find(|fault| fault.code == code) {
             Some(fault) => fault.pairs.push(row.name()),
             None => faults.push(Fault { code, pairs: vec![row.name()], why: why(row, here, there) }),
@@ -77,9 +77,8 @@ fn why(row: &Row, here: &str, there: &str) -> String {
 
 /// Returns the cause of the plugin's sentence if it has a code of a cause, else its beginning.
 pub(super) fn in_short(sentence: &str) -> String {
-    let (text, code) = Code::take(sentence);
-    match code.unwrap_or_else(|| Code::of_log(text)) {
-        code if code.of == Of::Others => short(text),
+    match Code::of_log(sentence) {
+        code if code.of == Of::Others => short(Code::take(sentence).0),
         code => plain(code.why),
     }
 }

@@ -132,10 +132,7 @@ pub(super) fn rows(rows: &[Row], verbose: bool) -> String {
 /// Returns why a pair does not work, or is chosen or not: in few words with the code, or in full.
 pub(super) fn why(row: &Row, verbose: bool) -> String {
     match row.error() {
-        Some(error) if !verbose => {
-            let code = Code::take(error).1.unwrap_or_else(|| Code::of_log(error));
-            format!("{} [{code}]", faults::in_short(error))
-        }
+        Some(error) if !verbose => format!("{} [{}]", faults::in_short(error), Code::of_log(error)),
         _ => row.why().to_owned(),
     }
 }
