@@ -47,7 +47,9 @@ fn of_setting(name: &str) -> Option<String> {
         let line = line.trim().trim_start_matches("| ").trim_end_matches('|');
         line.split(" | ").map(|cell| plain(cell.trim())).collect()
     };
-    let row = rows.lines().map(cells).find(|row| row[0].eq_ignore_ascii_case(name))?;
+    // Those without the heads of the columns.
+    let settings = rows.lines().filter(|line| line.trim().starts_with("| `"));
+    let row = settings.map(cells).find(|row| row[0].eq_ignore_ascii_case(name))?;
     let [name, values, default, meaning, differs @ ..] = &row[..] else { return None };
     let mut out = paragraph(0, &format!("{name}: {values}; default {default}"));
     out += &paragraph(2, meaning);

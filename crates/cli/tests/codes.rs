@@ -119,7 +119,7 @@ fn a_code_and_a_setting_are_explained() {
         text.contains("see reach.md#how-long-adapters-try") && text.contains("beside NCCL 2.32: 31,"),
         "{text}"
     );
-    for subject in ["MPIB-999", "MPIB_NOTHING", ""] {
+    for subject in ["MPIB-999", "MPIB_NOTHING", "variable", ""] {
         let (code, text) = explain(subject);
         assert!(code == 2 && text.contains("expected a code such as MPIB-201"), "{text}");
     }
