@@ -6,7 +6,7 @@ use std::collections::HashMap;
 /// them.
 const OF_USER: Room = Room { pages: 256, connections: 32 << 10 };
 /// The same for all users together. One user cannot take it up.
-const OF_HOST: Room = Room { pages: 1024, connections: 128 << 10 };
+pub(crate) const OF_HOST: Room = Room { pages: 1024, connections: 128 << 10 };
 
 /// Numbers of pages and connections.
 #[derive(Debug, Clone, Copy)]

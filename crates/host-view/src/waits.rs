@@ -10,13 +10,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::LONG_WAIT_MS;
-use crate::{Connection, Count, Host, Process, Source, State, TwoWays, peer_process};
+use crate::{Connection, Count, Host, Process, Source, State, TwoWays, budget, peer_process};
 
 /// Version of the document's format.
 const FORMAT: u32 = 1;
 /// Most bytes of a host's document. Nobody takes a longer one.
 pub const WAITS_MAX: usize = 4 << 20;
-/// Most characters of a name in it.
+/// Most processes in it: a reading has no more pages.
+const PROCESSES_MAX: usize = budget::OF_HOST.pages;
+/// Most bytes of a name in it.
 const NAME_MAX: usize = 512;
 
 /// Who waits for whom on a host.
@@ -143,6 +145,10 @@ impl Waits {
         if self.hostname != host {
             let name: String = self.hostname.chars().take(NAME_MAX).collect();
             return Err(format!("the host that answers there is {name}"));
+        }
+        // Waits are followed through all of them.
+        if self.processes.len() > PROCESSES_MAX {
+            return Err(format!("its answer has more than {PROCESSES_MAX} processes"));
         }
         let mut known = BTreeSet::new();
         for process in &self.processes {

@@ -79,6 +79,13 @@ fn a_wrong_answer_of_a_host_is_refused() {
             Waits { processes: vec![process.clone(), process.clone()], ..good.clone() },
             "process 9 is in it twice",
         ),
+        (
+            Waits {
+                processes: (0..=1024).map(|pid| Waiter { pid, ..Waiter::default() }).collect(),
+                ..good.clone()
+            },
+            "more than 1024 processes",
+        ),
         (with(Waiter { command: long.clone(), ..process.clone() }), "a name of more than 512 bytes"),
         (with(Waiter { peers: vec![Peer { host: long.clone(), pid: 1 }], ..process.clone() }), "512 bytes"),
         (with(Waiter { wait: Some(Waiting { peer: long, ..wait.clone() }), ..process.clone() }), "512 bytes"),
