@@ -43,8 +43,8 @@ pub(crate) struct StatsArgs {
     #[arg(value_parser = pid)]
     pid: Option<u32>,
 
-    /// List all connections, with all figures that the terminal has room for [default: of one process
-    /// all; of several those that have failed, wait or lack a rail]
+    /// List all connections, with all figures that the terminal has room for [default: all of a
+    /// process that is named, else those that have failed, wait or lack a rail]
     #[arg(long)]
     connections: bool,
 
