@@ -79,19 +79,20 @@ fn a_wrong_name_is_refused_with_those_that_there_are() {
 //= agent.md: nobody in a container can drain a port
 #[test]
 fn root_of_a_container_is_no_operator() {
+    let inside = |program: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--pid", "--fork", program]);
+        command
+    };
+    if !inside("true").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: this user cannot make namespaces of users and processes");
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let _agent = agent(folder.path());
-    let mut command = Command::new("unshare");
-    command.args([
-        "--user",
-        "--map-root-user",
-        "--pid",
-        "--fork",
-        env!("CARGO_BIN_EXE_mpib"),
-        "drain",
-        "x:1",
-    ]);
-    let refused = command.arg("--force").arg("--socket-dir").arg(folder.path()).output().unwrap();
+    let mut command = inside(env!("CARGO_BIN_EXE_mpib"));
+    command.args(["drain", "x:1", "--force", "--socket-dir"]);
+    let refused = command.arg(folder.path()).output().unwrap();
     assert_eq!(refused.status.code(), Some(2), "{}", text(&refused));
     assert!(text(&refused).contains("nobody in a container"), "{}", text(&refused));
 }
