@@ -30,7 +30,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  the port is out of use; with --wait: the cable can be pulled
   1  there is no agent, or it serves other users
-  2  invalid options, or no such port on this host
+  2  invalid options, or the agent refuses: no such port, or asked by a container
   6  with --wait: the port was still needed after --timeout";
 
 /// Takes a port of this host out of use, for all jobs, by the agent. New data goes over other ports
