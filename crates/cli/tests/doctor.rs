@@ -147,7 +147,10 @@ fn what_is_wrong_comes_first_and_what_is_good_is_one_line() {
     // A good host.
     let (_, text) = said(TWO, &[], &BOTH);
     let found = doctor(TWO, &BOTH);
-    assert!(text.starts_with("usable") && !levels(&text).contains(&"ok"), "{text}");
+    let (brief, rest) = text.split_once("\nhost ").unwrap();
+    assert!(brief.starts_with("usable") && !levels(brief).contains(&"ok"), "{text}");
+    // Facts: the devices, the island, and where this host is reached.
+    assert_eq!(levels(rest), ["ok"; 3], "{text}");
     let line = format!("{} checks are good (-v shows them)", all_of(&found, "ok"));
     assert!(text.lines().any(|l| l == line), "{line:?} in {text}");
 }

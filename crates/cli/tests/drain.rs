@@ -46,7 +46,7 @@ fn a_port_is_drained_until_its_cable_can_be_pulled() {
     assert_eq!(both.status.code(), Some(6), "{said_of}");
     assert!(said_of.contains(&format!("{sout} is still needed after 3 s: ")), "{said_of}");
     assert!(
-        said_of.contains(&format!("process {sender} ")) || said_of.contains(&receiver.to_string()),
+        said_of.contains(&format!("process {sender} ")) || said_of.contains(&format!("process {receiver} ")),
         "{said_of}"
     );
 

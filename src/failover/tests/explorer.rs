@@ -76,6 +76,9 @@ fn unsound(world: &World, rails: usize, sound: &mut HashSet<Key>) -> Option<Stri
         let mut way = Vec::new();
         loop {
             let mark = key(&quiet) ^ Key::from(healed.bits());
+            if way.contains(&mark) {
+                return Some(format!("it goes in a circle with rails {healed} healed: {quiet:?}"));
+            }
             if !sound.insert(mark) {
                 return None;
             }

@@ -45,6 +45,8 @@ use crate::socket_file::SocketFile;
 
 /// The most clients at a time. Others wait until one has its answer.
 const CLIENTS: usize = 64;
+/// The most clients at the Unix socket that are refused at a time. Others get no answer.
+const STRANGERS: usize = 8;
 /// The most clients that follow the stream.
 const FOLLOWERS: usize = 32;
 /// How long a client may take to send a request and to take the answer, and to take each event.
@@ -164,28 +166,40 @@ async fn accept(listener: Option<TcpListener>, shared: Arc<Shared>) {
 /// Clients behind an address leave these their seats.
 async fn accept_local(listener: UnixListener, shared: Arc<Shared>) {
     let Ok(listener) = tokio::net::UnixListener::from_std(listener) else { return };
-    let seats = Arc::new(Semaphore::new(CLIENTS));
-    while let Ok(seat) = seats.clone().acquire_owned().await {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let client = local_user(&stream).map_or(Client::Stranger, Client::Local);
-                begin(stream, client, shared.clone(), seat);
-            }
-            Err(_) => tokio::time::sleep(NO_CLIENT).await,
+    let (seats, strangers) = (Arc::new(Semaphore::new(CLIENTS)), Arc::new(Semaphore::new(STRANGERS)));
+    // The system's answer may come from another host. None is needed later.
+    let own =
+        User::from_uid(geteuid()).ok().flatten().map_or_else(|| geteuid().to_string(), |user| user.name);
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(NO_CLIENT).await;
+            continue;
+        };
+        // At once: the number of its process may be that of another one later.
+        let (client, seat) = match local_user(&stream, &own) {
+            Some(user) => (Client::Local(user), seats.clone().acquire_owned().await.ok()),
+            // They leave the seats to operators.
+            None => (Client::Stranger, strangers.clone().try_acquire_owned().ok()),
+        };
+        if let Some(seat) = seat {
+            begin(stream, client, shared.clone(), seat);
         }
     }
 }
 
-/// Returns the name of the user at the other end, if that one may run the agent and is in no container.
-fn local_user(stream: &tokio::net::UnixStream) -> Option<String> {
+/// Returns the name of the user at the other end, root or the agent's `own`, unless that is in a
+/// container.
+fn local_user(stream: &tokio::net::UnixStream, own: &str) -> Option<String> {
     let peer = stream.peer_cred().ok()?;
     let status = std::fs::read_to_string(format!("/proc/{}/status", peer.pid()?)).ok()?;
     // Its numbers in this namespace of processes and in those below, which containers have.
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    let uid = Uid::from_raw(peer.uid());
-    let name = || User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name);
-    let is_operator = uid.is_root() || uid == geteuid();
-    (is_operator && numbers.split_whitespace().count() == 1).then(name)
+    let name = match Uid::from_raw(peer.uid()) {
+        uid if uid.is_root() => "root",
+        uid if uid == geteuid() => own,
+        _ => return None,
+    };
+    (numbers.split_whitespace().count() == 1).then(|| name.to_owned())
 }
 
 /// Serves one request. A client that takes too long is disconnected.

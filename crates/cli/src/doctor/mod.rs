@@ -57,7 +57,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use session::{Counters, Ends, Order, Session, Use, counters};
 pub(crate) use text::checks as text_of;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use crate::nccl_conf::{self, ConfFile};
 use crate::output::{self, document};
 use crate::plugin;
@@ -256,6 +256,10 @@ fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
 /// Checks every pair of many hosts.
 fn run_hosts(args: &DoctorArgs) -> Result<Verdict, Failure> {
     let path = args.hosts.as_deref().unwrap_or(Path::new(""));
+    if args.expect.is_some() {
+        let why = "--expect compares one host; with --hosts, give it to mpib doctor --listen on each host";
+        return Err(Failure::new(Kind::Usage, why));
+    }
     let matrix = hosts::check(path)?;
     match args.json {
         true => document::print(&matrix)?,
