@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use mpib_agent::folder;
 use mpib_agent::http::{self, Drain};
-use mpib_host_view::{Connection, Count, Host, peer_process};
+use mpib_host_view::{Connection, Count, Host, Port, Process, peer_process};
 use nix::unistd::geteuid;
 
 use crate::failure::{Failure, Kind};
@@ -174,13 +174,13 @@ impl<'a> Watch<'a> {
         {
             return seen.clone();
         }
-        let Some(now) = host.ports.iter().find(|port| port.name == self.port) else {
+        let Some(now) = self.port_in(&host) else {
             return Seen::Free { connections: 0, unseen: unseen(&host) };
         };
-        let (moved, connections) = ((now.counts.parts_sent, now.counts.parts_received), now.connections);
-        let before =
-            self.last.as_ref().and_then(|(last, _)| last.ports.iter().find(|port| port.name == self.port));
-        if before.is_none_or(|before| (before.counts.parts_sent, before.counts.parts_received) != moved) {
+        let moved = |port: &Port| (port.counts.parts_sent, port.counts.parts_received);
+        let before = self.last.as_ref().and_then(|(last, _)| self.port_in(last));
+        let (has_moved, connections) = (before.map(moved) != Some(moved(now)), now.connections);
+        if has_moved {
             self.since_ms = host.at_ms;
         }
         let quiet = host.at_ms.saturating_sub(self.since_ms);
@@ -194,6 +194,10 @@ impl<'a> Watch<'a> {
         };
         self.last = Some((host, seen.clone()));
         seen
+    }
+
+    fn port_in<'h>(&self, host: &'h Host) -> Option<&'h Port> {
+        host.ports.iter().find(|port| port.name == self.port)
     }
 
     /// Names the connections that have no other rail.
@@ -225,7 +229,7 @@ impl<'a> Watch<'a> {
     fn connections<'h>(&self, host: &'h Host) -> impl Iterator<Item = (u32, &'h Connection)> {
         let port = self.port.to_owned();
         let has = move |c: &&Connection| c.rails.iter().any(|rail| rail.name == port);
-        let of = move |process: &'h mpib_host_view::Process| {
+        let of = move |process: &'h Process| {
             let open = process.connections.iter().filter(|c| c.state == "open").filter(has.clone());
             open.map(|c| (process.pid, c))
         };
@@ -259,7 +263,7 @@ fn listed(texts: impl Iterator<Item = String>, begin: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use mpib_host_view::{Port, Process, Rail};
+    use mpib_host_view::Rail;
 
     use super::*;
 

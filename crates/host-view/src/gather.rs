@@ -118,13 +118,17 @@ impl Source {
     }
 }
 
+/// Returns the name of this host; empty if the kernel does not show it.
+pub fn hostname() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim_end().to_owned()
+}
+
 fn new_host() -> Host {
-    let hostname = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Host {
         format: FORMAT,
         at_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
-        hostname: hostname.trim_end().to_owned(),
+        hostname: hostname(),
         mpib: env!("CARGO_PKG_VERSION").into(),
         ..Host::default()
     }

@@ -310,6 +310,11 @@ impl Connection {
     pub fn has_waited_long(&self, at_ms: u64) -> bool {
         self.waited_ms(at_ms).is_some_and(|ms| ms >= LONG_WAIT_MS)
     }
+
+    /// Returns whether people look at it at this time: it has failed, lacks a rail or has waited for long.
+    pub fn is_troubled(&self, at_ms: u64) -> bool {
+        self.state == "failed" || self.is_degraded() || self.has_waited_long(at_ms)
+    }
 }
 
 /// Returns the host and process in the name of a peer, such as `192.0.2.2:48129 (node7, pid 17999)`.

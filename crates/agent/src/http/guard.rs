@@ -1,12 +1,12 @@
 //! Which requests are served: the host that they name, and the token of those that change something.
 
-use std::fs;
 use std::io::Read;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap};
+use mpib_host_view::hostname;
 use nccl_net_mpib_agent_iface::agent::paths::{Trust, open_file};
 use subtle::ConstantTimeEq;
 
@@ -29,8 +29,8 @@ pub(super) fn check_host(headers: &HeaderMap, config: &HttpConfig) -> Result<(),
     };
     let value = value.to_str().unwrap_or_default();
     let name = without_port(value);
-    let own = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let known = ["localhost", own.trim_end()];
+    let own = hostname();
+    let known = ["localhost", &own];
     let known = known.into_iter().chain(config.hosts.iter().map(String::as_str));
     let address = name.trim_start_matches('[').trim_end_matches(']');
     let good = address.parse::<IpAddr>().is_ok() || known.into_iter().any(|k| k.eq_ignore_ascii_case(name));
@@ -105,6 +105,8 @@ fn read_token(path: &Path) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn headers(name: &'static str, values: &[&str]) -> HeaderMap {

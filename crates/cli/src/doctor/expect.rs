@@ -1,7 +1,7 @@
 //! What a good host has (`--record`), and how another one differs from it (`--expect`). Names,
 //! addresses and GUIDs are left out: one file serves a fleet of equal hosts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::path::Path;
@@ -152,12 +152,8 @@ impl Expected {
             |limit: Option<u64>| limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes >> 10));
         differ("the limit on locked memory", memory(found.locked_memory), memory(self.locked_memory));
         differ("the limit on open files", found.open_files.to_string(), self.open_files.to_string());
-        let all = found.modules.iter().chain(&self.modules);
         let loaded = |modules: &[String], name| if modules.contains(name) { "loaded" } else { "not loaded" };
-        let mut modules: Vec<&String> = all.collect();
-        modules.sort();
-        modules.dedup();
-        for name in modules {
+        for name in found.modules.iter().chain(&self.modules).collect::<BTreeSet<_>>() {
             differ(
                 &format!("the module {name}"),
                 loaded(&found.modules, name).into(),
@@ -168,12 +164,9 @@ impl Expected {
             (&found.settings, &self.settings, "", "the default"),
             (&found.versions, &self.versions, "the version of ", "none"),
         ] {
-            let mut names: Vec<&String> = here.keys().chain(expected.keys()).collect();
-            names.sort();
-            names.dedup();
             let value =
                 |of: &BTreeMap<String, String>, name| of.get(name).map_or(none, String::as_str).to_owned();
-            for name in names {
+            for name in here.keys().chain(expected.keys()).collect::<BTreeSet<_>>() {
                 differ(&format!("{what}{name}"), value(here, name), value(expected, name));
             }
         }

@@ -1,8 +1,8 @@
 //! The document as text for people.
 
 use std::fmt::Write as _;
-use std::fs;
 
+use mpib_host_view::hostname;
 use nccl_net_mpib_agent_iface::codes::Code;
 use nccl_net_mpib_agent_iface::doctor::{
     Check, Gid, Kind, Level, Link, Port, Report, Verdict as RouteVerdict,
@@ -102,8 +102,7 @@ fn facts(all: &[Check]) -> String {
 
 /// Returns the name of this host.
 fn host(document: &Document) -> String {
-    let name = || fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim_end().to_owned();
-    document.report.as_ref().map_or_else(name, |report| report.host.clone())
+    document.report.as_ref().map_or_else(hostname, |report| report.host.clone())
 }
 
 /// Formats a line for each pair of ports; unless `verbose`, one for all that have one reason.

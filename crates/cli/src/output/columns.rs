@@ -11,9 +11,15 @@ const ELLIPSIS: char = '…';
 
 /// One column of a table. The one with the highest `rank` is the first to be left out; rank 0 stays.
 pub(crate) struct Column {
-    pub(crate) head: &'static str,
-    pub(crate) rank: u8,
-    pub(crate) kind: Kind,
+    head: &'static str,
+    rank: u8,
+    kind: Kind,
+}
+
+impl Column {
+    pub(crate) const fn new(head: &'static str, rank: u8, kind: Kind) -> Self {
+        Self { head, rank, kind }
+    }
 }
 
 /// How a column uses its width.

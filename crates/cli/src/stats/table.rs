@@ -31,7 +31,7 @@ pub(super) fn text(host: &Host, all: bool, width: usize) -> String {
     for process in &host.processes {
         out += &head(process);
         let ports = ports(&process.ports, width);
-        let is_shown = |c: &&Connection| all || is_troubled(c, host.at_ms);
+        let is_shown = |c: &&Connection| all || c.is_troubled(host.at_ms);
         let most = if all { usize::MAX } else { TROUBLED };
         let shown: Vec<_> = process.connections.iter().filter(is_shown).take(most).collect();
         hidden += process.connections.len() - shown.len();
@@ -45,10 +45,6 @@ pub(super) fn text(host: &Host, all: bool, width: usize) -> String {
         1 => out + "1 other connection: --connections lists it\n",
         n => out + &format!("{n} other connections: --connections lists them\n"),
     }
-}
-
-fn is_troubled(c: &Connection, at_ms: u64) -> bool {
-    c.state == "failed" || c.is_degraded() || c.has_waited_long(at_ms)
 }
 
 /// Formats what a connection waits for, why it has failed, and what it lacks.
@@ -124,21 +120,20 @@ fn table(connections: &[&Connection], width: usize) -> String {
         return String::new();
     }
     let rates = connections.iter().any(|c| c.bytes_per_second.is_some());
-    let column = |head, rank, kind| Column { head, rank, kind };
     let columns = [
-        column("#", 0, Kind::Number(1)),
-        column("way", 0, Kind::Word(4)),
-        column("peer, rails", 0, Kind::Name(16, 16)),
-        column("kind", 2, Kind::Word(4)),
-        column("in flight", 3, Kind::Number(0)),
-        column("messages", 6, Kind::Number(0)),
-        column("bytes", 0, Kind::Number(0)),
-        column("share", 5, Kind::Number(0)),
-        column("work requests", 9, Kind::Number(0)),
-        column("no receive", 7, Kind::Number(0)),
-        column("queue full", 8, Kind::Number(0)),
-        column("errors", 4, Kind::Number(0)),
-        column(if rates { "rate" } else { "" }, u8::from(rates), Kind::Number(0)),
+        Column::new("#", 0, Kind::Number(1)),
+        Column::new("way", 0, Kind::Word(4)),
+        Column::new("peer, rails", 0, Kind::Name(16, 16)),
+        Column::new("kind", 2, Kind::Word(4)),
+        Column::new("in flight", 3, Kind::Number(0)),
+        Column::new("messages", 6, Kind::Number(0)),
+        Column::new("bytes", 0, Kind::Number(0)),
+        Column::new("share", 5, Kind::Number(0)),
+        Column::new("work requests", 9, Kind::Number(0)),
+        Column::new("no receive", 7, Kind::Number(0)),
+        Column::new("queue full", 8, Kind::Number(0)),
+        Column::new("errors", 4, Kind::Number(0)),
+        Column::new(if rates { "rate" } else { "" }, u8::from(rates), Kind::Number(0)),
     ];
     let rows: Vec<_> = connections
         .iter()
@@ -155,19 +150,18 @@ fn ports(ports: &[Port], width: usize) -> String {
         return String::new();
     }
     let rates = shown.iter().any(|port| port.bytes_sent_per_second.is_some());
-    let column = |head, rank, kind| Column { head, rank, kind };
     let columns = [
-        column("port", 0, Kind::Name(10, 10)),
-        column("state", 0, Kind::Word(7)),
-        column("connections", 5, Kind::Number(0)),
-        column("sent", 0, Kind::Number(0)),
-        column("parts sent", 6, Kind::Number(0)),
-        column("parts received", 6, Kind::Number(0)),
-        column("errors", 3, Kind::Number(0)),
-        column("episodes", 4, Kind::Number(0)),
-        column("goodput", 1, Kind::Number(0)),
-        column("scale", 2, Kind::Number(0)),
-        column(if rates { "rate" } else { "" }, u8::from(rates), Kind::Number(0)),
+        Column::new("port", 0, Kind::Name(10, 10)),
+        Column::new("state", 0, Kind::Word(7)),
+        Column::new("connections", 5, Kind::Number(0)),
+        Column::new("sent", 0, Kind::Number(0)),
+        Column::new("parts sent", 6, Kind::Number(0)),
+        Column::new("parts received", 6, Kind::Number(0)),
+        Column::new("errors", 3, Kind::Number(0)),
+        Column::new("episodes", 4, Kind::Number(0)),
+        Column::new("goodput", 1, Kind::Number(0)),
+        Column::new("scale", 2, Kind::Number(0)),
+        Column::new(if rates { "rate" } else { "" }, u8::from(rates), Kind::Number(0)),
     ];
     let mut out = fitted(&columns, &shown.iter().map(|port| port_row(port)).collect::<Vec<_>>(), width);
     for port in shown {
@@ -179,7 +173,6 @@ fn ports(ports: &[Port], width: usize) -> String {
 }
 
 fn port_row(p: &Port) -> [String; 11] {
-    let per_second = |bytes: Option<f64>| bytes.map(rate);
     [
         p.name.clone(),
         p.state.clone(),
@@ -189,9 +182,9 @@ fn port_row(p: &Port) -> [String; 11] {
         p.counts.parts_received.0.to_string(),
         p.counts.errors.0.to_string(),
         p.counts.episodes.values().copied().sum::<Count>().0.to_string(),
-        per_second(p.goodput.map(|goodput| goodput.0 as f64)).unwrap_or("-".into()),
+        p.goodput.map_or("-".into(), |goodput| rate(goodput.0 as f64)),
         percent(p.scale.into(), SHARE_ONE),
-        per_second(p.bytes_sent_per_second).unwrap_or_default(),
+        p.bytes_sent_per_second.map(rate).unwrap_or_default(),
     ]
 }
 

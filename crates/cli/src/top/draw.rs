@@ -151,15 +151,15 @@ fn port_rows(ports: &[&Port]) -> Vec<PortRow> {
 }
 
 const PORT_COLUMNS: [Column; 9] = [
-    Column { head: "PORT", rank: 0, kind: Kind::Name(12, 14) },
-    Column { head: "STATE", rank: 0, kind: Kind::Word(8) },
-    Column { head: "CONNS", rank: 6, kind: Kind::Number(5) },
-    Column { head: "SENT", rank: 0, kind: Kind::Number(10) },
-    Column { head: "SHARE", rank: 3, kind: Kind::Number(5) },
-    Column { head: "GOODPUT", rank: 1, kind: Kind::Number(10) },
-    Column { head: "SCALE", rank: 2, kind: Kind::Number(5) },
-    Column { head: "EPISODES", rank: 4, kind: Kind::Number(8) },
-    Column { head: "STALL", rank: 5, kind: Kind::Number(6) },
+    Column::new("PORT", 0, Kind::Name(12, 14)),
+    Column::new("STATE", 0, Kind::Word(8)),
+    Column::new("CONNS", 6, Kind::Number(5)),
+    Column::new("SENT", 0, Kind::Number(10)),
+    Column::new("SHARE", 3, Kind::Number(5)),
+    Column::new("GOODPUT", 1, Kind::Number(10)),
+    Column::new("SCALE", 2, Kind::Number(5)),
+    Column::new("EPISODES", 4, Kind::Number(8)),
+    Column::new("STALL", 5, Kind::Number(6)),
 ];
 
 /// A table, and lines across it.
@@ -175,15 +175,15 @@ fn port_table(rows: Vec<PortRow>, width: usize) -> Paragraph<'static> {
 }
 
 const CONNECTION_COLUMNS: [Column; 9] = [
-    Column { head: "PID", rank: 3, kind: Kind::Number(7) },
-    Column { head: "COMMAND", rank: 7, kind: Kind::Name(7, 10) },
-    Column { head: "WAY", rank: 1, kind: Kind::Word(4) },
-    Column { head: "PEER", rank: 0, kind: Kind::Rest(12) },
-    Column { head: "RATE", rank: 0, kind: Kind::Number(9) },
-    Column { head: "FLIGHT", rank: 2, kind: Kind::Number(6) },
-    Column { head: "SHARES", rank: 4, kind: Kind::Word(6) },
-    Column { head: "WAITS", rank: 6, kind: Kind::Number(6) },
-    Column { head: "ERR", rank: 5, kind: Kind::Number(4) },
+    Column::new("PID", 3, Kind::Number(7)),
+    Column::new("COMMAND", 7, Kind::Name(7, 10)),
+    Column::new("WAY", 1, Kind::Word(4)),
+    Column::new("PEER", 0, Kind::Rest(12)),
+    Column::new("RATE", 0, Kind::Number(9)),
+    Column::new("FLIGHT", 2, Kind::Number(6)),
+    Column::new("SHARES", 4, Kind::Word(6)),
+    Column::new("WAITS", 6, Kind::Number(6)),
+    Column::new("ERR", 5, Kind::Number(4)),
 ];
 
 fn connections(frame: &mut Frame<'_>, area: Rect, host: &Host, view: &mut View) {
@@ -225,7 +225,7 @@ fn cells(p: &Process, c: &Connection, at_ms: u64) -> [String; 9] {
 fn style(c: &Connection, at_ms: u64) -> Style {
     match c.state.as_str() {
         "failed" => styled(Style::new().fg(Color::Red)),
-        _ if c.is_degraded() || c.has_waited_long(at_ms) => styled(Style::new().fg(Color::Yellow)),
+        _ if c.is_troubled(at_ms) => styled(Style::new().fg(Color::Yellow)),
         _ => Style::new(),
     }
 }
