@@ -60,9 +60,9 @@ pub(crate) struct CollectivesArgs {
     /// with the cause; all of them without a name
     #[arg(
         long, value_enum, value_name = "NAME", value_delimiter = ',', num_args = 0.., require_equals = true,
-        default_missing_values = Situation::NAMES, conflicts_with_all = ["suite", "net", "figures"]
+        conflicts_with_all = ["suite", "net", "figures"]
     )]
-    pub(super) why: Vec<Situation>,
+    pub(super) why: Option<Vec<Situation>>,
     /// Alternating rounds of --figures
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) rounds: u32,

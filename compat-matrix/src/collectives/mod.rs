@@ -54,7 +54,7 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     let stage = Stage::set(&args.common.build)?;
     let package = format!("nvidia-nccl-cu{}", args.common.cuda);
     let cache = Cache::of_user(&matrix.package)?.of_package(&package);
-    let is_one = args.figures.is_some() || !args.why.is_empty() || args.common.library.is_some();
+    let is_one = args.figures.is_some() || args.why.is_some() || args.common.library.is_some();
     if releases.len() != 1 && is_one {
         return Err(Failure::usage("name one release for --figures, --why and --library"));
     }
@@ -62,8 +62,8 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     if let (Some(figures), Some(release)) = (&args.figures, releases.first()) {
         return bench::main(args, figures, &fetch(release)?, release, &stage);
     }
-    if let (false, Some(release)) = (args.why.is_empty(), releases.first()) {
-        return why::main(args, &fetch(release)?, release, &stage);
+    if let (Some(named), Some(release)) = (&args.why, releases.first()) {
+        return why::main(args, named, &fetch(release)?, release, &stage);
     }
     let (mut failed, mut ran, mut missing, mut unfit) = (0, 0, Vec::new(), None);
     for release in &releases {

@@ -115,15 +115,17 @@ impl Drop for Ended {
     }
 }
 
-/// Stages the situations of the options, one after the other.
+/// Stages the situations that are named, or else all, one after the other.
 pub(super) fn main(
     args: &CollectivesArgs,
+    named: &[Situation],
     library: &Path,
     release: &Release,
     stage: &Stage,
 ) -> Result<ExitCode> {
+    let all = if named.is_empty() { Situation::value_variants() } else { named };
     let mut failed = 0;
-    for situation in &args.why {
+    for situation in all {
         let begun = Instant::now();
         let (word, text) = match run(args, library, release, stage, *situation) {
             Ok(verdict) => ("ok", verdict),
@@ -134,7 +136,7 @@ pub(super) fn main(
         let name = format!("why, {situation:?}");
         println!("NCCL {release:13} {name:52} {word:6} {:5.1} s  {text}", begun.elapsed().as_secs_f32());
     }
-    println!("\n{} situations, {failed} failed", args.why.len());
+    println!("\n{} situations, {failed} failed", all.len());
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -215,21 +217,6 @@ fn test(collective: Collective) -> Test {
 }
 
 impl Situation {
-    /// All of them, as options.
-    pub(super) const NAMES: [&str; 11] = [
-        "fine",
-        "stopped",
-        "absent",
-        "order",
-        "rail-down",
-        "no-rail",
-        "slow-rail",
-        "missing-rail",
-        "drained",
-        "agent-dead",
-        "control-network-down",
-    ];
-
     /// Returns the tests of each lap of a rank.
     fn tests(self, rank: u32) -> Vec<Test> {
         use Collective::{AllGather, AllReduce, Broadcast, Reduce};
