@@ -203,7 +203,7 @@ collectives: setup-matrix build ## Run real collectives of whole communicators w
 why: setup-matrix build ## Stage what hangs or slows real collectives between two hosts, and check that mpib why names the cause; needs root; RELEASE=2.32.3
 	@scripts/collectives.sh $(or $(RELEASE),2.32.3) --why
 why-short: setup-matrix build ## The same with two of the eleven situations
-	@scripts/collectives.sh $(or $(RELEASE),2.32.3) --why=order,drained
+	@scripts/collectives.sh $(or $(RELEASE),2.32.3) --why=stopped,drained
 
 .PHONY: topologies topologies-short
 topologies: setup-matrix build ## Compare what NCCL makes of PCI trees with the plugin's adapters and with those of net_ib, one release per table version; RELEASE=2.32.3, WRITE=1 renews the page
