@@ -80,7 +80,7 @@ pub(super) async fn answer(
         }
         "/healthz" => healthz(&shared).await,
         "/api/v1/host" => full(StatusCode::OK, JSON, shared.readings.fresh().await.json()),
-        WAITS => full(StatusCode::OK, JSON, shared.readings.fresh().await.waits()),
+        WAITS => full(StatusCode::OK, JSON, shared.readings.of_now().await.waits()),
         "/api/v1/history" => full(StatusCode::OK, JSON, shared.readings.history()),
         "/api/v1/schema" => full(StatusCode::OK, JSON, schema().into()),
         "/api/v1/stream" => stream(&shared, deadline),

@@ -29,6 +29,8 @@ const MOMENT: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) at: Instant,
+    /// When the reading before was made, with which this one is compared.
+    before: Instant,
     document: Document,
     waits: Waits,
     json: OnceLock<Bytes>,
@@ -37,11 +39,11 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    fn new(before: &Host, host: Host, handle: &Handle) -> Self {
-        let waits = Waits::of(&[before, &host]);
+    fn new((before, earlier): (Instant, &Host), host: Host, handle: &Handle) -> Self {
+        let waits = Waits::of(&[earlier, &host]);
         let document = Document { host, agent: handle.read(Agent::snapshot), connections_omitted: 0 };
         let (json, event, metrics) = Default::default();
-        Self { at: Instant::now(), document, waits, json, event, metrics }
+        Self { at: Instant::now(), before, document, waits, json, event, metrics }
     }
 
     /// Returns the document as JSON.
@@ -82,6 +84,8 @@ pub(super) struct Readings {
     followers: Arc<AtomicUsize>,
     /// The thread ends with the last of these.
     nudge: Arc<Nudge>,
+    /// The time for which a reading counts as fresh.
+    often: Duration,
 }
 
 /// Has the thread read sooner.
@@ -132,12 +136,12 @@ impl Readings {
     fn start_at(pace: Pace, mut source: Source, handle: Handle) -> Result<Self, NoPage> {
         let mut ledger = Ledger::default();
         let adapters = source.adapters().to_owned();
-        let before = source.host()?;
+        let before = (Instant::now(), source.host()?);
         thread::sleep(MOMENT);
         let mut host = source.host()?;
         ledger.update(&mut host);
         let history = Arc::new(Mutex::new(History::default()));
-        let (send, latest) = watch::channel(Arc::new(Reading::new(&before, host, &handle)));
+        let (send, latest) = watch::channel(Arc::new(Reading::new((before.0, &before.1), host, &handle)));
         let (wake, nudged) = sync_channel(1);
         let rail_changed = Arc::<AtomicBool>::default();
         let nudge = Arc::new(Nudge { wake, rail_changed: rail_changed.clone() });
@@ -161,7 +165,7 @@ impl Readings {
             .name("readings".into())
             .spawn(|| reader.run())
             .map_err(|source| NoPage::Io { path: "a thread".into(), source })?;
-        Ok(Self { latest, adapters, history, followers, nudge })
+        Ok(Self { latest, adapters, history, followers, nudge, often: pace.often })
     }
 
     /// Returns a reading that is at most a second old, or the latest one if there is no such within
@@ -169,9 +173,23 @@ impl Readings {
     pub(super) async fn fresh(&self) -> Arc<Reading> {
         let mut latest = self.latest.clone();
         let last = latest.borrow_and_update().clone();
-        if last.at.elapsed() < PACE.often {
-            return last;
+        if last.at.elapsed() < self.often { last } else { self.next(latest).await }
+    }
+
+    /// Returns a fresh reading that is compared with one of the last seconds: what moved before those
+    /// may stand still now.
+    pub(super) async fn of_now(&self) -> Arc<Reading> {
+        let reading = self.fresh().await;
+        if reading.at - reading.before < 2 * self.often {
+            return reading;
         }
+        let mut latest = self.latest.clone();
+        latest.borrow_and_update();
+        self.next(latest).await
+    }
+
+    /// Returns the reading after the one that was seen last, or that one after two seconds.
+    async fn next(&self, mut latest: watch::Receiver<Arc<Reading>>) -> Arc<Reading> {
         self.nudge();
         let changed = tokio::time::timeout(2 * PACE.often, latest.changed());
         let _ = changed.await;
@@ -290,7 +308,7 @@ impl Reader {
         host.rates(&last.document.host);
         self.note(rails::events(&last.document.host, &host));
         self.history.lock().add(&host);
-        let reading = Reading::new(&last.document.host, host, &self.handle);
+        let reading = Reading::new((last.at, &last.document.host), host, &self.handle);
         self.send.send_replace(Arc::new(reading));
         Ok(())
     }
@@ -328,7 +346,7 @@ mod tests {
     #[test]
     fn changes_without_pause_do_not_flood_the_log() {
         let handle = Handle::new(Agent::new(Config::default(), None, Default::default())).unwrap();
-        let reading = Arc::new(Reading::new(&Host::default(), Host::default(), &handle));
+        let reading = Arc::new(Reading::new((Instant::now(), &Host::default()), Host::default(), &handle));
         let pace = Pace { often: Duration::ZERO, seldom: Duration::ZERO, change: Duration::ZERO };
         let mut reader = Reader {
             source: Source::default(),
@@ -354,6 +372,19 @@ mod tests {
         assert_eq!(texts.iter().filter(|text| text.contains("is down")).count(), NOTES);
         let reported = texts.iter().filter(|text| text.contains("the others are not logged"));
         assert_eq!(reported.count(), 1, "{texts:?}");
+    }
+
+    //= why.md: an answer compares two readings of the last seconds
+    #[test]
+    fn what_waits_now_is_not_compared_with_what_moved_long_ago() {
+        let hour = Duration::from_secs(3600);
+        let pace = Pace { often: Duration::ZERO, seldom: hour, change: Duration::ZERO };
+        let handle = Handle::new(Agent::new(Config::default(), None, Default::default())).unwrap();
+        let readings = Readings::start_at(pace, Source::default(), handle).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let asked = Instant::now();
+        let reading = runtime.block_on(readings.of_now());
+        assert!(reading.before >= asked, "compared with a reading of {:?} before", asked - reading.before);
     }
 
     /// An hour is never waited for: the reading comes for the change of the rail alone.

@@ -13,8 +13,8 @@ use super::chain::{Chain, End};
 use super::known::{Known, Peer};
 use crate::doctor;
 
-/// How long an agent may take, and how long a doctor.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an agent may take, and how long a doctor. Both read twice, an agent with a second between.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How to ask.
 #[derive(Debug, Clone, Copy)]
