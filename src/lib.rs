@@ -95,8 +95,8 @@ pub mod simulation {
 
     pub mod control {
         pub use crate::control::{
-            Channel, ChannelEvent, ChannelState, Control, Failover, Listener, News, Options, Tolerance,
-            interfaces,
+            Channel, ChannelEvent, ChannelObserver, ChannelState, Control, Failover, Listener, Options,
+            Tolerance, interfaces,
         };
     }
 

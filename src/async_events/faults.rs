@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::async_events::affected::Affected;
 use crate::async_events::state::EventState;
-use crate::async_events::watch::{CommWatch, Failure, Owner, Route};
+use crate::async_events::watch::{CommWatch, Failure, Owner, RailPath};
 use crate::device::Nic;
 use crate::error::Result;
 use crate::failover::{Cause, Change, Happening, Moment, PortHealth, PortState};
@@ -28,7 +28,7 @@ const SUSPECT: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 struct Report {
     state: Weak<EventState>,
-    route: Route,
+    route: RailPath,
     failure: Failure,
     /// What it has cost so far.
     affected: Affected,
@@ -119,7 +119,7 @@ impl EventState {
         }
         lost.retain(|(gid, kind)| nic.has_gid(*gid, *kind) == Some(false));
         let why = format!("its address is no longer in the GID table of {}", nic.name());
-        let on_lost = |route: &Route| route.is_on(nic) && lost.contains(&route.local);
+        let on_lost = |route: &RailPath| route.is_on(nic) && lost.contains(&route.local);
         let affected = self.give_up(on_lost, Reason::Address, &why, Affected::default());
         let lost: Vec<_> = lost.iter().map(|(gid, _)| gid_addr(*gid).to_string()).collect();
         (!affected.is_empty()).then(|| format!("; it no longer has {}; {affected}", lost.join(", ")))
@@ -128,7 +128,7 @@ impl EventState {
     /// Condemns all rails whose route `fits` accepts, and adds what that costs.
     fn give_up(
         &self,
-        fits: impl Fn(&Route) -> bool,
+        fits: impl Fn(&RailPath) -> bool,
         reason: Reason,
         why: &str,
         mut affected: Affected,
@@ -169,7 +169,7 @@ impl EventState {
     fn condemn_port(&self, nic: &Nic, known: Known) -> Option<(Cause, Affected)> {
         let (cause, mut affected) = (nic.health().cause()?, Affected::default());
         for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
-            let on_port = |route: &Route| route.is_on(nic);
+            let on_port = |route: &RailPath| route.is_on(nic);
             let lost = comm.rails_in_use(on_port);
             if lost == 0 {
                 if known == Known::ByRails && comm.rails_given_up(on_port) != 0 {
@@ -202,7 +202,7 @@ impl EventState {
                 true => (nic.health().route_reported(now, route.peer, why), affected.clone()),
                 false => {
                     let is_new = nic.health().route_failed(now, route.peer, why);
-                    let same = |other: &Route| other.is_same(route);
+                    let same = |other: &RailPath| other.is_same(route);
                     (is_new, self.give_up(same, failure.reason, why, affected.clone()))
                 }
             };
@@ -232,7 +232,7 @@ impl EventState {
             // What was the last rail of a connection may have company again.
             log_port(nic, self.condemn_port(nic, Known::Before));
         }
-        let fits = |route: &Route| route.is_on(nic);
+        let fits = |route: &RailPath| route.is_on(nic);
         if health.state() == PortState::Probing
             && self.comms().iter().all(|comm| comm.rails_given_up(fits) == 0)
         {
@@ -297,12 +297,12 @@ fn log_port(nic: &Nic, cost: Option<(Cause, Affected)>) {
     }
 }
 
-fn log_route(now: Moment, route: &Route, why: &str, affected: &Affected) {
+fn log_route(now: Moment, route: &RailPath, why: &str, affected: &Affected) {
     let (name, peer, clock) = (route.nic.name(), peer_of(route), now.clock());
     tracing::warn!(target: "net", "the route from {name} to {peer} failed at {clock}: {why}; {affected}");
 }
 
-fn peer_of(route: &Route) -> IpAddr {
+fn peer_of(route: &RailPath) -> IpAddr {
     gid_addr(route.peer)
 }
 
@@ -320,7 +320,7 @@ impl Owner for EventState {
     }
 
     fn rails_failed(&self, comm: &CommWatch, mask: u8, failure: Failure) {
-        let mut routes: Vec<Route> = rails(mask).filter_map(|rail| comm.route(rail)).collect();
+        let mut routes: Vec<RailPath> = rails(mask).filter_map(|rail| comm.route(rail)).collect();
         routes.dedup_by(|a, b| a.is_same(b));
         // With all their stripes.
         let mask = routes.iter().fold(mask, |all, failed| all | comm.rails_in_use(|r| r.is_same(failed)));
@@ -351,12 +351,12 @@ impl Owner for EventState {
         }
     }
 
-    fn episode(&self, route: &Route, reason: Reason, replayed: u64, stall: Duration) {
+    fn episode(&self, route: &RailPath, reason: Reason, replayed: u64, stall: Duration) {
         route.nic.health().add_episode(Moment::now().instant, replayed, stall);
         self.stats.episode(route.nic.name(), reason, replayed, stall);
     }
 
-    fn rail_works(&self, route: &Route) {
+    fn rail_works(&self, route: &RailPath) {
         let (health, now) = (route.nic.health(), Moment::now());
         if let Some(outage) = health.route_returned(now.instant, &route.peer) {
             self.stats.returned();

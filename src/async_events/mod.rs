@@ -5,7 +5,7 @@
 //! the thread runs the jobs of [`Housekeeping`], the watchdog among them, and sleeps while they rest.
 
 mod affected;
-mod attention;
+mod comm_flags;
 mod faults;
 mod reopening;
 mod stalls;
@@ -33,7 +33,7 @@ use crate::stats::{RailCounters, Stats};
 use crate::verbs::Context;
 use stalls::Watchdog;
 use state::EventState;
-pub(crate) use watch::{CommWatch, Queues, Route};
+pub(crate) use watch::{CommWatch, Queues, RailPath};
 
 /// The events of a process's adapters.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::async_events::attention::Attention;
+use crate::async_events::comm_flags::CommFlags;
 use crate::device::Nic;
 use crate::housekeeping::JobId;
 use crate::proto::{GidKind, rails};
@@ -27,7 +27,7 @@ pub(crate) struct CommWatch {
     /// The comm's job, and its key in the list of all comms.
     job: JobId,
     /// The mark, and the rails to give up that the comm does not know of yet.
-    attention: Attention,
+    flags: CommFlags,
     /// Whether the comm gives single rails up: see [`set_failover`](Self::set_failover).
     failover: AtomicBool,
     /// Why an event ended the comm, and when the event came.
@@ -72,15 +72,15 @@ pub(super) trait Owner: fmt::Debug + Send + Sync {
     /// A comm has no rail left, and waits so long for one.
     fn has_no_rail(&self, comm: &CommWatch, wait: Duration);
     /// An episode has ended that began with the failure of a rail over a route.
-    fn episode(&self, route: &Route, reason: Reason, replayed: u64, stall: Duration);
+    fn episode(&self, route: &RailPath, reason: Reason, replayed: u64, stall: Duration);
     /// A rail over a route works, after a failure or for the first time.
-    fn rail_works(&self, route: &Route);
+    fn rail_works(&self, route: &RailPath);
 }
 
 /// One rail of a comm.
 #[derive(Debug)]
 struct WatchedRail {
-    route: Route,
+    route: RailPath,
     /// `None` while the rail has no queues.
     queues: Option<Queues>,
     /// Why the rail was given up, and when, or when an attempt to make it again has failed since.
@@ -94,7 +94,7 @@ struct WatchedRail {
 
 /// The local port and GID of a rail, and the remote GID.
 #[derive(Debug, Clone)]
-pub(crate) struct Route {
+pub(crate) struct RailPath {
     /// The local port.
     pub(crate) nic: Arc<Nic>,
     /// The local GID and its type.
@@ -107,7 +107,7 @@ pub(crate) struct Route {
 #[derive(Debug)]
 pub(crate) struct Queues {
     /// The port and the addresses.
-    pub(crate) route: Route,
+    pub(crate) route: RailPath,
     /// [`Context::id`](crate::verbs::Context::id)
     pub(crate) context: usize,
     /// Numbers of its queue pairs.
@@ -153,7 +153,7 @@ impl CommWatch {
         Self {
             name,
             job,
-            attention: Attention::new(),
+            flags: CommFlags::new(),
             failover: AtomicBool::new(false),
             ended: OnceLock::new(),
             rails: Mutex::new(queues.into_iter().map(rail).collect()),
@@ -174,13 +174,13 @@ impl CommWatch {
     /// anyone else has called [`mark`](Self::mark).
     #[inline]
     pub(crate) fn is_marked(&self) -> bool {
-        self.attention.is_marked()
+        self.flags.is_marked()
     }
 
     /// Makes the next call on the comm look closer. Writes of the caller from before are visible to
     /// the thread that sees the mark.
     pub(crate) fn mark(&self) {
-        self.attention.mark();
+        self.flags.mark();
     }
 
     /// Marks the comm, and makes housekeeping look at it now: NCCL may not call for a while.
@@ -201,7 +201,7 @@ impl CommWatch {
     /// a change that another thread makes after this call comes with a new mark, and a change from
     /// before is visible after this call. The other order loses marks.
     pub(crate) fn unmark(&self) {
-        self.attention.unmark();
+        self.flags.unmark();
         if self.ended.get().is_some() {
             self.mark();
         }
@@ -232,7 +232,7 @@ impl CommWatch {
             }
         }
         if new != 0 {
-            self.attention.condemn(new);
+            self.flags.condemn(new);
             drop(all);
             self.notify();
         }
@@ -241,7 +241,7 @@ impl CommWatch {
 
     /// Returns the mask of the rails that were condemned since the last call.
     pub(crate) fn take_condemned(&self) -> u8 {
-        self.attention.take_condemned()
+        self.flags.take_condemned()
     }
 
     /// Counts a poll of all completion queues, whose completions the counters show. One thread at a
@@ -264,13 +264,13 @@ impl CommWatch {
     /// Requests [pings](crate::transport::life): these rails are late, and the other ones have done
     /// nothing that shows whether the peer can be reached.
     pub(super) fn request_ping(&self, late: u8) {
-        self.attention.add_late(late);
+        self.flags.add_late(late);
         self.notify();
     }
 
     /// Returns the mask of the rails that were late since the last call.
     pub(crate) fn take_late(&self) -> u8 {
-        self.attention.take_late()
+        self.flags.take_late()
     }
 
     /// Returns why a rail was given up; `None` while it is in use.
@@ -302,7 +302,7 @@ impl CommWatch {
                 let posted = Posted { work_requests, bytes: counters.bytes(rail) };
                 progress.rails[rail].restart(posted);
             }
-            self.attention.acquit(1 << rail);
+            self.flags.acquit(1 << rail);
         }
         watched.queues = queues;
     }
@@ -451,22 +451,22 @@ impl CommWatch {
     }
 
     /// Returns the mask of the rails in use whose route `fits` accepts.
-    pub(super) fn rails_in_use(&self, fits: impl Fn(&Route) -> bool) -> u8 {
+    pub(super) fn rails_in_use(&self, fits: impl Fn(&RailPath) -> bool) -> u8 {
         self.mask(|rail| rail.cause.is_none() && fits(&rail.route))
     }
 
     /// Returns the mask of the rails that were given up and whose route `fits` accepts.
-    pub(super) fn rails_given_up(&self, fits: impl Fn(&Route) -> bool) -> u8 {
+    pub(super) fn rails_given_up(&self, fits: impl Fn(&RailPath) -> bool) -> u8 {
         self.mask(|rail| rail.cause.is_some() && fits(&rail.route))
     }
 
     /// Returns the routes of all rails.
-    pub(super) fn routes(&self) -> Vec<Route> {
+    pub(super) fn routes(&self) -> Vec<RailPath> {
         self.rails.lock().iter().map(|rail| rail.route.clone()).collect()
     }
 
     /// Returns the route of a rail.
-    pub(super) fn route(&self, rail: usize) -> Option<Route> {
+    pub(super) fn route(&self, rail: usize) -> Option<RailPath> {
         Some(self.rails.lock().get(rail)?.route.clone())
     }
 
@@ -519,7 +519,7 @@ impl Queues {
     }
 }
 
-impl Route {
+impl RailPath {
     /// Returns whether the local port is the one of `nic`.
     pub(super) fn is_on(&self, nic: &Nic) -> bool {
         self.nic.name() == nic.name()

@@ -18,6 +18,7 @@ use crate::stats::{Counters, Traffic};
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
 use crate::transport::failback::Failover;
+use crate::transport::failover::FailoverMode;
 use crate::transport::peer::Peer;
 use crate::transport::rail::{Names, Rail};
 use crate::transport::remote_memory::RemoteMemory;
@@ -109,10 +110,9 @@ impl Formed {
         }
         let flow = register(settings, plan, &rails, &peer)?;
         let failover = Failover {
-            is_enabled: keep.failover,
-            wait: match keep.failover {
-                true => settings.config.failover_wait,
-                false => settings.config.retry_time().longest,
+            mode: match keep.failover {
+                true => FailoverMode::On { wait: settings.config.failover_wait },
+                false => FailoverMode::Off { retries: settings.config.retry_time().longest },
             },
             maker: Arc::new(Rebuilder::new(role, settings, queues)),
             dead,

@@ -11,7 +11,7 @@ use crate::connect::known_failures::KnownFailures;
 use crate::connect::local_rails::{add_others, prepare, rotation};
 use crate::connect::local_work::{Done, LocalWork, out_of_place};
 use crate::connect::machine::{Action, Machine, Member, Outcome, Report, expected_stripes};
-use crate::control::{Channel, ChannelState, Seat};
+use crate::control::{Channel, ChannelState, HandshakePermit};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::proto::{Handle, Hello, Message, Role, Wiring};
@@ -46,7 +46,7 @@ pub(crate) struct Handshake {
     /// Whether the agent's first hint is waited for.
     awaits_hint: bool,
     /// That of an accepted peer.
-    _seat: Option<Seat>,
+    _permit: Option<HandshakePermit>,
 }
 
 impl Handshake {
@@ -83,14 +83,14 @@ impl Handshake {
         mut channel: Channel,
         expected: Option<LocalWork>,
     ) -> Result<Self> {
-        let seat = channel.take_seat();
+        let permit = channel.take_permit();
         match prepare(settings, device, 0) {
             Ok((rails, hello)) => {
                 let new = || LocalWork::new(Role::Acceptor, settings, Vec::new(), None);
                 let mut work = expected.unwrap_or_else(new);
                 work.set_rails(rails);
                 let new = Self::new(device, channel, work, (hello, None));
-                Ok(Self { _seat: seat, ..new })
+                Ok(Self { _permit: permit, ..new })
             }
             Err(e) => {
                 // The error counts, whether the peer receives it or not.
@@ -121,7 +121,7 @@ impl Handshake {
             work,
             formed: None,
             awaits_hint: false,
-            _seat: None,
+            _permit: None,
         }
     }
 

@@ -196,7 +196,7 @@ impl Listening {
         let mut fail = |e| failed.replace(e).iter().for_each(warn);
         // The next one follows at the next call.
         if let Some(channel) = self.listener.try_accept_unflushed()? {
-            make_room(handshakes, self.settings.process.control.seats.limit(UNDER_WAY_MAX));
+            make_room(handshakes, self.settings.process.control.handshakes.limit(UNDER_WAY_MAX));
             let expected = match std::mem::replace(expected, Expected::Over) {
                 Expected::Made(work) => Some(*work),
                 Expected::Unmade | Expected::Over => None,
@@ -248,7 +248,7 @@ const UNDER_WAY_MAX: usize = 8;
 
 /// Ends a handshake if there are as many as may be, `limit`: one whose peer has proved nothing,
 /// else the one whose peer has been silent for longest. A connector goes on, and somebody who only
-/// holds a seat does not.
+/// holds a permit does not.
 fn make_room(handshakes: &mut Vec<Handshake>, limit: usize) {
     while handshakes.len() >= limit {
         let rank = |(_, handshake): &(usize, &Handshake)| (handshake.is_proved(), handshake.last_heard());

@@ -1,5 +1,5 @@
-//! Bounds on what strangers and peers may hold of this process: half-open connections, and seats of
-//! peers whose handshake is not over.
+//! Bounds on what strangers and peers may hold of this process: half-open connections, and handshakes
+//! that are under way.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -89,34 +89,33 @@ fn source_of(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// From this many seats on they are scarce, if the process may have enough descriptors.
-const SEATS_MOST: usize = 1024;
-/// From this many seats on they are scarce, however few descriptors the process may have.
-const SEATS_LEAST: usize = 64;
-/// One of this many descriptors of the process may be a seat before they are scarce, and one a
-/// half-open connection.
+/// With this many handshakes under way permits are scarce, if the process may have enough descriptors.
+const HANDSHAKES_MOST: usize = 1024;
+/// With this many permits are scarce, however few descriptors the process may have.
+const HANDSHAKES_LEAST: usize = 64;
+/// The part of the process's descriptors that handshakes may use before permits are scarce, and the
+/// part that half-open connections may use: one of this many.
 const SHARE: u64 = 8;
-/// What each listener gets if seats are scarce: one for its connector, and one beside it.
+/// Permits of each listener while they are scarce: one for its connector, and one beside it.
 const OF_LISTENER: usize = 2;
 
-/// The seats of a process: one for each peer whose HELLO has come, and whose handshake is not over. It
-/// has a descriptor, and queue pairs once its handshake has begun. NCCL makes one connector for each
-/// listener, so a listener needs few seats. If the process has many in all, each listener gets no more
-/// than it needs.
+/// The handshakes of a process. One begins when a peer's HELLO has come. It has a descriptor, and
+/// later queue pairs. NCCL makes one connector for each listener, so a listener needs few permits. If
+/// the process has many handshakes in all, each listener gets no more than it needs.
 #[derive(Debug)]
-pub(crate) struct Seats {
+pub(crate) struct HandshakeLimit {
     taken: AtomicUsize,
     scarce_from: usize,
 }
 
-/// One peer. Its drop ends that.
+/// One handshake. Its drop ends the handshake for the limit.
 #[derive(Debug)]
-pub(crate) struct Seat(Arc<Seats>);
+pub(crate) struct HandshakePermit(Arc<HandshakeLimit>);
 
-impl Seats {
+impl HandshakeLimit {
     /// Makes those of this process.
     pub(super) fn of_process() -> Arc<Self> {
-        Self::scarce_from(share_of_descriptors(SEATS_LEAST, SEATS_MOST))
+        Self::scarce_from(share_of_descriptors(HANDSHAKES_LEAST, HANDSHAKES_MOST))
     }
 
     fn scarce_from(scarce_from: usize) -> Arc<Self> {
@@ -124,19 +123,19 @@ impl Seats {
     }
 
     /// Takes one. A listener that has as many as its [`limit`](Self::limit) takes none.
-    pub(super) fn take(self: &Arc<Self>) -> Seat {
+    pub(super) fn take(self: &Arc<Self>) -> HandshakePermit {
         self.taken.fetch_add(1, Ordering::Relaxed);
-        Seat(Arc::clone(self))
+        HandshakePermit(Arc::clone(self))
     }
 
-    /// Returns how many seats a listener may have that usually has up to `usual`.
+    /// Returns how many permits a listener may have that usually has up to `usual`.
     pub(crate) fn limit(&self, usual: usize) -> usize {
         let scarce = self.taken.load(Ordering::Relaxed) >= self.scarce_from;
         if scarce { usual.min(OF_LISTENER) } else { usual }
     }
 }
 
-impl Drop for Seat {
+impl Drop for HandshakePermit {
     fn drop(&mut self) {
         self.0.taken.fetch_sub(1, Ordering::Relaxed);
     }
@@ -192,13 +191,13 @@ mod tests {
 
     //= reach.md: a process has a bound on peers whose handshake is not over
     #[test]
-    fn a_listener_gets_little_if_seats_are_scarce() {
-        let seats = Seats::scarce_from(3);
-        let mut taken: Vec<Seat> = (0..2).map(|_| seats.take()).collect();
-        assert_eq!(seats.limit(8), 8);
-        taken.push(seats.take());
-        assert_eq!((seats.limit(8), seats.limit(1)), (2, 1));
+    fn a_listener_gets_little_if_permits_are_scarce() {
+        let handshakes = HandshakeLimit::scarce_from(3);
+        let mut taken: Vec<HandshakePermit> = (0..2).map(|_| handshakes.take()).collect();
+        assert_eq!(handshakes.limit(8), 8);
+        taken.push(handshakes.take());
+        assert_eq!((handshakes.limit(8), handshakes.limit(1)), (2, 1));
         taken.pop();
-        assert_eq!(seats.limit(8), 8);
+        assert_eq!(handshakes.limit(8), 8);
     }
 }

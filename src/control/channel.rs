@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use mio::Token;
 
-use super::bounds::Seat;
+use super::bounds::HandshakePermit;
 use super::connector::{Connector, Opening};
 use super::interfaces::Interface;
 use super::link::{Break, Link};
@@ -65,9 +65,9 @@ pub enum ChannelEvent {
 ///
 /// The thread `mpib-bootstrap` calls it, which serves the control connections of the process. No
 /// lock of the control connections is held. An implementation must not wait, and must not panic.
-pub trait News: fmt::Debug + Send + Sync {
+pub trait ChannelObserver: fmt::Debug + Send + Sync {
     /// Handles an event.
-    fn on_news(&self, event: ChannelEvent);
+    fn on_event(&self, event: ChannelEvent);
 }
 
 /// A control connection. If it is dropped without [`close`](Self::close), no BYE is sent, and the
@@ -79,7 +79,7 @@ pub struct Channel {
     token: Token,
     closed: bool,
     /// That of an accepted peer, until the owner takes it.
-    seat: Option<Seat>,
+    permit: Option<HandshakePermit>,
     /// Keeps the listener for re-dials open, with how long a break may last.
     redials: Option<(Arc<RedialListener>, Duration)>,
 }
@@ -91,18 +91,18 @@ impl Channel {
         token: Token,
         redials: Option<(Arc<RedialListener>, Duration)>,
     ) -> Self {
-        Self { link, reactor, token, closed: false, seat: None, redials }
+        Self { link, reactor, token, closed: false, permit: None, redials }
     }
 
-    /// Adds the seat of an accepted peer.
-    pub(super) fn on(mut self, seat: Seat) -> Self {
-        self.seat = Some(seat);
+    /// Adds the permit of an accepted peer.
+    pub(super) fn on(mut self, permit: HandshakePermit) -> Self {
+        self.permit = Some(permit);
         self
     }
 
-    /// Takes the seat of an accepted peer, to hold it until the handshake is over.
-    pub(crate) fn take_seat(&mut self) -> Option<Seat> {
-        self.seat.take()
+    /// Takes the permit of an accepted peer, to hold it until the handshake is over.
+    pub(crate) fn take_permit(&mut self) -> Option<HandshakePermit> {
+        self.permit.take()
     }
 
     /// Begins to connect to the listener behind `handle`, with `hello` as the first message; its
@@ -206,11 +206,11 @@ impl Channel {
         self.link.has_message()
     }
 
-    /// Calls `hook` on each event of the connection from now on: see [`News`]. What has happened
+    /// Calls `hook` on each event of the connection from now on: see [`ChannelObserver`]. What has happened
     /// before is found by [`state`](Self::state) and [`received`](Self::received), which the caller
     /// calls once after this.
-    pub fn on_news(&self, hook: Arc<dyn News>) {
-        self.link.on_news(Some(hook));
+    pub fn observe(&self, hook: Arc<dyn ChannelObserver>) {
+        self.link.observe(Some(hook));
     }
 
     /// Returns since when the connection is [`Broken`](ChannelState::Broken), and why. `None` if it
@@ -278,7 +278,7 @@ impl Channel {
     /// peer has read it and closed too. A channel that is not connected yet just ends.
     pub fn close(mut self) {
         self.closed = true;
-        self.link.on_news(None);
+        self.link.observe(None);
         // If the thread has ended, nothing is left to close.
         let _ = self.reactor.with(|sockets| sockets.close(self.token));
     }
@@ -287,7 +287,7 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         if !self.closed {
-            self.link.on_news(None);
+            self.link.observe(None);
             // As in `close`.
             let _ = self.reactor.with(|sockets| sockets.remove(self.token));
         }

@@ -49,7 +49,7 @@ pub(super) enum Look {
     /// Less than a first frame.
     Partial,
     /// Bytes that no peer sends.
-    Stranger,
+    Rejected,
     /// The first frame of a peer.
     Whole,
 }
@@ -60,7 +60,7 @@ enum Verdict {
     /// More bytes are needed.
     Wait,
     /// No peer of this listener. Gets no answer.
-    Stranger(String),
+    Reject(String),
     /// A peer of another version. Gets a REFUSE with the reason, which every version can read.
     OtherVersion(String),
     /// A peer whose HELLO of this many bytes cannot be decoded. Gets a REFUSE with the reason.
@@ -87,9 +87,9 @@ impl HalfOpen {
     pub(super) fn look(&mut self) -> Look {
         match self.read_on() {
             Verdict::Wait => Look::Partial,
-            Verdict::Stranger(why) => {
+            Verdict::Reject(why) => {
                 self.report(&why);
-                Look::Stranger
+                Look::Rejected
             }
             whole => {
                 self.found = Some(whole);
@@ -104,7 +104,7 @@ impl HalfOpen {
         let is_new = found.is_some();
         let verdict = match found.unwrap_or_else(|| self.read_on()) {
             Verdict::Wait if Instant::now() < self.until => return Some(Entry::HalfOpen(self)),
-            Verdict::Wait => Verdict::Stranger("its first frame did not come in time".into()),
+            Verdict::Wait => Verdict::Reject("its first frame did not come in time".into()),
             known => known,
         };
         sockets.half_open.remove(me);
@@ -131,7 +131,7 @@ impl HalfOpen {
                 let (wire, _) = self.answer(len)?;
                 sockets.refuse(me, (wire, addr), &Message::Refuse { reason })
             }
-            Verdict::Stranger(why) => {
+            Verdict::Reject(why) => {
                 self.report(&why);
                 None
             }
@@ -215,12 +215,12 @@ impl HalfOpen {
                 // A whole HELLO that waits for its turn.
                 Ok(false) => return self.examine(),
                 Err(e) if e.kind() == ErrorKind::UnexpectedEof => {
-                    return Verdict::Stranger(format!("it closed after {} bytes", self.read.len()));
+                    return Verdict::Reject(format!("it closed after {} bytes", self.read.len()));
                 }
-                Err(e) => return Verdict::Stranger(e.to_string()),
+                Err(e) => return Verdict::Reject(e.to_string()),
             }
             if self.read.len() > 2 * MAX_FRAME_BYTES {
-                return Verdict::Stranger("it sends more than a connector does".into());
+                return Verdict::Reject("it sends more than a connector does".into());
             }
             // Examined after each piece: an unknown peer never makes this end keep more than one.
             match self.examine() {
@@ -241,10 +241,10 @@ impl HalfOpen {
         let prefix = match HelloPrefix::at(&self.read) {
             Ok(None) => return Verdict::Wait,
             Ok(Some(prefix)) => prefix,
-            Err(e) => return Verdict::Stranger(e.to_string()),
+            Err(e) => return Verdict::Reject(e.to_string()),
         };
         if !prefix.claim.is_for(&self.secret, prefix.version) {
-            return Verdict::Stranger("its HELLO is for another listener".into());
+            return Verdict::Reject("its HELLO is for another listener".into());
         }
         if prefix.version != PROTOCOL_VERSION {
             let (found, release) = (prefix.version, prefix.claim.release);
@@ -253,11 +253,11 @@ impl HalfOpen {
         let len = match Peeked::at(&self.read) {
             Ok(Peeked::Whole { len }) => HEADER_BYTES + len,
             Ok(Peeked::Partial) => return Verdict::Wait,
-            Err(e) => return Verdict::Stranger(e.to_string()),
+            Err(e) => return Verdict::Reject(e.to_string()),
         };
         match Message::decode(&self.read[HEADER_BYTES..len]) {
             Ok(Message::Hello(hello)) => Verdict::Hello(hello, len),
-            Ok(other) => Verdict::Stranger(format!("it began with {}", other.name())),
+            Ok(other) => Verdict::Reject(format!("it began with {}", other.name())),
             Err(e) => Verdict::Unreadable(format!("its HELLO cannot be read: {e}"), len),
         }
     }
@@ -266,11 +266,11 @@ impl HalfOpen {
         let len = match Peeked::at(&self.read) {
             Ok(Peeked::Whole { len }) => HEADER_BYTES + len,
             Ok(Peeked::Partial) if self.read.len() < REDIAL_BYTES => return Verdict::Wait,
-            Ok(Peeked::Partial) | Err(_) => return Verdict::Stranger("it began with no REDIAL".into()),
+            Ok(Peeked::Partial) | Err(_) => return Verdict::Reject("it began with no REDIAL".into()),
         };
         match Message::decode(&self.read[HEADER_BYTES..len]) {
             Ok(Message::Redial(redial)) if redial.id == *self.secret.id() => Verdict::Redial(redial, len),
-            _ => Verdict::Stranger("it began with no REDIAL for this process".into()),
+            _ => Verdict::Reject("it began with no REDIAL for this process".into()),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::channel::{ChannelEvent, ChannelState, News};
+use super::channel::{ChannelEvent, ChannelObserver, ChannelState};
 use super::redial::RedialTerms;
 use super::socket::canonical;
 use super::wire::{Rest, Wire, Wrong, encoded};
@@ -124,12 +124,12 @@ enum End {
 /// The events of a channel that its owner has not been notified of.
 #[derive(Debug, Default)]
 struct Pending {
-    hook: Option<Arc<dyn News>>,
+    hook: Option<Arc<dyn ChannelObserver>>,
     events: Vec<ChannelEvent>,
 }
 
 /// A call to be made without locks.
-pub(super) type Call = (Arc<dyn News>, ChannelEvent);
+pub(super) type Call = (Arc<dyn ChannelObserver>, ChannelEvent);
 
 impl Default for Phase {
     fn default() -> Self {
@@ -332,12 +332,12 @@ impl Link {
     }
 
     /// Sets who is notified of events, or ends that.
-    pub(super) fn on_news(&self, hook: Option<Arc<dyn News>>) {
+    pub(super) fn observe(&self, hook: Option<Arc<dyn ChannelObserver>>) {
         self.lock().pending = Pending { hook, events: Vec::new() };
     }
 
     /// Moves the calls that notify the owner to `calls`.
-    pub(super) fn take_news(&self, calls: &mut Vec<Call>) {
+    pub(super) fn take_calls(&self, calls: &mut Vec<Call>) {
         let Pending { hook, events } = &mut self.lock().pending;
         if let Some(hook) = hook {
             calls.extend(events.drain(..).map(|event| (Arc::clone(hook), event)));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use mio::Token;
 use parking_lot::Mutex;
 
-use super::bounds::{Seat, Seats};
+use super::bounds::{HandshakeLimit, HandshakePermit};
 use super::channel::{Channel, ChannelState};
 use super::half_open::{FirstFrame, HalfOpen, Look};
 use super::interfaces::{fitted, reachable};
@@ -25,7 +25,7 @@ use crate::warned::Subject;
 
 /// How long an unknown peer may stay silent, even if the handshake's own limit is longer. One that dials
 /// again may take as long after WELCOME.
-const STRANGER_LIMIT: Duration = Duration::from_secs(10);
+const FIRST_FRAME_LIMIT: Duration = Duration::from_secs(10);
 /// Most peers that may wait for `try_accept`, and most connectors that are remembered.
 const WAITING_MAX: usize = 64;
 /// How long a connector may take for its proof, which takes one round trip, until another TCP
@@ -51,7 +51,7 @@ pub struct Listener {
 struct Accepted {
     waiting: Mutex<Waiting>,
     /// Those of the process.
-    seats: Arc<Seats>,
+    handshakes: Arc<HandshakeLimit>,
     /// Why the last peer that knew the secret was refused.
     refused: Mutex<Option<String>>,
 }
@@ -68,7 +68,7 @@ struct Waiting {
 struct Guest {
     token: Token,
     link: Arc<Link>,
-    seat: Seat,
+    permit: HandshakePermit,
 }
 
 impl Listener {
@@ -91,13 +91,19 @@ impl Listener {
         let (redials, here) = redials.unzip();
         let redials = redials.zip(failover.map(|failover| failover.wait));
         let reactor = control.reactor()?;
-        let (waiting, refused, seats) = (Mutex::default(), Mutex::default(), Arc::clone(&control.seats));
-        let accepted = Arc::new(Accepted { waiting, seats, refused });
+        let (waiting, refused, handshakes) =
+            (Mutex::default(), Mutex::default(), Arc::clone(&control.handshakes));
+        let accepted = Arc::new(Accepted { waiting, handshakes, refused });
         let acceptor = Acceptor {
             named: handle.addrs().iter().map(Addr::ip).collect(),
             here,
             silence: options.silence,
-            ..Acceptor::new(socket, Some(Arc::clone(&accepted)), secret, options.timeout.min(STRANGER_LIMIT))
+            ..Acceptor::new(
+                socket,
+                Some(Arc::clone(&accepted)),
+                secret,
+                options.timeout.min(FIRST_FRAME_LIMIT),
+            )
         };
         let token = reactor.begin(|sockets| acceptor.listen(sockets))?.map_err(failed)?;
         Ok(Self { accepted, reactor, token, handle, redials })
@@ -131,8 +137,8 @@ impl Listener {
             next = take(false);
             driven?;
         }
-        let channel = |Guest { token, link, seat }| {
-            Channel::new(link, Arc::clone(&self.reactor), token, self.redials.clone()).on(seat)
+        let channel = |Guest { token, link, permit }| {
+            Channel::new(link, Arc::clone(&self.reactor), token, self.redials.clone()).on(permit)
         };
         Ok(next.map(channel))
     }
@@ -212,7 +218,7 @@ impl Acceptor {
     /// Makes the one of the listener for re-dials. The TCP connections have the limit of silence of
     /// those that they replace once they do.
     pub(super) fn of_redials(socket: ListenSocket, secret: Arc<Secret>) -> Self {
-        Self::new(socket, None, secret, STRANGER_LIMIT)
+        Self::new(socket, None, secret, FIRST_FRAME_LIMIT)
     }
 
     fn new(
@@ -287,7 +293,7 @@ impl Acceptor {
         let mut half_open = HalfOpen::new(me, (stream, addr), Arc::clone(&self.secret), first, until);
         // Read before anything is closed for it: a right first frame usually comes at once.
         let look = half_open.look();
-        if look == Look::Stranger {
+        if look == Look::Rejected {
             return None;
         }
         if look == Look::Partial {
@@ -362,7 +368,7 @@ impl Acceptor {
     /// Passes the channel, whose queue has WELCOME, to `try_accept`.
     pub(super) fn hand_over(&self, token: Token, link: &Arc<Link>) {
         let Some(accepted) = &self.accepted else { return };
-        let guest = Guest { token, link: Arc::clone(link), seat: accepted.seats.take() };
+        let guest = Guest { token, link: Arc::clone(link), permit: accepted.handshakes.take() };
         let mut waiting = accepted.waiting.lock();
         // A call takes one channel.
         if !std::mem::take(&mut waiting.wanted) {
@@ -390,6 +396,6 @@ impl Acceptor {
 impl Accepted {
     /// Returns how many channels may wait.
     fn limit(&self) -> usize {
-        self.seats.limit(WAITING_MAX)
+        self.handshakes.limit(WAITING_MAX)
     }
 }

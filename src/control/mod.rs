@@ -33,8 +33,8 @@ mod sockets;
 mod targets;
 mod wire;
 
-pub(crate) use bounds::Seat;
-pub use channel::{Channel, ChannelEvent, ChannelState, News};
+pub(crate) use bounds::HandshakePermit;
+pub use channel::{Channel, ChannelEvent, ChannelObserver, ChannelState};
 pub use interfaces::interfaces;
 pub(crate) use interfaces::{Interface, reachable};
 #[cfg(any(test, feature = "simulation"))]

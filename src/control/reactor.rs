@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use mio::{Events, Poll, Token, Waker};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::bounds::Seats;
+use super::bounds::HandshakeLimit;
 use super::interfaces::{Interface, Interfaces};
 use super::link::Call;
 use super::redial::SharedListener;
@@ -44,7 +44,7 @@ pub struct Control {
     pub(super) known: Arc<KnownAddresses>,
     pub(super) warned: Arc<Warned>,
     counts: Arc<dyn FrameCounts>,
-    pub(crate) seats: Arc<Seats>,
+    pub(crate) handshakes: Arc<HandshakeLimit>,
     /// The listener for re-dials.
     pub(super) redials: SharedListener,
 }
@@ -71,7 +71,7 @@ impl Control {
             known: Arc::default(),
             warned,
             counts,
-            seats: Seats::of_process(),
+            handshakes: HandshakeLimit::of_process(),
             redials: SharedListener::default(),
         }
     }
@@ -352,7 +352,7 @@ impl Drop for End<'_> {
         let serving = &mut locked.serving;
         self.0.dead.store(true, Ordering::Release);
         serving.sockets.fail_all();
-        let news = serving.sockets.take_news();
+        let news = serving.sockets.take_calls();
         drop(locked);
         // A second panic while the first one unwinds would abort the process.
         let _ = catch_unwind(AssertUnwindSafe(|| notify(news)));
@@ -360,7 +360,7 @@ impl Drop for End<'_> {
 }
 
 fn notify(news: Vec<Call>) {
-    news.into_iter().for_each(|(hook, event)| hook.on_news(event));
+    news.into_iter().for_each(|(hook, event)| hook.on_event(event));
 }
 
 /// Wakes the thread as the process ends, unless it is awake.
@@ -392,7 +392,7 @@ fn run(mut poll: Poll, shared: &Shared) {
                 let established = tokens.filter(|token| !matches!(*token, WAKER | HANDSHAKES));
                 established.for_each(|token: Token| serving.sockets.step(token));
                 let checked = serving.check(shared);
-                let news = serving.sockets.take_news();
+                let news = serving.sockets.take_calls();
                 drop(locked);
                 notify(news);
                 checked

@@ -164,7 +164,7 @@ impl Sockets {
         if link.take_forged() {
             self.counts.forged();
         }
-        link.take_news(&mut self.news);
+        link.take_calls(&mut self.news);
         match state {
             ChannelState::Open => Some(Entry::Link(link)),
             ChannelState::Broken => Redialer::start(link, token, self),
@@ -285,7 +285,7 @@ impl Sockets {
 
     /// Drops what is known of a connection that has ended, and notifies its owner.
     pub(super) fn ended(&mut self, channel: Token, link: &Link) {
-        link.take_news(&mut self.news);
+        link.take_calls(&mut self.news);
         let id = link.redial_terms().map(|terms| terms.id());
         if let Some(id) = id.filter(|id| self.redials.get(id) == Some(&channel)) {
             self.redials.remove(&id);
@@ -305,7 +305,7 @@ impl Sockets {
     }
 
     /// Returns the calls that notify the owners of channels, to be made without the lock.
-    pub(super) fn take_news(&mut self) -> Vec<Call> {
+    pub(super) fn take_calls(&mut self) -> Vec<Call> {
         std::mem::take(&mut self.news)
     }
 
@@ -360,7 +360,7 @@ impl Sockets {
         let held = self.entries.drain().filter_map(|(_, entry)| entry.link().cloned());
         for link in held.chain(self.in_hand.take()) {
             link.fail("the thread of the control connections has ended".into());
-            link.take_news(&mut self.news);
+            link.take_calls(&mut self.news);
         }
     }
 }

@@ -23,7 +23,7 @@ pub(crate) use gpu::Gpu;
 pub(crate) use mr_cache::{Memory, Registered, Registration};
 pub use net_device::Device;
 pub use nic::Nic;
-pub(crate) use pci::Place;
+pub(crate) use pci::PciLocation;
 pub(crate) use port_meter::{HwCounters, PortMeter, SCALE_ONE, Span};
 pub(crate) use registry::{Devices, Hold};
 pub(crate) use selection::INACTIVE;

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use super::gid::{self, Wanted};
 use super::gpu::Gpu;
 use super::mr_cache::Registrations;
-use super::pci::Place;
+use super::pci::PciLocation;
 use super::port_meter::{HwCounters, PortMeter};
 use super::selection::Trouble;
 use super::wires::Wire;
@@ -258,8 +258,8 @@ impl Nic {
     }
 
     /// Returns its place in the PCI tree; `None` for software devices.
-    pub(crate) fn place(&self) -> Option<Place> {
-        self.context().pci_path().map(Place::of)
+    pub(crate) fn place(&self) -> Option<PciLocation> {
+        self.context().pci_path().map(PciLocation::of)
     }
 
     /// Returns the index of the configured partition in the port's P_Key table, as the table is

@@ -33,7 +33,7 @@ impl Address {
 /// Where a PCI device is: devices under one root and at one NUMA node are equally far from a GPU,
 /// as far as sysfs shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct PciLocation {
     /// Path in sysfs.
     path: String,
     /// The host bridge, as in `pci0000:40`.
@@ -42,7 +42,7 @@ pub(crate) struct Place {
     numa_node: Option<u32>,
 }
 
-impl Place {
+impl PciLocation {
     /// Returns the place of the device with this path in sysfs.
     pub(crate) fn of(path: String) -> Self {
         let is_root = |part: &&str| part.strip_prefix("pci").is_some_and(|rest| rest.contains(':'));
@@ -72,7 +72,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for PciLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.path)?;
         self.numa_node.map_or(Ok(()), |node| write!(f, ", NUMA node {node}"))
@@ -189,7 +189,7 @@ mod tests {
             let path = sys.path().join(path);
             fs::create_dir_all(&path).unwrap();
             fs::write(path.join("numa_node"), node).unwrap();
-            Place::of(path.to_string_lossy().into_owned())
+            PciLocation::of(path.to_string_lossy().into_owned())
         };
         let a = place("devices/pci0000:40/0000:40:01.0/0000:42:00.0", "0\n");
         let (nodes, roots) = ("on NUMA nodes 0 and 1", "below the PCI roots pci0000:40 and pci0000:80");
@@ -207,7 +207,7 @@ mod tests {
             assert_eq!(b.away_from(&a).is_some(), away.is_some(), "{b}");
         }
         assert!(a.to_string().ends_with("/0000:42:00.0, NUMA node 0"));
-        assert_eq!(a.away_from(&Place::of("/nowhere".into())), None);
+        assert_eq!(a.away_from(&PciLocation::of("/nowhere".into())), None);
     }
 
     #[test]

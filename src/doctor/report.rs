@@ -123,7 +123,7 @@ fn ports(survey: &Result<Survey>, config: &Config, networks: &[Interface]) -> Ve
             state: view.state.as_ref().map(|port| state(port, view)),
             pci_path: view.pci_path.clone(),
             wire: view.wire,
-            numa: view.pci_path.clone().and_then(|path| device::Place::of(path).numa_node()),
+            numa: view.pci_path.clone().and_then(|path| device::PciLocation::of(path).numa_node()),
             gids: view.gids.iter().map(|(gid, verdict)| entry(gid, verdict, networks)).collect(),
             hw_counters: nic.map(|nic| nic.context().hw_counters(view.number).to_string_lossy().into_owned()),
             verbs: nic.and_then(|nic| verb_times(config, nic)),

@@ -1,7 +1,7 @@
 //! The frames of the control connection: a little-endian u32 length of the body, then the body,
 //! which is a type byte, a payload, and on an authenticated connection a tag.
 
-use super::hello::Beginning;
+use super::hello::VersionedClaim;
 use super::message::kind;
 use super::release::RELEASE_BYTES;
 use super::wire::{Codec, DecodeError, Layout, Reader, Writer, number};
@@ -100,7 +100,7 @@ impl HelloPrefix {
 /// versions.
 pub(crate) fn hello_of_version(claim: &Claim) -> Vec<u8> {
     let mut out = Writer::default();
-    Beginning.write(claim, out.u32((HELLO_PREFIX_BYTES - HEADER_BYTES) as u32).u8(kind::HELLO));
+    VersionedClaim.write(claim, out.u32((HELLO_PREFIX_BYTES - HEADER_BYTES) as u32).u8(kind::HELLO));
     out.bytes
 }
 

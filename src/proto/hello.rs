@@ -19,7 +19,7 @@ layout! {
     /// protocol from 10 on: ends of different versions can refuse each other by name.
     pub struct Hello {
         /// What the connector claims. `control` sets it. Zeros in an acceptor's HELLO.
-        pub claim: Claim = Beginning,
+        pub claim: Claim = VersionedClaim,
         /// Process ID, for logs.
         pub pid: u32 = "process id",
         /// Host name, for logs.
@@ -43,9 +43,9 @@ layout! {
 }
 
 /// The codec of a claim behind magic and version.
-pub(super) struct Beginning;
+pub(super) struct VersionedClaim;
 
-impl Codec<Claim> for Beginning {
+impl Codec<Claim> for VersionedClaim {
     fn write(&self, claim: &Claim, out: &mut Writer) {
         claim.write(out.bytes(&MAGIC).u16(PROTOCOL_VERSION));
     }

@@ -59,7 +59,7 @@ struct State {
 
 /// A part of a window that a caller names.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct WindowOffset<'a> {
     pub(super) window: &'a Arc<Window>,
     pub(super) offset: usize,
 }
@@ -70,9 +70,9 @@ pub(super) struct Put<'a> {
     pub(super) rank: usize,
     pub(super) size: usize,
     /// From where to where, if there is data.
-    pub(super) data: Option<(Place<'a>, Place<'a>)>,
+    pub(super) data: Option<(WindowOffset<'a>, WindowOffset<'a>)>,
     /// The word, and what to add to it.
-    pub(super) signal: Option<(Place<'a>, u64)>,
+    pub(super) signal: Option<(WindowOffset<'a>, u64)>,
 }
 
 impl Group {
@@ -120,7 +120,7 @@ impl Group {
 
     /// Begins a put, with a signal or without.
     pub(super) fn put(&self, put: Put<'_>) -> Result<&Tagged<Request>> {
-        let part = |place: Place<'_>| place.part(put.size);
+        let part = |place: WindowOffset<'_>| place.part(put.size);
         let data = put.data.filter(|_| put.size > 0);
         let from = data.map(|(from, _)| part(from)).transpose()?;
         let to = data.map(|(_, to)| to);
@@ -156,8 +156,8 @@ impl Group {
         &self,
         rank: usize,
         size: usize,
-        remote: Place<'_>,
-        here: Place<'_>,
+        remote: WindowOffset<'_>,
+        here: WindowOffset<'_>,
     ) -> Result<&Tagged<Request>> {
         let to = here.part(size)?;
         let own = (rank == self.terms.rank).then(|| remote.part(size)).transpose()?;
@@ -415,7 +415,7 @@ impl State {
     }
 }
 
-impl Place<'_> {
+impl WindowOffset<'_> {
     /// Returns `size` bytes from here on.
     fn part(&self, size: usize) -> Result<Part> {
         let buffer = self.window.part(self.offset as u64, size as u64)?;

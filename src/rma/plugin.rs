@@ -49,8 +49,8 @@ impl Contexts {
     }
 }
 
-fn place<'a>(place: Place<'a, Arc<Window>>) -> group::Place<'a> {
-    group::Place { window: place.mr, offset: place.offset }
+fn place<'a>(place: Place<'a, Arc<Window>>) -> group::WindowOffset<'a> {
+    group::WindowOffset { window: place.mr, offset: place.offset }
 }
 
 /// Returns a number that all ranks with these handles have.

@@ -89,19 +89,19 @@ impl Comm {
         let name = format!("the connection with {}", peer.name());
         let queues = rails.iter().map(Rail::queues).collect();
         let watch = process.events.watch(name, queues, stats.of_rails());
-        watch.set_failover(failover.is_enabled);
+        watch.set_failover(failover.mode.is_on());
         let dead = failover.dead.iter().map(|(rail, _)| *rail).collect();
         for (rail, why) in &failover.dead {
             stats.rail_missing(*rail, Some((Lack::Connect, why)));
             watch.dead_at_connect(*rail, why);
         }
         let notifier = Notifier::new(Arc::clone(&watch));
-        peer.on_news(Arc::<Notifier>::clone(&notifier));
+        peer.observe(Arc::<Notifier>::clone(&notifier));
         if peer.has_news() {
             watch.mark();
         }
         Self {
-            mailbox: Mailbox::of(&region).filter(|_| failover.is_enabled),
+            mailbox: Mailbox::of(&region).filter(|_| failover.mode.is_on()),
             stream: Stream::default(),
             mailed: 0,
             notifier,
@@ -116,7 +116,7 @@ impl Comm {
             stats,
             profiler: None,
             watch,
-            failures: RailFailures::new(failover.is_enabled, failover.wait, dead),
+            failures: RailFailures::new(failover.mode, dead),
             failback: Failback::new(&failover),
             fences: Vec::new(),
             pings: RailSet::EMPTY,

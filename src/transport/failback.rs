@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -16,6 +15,7 @@ use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
 use crate::proto::{Offer, RailSet};
 use crate::transport::comm::Comm;
+use crate::transport::failover::FailoverMode;
 use crate::transport::rail::Rail;
 use crate::transport::remote_memory::RemoteMemory;
 use crate::verbs::Region;
@@ -61,10 +61,7 @@ pub(crate) enum Goal {
 /// The failover settings of a comm, and what makes its rails again.
 #[derive(Debug)]
 pub(crate) struct Failover {
-    /// `MPIB_FAILOVER`, at both ends.
-    pub(crate) is_enabled: bool,
-    /// `MPIB_FAILOVER_WAIT`. Without failover: how long adapters retry.
-    pub(crate) wait: Duration,
+    pub(crate) mode: FailoverMode,
     pub(crate) maker: Arc<dyn RailMaker>,
     /// The rails that are dead from the beginning, and why.
     pub(crate) dead: Vec<(usize, String)>,

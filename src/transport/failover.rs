@@ -15,21 +15,26 @@ use crate::transport::send_queue::NotPosted;
 use crate::verbs::Region;
 use crate::worker::{End, Task, Urgency};
 
+/// What a failed rail costs a comm.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum FailoverMode {
+    /// The connection: `MPIB_FAILOVER` is off at an end. A rail with work requests in flight may be down
+    /// for the longest time that adapters retry.
+    Off { retries: Duration },
+    /// The rail alone. The comm may be without any for `MPIB_FAILOVER_WAIT`.
+    On { wait: Duration },
+}
+
 /// The rails of a comm that have failed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RailFailures {
-    /// Whether the comm goes on without a failed rail (`MPIB_FAILOVER`).
-    enabled: bool,
+    mode: FailoverMode,
     /// Rails that have failed and are not given up yet.
     new: RailSet,
     /// Rails that are given up.
     dead: RailSet,
     /// The first failure, for the case that no rail is left.
     first: Option<Error>,
-    /// How long the comm may be without a rail (`MPIB_FAILOVER_WAIT`). If it does not go on without a
-    /// failed rail: how long one with work requests in flight may be down, which is the longest time
-    /// that adapters retry.
-    wait: Duration,
     /// Since when it has none.
     none_since: Option<Instant>,
     /// By rail, as far as there were any.
@@ -48,15 +53,29 @@ struct Attempts {
     failed: Option<String>,
 }
 
+impl FailoverMode {
+    pub(crate) fn is_on(self) -> bool {
+        matches!(self, Self::On { .. })
+    }
+}
+
 impl RailFailures {
-    /// `wait`: how long the comm may be without a rail. It begins without the `dead` ones.
-    pub(crate) fn new(enabled: bool, wait: Duration, dead: RailSet) -> Self {
-        Self { enabled, wait, dead, ..Self::default() }
+    /// The comm begins without the `dead` rails.
+    pub(crate) fn new(mode: FailoverMode, dead: RailSet) -> Self {
+        Self {
+            mode,
+            new: RailSet::EMPTY,
+            dead,
+            first: None,
+            none_since: None,
+            attempts: Vec::new(),
+            episode: None,
+        }
     }
 
     /// Returns whether the comm goes on without a failed rail.
     pub(crate) fn is_enabled(&self) -> bool {
-        self.enabled
+        self.mode.is_on()
     }
 
     /// Returns the rails that have failed, given up or not. Their completions mean nothing more.
@@ -211,8 +230,10 @@ impl Comm {
             return Ok(());
         }
         let is_last = self.working().without(failed).is_empty();
-        let gives_up = is_last && self.failures.wait.is_zero();
-        let goes_on = self.failures.enabled && !gives_up;
+        let goes_on = match self.failures.mode {
+            FailoverMode::Off { .. } => false,
+            FailoverMode::On { wait } => !(is_last && wait.is_zero()),
+        };
         if let Error::Completion(c) = &mut *error
             && (!goes_on || wc_status(c.status).is_mistake)
         {
@@ -297,7 +318,9 @@ impl Comm {
         self.drop_attempt();
         if !self.has_rail() && self.failures.none_since.is_none() {
             self.failures.none_since = since.or_else(|| Some(Instant::now()));
-            self.watch.has_no_rail(self.failures.wait);
+            if let FailoverMode::On { wait } = self.failures.mode {
+                self.watch.has_no_rail(wait);
+            }
         }
     }
 
@@ -417,10 +440,8 @@ impl Comm {
 
     /// Returns an error if the comm has been without a rail for too long.
     pub(crate) fn check_rails(&self) -> Fast<()> {
-        match self.without_a_rail_since().map(|since| since.elapsed()) {
-            Some(outage) if outage >= self.failures.wait && self.failures.enabled => {
-                Err(self.no_rail(outage))
-            }
+        match (self.failures.mode, self.without_a_rail_since().map(|since| since.elapsed())) {
+            (FailoverMode::On { wait }, Some(outage)) if outage >= wait => Err(self.no_rail(outage, wait)),
             _ => Ok(()),
         }
     }
@@ -428,21 +449,19 @@ impl Comm {
     /// Returns an error if the comm does not go on without a failed rail, and the adapter of one that is
     /// down reports no error for its work requests.
     pub(crate) fn check_adapters(&self) -> Fast<()> {
-        if self.failures.enabled {
-            return Ok(());
-        }
+        let FailoverMode::Off { retries } = self.failures.mode else { return Ok(()) };
         let is_overdue = |rail: &usize| {
             let rail = &self.rails[*rail];
             let since = rail.nic.health().down_since().filter(|_| rail.in_flight() > 0);
-            since.is_some_and(|since| since.elapsed() >= self.failures.wait)
+            since.is_some_and(|since| since.elapsed() >= retries)
         };
-        self.living().iter().find(is_overdue).map_or(Ok(()), |rail| Err(self.reports_nothing(rail)))
+        self.living().iter().find(is_overdue).map_or(Ok(()), |rail| Err(self.reports_nothing(rail, retries)))
     }
 
     /// Returns the error of a rail whose port is down, and whose adapter keeps work requests. The
     /// kernel's rxe does while its network interface holds packets back.
     #[cold]
-    fn reports_nothing(&self, rail: usize) -> Box<Error> {
+    fn reports_nothing(&self, rail: usize, retries: Duration) -> Box<Error> {
         let nic = &self.rails[rail].nic;
         let why = nic.health().cause().map_or(String::new(), |cause| format!(": {}", cause.why));
         let what = format!(
@@ -450,15 +469,15 @@ impl Comm {
              longest time that its retries take (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT), and failover is off",
             nic.name(),
             self.peer.name(),
-            self.failures.wait.as_secs_f64()
+            retries.as_secs_f64()
         );
         Error::Event(what).into()
     }
 
     /// Returns the error of a comm without a rail, with the present state of each port.
     #[cold]
-    fn no_rail(&self, outage: Duration) -> Box<Error> {
-        let (peer, wait) = (self.peer.name(), self.failures.wait.as_secs());
+    fn no_rail(&self, outage: Duration, wait: Duration) -> Box<Error> {
+        let (peer, wait) = (self.peer.name(), wait.as_secs());
         let mut what = format!(
             "no rail of the connection with {peer} has worked for {:.1} s (MPIB_FAILOVER_WAIT={wait})",
             outage.as_secs_f64()
@@ -516,7 +535,7 @@ impl Comm {
     /// Returns an error unless the comm goes on without a failed rail, as the peer expects.
     #[cold]
     pub(crate) fn needs_failover(&self, message: &str) -> Fast<()> {
-        if self.failures.enabled {
+        if self.failures.is_enabled() {
             return Ok(());
         }
         let peer = self.peer.name();

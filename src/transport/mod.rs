@@ -3,7 +3,7 @@
 mod by_index;
 pub(crate) mod comm;
 pub(crate) mod failback;
-mod failover;
+pub(crate) mod failover;
 pub(crate) mod life;
 pub(crate) mod memory;
 pub(crate) mod messages;

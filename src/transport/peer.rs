@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::async_events::CommWatch;
-use crate::control::{Channel, ChannelEvent, ChannelState, News};
+use crate::control::{Channel, ChannelEvent, ChannelObserver, ChannelState};
 use crate::error::{Error, Result};
 use crate::proto::Message;
 use crate::transport::life::{Life, Signs, Turn};
@@ -116,9 +116,9 @@ impl Peer {
     }
 
     /// Calls `hook` on each event of the control connection. What happened before is not reported.
-    pub(crate) fn on_news(&self, hook: Arc<dyn News>) {
+    pub(crate) fn observe(&self, hook: Arc<dyn ChannelObserver>) {
         if let Some(channel) = &self.channel {
-            channel.on_news(hook);
+            channel.observe(hook);
         }
     }
 
@@ -274,8 +274,8 @@ impl Notifier {
     }
 }
 
-impl News for Notifier {
-    fn on_news(&self, event: ChannelEvent) {
+impl ChannelObserver for Notifier {
+    fn on_event(&self, event: ChannelEvent) {
         if event == ChannelEvent::Resumed {
             self.resumed.store(true, Ordering::Release);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::async_events::{Queues, Route};
+use crate::async_events::{Queues, RailPath};
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Result};
 use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
@@ -169,7 +169,7 @@ impl Rail {
     /// Returns what an asynchronous event may concern.
     pub(crate) fn queues(&self) -> Queues {
         Queues {
-            route: Route {
+            route: RailPath {
                 nic: Arc::clone(&self.nic),
                 local: (self.names.local_gid, self.names.gid_kind),
                 peer: self.names.remote_gid,

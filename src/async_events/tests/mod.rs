@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::state::EventState;
-use super::watch::{CommWatch, Queues, Route};
+use super::watch::{CommWatch, Queues, RailPath};
 use crate::config::Config;
 use crate::connect::tests::{ports, until};
 use crate::device::{Hold, Nic};
@@ -63,7 +63,7 @@ impl World {
     fn queues(&self, nic: usize, peer: u8, number: u32) -> Queues {
         let nic = Arc::clone(&self.nics[nic]);
         let gid = nic.now().unwrap().1[0];
-        let route = Route { nic, local: (gid.raw, gid.kind), peer: [peer; 16] };
+        let route = RailPath { nic, local: (gid.raw, gid.kind), peer: [peer; 16] };
         Queues {
             context: route.nic.context().id(),
             route,

@@ -95,7 +95,7 @@ pub(crate) struct PortHealth {
 struct Record {
     port: Port,
     /// Routes that failed while the port was active, by the peer's GID.
-    routes: HashMap<[u8; 16], Route>,
+    routes: HashMap<[u8; 16], RouteHealth>,
     /// What a connect has found: routes that do not work, and why the port does not reach itself.
     failed_at_connect: FailedRoutes,
     no_loopback: Option<(Instant, String)>,
@@ -118,7 +118,7 @@ struct Port {
 }
 
 #[derive(Debug, Default)]
-struct Route {
+struct RouteHealth {
     /// Present while the route is out of use, for one connection at least.
     cause: Option<Cause>,
     /// Whether the cause is the word of a peer alone.
@@ -236,7 +236,7 @@ impl PortHealth {
         last: bool,
     ) -> bool {
         let Record { port, routes, .. } = &*self.record.lock();
-        let is_held = |route: &Route| !route.hold.may_return(now) || !route.refused.may_return(now);
+        let is_held = |route: &RouteHealth| !route.hold.may_return(now) || !route.refused.may_return(now);
         matches!(port.state, PortState::Healthy | PortState::Probing)
             && since.is_none_or(|since| now.saturating_duration_since(since) >= REST)
             && (last || port.hold.may_return(now) && !routes.get(peer).is_some_and(is_held))
@@ -378,7 +378,7 @@ impl Record {
     }
 
     /// Returns the record of a route; `None` if there are too many.
-    fn route(&mut self, now: Instant, peer: [u8; 16]) -> Option<&mut Route> {
+    fn route(&mut self, now: Instant, peer: [u8; 16]) -> Option<&mut RouteHealth> {
         let routes = &mut self.routes;
         if routes.len() >= MAX_ROUTES {
             routes.retain(|_, route| !route.hold.is_forgotten(now) || !route.refused.is_forgotten(now));

@@ -204,14 +204,14 @@ fn unknown(completion: &Completion) -> Box<Error> {
 /// A rail that loses data is noticed by its sender. This is for a peer that breaks the protocol: it
 /// announces a part and never sends it.
 #[derive(Debug)]
-pub(super) struct Promises {
+pub(super) struct IncompleteTimer {
     limit: Duration,
     oldest: Option<Incomplete>,
     waited: Duration,
     last: Instant,
 }
 
-impl Promises {
+impl IncompleteTimer {
     /// The limit is `MPIB_PEER_TIMEOUT_MS`, and not less than the time in which adapters give up.
     pub(super) fn new(config: &Config) -> Self {
         let limit = config.peer_timeout.max(config.retry_time().longest);
@@ -231,15 +231,15 @@ impl Promises {
 impl RecvState {
     /// Returns an error if the peer has announced a part of a group and has not sent it for too
     /// long. Called at each pass of housekeeping.
-    pub(super) fn check_promises(&mut self) -> Fast<()> {
+    pub(super) fn check_incomplete(&mut self) -> Fast<()> {
         let found = self.oldest_incomplete();
-        if !self.promises.add(Instant::now(), found) {
+        if !self.incomplete.add(Instant::now(), found) {
             return Ok(());
         }
         // NCCL may have paused: the part may be in a queue that nobody has polled.
         self.poll()?;
         match self.oldest_incomplete() {
-            Some(still) if Some(still) == found => Err(self.broken_promise(still)),
+            Some(still) if Some(still) == found => Err(self.never_completed(still)),
             _ => Ok(()),
         }
     }
@@ -250,7 +250,7 @@ impl RecvState {
     }
 
     #[cold]
-    fn broken_promise(&self, Incomplete { seq, got, missing }: Incomplete) -> Box<Error> {
+    fn never_completed(&self, Incomplete { seq, got, missing }: Incomplete) -> Box<Error> {
         let named = |which: RailSet| {
             let name = |rail: usize| format!("rail {rail} ({})", self.comm.rails[rail].nic.name());
             which.iter().map(name).collect::<Vec<_>>().join(", ")
@@ -262,7 +262,7 @@ impl RecvState {
             seq.number(),
             named(got),
             named(missing),
-            self.promises.limit.as_secs_f64(),
+            self.incomplete.limit.as_secs_f64(),
         );
         Error::Protocol(what).into()
     }

@@ -30,7 +30,7 @@ use crate::transport::progress::{Progress, progress};
 use crate::transport::request::Cells;
 use crate::transport::{Settings, Unusual};
 
-use arrivals::Promises;
+use arrivals::IncompleteTimer;
 use cts_writer::CtsWriter;
 use flush::{FLUSHES, Flushes, LocalCopy, SINK_BYTES};
 #[cfg(any(test, feature = "simulation"))]
@@ -55,7 +55,7 @@ pub(crate) struct RecvState {
     flushes: Option<Flushes>,
     /// When a sender's completed data that has not arrived counts as lost, in an episode.
     patience: Option<Instant>,
-    promises: Promises,
+    incomplete: IncompleteTimer,
 }
 
 /// A request of a receiver.
@@ -82,7 +82,7 @@ impl RecvState {
             memory,
             flushes,
             patience: None,
-            promises: Promises::new(config),
+            incomplete: IncompleteTimer::new(config),
             comm,
         }
     }

@@ -136,7 +136,7 @@ impl RecvState {
     /// Handles news, or polls if nothing has changed for a while.
     pub(super) fn poll_idle(&mut self) -> Fast<()> {
         if !self.comm.has_failed() {
-            let kept = self.check_promises().and_then(|()| self.comm.look_for_life());
+            let kept = self.check_incomplete().and_then(|()| self.comm.look_for_life());
             self.comm.fail_on_error(kept)?;
         }
         if self.comm.has_old_news() || self.is_return_due() {

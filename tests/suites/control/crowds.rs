@@ -196,7 +196,7 @@ fn holders_of_many_secrets_keep_nobody_out() {
         let sum: usize = counts.iter().sum();
         assert!((64..=64 + 2 * listeners.len()).contains(&sum), "{counts:?}");
         assert!(counts.iter().all(|count| *count >= 2), "{counts:?}");
-        // They still hold their seats.
+        // They still hold their permits.
         for listener in &listeners {
             peer_gets_in(listener);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::simulation::control::{Channel, ChannelEvent, ChannelState, News};
+use nccl_net_mpib::simulation::control::{Channel, ChannelEvent, ChannelObserver, ChannelState};
 use nccl_net_mpib::simulation::proto::Message;
 use nccl_net_versions::{Level, Logger};
 
@@ -14,8 +14,8 @@ use super::util::{a_real_peer_gets_in, accept, connect, listen, recv};
 #[derive(Debug)]
 struct Bug;
 
-impl News for Bug {
-    fn on_news(&self, _: ChannelEvent) {
+impl ChannelObserver for Bug {
+    fn on_event(&self, _: ChannelEvent) {
         panic!("a seeded bug");
     }
 }
@@ -44,7 +44,7 @@ fn a_panic_fails_every_connection_and_the_next_ones_work() {
             }
         }));
         let (first, other) = (established(), established());
-        first.0.on_news(Arc::new(Bug));
+        first.0.observe(Arc::new(Bug));
         first.1.send(&Message::Ready).unwrap();
         for end in [&first.0, &first.1, &other.0, &other.1] {
             until("the end", || (end.state() != ChannelState::Open).then_some(()));

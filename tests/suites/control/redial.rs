@@ -8,7 +8,7 @@ use mpib_tests::process::Role;
 use mpib_tests::proxy::{Proxy, Side, reset_sockets};
 use mpib_tests::{here, isolated, isolated_with};
 use nccl_net_mpib::simulation::control::{
-    Channel, ChannelEvent, ChannelState, Failover, Listener, News, Options, Tolerance,
+    Channel, ChannelEvent, ChannelObserver, ChannelState, Failover, Listener, Options, Tolerance,
 };
 use nccl_net_mpib::simulation::proto::{Handle, Message};
 
@@ -52,8 +52,8 @@ fn pair_of(listener: &Listener, tolerance: impl Into<Tolerance>) -> (Channel, Ch
 #[derive(Debug, Default)]
 struct Events(Mutex<Vec<ChannelEvent>>, Condvar);
 
-impl News for Events {
-    fn on_news(&self, event: ChannelEvent) {
+impl ChannelObserver for Events {
+    fn on_event(&self, event: ChannelEvent) {
         self.0.lock().unwrap().push(event);
         self.1.notify_all();
     }
@@ -62,7 +62,7 @@ impl News for Events {
 impl Events {
     fn of(channel: &Channel) -> Arc<Self> {
         let events = Arc::<Self>::default();
-        channel.on_news(Arc::<Self>::clone(&events));
+        channel.observe(Arc::<Self>::clone(&events));
         events
     }
 

@@ -23,7 +23,7 @@ mod proto {
     pub(crate) use nccl_net_mpib::simulation::proto::{GidKind, MAX_RECVS};
 }
 
-mod attention;
+mod comm_flags;
 mod failover;
 mod mailbox;
 mod port_life;

@@ -4,7 +4,7 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// Whether a call on a comm must look closer, and the rails to give up.
 #[derive(Debug)]
-pub(crate) struct Attention {
+pub(crate) struct CommFlags {
     /// 1 if a look is due.
     marked: AtomicU32,
     /// The mask of the rails that the comm does not know of yet.
@@ -13,7 +13,7 @@ pub(crate) struct Attention {
     late: AtomicU32,
 }
 
-impl Attention {
+impl CommFlags {
     pub(crate) fn new() -> Self {
         Self { marked: AtomicU32::new(0), condemned: AtomicU32::new(0), late: AtomicU32::new(0) }
     }
