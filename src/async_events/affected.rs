@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::async_events::watch::CommWatch;
+use crate::proto::RailSet;
 use crate::stats::Reason;
 
 /// The connections that a fault affects.
@@ -16,8 +17,8 @@ pub(super) struct Affected {
 
 impl Affected {
     /// Condemns rails of a comm, and counts the comm if it was using one of them.
-    pub(super) fn condemn(&mut self, comm: &CommWatch, rails: u8, reason: Reason, why: &str) {
-        if comm.condemn(rails, reason, why) != 0 {
+    pub(super) fn condemn(&mut self, comm: &CommWatch, which: RailSet, reason: Reason, why: &str) {
+        if !comm.condemn(which, reason, why).is_empty() {
             self.count(comm);
         }
     }
@@ -25,7 +26,7 @@ impl Affected {
     /// Counts a comm that has lost a rail.
     pub(super) fn count(&mut self, comm: &CommWatch) {
         match comm.rails_in_use(|_| true) {
-            0 => self.waiting += 1,
+            RailSet::EMPTY => self.waiting += 1,
             _ => self.carrying_on += 1,
         }
     }

@@ -11,7 +11,7 @@ use crate::device::Nic;
 use crate::error::Result;
 use crate::failover::{Cause, Change, Happening, Moment, PortHealth, PortState};
 use crate::housekeeping::{Job, JobId, TICK};
-use crate::proto::rails;
+use crate::proto::RailSet;
 use crate::route::gid_addr;
 use crate::stats::Reason;
 use crate::verbs::{About, AsyncEvent, Context};
@@ -171,8 +171,8 @@ impl EventState {
         for comm in self.comms().iter().filter(|comm| comm.has_failover()) {
             let on_port = |route: &RailPath| route.is_on(nic);
             let lost = comm.rails_in_use(on_port);
-            if lost == 0 {
-                if known == Known::ByRails && comm.rails_given_up(on_port) != 0 {
+            if lost.is_empty() {
+                if known == Known::ByRails && !comm.rails_given_up(on_port).is_empty() {
                     affected.count(comm);
                 }
                 continue;
@@ -234,7 +234,7 @@ impl EventState {
         }
         let fits = |route: &RailPath| route.is_on(nic);
         if health.state() == PortState::Probing
-            && self.comms().iter().all(|comm| comm.rails_given_up(fits) == 0)
+            && self.comms().iter().all(|comm| comm.rails_given_up(fits).is_empty())
         {
             self.changed(nic, now, Happening::Restored);
         }
@@ -319,13 +319,13 @@ impl Owner for EventState {
         self.housekeeping.start(comm);
     }
 
-    fn rails_failed(&self, comm: &CommWatch, mask: u8, failure: Failure) {
-        let mut routes: Vec<RailPath> = rails(mask).filter_map(|rail| comm.route(rail)).collect();
+    fn rails_failed(&self, comm: &CommWatch, which: RailSet, failure: Failure) {
+        let mut routes: Vec<RailPath> = which.iter().filter_map(|rail| comm.route(rail)).collect();
         routes.dedup_by(|a, b| a.is_same(b));
         // With all their stripes.
-        let mask = routes.iter().fold(mask, |all, failed| all | comm.rails_in_use(|r| r.is_same(failed)));
+        let which = routes.iter().fold(which, |all, failed| all | comm.rails_in_use(|r| r.is_same(failed)));
         let (mut affected, at) = (Affected::default(), Moment::now());
-        affected.condemn(comm, mask, failure.reason, &failure.why);
+        affected.condemn(comm, which, failure.reason, &failure.why);
         for route in routes {
             let nic = Arc::clone(&route.nic);
             let (state, failure, affected) = (self.this.clone(), failure.clone(), affected.clone());

@@ -13,7 +13,7 @@ use crate::device::{HwCounters, Nic};
 use crate::error::Result;
 use crate::failover::PortState;
 use crate::housekeeping::{Job, LINGER, TICK};
-use crate::proto;
+use crate::proto::RailSet;
 use crate::stats::Reason;
 use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, Moment, RailProgress, Sample, Shared};
 
@@ -105,7 +105,7 @@ impl Memory {
             }
             self.note_backlog(&rail.nic, progress[rail.index].backlog(speed(&rail.nic)));
         }
-        let (mut stalled, mut late, mut is_silent) = (Vec::new(), 0, false);
+        let (mut stalled, mut late, mut is_silent) = (Vec::new(), RailSet::EMPTY, false);
         // Most work requests of a receiver are not signalled: they complete with its ping.
         let signalled = comm.is_signalled();
         for rail in &rails {
@@ -120,13 +120,13 @@ impl Memory {
                 }
             }
             if of_rail.is_ping_due(now, limit, signalled) {
-                late |= 1 << rail.index;
+                late.insert(rail.index);
             }
         }
-        proto::rails(late).for_each(|rail| progress[rail].ping(now, signalled));
+        late.iter().for_each(|rail| progress[rail].ping(now, signalled));
         // A report takes other locks.
         drop(guard);
-        if late != 0 {
+        if !late.is_empty() {
             comm.request_ping(late);
         } else if is_silent {
             // The next call polls all queues, and time counts.

@@ -13,6 +13,7 @@ use crate::async_events::watch::{CommWatch, Owner, Queues};
 use crate::config::Config;
 use crate::device::{Nic, SCALE_ONE};
 use crate::housekeeping::{Housekeeping, JobId};
+use crate::proto::RailSet;
 use crate::split::Followers;
 use crate::stats::{RailCounters, Reason, Stats};
 use crate::verbs::{About, AsyncEvent, Context};
@@ -268,10 +269,10 @@ impl EventState {
     }
 
     /// Returns the comms that use the subject of an event, with their rails that do.
-    fn concerned(&self, context: &Context, event: &AsyncEvent) -> Vec<(Arc<CommWatch>, u8)> {
+    fn concerned(&self, context: &Context, event: &AsyncEvent) -> Vec<(Arc<CommWatch>, RailSet)> {
         let rails = |comm: &CommWatch| comm.rails_with(|queues| queues.includes(context.id(), event.about));
         let all = self.comms().into_iter().map(|comm| (rails(&comm), comm));
-        all.filter(|(rails, _)| *rails != 0).map(|(rails, comm)| (comm, rails)).collect()
+        all.filter(|(rails, _)| !rails.is_empty()).map(|(rails, comm)| (comm, rails)).collect()
     }
 }
 
@@ -292,7 +293,7 @@ impl Line {
 }
 
 /// Names the first comms, and counts the others.
-fn names(comms: &[(Arc<CommWatch>, u8)]) -> String {
+fn names(comms: &[(Arc<CommWatch>, RailSet)]) -> String {
     let names: Vec<_> = comms.iter().take(NAMED).map(|(comm, _)| comm.name()).collect();
     let more = comms.len() - names.len();
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };

@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use crate::async_events::comm_flags::CommFlags;
 use crate::device::Nic;
 use crate::housekeeping::JobId;
-use crate::proto::{GidKind, rails};
+use crate::proto::GidKind;
+use crate::proto::RailSet;
 use crate::stats::{RailCounters, Reason};
 use crate::verbs::About;
 use crate::watchdog::{Posted, RailProgress, Watch};
@@ -68,7 +69,7 @@ pub(super) trait Owner: fmt::Debug + Send + Sync {
     fn start(&self, comm: JobId);
     /// Rails of a comm have failed: condemns them, and then, on a thread, all other rails that the
     /// cause concerns.
-    fn rails_failed(&self, comm: &CommWatch, mask: u8, failure: Failure);
+    fn rails_failed(&self, comm: &CommWatch, which: RailSet, failure: Failure);
     /// A comm has no rail left, and waits so long for one.
     fn has_no_rail(&self, comm: &CommWatch, wait: Duration);
     /// An episode has ended that began with the failure of a rail over a route.
@@ -218,30 +219,30 @@ impl CommWatch {
         self.failover.load(Ordering::Relaxed)
     }
 
-    /// Gives rails up, by mask, and makes the next call on the comm find that, or housekeeping if
+    /// Gives rails up, and makes the next call on the comm find that, or housekeeping if
     /// NCCL does not call. The first cause of each rail stays until the rail is made again, and
     /// a rail that is given up already is not given up again. Returns the rails that are new.
-    pub(crate) fn condemn(&self, mask: u8, reason: Reason, why: &str) -> u8 {
-        let mut new = 0;
+    pub(crate) fn condemn(&self, which: RailSet, reason: Reason, why: &str) -> RailSet {
+        let mut new = RailSet::EMPTY;
         let mut all = self.rails.lock();
-        for rail in rails(mask) {
+        for rail in which.iter() {
             if let Some(watched) = all.get_mut(rail).filter(|watched| watched.cause.is_none()) {
                 watched.cause = Some((why.to_owned(), Instant::now()));
                 watched.reason = reason;
-                new |= 1 << rail;
+                new.insert(rail);
             }
         }
-        if new != 0 {
-            self.flags.condemn(new);
+        if !new.is_empty() {
+            self.flags.condemn(new.bits());
             drop(all);
             self.notify();
         }
         new
     }
 
-    /// Returns the mask of the rails that were condemned since the last call.
-    pub(crate) fn take_condemned(&self) -> u8 {
-        self.flags.take_condemned()
+    /// Returns the rails that were condemned since the last call.
+    pub(crate) fn take_condemned(&self) -> RailSet {
+        RailSet::from_bits(self.flags.take_condemned())
     }
 
     /// Counts a poll of all completion queues, whose completions the counters show. One thread at a
@@ -263,14 +264,14 @@ impl CommWatch {
 
     /// Requests [pings](crate::transport::life): these rails are late, and the other ones have done
     /// nothing that shows whether the peer can be reached.
-    pub(super) fn request_ping(&self, late: u8) {
-        self.flags.add_late(late);
+    pub(super) fn request_ping(&self, late: RailSet) {
+        self.flags.add_late(late.bits());
         self.notify();
     }
 
-    /// Returns the mask of the rails that were late since the last call.
-    pub(crate) fn take_late(&self) -> u8 {
-        self.flags.take_late()
+    /// Returns the rails that were late since the last call.
+    pub(crate) fn take_late(&self) -> RailSet {
+        RailSet::from_bits(self.flags.take_late())
     }
 
     /// Returns why a rail was given up; `None` while it is in use.
@@ -320,21 +321,21 @@ impl CommWatch {
     /// of the process over the route are. One warning is logged for the port or the route.
     #[cold]
     pub(crate) fn rail_failed(&self, rail: usize, reason: Reason, why: &str) {
-        self.rails_failed(1 << rail, Failure { reason, why: why.to_owned(), is_alone: false });
+        self.rails_failed(RailSet::of(rail), Failure { reason, why: why.to_owned(), is_alone: false });
     }
 
     /// Reports that rails have failed for a reason that may concern this comm alone: the peer has
     /// given them up, and may lie, or it may have ended. They are condemned at once. If a port of theirs
     /// cannot be used, all rails of the process on it are.
     #[cold]
-    pub(crate) fn rails_failed_alone(&self, mask: u8, reason: Reason, why: &str) {
-        self.rails_failed(mask, Failure { reason, why: why.to_owned(), is_alone: true });
+    pub(crate) fn rails_failed_alone(&self, which: RailSet, reason: Reason, why: &str) {
+        self.rails_failed(which, Failure { reason, why: why.to_owned(), is_alone: true });
     }
 
-    fn rails_failed(&self, mask: u8, failure: Failure) {
+    fn rails_failed(&self, which: RailSet, failure: Failure) {
         match self.owner.upgrade() {
-            Some(owner) => owner.rails_failed(self, mask, failure),
-            None => drop(self.condemn(mask, failure.reason, &failure.why)),
+            Some(owner) => owner.rails_failed(self, which, failure),
+            None => drop(self.condemn(which, failure.reason, &failure.why)),
         }
     }
 
@@ -354,7 +355,7 @@ impl CommWatch {
         (watched.queues, watched.reason) = (None, Reason::Peer);
         watched.cause = Some((why.to_owned(), Instant::now()));
         drop(all);
-        self.rails_failed_alone(1 << rail, Reason::Peer, why);
+        self.rails_failed_alone(RailSet::of(rail), Reason::Peer, why);
     }
 
     /// Returns whether a rail that was given up may be made again now.
@@ -382,10 +383,10 @@ impl CommWatch {
 
     /// Reports that these rails, which join the same two ports, could not be made again: at this end,
     /// or because the peer has `refused`.
-    pub(crate) fn attempt_failed(&self, which: u8, refused: bool) {
+    pub(crate) fn attempt_failed(&self, which: RailSet, refused: bool) {
         let now = Instant::now();
         let mut all = self.rails.lock();
-        for (i, rail) in rails(which).enumerate() {
+        for (i, rail) in which.iter().enumerate() {
             let Some(WatchedRail { route, cause, .. }) = all.get_mut(rail) else { continue };
             cause.iter_mut().for_each(|(_, since)| *since = now);
             match (i, refused) {
@@ -397,9 +398,9 @@ impl CommWatch {
     }
 
     /// Reports that the peer can use its ports of these rails again.
-    pub(crate) fn peer_returned(&self, which: u8) {
+    pub(crate) fn peer_returned(&self, which: RailSet) {
         let all = self.rails.lock();
-        for WatchedRail { route, .. } in rails(which).filter_map(|rail| all.get(rail)) {
+        for WatchedRail { route, .. } in which.iter().filter_map(|rail| all.get(rail)) {
             route.nic.health().peer_returned(&route.peer);
         }
     }
@@ -434,7 +435,7 @@ impl CommWatch {
     /// Returns whether the comm goes on with a context after the context's adapter has failed: it
     /// gives no rail up, and no event has ended it.
     pub(super) fn stays_on(&self, context: usize) -> bool {
-        let uses = || self.rails_with(|queues| queues.context == context) != 0;
+        let uses = || !self.rails_with(|queues| queues.context == context).is_empty();
         !self.has_failover() && self.ended.get().is_none() && uses()
     }
 
@@ -445,19 +446,19 @@ impl CommWatch {
         self.mark();
     }
 
-    /// Returns the mask of the rails whose queues `fits` accepts.
-    pub(super) fn rails_with(&self, fits: impl Fn(&Queues) -> bool) -> u8 {
-        self.mask(|rail| rail.queues.as_ref().is_some_and(&fits))
+    /// Returns the rails whose queues `fits` accepts.
+    pub(super) fn rails_with(&self, fits: impl Fn(&Queues) -> bool) -> RailSet {
+        self.rails_that(|rail| rail.queues.as_ref().is_some_and(&fits))
     }
 
-    /// Returns the mask of the rails in use whose route `fits` accepts.
-    pub(super) fn rails_in_use(&self, fits: impl Fn(&RailPath) -> bool) -> u8 {
-        self.mask(|rail| rail.cause.is_none() && fits(&rail.route))
+    /// Returns the rails in use whose route `fits` accepts.
+    pub(super) fn rails_in_use(&self, fits: impl Fn(&RailPath) -> bool) -> RailSet {
+        self.rails_that(|rail| rail.cause.is_none() && fits(&rail.route))
     }
 
-    /// Returns the mask of the rails that were given up and whose route `fits` accepts.
-    pub(super) fn rails_given_up(&self, fits: impl Fn(&RailPath) -> bool) -> u8 {
-        self.mask(|rail| rail.cause.is_some() && fits(&rail.route))
+    /// Returns the rails that were given up and whose route `fits` accepts.
+    pub(super) fn rails_given_up(&self, fits: impl Fn(&RailPath) -> bool) -> RailSet {
+        self.rails_that(|rail| rail.cause.is_some() && fits(&rail.route))
     }
 
     /// Returns the routes of all rails.
@@ -485,9 +486,9 @@ impl CommWatch {
         counts.collect()
     }
 
-    fn mask(&self, fits: impl Fn(&WatchedRail) -> bool) -> u8 {
+    fn rails_that(&self, fits: impl Fn(&WatchedRail) -> bool) -> RailSet {
         let all = self.rails.lock();
-        all.iter().enumerate().filter(|(_, rail)| fits(rail)).fold(0, |mask, (i, _)| mask | 1 << i)
+        all.iter().enumerate().filter(|(_, rail)| fits(rail)).map(|(rail, _)| rail).collect()
     }
 
     fn wake(&self) {

@@ -158,7 +158,7 @@ impl Comm {
         tracing::debug!(target: "net", "rails {which} of {} stay dead: {why}", self.peer.name());
         self.drop_attempt();
         self.failures.attempt_failed(which, why);
-        self.watch.attempt_failed(which.bits(), refused);
+        self.watch.attempt_failed(which, refused);
     }
 
     /// Begins an attempt for rails that join the same two ports.

@@ -270,14 +270,14 @@ impl Comm {
     /// failure shows nothing of the route: the peer's process may have ended.
     fn report_failure(&self, failed: RailSet, why: &str) {
         if self.peer.is_broken() {
-            return self.watch.rails_failed_alone(failed.bits(), Reason::Completion, why);
+            return self.watch.rails_failed_alone(failed, Reason::Completion, why);
         }
         self.first_stripes(failed).for_each(|rail| self.watch.rail_failed(rail, Reason::Completion, why));
     }
 
     /// Returns the rails that are to be given up since the last call.
     pub(crate) fn take_failed(&mut self) -> RailSet {
-        std::mem::take(&mut self.failures.new) | RailSet::from_bits(self.watch.take_condemned())
+        std::mem::take(&mut self.failures.new) | self.watch.take_condemned()
     }
 
     /// Reports the rails that the peer has given up, and this end has not.
@@ -289,7 +289,7 @@ impl Comm {
     pub(crate) fn failed_at_the_peer(&mut self, which: RailSet, why: &str) {
         let new = self.with_stripes(which.without(self.failures.noticed()));
         if !new.is_empty() {
-            self.watch.rails_failed_alone(new.bits(), Reason::Peer, why);
+            self.watch.rails_failed_alone(new, Reason::Peer, why);
         }
     }
 

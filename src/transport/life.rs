@@ -175,7 +175,7 @@ impl Life {
 impl Comm {
     /// Pings rails if the watchdog has found late ones since the last call.
     pub(crate) fn ping_if_late(&mut self, which: Pinged) -> Fast<()> {
-        match (RailSet::from_bits(self.watch.take_late()), which) {
+        match (self.watch.take_late(), which) {
             (RailSet::EMPTY, _) => Ok(()),
             (_, Pinged::All) => self.ping(RailSet::ALL),
             (late, Pinged::Others) => self.ping(RailSet::ALL.without(late)),

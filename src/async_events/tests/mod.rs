@@ -18,6 +18,7 @@ use crate::housekeeping::tests::{Count, add};
 use crate::housekeeping::{Housekeeping, TICK};
 use crate::process::Process;
 use crate::proto::GidKind;
+use crate::proto::RailSet;
 use crate::stats::{Counters, Reason};
 use crate::verbs::{About, AsyncEvent};
 use crate::worker::{Steps, THREADS, Urgency};
@@ -86,7 +87,7 @@ impl World {
 fn await_condemned<const N: usize>(comms: [&CommWatch; N], expected: [u8; N]) {
     let mut all = [0; N];
     until(|| {
-        all.iter_mut().zip(comms).for_each(|(all, comm)| *all |= comm.take_condemned());
+        all.iter_mut().zip(comms).for_each(|(all, comm)| *all |= comm.take_condemned().bits());
         (all == expected).then_some(())
     });
 }
@@ -96,19 +97,27 @@ fn a_condemned_rail_marks_the_comm_once_until_it_is_rebuilt() {
     let world = World::new();
     let comm = world.comm(10, &[(0, 1), (1, 1)], None);
     assert!(!comm.is_marked());
-    assert_eq!(comm.condemn(0b101, Reason::Stall, "first"), 0b001, "it has two rails");
-    assert_eq!((comm.is_marked(), comm.take_condemned(), comm.take_condemned()), (true, 1, 0));
+    assert_eq!(
+        comm.condemn(RailSet::from_bits(0b101), Reason::Stall, "first").bits(),
+        0b001,
+        "it has two rails"
+    );
+    assert_eq!((comm.is_marked(), comm.take_condemned().bits(), comm.take_condemned().bits()), (true, 1, 0));
     comm.unmark();
-    assert_eq!((comm.condemn(1, Reason::Stall, "second"), comm.is_marked()), (0, false), "given up already");
+    assert_eq!(
+        (comm.condemn(RailSet::from_bits(1), Reason::Stall, "second").bits(), comm.is_marked()),
+        (0, false),
+        "given up already"
+    );
     assert_eq!((comm.cause(0).as_deref(), comm.cause(1), comm.cause(9)), (Some("first"), None, None));
     comm.set_rail(0, None);
-    assert_eq!(comm.condemn(0b11, Reason::Stall, "third"), 0b10);
+    assert_eq!(comm.condemn(RailSet::from_bits(0b11), Reason::Stall, "third").bits(), 0b10);
     comm.set_rail(0, Some(world.queues(0, 1, 20)));
-    assert_eq!((comm.cause(0), comm.take_condemned()), (None, 0b10));
-    assert_eq!(comm.condemn(1, Reason::Stall, "fourth"), 1);
+    assert_eq!((comm.cause(0), comm.take_condemned().bits()), (None, 0b10));
+    assert_eq!(comm.condemn(RailSet::from_bits(1), Reason::Stall, "fourth").bits(), 1);
     // The earlier life's condemnation is not of the next life.
     comm.set_rail(0, Some(world.queues(0, 1, 21)));
-    assert_eq!(comm.take_condemned(), 0);
+    assert_eq!(comm.take_condemned().bits(), 0);
 }
 
 #[test]
@@ -138,9 +147,9 @@ fn a_failed_queue_costs_its_rail_alone() {
             (world.comm(10, &[(0, 1), (1, 1)], None), world.comm(20, &[(0, 1), (1, 1)], None));
         // Numbers are those of an adapter.
         world.event(0, kind, about);
-        assert_eq!(comm.take_condemned(), 0);
+        assert_eq!(comm.take_condemned().bits(), 0);
         world.event(1, kind, about);
-        assert_eq!((comm.take_condemned(), other.take_condemned()), (0b10, 0), "{kind}");
+        assert_eq!((comm.take_condemned().bits(), other.take_condemned().bits()), (0b10, 0), "{kind}");
         assert!(comm.is_marked() && !other.is_marked());
         comm.unmark();
         assert!(!comm.is_marked(), "not ended");
@@ -167,7 +176,7 @@ fn a_comm_without_failover_ends() {
     let plain = world.comm(20, &[(0, 1), (1, 1)], None);
     plain.set_failover(false);
     world.event(0, QP_FATAL, About::Qp(20));
-    assert_eq!(plain.take_condemned(), 0);
+    assert_eq!(plain.take_condemned().bits(), 0);
     plain.unmark();
     assert!(plain.is_marked(), "ended");
 }
@@ -178,7 +187,7 @@ fn a_failed_adapter_costs_all_rails_on_it_until_it_is_opened_again() {
     let world = World::new();
     let (comm, other) = (world.comm(10, &[(0, 1), (1, 1)], None), world.comm(20, &[(1, 2)], None));
     world.event(0, DEVICE_FATAL, About::Device);
-    assert_eq!((comm.take_condemned(), other.take_condemned()), (0b01, 0));
+    assert_eq!((comm.take_condemned().bits(), other.take_condemned().bits()), (0b01, 0));
     assert!(comm.cause(0).unwrap().contains("the adapter failed, or was removed"));
     world.port_event(0, PORT_ACTIVE);
     let states = world.nics.each_ref().map(|nic| nic.health().state());
@@ -201,9 +210,9 @@ fn a_link_that_goes_down_costs_rails_when_one_of_them_stalls() {
     comms[0].rail_failed(0, Reason::Completion, "no progress");
     await_condemned([&comms[0], &comms[1]], [0b01, 0b01]);
     assert_eq!(world.nics[0].health().state(), PortState::Down);
-    assert_eq!(late.take_condemned(), 0, "its queue pairs may outlive the outage");
+    assert_eq!(late.take_condemned().bits(), 0, "its queue pairs may outlive the outage");
     late.rail_failed(0, Reason::Completion, "no progress");
-    assert_eq!(late.take_condemned(), 0b01, "and have not");
+    assert_eq!(late.take_condemned().bits(), 0b01, "and have not");
     assert!(comms[1].cause(0).unwrap().contains("the link went down (IBV_EVENT_PORT_ERR)"));
     // Back: the hold-down begins when the port can be reached.
     world.port_event(0, PORT_ACTIVE);
@@ -226,7 +235,7 @@ fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
     plain.set_failover(false);
     failed.rail_failed(0, Reason::Completion, "retries exceeded");
     await_condemned([&failed, &same], [0b01, 0b10]);
-    assert_eq!([&other, &plain].map(|comm| comm.take_condemned()), [0, 0]);
+    assert_eq!([&other, &plain].map(|comm| comm.take_condemned().bits()), [0, 0]);
     assert_eq!(same.cause(1).as_deref(), Some("retries exceeded"));
     assert_eq!(world.nics[0].health().state(), PortState::Healthy);
     assert!(!failed.may_return(0) && other.may_return(0));
@@ -234,7 +243,7 @@ fn a_failed_rail_of_an_active_port_costs_the_rails_to_the_same_peer() {
     let new = world.comm(50, &[(0, 1)], None);
     // The rail rests a while, also if its route works.
     until(|| failed.may_return(0).then_some(()));
-    assert_eq!(new.take_condemned(), 0);
+    assert_eq!(new.take_condemned().bits(), 0);
 }
 
 //= rail-life.md: the word of a peer costs no other connection a rail
@@ -243,11 +252,11 @@ fn a_peer_that_gives_rails_up_costs_its_own_connection_alone() {
     let world = World::new();
     let rails = [(0, 1), (1, 1)];
     let [reported, other, late] = [10, 20, 30].map(|first| world.comm(first, &rails, None));
-    reported.rails_failed_alone(0b01, Reason::Peer, "the peer has given it up");
-    assert_eq!([&reported, &other].map(|comm| comm.take_condemned()), [0b01, 0]);
+    reported.rails_failed_alone(RailSet::from_bits(0b01), Reason::Peer, "the peer has given it up");
+    assert_eq!([&reported, &other].map(|comm| comm.take_condemned().bits()), [0b01, 0]);
     assert_eq!(reported.cause(0).as_deref(), Some("the peer has given it up"));
     // The hold-down of the route does not begin: the others return when they would.
-    late.condemn(0b01, Reason::Completion, "its queue failed");
+    late.condemn(RailSet::from_bits(0b01), Reason::Completion, "its queue failed");
     until(|| late.may_return(0).then_some(()));
     // This end's own sign concerns all that are left.
     late.set_rail(0, Some(world.queues(0, 1, 40)));
@@ -264,7 +273,7 @@ fn the_word_of_a_peer_confirms_that_a_link_is_down() {
     let [reported, other] = [10, 20].map(|first| world.comm(first, &[(0, 1), (1, 1)], None));
     world.port_event(0, PORT_ERR);
     assert_eq!(world.nics[0].health().state(), PortState::Suspect);
-    reported.rails_failed_alone(0b01, Reason::Peer, "the peer has given it up");
+    reported.rails_failed_alone(RailSet::from_bits(0b01), Reason::Peer, "the peer has given it up");
     await_condemned([&reported, &other], [0b01, 0b01]);
     assert_eq!(world.nics[0].health().state(), PortState::Down);
 }
@@ -296,7 +305,7 @@ fn a_rail_fails_before_its_port_is_queried() {
         })
         .collect();
     failed.rail_failed(0, Reason::Completion, "retries exceeded");
-    assert_eq!([&failed, &other].map(|comm| comm.take_condemned()), [0b01, 0]);
+    assert_eq!([&failed, &other].map(|comm| comm.take_condemned().bits()), [0b01, 0]);
     assert!(!failed.may_return(0), "it rests");
     drop(stuck);
     await_condemned([&other], [0b01]);
@@ -313,9 +322,9 @@ fn a_removed_address_costs_the_rails_that_use_it() {
     let lost = EventState::watch(&world.state, "lost".into(), vec![queues], None);
     lost.set_failover(true);
     world.port_event(1, GID_CHANGE);
-    assert_eq!(lost.take_condemned(), 0, "the event of another port");
+    assert_eq!(lost.take_condemned().bits(), 0, "the event of another port");
     world.port_event(0, GID_CHANGE);
-    assert_eq!((lost.take_condemned(), comm.take_condemned()), (0b1, 0));
+    assert_eq!((lost.take_condemned().bits(), comm.take_condemned().bits()), (0b1, 0));
     assert_eq!(world.nics[0].health().state(), PortState::Healthy);
 }
 

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::connect::tests::until;
 use crate::failover::PortState;
 use crate::housekeeping::Job;
-use crate::proto::RailRole;
+use crate::proto::{RailRole, RailSet};
 use crate::split::Plan;
 use crate::stats::{Counters, Reason, Traffic};
 
@@ -63,7 +63,7 @@ impl End {
             self.counters.completed(rail, completed[rail]);
         }
         self.watchdog.pass(self.start + Duration::from_millis(ms), Duration::from_millis(100));
-        self.comm.take_condemned()
+        self.comm.take_condemned().bits()
     }
 }
 
@@ -211,12 +211,13 @@ fn the_watchdog_condemns_a_rail_of_a_receiver_only_if_its_ping_is_not_answered()
     assert_eq!(receiver.at(0, [1, 0], [0, 0]), 0);
     // An active receiver, whose CTS writes complete rarely.
     for i in 1..100 {
-        let ping = receiver.comm.take_late() != 0;
+        let ping = receiver.comm.take_late().bits() != 0;
         let done = if ping { 4 } else { 0 };
         assert_eq!(receiver.at(20 * i, [1, ping.into()], [done, ping.into()]), 0, "{i}");
     }
     // Its ping is not answered, and that of the other rail is.
-    let late = (100..).find(|i| receiver.at(20 * i, [1, 0], [0, 0]) == 0 && receiver.comm.take_late() != 0);
+    let late =
+        (100..).find(|i| receiver.at(20 * i, [1, 0], [0, 0]) == 0 && receiver.comm.take_late().bits() != 0);
     let late = late.unwrap();
     for i in late + 1..late + 25 {
         assert_eq!(receiver.at(20 * i, [1, 1], [0, 1]), 0, "{i}");
@@ -230,16 +231,16 @@ fn the_watchdog_condemns_a_rail_of_a_receiver_only_if_its_ping_is_not_answered()
 fn the_watchdog_condemns_the_only_rail_of_a_sender_that_has_work_as_soon_as_any() {
     let sender = End::sender();
     assert_eq!(sender.at(0, [8, 0], [0, 0]), 0);
-    assert_eq!((sender.at(10, [0, 0], [0, 0]), sender.comm.take_late()), (0, 0));
+    assert_eq!((sender.at(10, [0, 0], [0, 0]), sender.comm.take_late().bits()), (0, 0));
     assert_eq!(
-        (sender.at(20, [0, 0], [0, 0]), sender.comm.take_late()),
+        (sender.at(20, [0, 0], [0, 0]), sender.comm.take_late().bits()),
         (0, 0b01),
         "the other one is pinged"
     );
     for i in 3..50 {
         let ping = u32::from(i == 4);
         assert_eq!(sender.at(10 * i, [0, ping as usize], [0, ping]), 0, "{i}");
-        assert_eq!(sender.comm.take_late(), 0, "{i}: once");
+        assert_eq!(sender.comm.take_late().bits(), 0, "{i}: once");
     }
     assert_eq!(sender.at(500, [0, 0], [0, 0]), 0b01);
 }
@@ -250,7 +251,8 @@ fn the_watchdog_condemns_the_only_rail_of_a_sender_that_has_work_as_soon_as_any(
 fn the_watchdog_requests_pings_again_until_another_rail_has_completed_something() {
     let sender = End::sender();
     sender.at(0, [8, 0], [0, 0]);
-    let late = (1..62).filter(|i| sender.at(10 * i, [0, 0], [0, 0]) == 0 && sender.comm.take_late() != 0);
+    let late =
+        (1..62).filter(|i| sender.at(10 * i, [0, 0], [0, 0]) == 0 && sender.comm.take_late().bits() != 0);
     assert_eq!(late.collect::<Vec<_>>(), [2, 12, 22, 32, 42, 52]);
     assert_eq!(sender.at(620, [0, 1], [0, 1]), 0b01);
 }
@@ -263,7 +265,7 @@ fn the_watchdog_spares_a_rail_of_a_receiver_that_answers_its_pings_late() {
     let (mut now, mut pings) = (0, 0);
     receiver.at(now, [1, 0], [0, 0]);
     for _ in 0..20 {
-        while receiver.comm.take_late() == 0 {
+        while receiver.comm.take_late().bits() == 0 {
             now += 10;
             assert_eq!(receiver.at(now, [0, 0], [0, 0]), 0, "{now}");
         }
@@ -332,7 +334,7 @@ fn the_watchdog_spares_rails_that_all_wait_and_those_without_failover() {
 fn what_a_rails_earlier_life_has_left_behind_is_not_outstanding() {
     let sender = End::sender();
     sender.at(0, [8, 8], [0, 0]);
-    sender.comm.condemn(1, Reason::Stall, "test");
+    sender.comm.condemn(RailSet::from_bits(1), Reason::Stall, "test");
     sender.comm.set_rail(0, None);
     assert_eq!(sender.at(20, [0, 0], [0, 0]), 0b01);
     sender.comm.set_rail(0, Some(sender.world.queues(0, 1, 30)));

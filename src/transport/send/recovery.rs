@@ -49,7 +49,7 @@ impl SendState {
             SenderAction::Failed(which, why) => {
                 self.comm.attempt_failed(which, true, &Error::Peer(format!("at the receiver: {why}")));
             }
-            SenderAction::Returned(which) => self.comm.watch.peer_returned(which.bits()),
+            SenderAction::Returned(which) => self.comm.watch.peer_returned(which),
         }
         Ok(())
     }
