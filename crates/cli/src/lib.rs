@@ -24,6 +24,7 @@ pub mod process;
 pub mod quantity;
 pub mod rails;
 pub mod region;
+mod setup;
 mod stats;
 mod top;
 mod version;
@@ -58,6 +59,7 @@ enum Command {
     Drain(drain::DrainArgs),
     Undrain(drain::UndrainArgs),
     Doctor(doctor::DoctorArgs),
+    Setup(setup::SetupArgs),
     Hwcheck(Box<hwcheck::HwcheckArgs>),
     Demo(demo::DemoArgs),
     /// Prints the plugin's file, for NCCL_NET_PLUGIN
@@ -107,6 +109,7 @@ pub fn main() -> ExitCode {
         Command::Drain(args) => ended(drain::drain(&args)),
         Command::Undrain(args) => ended(drain::undrain(&args)),
         Command::Doctor(args) => doctor::main(&args),
+        Command::Setup(args) => setup::main(&args),
         Command::Hwcheck(args) => hwcheck::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Path => ended(enable::path()),

@@ -34,6 +34,7 @@ mod page;
 mod perf;
 mod perf_one_sided;
 mod perf_output;
+mod setup;
 mod stats;
 mod terminal;
 mod top;
