@@ -30,7 +30,7 @@ pub fn right(name: impl Into<String>) -> Column {
 }
 
 impl Column {
-    /// Sets the least width, for rows that are formatted one by one.
+    /// Sets the least width.
     pub fn least(self, least: u16) -> Self {
         Self { least, ..self }
     }
@@ -79,16 +79,6 @@ impl Table {
             out.extend(notes.iter().map(|note| paragraph(self.indent + GAP, note)));
         }
         out
-    }
-
-    /// Formats the names of the columns alone.
-    pub fn head(&self) -> String {
-        self.blocks(vec![self.names()]).concat()
-    }
-
-    /// Formats one row alone, in columns of the least width.
-    pub fn line(&self, cells: impl IntoIterator<Item = String>) -> String {
-        self.blocks(vec![cells.into_iter().collect()]).concat()
     }
 
     /// Formats the table as Markdown, on lines of any length.
@@ -173,13 +163,6 @@ mod tests {
         table.row(cells(["sup:1", "12345"]));
         assert_eq!(table.text(), "  port     sent\n  sout:1      7\n    is down\n  sup:1   12345\n");
         assert_eq!(table.markdown(), "| port | sent |\n|---|---:|\n| sout:1 | 7 |\n| sup:1 | 12345 |\n");
-    }
-
-    #[test]
-    fn rows_that_are_formatted_one_by_one_are_aligned() {
-        let table = Table::new([right("size").least(6), right("GB/s").least(5), left("rails")]);
-        assert_eq!(table.head(), "  size   GB/s  rails\n");
-        assert_eq!(table.line(cells(["8 B", "1.5", "a 1 B  b 2 B"])), "   8 B    1.5  a 1 B  b 2 B\n");
     }
 
     #[test]

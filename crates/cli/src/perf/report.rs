@@ -14,8 +14,9 @@ use super::{
 use crate::device::Device;
 use crate::failure::Failure;
 use crate::output::{
+    columns::{Column, Kind as ColumnKind, fit},
     document::ErrorReport,
-    table::{Table, left, paragraph, right},
+    table::paragraph,
     units::{binary, duration, giga, percent, port_rate, size},
 };
 
@@ -239,12 +240,12 @@ pub(crate) struct Report {
 }
 
 /// Formats `sout 64.00 MiB (66.7 %)` for each rail.
-fn shares(rails: Option<&[RailBytes]>) -> String {
-    let Some(rails) = rails else { return "-".into() };
+fn shares(rails: Option<&[RailBytes]>) -> Vec<String> {
+    let Some(rails) = rails else { return vec!["-".into()] };
     let total: u64 = rails.iter().map(|r| r.bytes).sum();
     let one =
         |rail: &RailBytes| format!("{} {} ({})", rail.name, binary(rail.bytes), percent(rail.bytes, total));
-    rails.iter().map(one).collect::<Vec<_>>().join("  ")
+    rails.iter().map(one).collect()
 }
 
 /// Returns the line above a table.
@@ -296,40 +297,84 @@ pub(super) fn connections(c: &Connections) -> String {
     )
 }
 
-/// Returns the columns of a run: with a fault those of its stages, else those of its sizes.
-pub(super) fn columns(plan: &Plan) -> Table {
-    let number = |(name, least)| right(name).least(least);
-    let numbers = match plan.fault {
-        Some(_) => vec![("stage", 14), ("time", 8), ("in messages", 11), ("GB/s", 7), ("stall", 8)],
-        None => vec![
-            ("size", 8),
-            ("depth", 5),
-            ("median", 8),
-            ("p99", 8),
-            ("GB/s", 7),
-            ("Gb/s", 7),
-            ("busbw", 7),
-            ("messages/s", 10),
-        ],
+/// Columns are this far from each other, and rails below their row are indented by twice that.
+const GAP: usize = 2;
+/// The columns of a size. Rows are printed one by one, so each column has the width of usual cells.
+const OF_SIZE: [Column; 8] = [
+    Column::new("size", 0, ColumnKind::Number(8)),
+    Column::new("depth", 5, ColumnKind::Number(5)),
+    Column::new("median", 1, ColumnKind::Number(8)),
+    Column::new("p99", 3, ColumnKind::Number(8)),
+    Column::new("GB/s", 0, ColumnKind::Number(7)),
+    Column::new("Gb/s", 4, ColumnKind::Number(7)),
+    Column::new("busbw", 6, ColumnKind::Number(7)),
+    Column::new("messages/s", 2, ColumnKind::Number(10)),
+];
+/// The columns of a stage of a fault.
+const OF_STAGE: [Column; 5] = [
+    Column::new("stage", 0, ColumnKind::Number(14)),
+    Column::new("time", 2, ColumnKind::Number(8)),
+    Column::new("in messages", 3, ColumnKind::Number(11)),
+    Column::new("GB/s", 0, ColumnKind::Number(7)),
+    Column::new("stall", 1, ColumnKind::Number(8)),
+];
+/// The name of the last column, and the width that two rails take there.
+const RAILS: (&str, usize) = ("bytes sent by rail", 50);
+
+/// Returns the names of the columns of a run: with a fault those of its stages, else those of its sizes.
+pub(super) fn head(plan: &Plan, width: usize) -> String {
+    let names = match plan.fault {
+        Some(_) => fit(&OF_STAGE, &[], width, GAP).head(),
+        None => fit(&OF_SIZE, &[], width, GAP).head(),
     };
-    Table::new(numbers.into_iter().map(number).chain([left("bytes sent by rail")]))
+    let is_wide = names.chars().count() + GAP + RAILS.1 <= width;
+    if is_wide { format!("{names}  {}\n", RAILS.0) } else { names + "\n" }
 }
 
-/// Returns the cells for a stage in which the rail takes part.
-pub(super) fn stage(stage: &Stage, rail: &str) -> [String; 6] {
-    [
+/// Returns the lines of a row: the rails stand at its end if there is room, else below it.
+fn lines<const N: usize>(
+    columns: &[Column; N],
+    cells: &[String; N],
+    rails: &[String],
+    width: usize,
+) -> String {
+    let numbers = fit(columns, &[cells], width, GAP).row(cells);
+    let rails = |indent: usize, width| fill(rails, width).join(&format!("\n{}", " ".repeat(indent)));
+    let beside = format!("{numbers}  {}", rails(0, usize::MAX));
+    if beside.chars().count() <= width {
+        return beside + "\n";
+    }
+    let indent = 2 * GAP;
+    format!("{}\n{}{}\n", numbers.trim_end(), " ".repeat(indent), rails(indent, width.saturating_sub(indent)))
+}
+
+/// Joins parts to lines of this width. A part is never broken.
+fn fill(parts: &[String], width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for part in parts {
+        match lines.last_mut().filter(|line| line.chars().count() + GAP + part.chars().count() <= width) {
+            Some(line) => *line += &format!("  {part}"),
+            None => lines.push(part.clone()),
+        }
+    }
+    lines
+}
+
+/// Returns the lines of a stage in which the rail takes part.
+pub(super) fn stage(stage: &Stage, rail: &str, width: usize) -> String {
+    let cells = [
         stage.kind.name(rail),
         duration((stage.seconds * 1e9) as u64),
         binary(stage.bytes),
         giga(stage.gigabytes_per_second),
         duration(stage.stall_ns),
-        shares(stage.rails.as_deref()),
-    ]
+    ];
+    lines(&OF_STAGE, &cells, &shares(stage.rails.as_deref()), width)
 }
 
-/// Returns the cells for a size.
-pub(super) fn row(result: &SizeResult) -> [String; 9] {
-    [
+/// Returns the lines of a size.
+pub(super) fn row(result: &SizeResult, width: usize) -> String {
+    let cells = [
         size(result.size as u64),
         result.depth.to_string(),
         duration(result.time_ns.median),
@@ -338,12 +383,12 @@ pub(super) fn row(result: &SizeResult) -> [String; 9] {
         giga(result.gigabytes_per_second * 8.0),
         giga(result.bus_gigabytes_per_second),
         format!("{:.0}", result.messages_per_second),
-        shares(result.rails.as_deref()),
-    ]
+    ];
+    lines(&OF_SIZE, &cells, &shares(result.rails.as_deref()), width)
 }
 
-/// Returns the cells of the last row: the totals of all sizes.
-pub(super) fn total(results: &[SizeResult]) -> [String; 9] {
+/// Returns the last lines: the totals of all sizes.
+pub(super) fn total(results: &[SizeResult], width: usize) -> String {
     let mut sums: Vec<RailBytes> = Vec::new();
     for rail in results.iter().filter_map(|r| r.rails.as_ref()).flatten() {
         match sums.iter_mut().find(|sum| sum.name == rail.name) {
@@ -353,11 +398,11 @@ pub(super) fn total(results: &[SizeResult]) -> [String; 9] {
     }
     let counted = results.iter().any(|r| r.rails.is_some());
     let bytes = binary(results.iter().map(|r| r.bytes).sum());
-    let rails = shares(counted.then_some(&sums));
-    let mut cells = [const { String::new() }; 9];
+    let mut rails = vec![format!("{bytes} in messages")];
+    rails.extend(shares(counted.then_some(&sums)));
+    let mut cells = [const { String::new() }; 8];
     cells[0] = "all".into();
-    cells[8] = format!("{bytes} in messages  {rails}");
-    cells
+    lines(&OF_SIZE, &cells, &rails, width)
 }
 
 /// Returns the line that compares the best rate of one direction with the speed that the device has
@@ -411,17 +456,41 @@ mod tests {
 
     #[test]
     fn a_row_says_time_rate_and_shares() {
-        let columns = columns(&plan());
-        let row = row(&result(Some(vec![rail("sout", 2 << 20), rail("sup", 1 << 20)])));
+        let row = |width| row(&result(Some(vec![rail("sout", 2 << 20), rail("sup", 1 << 20)])), width);
         assert_eq!(
-            columns.head(),
+            head(&plan(), 132),
             "    size  depth    median       p99     GB/s     Gb/s    busbw  messages/s  bytes sent by rail\n"
         );
         assert_eq!(
-            columns.line(row),
+            row(132),
             "   1 MiB      8    1.5 us    2.5 ms    5.996   47.968    5.996           6  sout 2.00 MiB (66.7 %)  \
              sup 1.00 MiB (33.3 %)\n"
         );
+        assert_eq!(
+            head(&plan(), 80) + &row(80),
+            "    size  depth    median       p99     GB/s     Gb/s    busbw  messages/s\n   \
+             1 MiB      8    1.5 us    2.5 ms    5.996   47.968    5.996           6\n    \
+             sout 2.00 MiB (66.7 %)  sup 1.00 MiB (33.3 %)\n"
+        );
+        assert_eq!(
+            head(&plan(), 40) + &row(40),
+            "    size    median     GB/s  messages/s\n   1 MiB    1.5 us    5.996           6\n    \
+             sout 2.00 MiB (66.7 %)\n    sup 1.00 MiB (33.3 %)\n"
+        );
+    }
+
+    //= perf.md: at 40 columns and more no line is longer, and no number is broken
+    #[test]
+    fn no_line_is_longer_than_the_terminal() {
+        let rails: Vec<RailBytes> = (0..8).map(|n| rail(&format!("rocep{n}s0f0:1"), 1 << (20 + n))).collect();
+        let result = SizeResult { messages_per_second: 12_345_678.0, ..result(Some(rails)) };
+        for width in 40..=200 {
+            let text = head(&plan(), width) + &row(&result, width) + &total(&[result.clone()], width);
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}: {text}");
+            for whole in ["5.996", "rocep7s0f0:1 128.00 MiB (50.2 %)", "rocep0s0f0:1 1.00 MiB (0.4 %)"] {
+                assert!(text.contains(whole), "{width}: {text}");
+            }
+        }
     }
 
     //= perf.md: the last line is the part of the device's speed that was reached
@@ -465,15 +534,14 @@ mod tests {
 
     #[test]
     fn nothing_counted_is_a_dash_not_a_zero() {
-        let columns = columns(&plan());
-        assert!(columns.line(row(&result(None))).ends_with("  -\n"));
-        assert!(columns.line(total(&[result(None)])).ends_with("  -\n"));
+        assert!(row(&result(None), 132).ends_with("  -\n"));
+        assert!(total(&[result(None)], 132).ends_with("  -\n"));
     }
 
     #[test]
     fn the_total_adds_up_by_name() {
         let total =
-            total(&[result(Some(vec![rail("a", 1), rail("b", 3)])), result(Some(vec![rail("a", 4)]))]);
-        assert!(total[8].ends_with("6.00 MiB in messages  a 5 B (62.5 %)  b 3 B (37.5 %)"), "{total:?}");
+            total(&[result(Some(vec![rail("a", 1), rail("b", 3)])), result(Some(vec![rail("a", 4)]))], 132);
+        assert!(total.ends_with("6.00 MiB in messages  a 5 B (62.5 %)  b 3 B (37.5 %)\n"), "{total:?}");
     }
 }

@@ -9,7 +9,7 @@ use super::{
     report::{self, AbiReport, Connections, SizeResult},
 };
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, columns::terminal_width};
 use nccl_net_host::logger;
 
 /// The terminal or its replacement.
@@ -77,7 +77,7 @@ impl Ui {
 
     /// Shows the names of the columns.
     fn head(&self, plan: &Plan) -> Result<(), Failure> {
-        self.print(&report::columns(plan).head())
+        self.print(&report::head(plan, terminal_width()))
     }
 
     /// Shows the result for further connections.
@@ -89,20 +89,20 @@ impl Ui {
     /// Shows a size's result.
     pub(super) fn row(&self, result: &SizeResult, plan: &Plan) -> Result<(), Failure> {
         self.bar.inc(1);
-        let columns = report::columns(plan);
+        let width = terminal_width();
         match &plan.fault {
             Some(fault) => {
-                let line = |stage| columns.line(report::stage(stage, &fault.device));
+                let line = |stage| report::stage(stage, &fault.device, width);
                 result.stages.iter().try_for_each(|stage| self.print(&line(stage)))
             }
-            None => self.print(&columns.line(report::row(result))),
+            None => self.print(&report::row(result, width)),
         }
     }
 
     /// Ends a table.
     pub(super) fn total(&self, table: &AbiReport, plan: &Plan) -> Result<(), Failure> {
         if table.results.len() > 1 {
-            self.print(&report::columns(plan).line(report::total(&table.results)))?;
+            self.print(&report::total(&table.results, terminal_width()))?;
         }
         self.print(&report::reached(table, plan))?;
         self.print("\n")
