@@ -153,13 +153,14 @@ fn reuse(fault: bool) -> usize {
             })
         };
         let (generation, words) = &*entry;
-        if let Some(Some((odd, pair))) = generation.read(|| (words[0].load(Relaxed), words[1].load(Relaxed)))
+        if let Some(Some((odd, pair))) =
+            Generation::read(|| generation.number(), || (words[0].load(Relaxed), words[1].load(Relaxed)))
         {
             let n = odd.div_ceil(2) as u32;
             assert_eq!(pair, (n, n));
         }
         writer.join().unwrap();
-        assert_eq!(generation.read(|| ()), None);
+        assert_eq!(Generation::read(|| generation.number(), || ()), None);
     })
 }
 
@@ -193,11 +194,12 @@ fn moved(fault: bool) -> usize {
             })
         };
         let (revision, [entry, totals]) = &*page;
-        if let Some(sum) = revision.read(|| totals.load(Relaxed) + entry.load(Relaxed)) {
+        if let Some(sum) = Revision::read(|| revision.number(), || totals.load(Relaxed) + entry.load(Relaxed))
+        {
             assert_eq!(sum, 1);
         }
         writer.join().unwrap();
-        assert_eq!(revision.read(|| totals.load(Relaxed)), Some(1));
+        assert_eq!(Revision::read(|| revision.number(), || totals.load(Relaxed)), Some(1));
     })
 }
 

@@ -34,17 +34,24 @@ impl Generation {
         self.0.store(odd, Ordering::Release);
     }
 
-    /// Calls `copy` and returns its result with the number of the use. Returns `None` if the entry
-    /// is free, and `Some(None)` if its use ended during the copy.
-    pub fn read<T>(&self, copy: impl FnOnce() -> T) -> Option<Option<(u64, T)>> {
-        let before = self.0.load(Ordering::Acquire);
+    /// Returns the number.
+    pub fn number(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Calls `copy` and returns its result with the number of the use. `number` reads the number of
+    /// the entry that `copy` reads. Returns `None` if the entry is free, and `Some(None)` if its use
+    /// ended during the copy.
+    pub fn read<T>(number: impl Fn() -> u64, copy: impl FnOnce() -> T) -> Option<Option<(u64, T)>> {
+        let before = number();
         if before.is_multiple_of(2) {
             return None;
         }
+        // The number must be read before the entry.
+        fence(Ordering::Acquire);
         let copied = copy();
         // The entry must be read before the number is read again.
         fence(Ordering::Acquire);
-        let same = self.0.load(Ordering::Relaxed) == before;
-        Some(same.then_some((before, copied)))
+        Some((number() == before).then_some((before, copied)))
     }
 }

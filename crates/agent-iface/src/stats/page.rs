@@ -1,18 +1,22 @@
-//! Maps the page. This is the only file of the module with unsafe code.
+//! Makes the page of this process and copies those of others. This is the only file of the module
+//! with unsafe code.
 
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
-use std::os::fd::{IntoRawFd, OwnedFd};
-use std::ptr;
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::{ptr, slice};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapOptions;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::resource::{Resource, getrlimit};
 
-use super::layout::Page;
+use super::layout::{Entry, Header, Page};
+use super::ports::PortRecord;
 use super::{BadPage, MEMFD_NAME, STATS_SIZE};
 use crate::memfd;
 
@@ -47,17 +51,35 @@ pub(super) fn create() -> io::Result<&'static Page> {
     OURS_FD.store(OwnedFd::from(file).into_raw_fd(), Ordering::Relaxed);
     let page = map.as_ptr().cast::<Page>();
     std::mem::forget(map);
-    // SAFETY: as in `Mapped::view`; the mapping was forgotten, so it is never unmapped.
+    // SAFETY: the mapping has STATS_SIZE bytes, which is the size of `Page`, and is page-aligned. It
+    // was forgotten, so it is never unmapped; the seals keep its file from shrinking. `Page` consists
+    // of atomics, which are valid for any bytes.
     Ok(unsafe { &*page })
 }
 
-/// The mapped page of another process.
+/// The page of another process. It is copied by `pread` and never mapped: a reader of a file
+/// that changes gets an error instead of a signal, and no memory is charged to it.
 #[derive(Debug)]
-pub(super) struct Mapped(MmapRaw);
+pub(super) struct PageFile(File);
 
-impl Mapped {
-    /// Maps a file that is sealed against shrinking. If a mapped file shrinks, SIGBUS kills its
-    /// reader.
+/// A part of the page that is copied at once.
+///
+/// # Safety
+/// Every bit pattern is a valid value, as of a struct of atomics.
+pub(super) unsafe trait Part: Sized {}
+
+// SAFETY: they consist of atomics, at any depth.
+unsafe impl Part for AtomicU64 {}
+// SAFETY: as above.
+unsafe impl Part for Header {}
+// SAFETY: as above.
+unsafe impl Part for PortRecord {}
+// SAFETY: as above.
+unsafe impl Part for Entry {}
+
+impl PageFile {
+    /// Checks the kind and the size of a file. The seal comes first: only files in memory have one,
+    /// and no call on such a file waits for anybody.
     pub(super) fn new(file: &File) -> Result<Self, BadPage> {
         let seals = fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain);
         if !seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK)) {
@@ -67,16 +89,40 @@ impl Mapped {
         if found != STATS_SIZE as u64 {
             return Err(BadPage::Size(found));
         }
-        Ok(Self(MmapOptions::new().len(STATS_SIZE).map_raw_read_only(file)?))
+        let page = Self(file.try_clone()?);
+        // A descriptor that is not open for reading is no page, either.
+        page.read(0, &mut [0; 4])?;
+        Ok(page)
     }
 
-    pub(super) fn view(&self) -> &Page {
-        // SAFETY: the mapping has STATS_SIZE bytes, which is the size of `Page`, is page-aligned,
-        // and lives as long as `self`; the seal keeps the file from shrinking. `Page` consists of
-        // atomics, which are valid for any bytes and for concurrent writes of other processes. The
-        // mapping is read-only, and the reader's code only loads.
-        unsafe { &*self.0.as_ptr().cast::<Page>() }
+    /// Copies a part of the page, its words in no defined order. A part that cannot be read, which
+    /// takes a failure of the host's swap space, is zero.
+    pub(super) fn copy<T: Part>(&self, at: usize) -> T {
+        let mut part = MaybeUninit::<T>::zeroed();
+        // SAFETY: the memory of `part`, which is initialised and has no other user meanwhile.
+        let bytes = unsafe { slice::from_raw_parts_mut(part.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+        if self.read(at, bytes).is_err() {
+            bytes.fill(0);
+        }
+        // SAFETY: initialised, and any bytes are a valid `Part`.
+        unsafe { part.assume_init() }
     }
+
+    fn read(&self, at: usize, bytes: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(bytes, at as u64)
+    }
+
+    /// Returns who has made the file, and its number.
+    pub(super) fn identity(&self) -> io::Result<(u32, u64)> {
+        self.0.metadata().map(|file| (file.uid(), file.ino()))
+    }
+}
+
+/// Returns the descriptor of this process's page, to be passed to a reader; `None` without a page.
+pub(super) fn descriptor() -> Option<BorrowedFd<'static>> {
+    let fd = OURS_FD.load(Ordering::Relaxed);
+    // SAFETY: `create` has leaked it. It is closed in a forked child alone, where it is -1 from then on.
+    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// Installs a fork handler: a forked child gets private memory in place of its parent's page.

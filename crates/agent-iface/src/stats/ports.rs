@@ -12,15 +12,12 @@ use super::{
     STATS_REASONS,
 };
 
-/// Attempts to copy the state of a port while it is being written.
-const TRIES: usize = 16;
-
 /// The record of one port in the page.
 #[derive(Debug)]
 #[repr(C)]
 pub struct PortRecord {
     pub(super) name: Text<8>,
-    revision: Revision,
+    pub(super) revision: Revision,
     state: AtomicU32,
     pub(super) connections: AtomicU32,
     since: AtomicU64,
@@ -249,11 +246,6 @@ impl PortRecord {
         Carried { all: read(&self.measured), queued: read(&self.queued), waited }
     }
 
-    /// Returns a number that changes with the state of the port.
-    pub(super) fn state_revision(&self) -> u64 {
-        self.revision.number()
-    }
-
     /// Records what the process has measured: the goodput in bytes/s and the weight where messages
     /// are split. 0 means not measured. One thread at a time may call this.
     pub fn measured(&self, goodput: u64, weight: u32) {
@@ -280,10 +272,8 @@ impl PortRecord {
     pub(super) fn read(&self) -> Port {
         let num = |number: &AtomicU64| number.load(Ordering::Relaxed);
         let get = |number: &AtomicU32| number.load(Ordering::Relaxed);
-        let state = || (get(&self.state), num(&self.since), self.cause.read());
-        let consistent = (0..TRIES).find_map(|_| self.revision.read(state));
-        let (code, since, cause) = consistent.unwrap_or_else(state);
-        let state = u8::try_from(code).ok().and_then(PortState::of);
+        let (since, cause) = (num(&self.since), self.cause.read());
+        let state = u8::try_from(get(&self.state)).ok().and_then(PortState::of);
         let episodes = std::array::from_fn(|i| num(&self.episodes[i]));
         let done = self.done.load(Ordering::Acquire);
         Port {

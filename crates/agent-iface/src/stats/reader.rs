@@ -2,21 +2,22 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::layout::{Entry, RailEntry};
-use super::page::Mapped;
+use super::layout::{Entry, Header, Page, RailEntry};
+use super::page::PageFile;
 use super::ports::{Carried, Port, PortRecord, PortTotals};
 use super::totals::{Totals, TotalsRecord};
 use super::writer::nanos;
 use super::{
-    Awaited, Data, Direction, Islands, Lack, NO_SHARE, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS,
-    STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_VERSION,
-    State, Traffic,
+    Awaited, Data, Direction, Generation, Islands, Lack, NO_SHARE, Revision, STATS_ENTRIES, STATS_ENTRY_SIZE,
+    STATS_EVENTS, STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE,
+    STATS_VERSION, State, Traffic,
 };
 
-/// Attempts to copy an entry that is reused during the copy.
+/// Attempts to copy an entry that is reused, or a port whose state changes, during the copy.
 const TRIES: usize = 16;
 /// How long totals are read again while connections close. A writer holds the revision for about a
 /// microsecond, unless its thread loses the CPU meanwhile.
@@ -31,7 +32,7 @@ pub enum BadPage {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// Not created by a plugin, or not yet complete.
-    #[error("not sealed against shrinking (F_SEAL_SHRINK), which makes mapping it unsafe")]
+    #[error("not a file in memory that is sealed against shrinking (memfd with F_SEAL_SHRINK)")]
     Unsealed,
     /// Another layout.
     #[error("{0} bytes, expected {STATS_SIZE}: is the plugin of another version than this program?")]
@@ -58,9 +59,9 @@ pub enum BadPage {
     },
 }
 
-/// A mapped and validated page. Each call reads the current values.
+/// A validated page. Each call reads the current values, by system calls: it maps nothing.
 #[derive(Debug)]
-pub struct StatsPage(Mapped);
+pub struct StatsPage(PageFile);
 
 /// A page as it was at one time, as far as the totals go: they have each connection once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -231,14 +232,14 @@ impl Rail {
 }
 
 impl StatsPage {
-    /// Maps a page and validates its header.
+    /// Checks that a file is a page. It keeps a descriptor of the file.
     ///
     /// # Errors
     /// [`BadPage`] if the file is not a page of this version.
     pub fn open(file: &File) -> Result<Self, BadPage> {
-        let page = Self(Mapped::new(file)?);
-        let h = &page.0.view().header;
-        let magic = h.magic.load(Ordering::Acquire);
+        let page = Self(PageFile::new(file)?);
+        let h = page.header();
+        let magic = get(&h.magic);
         if magic != STATS_MAGIC {
             return Err(BadPage::Magic(magic));
         }
@@ -263,9 +264,18 @@ impl StatsPage {
         Ok(page)
     }
 
+    /// Returns the user who has made the page, and the number of its file: that of another page of the
+    /// host is another one.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn identity(&self) -> io::Result<(u32, u64)> {
+        self.0.identity()
+    }
+
     /// Reads the header.
     pub fn summary(&self) -> Summary {
-        let h = &self.0.view().header;
+        let h = self.header();
         Summary {
             pid: get(&h.pid),
             plugin: h.plugin.read(),
@@ -289,9 +299,9 @@ impl StatsPage {
     /// succeeds within 100 ms. Then the last one is returned, in which the counts of connections
     /// that close may be missing or be there twice.
     pub fn read(&self) -> Statistics {
-        let (revision, begun) = (&self.0.view().header.revision, Instant::now());
+        let (revision, begun) = (|| self.number(offset_of!(Header, revision)), Instant::now());
         while begun.elapsed() < PATIENCE {
-            if let Some(statistics) = revision.read(|| self.read_once()) {
+            if let Some(statistics) = Revision::read(revision, || self.read_once()) {
                 return statistics;
             }
             std::thread::sleep(PAUSE);
@@ -300,7 +310,7 @@ impl StatsPage {
     }
 
     fn read_once(&self) -> Statistics {
-        let h = &self.0.view().header;
+        let h = self.header();
         let mut totals = h.totals.each_ref().map(TotalsRecord::read);
         let mut ports = self.ports();
         let connections = self.connections();
@@ -319,43 +329,82 @@ impl StatsPage {
     /// Reads the ports without the totals of connections that have an entry: the totals of these ports
     /// are incomplete.
     pub fn ports(&self) -> Vec<Port> {
-        self.records().iter().map(PortRecord::read).collect()
+        (0..self.ports_used()).map(|index| self.record(index).read()).collect()
     }
 
     /// Returns what connections have carried on the port with this index, in measured parts.
     pub fn carried(&self, port: usize) -> Carried {
-        self.0.view().ports.get(port).map(PortRecord::carried).unwrap_or_default()
+        match port < STATS_PORTS {
+            true => self.0.copy::<PortRecord>(record_at(port)).carried(),
+            false => Carried::default(),
+        }
     }
 
     /// Returns a number that changes when the state of a port does, and with each episode.
     pub fn events(&self) -> u64 {
-        let revisions = self.records().iter().map(PortRecord::state_revision);
-        revisions.fold(num(&self.0.view().header.episodes), u64::wrapping_add)
+        let revisions = (0..self.ports_used()).map(|index| self.state_revision(index));
+        revisions.fold(self.number(offset_of!(Header, episodes)), u64::wrapping_add)
     }
 
     /// Reads the senders with a rail of SOUT and one of SUP, both on ports with a record.
     pub fn senders(&self) -> impl Iterator<Item = Sender> {
-        self.used_entries().iter().filter_map(|entry| entry.generation.read(|| sender(entry))??.1)
-    }
-
-    fn records(&self) -> &[PortRecord] {
-        let page = self.0.view();
-        let used = page.header.ports_used.load(Ordering::Acquire) as usize;
-        &page.ports[..used.min(STATS_PORTS)]
-    }
-
-    fn used_entries(&self) -> &[Entry] {
-        let page = self.0.view();
-        let used = page.header.used.load(Ordering::Acquire) as usize;
-        &page.entries[..used.min(STATS_ENTRIES)]
+        (0..self.entries_used()).filter_map(|index| self.entry(index, sender)??.1)
     }
 
     /// Reads all connections, in the order of their entries. A connection that closes meanwhile may
     /// be missing.
     pub fn connections(&self) -> Vec<Connection> {
-        let entries = self.used_entries().iter().enumerate();
-        entries.filter_map(|(index, entry)| read(index, entry)).collect()
+        (0..self.entries_used()).filter_map(|index| self.connection(index)).collect()
     }
+
+    /// Reads an entry. Returns `None` if it is free, or if it is reused faster than it can be copied.
+    fn connection(&self, index: usize) -> Option<Connection> {
+        for _ in 0..TRIES {
+            if let Some((generation, copied)) = self.entry(index, copy)? {
+                return Some(Connection { index, generation, ..copied });
+            }
+        }
+        None
+    }
+
+    fn header(&self) -> Header {
+        self.0.copy(0)
+    }
+
+    fn number(&self, at: usize) -> u64 {
+        self.0.copy::<AtomicU64>(at).into_inner()
+    }
+
+    fn ports_used(&self) -> usize {
+        (get(&self.header().ports_used) as usize).min(STATS_PORTS)
+    }
+
+    fn entries_used(&self) -> usize {
+        (get(&self.header().used) as usize).min(STATS_ENTRIES)
+    }
+
+    fn state_revision(&self, port: usize) -> u64 {
+        self.number(record_at(port) + offset_of!(PortRecord, revision))
+    }
+
+    /// Copies a port record. State and cause belong together unless they change all the time.
+    fn record(&self, port: usize) -> PortRecord {
+        let copy = || self.0.copy(record_at(port));
+        let once = |_| Revision::read(|| self.state_revision(port), copy);
+        (0..TRIES).find_map(once).unwrap_or_else(copy)
+    }
+
+    /// Copies an entry and calls `read` on it: [`Generation::read`].
+    fn entry<T>(&self, index: usize, read: impl FnOnce(&Entry) -> T) -> Option<Option<(u64, T)>> {
+        let at = offset_of!(Page, entries) + index * STATS_ENTRY_SIZE;
+        let number = || self.number(at + offset_of!(Entry, generation));
+        Generation::read(number, || read(&self.0.copy(at)))
+    }
+}
+
+/// Returns the offset of a port record.
+fn record_at(port: usize) -> usize {
+    offset_of!(Page, ports) + port * STATS_PORT_SIZE
 }
 
 fn get(number: &AtomicU32) -> u32 {
@@ -366,22 +415,15 @@ fn num(number: &AtomicU64) -> u64 {
     number.load(Ordering::Relaxed)
 }
 
-/// Reads an entry. Returns `None` if it is free, or if it is reused faster than it can be copied.
-fn read(index: usize, entry: &Entry) -> Option<Connection> {
-    for _ in 0..TRIES {
-        if let Some((generation, copied)) = entry.generation.read(|| copy(entry))? {
-            return Some(Connection { index, generation, ..copied });
-        }
-    }
-    None
-}
-
 fn copy(entry: &Entry) -> Connection {
     let state = entry.state.load(Ordering::Acquire);
     let state = u8::try_from(state).ok().and_then(State::of);
     let failed = state == Some(State::Failed);
     let direction = Direction::of(entry.direction.load(Ordering::Relaxed));
     let rails = usize::from(entry.rail_count.load(Ordering::Acquire)).min(STATS_RAILS);
+    let mut totals = Totals::of(entry);
+    // The words of a copy are of slightly different moments.
+    totals.done = totals.done.min(totals.requests);
     Connection {
         index: 0,
         generation: 0,
@@ -395,7 +437,7 @@ fn copy(entry: &Entry) -> Connection {
         reason: failed.then(|| entry.reason.read()),
         peer: entry.peer.read(),
         wait: Wait::of(num(&entry.wait)),
-        totals: Totals::of(entry),
+        totals,
         share: Some(get(&entry.share)).filter(|share| *share != NO_SHARE),
         rails: entry.rails[..rails].iter().map(|rail| copy_rail(rail, direction)).collect(),
     }
@@ -422,7 +464,7 @@ fn lack(rail: &RailEntry) -> Option<Lack> {
 }
 
 fn copy_rail(rail: &RailEntry, direction: Option<Direction>) -> Rail {
-    let done = rail.done.load(Ordering::Acquire);
+    let posted = num(&rail.posted);
     let given_up_at = Some(rail.given_up.load(Ordering::Acquire)).filter(|since| *since != 0);
     Rail {
         name: rail.name.read(),
@@ -430,8 +472,8 @@ fn copy_rail(rail: &RailEntry, direction: Option<Direction>) -> Rail {
         role: get(&rail.role),
         bytes: (direction != Some(Direction::Receive)).then(|| num(&rail.bytes)),
         parts: num(&rail.parts),
-        posted: num(&rail.posted),
-        done,
+        posted,
+        done: num(&rail.done).min(posted),
         errors: num(&rail.errors),
         given_up_at,
         missing: given_up_at.map(|_| rail.missing.read()),

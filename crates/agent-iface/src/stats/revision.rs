@@ -24,18 +24,21 @@ impl Revision {
 
     /// Returns a number that changes with each write.
     pub fn number(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
+        self.0.load(Ordering::Relaxed)
     }
 
-    /// Calls `copy` and returns its result. Returns `None` if the data was written meanwhile.
-    pub fn read<T>(&self, copy: impl FnOnce() -> T) -> Option<T> {
-        let before = self.0.load(Ordering::Acquire);
+    /// Calls `copy` and returns its result. `number` reads the number of the data that `copy` reads.
+    /// Returns `None` if the data was written meanwhile.
+    pub fn read<T>(number: impl Fn() -> u64, copy: impl FnOnce() -> T) -> Option<T> {
+        let before = number();
         if !before.is_multiple_of(2) {
             return None;
         }
+        // The number must be read before the data.
+        fence(Ordering::Acquire);
         let copied = copy();
         // The data must be read before the number is read again.
         fence(Ordering::Acquire);
-        (self.0.load(Ordering::Relaxed) == before).then_some(copied)
+        (number() == before).then_some(copied)
     }
 }

@@ -1,6 +1,7 @@
 //! Writes the page of this process: one entry per connection, and the totals.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -115,6 +116,11 @@ impl StatsWriter {
                 Ok(writer)
             }
         }
+    }
+
+    /// Returns the descriptor of this process's page, to be passed to a reader; `None` without a page.
+    pub fn descriptor() -> Option<BorrowedFd<'static>> {
+        page::descriptor()
     }
 
     fn new(plugin: &str) -> io::Result<Self> {
