@@ -1,5 +1,6 @@
 //! The connection to the agent's socket. One request is in flight at a time: agents need not accept
-//! more.
+//! more. The first one brings the descriptor of the process's statistics page. Agents that do not read
+//! descriptors never see it.
 
 use std::fmt;
 use std::io;
@@ -14,6 +15,8 @@ use nccl_net_mpib_agent_iface::agent::paths::Trust;
 use nccl_net_mpib_agent_iface::agent::{
     self, IN_MEMORY, MESSAGE_MAX, Malformed, NoAgent, Request, Response, Status, TAKES_MEMORY, flags, passing,
 };
+
+use nccl_net_mpib_agent_iface::stats::StatsWriter;
 
 use super::Options;
 use super::table::{Place, Table};
@@ -74,6 +77,8 @@ pub(super) struct Link {
     state: State,
     retry_at: Option<Instant>,
     backoff: Duration,
+    /// There was no connection to register when the last attempt failed.
+    was_needless: bool,
     /// Connections in a row that failed before their first answer.
     unanswered: u32,
     /// Where something is that is not used, and why.
@@ -93,6 +98,8 @@ struct Open {
     offer: bool,
     /// The agent has answered a request.
     answered: bool,
+    /// The agent has the statistics page, or cannot have it.
+    page_passed: bool,
     memory: Option<Arc<Memory>>,
     /// The memory file is new, or the agent reports a change in it.
     ports_changed: bool,
@@ -113,6 +120,7 @@ impl Link {
             state: State::Unknown,
             retry_at: None,
             backoff: options.reconnect,
+            was_needless: false,
             unanswered: 0,
             skipped: Vec::new(),
             path: None,
@@ -155,6 +163,13 @@ impl Link {
         }
     }
 
+    /// Ends a long pause once there is a connection to register.
+    fn shorten_pause(&mut self, table: &Table, options: &Options) {
+        if self.was_needless && !table.is_empty() {
+            (self.was_needless, self.retry_at, self.backoff) = (false, None, options.reconnect);
+        }
+    }
+
     /// Proceeds as far as possible without waiting. Returns `true` if the agent has answered.
     pub(super) fn step(&mut self, now: Instant, table: &mut Table, options: &Options) -> bool {
         let mut answered = false;
@@ -171,6 +186,7 @@ impl Link {
         options: &Options,
         answered: &mut bool,
     ) -> Result<(), Fault> {
+        self.shorten_pause(table, options);
         let open = match &mut self.open {
             Some(open) => open,
             None if table.is_idle() || self.retry_at.is_some_and(|at| at > now) => {
@@ -228,14 +244,19 @@ impl Link {
     }
 
     fn fail(&mut self, fault: Fault, now: Instant, table: &mut Table, options: &Options) {
-        if self.open.as_ref().is_some_and(|open| !open.answered && open.pending.is_some()) {
-            self.unanswered += 1;
-        }
+        let first = self.open.as_ref().filter(|open| !open.answered).and_then(|open| open.pending);
         self.close();
         table.agent_lost();
+        self.was_needless = table.is_empty();
+        let longest = options.reconnect * LONGEST[usize::from(self.was_needless)];
+        match first {
+            Some((Request::Register(_) | Request::Deregister { .. }, _)) => self.unanswered += 1,
+            // Agents of earlier releases close the connection: they know no ATTACH.
+            Some((Request::Attach, _)) => self.backoff = longest,
+            None => {}
+        }
         self.retry_at = Some(now + self.backoff);
-        let longest = LONGEST[usize::from(table.is_empty())];
-        self.backoff = (self.backoff * 2).min(options.reconnect * longest);
+        self.backoff = (self.backoff * 2).min(longest);
         self.state = State::Bad(fault, now);
     }
 }
@@ -250,6 +271,7 @@ impl Open {
             pending: None,
             offer,
             answered: false,
+            page_passed: false,
             memory: None,
             ports_changed: false,
         }
@@ -331,10 +353,16 @@ impl Open {
     /// Sends what fits now.
     fn send(&mut self) -> Result<(), Fault> {
         while self.sent < self.out.1 {
-            match passing::send(&self.socket, &self.out.0[self.sent..self.out.1], None) {
+            let page = StatsWriter::descriptor().filter(|_| !self.page_passed && self.sent == 0);
+            match passing::send(&self.socket, &self.out.0[self.sent..self.out.1], page) {
                 Ok(0) => break,
-                Ok(n) => self.sent += n,
+                Ok(n) => {
+                    self.page_passed |= page.is_some();
+                    self.sent += n;
+                }
                 Err(e) if again(&e) => break,
+                // The host lets this process pass no descriptors. It does without.
+                Err(_) if page.is_some() => self.page_passed = true,
                 Err(e) => return Err(broken(&e)),
             }
         }
@@ -348,7 +376,7 @@ impl Open {
             Ok((0, _)) => Err(Fault::Away("the agent has closed the connection".into())),
             Ok((n, file)) => {
                 self.input.extend_from_slice(&bytes[..n]);
-                if let Some(file) = file {
+                if let Some(file) = file.into_iter().next() {
                     let memory = Memory::open(file).map_err(|bad| Fault::Garbage(bad.to_string()))?;
                     (self.memory, self.ports_changed) = (Some(Arc::new(memory)), true);
                 }

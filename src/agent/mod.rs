@@ -1,7 +1,8 @@
 //! The agent's client: registers connections, and gives the send path the hint of each.
 //!
-//! One background thread talks to the agent's socket. It starts with the first [`Subscription`] and
-//! ends with the last. An agent passes a memory file over the socket: the send path reads the hint
+//! One background thread talks to the agent's socket, and passes the process's statistics page to the
+//! agent. It starts with the first [`Subscription`] and ends with the last; without hints it starts at
+//! init and ends with the process. An agent passes a memory file over the socket: the send path reads the hint
 //! there at each transfer, and the thread sleeps until a message comes. The file is sealed, so its
 //! size cannot change. From an agent without one, the thread reads the hint file at an interval,
 //! with `pread`: truncating a mapped file kills the process that reads it.
@@ -23,7 +24,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib_agent_iface::agent::paths::{HINTS_NAME, SOCKET_NAME, Trust, check_socket, folders};
+use nccl_net_mpib_agent_iface::agent::paths::{HINTS_NAME, SOCKET_NAME, Trust, folders};
 use parking_lot::Mutex;
 
 use crate::config::Config;
@@ -120,7 +121,7 @@ pub(super) fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// How often [`Clients::attach`] looks for an agent.
+/// How often [`Clients::attach`] looks for the folder of an agent.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The clients of a process: one for each different [`Options`].
@@ -157,9 +158,10 @@ impl Clients {
         Ok(client)
     }
 
-    /// Connects the process with the host's agent, if there is one, for the scales of ports. For
-    /// processes without hints: those that register connections have the scales anyway. The client
-    /// then runs until the process ends.
+    /// Connects the process with the host's agent, for the scales of ports and to pass its statistics
+    /// page. For processes without hints: those that register connections have the scales anyway. The
+    /// client then runs until the process ends, and connects whenever an agent begins to listen. Where
+    /// the folder of the socket is missing, no agent has run on this host.
     ///
     /// # Errors
     /// The thread, or the descriptor that wakes it, cannot be made.
@@ -171,8 +173,7 @@ impl Clients {
         }
         attached.looked = Some(now);
         let options = options();
-        let trust = options.trust();
-        if options.sockets.iter().any(|socket| check_socket(socket, &trust).is_ok()) {
+        if options.sockets.iter().filter_map(|socket| socket.parent()).any(Path::is_dir) {
             let client = self.get(&options)?;
             client.attach();
             attached.client = Some(client);

@@ -278,11 +278,9 @@ impl Table {
 
     /// Resets all registrations: the agent that had them is lost.
     pub(super) fn agent_lost(&mut self) {
-        self.attach = match self.attach {
-            // The agent knows no ATTACH: agents of earlier releases close the connection then.
-            Attach::No | Attach::Sent => Attach::No,
-            Attach::Wanted | Attach::Done => Attach::Wanted,
-        };
+        if self.attach != Attach::No {
+            self.attach = Attach::Wanted;
+        }
         self.entries.retain(|_, e| !e.closing);
         for entry in self.entries.values_mut() {
             (entry.stage, entry.trouble) = (Stage::New, None);

@@ -22,10 +22,10 @@ use crate::control::{Options, interfaces, reachable};
 use crate::device::{self, Hold};
 use crate::error::{Error, Result};
 use crate::process::Process;
-use crate::proto::{PROTOCOL_VERSION, Release};
+use crate::proto::{Mode, PROTOCOL_VERSION, Release};
 use crate::stats::Traffic;
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
-use crate::{fork_guard, limits, log, nccl};
+use crate::{agent, fork_guard, limits, log, nccl};
 pub(crate) use devices::describe;
 pub(crate) use devices::device;
 use devices::{latest, make_vdevice, properties, unmerged};
@@ -143,6 +143,10 @@ pub(crate) fn open(
         config.degraded(finding.text.clone())?;
     }
     process.stats.init(&config, &process.warned)?;
+    // With hints the first REGISTER does the same. Agents that give nothing but hints know no ATTACH.
+    if config.mode != Mode::Advanced {
+        process.agent.attach(|| agent::Options::from(&*config))?;
+    }
     let events = process.events.start(&config, || process.devices.nics())?;
     let is_first = match table {
         Table::Net(version) => process.set_latest(Arc::clone(&config), version),

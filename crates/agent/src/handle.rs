@@ -1,5 +1,6 @@
 //! What other threads have of the agent.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -7,7 +8,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::http::Nudge;
-use crate::state::Agent;
+use crate::page::Page;
+use crate::state::{Agent, ProcessId};
 
 /// A door to the agent for other threads, such as the HTTP server's.
 #[derive(Debug, Clone)]
@@ -19,6 +21,8 @@ pub struct Handle {
     passes: Arc<AtomicU64>,
     /// Has the statistics of all processes read.
     readings: Arc<Mutex<Weak<Nudge>>>,
+    /// The pages that processes have passed, by connection.
+    pages: Arc<Mutex<BTreeMap<ProcessId, Arc<Page>>>>,
 }
 
 impl Handle {
@@ -28,8 +32,27 @@ impl Handle {
     /// There is no descriptor left.
     pub(crate) fn new(agent: Agent) -> nix::Result<Self> {
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-        let (stop, passes, readings) = Default::default();
-        Ok(Self { agent: Arc::new(Mutex::new(agent)), wake: Arc::new(wake), stop, passes, readings })
+        let (stop, passes, readings, pages) = Default::default();
+        Ok(Self { agent: Arc::new(Mutex::new(agent)), wake: Arc::new(wake), stop, passes, readings, pages })
+    }
+
+    /// Keeps the page of a process, or forgets it.
+    pub(crate) fn set_page(&self, id: ProcessId, page: Option<Arc<Page>>) {
+        let mut pages = self.pages.lock();
+        match page {
+            Some(page) => pages.insert(id, page),
+            None => pages.remove(&id),
+        };
+    }
+
+    /// Returns the pages that processes have passed, once each.
+    pub(crate) fn pages(&self) -> Vec<Arc<Page>> {
+        let pages = self.pages.lock().clone();
+        // A process may have several connections.
+        let mut files = BTreeSet::new();
+        let mut pages: Vec<_> = pages.into_values().filter(|page| files.insert(page.file)).collect();
+        pages.sort_by_key(|page| page.pid);
+        pages
     }
 
     /// Returns the agent, locked.

@@ -5,13 +5,21 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nccl_net_mpib_agent_iface::agent::paths::{Refusal, Trust, open_file};
 use serde::{Deserialize, Serialize};
 
 /// Name of the file in the agent's folder.
 pub const NAME: &str = "state.json";
+/// The folder in it where the file is if the agent serves as another user than it was started by.
+pub const OWN_FOLDER: &str = "state";
+
+/// Returns where the file is in the agent's folder.
+pub fn path(folder: &Path) -> PathBuf {
+    let own = folder.join(OWN_FOLDER);
+    if own.is_dir() { own.join(NAME) } else { folder.join(NAME) }
+}
 
 /// The content of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,14 +6,17 @@
 //! | [`state`] | [`Agent`]: who is registered, and what each flow and port has been given; no socket, no clock |
 //! | [`policy`] | how the measured shares move |
 //! | [`Handle`] | what other threads have of the agent |
-//! | [`observe`] | what the statistics pages of the registered processes show |
+//! | [`page`] | the statistics page that a process has passed, checked |
+//! | [`observe`] | what the page of a process shows of its rails |
 //! | [`kept`] | what outlives a restart |
 //! | [`folder`] | the folder of socket and hint file |
+//! | [`user`] | the user as whom the agent serves |
 //! | [`server`] | the socket, the signals, and the loop |
 //! | [`http`] | metrics, the API and the page |
 //!
 //! Everything that decides is in [`Agent`]. The server and the HTTP server share it as [`Handle`].
 
+mod closer;
 pub mod config;
 mod events;
 pub mod folder;
@@ -22,6 +25,8 @@ pub mod http;
 pub mod kept;
 pub mod observe;
 mod once;
+pub mod page;
+mod peer;
 mod per_minute;
 mod plugin;
 pub mod policy;
@@ -30,6 +35,7 @@ pub mod server;
 mod snapshot;
 mod socket_file;
 pub mod state;
+pub mod user;
 
 pub use config::Config;
 pub use events::{Event, EventKind};

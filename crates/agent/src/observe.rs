@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use nccl_net_mpib_agent_iface::stats::{Carried, Sender, StatsPage, pages_of};
+use nccl_net_mpib_agent_iface::stats::{Carried, Sender, StatsPage};
 
-/// How often a process is searched for its pages until there is one, and its connections are read
-/// for their ports and their share.
+/// How often the connections of a process are read for their ports and their share.
 const SELDOM: Duration = Duration::from_secs(1);
 
 /// A rail on which parts have waited for less than this part of the time that they have waited on the
@@ -27,17 +26,14 @@ pub struct Observation {
     pub is_full: [bool; 2],
 }
 
-/// Reads the pages of one process. It reads port records, and the connections once a second only:
+/// Compares the readings of one page. It reads port records, and the connections once a second only:
 /// the cost of a reading does not depend on their number.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Observer {
-    pid: u32,
-    pages: Vec<StatsPage>,
-    searched: Option<Instant>,
     /// When the connections were read.
     looked: Option<Instant>,
-    /// Where SOUT and SUP are, by page.
-    rails: Vec<(usize, [usize; 2])>,
+    /// Where SOUT and SUP are.
+    rails: Option<[usize; 2]>,
     ports: Option<[String; 2]>,
     share: Option<u16>,
     /// What SOUT and SUP had carried when their goodput was computed last.
@@ -45,94 +41,52 @@ pub struct Observer {
     /// What they had carried at the last reading.
     read: [Carried; 2],
     since: Option<Instant>,
-    /// The events of the pages at the last reading.
+    /// The events of the page at the last reading.
     events: Option<u64>,
 }
 
 impl Observer {
-    /// Observes a process. It need not have a page yet.
-    pub fn new(pid: u32) -> Self {
-        Self {
-            pid,
-            pages: Vec::new(),
-            searched: None,
-            looked: None,
-            rails: Vec::new(),
-            ports: None,
-            share: None,
-            last: None,
-            read: Default::default(),
-            since: None,
-            events: None,
-        }
-    }
-
-    /// Returns the process id.
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
     /// Whether nothing was ever read.
     pub fn is_new(&self) -> bool {
         self.since.is_none()
     }
 
-    /// Reads the pages. Returns what they show, and the time since the last reading.
-    pub fn read(&mut self, now: Instant) -> Option<(Observation, Duration)> {
-        self.search(now);
-        if self.pages.is_empty() {
-            return None;
-        }
+    /// Reads the page. Returns what it shows, and the time since the last reading.
+    pub fn read(&mut self, page: &StatsPage, now: Instant) -> (Observation, Duration) {
         let is_due = |at: Instant| now.saturating_duration_since(at) >= SELDOM;
-        if self.rails.is_empty() || self.looked.is_none_or(is_due) {
+        if self.rails.is_none() || self.looked.is_none_or(is_due) {
             self.looked = Some(now);
-            self.look();
+            self.look(page);
         }
         let since = self.since.replace(now).unwrap_or(now);
-        let (ports, share, (goodput, is_full)) = (self.ports.clone(), self.share, self.carried());
-        Some((Observation { ports, share, goodput, is_full }, now.saturating_duration_since(since)))
+        let (ports, share, (goodput, is_full)) = (self.ports.clone(), self.share, self.carried(page));
+        (Observation { ports, share, goodput, is_full }, now.saturating_duration_since(since))
     }
 
     /// Returns whether the state of a port has changed or an episode was counted since the last call.
-    pub fn has_news(&mut self) -> bool {
-        let events = self.pages.iter().map(StatsPage::events).fold(0, u64::wrapping_add);
-        !self.pages.is_empty() && self.events.replace(events).is_some_and(|before| before != events)
-    }
-
-    fn search(&mut self, now: Instant) {
-        let due = self.searched.is_none_or(|at| now >= at + SELDOM);
-        if self.pages.is_empty() && due && self.pid != 0 {
-            self.searched = Some(now);
-            self.pages = pages_of(self.pid).unwrap_or_default();
-        }
+    pub fn has_news(&mut self, page: &StatsPage) -> bool {
+        let events = page.events();
+        self.events.replace(events).is_some_and(|before| before != events)
     }
 
     /// Reads the connections.
-    fn look(&mut self) {
-        self.rails.clear();
-        for (index, page) in self.pages.iter().enumerate() {
-            let Some(Sender { ports, .. }) = page.senders().last() else { continue };
-            self.rails.push((index, ports));
-            let share = page.senders().filter_map(|sender| sender.share).last();
+    fn look(&mut self, page: &StatsPage) {
+        self.rails = None;
+        for Sender { ports, share } in page.senders() {
+            self.rails = Some(ports);
             self.share = share.and_then(|share| u16::try_from(share).ok()).or(self.share);
-            let names = page.ports();
-            if let [Some(sout), Some(sup)] = ports.map(|port| names.get(port)) {
-                self.ports = Some([sout.name.clone(), sup.name.clone()]);
-            }
+        }
+        let Some(rails) = self.rails else { return };
+        let names = page.ports();
+        if let [Some(sout), Some(sup)] = rails.map(|port| names.get(port)) {
+            self.ports = Some([sout.name.clone(), sup.name.clone()]);
         }
     }
 
     /// Returns the goodput of SOUT and SUP since it was known last, and whether they are full.
-    fn carried(&mut self) -> ([Option<u64>; 2], [bool; 2]) {
-        if self.rails.is_empty() {
-            return Default::default();
-        }
-        let mut now = [Carried::default(); 2];
-        for (page, ports) in &self.rails {
-            for (sum, port) in now.iter_mut().zip(ports) {
-                *sum += self.pages[*page].carried(*port);
-            }
-        }
+    fn carried(&mut self, page: &StatsPage) -> ([Option<u64>; 2], [bool; 2]) {
+        let Some(rails) = self.rails else { return Default::default() };
+        let now = rails.map(|port| page.carried(port));
         let before = std::mem::replace(&mut self.read, now);
         let Some(last) = &mut self.last else {
             self.last = Some(now);
@@ -165,11 +119,11 @@ mod tests {
     //= agent.md: the policy measured reads what ports have carried, not connections
     #[test]
     fn ports_show_their_goodput_and_their_news() {
-        let pid = std::process::id();
-        let mut observer = Observer::new(pid);
         let start = Instant::now();
-        assert_eq!((Observer::new(0).read(start), observer.read(start)), (None, None), "no page");
         let writer = StatsWriter::for_this_process("0").unwrap();
+        let page = StatsWriter::descriptor().unwrap().try_clone_to_owned().unwrap();
+        let page = StatsPage::open(&page.into()).unwrap();
+        let mut observer = Observer::default();
         let rails: &[(u8, &str)] = &[(0, "a:1"), (1, "b:1")];
         let of = |direction| NewConnection {
             direction,
@@ -182,8 +136,8 @@ mod tests {
         };
         let receiver = writer.add(&of(Direction::Receive));
         let at = |ms| start + Duration::from_millis(ms);
-        assert_eq!(observer.read(at(500)), None, "it is searched once a second");
-        assert_eq!(observer.read(at(1000)), Some((Observation::default(), Duration::ZERO)));
+        let read = |observer: &mut Observer, ms| observer.read(&page, at(ms));
+        assert_eq!(read(&mut observer, 1000), (Observation::default(), Duration::ZERO));
         let senders = [7, 341].map(|share| {
             let sender = writer.add(&of(Direction::Send));
             sender.entry().share(share);
@@ -194,7 +148,7 @@ mod tests {
             |goodput, is_full| Observation { ports: ports.clone(), share: Some(341), goodput, is_full };
         let idle = [false, false];
         let step = Duration::from_millis(50);
-        assert_eq!(observer.read(at(1050)), Some((seen([None, None], idle), step)), "the first time");
+        assert_eq!(read(&mut observer, 1050), (seen([None, None], idle), step), "the first time");
         let carried = |name: &str, bytes, time| {
             writer.port(name).unwrap().add_measured(bytes, time, if name == "a:1" { 100 } else { 25 })
         };
@@ -203,17 +157,17 @@ mod tests {
         carried("b:1", 1 << 30, 500_000_000);
         senders[1].entry().share(100);
         let both = seen([Some(2 << 30), Some(2 << 30)], [true, false]);
-        assert_eq!(observer.read(at(1100)), Some((both, step)), "the share is read once a second");
+        assert_eq!(read(&mut observer, 1100), (both, step), "the share is read once a second");
         // Too little to know, and it is not lost.
         carried("b:1", Carried::LEAST - 1, 1000);
-        assert_eq!(observer.read(at(1150)).unwrap().0, seen([None, None], [false, true]));
+        assert_eq!(read(&mut observer, 1150).0, seen([None, None], [false, true]));
         carried("b:1", 1, 1000);
-        assert_eq!(observer.read(at(1200)).unwrap().0.goodput, [None, Some(Carried::LEAST * 500_000)]);
-        assert_eq!(observer.read(at(2200)).unwrap().0.share, Some(100));
+        assert_eq!(read(&mut observer, 1200).0.goodput, [None, Some(Carried::LEAST * 500_000)]);
+        assert_eq!(read(&mut observer, 2200).0.share, Some(100));
 
-        assert!(!observer.has_news(), "nothing is known of before");
+        assert!(!observer.has_news(&page), "nothing is known of before");
         writer.port_state("b:1", PortState::Down, Some(("a test", SystemTime::now())));
-        assert!(observer.has_news() && !observer.has_news());
+        assert!(observer.has_news(&page) && !observer.has_news(&page));
         drop((receiver, senders));
     }
 }

@@ -24,17 +24,16 @@ pub fn look_once(config: Config, kept: Kept) -> io::Result<Snapshot> {
     for pid in processes()? {
         // Most processes have no page. One may end at any time.
         let Ok(uid) = std::fs::metadata(format!("/proc/{pid}")).map(|meta| meta.uid()) else { continue };
-        if pages_of(pid).is_ok()
-            && let Ok(id) = agent.connect(Peer { pid, uid })
-        {
-            observers.push((id, Observer::new(pid)));
+        for page in pages_of(pid).unwrap_or_default() {
+            if let Ok(id) = agent.connect(Peer { pid, uid }) {
+                observers.push((id, page, Observer::default()));
+            }
         }
     }
     let mut observe = || {
-        for (id, observer) in &mut observers {
-            if let Some((seen, elapsed)) = observer.read(Instant::now()) {
-                agent.observe(*id, &seen, elapsed);
-            }
+        for (id, page, observer) in &mut observers {
+            let (seen, elapsed) = observer.read(page, Instant::now());
+            agent.observe(*id, &seen, elapsed);
         }
     };
     // The goodput is that between two readings.

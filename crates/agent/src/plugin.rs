@@ -1,13 +1,13 @@
 //! The socket connection of one process: bytes in, answers out.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nccl_net_mpib_agent_iface::agent::{
     IN_MEMORY, Malformed, Request, Response, Status, TAKES_MEMORY, flags, passing,
 };
-use nix::sys::socket::{MsgFlags, recv};
 
+use crate::peer::PeerProcess;
 use crate::state::{Agent, ProcessId};
 
 /// Most bytes of answers that wait for a plugin to read them.
@@ -37,16 +37,32 @@ pub(crate) enum End {
 pub(crate) struct Plugin {
     socket: OwnedFd,
     id: ProcessId,
+    pub(crate) peer: PeerProcess,
+    /// The descriptors that have come and are not judged yet.
+    came: Vec<OwnedFd>,
     input: Vec<u8>,
     out: Vec<u8>,
     /// The memory file, and the offset in `out` of the answer that brings it.
     pass: Option<(usize, OwnedFd)>,
     passed: bool,
+    /// A descriptor has come: it is the page, or the process has none.
+    pub(crate) has_tried: bool,
 }
 
 impl Plugin {
-    pub(crate) fn new(socket: OwnedFd, id: ProcessId) -> Self {
-        Self { socket, id, input: Vec::new(), out: Vec::new(), pass: None, passed: false }
+    pub(crate) fn new(socket: OwnedFd, id: ProcessId, peer: PeerProcess) -> Self {
+        let (input, out, came) = Default::default();
+        Self { socket, id, peer, came, input, out, pass: None, passed: false, has_tried: false }
+    }
+
+    /// Returns the descriptors that have come.
+    pub(crate) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.came)
+    }
+
+    /// Returns the socket, to be closed.
+    pub(crate) fn into_socket(self) -> OwnedFd {
+        self.socket
     }
 
     /// Whether there is something to write.
@@ -54,16 +70,23 @@ impl Plugin {
         !self.out.is_empty()
     }
 
-    /// Reads once and answers what is complete.
-    pub(crate) fn read(&mut self, agent: &mut Agent) -> Result<(), End> {
+    /// Reads once, with the descriptors that come.
+    pub(crate) fn read(&mut self) -> Result<(), End> {
         let mut bytes = [0; IN_MAX];
-        // Without a control buffer the kernel drops descriptors that a process passes.
-        match recv(self.socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT).map_err(io::Error::from) {
-            Ok(0) => return Err(End::Closed),
-            Ok(n) => self.input.extend_from_slice(&bytes[..n]),
+        match passing::receive(&self.socket, &mut bytes) {
+            Ok((0, _)) => return Err(End::Closed),
+            Ok((n, descriptors)) => {
+                self.input.extend_from_slice(&bytes[..n]);
+                self.came = descriptors;
+            }
             Err(e) if again(&e) => {}
             Err(e) => return Err(e.into()),
         }
+        Ok(())
+    }
+
+    /// Answers what is complete.
+    pub(crate) fn answer_all(&mut self, agent: &mut Agent) -> Result<(), End> {
         let mut done = 0;
         while let Some((request, len)) = Request::decode(&self.input[done..])? {
             let takes_memory = flags(&self.input[done..]) & TAKES_MEMORY != 0;

@@ -143,6 +143,8 @@ pub(crate) struct Process {
     memory: Option<MemoryWriter>,
     /// PORTS CHANGED is due: the process does not know its newest port entries.
     ports_changed: bool,
+    /// It has passed a statistics page, which was read.
+    pub(crate) has_page: bool,
     /// Names of SOUT's and SUP's port, once its statistics show them.
     pub(crate) ports: Option<[String; 2]>,
 }
@@ -155,6 +157,7 @@ impl Process {
             flows: Flows::default(),
             memory: None,
             ports_changed: false,
+            has_page: false,
             ports: None,
         }
     }
@@ -207,6 +210,11 @@ impl Process {
 
     pub(crate) fn connections(&self) -> usize {
         self.connections.len()
+    }
+
+    /// Whether it has registered a connection or has a memory file.
+    pub(crate) fn is_served(&self) -> bool {
+        self.memory.is_some() || !self.connections.is_empty()
     }
 
     pub(crate) fn has(&self, conn_id: u32) -> bool {

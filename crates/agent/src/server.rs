@@ -6,23 +6,27 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl_net_mpib_agent_iface::agent::HintsWriter;
 use nccl_net_mpib_agent_iface::agent::paths::{HINTS_NAME, SOCKET_NAME};
+use nccl_net_mpib_agent_iface::codes::Code;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
 use parking_lot::MutexGuard;
 
+use crate::closer::Closer;
 use crate::config::Config;
 use crate::handle::Handle;
 use crate::kept::{self, Kept};
 use crate::observe::Observer;
+use crate::page::Page;
+use crate::peer::PeerProcess;
 use crate::per_minute::PerMinute;
 use crate::plugin::{End, Plugin};
 use crate::socket_file::SocketFile;
@@ -40,11 +44,16 @@ const EVENTS: usize = 64;
 const LISTENER: u64 = u64::MAX;
 const SIGNALS: u64 = u64::MAX - 1;
 const WAKE: u64 = u64::MAX - 2;
+/// Added to the number of a connection: its process has ended.
+const ENDED: u64 = 1 << 63;
 
 /// The server.
 #[derive(Debug)]
 pub struct Server {
-    folder: PathBuf,
+    /// Where it keeps what outlives a restart.
+    state: PathBuf,
+    /// Root has started it, so it serves all users.
+    serves_all: bool,
     /// Before the listener: while somebody listens no other agent replaces the file.
     _file: SocketFile,
     /// The configuration file, which is read again on SIGHUP.
@@ -54,7 +63,8 @@ pub struct Server {
     signals: Option<SignalFd>,
     epoll: Epoll,
     plugins: BTreeMap<ProcessId, Plugin>,
-    observers: BTreeMap<ProcessId, Observer>,
+    /// The pages that processes have passed, with what is known of earlier readings.
+    observers: BTreeMap<ProcessId, (Arc<Page>, Observer)>,
     /// When processes are observed.
     observe_at: Instant,
     /// When their rails are checked for changes.
@@ -63,6 +73,7 @@ pub struct Server {
     spare: Option<File>,
     /// Bounds the lines about processes.
     complaints: PerMinute,
+    closer: Closer,
 }
 
 impl Server {
@@ -79,7 +90,7 @@ impl Server {
             return Err(io::Error::new(in_use, text));
         }
         let hints = config.hint_file.then(|| HintsWriter::create(folder.join(HINTS_NAME))).transpose()?;
-        let state = folder.join(kept::NAME);
+        let state = kept::path(folder);
         let (kept, damaged) = match Kept::read(&state) {
             Ok(kept) => (kept, None),
             Err(e) => (Kept::default(), Some(format!("{}: {e}; nothing of it is used", state.display()))),
@@ -95,7 +106,8 @@ impl Server {
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
         epoll.add(handle.waker(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         Ok(Self {
-            folder: folder.to_owned(),
+            state,
+            serves_all: geteuid().is_root(),
             _file: file_of_socket,
             file,
             handle,
@@ -108,6 +120,7 @@ impl Server {
             check_at: Instant::now(),
             spare: File::open("/dev/null").ok(),
             complaints: PerMinute::new(LINES),
+            closer: Closer::default(),
         })
     }
 
@@ -133,7 +146,7 @@ impl Server {
         Ok(())
     }
 
-    /// Allows as many descriptors as the system does: each process takes four.
+    /// Allows as many descriptors as the system does: each process takes five.
     pub fn raise_limits() {
         if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
             // What is there already serves most hosts.
@@ -168,6 +181,8 @@ impl Server {
                     SIGNALS => self.signalled(),
                     // An error means that the counter is 0 already.
                     WAKE => drop(self.handle.waker().read()),
+                    // Another process may have the socket, too.
+                    id if id & ENDED != 0 => self.served(id & !ENDED, Err(End::Closed)),
                     id => self.serve(id),
                 }
             }
@@ -194,75 +209,119 @@ impl Server {
             // Nobody, or a process that has closed already.
             Err(_) => return,
         };
-        let peer = match getsockopt(&socket, PeerCredentials) {
-            Ok(peer) => Peer { pid: u32::try_from(peer.pid()).unwrap_or(0), uid: peer.uid() },
-            Err(e) => return self.complain(format!("a process is refused: its user is not known: {e}")),
-        };
-        let own = geteuid();
-        if !own.is_root() && peer.uid != 0 && peer.uid != own.as_raw() {
-            return self.complain(format!("process {} is refused: it is of user {}", peer.pid, peer.uid));
+        let known = PeerProcess::of(&socket);
+        let uid = known.as_ref().map_or(0, |peer| peer.uid);
+        if let Err((socket, why)) = self.admit(socket, known) {
+            self.closer.end(uid, socket);
+            self.complain(why);
         }
-        let connected = self.agent().connect(peer);
+    }
+
+    /// Serves a process that has connected. The error has the reason why not.
+    fn admit(&mut self, socket: OwnedFd, known: nix::Result<PeerProcess>) -> Result<(), (OwnedFd, String)> {
+        let peer = match known {
+            Ok(peer) => peer,
+            Err(e) => return Err((socket, format!("a process is refused: its user is not known: {e}"))),
+        };
+        let (pid, uid, own) = (peer.pid, peer.uid, geteuid());
+        if !self.serves_all && uid != 0 && uid != own.as_raw() {
+            return Err((socket, format!("process {pid} is refused: it is of user {uid}")));
+        }
+        let connected = self.agent().connect(Peer { pid, uid });
         let id = match connected {
             Ok(id) => id,
-            Err(e) => return self.complain(format!("process {} is refused: {e}", peer.pid)),
+            Err(e) => return Err((socket, format!("process {pid} is refused: {e}"))),
         };
-        let plugin = Plugin::new(socket, id);
-        match self.epoll.add(&plugin, EpollEvent::new(EpollFlags::EPOLLIN, id)) {
-            Ok(()) => {
-                if self.plugins.is_empty() {
-                    self.observe_at = Instant::now();
-                }
-                self.plugins.insert(id, plugin);
-                self.observers.insert(id, Observer::new(peer.pid));
-            }
-            Err(e) => {
-                self.agent().disconnect(id);
-                self.complain(format!("process {} is refused: epoll: {e}", peer.pid));
-            }
+        let plugin = Plugin::new(socket, id, peer);
+        let readable = |data| EpollEvent::new(EpollFlags::EPOLLIN, data);
+        let added = self.epoll.add(&plugin, readable(id)).and_then(|()| match &plugin.peer.end {
+            Some(end) => self.epoll.add(end, readable(id | ENDED)),
+            None => Ok(()),
+        });
+        if let Err(e) = added {
+            self.agent().disconnect(id);
+            return Err((plugin.into_socket(), format!("process {pid} is refused: epoll: {e}")));
         }
+        if self.plugins.is_empty() {
+            self.observe_at = Instant::now();
+        }
+        self.plugins.insert(id, plugin);
+        Ok(())
     }
 
     /// Accepts and closes a connection that cannot be served: it would be reported again and again.
     fn refuse_for_lack(&mut self) {
         self.spare = None;
-        drop(self.listener.accept());
+        if let Ok((socket, _)) = self.listener.accept() {
+            // Root: who it is takes a descriptor to find out.
+            self.closer.end(0, socket.into());
+        }
         self.spare = File::open("/dev/null").ok();
         self.complain(String::from("a process is refused: this agent has no file descriptors left"));
     }
 
     fn serve(&mut self, id: ProcessId) {
-        // Before the first answer: what the process does now decides its share.
-        self.observe_new(id);
         let Some(plugin) = self.plugins.get_mut(&id) else { return };
-        let served = match plugin.waits() {
+        let written = match plugin.waits() {
             true => plugin.write(),
             false => Ok(()),
         };
-        let mut agent = self.handle.agent();
-        let served = served.and_then(|()| plugin.read(&mut agent));
-        drop(agent);
+        let mut served = written.and_then(|()| plugin.read());
+        let descriptors = plugin.take_descriptors();
+        self.take_page(id, descriptors);
+        // Before the first answer: what the process does now decides its share.
+        self.observe_new(id);
+        if let (Ok(()), Some(plugin)) = (&served, self.plugins.get_mut(&id)) {
+            served = plugin.answer_all(&mut self.handle.agent());
+        }
         self.served(id, served);
+    }
+
+    /// Takes the page of a process: the first descriptor that it passes. Others are of no use.
+    fn take_page(&mut self, id: ProcessId, mut descriptors: Vec<OwnedFd>) {
+        let Some(plugin) = self.plugins.get_mut(&id).filter(|_| !descriptors.is_empty()) else { return };
+        let (pid, uid) = (plugin.peer.pid, plugin.peer.uid);
+        if !std::mem::replace(&mut plugin.has_tried, true) {
+            let file = File::from(descriptors.remove(0));
+            match Page::of(&plugin.peer, &file) {
+                Ok(page) => {
+                    let page = Arc::new(page);
+                    self.handle.set_page(id, Some(Arc::clone(&page)));
+                    self.observers.insert(id, (page, Observer::default()));
+                    // Its ports are news to those who follow the readings.
+                    self.handle.rail_changed();
+                }
+                Err(why) => {
+                    descriptors.push(file.into());
+                    self.complain(coded(format!(
+                        "process {pid} of user {uid} has passed no statistics page that can be used: {why}"
+                    )));
+                }
+            }
+        }
+        self.closer.close(uid, descriptors);
     }
 
     /// Ends a connection that has failed, or waits for room for its answers.
     fn served(&mut self, id: ProcessId, served: Result<(), End>) {
         let Some(plugin) = self.plugins.get_mut(&id) else { return };
-        match served {
-            Ok(()) => {
-                let more = if plugin.waits() { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
-                let mut event = EpollEvent::new(EpollFlags::EPOLLIN | more, id);
-                // Of a descriptor that was added: it cannot fail.
-                let _ = self.epoll.modify(&*plugin, &mut event);
-            }
-            Err(end) => {
-                let pid = self.observers.remove(&id).map_or(0, |observer| observer.pid());
-                self.plugins.remove(&id);
-                self.agent().disconnect(id);
-                if !matches!(end, End::Closed) {
-                    self.complain(format!("process {pid} is disconnected: it {end}"));
-                }
-            }
+        let Err(end) = served else {
+            let more = if plugin.waits() { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
+            let mut event = EpollEvent::new(EpollFlags::EPOLLIN | more, id);
+            // Of a descriptor that was added: it cannot fail.
+            let _ = self.epoll.modify(&*plugin, &mut event);
+            return;
+        };
+        let Some(plugin) = self.plugins.remove(&id) else { return };
+        self.observers.remove(&id);
+        self.handle.set_page(id, None);
+        self.agent().disconnect(id);
+        let (pid, uid) = (plugin.peer.pid, plugin.peer.uid);
+        // The closer may keep it for a while.
+        let _ = self.epoll.delete(&plugin);
+        self.closer.end(uid, plugin.into_socket());
+        if !matches!(end, End::Closed) {
+            self.complain(format!("process {pid} is disconnected: it {end}"));
         }
     }
 
@@ -295,17 +354,17 @@ impl Server {
     }
 
     fn observe_new(&mut self, id: ProcessId) {
-        if let Some(observer) = self.observers.get_mut(&id)
+        if let Some((page, observer)) = self.observers.get_mut(&id)
             && observer.is_new()
-            && let Some((seen, elapsed)) = observer.read(Instant::now())
         {
+            let (seen, elapsed) = observer.read(&page.stats, Instant::now());
             self.handle.agent().observe(id, &seen, elapsed);
         }
     }
 
     fn observe(&mut self, now: Instant) {
         // Without the lock: those who ask by HTTP do not wait for the pages of others.
-        let read = self.observers.iter_mut().filter_map(|(id, one)| Some((*id, one.read(now)?)));
+        let read = self.observers.iter_mut().map(|(id, (page, one))| (*id, one.read(&page.stats, now)));
         let read: Vec<_> = read.collect();
         let mut agent = self.handle.agent();
         for (id, (seen, elapsed)) in read {
@@ -318,8 +377,9 @@ impl Server {
     /// Has the statistics of all processes read if a rail has changed.
     fn check_rails(&mut self, now: Instant) {
         // Each of them is asked.
-        let changed = self.observers.values_mut().filter_map(|one| one.has_news().then_some(())).count();
-        if changed > 0 {
+        let changed =
+            self.observers.values_mut().filter_map(|(page, one)| one.has_news(&page.stats).then_some(()));
+        if changed.count() > 0 {
             self.handle.rail_changed();
         }
         self.check_at = now + NEWS;
@@ -341,8 +401,8 @@ impl Server {
             }
         }
         if let Some(kept) = kept {
-            let path = self.folder.join(kept::NAME);
-            if let Err(e) = kept.write(&path) {
+            let path = &self.state;
+            if let Err(e) = kept.write(path) {
                 eprintln!(
                     "mpib agent: {}: {e}; drains and shares would not outlive a restart",
                     path.display()
@@ -350,4 +410,9 @@ impl Server {
             }
         }
     }
+}
+
+/// Returns a line with its code: what it stands for is in the guide.
+fn coded(line: String) -> String {
+    format!("{line} [{}]", Code::of_log(&line))
 }

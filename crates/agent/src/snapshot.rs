@@ -48,6 +48,8 @@ pub struct ProcessView {
     pub uid: u32,
     /// Registered connections.
     pub connections: usize,
+    /// Whether it has passed its statistics page.
+    pub page: bool,
     /// Ports of SOUT and SUP, if they are known.
     pub ports: Option<[String; 2]>,
     /// Measured goodput of SOUT, in bytes per second.

@@ -329,22 +329,27 @@ fn the_stream_follows_what_happens() {
     assert!(b["host"]["interval_seconds"].is_number());
 }
 
-//= agent.md: clients that send nothing are disconnected, and block neither others nor plugins
+//= agent.md: clients that send nothing give way to others, and block no plugin
 #[test]
-fn idle_clients_block_nobody_for_long() {
+fn idle_clients_give_way() {
     let agent = Running::start("");
-    let idle: Vec<TcpStream> = (0..80).map(|_| agent.connect()).collect();
+    let mut idle: Vec<TcpStream> = (0..64).map(|_| agent.connect()).collect();
+    let socket = agent.dir.path().join(SOCKET);
+    let mut operators: Vec<UnixStream> = (0..64).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     // A plugin is served meanwhile.
     let mut plugin = UnixStream::connect(agent.dir.path().join("agent.sock")).unwrap();
     plugin.set_read_timeout(Some(LIMIT)).unwrap();
     let (bytes, len) = Request::Deregister { conn_id: 1 }.encode();
     plugin.write_all(&bytes[..len]).unwrap();
     plugin.read_exact(&mut [0; 12]).unwrap();
-    // All clients are disconnected, and then another one has its turn.
-    for mut client in idle {
-        assert_eq!(client.read(&mut [0]).unwrap(), 0, "disconnected");
-    }
+    // Those that came first have made room, and the others are there.
     assert_eq!(agent.get("/healthz").0, 200);
+    assert_eq!(idle[0].read(&mut [0]).unwrap(), 0, "disconnected");
+    assert!(!host(&socket, LIMIT).unwrap().hostname.is_empty());
+    operators[0].set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(operators[0].read(&mut [0]).unwrap(), 0, "disconnected");
+    // In the end they are disconnected even if nobody comes.
+    assert_eq!(idle[63].read(&mut [0]).unwrap(), 0, "disconnected");
 }
 
 //= agent.md: requests are limited in size

@@ -1,4 +1,5 @@
 //! The agent over its sockets.
 
 mod http;
+mod pages;
 mod server;

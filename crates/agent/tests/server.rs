@@ -19,14 +19,14 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-struct Running {
+pub(crate) struct Running {
     dir: tempfile::TempDir,
-    handle: Handle,
+    pub(crate) handle: Handle,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Running {
-    fn start(config: &str) -> Self {
+    pub(crate) fn start(config: &str) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), config)
     }
 
@@ -48,17 +48,17 @@ impl Running {
         }
     }
 
-    fn connect(&self) -> Client {
+    pub(crate) fn connect(&self) -> Client {
         let socket = UnixStream::connect(self.dir.path().join("agent.sock")).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
         Client { socket, input: Vec::new(), file: None }
     }
 
-    fn events(&self) -> Vec<String> {
+    pub(crate) fn events(&self) -> Vec<String> {
         self.handle.read(Agent::snapshot).events.into_iter().map(|event| event.text).collect()
     }
 
-    fn processes(&self) -> usize {
+    pub(crate) fn processes(&self) -> usize {
         self.handle.read(Agent::snapshot).processes.len()
     }
 }
@@ -70,7 +70,7 @@ impl Drop for Running {
 }
 
 /// Waits for something that another thread does.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !done() {
         assert!(Instant::now() < end, "{what}");
@@ -79,20 +79,20 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// A plugin's end of the socket.
-struct Client {
-    socket: UnixStream,
+pub(crate) struct Client {
+    pub(crate) socket: UnixStream,
     input: Vec<u8>,
     file: Option<OwnedFd>,
 }
 
 impl Client {
-    fn send(&mut self, request: &Request, flags: u8) {
+    pub(crate) fn send(&mut self, request: &Request, flags: u8) {
         let (bytes, len) = request.encode_with(flags);
         self.socket.write_all(&bytes[..len]).unwrap();
     }
 
     /// The next message, and its flags.
-    fn message(&mut self) -> (Response, u8) {
+    pub(crate) fn message(&mut self) -> (Response, u8) {
         let end = Instant::now() + LIMIT;
         loop {
             if let Some((response, len)) = Response::decode(&self.input).unwrap() {
@@ -105,7 +105,7 @@ impl Client {
                 Ok((n, file)) => {
                     assert!(n > 0, "the agent has closed");
                     self.input.extend_from_slice(&bytes[..n]);
-                    self.file = file.or(self.file.take());
+                    self.file = file.into_iter().next().or(self.file.take());
                 }
                 Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
             }
@@ -114,7 +114,7 @@ impl Client {
         }
     }
 
-    fn register(&mut self, conn_id: u32, last: u8, flags: u8) -> (Response, u8) {
+    pub(crate) fn register(&mut self, conn_id: u32, last: u8, flags: u8) -> (Response, u8) {
         let ip = |net, last| Ipv4Addr::new(10, net, 0, last);
         let (sout_src, sout_dst) = (ip(0, 1), ip(0, last));
         let register = Register { conn_id, sout_src, sout_dst, sup_src: ip(1, 1), sup_dst: ip(1, last) };
@@ -131,11 +131,11 @@ impl Client {
     }
 }
 
-fn slot(slot: u32) -> Response {
+pub(crate) fn slot(slot: u32) -> Response {
     Response::Registered { status: Status::SUCCESS, slot }
 }
 
-fn deregistered(status: Status) -> Response {
+pub(crate) fn deregistered(status: Status) -> Response {
     Response::Deregistered { status }
 }
 
@@ -174,6 +174,7 @@ fn a_process_without_connections_attaches() {
 }
 
 /// The agent needs none of them. They would use up its own, and keep a stranger's files open.
+//= agent.md: what is no page of the process costs one line of the log
 #[test]
 fn descriptors_that_a_process_passes_are_closed() {
     let agent = Running::start("");
@@ -190,7 +191,7 @@ fn descriptors_that_a_process_passes_are_closed() {
     }
     drop(write);
     // The end of the pipe: nobody has its other end any more.
-    assert_eq!(read.read(&mut [0]).unwrap(), 0);
+    until("the end of the pipe", || read.read(&mut [0]).is_ok_and(|n| n == 0));
 }
 
 //= agent.md: plugins without a memory file have slots in the hint file

@@ -9,6 +9,7 @@ use std::{env, io};
 use clap::Args;
 use mpib_agent::http::{self, Http, Listen};
 use mpib_agent::kept::{self, Kept};
+use mpib_agent::user::Account;
 use mpib_agent::{Config, Handle, Server, folder, look_once};
 use mpib_host_view::Source;
 
@@ -26,6 +27,10 @@ pub(crate) struct AgentArgs {
     /// other users, else /tmp/mpib
     #[arg(long, value_name = "FOLDER")]
     socket_dir: Option<PathBuf>,
+    /// User as whom it serves, once root has made the folder, the sockets and the hint file. It needs no
+    /// rights on the host
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
     /// Where metrics, the API and the page are served: address and port, or "off". Default: what
     /// the configuration has, else 127.0.0.1:9119 unless that cannot be used
     #[arg(long, value_name = "ADDRESS")]
@@ -64,17 +69,29 @@ fn run(args: &AgentArgs) -> Result<(), String> {
     let place = place.unwrap_or_else(|| folder::default(root, env::var_os("XDG_RUNTIME_DIR").as_deref()));
     let text = |e: io::Error| e.to_string();
     if args.once {
-        let kept = Kept::read(&place.join(kept::NAME)).unwrap_or_default();
+        let kept = Kept::read(&kept::path(&place)).unwrap_or_default();
         let seen = look_once(config, kept).map_err(text)?;
         return document::print(&seen).map_err(|e| e.to_string());
     }
+    let account = args.user.as_deref().map(Account::named).transpose()?;
     folder::prepare(&place).map_err(text)?;
+    if let Some(account) = account {
+        account.prepare(&place).map_err(text)?;
+    }
     Server::raise_limits();
+    let http_config = config.http.clone();
     let listen = args.http.or(config.http.listen);
     let mut server = Server::bind(&place, config, file).map_err(text)?;
     server.take_signals().map_err(text)?;
     let listener = listen_at(listen, &server.handle()).map_err(text)?;
     let _http = Http::start(listener, &place, Source::default(), server.handle()).map_err(text)?;
+    if let Some(account) = account {
+        account.assume().map_err(|e| format!("user {}: {e}", args.user.as_deref().unwrap_or_default()))?;
+        // It was readable to root.
+        if let Err(why) = http::check_token_file(&http_config) {
+            server.handle().change(|agent| agent.log(why));
+        }
+    }
     server.run().map_err(text)
 }
 

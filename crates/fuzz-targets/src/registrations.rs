@@ -230,7 +230,7 @@ impl Process {
                 Ok((0, _)) => panic!("the agent has closed a connection before {expected:?}"),
                 Ok((n, descriptor)) => {
                     self.read.extend_from_slice(&chunk[..n]);
-                    file = file.take().or(descriptor);
+                    file = file.take().or(descriptor.into_iter().next());
                 }
                 Err(e) => assert_eq!(e.kind(), io::ErrorKind::WouldBlock, "{e}"),
             }

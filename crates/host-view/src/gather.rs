@@ -30,6 +30,17 @@ pub struct Source {
     users: HashMap<u32, Option<String>>,
 }
 
+/// A page that a process has passed.
+#[derive(Debug, Clone, Copy)]
+pub struct Passed<'a> {
+    /// Process id.
+    pub pid: u32,
+    /// User id.
+    pub uid: u32,
+    /// The page.
+    pub page: &'a StatsPage,
+}
+
 impl Default for Source {
     fn default() -> Self {
         Self::new("/sys/class/infiniband")
@@ -83,6 +94,23 @@ impl Source {
         self.finish(host)
     }
 
+    /// Reads pages that processes have passed to this one. Rates are not computed.
+    pub fn passed(&mut self, pages: &[Passed<'_>]) -> Host {
+        let (mut host, mut budget) = (new_host(), Budget::default());
+        for Passed { pid, uid, page } in pages {
+            if budget.has_room(*uid) {
+                self.add(&mut host, (*pid, *uid), [*page], &mut budget);
+            } else {
+                host.not_inspected += 1;
+            }
+        }
+        // It has its connection to this process. The kernel may hide it, or show another one.
+        for process in host.processes.iter_mut().filter(|process| process.state == State::Absent) {
+            process.state = State::Alive;
+        }
+        self.finish(host)
+    }
+
     /// Reads one process. Rates are not computed.
     ///
     /// # Errors
@@ -93,7 +121,13 @@ impl Source {
         Ok(self.finish(host))
     }
 
-    fn add(&mut self, host: &mut Host, (pid, uid): (u32, u32), pages: &[StatsPage], budget: &mut Budget) {
+    fn add<'a>(
+        &mut self,
+        host: &mut Host,
+        (pid, uid): (u32, u32),
+        pages: impl IntoIterator<Item = &'a StatsPage>,
+        budget: &mut Budget,
+    ) {
         let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         let command = command.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         let user = self.users.entry(uid).or_insert_with(|| name_of(uid)).clone();

@@ -20,7 +20,7 @@ mod verdict;
 mod waits;
 
 pub use count::Count;
-pub use gather::{Source, hostname};
+pub use gather::{Passed, Source, hostname};
 pub use ledger::Ledger;
 pub use metrics::{MAX_PEERS, MetricsOptions, manual, metrics};
 pub use model::{

@@ -5,10 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use mpib_tests::agent::{Agent, Place, overwrite, wait_share};
-use mpib_tests::pair::until;
+use mpib_tests::pair::{init, until};
+use mpib_tests::table::newest;
 use mpib_tests::{here, isolated};
 use nccl_net_mpib::simulation::agent::Subscription;
 use nccl_net_mpib_agent_iface::agent::entry_offset;
+use nccl_net_mpib_agent_iface::stats::StatsWriter;
 
 fn warnings(place: &Place) -> Vec<String> {
     place.log().into_iter().filter(|line| line.0).map(|line| line.1).collect()
@@ -441,6 +443,19 @@ fn connections_that_end_while_the_agent_is_silent_end() {
         drop(flows);
         agent.event("deregistered");
         agent.event("closed");
+    });
+}
+
+/// The kernel drops the descriptor: such an agent gets the bytes that it has always got.
+//= agent.md: agents that read no descriptors go on working
+#[test]
+fn an_agent_that_reads_no_descriptors_gives_hints_to_a_process_with_a_page() {
+    isolated(here!(), &[], || {
+        let _ctx = init(newest());
+        assert!(StatsWriter::descriptor().is_some(), "a page");
+        let place = Place::create();
+        let (_agent, flow) = hinted(&place);
+        assert_eq!(flow.share(), 256);
     });
 }
 

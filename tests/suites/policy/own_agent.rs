@@ -238,7 +238,6 @@ fn a_process_without_hints_attaches_for_the_scales_of_ports() {
 fn a_process_without_hints_misses_no_agent() {
     with_folder(here!(), &[], |folder| {
         let pair = connect(newest(), init(newest()), 0);
-        assert!(waits().is_empty(), "no thread");
         pair.message(MIB, MIB, 1);
         pair.close();
         // The socket of an agent that has ended.
@@ -247,6 +246,66 @@ fn a_process_without_hints_misses_no_agent() {
         pair.message(MIB, MIB, 1);
         pair.close();
         assert_eq!(take_warnings(), [""; 0]);
+    });
+}
+
+/// Waits until the only process that the agent knows has passed its page.
+fn until_page(agent: &Agent) {
+    until("the page", || {
+        let seen = agent.snapshot();
+        matches!(&*seen.processes, [process] if process.page).then_some(())
+    });
+}
+
+//= agent.md: the page comes to each agent, whenever it starts
+#[test]
+fn the_page_comes_to_each_agent_without_a_connection() {
+    with_folder(here!(), &[], |folder| {
+        // Before there is an agent.
+        let ctx = init(newest());
+        for _ in 0..3 {
+            let agent = Agent::start(folder, "");
+            until_page(&agent);
+            agent.kill();
+        }
+        let agent = Agent::start(folder, "");
+        until_page(&agent);
+        let pair = connect(newest(), ctx, 0);
+        pair.message(MIB, MIB, 1);
+        pair.close();
+        assert_eq!(take_warnings(), [""; 0]);
+        agent.kill();
+    });
+}
+
+//= agent.md: the page comes with the first REGISTER
+#[test]
+fn the_page_comes_with_the_first_registration() {
+    with_folder(here!(), &ADVANCED, |folder| {
+        let agent = Agent::start(folder, EXTERNAL);
+        let pair = Pair::new(newest());
+        agent.registered(2);
+        until_page(&agent);
+        agent.kill();
+        let agent = Agent::start(folder, EXTERNAL);
+        agent.registered(2);
+        until_page(&agent);
+        pair.close();
+        agent.kill();
+    });
+}
+
+//= agent.md: a process without statistics passes no page
+#[test]
+fn a_process_without_statistics_is_served_without_a_page() {
+    with_folder(here!(), &[ADVANCED[0], ("MPIB_STATS", "0")], |folder| {
+        let agent = Agent::start(folder, EXTERNAL);
+        let pair = Pair::new(newest());
+        assert!(agent.registered(2).processes.iter().all(|process| !process.page));
+        agent.set_share(256);
+        until_carried(&pair, 0, 256);
+        pair.close();
+        agent.kill();
     });
 }
 

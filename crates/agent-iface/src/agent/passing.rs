@@ -1,4 +1,5 @@
-//! Bytes over the agent's socket, and the descriptor of the memory file with them.
+//! Bytes over the agent's socket, and descriptors with them: of the plugin's statistics page, and of
+//! the agent's memory file.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -23,13 +24,13 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>)
     Ok(sendmsg::<()>(socket, &[IoSlice::new(bytes)], control.as_slice(), flags, None)?)
 }
 
-/// Reads what there is into `bytes`. Returns the number of bytes, 0 at the end, and the descriptor
-/// that came with them. Of several descriptors the first is kept. One for which this process has no
-/// room counts as none.
+/// Reads what there is into `bytes`. Returns the number of bytes, 0 at the end, and the descriptors
+/// that came with them. Those for which this process has no room are missing. To close one may take
+/// as long as its owner likes.
 ///
 /// # Errors
 /// The system's, `WouldBlock` if nothing has come.
-pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut control = cmsg_space!([i32; MOST]);
     let mut buffers = [IoSliceMut::new(bytes)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
@@ -44,7 +45,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option
             passed.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
-    Ok((received, passed.into_iter().next()))
+    Ok((received, passed))
 }
 
 #[cfg(test)]
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_that_are_too_many_are_closed() {
+    fn all_descriptors_come_with_the_bytes() {
         for count in [2, 3, 253] {
             let (one, other) = UnixStream::pair().unwrap();
             let (mut read, write) = io::pipe().unwrap();
@@ -65,7 +66,7 @@ mod tests {
             sendmsg::<()>(one.as_raw_fd(), &[IoSlice::new(b"a")], &control, MsgFlags::empty(), None).unwrap();
             drop(write);
             let (n, passed) = receive(&other, &mut [0; 8]).unwrap();
-            assert!(n == 1 && passed.is_some(), "{count}");
+            assert_eq!((n, passed.len()), (1, count));
             drop(passed);
             // The end of the pipe: nobody has its other end any more.
             nix::fcntl::fcntl(&read, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
@@ -84,12 +85,13 @@ mod tests {
         assert_eq!(send(&one, b"de", None).unwrap(), 2);
         let (n, passed) = receive(&other, &mut bytes).unwrap();
         assert_eq!(&bytes[..n], b"abc", "bytes with a descriptor are not joined with those after");
-        let passed = File::from(passed.unwrap());
+        let [passed] = passed.try_into().unwrap();
+        let passed = File::from(passed);
         assert_eq!(passed.metadata().unwrap().ino(), file.metadata().unwrap().ino());
         let (n, passed) = receive(&other, &mut bytes).unwrap();
-        assert!(&bytes[..n] == b"de" && passed.is_none());
+        assert!(&bytes[..n] == b"de" && passed.is_empty());
         drop(one);
-        assert!(matches!(receive(&other, &mut bytes), Ok((0, None))));
+        assert_eq!(receive(&other, &mut bytes).unwrap().0, 0);
         assert_eq!(send(&other, b"x", None).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

@@ -346,6 +346,8 @@ const RUN: &[Code] = group! {
         "the peer's process ended, or closed it", "the peer's log: its first failure is the cause";
     general 534 "protocol error: ":
         "the peer breaks the protocol, or a stranger connects", "one version of the plugin on all hosts; what else uses that address";
+    text 535 "has passed no statistics page that can be used":
+        "a process has passed the agent something else, or the page of another version, process or user", "the line has the process and what was found; agent and plugin of one release";
 };
 
 const PAIR: &[Code] = group! {
@@ -389,7 +391,7 @@ const ALERTS: &[Code] = group! {
     alert 710 "MpibPortDrainedLong":
         "a drained port was forgotten", "undrain it ([agent.md](agent.md))";
     alert 711 "MpibStatisticsNotRead":
-        "the agent cannot read the pages of some processes", "run the agent as root, or as the jobs' user";
+        "the agent has no statistics of some processes: `MPIB_STATS=0`, a plugin of an earlier release, or a page that is not used", "the plugin of the agent's release in all jobs; the agent's log";
     alert 712 "MpibAgentDown":
         "the agent does not answer", "`systemctl status mpib-agent`; jobs go on";
 };

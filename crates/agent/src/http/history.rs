@@ -2,12 +2,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use mpib_host_view::Host;
+use mpib_host_view::{Host, MAX_PORTS};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 /// How long rates are kept, in ms.
 const KEPT_MS: u64 = 600_000;
+/// The least time between two readings that are kept, in ms.
+const GAP_MS: u64 = 500;
+/// Most ports whose rates are kept: those of a reading, and as many that others had.
+const PORTS: usize = 2 * MAX_PORTS;
 
 /// The rates of ports over the last ten minutes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
@@ -21,6 +25,9 @@ pub struct History {
 
 impl History {
     pub(super) fn add(&mut self, host: &Host) {
+        if self.at_ms.back().is_some_and(|at| host.at_ms < at + GAP_MS) {
+            return;
+        }
         for port in &host.ports {
             let unknown = || self.at_ms.iter().map(|_| None).collect();
             self.ports.entry(port.name.clone()).or_insert_with(unknown);
@@ -39,6 +46,13 @@ impl History {
             }
         }
         self.ports.retain(|_, rates| rates.iter().any(Option::is_some));
+        while self.ports.len() > PORTS {
+            // The readings since its last rate.
+            let age = |rates: &VecDeque<Option<u64>>| rates.iter().rev().position(Option::is_some);
+            let oldest = self.ports.iter().max_by_key(|(_, rates)| age(rates));
+            let Some(name) = oldest.map(|(name, _)| name.clone()) else { return };
+            self.ports.remove(&name);
+        }
     }
 }
 
@@ -47,6 +61,20 @@ mod tests {
     use mpib_host_view::Port;
 
     use super::*;
+
+    /// A process can show other ports in each reading, and have ten readings in a second.
+    #[test]
+    fn invented_ports_do_not_make_it_grow() {
+        let mut history = History::default();
+        let port = |name: String| Port { name, bytes_sent_per_second: Some(1.0), ..Port::default() };
+        for reading in 0..2_000_u64 {
+            let invented = (0..MAX_PORTS - 1).map(|i| port(format!("x{reading}_{i}:1")));
+            let ports = invented.chain([port("mlx5_0:1".into())]).collect();
+            history.add(&Host { at_ms: reading * 100, ports, ..Host::default() });
+        }
+        assert_eq!((history.at_ms.len(), history.ports.len()), (400, PORTS));
+        assert!(history.ports["mlx5_0:1"].iter().all(Option::is_some));
+    }
 
     #[test]
     fn ten_minutes_are_kept() {

@@ -14,6 +14,7 @@ mod history;
 mod page;
 mod rails;
 mod readings;
+mod seats;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -36,20 +37,24 @@ use nix::unistd::{Uid, User, geteuid};
 use parking_lot::Mutex;
 pub(crate) use readings::Nudge;
 use readings::Readings;
+use seats::{Seat, Seats};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::Handle;
+use crate::peer::PeerProcess;
 use crate::socket_file::SocketFile;
 
-/// The most clients at a time. Others wait until one has its answer.
+/// The most clients at a time. One more gets the place of a client that is idle.
 const CLIENTS: usize = 64;
-/// The most clients at the Unix socket that are refused at a time. Others get no answer.
+/// The most clients at the Unix socket that are refused at a time.
 const STRANGERS: usize = 8;
 /// The most clients that follow the stream.
 const FOLLOWERS: usize = 32;
-/// How long a client may take to send a request and to take the answer, and to take each event.
+/// How long a client may take to send the head of a request.
+const HEAD_PATIENCE: Duration = Duration::from_secs(2);
+/// How long it may take to send the rest and to take the answer, and to take each event.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to wait where no client can be accepted: no descriptors are left, or it has closed already.
 const NO_CLIENT: Duration = Duration::from_millis(100);
@@ -74,7 +79,7 @@ impl Http {
     /// `source`.
     ///
     /// # Errors
-    /// The socket cannot be made, `/proc` cannot be read, or there is no thread.
+    /// The socket cannot be made, or there is no thread.
     pub fn start(
         listener: Option<TcpListener>,
         folder: &Path,
@@ -83,7 +88,7 @@ impl Http {
     ) -> io::Result<Self> {
         let (local, socket) = SocketFile::listen(&folder.join(SOCKET), 0o600)?;
         let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
-        let readings = Readings::start(source, handle.clone()).map_err(io::Error::other)?;
+        let readings = Readings::start(source, handle.clone())?;
         let shared = Arc::new(Shared { handle: handle.clone(), readings });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
@@ -154,10 +159,10 @@ struct Shared {
 async fn accept(listener: Option<TcpListener>, shared: Arc<Shared>) {
     // The listener is not blocking, and belongs to no other runtime.
     let Some(Ok(listener)) = listener.map(tokio::net::TcpListener::from_std) else { return };
-    let seats = Arc::new(Semaphore::new(CLIENTS));
-    while let Ok(seat) = seats.clone().acquire_owned().await {
+    let seats = Seats::new(CLIENTS);
+    loop {
         match listener.accept().await {
-            Ok((stream, _)) => begin(stream, Client::Remote, shared.clone(), seat),
+            Ok((stream, _)) => begin(stream, Client::Remote, shared.clone(), seats.take()),
             Err(_) => tokio::time::sleep(NO_CLIENT).await,
         }
     }
@@ -166,7 +171,8 @@ async fn accept(listener: Option<TcpListener>, shared: Arc<Shared>) {
 /// Clients behind an address leave these their seats.
 async fn accept_local(listener: UnixListener, shared: Arc<Shared>) {
     let Ok(listener) = tokio::net::UnixListener::from_std(listener) else { return };
-    let (seats, strangers) = (Arc::new(Semaphore::new(CLIENTS)), Arc::new(Semaphore::new(STRANGERS)));
+    // Strangers leave the seats to operators.
+    let (seats, strangers) = (Seats::new(CLIENTS), Seats::new(STRANGERS));
     // The system's answer may come from another host. None is needed later.
     let own =
         User::from_uid(geteuid()).ok().flatten().map_or_else(|| geteuid().to_string(), |user| user.name);
@@ -177,40 +183,36 @@ async fn accept_local(listener: UnixListener, shared: Arc<Shared>) {
         };
         // At once: the number of its process may be that of another one later.
         let (client, seat) = match local_user(&stream, &own) {
-            Some(user) => (Client::Local(user), seats.clone().acquire_owned().await.ok()),
-            // They leave the seats to operators.
-            None => (Client::Stranger, strangers.clone().try_acquire_owned().ok()),
+            Some(user) => (Client::Local(user), seats.take()),
+            None => (Client::Stranger, strangers.take()),
         };
-        if let Some(seat) = seat {
-            begin(stream, client, shared.clone(), seat);
-        }
+        begin(stream, client, shared.clone(), seat);
     }
 }
 
 /// Returns the name of the user at the other end, root or the agent's `own`, unless that is in a
 /// container.
 fn local_user(stream: &tokio::net::UnixStream, own: &str) -> Option<String> {
-    let peer = stream.peer_cred().ok()?;
-    let status = std::fs::read_to_string(format!("/proc/{}/status", peer.pid()?)).ok()?;
-    // Its numbers in this namespace of processes and in those below, which containers have.
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    let name = match Uid::from_raw(peer.uid()) {
-        uid if uid.is_root() => "root",
-        uid if uid == geteuid() => own,
-        _ => return None,
-    };
-    (numbers.split_whitespace().count() == 1).then(|| name.to_owned())
+    let peer = PeerProcess::of(stream).ok().filter(PeerProcess::shares_namespace)?;
+    match Uid::from_raw(peer.uid) {
+        uid if uid.is_root() => Some("root".to_owned()),
+        uid if uid == geteuid() => Some(own.to_owned()),
+        _ => None,
+    }
 }
 
-/// Serves one request. A client that takes too long is disconnected.
-fn begin<S>(stream: S, client: Client, shared: Arc<Shared>, seat: OwnedSemaphorePermit)
+/// Serves one request. A client that takes too long, or whose seat another one gets, is disconnected.
+fn begin<S>(stream: S, client: Client, shared: Arc<Shared>, (seat, ends): (Seat, oneshot::Receiver<()>))
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     tokio::spawn(async move {
         let deadline = Deadline::new();
-        let answer =
-            service_fn(|request| answer::answer(shared.clone(), deadline.clone(), client.clone(), request));
+        let answer = service_fn(|request| {
+            seat.has_asked();
+            deadline.extend();
+            answer::answer(shared.clone(), deadline.clone(), client.clone(), request)
+        });
         let connection = http1::Builder::new()
             .keep_alive(false)
             .header_read_timeout(None)
@@ -221,8 +223,8 @@ where
             // What a client did wrong is of no use in the agent's log.
             _ = connection => {}
             () = deadline.passed() => {}
+            _ = ends => {}
         }
-        drop(seat);
     });
 }
 
@@ -232,7 +234,7 @@ struct Deadline(Arc<Mutex<Instant>>);
 
 impl Deadline {
     fn new() -> Self {
-        Self(Arc::new(Mutex::new(Instant::now() + PATIENCE)))
+        Self(Arc::new(Mutex::new(Instant::now() + HEAD_PATIENCE)))
     }
 
     fn extend(&self) {

@@ -1,6 +1,7 @@
 //! A thread that reads the statistics of all processes for all clients of the server.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -9,8 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
-use mpib_host_view::{Host, Ledger, MetricsOptions, Source, Waits, metrics};
-use nccl_net_mpib_agent_iface::stats::NoPage;
+use mpib_host_view::{Host, Ledger, MetricsOptions, Passed, Source, Waits, metrics};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -129,16 +129,16 @@ const PACE: Pace = Pace {
 
 impl Readings {
     /// Reads, and starts the thread.
-    pub(super) fn start(source: Source, handle: Handle) -> Result<Self, NoPage> {
+    pub(super) fn start(source: Source, handle: Handle) -> io::Result<Self> {
         Self::start_at(PACE, source, handle)
     }
 
-    fn start_at(pace: Pace, mut source: Source, handle: Handle) -> Result<Self, NoPage> {
+    fn start_at(pace: Pace, mut source: Source, handle: Handle) -> io::Result<Self> {
         let mut ledger = Ledger::default();
         let adapters = source.adapters().to_owned();
-        let before = (Instant::now(), source.host()?);
+        let before = (Instant::now(), read(&mut source, &handle));
         thread::sleep(MOMENT);
-        let mut host = source.host()?;
+        let mut host = read(&mut source, &handle);
         ledger.update(&mut host);
         let history = Arc::new(Mutex::new(History::default()));
         let (send, latest) = watch::channel(Arc::new(Reading::new((before.0, &before.1), host, &handle)));
@@ -157,14 +157,10 @@ impl Readings {
             rail_changed,
             pace,
             followers: followers.clone(),
-            failed: false,
             notes: PerMinute::new(NOTES),
             left_out: false,
         };
-        thread::Builder::new()
-            .name("readings".into())
-            .spawn(|| reader.run())
-            .map_err(|source| NoPage::Io { path: "a thread".into(), source })?;
+        thread::Builder::new().name("readings".into()).spawn(|| reader.run())?;
         Ok(Self { latest, adapters, history, followers, nudge, often: pace.often })
     }
 
@@ -262,8 +258,6 @@ struct Reader {
     rail_changed: Arc<AtomicBool>,
     pace: Pace,
     followers: Arc<AtomicUsize>,
-    /// Whether the last reading has failed.
-    failed: bool,
     notes: PerMinute,
     /// Whether changes were left out, and a line says so.
     left_out: bool,
@@ -288,21 +282,14 @@ impl Reader {
             // Before the reading: a change that it misses causes the next one.
             self.rail_changed.store(false, Ordering::Relaxed);
             read_at = Instant::now();
-            match self.read() {
-                Ok(()) => self.failed = false,
-                Err(e) if !self.failed => {
-                    self.failed = true;
-                    self.handle.change(|agent| agent.log(format!("statistics cannot be read: {e}")));
-                }
-                Err(_) => {}
-            }
+            self.read();
             let followed = self.followers.load(Ordering::Relaxed) > 0;
             due = read_at + if followed { self.pace.often } else { self.pace.seldom };
         }
     }
 
-    fn read(&mut self) -> Result<(), NoPage> {
-        let mut host = self.source.host()?;
+    fn read(&mut self) {
+        let mut host = read(&mut self.source, &self.handle);
         self.ledger.update(&mut host);
         let last = self.send.borrow().clone();
         host.rates(&last.document.host);
@@ -310,7 +297,6 @@ impl Reader {
         self.history.lock().add(&host);
         let reading = Reading::new((last.at, &last.document.host), host, &self.handle);
         self.send.send_replace(Arc::new(reading));
-        Ok(())
     }
 
     /// Logs changes of rails. Any process may show any, as often as it likes.
@@ -337,6 +323,14 @@ impl Reader {
     }
 }
 
+/// Reads the pages that processes have passed.
+fn read(source: &mut Source, handle: &Handle) -> Host {
+    let pages = handle.pages();
+    let passed = pages.iter().map(|page| Passed { pid: page.pid, uid: page.uid, page: &page.stats });
+    let passed: Vec<_> = passed.collect();
+    Host { not_permitted: handle.read(Agent::without_page), ..source.passed(&passed) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,7 +352,6 @@ mod tests {
             rail_changed: Arc::default(),
             pace,
             followers: Arc::default(),
-            failed: false,
             notes: PerMinute::new(NOTES),
             left_out: false,
         };

@@ -28,6 +28,7 @@ impl Agent {
         else {
             return;
         };
+        process.has_page = true;
         if seen.ports.is_some() {
             process.ports.clone_from(&seen.ports);
         }

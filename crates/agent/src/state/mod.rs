@@ -168,6 +168,12 @@ impl Agent {
         self.processes.iter().map(|(id, process)| (*id, process.peer))
     }
 
+    /// Returns the number of processes that have registered a connection or have a memory file, and
+    /// have passed no statistics page.
+    pub fn without_page(&self) -> usize {
+        self.processes.values().filter(|process| process.is_served() && !process.has_page).count()
+    }
+
     /// Returns what a restarted agent must know if that has changed since the last call.
     pub fn changed_kept(&mut self) -> Option<Kept> {
         std::mem::take(&mut self.kept_changed).then(|| self.kept())
@@ -192,6 +198,7 @@ impl Agent {
                 pid: process.peer.pid,
                 uid: process.peer.uid,
                 connections: process.connections(),
+                page: process.has_page,
                 ports: process.ports.clone(),
                 goodput_sout: Some(goodput.sout).filter(|rate| *rate > 0),
                 goodput_sup: Some(goodput.sup).filter(|rate| *rate > 0),

@@ -1,0 +1,84 @@
+//! Who is at the other end of a Unix socket, by the kernel's word.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::{PeerCredentials, PeerPidfd};
+
+/// The process that has connected. Another one may have the socket by now.
+#[derive(Debug)]
+pub(crate) struct PeerProcess {
+    /// User id, as seen from the agent's user namespace.
+    pub(crate) uid: u32,
+    /// Process id, as seen from the agent's PID namespace; 0 if it has none there.
+    pub(crate) pid: u32,
+    /// Its numbers in this namespace and in those below, down to its own one. Empty if it has none here
+    /// or has ended.
+    numbers: Vec<u32>,
+    /// Readable once the process has ended. Kernels before 6.5 have none.
+    pub(crate) end: Option<OwnedFd>,
+}
+
+impl PeerProcess {
+    /// Asks the kernel.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn of(socket: &impl AsFd) -> nix::Result<Self> {
+        let credentials = getsockopt(socket, PeerCredentials)?;
+        let pid = u32::try_from(credentials.pid()).unwrap_or(0);
+        let (end, known) = match getsockopt(socket, PeerPidfd) {
+            // Of this process, even if another one has its number by now.
+            Ok(end) => {
+                let known = fs::read_to_string(format!("/proc/self/fdinfo/{}", end.as_raw_fd()));
+                (Some(end), known.unwrap_or_default())
+            }
+            Err(Errno::ENOPROTOOPT) => {
+                (None, fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default())
+            }
+            // It has ended.
+            Err(_) => (None, String::new()),
+        };
+        Ok(Self { uid: credentials.uid(), pid, numbers: numbers(&known), end })
+    }
+
+    /// Returns what `getpid` returns in the process; `None` if the kernel does not show it.
+    pub(crate) fn own_pid(&self) -> Option<u32> {
+        self.numbers.last().copied()
+    }
+
+    /// Whether the process is known to be in the agent's PID namespace, and not in one below, as
+    /// containers have them.
+    pub(crate) fn shares_namespace(&self) -> bool {
+        self.numbers.len() == 1
+    }
+}
+
+/// Reads the numbers of a process from what `/proc` has of it.
+fn numbers(status: &str) -> Vec<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    let numbers = line.split_whitespace().map_while(|number| number.parse().ok());
+    // 0: it is in no namespace below this one. -1: it has ended.
+    numbers.take_while(|number| *number > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_numbers() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let peer = PeerProcess::of(&one).unwrap();
+        let own = std::process::id();
+        assert_eq!((peer.pid, peer.own_pid(), peer.shares_namespace()), (own, Some(own), true));
+        assert_eq!(numbers("Pid:\t12\nNSpid:\t12\t7\t1\n"), [12, 7, 1]);
+        for none in ["NSpid:\t0\n", "NSpid:\t-1\n", "Pid:\t12\n", ""] {
+            assert!(numbers(none).is_empty(), "{none}");
+        }
+    }
+}
