@@ -14,6 +14,7 @@ mod two_hosts;
 
 mod abi;
 mod agent;
+mod agent_user;
 mod agent_walk;
 mod codes;
 mod degraded;

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nccl_net_host::{Handle, Net, Plugin, Settings, until as poll};
+use nccl_net_mpib_agent_iface::environment::NO_AGENT;
 use serde_json::Value;
 
 use crate::built::{artifact, softverbs};
@@ -117,15 +118,16 @@ fn end(role: &str) {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
-/// Starts a sender and a receiver that posts nothing. The receiver's program is started by this command.
-fn silent_pair(test: &str, by: &[&str]) -> [Ended; 2] {
+/// Starts a sender and a receiver that posts nothing, with the agent at this socket. The receiver's
+/// program is started by this command.
+fn silent_pair(test: &str, by: &[&str], agent: &str) -> [Ended; 2] {
     let start = |role: &str, by: &[&str]| {
         let this = env::current_exe().unwrap();
         let words = by.iter().map(OsStr::new).chain([this.as_os_str()]).collect::<Vec<_>>();
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).args(["--exact", "why::a_receiver_that_posts_nothing_is_named"]);
         command.env(ROLE, role).env("LD_LIBRARY_PATH", softverbs()).env("SOFTVERBS_FABRIC", fabric_of(test));
-        command.env("SOFTVERBS_DEVICES", "one:addr=10.9.0.1/24");
+        command.env("SOFTVERBS_DEVICES", "one:addr=10.9.0.1/24").env("MPIB_AGENT_SOCKET", agent);
         Ended(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     };
     let (mut receiver, sender) = (start("receiver", by), start("sender", &[]));
@@ -142,7 +144,7 @@ fn a_receiver_that_posts_nothing_is_named() {
     if let Ok(role) = env::var(ROLE) {
         return end(&role);
     }
-    let [sender, mut receiver] = silent_pair("why-nothing", &[]);
+    let [sender, mut receiver] = silent_pair("why-nothing", &[], NO_AGENT);
     let pids = [sender.0.id(), receiver.0.id()];
     let found = finding(pids[0], "no-receive");
     assert_eq!((&found["cause"]["pid"], &found["cause"]["seen"]), (&pids[1].into(), &true.into()), "{found}");
@@ -178,7 +180,12 @@ fn a_receiver_of_another_host_is_named_with_its_host() {
         eprintln!("skipped: this user cannot give a process another host name");
         return;
     }
-    let [sender, receiver] = silent_pair("why-other-host", &by);
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("agent");
+    let agent = ["agent", "--http", "0.0.0.0:0", "--socket-dir", folder.to_str().unwrap()];
+    let (_agent, agents) = listening(&by, &agent, "serves http://");
+    let socket = folder.join("agent.sock");
+    let [sender, receiver] = silent_pair("why-other-host", &by, socket.to_str().unwrap());
     let pids = [sender.0.id(), receiver.0.id()];
     // Nothing listens on port 1.
     let nobody = ["--agent-port", "1", "--doctor-port", "1"];
@@ -197,10 +204,6 @@ fn a_receiver_of_another_host_is_named_with_its_host() {
     let not_asked = document(pids[0], "no-receive", &["--ask", "0"]);
     assert_eq!(not_asked["hosts"][0]["error"], "--ask 0", "{not_asked}");
 
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path().join("agent");
-    let agent = ["agent", "--http", "0.0.0.0:0", "--socket-dir", folder.to_str().unwrap()];
-    let (_agent, agents) = listening(&by, &agent, "serves http://");
     let (_doctor, doctors) = listening(&by, &["doctor", "--listen", "0.0.0.0:0"], "listening on ");
     for args in
         [["--agent-port", &agents, "--doctor-port", "1"], ["--agent-port", "1", "--doctor-port", &doctors]]

@@ -1,6 +1,6 @@
 //! Reads pages and adapters into a document.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -51,6 +51,11 @@ impl Source {
     /// Returns a source with another folder of adapters.
     pub fn new(adapters: impl Into<PathBuf>) -> Self {
         Self { adapters: adapters.into(), users: HashMap::new() }
+    }
+
+    /// Returns the ports that the kernel has, as HCA and port.
+    pub fn ports(&self) -> BTreeSet<String> {
+        sysfs::ports(&self.adapters)
     }
 
     /// Returns the folder of adapters.
@@ -143,7 +148,7 @@ impl Source {
     }
 
     fn finish(&self, mut host: Host) -> Host {
-        host.sum();
+        host.sum(&self.ports());
         host.judge();
         for port in &mut host.ports {
             port.adapter = sysfs::adapter(&self.adapters, port);

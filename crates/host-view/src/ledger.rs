@@ -1,6 +1,6 @@
 //! Sums over processes, and the counts of processes that have ended.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::model::{Failover, MAX_PORTS, Port, TwoWays};
 use crate::sums::add_all;
@@ -8,11 +8,14 @@ use crate::{Count, Host, PortCounts, Process};
 
 /// Most ports for which the ledger keeps the counts of ended processes.
 const MAX_ENDED: usize = 4 * MAX_PORTS;
+/// How long it keeps those of ports that the kernel does not have, in ms: a day.
+const KEPT_MS: u64 = 24 * 3600 * 1000;
 
 /// What processes have counted.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counted {
-    ports: BTreeMap<String, PortCounts>,
+    /// With the time of the latest reading that had them.
+    ports: BTreeMap<String, (PortCounts, u64)>,
     totals: TwoWays,
     failover: Failover,
     events: BTreeMap<String, Count>,
@@ -31,16 +34,20 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Adds the counts of ended processes to the sums of a new reading.
-    pub fn update(&mut self, host: &mut Host) {
-        let now: HashMap<_, _> = keys(host).into_iter().zip(host.processes.iter().map(Counted::of)).collect();
+    /// Adds the counts of ended processes to the sums of a new reading. `real` are the ports that the
+    /// kernel has: others never take their places.
+    pub fn update(&mut self, host: &mut Host, real: &BTreeSet<String>) {
+        let at = host.at_ms;
+        let counted = host.processes.iter().map(|process| Counted::of(process, at));
+        let now: HashMap<_, _> = keys(host).into_iter().zip(counted).collect();
         for (key, last) in std::mem::take(&mut self.known) {
             if !now.contains_key(&key) {
-                self.ended.add(&last);
+                self.ended.add(&last, real);
             }
         }
         self.known = now;
-        host.add_counted(&self.ended);
+        self.ended.ports.retain(|name, (_, last)| real.contains(name) || *last + KEPT_MS > at);
+        host.add_counted(&self.ended, real);
     }
 }
 
@@ -56,18 +63,24 @@ fn keys(host: &Host) -> Vec<(u32, u64, usize)> {
 }
 
 impl Counted {
-    fn of(process: &Process) -> Self {
+    fn of(process: &Process, at: u64) -> Self {
         let Process { totals, failover, events, forged_frames, opened, ports, .. } = process;
-        let ports = ports.iter().map(|port| (port.name.clone(), port.counts.clone())).collect();
+        let ports = ports.iter().map(|port| (port.name.clone(), (port.counts.clone(), at))).collect();
         let (totals, failover, forged_frames, opened) = (*totals, *failover, *forged_frames, *opened);
         Self { ports, totals, failover, events: events.clone(), forged_frames, opened }
     }
 
-    fn add(&mut self, other: &Self) {
-        for (name, counts) in &other.ports {
+    fn add(&mut self, other: &Self, real: &BTreeSet<String>) {
+        for (name, (counts, at)) in &other.ports {
             // A process may invent names, again and again.
+            if self.ports.len() >= MAX_ENDED && real.contains(name) && !self.ports.contains_key(name) {
+                let invented = self.ports.keys().find(|known| !real.contains(*known)).cloned();
+                invented.map(|invented| self.ports.remove(&invented));
+            }
             if self.ports.len() < MAX_ENDED || self.ports.contains_key(name) {
-                self.ports.entry(name.clone()).or_default().add(counts);
+                let (sum, last) = self.ports.entry(name.clone()).or_default();
+                sum.add(counts);
+                *last = (*last).max(*at);
             }
         }
         self.totals.add(&other.totals);
@@ -80,8 +93,9 @@ impl Counted {
 
 impl Host {
     /// Computes the sums over the processes: `ports`, `totals`, `failover`, `events`,
-    /// `forged_frames`, `opened`.
-    pub fn sum(&mut self) {
+    /// `forged_frames`, `opened`. Of more ports than there is room for, those that the kernel has come
+    /// first, which are `real`. Of the others, each user has as many as any other one.
+    pub fn sum(&mut self, real: &BTreeSet<String>) {
         let mut ports: BTreeMap<String, Port> = BTreeMap::new();
         for process in &self.processes {
             self.totals.add(&process.totals);
@@ -94,27 +108,62 @@ impl Host {
             }
         }
         self.ports_not_shown = ports.len().saturating_sub(MAX_PORTS);
-        self.ports = ports.into_values().take(MAX_PORTS).collect();
+        self.ports = ports.into_values().collect();
+        if self.ports_not_shown > 0 {
+            let ranks = self.ranks(real);
+            self.ports.sort_by_key(|port| ranks.get(&port.name).copied());
+            self.ports.truncate(MAX_PORTS);
+            self.ports.sort_by(|a, b| a.name.cmp(&b.name));
+        }
+    }
+
+    /// Returns the rank of each port of the processes: 0 for those of the kernel, and then the place
+    /// among the names of the user who has it first there.
+    fn ranks(&self, real: &BTreeSet<String>) -> HashMap<String, usize> {
+        let mut of_users: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
+        for process in &self.processes {
+            of_users.entry(process.uid).or_default().extend(process.ports.iter().map(|port| &*port.name));
+        }
+        let mut ranks = HashMap::new();
+        for names in of_users.into_values() {
+            let (known, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| real.contains(*name));
+            let known = known.into_iter().map(|name| (name, 0));
+            for (name, rank) in known.chain(others.into_iter().zip(1..)) {
+                let least = ranks.entry(name.to_owned()).or_insert(rank);
+                *least = rank.min(*least);
+            }
+        }
+        ranks
     }
 
     /// Adds the counts of ended processes.
-    fn add_counted(&mut self, ended: &Counted) {
+    fn add_counted(&mut self, ended: &Counted, real: &BTreeSet<String>) {
         self.totals.add(&ended.totals);
         self.failover.add(&ended.failover);
         add_all(&mut self.events, &ended.events);
         self.forged_frames += ended.forged_frames;
         self.opened += ended.opened;
-        for (name, counts) in &ended.ports {
-            match self.ports.binary_search_by(|port| port.name.cmp(name)) {
-                Ok(at) => self.ports[at].counts.add(counts),
+        let (known, others): (Vec<_>, Vec<_>) =
+            ended.ports.iter().partition(|(name, _)| real.contains(*name));
+        for (name, (counts, _)) in known.into_iter().chain(others) {
+            let at = self.ports.partition_point(|port| port.name < *name);
+            if let Some(port) = self.ports.get_mut(at).filter(|port| port.name == *name) {
+                port.counts.add(counts);
+            } else if self.ports.len() < MAX_PORTS || real.contains(name) && self.make_room(real) {
+                let mut port = Port::unused(name);
+                port.counts.add(counts);
+                let at = self.ports.partition_point(|port| port.name < *name);
+                self.ports.insert(at, port);
+            } else {
                 // A full list keeps the ports that processes use.
-                Err(_) if self.ports.len() >= MAX_PORTS => self.ports_not_shown += 1,
-                Err(at) => {
-                    let mut port = Port::unused(name);
-                    port.counts.add(counts);
-                    self.ports.insert(at, port);
-                }
+                self.ports_not_shown += 1;
             }
         }
+    }
+
+    /// Removes the last port that the kernel does not have. Returns whether there was one.
+    fn make_room(&mut self, real: &BTreeSet<String>) -> bool {
+        let invented = self.ports.iter().rposition(|port| !real.contains(&port.name));
+        invented.map(|at| self.ports.remove(at)).inspect(|_| self.ports_not_shown += 1).is_some()
     }
 }

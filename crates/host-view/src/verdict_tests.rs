@@ -27,7 +27,7 @@ fn host(ports: Vec<Port>, connections: Vec<Connection>) -> Host {
     let open = u32::try_from(connections.len()).unwrap();
     let process = Process { open, ports, connections, ..Process::default() };
     let mut host = Host { at_ms: AT_MS, processes: vec![process], ..Host::default() };
-    host.sum();
+    host.sum(&Default::default());
     host.judge();
     host
 }

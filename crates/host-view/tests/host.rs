@@ -1,5 +1,6 @@
 //! The document and the metrics of this process, which writes a page like the plugin does.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -196,8 +197,8 @@ fn sums_keep_what_ended_processes_have_counted() {
     let mut ledger = Ledger::default();
     let mut read = |processes: &[Process]| {
         let mut host = Host { processes: processes.to_vec(), ..Host::default() };
-        host.sum();
-        ledger.update(&mut host);
+        host.sum(&BTreeSet::new());
+        ledger.update(&mut host, &BTreeSet::new());
         let port = host.ports.first();
         let (bytes, stalls) =
             port.map_or((0, vec![]), |p| (p.counts.bytes_sent.0, p.counts.stalls.counts.clone()));
@@ -218,10 +219,10 @@ fn sums_keep_what_ended_processes_have_counted() {
 fn the_port_of_ended_processes_has_no_state() {
     let (mut ledger, mut first) =
         (Ledger::default(), Host { processes: vec![process(1, 5)], ..Host::default() });
-    first.sum();
-    ledger.update(&mut first);
+    first.sum(&BTreeSet::new());
+    ledger.update(&mut first, &BTreeSet::new());
     let mut second = Host::default();
-    ledger.update(&mut second);
+    ledger.update(&mut second, &BTreeSet::new());
     assert_eq!((second.ports.len(), second.ports[0].state.as_str()), (1, "unused"));
     let text = text(&second);
     assert_eq!(value(&text, "mpib_rail_transmit_bytes_total{device=\"p\",port=\"1\"}"), Some(5.0));
@@ -244,7 +245,7 @@ fn labels_are_bounded() {
         processes[0].connections.push(c);
     }
     let mut host = Host { processes: processes.to_vec(), ..Host::default() };
-    host.sum();
+    host.sum(&BTreeSet::new());
     assert_eq!((host.ports.len(), host.ports_not_shown), (MAX_PORTS, 90 - MAX_PORTS));
     let text = metrics(&host, MetricsOptions { per_peer: true });
     let count = |metric: &str| text.lines().filter(|line| line.starts_with(metric)).count();
@@ -252,6 +253,55 @@ fn labels_are_bounded() {
     assert_eq!(value(&text, "mpib_ports_not_shown"), Some(26.0));
     assert_eq!(count("mpib_peer_connections{"), MAX_PEERS + 1);
     assert_eq!(value(&text, "mpib_peer_connections{peer=\"other\",direction=\"send\"}"), Some(5.0));
+}
+
+/// A process of a user with these ports.
+fn of_user(uid: u32, names: impl Iterator<Item = String>) -> Process {
+    let ports = names.map(|name| Port { name, ..process(uid, 1).ports[0].clone() }).collect();
+    Process { uid, ports, ..process(uid, 1) }
+}
+
+/// Names before those of all adapters.
+fn invented(pid: u64) -> impl Iterator<Item = String> {
+    (0..MAX_PORTS).map(move |i| format!("0x{pid}_{i:02}:1"))
+}
+
+//= stats.md: ports of the kernel come first
+#[test]
+fn nobody_hides_the_ports_of_others() {
+    let real = BTreeSet::from(["mlx5_0:1".to_owned()]);
+    let own = ["mlx5_0:1", "of_a_container:1"].map(String::from).into_iter();
+    let processes = vec![of_user(7, invented(1)), of_user(7, invented(2)), of_user(8, own)];
+    let mut host = Host { processes, ..Host::default() };
+    host.sum(&real);
+    let names: Vec<&str> = host.ports.iter().map(|port| &*port.name).collect();
+    assert!(names.is_sorted() && names.len() == MAX_PORTS, "{names:?}");
+    assert!(names.contains(&"mlx5_0:1") && names.contains(&"of_a_container:1"), "{names:?}");
+    assert_eq!(host.ports_not_shown, 2 * MAX_PORTS + 2 - MAX_PORTS);
+}
+
+//= stats.md: ports that the kernel does not have are forgotten after a day
+#[test]
+fn the_counts_of_a_port_outlive_those_that_were_invented() {
+    let real = BTreeSet::from(["mlx5_0:1".to_owned()]);
+    let (mut ledger, mut at_ms) = (Ledger::default(), 0);
+    let mut read = |processes: Vec<Process>, later| {
+        at_ms += later;
+        let mut host = Host { at_ms, processes, ..Host::default() };
+        host.sum(&real);
+        ledger.update(&mut host, &real);
+        host
+    };
+    for pid in 0..10 {
+        read(vec![Process { made_ms: pid, ..of_user(7, invented(pid)) }], 1000);
+    }
+    read(vec![of_user(8, real.iter().cloned())], 1000);
+    let sent =
+        |host: &Host| host.ports.iter().find(|port| port.name == "mlx5_0:1").unwrap().counts.bytes_sent;
+    let busy = read(vec![of_user(7, invented(99))], 1000);
+    assert_eq!((busy.ports.len(), sent(&busy)), (MAX_PORTS, Count(1)));
+    let quiet = read(Vec::new(), 25 * 3600 * 1000);
+    assert_eq!((quiet.ports.len(), quiet.ports_not_shown, sent(&quiet)), (1, 0, Count(1)));
 }
 
 /// Processes end one after the other, each with other names of ports.
@@ -264,8 +314,8 @@ fn ports_of_ended_processes_are_bounded() {
         let port = |i| Port { name: format!("p{pid}d{i}:1"), ..Port::default() };
         process.ports = (0..64).map(port).collect();
         let mut host = Host { processes: vec![process], ..Host::default() };
-        host.sum();
-        ledger.update(&mut host);
+        host.sum(&BTreeSet::new());
+        ledger.update(&mut host, &BTreeSet::new());
         last = host.ports_not_shown;
     }
     // Of 6,400 names, those of the process and four times as many as are shown.
@@ -288,10 +338,10 @@ fn processes_that_lie_do_no_harm() {
     };
     let mut host = Host { processes: vec![huge(1), huge(2)], at_ms: 1, ..Host::default() };
     let before = host.clone();
-    host.sum();
+    host.sum(&BTreeSet::new());
     host.at_ms = 2;
     host.rates(&before);
-    Ledger::default().update(&mut host);
+    Ledger::default().update(&mut host, &BTreeSet::new());
     let text = metrics(&host, MetricsOptions { per_peer: true });
     let weight = value(&text, "mpib_rail_weight_ratio{device=\"p\",port=\"1\"}");
     assert_eq!((weight, host.ports[0].connections), (Some(1.0), u32::MAX));

@@ -51,11 +51,13 @@ pub struct Limits {
     pub processes_per_user: usize,
     /// Registered connections of one process.
     pub connections_per_process: usize,
+    /// Registered connections of all processes of one user.
+    pub connections_per_user: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { processes_per_user: 1024, connections_per_process: 65_536 }
+        Self { processes_per_user: 1024, connections_per_process: 65_536, connections_per_user: 262_144 }
     }
 }
 
@@ -146,7 +148,7 @@ const KEYS: [&str; 9] =
     ["policy", "default_share", "shares", "drain", "ports", "interval_ms", "hint_file", "limits", "http"];
 const SHARE_KEYS: [&str; 4] = ["source", "destination", "share", "policy"];
 const PORT_KEYS: [&str; 2] = ["port", "policy"];
-const LIMIT_KEYS: [&str; 2] = ["processes_per_user", "connections_per_process"];
+const LIMIT_KEYS: [&str; 3] = ["processes_per_user", "connections_per_process", "connections_per_user"];
 const HTTP_KEYS: [&str; 4] = ["listen", "token_file", "hosts", "per_peer"];
 
 /// Refuses keys that do not exist, with the nearest one that does.

@@ -33,7 +33,10 @@ fn every_key_has_its_meaning_and_a_default() {
     assert_eq!((config.policy, config.default_share, config.interval_ms), (Policy::Measured, 512, 100));
     assert_eq!(config.drain, ["mlx5_0:1"]);
     assert!(!config.hint_file);
-    assert_eq!(config.limits, Limits { processes_per_user: 3, connections_per_process: 7 });
+    assert_eq!(
+        config.limits,
+        Limits { processes_per_user: 3, connections_per_process: 7, ..Limits::default() }
+    );
     let share = |source: [u8; 4], destination: [u8; 4]| config.rule(source.into(), destination.into()).1;
     assert_eq!(share([10, 0, 9, 9], [10, 1, 2, 3]), 341, "the first rule that fits");
     assert_eq!(share([10, 2, 9, 9], [10, 1, 2, 3]), 1024);
@@ -93,7 +96,7 @@ fn what_is_wrong_is_named_with_its_line() {
     );
     assert_eq!(
         bad("[limits]\nxyz = 1"),
-        "line 2: unknown key \"xyz\" in [limits]; expected one of processes_per_user, connections_per_process"
+        "line 2: unknown key \"xyz\" in [limits]; expected one of processes_per_user, connections_per_process, connections_per_user"
     );
     for (text, part) in [
         ("policy = \"best\"", "line 1: unknown variant `best`, expected one of"),

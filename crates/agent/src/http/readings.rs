@@ -139,7 +139,7 @@ impl Readings {
         let before = (Instant::now(), read(&mut source, &handle));
         thread::sleep(MOMENT);
         let mut host = read(&mut source, &handle);
-        ledger.update(&mut host);
+        ledger.update(&mut host, &source.ports());
         let history = Arc::new(Mutex::new(History::default()));
         let (send, latest) = watch::channel(Arc::new(Reading::new((before.0, &before.1), host, &handle)));
         let (wake, nudged) = sync_channel(1);
@@ -290,7 +290,7 @@ impl Reader {
 
     fn read(&mut self) {
         let mut host = read(&mut self.source, &self.handle);
-        self.ledger.update(&mut host);
+        self.ledger.update(&mut host, &self.source.ports());
         let last = self.send.borrow().clone();
         host.rates(&last.document.host);
         self.note(rails::events(&last.document.host, &host));

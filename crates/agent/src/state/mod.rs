@@ -105,13 +105,16 @@ impl Agent {
     /// # Errors
     /// The status for the answer.
     pub fn register(&mut self, id: ProcessId, register: &Register, takes_memory: bool) -> Result<u8, Status> {
-        let limit = self.config.limits.connections_per_process;
+        let limits = self.config.limits;
         let (pair, conn_id) = ((register.sout_src, register.sout_dst), register.conn_id);
         let process = self.processes.get(&id).ok_or(Status::INVALID_REQUEST)?;
         if process.has(conn_id) {
             return Err(Status::INVALID_REQUEST);
         }
-        if process.connections() >= limit {
+        let of_user = self.processes.values().filter(|other| other.peer.uid == process.peer.uid);
+        if process.connections() >= limits.connections_per_process
+            || of_user.map(Process::connections).sum::<usize>() >= limits.connections_per_user
+        {
             return Err(Status::NO_FREE_SLOT);
         }
         let drained = self.drained();

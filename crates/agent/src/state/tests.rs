@@ -185,7 +185,8 @@ fn each_process_has_its_own_file_and_its_own_slots() {
 //= agent.md: limits per user and per process
 #[test]
 fn a_user_and_a_process_have_limits() {
-    let mut agent = agent("[limits]\nprocesses_per_user = 2\nconnections_per_process = 3");
+    let mut agent =
+        agent("[limits]\nprocesses_per_user = 2\nconnections_per_process = 3\nconnections_per_user = 4");
     let ids: Vec<_> = (0..2).map(|_| agent.connect(user(7)).unwrap()).collect();
     assert!(agent.connect(user(7)).unwrap_err().to_string().contains("user 7 has 2 processes"));
     assert!(agent.connect(user(8)).is_ok(), "another user");
@@ -200,6 +201,14 @@ fn a_user_and_a_process_have_limits() {
     assert_eq!(agent.deregister(id, 0), Status::INVALID_REQUEST);
     assert_eq!(agent.register(id, &connection(0, 2), true), Ok(0));
     assert_eq!(agent.register(99, &connection(0, 2), true), Err(Status::INVALID_REQUEST));
+    assert_eq!(agent.register(ids[1], &connection(4, 2), true), Ok(0));
+    assert_eq!(
+        agent.register(ids[1], &connection(5, 2), true),
+        Err(Status::NO_FREE_SLOT),
+        "the user's fifth"
+    );
+    let stranger = agent.connect(user(9)).unwrap();
+    assert_eq!(agent.register(stranger, &connection(0, 2), true), Ok(0));
 }
 
 #[test]

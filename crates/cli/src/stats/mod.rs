@@ -198,7 +198,7 @@ fn show_metrics(args: &StatsArgs) -> Result<(), Failed> {
     let (mut source, mut ledger) = (Source::default(), Ledger::default());
     loop {
         let mut host = args.read(&mut source).map_err(|e| Failed::page(args.pid, &e))?;
-        ledger.update(&mut host);
+        ledger.update(&mut host, &source.ports());
         report_left_out(&host);
         let text = metrics(&host, MetricsOptions { per_peer: args.per_peer });
         match &args.textfile {

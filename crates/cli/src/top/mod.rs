@@ -78,7 +78,7 @@ impl Readings {
             Some(pid) => self.source.process(pid)?,
             None => self.source.host()?,
         };
-        self.ledger.update(&mut now);
+        self.ledger.update(&mut now, &self.source.ports());
         if let Some(last) = self.last.replace(now.clone()) {
             now.rates(&last);
         }

@@ -1,0 +1,147 @@
+//! The agent without rights: as another user than that of the jobs, and as a container runs it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, User};
+
+use crate::transfer::{Ended, said, until};
+
+/// Each system has this user.
+const USER: &str = "nobody";
+
+/// An agent behind the words of `wrapper`, which serves as another user.
+struct Agent {
+    process: Ended,
+    address: String,
+}
+
+impl Agent {
+    fn start(wrapper: &[&str], folder: &Path) -> Self {
+        let (program, options) = wrapper.split_first().unwrap();
+        let mut command = Command::new(program);
+        command.args(options).arg(env!("CARGO_BIN_EXE_mpib"));
+        command.args(["agent", "--user", USER, "--http", "127.0.0.1:0", "--config", "/dev/null"]);
+        command.arg("--socket-dir").arg(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+        let mut process = Ended(command.spawn().unwrap());
+        let mut log = BufReader::new(process.0.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let address =
+            log.find_map(|line| Some(line.split_once("serves http://")?.1.trim_end_matches('/').to_owned()));
+        thread::spawn(move || log.for_each(drop));
+        Self { process, address: address.expect("the agent has ended") }
+    }
+
+    /// Kills the agent, which would outlive a wrapper.
+    fn kill(&self) {
+        let pid = self.process.0.id();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        let all = children.split_whitespace().map(|child| child.parse().unwrap());
+        for pid in all.chain([pid as i32]) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+
+    fn metrics(&self) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// Waits until the metrics have the counts of the two processes of a transfer.
+    fn shows(&self, device: &str) {
+        let sent = format!("mpib_rail_transmit_bytes_total{{device=\"{device}\",port=\"1\"}} ");
+        until("the metrics of a transfer", || {
+            let text = self.metrics();
+            let bytes = text.lines().find_map(|line| line.strip_prefix(&sent)?.parse::<f64>().ok())?;
+            (bytes > 0.0 && text.contains("\nmpib_processes 2\n")).then_some(())
+        });
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A folder that every user can enter; `None` without root.
+fn folder() -> Option<tempfile::TempDir> {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can start an agent that becomes another user");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    Some(folder)
+}
+
+fn devices(test: &str) -> ([String; 2], String) {
+    let devices = ["out", "up"].map(|name| format!("{test}{name}{}", std::process::id()));
+    let [sout, sup] = &devices;
+    let rails = format!("{sout}:addr=10.9.0.1/24,rate=100MB;{sup}:addr=10.9.1.1/24,rate=50MB");
+    (devices, rails)
+}
+
+//= agent.md: the agent has no rights and searches nothing
+#[test]
+fn an_agent_without_rights_sees_the_jobs_and_keeps_drains() {
+    let Some(folder) = folder() else { return };
+    let (devices, rails) = devices("user");
+    let port = format!("{}:1", devices[1]);
+    let agent = Agent::start(&["env"], folder.path());
+    let user = User::from_name(USER).unwrap().unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", agent.process.0.id())).unwrap();
+    let uid = user.uid.as_raw();
+    assert!(status.contains(&format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")), "{status}");
+    for set in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
+        assert!(status.contains(&format!("{set}:\t0000000000000000\n")), "{status}");
+    }
+    let _perf = crate::job::transfer("user", &rails, &devices, folder.path());
+    agent.shows(&devices[0]);
+    let drain = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
+        said(&command.args(words).arg("--socket-dir").arg(folder.path()).output().unwrap())
+    };
+    let (code, text) = drain(&["drain", &port]);
+    assert_eq!(code, 0, "{text}");
+    let kept = folder.path().join("state/state.json");
+    until("the drain", || fs::read_to_string(&kept).ok()?.contains(&port).then_some(()));
+    assert_eq!(fs::metadata(&kept).unwrap().uid(), uid);
+    // What plugins read is root's.
+    for name in ["agent.sock", "hints"] {
+        assert_eq!(fs::metadata(folder.path().join(name)).unwrap().uid(), 0, "{name}");
+    }
+    drop(agent);
+
+    let next = Agent::start(&["env"], folder.path());
+    next.shows(&devices[0]);
+    let (code, text) = drain(&["undrain", &port]);
+    assert_eq!((code, text), (0, format!("{port} is in use again\n")));
+}
+
+//= agent.md: an agent in a PID namespace sees the jobs of the host
+#[test]
+fn an_agent_in_a_container_sees_the_jobs_of_the_host() {
+    let Some(folder) = folder() else { return };
+    let container = ["unshare", "--fork", "--pid", "--mount-proc"];
+    if !Command::new(container[0])
+        .args(&container[1..])
+        .arg("true")
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        return eprintln!("skipped: this host makes no PID namespaces");
+    }
+    let (devices, rails) = devices("pod");
+    let agent = Agent::start(&container, folder.path());
+    let _perf = crate::job::transfer("pod", &rails, &devices, folder.path());
+    agent.shows(&devices[0]);
+}
