@@ -33,7 +33,8 @@ ln -s libibverbs.so.1 "$lib/mpib/softverbs/libibverbs.so"
 # The agent's unit names the program by its final path. /etc/mpib/agent.toml is the operator's.
 unit=$root$prefix/lib/systemd/system/mpib-agent.service
 put 644 packaging/systemd/mpib-agent.service "$unit"
-sed -i "s|@PREFIX@|$prefix|" "$unit"
+sed -i "s|@PREFIX@|$prefix|g" "$unit"
+put 644 packaging/systemd/mpib.sysusers "$root$prefix/lib/sysusers.d/mpib.conf"
 put 644 packaging/agent.toml "$doc/agent.toml"
 
 # Licences of this project and of the software that its programs contain.

@@ -288,8 +288,6 @@ impl Server {
                     let page = Arc::new(page);
                     self.handle.set_page(id, Some(Arc::clone(&page)));
                     self.observers.insert(id, (page, Observer::default()));
-                    // Its ports are news to those who follow the readings.
-                    self.handle.rail_changed();
                 }
                 Err(why) => {
                     descriptors.push(file.into());

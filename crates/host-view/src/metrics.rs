@@ -47,7 +47,7 @@ macro_rules! metrics {
 metrics! {
     BuildInfo = GAUGE "mpib_build_info" ["version", "commit", "protocol"] "Version, commit and wire protocol of the program that has read the statistics; always 1";
     Processes = GAUGE "mpib_processes" [] "Processes whose statistics are read";
-    NotPermitted = GAUGE "mpib_processes_not_permitted" [] "Processes that this user may not inspect";
+    NotPermitted = GAUGE "mpib_processes_not_permitted" [] "Processes that this user may not inspect; of an agent: those that have passed no statistics page";
     NotInspected = GAUGE "mpib_processes_not_inspected" [] "Processes that were not inspected, since their user or the host has too many pages";
     Unreadable = GAUGE "mpib_processes_unreadable" [] "Processes whose statistics cannot be read";
     Connections = GAUGE "mpib_connections" [] "Open connections: one for each end and direction";

@@ -45,7 +45,8 @@ pub struct Host {
     pub opened: Count,
     /// One member for each copy of the plugin in a process.
     pub processes: Vec<Process>,
-    /// Processes that this user may not inspect, if no process was named.
+    /// Processes that this user may not inspect, if no process was named. Of an agent: processes that
+    /// it serves and that have passed no statistics page.
     pub not_permitted: usize,
     /// Processes that were not inspected, since too many pages were read before: 256 of their user,
     /// or 1,024 of the host.
