@@ -26,6 +26,7 @@ pub mod rails;
 pub mod region;
 mod setup;
 mod stats;
+mod tool;
 mod top;
 mod version;
 mod why;

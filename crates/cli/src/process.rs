@@ -1,16 +1,25 @@
 //! Child processes: their environment, their end with this process, and the words for how they ended.
 
 use std::{
-    env, io,
+    env,
+    io::{self, Read},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
     process::{Child, Command, ExitStatus},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, channel},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use nccl_net_mpib_agent_iface::environment::{WITHOUT_HOST, is_setting};
 
+/// How much of a child's output is kept.
+const KEPT: usize = 64 << 10;
+/// How long to read its output after its end.
+const DRAIN: Duration = Duration::from_secs(1);
 /// Longest wait for a killed child: one in a driver's call that hangs does not end.
 const KILLED: Duration = Duration::from_secs(5);
 
@@ -93,4 +102,41 @@ pub fn ending(status: ExitStatus) -> String {
     };
     let core = if status.core_dumped() { ", core dumped" } else { "" };
     format!("died of signal {signal}{name}{core}")
+}
+
+/// The last output of a child. A thread reads it to its end: a child may print more than a pipe holds,
+/// or without end.
+#[derive(Debug)]
+pub struct Tail {
+    kept: Arc<Mutex<Vec<u8>>>,
+    end: Receiver<()>,
+}
+
+impl Tail {
+    /// Reads from a pipe until no process can write to it any more.
+    pub fn of(mut pipe: impl Read + Send + 'static) -> Self {
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let (sender, end) = channel();
+        let shared = Arc::clone(&kept);
+        thread::spawn(move || {
+            let mut piece = [0; 4096];
+            while let Ok(n @ 1..) = pipe.read(&mut piece) {
+                let mut kept = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.extend_from_slice(&piece[..n]);
+                if kept.len() > 2 * KEPT {
+                    let old = kept.len() - KEPT;
+                    kept.drain(..old);
+                }
+            }
+            // The receiver may have stopped waiting.
+            let _ = sender.send(());
+        });
+        Self { kept, end }
+    }
+
+    /// Returns it after the child's end. A process that the child started may hold the pipe open.
+    pub fn text(&self) -> String {
+        let _ = self.end.recv_timeout(DRAIN);
+        String::from_utf8_lossy(&self.kept.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
 }

@@ -270,7 +270,7 @@ fn a_listener_connects_to_no_host_that_its_file_does_not_have() {
     let ask = |listener: &Listener| {
         let mut stream = TcpStream::connect(&listener.address).unwrap();
         let task = json!({ "Check": address });
-        let opening = json!({ "magic": "mpib doctor", "protocol": 5, "join": null, "task": task });
+        let opening = json!({ "magic": "mpib doctor", "protocol": 6, "join": null, "task": task });
         stream.write_all(&frame(&opening)).unwrap();
         read_frame(&mut stream)["refused"].as_str().unwrap().to_owned()
     };
@@ -320,12 +320,12 @@ fn strangers_are_turned_away_with_a_reason_and_hold_nobody_up() {
         .write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 99, "join": null, "more": [1] })))
         .unwrap();
     let refused = read_frame(&mut newer);
-    assert_eq!(refused["refused"], "protocol 99, expected 5; use the same release of mpib at both ends");
+    assert_eq!(refused["refused"], "protocol 99, expected 6; use the same release of mpib at both ends");
     // One joins an unknown run, and one closes before it has identified itself.
     let mut joins = connect();
-    joins.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 5, "join": "x" }))).unwrap();
+    joins.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 6, "join": "x" }))).unwrap();
     let mut leaves = connect();
-    leaves.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 5, "join": null }))).unwrap();
+    leaves.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 6, "join": null }))).unwrap();
     assert_eq!(read_frame(&mut leaves)["refused"], Value::Null);
     drop(leaves);
     listener.says("closed the control connection");
@@ -354,14 +354,14 @@ fn an_answer_that_is_no_doctors_gives_no_verdict() {
     for (bytes, said) in [
         (b"SSH-2.0-OpenSSH\r\n".to_vec(), "announced a message of"),
         (
-            frame(&json!({ "magic": "x", "protocol": 5, "refused": null, "wait": false, "token": "" })),
+            frame(&json!({ "magic": "x", "protocol": 6, "refused": null, "wait": false, "token": "" })),
             "is not an \"mpib doctor --listen\"",
         ),
         (
             frame(
-                &json!({ "magic": "mpib doctor", "protocol": 6, "refused": null, "wait": false, "token": "" }),
+                &json!({ "magic": "mpib doctor", "protocol": 7, "refused": null, "wait": false, "token": "" }),
             ),
-            "speaks protocol 6, expected 5; use the same release of mpib at both ends",
+            "speaks protocol 7, expected 6; use the same release of mpib at both ends",
         ),
     ] {
         let server = answer(bytes);
@@ -383,7 +383,7 @@ fn a_listener_answers_who_waits_while_it_serves_a_run() {
     // A run that goes on as long as its end waits for this one's description.
     let mut run = TcpStream::connect(&listener.address).unwrap();
     let opening =
-        |task: Value| frame(&json!({ "magic": "mpib doctor", "protocol": 5, "join": null, "task": task }));
+        |task: Value| frame(&json!({ "magic": "mpib doctor", "protocol": 6, "join": null, "task": task }));
     run.write_all(&opening(Value::Null)).unwrap();
     assert_eq!(read_frame(&mut run)["wait"], false);
     let mut asks = TcpStream::connect(&listener.address).unwrap();

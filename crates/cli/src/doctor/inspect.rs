@@ -4,9 +4,7 @@ use std::{
     env, fs, io,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::mpsc::{Receiver, channel},
-    thread,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -19,11 +17,8 @@ use serde::de::DeserializeOwned;
 use super::worker::{COMMAND, Findings};
 use crate::{
     failure::{Context, Failure},
-    process::{ending, ends_with_us, wait},
+    process::{Tail, ending, ends_with_us, wait},
 };
-
-/// How long to read the process's output after its end.
-const DRAIN: Duration = Duration::from_secs(1);
 
 /// The result of loading the plugin.
 pub(super) struct Inspection {
@@ -120,10 +115,9 @@ fn run_worker<T: DeserializeOwned>(
     command.stdin(Stdio::null()).stdout(io::stderr()).stderr(Stdio::piped());
     ends_with_us(&mut command);
     let mut child = command.spawn().tool("start a worker process")?;
-    let stderr = drain(&mut child);
+    let stderr = child.stderr.take().map(Tail::of);
     let status = wait(&mut child, limit).tool("wait for a worker process")?;
-    // A process that the plugin started may hold the other end open.
-    let stderr = stderr.recv_timeout(DRAIN).unwrap_or_default();
+    let stderr = stderr.map(|stderr| stderr.text()).unwrap_or_default();
     let words = last(&stderr);
     let Some(status) = status else {
         return Ok(Err(format!(
@@ -143,25 +137,4 @@ fn run_worker<T: DeserializeOwned>(
 /// Returns the last line, for a sentence.
 fn last(output: &str) -> &str {
     output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("none")
-}
-
-/// Reads a child's stderr to the end on a thread: a plugin may print more than a pipe holds.
-fn drain(child: &mut Child) -> Receiver<String> {
-    const KEPT: usize = 64 << 10;
-    let stderr = child.stderr.take();
-    let (sender, receiver) = channel();
-    thread::spawn(move || {
-        let mut output = Vec::new();
-        let mut piece = [0; 4096];
-        let Some(mut stderr) = stderr else { return };
-        while let Ok(n @ 1..) = io::Read::read(&mut stderr, &mut piece) {
-            output.extend_from_slice(&piece[..n]);
-            if output.len() > 2 * KEPT {
-                output.drain(..output.len() - KEPT);
-            }
-        }
-        // The receiver may have stopped waiting.
-        let _ = sender.send(String::from_utf8_lossy(&output).into_owned());
-    });
-    receiver
 }

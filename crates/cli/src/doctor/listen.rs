@@ -18,6 +18,7 @@ use mpib_host_view::Waits;
 
 use super::hosts::{self, Checked};
 use super::peer::{self, MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Summary, Task};
+use super::perftest::{self, Tools};
 use super::session::{self, Request};
 use super::{DoctorArgs, Document, Verdict, check_host, text};
 use crate::failure::{Context, Failure, Kind};
@@ -188,6 +189,8 @@ fn serve(
     let mut document = check_host(args, files)?;
     channel.send(&Summary::new(&document))?;
     print(&format!("checked by {} ({from})", text::printable(&theirs.host)))?;
+    // What a request has started ends with the session.
+    let mut program = None;
     loop {
         match channel.recv(MEASURED, || Ok(()))? {
             Request::Run(order) => {
@@ -197,6 +200,18 @@ fn serve(
                 channel.send(&joined.map_or_else(Outcome::from, run))?;
             }
             Request::Counters => channel.send(&session::counters(&document))?,
+            Request::Tools => channel.send(&Tools::here())?,
+            Request::Perftest(end) => {
+                let started = end.start(&document, from.ip());
+                channel.send(&started.map(|(running, tcp)| {
+                    program = Some(running);
+                    tcp
+                }))?;
+            }
+            Request::PerftestEnds(seconds) => {
+                let ended = perftest::ended(program.take(), seconds, &channel)?;
+                channel.send(&ended)?;
+            }
             Request::Result(rows) => {
                 document.routes = rows;
                 document.peer = Some(theirs);

@@ -5,7 +5,7 @@
 //! `search`), `conf` (NCCL's files), `system`, `provider`, `pcie`, `gpu_path`, `functions`, `subnets`,
 //! `memory`, `windows` and `agent`. `peer`
 //! and `listen` check a pair of machines, which `judge`, `faults` and `fused` rate, by the runs of `session`, and
-//! `hosts` every pair of many. `expect` compares a host with another one's record. `head`, `text`, `fold` and
+//! `hosts` every pair of many. `perftest` compares a pair with `ib_write_bw` for `mpib hwcheck`. `expect` compares a host with another one's record. `head`, `text`, `fold` and
 //! `matrix` print for people; [`Document`] is the output of `--json`, and `bundle` writes it with
 //! what a maintainer asks for.
 
@@ -29,6 +29,7 @@ mod matrix;
 mod memory;
 mod pcie;
 mod peer;
+mod perftest;
 mod provider;
 mod search;
 mod session;
@@ -52,6 +53,7 @@ pub(crate) use hosts::at_once;
 pub(crate) use listen::listen;
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
 pub(crate) use peer::{PROTOCOL, Summary, check_routes, plugin_message, waits};
+pub(crate) use perftest::{Measure, Tools};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 pub(crate) use session::{Counters, Ends, Order, Session, Use, counters};
@@ -151,7 +153,7 @@ pub(crate) struct Document {
     mpib: &'static str,
     verdict: Verdict,
     exit_code: u8,
-    plugin: Option<PathBuf>,
+    pub(crate) plugin: Option<PathBuf>,
     /// Absent if no libnccl was found.
     nccl: Option<loader::Nccl>,
     /// NCCL's configuration files, in the order in which NCCL reads them.

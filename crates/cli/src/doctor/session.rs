@@ -10,12 +10,12 @@ use std::{
 };
 
 use nccl_net_mpib_agent_iface::doctor::{Port, Report};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
     Document,
     peer::{MEASURED, Opening, PATIENCE, Row, Summary, only, open_run},
-    sysfs,
+    perftest, sysfs,
 };
 use crate::failure::{Context, Failure, Kind};
 use crate::perf::{self, Channel, Death, Outcome, Plan, Probe, Trial};
@@ -37,6 +37,12 @@ pub(super) enum Request {
     Run(Box<Order>),
     /// Read the hardware counters of the ports.
     Counters,
+    /// Describe what else the host has.
+    Tools,
+    /// Start one end of `ib_write_bw`; the answer has the server's TCP port.
+    Perftest(perftest::End),
+    /// Wait for its end, at most so many seconds.
+    PerftestEnds(f64),
     /// The run has ended with this result.
     Result(Vec<Row>),
 }
@@ -181,7 +187,7 @@ pub(crate) fn counters(document: &Document) -> Counters {
     ports(document).filter_map(of).collect()
 }
 
-fn ports(document: &Document) -> impl Iterator<Item = &Port> {
+pub(super) fn ports(document: &Document) -> impl Iterator<Item = &Port> {
     document.report.iter().flat_map(|report: &Report| &report.ports)
 }
 
@@ -244,8 +250,17 @@ impl Session {
 
     /// Reads the hardware counters of the other machine.
     pub(crate) fn counters(&mut self) -> Result<Counters, Failure> {
-        self.channel.send(&Request::Counters)?;
-        self.channel.recv(PATIENCE, || Ok(()))
+        self.ask(&Request::Counters, PATIENCE)
+    }
+
+    /// Sends a request, and returns its answer.
+    pub(super) fn ask<T: DeserializeOwned>(
+        &mut self,
+        request: &Request,
+        limit: Duration,
+    ) -> Result<T, Failure> {
+        self.channel.send(request)?;
+        self.channel.recv(limit, || Ok(()))
     }
 
     /// Ends the session with its result.

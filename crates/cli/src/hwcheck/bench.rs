@@ -8,12 +8,12 @@ use std::{
 use super::{
     HwcheckArgs,
     counters::{Growth, Reading},
-    ends, network, outage,
+    ends, nccl, network, outage,
     step::{Findings, Step, StepReport},
     traffic,
 };
 use crate::doctor::{
-    self, DoctorArgs, Ends, Order, Session, Summary, Use, check_host, check_routes, counters,
+    self, DoctorArgs, Ends, Measure, Order, Session, Summary, Tools, Use, check_host, check_routes, counters,
 };
 use crate::failure::{Failure, Kind};
 use crate::nccl_conf::ConfFile;
@@ -86,6 +86,7 @@ impl<'a> Bench<'a> {
             Step::Control => ends::control(self, found),
             Step::Steady => traffic::steady(self, found),
             Step::Network => network::network(self, found),
+            Step::Nccl => nccl::nccl(self, found),
         }
     }
 
@@ -121,6 +122,16 @@ impl<'a> Bench<'a> {
     /// Returns what the other host says of itself.
     pub(super) fn theirs(&mut self) -> Result<Summary, Failure> {
         self.with(|session, _| Ok(session.theirs.clone()))
+    }
+
+    /// Returns what this host and the other one have beside the plugin.
+    pub(super) fn tools(&mut self) -> Result<[Tools; 2], Failure> {
+        self.with(|session, _| Ok([Tools::here(), session.tools()?]))
+    }
+
+    /// Measures with `ib_write_bw`. The inner error is why there is no rate.
+    pub(super) fn perftest(&mut self, measure: &Measure) -> Result<Result<f64, String>, Failure> {
+        self.with(|session, document| session.perftest(document, measure))
     }
 
     /// Returns the addresses by which this host and the other one reach each other.

@@ -1,15 +1,19 @@
-//! `mpib hwcheck`: the first half hour with an adapter. Two hosts go through nine steps; this end
+//! `mpib hwcheck`: the first half hour with an adapter. Two hosts go through ten steps; this end
 //! leads, and the listener of `mpib doctor` follows.
 //!
 //! `step` has the steps and their results, `bench` what they share: the two hosts and the runs
-//! between them. `traffic`, `outage`, `network` and `ends` have what the steps do; `counters` compares the
+//! between them. `traffic`, `rates`, `outage`, `network`, `ends` and `nccl` have what the steps do, and
+//! `nccl_table` reads what nccl-tests print; `counters` compares the
 //! adapters' counters before and after, and `text` prints for people.
 
 mod bench;
 mod counters;
 mod ends;
+mod nccl;
+mod nccl_table;
 mod network;
 mod outage;
+mod rates;
 mod step;
 mod text;
 mod traffic;
@@ -50,7 +54,7 @@ const NO_VERDICT: u8 = 3;
 const OUTAGES: &str = "Outages";
 const LIMITS: &str = "Sizes, times and limits";
 
-/// Tries an adapter with the plugin between two hosts: nine steps, half an hour
+/// Tries an adapter with the plugin between two hosts: ten steps, half an hour
 ///
 /// On the other host "mpib hwcheck --listen" waits. Run both ends as the job would run.
 #[derive(Debug, Clone, Args)]
@@ -76,6 +80,15 @@ pub(crate) struct HwcheckArgs {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]
     gpu: i32,
 
+    /// Folder of nccl-tests, built with MPI, at both ends for the step nccl [default: those in PATH]
+    #[arg(long, value_name = "DIR")]
+    nccl_tests: Option<PathBuf>,
+
+    /// Program with its arguments that starts the processes of nccl-tests at both ends [default: in a
+    /// job of Slurm srun, else mpirun, with one process on each host]
+    #[arg(long, value_name = "COMMAND")]
+    launcher: Option<String>,
+
     /// Rate in Gb/s that each rail should have, as on its label [default: what port and PCIe link
     /// report; none for simulated ports]
     #[arg(help_heading = LIMITS, long, value_name = "GBPS")]
@@ -84,6 +97,15 @@ pub(crate) struct HwcheckArgs {
     /// Least part of that rate that a rail has to reach
     #[arg(help_heading = LIMITS, long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=100))]
     least: u32,
+
+    /// Least part of the rate of ib_write_bw that a rail has to reach; 0: do not run it. It is run if
+    /// both hosts have it
+    #[arg(help_heading = LIMITS, long, value_name = "PERCENT", default_value_t = 95, value_parser = clap::value_parser!(u32).range(0..=100))]
+    least_of_perftest: u32,
+
+    /// Least part of the bandwidth of NCCL's own transport that the plugin has to reach in the step nccl
+    #[arg(help_heading = LIMITS, long, value_name = "PERCENT", default_value_t = 97, value_parser = clap::value_parser!(u32).range(1..=100))]
+    least_of_nccl: u32,
 
     /// Sizes of messages in the step data, as those of mpib perf
     #[arg(help_heading = LIMITS, long, value_name = "SIZES", default_value = "1,8,4K,4097,1M,1000003,64M")]

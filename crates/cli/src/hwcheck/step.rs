@@ -32,10 +32,12 @@ pub(crate) enum Step {
     Steady,
     /// The network by which the hosts reach each other is silent under load
     Network,
+    /// Collectives of nccl-tests over the plugin and over NCCL's own transport
+    Nccl,
 }
 
 impl Step {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Host,
         Self::Data,
         Self::Gpu,
@@ -45,6 +47,7 @@ impl Step {
         Self::Control,
         Self::Steady,
         Self::Network,
+        Self::Nccl,
     ];
 
     pub(super) const fn name(self) -> &'static str {
@@ -58,6 +61,7 @@ impl Step {
             Self::Control => "control",
             Self::Steady => "steady",
             Self::Network => "network",
+            Self::Nccl => "nccl",
         }
     }
 
@@ -69,6 +73,7 @@ impl Step {
             Self::Data => 300,
             Self::Death | Self::Control | Self::Network => 120,
             Self::Steady => 240,
+            Self::Nccl => 600,
         })
     }
 
@@ -88,6 +93,9 @@ impl Step {
             }
             Self::Network => {
                 "ip route: does a route to the other host end in a blackhole? And the plugin's log of both ends"
+            }
+            Self::Nccl => {
+                "the commands that it prints, by hand; mpib stats and nvidia-smi of both hosts meanwhile"
             }
             Self::Control => "the times of the verbs in the report of the step host, and dmesg",
         }
@@ -133,6 +141,15 @@ impl Findings {
             Some(remedy) => check.remedy(remedy),
             None => check,
         });
+    }
+
+    pub(super) fn warn(&mut self, part: &str, text: impl Into<String>) {
+        self.checks.push(Check::new(part, Level::Warn, text));
+    }
+
+    /// Notes what is worth to know, and is no part that did not run.
+    pub(super) fn note(&mut self, part: &str, text: impl Into<String>) {
+        self.checks.push(Check::new(part, Level::Note, text));
     }
 
     /// Notes that the session with the other host failed.

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use nccl_net_mpib_agent_iface::doctor::Verdict as RouteVerdict;
-
 use super::{
     bench::Bench,
     counters::{Growth, Reading},
+    rates,
     step::Findings,
 };
 use crate::doctor::{Ends, Order, Use, losses};
@@ -15,7 +14,7 @@ use crate::output::units::giga;
 use crate::perf::{Outcome, Plan, no_cuda};
 
 /// Longest time without progress.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 /// A name for the parts that concern the counters.
 const COUNTERS: &str = "counters";
 
@@ -42,7 +41,7 @@ pub(super) fn data(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Fa
             judge(found, kind, &name, &ends);
         }
     }
-    rates(bench, found)
+    rates::rates(bench, found)
 }
 
 /// Notes what a run found: what failed or is missing, the plugin's warnings, or that all was right.
@@ -80,75 +79,6 @@ fn carried(outcome: &Outcome) -> String {
     };
     let parts: Vec<_> = known.map(one).collect();
     if parts.len() < 2 { String::new() } else { format!("; {}", parts.join(", ")) }
-}
-
-/// Measures each pair of ports that a connection tries first alone, without a check of the bytes, and
-/// compares it with the speed of the ports.
-fn rates(bench: &mut Bench<'_>, found: &mut Findings) -> Result<(), Failure> {
-    const PART: &str = "rates";
-    let pairs: Vec<_> = bench.document.routes.iter().map(|row| row.pair.clone()).collect();
-    let pairs: Vec<_> = match pairs.is_empty() {
-        // Without the step host: equal names are the likely pairs.
-        true => {
-            let theirs: Vec<String> = bench.theirs()?.ports.iter().map(|port| port.name.clone()).collect();
-            let ours = bench.document.facts.iter().map(|port| port.name.clone());
-            ours.filter(|name| theirs.contains(name)).map(|name| (name.clone(), name)).collect()
-        }
-        false => {
-            let first = pairs.into_iter().filter(|pair| pair.verdict == RouteVerdict::First);
-            first.map(|pair| (pair.ours, pair.theirs)).collect()
-        }
-    };
-    if pairs.is_empty() {
-        found.not_run(PART, "no pair of ports is known: run the step host, too");
-    }
-    let time = bench.time(2 * pairs.len());
-    for (ours, theirs) in pairs {
-        let wanted = wanted(bench, &ours, &theirs)?;
-        for out in [true, false] {
-            // A round has as many messages as fit into the memory.
-            let memory = bench.args.memory;
-            let plan = Plan { check: false, memory, ..Plan::of(&[bench.load()], time, TIMEOUT) };
-            let order = Order::new(Use::port(&ours), Use::port(&theirs), out, plan, bench.left());
-            let ends = bench.run(order)?;
-            let name = format!("{ours} to {theirs} alone, {}", if out { "out" } else { "back" });
-            let Some(rate) = ends.here.rate().filter(|_| ends.cause().is_none()) else {
-                match ends.cause() {
-                    Some(failure) => found.failed(PART, &failure.at(name)),
-                    None => found.not_run(PART, format!("{name}: nothing was measured")),
-                }
-                continue;
-            };
-            let rate = rate * 8.0;
-            match wanted {
-                Some(wanted) if rate < wanted * f64::from(bench.args.least) / 100.0 => {
-                    let text = format!(
-                        "{name}: {} Gb/s, expected {} % of {}",
-                        giga(rate),
-                        bench.args.least,
-                        giga(wanted)
-                    );
-                    let remedy = "compare with ib_write_bw; look at the PCIe link (lspci -vv: LnkSta), the NUMA node, \
-                                  and flow control of the switch";
-                    found.fail(PART, text, Some(remedy));
-                }
-                Some(wanted) => found.ok(PART, format!("{name}: {} Gb/s of {}", giga(rate), giga(wanted))),
-                None => found.ok(PART, format!("{name}: {} Gb/s; no speed is known", giga(rate))),
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Returns the rate in Gb/s that the weaker end of a pair should have.
-fn wanted(bench: &mut Bench<'_>, ours: &str, theirs: &str) -> Result<Option<f64>, Failure> {
-    if bench.args.speed.is_some() {
-        return Ok(bench.args.speed);
-    }
-    let there = bench.theirs()?.ports.into_iter().find(|port| port.name == theirs);
-    let there = there.and_then(|port| port.limit_mbps);
-    let here = bench.document.facts.iter().find(|port| port.name == ours).and_then(|port| port.limit_mbps);
-    Ok(here.zip(there).map(|(here, there)| f64::from(here.min(there)) / 1000.0))
 }
 
 /// Moves checked data between the memories of GPUs.

@@ -5,9 +5,8 @@ use std::{
     thread,
 };
 
-use super::{Pair, outage, ports};
-use crate::built::artifact;
-use crate::fake::{fake, fake_cuda};
+use super::{Pair, outage, ports, programs::FAST};
+use crate::fake::fake;
 use crate::two_hosts::TwoHosts;
 
 /// A fault, and the step that has to find it.
@@ -41,7 +40,7 @@ fn faults(pair: &mut Pair, end: usize, script: &str) -> String {
 /// A rail that does not come back is waited for.
 const NEVER_BACK: &str = " --budget 12";
 
-const SEEDS: [Seed; 29] = [
+const SEEDS: [Seed; 34] = [
     Seed {
         fault: "a wrong byte",
         step: "data",
@@ -111,11 +110,9 @@ const SEEDS: [Seed; 29] = [
         says: "it is message",
         seed: |pair| {
             of_fake(pair, "stale");
+            pair.has_gpus();
             for env in &mut pair.env {
                 env.push(("FAKE_GPU".into(), "1".into()));
-                let verbs = artifact("softverbs/libibverbs.so.1");
-                let folders = format!("{}:{}", fake_cuda().display(), verbs.parent().unwrap().display());
-                env.push(("LD_LIBRARY_PATH".into(), folders));
             }
             String::new()
         },
@@ -241,7 +238,7 @@ const SEEDS: [Seed; 29] = [
         says: "16 connections closed there in ",
         seed: |pair| {
             // The verb itself, and one connection, are within the limit.
-            pair.devices[1] = ports(2, ",verb_time=destroy_qp:30ms");
+            pair.devices[1] = ports(2, ",verb_time=destroy_qp:120ms");
             "--limit 1 --connections 16".into()
         },
     },
@@ -290,6 +287,43 @@ const SEEDS: [Seed; 29] = [
         step: "steady",
         says: "the connection has no rail sup:1 here|a rail failed and came back here",
         seed: |pair| faults(pair, 0, "sup:lost_ack,at=10,only=imm,then=alive"),
+    },
+    Seed {
+        fault: "a rail that the plugin cannot fill",
+        step: "data",
+        says: "the rate of ib_write_bw",
+        seed: |pair| {
+            // The plugin has less in flight than such a long way needs.
+            pair.devices = [1, 2].map(|host| format!("sup:addr=10.9.1.{host}/24,rate=400MB,lat=10ms"));
+            "--least-of-perftest 95 --sizes 8 --time 1 --budget 60".into()
+        },
+    },
+    Seed {
+        fault: "an ib_write_bw that is faster",
+        step: "data",
+        says: "expected 95 % of 9999.000, the rate of ib_write_bw",
+        seed: |pair| {
+            pair.replace(0, "ib_write_bw", FAST);
+            "--least-of-perftest 95 --sizes 8 --budget 60".into()
+        },
+    },
+    Seed {
+        fault: "wrong values in a collective",
+        step: "nccl",
+        says: "over the plugin: 3 results have wrong values",
+        seed: |pair| pair.has_nccl_tests("over IB 45.02 '0 OK'; over MPIB 45.02 '3 FAILED'"),
+    },
+    Seed {
+        fault: "collectives that are slower over the plugin",
+        step: "nccl",
+        says: "expected 97 % of 45.020",
+        seed: |pair| pair.has_nccl_tests("over IB 45.02 '0 OK'; over MPIB 43.02 '0 OK'"),
+    },
+    Seed {
+        fault: "collectives that end over the plugin only",
+        step: "nccl",
+        says: "exited with status 3",
+        seed: |pair| pair.has_nccl_tests("over IB 45.02 '0 OK'; [ $NCCL_NET = IB ] || exit 3"),
     },
 ];
 

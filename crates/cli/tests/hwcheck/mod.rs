@@ -1,7 +1,10 @@
 //! `mpib hwcheck` between two simulated hosts: what it passes, what it finds, and what it restores.
 
 mod faults;
+mod nccl;
 mod network;
+mod perftest;
+mod programs;
 
 use std::{
     fs,
@@ -16,17 +19,20 @@ use serde_json::Value;
 
 use crate::built::artifact;
 use crate::doctor_util::{Listener, fabric, mpib};
+use crate::fake::fake_cuda;
 use crate::transfer::until;
 use crate::two_hosts::{ADDRESSES, TwoHosts};
 
 /// Small sizes and short times. A busy machine stalls for long.
-const QUICK: [(&str, &str); 6] = [
+const QUICK: [(&str, &str); 7] = [
     ("--memory", "2M"),
     ("--sizes", "8,4K,100K"),
     ("--time", "0.1"),
     ("--steady", "0.2"),
     ("--connections", "2"),
     ("--limit", "30"),
+    // Its rate is that of a busy machine, too.
+    ("--least-of-perftest", "0"),
 ];
 
 /// Returns a host's two ports.
@@ -42,13 +48,15 @@ struct Pair {
     env: [Vec<(String, String)>; 2],
     /// Absent: both ends are on this host.
     hosts: Option<TwoHosts>,
+    /// Of programs that stand in for others.
+    folders: Vec<tempfile::TempDir>,
 }
 
 impl Pair {
     fn new(more: &str) -> Self {
         let plugin = artifact("libnccl-net-mpib.so");
         let devices = [ports(1, more), ports(2, more)];
-        Self { fabric: fabric(), plugin, devices, env: Default::default(), hosts: None }
+        Self { fabric: fabric(), plugin, devices, env: Default::default(), hosts: None, folders: Vec::new() }
     }
 
     fn command(&self, end: usize) -> Command {
@@ -63,6 +71,15 @@ impl Pair {
         match &self.hosts {
             Some(hosts) => hosts.command(end, &command),
             None => command,
+        }
+    }
+
+    /// Gives both ends a stand-in for CUDA's driver.
+    fn has_gpus(&mut self) {
+        for env in &mut self.env {
+            let verbs = artifact("softverbs/libibverbs.so.1");
+            let folders = format!("{}:{}", fake_cuda().display(), verbs.parent().unwrap().display());
+            env.push(("LD_LIBRARY_PATH".into(), folders));
         }
     }
 
@@ -145,7 +162,7 @@ impl Found {
     }
 }
 
-//= hwcheck.md: nine steps between two hosts, and one file to send
+//= hwcheck.md: ten steps between two hosts, and one file to send
 #[test]
 fn a_good_pair_passes_all_that_it_can_run() {
     let mut pair = Pair::new(",counters=on");
@@ -170,7 +187,7 @@ fn a_good_pair_passes_all_that_it_can_run() {
         pair.ctl("heal sup@10.9.1.1"),
     );
     let found = pair.run(&options);
-    let verdicts = ["host", "data", "gpu", "link", "driver", "death", "control", "steady", "network"]
+    let verdicts = ["host", "data", "gpu", "link", "driver", "death", "control", "steady", "network", "nccl"]
         .map(|step| format!("{step} {}", found.verdict(step)));
     let expected = [
         "host passed",
@@ -182,6 +199,7 @@ fn a_good_pair_passes_all_that_it_can_run() {
         "control passed",
         "steady passed",
         "network not run",
+        "nccl not run",
     ];
     let texts = |step: &str| [found.texts(step, "fail"), found.texts(step, "note")].concat();
     let wrong: Vec<_> = (expected.iter().zip(&verdicts).filter(|(expected, verdict)| expected != verdict))
@@ -190,19 +208,19 @@ fn a_good_pair_passes_all_that_it_can_run() {
     assert!(wrong.is_empty(), "{wrong:?}\n{found}");
     assert_eq!(
         (found.code, &found.document["passed"], &found.document["not_run"]),
-        (0, &7.into(), &2.into())
+        (0, &7.into(), &3.into())
     );
     // The outage shows in the counters of the step link, and the steady state has none.
     let counters = |step: &str| found.step(step)["counters"].as_array().unwrap().len();
     assert_eq!(counters("steady"), 0, "{found}");
     let text = bundled(&file, "hwcheck.txt");
-    assert!(text.starts_with("passed: 7 of 9 steps passed, 0 failed, 2 not run\n"), "{text}");
+    assert!(text.starts_with("passed: 7 of 10 steps passed, 0 failed, 3 not run\n"), "{text}");
     let json: Value = serde_json::from_str(&bundled(&file, "hwcheck.json")).unwrap();
     assert_eq!(json["passed"], 7);
 }
 
 /// A stage ends when the rail has carried enough to be judged, not with the clock alone.
-//= hwcheck.md: nine steps between two hosts, and one file to send
+//= hwcheck.md: ten steps between two hosts, and one file to send
 #[test]
 fn an_outage_is_judged_however_short_its_stages_are() {
     let mut pair = Pair::new("");
@@ -227,11 +245,15 @@ fn bundled(archive: &Path, name: &str) -> String {
 //= hwcheck.md: what does not run is never reported as passed
 #[test]
 fn outages_that_nobody_permits_do_not_run() {
-    let found = Pair::new("").run("--step link,driver,gpu,network");
+    let found = Pair::new("").run("--step link,driver,gpu,network,nccl");
     assert_eq!(found.code, 0);
-    for (step, says) in
-        [("link", "--link-down"), ("driver", "--driver-down"), ("gpu", "libcuda"), ("network", "127.0.0.1")]
-    {
+    for (step, says) in [
+        ("link", "--link-down"),
+        ("driver", "--driver-down"),
+        ("gpu", "libcuda"),
+        ("network", "127.0.0.1"),
+        ("nccl", "libcuda"),
+    ] {
         assert_eq!(found.verdict(step), "not run", "{found}");
         let text = found.texts(step, "note").concat();
         assert!(text.starts_with("not run: ") && text.contains(says), "{text}");
