@@ -45,7 +45,7 @@ step "install" "$install"
 export PATH="/opt/mpib/bin:$PATH"
 step "its version and its file" "mpib --version && mpib path"
 step "doctor without an adapter: unusable" "mpib doctor --nccl /packages/libnccl.so.2" 2
-step "doctor on simulated rails" "LD_LIBRARY_PATH=$softverbs mpib doctor --nccl /packages/libnccl.so.2" "0 1"
+step "doctor on simulated rails" "LD_LIBRARY_PATH=$softverbs:/opt/mpib/lib NCCL_NET_PLUGIN=mpib mpib doctor --nccl /packages/libnccl.so.2" "0 1"
 step "which table a real NCCL takes" "mpib abi /packages/libnccl.so.2"
 [ "$speed" = quick ] || step "demo" "$demo"
 step "perf" "LD_LIBRARY_PATH=$softverbs $perf"

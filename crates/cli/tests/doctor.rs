@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use crate::built::artifact;
+use crate::built::{artifact, softverbs};
 use crate::doctor_util::{Doctor, TWO, doctor, fabric, mpib};
 use serde_json::{Value, json};
 
@@ -69,7 +69,7 @@ fn a_good_host_is_usable_and_fully_described() {
     found.says("retries", "ok", &["after 34 s", "NCCL_IB_TIMEOUT=20", "up to 137 s"]);
     found.says("failover", "ok", &["carries on without a rail", "waits 60 s", "MPIB_FAILOVER_WAIT=60"]);
     found.says("failover", "ok", &["MPIB_STALL_MS=50", "34 s to 137 s", "NCCL_IB_RETRY_CNT=7"]);
-    found.says("plugin", "ok", &["libnccl-net-mpib.so", "NCCL_NET_PLUGIN=mpib"]);
+    found.says("opened", "ok", &["libnccl-net-mpib.so", "NCCL_NET_PLUGIN=mpib"]);
 }
 
 /// Runs `mpib doctor` for people; returns its exit code and its output.
@@ -493,16 +493,28 @@ fn an_agent_that_is_not_there_is_a_loss_where_hints_decide() {
     fixed.usable_with(&[]);
 }
 
-//= doctor.md: a plugin file that NCCL would not open is a warning
+//= doctor.md: a plugin that NCCL would not open is not used
 #[test]
-fn a_plugin_where_nccl_does_not_look_is_a_loss() {
+fn a_plugin_that_nccl_would_not_open_is_not_used() {
     let found = doctor(TWO, &[("NCCL_NET_PLUGIN", "other")]);
-    found.usable_with(&["plugin"]);
+    found.not_used();
     found.says(
-        "plugin",
-        "warn",
+        "opened",
+        "fail",
         &["no other, libnccl-net-other.so on the dynamic linker's path", "NCCL_NET_PLUGIN=mpib"],
     );
+    let (code, text) = said(TWO, &[], &[("NCCL_NET_PLUGIN", "other")]);
+    assert!(code == 2 && text.starts_with("not used: NCCL would not open the plugin\n"), "{code} {text}");
+    doctor(TWO, &[("NCCL_NET_PLUGIN", "none")]).not_used();
+    // A library that the plugin needs is missing.
+    let mut command = mpib(&fabric(), TWO);
+    command.args(["doctor", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so"));
+    let folder = artifact("libnccl-net-mpib.so").parent().unwrap().to_owned();
+    if !has_verbs() {
+        let missing = Doctor::of(command.env("LD_LIBRARY_PATH", folder));
+        missing.not_used();
+        missing.says("opened", "fail", &["the plugin needs libibverbs.so.1"]);
+    }
     let found = doctor(TWO, &[("NCCL_NET", "Socket")]);
     found.unusable();
     found.says("transport", "fail", &["NCCL_NET=Socket"]);
@@ -510,10 +522,69 @@ fn a_plugin_where_nccl_does_not_look_is_a_loss() {
     assert!(found.document["checks"].to_string().contains("NCCL_IB_HCAS"), "{found:#?}");
 }
 
+/// Whether this machine has the real libibverbs.
+fn has_verbs() -> bool {
+    let list = Command::new("sh").args(["-c", "PATH=$PATH:/sbin ldconfig -p"]).output().unwrap();
+    String::from_utf8_lossy(&list.stdout).contains("libibverbs.so.1")
+}
+
+/// What is first in the search is opened, with tables or without. A program cannot be.
+//= doctor.md: a file that is first in the search is named, with tables or without
+#[test]
+fn the_first_file_of_the_search_is_what_nccl_opens() {
+    let dir = tempfile::tempdir().unwrap();
+    let verbs = softverbs();
+    let run = |folders: &[&Path]| {
+        let folders: Vec<&str> =
+            folders.iter().copied().chain([verbs.as_path()]).map(|folder| folder.to_str().unwrap()).collect();
+        let mut command = mpib(&fabric(), TWO);
+        command.args(["doctor", "--json", "--plugin"]).arg(artifact("libnccl-net-mpib.so"));
+        command.env("LD_LIBRARY_PATH", folders.join(":")).env_remove("NCCL_NET_PLUGIN");
+        Doctor::of(&mut command)
+    };
+    let place = |name: &str, table: &str| {
+        let folder = dir.path().join(name);
+        fs::create_dir(&folder).unwrap();
+        fs::rename(compiled(dir.path(), table), folder.join("libnccl-net.so")).unwrap();
+        folder
+    };
+    let (bare, other) = (place("bare", ""), place("other", "void *ncclNetPlugin_v10[64];"));
+    let (programs, ours) = (dir.path().join("programs"), dir.path().join("ours"));
+    for folder in [&programs, &ours] {
+        fs::create_dir(folder).unwrap();
+    }
+    fs::copy(env!("CARGO_BIN_EXE_mpib"), programs.join("libnccl-net.so")).unwrap();
+    std::os::unix::fs::symlink(artifact("libnccl-net-mpib.so"), ours.join("libnccl-net.so")).unwrap();
+    let found = run(&[&bare, &ours]);
+    found.not_used();
+    let words = [bare.to_str().unwrap(), "has no table of a plugin", "LD_LIBRARY_PATH="];
+    found.says("opened", "fail", &words);
+    let found = run(&[&other, &ours]);
+    found.not_used();
+    found.says("opened", "fail", &["NCCL would open another file", other.to_str().unwrap()]);
+    let found = run(&[&programs]);
+    found.not_used();
+    found.says(
+        "opened",
+        "fail",
+        &["no libnccl-net.so on the", "the linker cannot load", programs.to_str().unwrap()],
+    );
+    let found = run(&[]);
+    found.not_used();
+    found.says("opened", "fail", &["NCCL would not find it", "NCCL_NET_PLUGIN not set"]);
+    run(&[&ours]).says("opened", "ok", &["NCCL_NET_PLUGIN not set"]);
+}
+
 /// Compiles a plugin of a few lines of C.
 fn plugin(dir: &Path, code: &str) -> PathBuf {
+    compiled(dir, &format!("void *ncclNetPlugin_v12[64];\n{code}"))
+}
+
+/// Compiles a library of a few lines of C.
+fn compiled(dir: &Path, code: &str) -> PathBuf {
     let (source, path) = (dir.join("p.c"), dir.join("libp.so"));
-    fs::write(&source, format!("#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\nvoid *ncclNetPlugin_v12[64];\n{code}\n")).unwrap();
+    fs::write(&source, format!("#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n{code}\n"))
+        .unwrap();
     let cc = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let status = Command::new(cc)
         .args(["-shared", "-fPIC", "-o"])
@@ -562,11 +633,11 @@ fn a_path_is_found_by_some_releases() {
         Doctor::of(command.env("NCCL_NET_PLUGIN", &path))
     };
     for release in ["2.18.3", "2.27.3"] {
-        opens(release).says("plugin", "warn", &["NCCL would not find it", "and NCCL_NET_PLUGIN=mpib"]);
+        opens(release).says("opened", "fail", &["NCCL would not find it", "and NCCL_NET_PLUGIN=mpib"]);
     }
-    opens("2.21.5").says("plugin", "ok", &["NCCL would open it"]);
+    opens("2.21.5").says("opened", "ok", &["NCCL would open it"]);
     let unknown = doctor(TWO, &[("NCCL_NET_PLUGIN", path.to_str().unwrap())]);
-    unknown.says("plugin", "note", &["NCCL 2.18 to 2.20 and 2.27.3 would not open this file"]);
+    unknown.says("opened", "note", &["NCCL 2.18 to 2.20 and 2.27.3 would not open this file"]);
 }
 
 //= doctor.md: a plugin that crashes, hangs or is none is a finding
@@ -590,7 +661,9 @@ fn a_plugin_that_crashes_hangs_or_answers_nonsense_is_a_finding() {
         let dir = tempfile::tempdir().unwrap();
         let mut command = mpib(&fabric(), TWO);
         let limit = if said.contains("did not end") { "1" } else { "60" };
-        command.args(["doctor", "--json", "--timeout", limit, "--plugin"]).arg(plugin(dir.path(), code));
+        let path = plugin(dir.path(), code);
+        command.args(["doctor", "--json", "--timeout", limit, "--plugin"]).arg(&path);
+        command.env("NCCL_NET_PLUGIN", &path);
         let found = Doctor::of(&mut command);
         found.unusable();
         found.says("plugin", "fail", &[said]);
@@ -758,11 +831,12 @@ fn what_a_plugin_without_a_report_cannot_check_is_listed() {
     let path =
         plugin(dir.path(), "extern int no_such_function(void); int f(void) { return no_such_function(); }");
     let mut command = mpib(&fabric(), TWO);
+    command.env("NCCL_NET_PLUGIN", &path);
     let found = Doctor::of(command.args(["doctor", "--json", "--plugin"]).arg(path));
-    found.unusable();
-    let text = found.says("plugin", "fail", &["no_such_function"]);
+    found.not_used();
+    let text = found.says("opened", "fail", &["no_such_function"]);
     assert_eq!(text.matches("dlopen failed").count(), 1, "{text}");
-    assert_eq!(found.checks("plugin", "ok"), []);
+    assert_eq!((found.checks("plugin", "ok"), found.checks("opened", "ok")), (vec![], vec![]));
     found.says("report", "note", &["not checked, since the plugin gives no report: settings", "memlock"]);
 }
 

@@ -118,6 +118,10 @@ const HOST: &[Code] = group! {
         "the host differs from the file of `--expect`", "correct the host, or record the file again on a good one ([doctor.md](doctor.md#a-fleet-of-equal-hosts))";
     check 133 "inline":
         "the room for inline data is not known", "the reason is in the line";
+    text 134 "which has no table of a plugin":
+        "another library of the plugin's name is first on the dynamic linker's path", "this plugin's folder first in `LD_LIBRARY_PATH`, or remove the other file";
+    check 135 "opened":
+        "NCCL would not open the plugin", "the reason is in the line; [which file is opened](nccl-releases.md#which-file-is-opened)";
 };
 
 const INIT: &[Code] = group! {

@@ -7,7 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use object::{Architecture, Object, ObjectKind, ObjectSection, ObjectSymbol, ReadCache, SectionKind};
+use object::{
+    Architecture, Object, ObjectKind, ObjectSection, ObjectSymbol, ReadCache, SectionKind,
+    elf::{DF_1_PIE, DT_FLAGS_1},
+    read::elf::{Dyn as _, ProgramHeader as _},
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -73,6 +77,22 @@ pub(crate) fn exports(path: &Path) -> Result<Vec<u32>, Failure> {
         return Err(fail(path, "no plugin: it exports no ncclNetPlugin_vN".into()));
     }
     Ok(found.into_iter().rev().collect())
+}
+
+/// Returns whether dlopen opens a file, if the libraries that it needs are there.
+pub(crate) fn is_library(path: &Path) -> bool {
+    let look = |elf: &Elf<'_>| if is_program(elf) { Err("a program".to_owned()) } else { Ok(()) };
+    shared_object(path, look).is_ok()
+}
+
+/// Returns whether a file is a program, though its type may be that of a shared object.
+fn is_program(elf: &Elf<'_>) -> bool {
+    let object::File::Elf64(file) = elf else { return elf.kind() == ObjectKind::Executable };
+    let (endian, headers) = (file.endian(), file.elf_program_headers());
+    let mut entries = headers.iter().filter_map(|header| header.dynamic(endian, file.data()).ok()?).flatten();
+    let is_pie = |tag: i64, value: u64| tag == DT_FLAGS_1 && value & u64::from(DF_1_PIE) != 0;
+    elf.kind() == ObjectKind::Executable
+        || entries.any(|entry| is_pie(entry.d_tag(endian), entry.d_val(endian)))
 }
 
 fn fail(path: &Path, what: String) -> Failure {

@@ -7,7 +7,7 @@ mod library;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
-pub(crate) use library::{Library, exports};
+pub(crate) use library::{Library, exports, is_library};
 use schemars::JsonSchema;
 use serde::Serialize;
 

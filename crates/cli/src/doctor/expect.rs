@@ -63,7 +63,7 @@ struct ExpectedPort {
 /// Writes what this host has to a new file.
 pub(super) fn record(path: &Path, root: &Path, document: &Document) -> Result<(), Failure> {
     bundle::check_free(path)?;
-    if document.verdict == Verdict::Unusable {
+    if document.verdict >= Verdict::NotUsed {
         let text = "this host is unusable, and no example for others: nothing was recorded";
         return Err(Failure::new(Kind::Usage, text));
     }

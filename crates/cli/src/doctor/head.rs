@@ -52,6 +52,7 @@ pub(super) fn verdict(place: &str, verdict: Verdict, checks: &[Check]) -> String
     let why = match verdict {
         Verdict::Usable => String::new(),
         Verdict::Losses => counted(count(Level::Warn), "warning"),
+        Verdict::NotUsed => ": NCCL would not open the plugin".into(),
         Verdict::Unusable => counted(count(Level::Fail), "failure"),
     };
     format!("{place}{}{why}\n", verdict.painted())
@@ -63,7 +64,7 @@ impl Verdict {
         let style = match self {
             Self::Usable => GOOD,
             Self::Losses => WARN,
-            Self::Unusable => BAD,
+            Self::NotUsed | Self::Unusable => BAD,
         };
         paint(style, self.word())
     }

@@ -14,7 +14,10 @@ use nccl_net_mpib_agent_iface::{
 };
 use serde::de::DeserializeOwned;
 
-use super::worker::{COMMAND, Findings};
+use super::{
+    loader::OPENED,
+    worker::{COMMAND, Findings},
+};
 use crate::{
     failure::{Context, Failure},
     process::{Tail, ending, ends_with_us, wait},
@@ -32,7 +35,9 @@ pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Fail
     let (Findings { report, softverbs, init }, stderr) = match run_worker(plugin, limit, &[])? {
         Ok(found) => found,
         Err(what) => {
-            let checks = vec![Check::new("plugin", Level::Fail, what)];
+            // NCCL's dlopen would fail as this one did.
+            let id = if what.contains("dlopen failed") { OPENED } else { "plugin" };
+            let checks = vec![Check::new(id, Level::Fail, what)];
             return Ok(Inspection { report: None, softverbs: false, checks });
         }
     };

@@ -11,8 +11,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::search::{self, Search};
-use crate::abi::{Library, exports, find};
+use crate::abi::{Library, exports, find, is_library};
 use crate::failure::{Failure, Kind};
+
+/// Name of the checks whether NCCL would open this plugin.
+pub(super) const OPENED: &str = "opened";
 
 /// A libnccl, and the table that it would take from the plugin.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -45,8 +48,8 @@ pub(super) fn checks(
     let library =
         nccl.map(Path::to_owned).map_or_else(find::library, Ok).and_then(|path| Library::read(&path));
     let release = library.as_ref().ok().and_then(|library| library.release.as_deref());
-    checks.extend(plugin.map(|plugin| found(plugin, variable.as_deref(), release, opened)));
-    checks.extend(plugin.and_then(|plugin| other_default(plugin, variable.as_deref(), opened)));
+    checks.extend(plugin.map(|plugin| found(plugin, variable.as_deref(), release, Opened::of)));
+    checks.extend(plugin.and_then(|plugin| other_default(plugin, variable.as_deref(), Opened::of)));
     checks.push(net(env::var("NCCL_NET").ok().as_deref()));
     let (nccl, check) = fit(library, tables);
     checks.push(check);
@@ -86,11 +89,29 @@ fn fit(library: Result<Library, Failure>, exports: &[u32]) -> (Option<Nccl>, Che
     (Some(Nccl { library, picked }), check)
 }
 
-/// Returns the file that dlopen opens for a name, if the file is a plugin. NCCL tries the next name
-/// if a file cannot be opened. An executable cannot, even if it is the first file of that name.
-fn opened(name: &str) -> Option<PathBuf> {
-    let path = if name.contains('/') { Some(name.into()) } else { find::by_name(name) };
-    path.filter(|path| exports(path).is_ok())
+/// What dlopen makes of a name.
+#[derive(Debug)]
+enum Opened {
+    /// A file with tables.
+    Plugin(PathBuf),
+    /// A library without one. NCCL opens it.
+    NoTable(PathBuf),
+    /// A file that is no library for this machine, or a program. NCCL tries the next name.
+    Refused(PathBuf),
+    /// There is no such file.
+    Nothing,
+}
+
+impl Opened {
+    fn of(name: &str) -> Self {
+        let path = if name.contains('/') { Some(name.into()) } else { find::by_name(name) };
+        match path.filter(|path: &PathBuf| path.exists()) {
+            None => Self::Nothing,
+            Some(path) if !is_library(&path) => Self::Refused(path),
+            Some(path) if exports(&path).is_err() => Self::NoTable(path),
+            Some(path) => Self::Plugin(path),
+        }
+    }
 }
 
 /// What a search ends with.
@@ -98,12 +119,37 @@ fn opened(name: &str) -> Option<PathBuf> {
 enum Outcome {
     /// NCCL does without a plugin.
     Off,
-    /// None of these names can be opened.
-    Missing(Vec<String>),
+    /// None of these names can be opened. The files of these names are no libraries.
+    Missing(Vec<String>, Vec<PathBuf>),
+    /// A library without a table.
+    NoTable(PathBuf),
     /// Another file.
     Other(PathBuf),
     /// The plugin's file.
     This(PathBuf),
+}
+
+impl Outcome {
+    /// Follows a search.
+    fn of(search: &Search, variable: Option<&str>, plugin: &Path, opened: impl Fn(&str) -> Opened) -> Self {
+        let Some(words) = search.names(variable) else { return Self::Off };
+        let (mut bare, mut refused) = (None, Vec::new());
+        for names in &words {
+            for name in names {
+                match opened(name) {
+                    Opened::Plugin(path) if same(&path, plugin) => return Self::This(path),
+                    Opened::Plugin(path) => return Self::Other(path),
+                    Opened::NoTable(path) => {
+                        bare = bare.or(Some(path));
+                        break;
+                    }
+                    Opened::Refused(path) => refused.push(path),
+                    Opened::Nothing => {}
+                }
+            }
+        }
+        bare.map_or_else(|| Self::Missing(words.concat(), refused), Self::NoTable)
+    }
 }
 
 /// Returns whether NCCL, started here, would open this very file. Without a known `release` that is
@@ -112,16 +158,9 @@ fn found(
     plugin: &Path,
     variable: Option<&str>,
     release: Option<&str>,
-    opened: impl Fn(&str) -> Option<PathBuf>,
+    opened: impl Fn(&str) -> Opened,
 ) -> Check {
-    let outcome = |search: &Search| match search.names(variable) {
-        None => Outcome::Off,
-        Some(names) => match names.iter().find_map(|name| opened(name)) {
-            None => Outcome::Missing(names),
-            Some(path) if same(&path, plugin) => Outcome::This(path),
-            Some(path) => Outcome::Other(path),
-        },
-    };
+    let outcome = |search: &Search| Outcome::of(search, variable, plugin, &opened);
     let (newest, older) = search::of(release);
     let verdict = outcome(newest);
     let is_this = |outcome: &Outcome| matches!(outcome, Outcome::This(_));
@@ -142,36 +181,54 @@ fn found(
 
 /// Describes the outcome of the search of one release.
 fn judged(plugin: &Path, variable: Option<&str>, search: &Search, outcome: &Outcome) -> Check {
-    let id = "plugin";
     let setting =
         variable.map_or_else(|| "NCCL_NET_PLUGIN not set".into(), |v| format!("NCCL_NET_PLUGIN={v}"));
+    let fail = |text: String| Check::new(OPENED, Level::Fail, text);
     match outcome {
         Outcome::Off => {
             let text = format!("NCCL_NET_PLUGIN={:?} means no plugin to NCCL", variable.unwrap_or_default());
-            Check::new(id, Level::Fail, text).remedy("set NCCL_NET_PLUGIN=mpib, or unset it")
+            fail(text).remedy("set NCCL_NET_PLUGIN=mpib, or unset it")
         }
-        Outcome::Missing(names) => {
+        Outcome::Missing(names, refused) => {
+            let files: Vec<String> = refused.iter().map(|path| path.display().to_string()).collect();
+            let files = match &files[..] {
+                [] => String::new(),
+                files => format!("; the linker cannot load {}", files.join(", ")),
+            };
             let text = format!(
-                "NCCL would not find it: no {} on the dynamic linker's path ({setting})",
+                "NCCL would not find it: no {} on the dynamic linker's path ({setting}){files}",
                 names.join(", ")
             );
-            Check::new(id, Level::Warn, text).remedy(remedy(plugin))
+            fail(text).remedy(remedy(plugin))
+        }
+        Outcome::NoTable(other) => {
+            let text = format!(
+                "NCCL would open {}, which has no table of a plugin, and do without one ({setting})",
+                other.display()
+            );
+            fail(text).remedy(by_path(plugin, search) + &remedy(plugin))
         }
         Outcome::Other(other) => {
             let text = format!("NCCL would open another file: {} ({setting})", other.display());
-            let path = fs::canonicalize(plugin).unwrap_or_else(|_| plugin.to_owned()).display().to_string();
-            let takes_path = search.names(Some(&path)).is_some_and(|names| names.contains(&path));
-            let by_path = if takes_path {
-                format!("NCCL_NET_PLUGIN={path} names this file; or, ")
-            } else {
-                String::new()
-            };
-            Check::new(id, Level::Warn, text).remedy(by_path + &remedy(plugin))
+            fail(text).remedy(by_path(plugin, search) + &remedy(plugin))
         }
         Outcome::This(path) => {
-            Check::new(id, Level::Ok, format!("NCCL would open it as {} ({setting})", path.display()))
+            Check::new(OPENED, Level::Ok, format!("NCCL would open it as {} ({setting})", path.display()))
         }
     }
+}
+
+/// Makes a note of a check whether NCCL would open this plugin.
+pub(super) fn noted(check: &mut Check) {
+    check.level = check.level.min(Level::Note);
+    check.code = None;
+}
+
+/// Names this file by its path, if the release takes one.
+fn by_path(plugin: &Path, search: &Search) -> String {
+    let path = fs::canonicalize(plugin).unwrap_or_else(|_| plugin.to_owned()).display().to_string();
+    let takes_path = search.names(Some(&path)).is_some_and(|words| words.concat().contains(&path));
+    if takes_path { format!("NCCL_NET_PLUGIN={path} names this file; or, ") } else { String::new() }
 }
 
 /// Says how every release finds the plugin.
@@ -186,18 +243,17 @@ fn remedy(plugin: &Path) -> String {
 
 /// Names the plugin that a job without `NCCL_NET_PLUGIN` would open, if it is another one. Images
 /// with HPC-X have a `libnccl-net.so` on the path.
-fn other_default(
-    plugin: &Path,
-    variable: Option<&str>,
-    opened: impl Fn(&str) -> Option<PathBuf>,
-) -> Option<Check> {
+fn other_default(plugin: &Path, variable: Option<&str>, opened: impl Fn(&str) -> Opened) -> Option<Check> {
     variable.filter(|list| !matches!(*list, "" | "none"))?;
-    let other = opened("libnccl-net.so").filter(|other| !same(other, plugin))?;
+    let (Opened::Plugin(other) | Opened::NoTable(other)) = opened("libnccl-net.so") else { return None };
+    if same(&other, plugin) {
+        return None;
+    }
     let text = format!(
         "a process without NCCL_NET_PLUGIN would open another plugin, which is first on the dynamic linker's path: {}",
         other.display()
     );
-    let check = Check::new("plugin", Level::Note, text);
+    let check = Check::new(OPENED, Level::Note, text);
     Some(check.remedy("set NCCL_NET_PLUGIN for every rank, or in /etc/nccl.conf for all jobs of this host"))
 }
 
@@ -241,7 +297,12 @@ mod tests {
         let (ours, other) = (file("libnccl-net-mpib.so"), file("other.so"));
         let link = dir.path().join("libnccl-net.so");
         std::os::unix::fs::symlink(&ours, &link).unwrap();
-        let at = |name: &str| Some(dir.path().join(name)).filter(|p| p.is_file());
+        let at = |name: &str| match dir.path().join(name) {
+            path if path.ends_with("bare.so") => Opened::NoTable(path),
+            path if path.ends_with("program") => Opened::Refused(path),
+            path if path.is_file() => Opened::Plugin(path),
+            _ => Opened::Nothing,
+        };
         let path = ours.to_str();
         for (release, variable, level, said) in [
             (None, None, Level::Ok, "libnccl-net.so (NCCL_NET_PLUGIN not set)"),
@@ -249,17 +310,27 @@ mod tests {
             (
                 None,
                 Some("absent"),
-                Level::Warn,
+                Level::Fail,
                 "no absent, libnccl-net-absent.so on the dynamic linker's path",
             ),
             (None, Some("none"), Level::Fail, "\"none\" means no plugin to NCCL"),
             (None, Some(""), Level::Fail, "; NCCL 2.18 to 2.20 and 2.21 to 2.26 would open this file"),
             (Some("2.26.5"), Some(""), Level::Ok, "libnccl-net.so (NCCL_NET_PLUGIN=)"),
             (None, path, Level::Note, "; NCCL 2.18 to 2.20 and 2.27.3 would not open this file"),
-            (Some("2.18.3"), path, Level::Warn, "NCCL would not find it: no libnccl-net-/"),
-            (Some("2.27.3"), path, Level::Warn, "NCCL would not find it: no libnccl-net-/"),
+            (Some("2.18.3"), path, Level::Fail, "NCCL would not find it: no libnccl-net-/"),
+            (Some("2.27.3"), path, Level::Fail, "NCCL would not find it: no libnccl-net-/"),
             (Some("2.32.3"), path, Level::Ok, "NCCL would open it as /"),
-            (Some("2.32.3"), other.to_str(), Level::Warn, "would open another file"),
+            (Some("2.32.3"), other.to_str(), Level::Fail, "would open another file"),
+            (
+                None,
+                Some("bare.so"),
+                Level::Fail,
+                "bare.so, which has no table of a plugin, and do without one",
+            ),
+            (None, Some("program"), Level::Fail, "; the linker cannot load "),
+            // A word that cannot be opened, or has no table, gives way to the next one.
+            (None, Some("program,mpib"), Level::Note, "libnccl-net-mpib.so"),
+            (None, Some("bare.so,mpib"), Level::Note, "libnccl-net-mpib.so"),
         ] {
             let check = found(&ours, variable, release, at);
             assert_eq!(check.level, level, "{check:?}");
@@ -278,7 +349,10 @@ mod tests {
             path
         };
         let (ours, hpcx) = (file("libnccl-net-mpib.so"), file("libnccl-net.so"));
-        let at = |name: &str| Some(dir.path().join(name)).filter(|p| p.is_file());
+        let at = |name: &str| match dir.path().join(name) {
+            path if path.is_file() => Opened::Plugin(path),
+            _ => Opened::Nothing,
+        };
         let check = other_default(&ours, Some("mpib"), at).unwrap();
         assert!(check.level == Level::Note && check.text.contains(hpcx.to_str().unwrap()), "{check:?}");
         assert_eq!(other_default(&ours, None, at), None);

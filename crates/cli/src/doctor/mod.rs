@@ -69,7 +69,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  usable
   1  usable with losses
-  2  unusable (also: invalid options)
+  2  unusable, or NCCL would not open the plugin (also: invalid options)
   3  no verdict: the doctor itself failed";
 
 /// Exit code for a failure of the doctor itself.
@@ -127,6 +127,10 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "record")]
     expect: Option<PathBuf>,
 
+    /// Whether another command leads the run: it opens the plugin itself, as NCCL might not.
+    #[arg(skip)]
+    is_led: bool,
+
     /// Print one JSON document instead of the lines
     #[arg(long)]
     json: bool,
@@ -180,12 +184,18 @@ pub(crate) enum Verdict {
     Usable,
     #[serde(rename = "usable with losses")]
     Losses,
+    /// NCCL would not open the plugin.
+    #[serde(rename = "not used")]
+    NotUsed,
     #[serde(rename = "unusable")]
     Unusable,
 }
 
 impl Verdict {
     fn of(checks: &[Check]) -> Self {
+        if checks.iter().any(|check| check.id == loader::OPENED && check.level == Level::Fail) {
+            return Self::NotUsed;
+        }
         Self::of_level(checks.iter().map(|check| check.level).max().unwrap_or(Level::Ok))
     }
 
@@ -202,6 +212,7 @@ impl Verdict {
         match self {
             Self::Usable => "usable",
             Self::Losses => "usable with losses",
+            Self::NotUsed => "not used",
             Self::Unusable => "unusable",
         }
     }
@@ -210,7 +221,7 @@ impl Verdict {
         match self {
             Self::Usable => 0,
             Self::Losses => 1,
-            Self::Unusable => 2,
+            Self::NotUsed | Self::Unusable => 2,
         }
     }
 }
@@ -275,6 +286,9 @@ pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Docume
     let plugin = args.plugin.clone().map_or_else(plugin::default_path, Ok);
     let exports = plugin.as_ref().map_err(Clone::clone).and_then(|path| crate::abi::exports(path));
     let (nccl, mut checks) = loader::checks(plugin.as_deref().ok(), &exports, args.nccl.as_deref());
+    if args.is_led {
+        checks.iter_mut().filter(|check| check.id == loader::OPENED).for_each(loader::noted);
+    }
     checks.extend(conf::checks(files));
     let (mut report, mut softverbs) = (None, false);
     if let (Ok(path), Ok(_)) = (&plugin, &exports) {
@@ -297,7 +311,7 @@ pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Docume
         }
         if found.report.is_none() && found.checks.iter().any(|check| check.level == Level::Fail) {
             // The tables of a file that does not load are of no use.
-            checks.retain(|check| check.id != "plugin" || check.level > Level::Ok);
+            checks.retain(|check| !["plugin", loader::OPENED].contains(&&*check.id) || check.level > Level::Ok);
             checks.push(not_checked());
         }
         checks.extend(found.checks);
@@ -352,6 +366,7 @@ impl DoctorArgs {
             peer: None,
             listen: None,
             hosts: None,
+            is_led: true,
             all: false,
             plugin,
             nccl,

@@ -297,11 +297,12 @@ fn accepted(reply: Reply, address: &str) -> Result<Reply, Failure> {
 /// Makes the check of the other machine alone.
 fn of_peer(peer: &Summary) -> Check {
     let worst = peer.checks.iter().max_by_key(|c| c.level);
-    let (level, word) = match peer.verdict {
-        Verdict::Usable => (Level::Ok, "usable"),
-        Verdict::Losses => (Level::Warn, "usable with losses"),
-        Verdict::Unusable => (Level::Fail, "unusable"),
+    let level = match peer.verdict {
+        Verdict::Usable => Level::Ok,
+        Verdict::Losses => Level::Warn,
+        Verdict::NotUsed | Verdict::Unusable => Level::Fail,
     };
+    let word = peer.verdict.word();
     let why = worst.filter(|_| level != Level::Ok);
     let why = why.map_or_else(String::new, |c| format!(": {}: {}", c.id, c.text));
     Check::new("peer", level, format!("{} by itself is {word}{why}", peer.host))

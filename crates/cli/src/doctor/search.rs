@@ -57,26 +57,29 @@ pub(super) fn of(release: Option<&str>) -> (&'static Search, &'static [Search]) 
 }
 
 impl Search {
-    /// Returns the names that are opened for a value of the variable, in order. `None`: NCCL does
-    /// without a plugin.
-    pub(super) fn names(&self, variable: Option<&str>) -> Option<Vec<String>> {
+    /// Returns the names that are opened for a value of the variable, in order: those of one word of
+    /// the value until one of them can be opened, then those of the next word if that one has no
+    /// table. `None`: NCCL does without a plugin.
+    pub(super) fn names(&self, variable: Option<&str>) -> Option<Vec<Vec<String>>> {
         if variable.is_some_and(|value| self.off.contains(&value)) {
             return None;
         }
         let Some(value) = variable.filter(|value| !value.is_empty()) else {
-            return Some(vec!["libnccl-net.so".into()]);
+            return Some(vec![vec!["libnccl-net.so".into()]]);
         };
         let whole = |word: &str| word.starts_with("lib") && word.ends_with(".so");
         let end = |word: &str| format!("libnccl-net-{word}.so");
         let words = value.split(',').map(str::trim).filter(|word| !word.is_empty());
         Some(match self.form {
-            Form::End => vec![end(value)],
-            Form::File => vec![value.to_owned(), end(value)],
-            Form::Names => words.map(|word| if whole(word) { word.to_owned() } else { end(word) }).collect(),
+            Form::End => vec![vec![end(value)]],
+            Form::File => vec![vec![value.to_owned(), end(value)]],
+            Form::Names => {
+                words.map(|word| vec![if whole(word) { word.to_owned() } else { end(word) }]).collect()
+            }
             Form::Files => {
                 let has_end = |word: &str| !word.contains('/') && !whole(word);
                 let each = |word: &str| [word.to_owned()].into_iter().chain(has_end(word).then(|| end(word)));
-                words.flat_map(|word| each(word).collect::<Vec<_>>()).collect()
+                words.map(|word| each(word).collect()).collect()
             }
         })
     }
@@ -112,8 +115,8 @@ mod tests {
             ("2.32.3", "mpib", &["mpib", "libnccl-net-mpib.so"]),
         ] {
             let (search, _) = of(Some(release));
-            assert_eq!(search.names(Some(value)).unwrap(), expected, "{release} {value}");
-            assert_eq!(search.names(None).unwrap(), ["libnccl-net.so"], "{release}");
+            assert_eq!(search.names(Some(value)).unwrap().concat(), expected, "{release} {value}");
+            assert_eq!(search.names(None).unwrap(), [["libnccl-net.so"]], "{release}");
         }
         for (release, value) in [("2.27.3", ""), ("2.28.3", ""), ("2.28.3", "none"), ("2.32.3", "none")] {
             assert_eq!(of(Some(release)).0.names(Some(value)), None, "{release} {value:?}");

@@ -95,6 +95,12 @@ impl Doctor {
         assert_eq!((self.code, &self.document["verdict"]), (2, &Value::from("unusable")), "{self:#?}");
     }
 
+    /// Asserts that NCCL would not open the plugin.
+    #[track_caller]
+    pub(crate) fn not_used(&self) {
+        assert_eq!((self.code, &self.document["verdict"]), (2, &Value::from("not used")), "{self:#?}");
+    }
+
     /// Asserts the verdict without failures and with these warnings.
     #[track_caller]
     pub(crate) fn usable_with(&self, warnings: &[&str]) {
