@@ -59,7 +59,7 @@ enum Command {
     Agent(agent::AgentArgs),
     Drain(drain::DrainArgs),
     Undrain(drain::UndrainArgs),
-    Doctor(doctor::DoctorArgs),
+    Doctor(Box<doctor::DoctorArgs>),
     Setup(setup::SetupArgs),
     Hwcheck(Box<hwcheck::HwcheckArgs>),
     Demo(demo::DemoArgs),

@@ -253,7 +253,10 @@ fn every_pair_of_three_hosts_is_checked_once() {
     let mut command = mpib(&fabric, "");
     let text = command.args(["doctor", "--color", "never", "--hosts"]).arg(file.path()).output().unwrap();
     let text = String::from_utf8(text.stdout).unwrap();
-    assert!(text.contains("unusable: 3 hosts, 3 pairs") && text.contains("2/2"), "{text}");
+    assert!(
+        text.contains("unusable: 3 hosts, 3 pairs (all), 1 bad host") && text.contains("2 of 2"),
+        "{text}"
+    );
     assert!(text.contains(&format!("fail  {free}: cannot connect to")), "{text}");
 }
 

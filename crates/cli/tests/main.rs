@@ -20,6 +20,7 @@ mod codes;
 mod degraded;
 mod doctor;
 mod doctor_expect;
+mod doctor_fleet;
 mod doctor_pair;
 mod doctor_ports;
 mod doctor_selected;

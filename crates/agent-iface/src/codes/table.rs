@@ -371,6 +371,18 @@ const PAIR: &[Code] = group! {
         "a pair of ports carries no data", "the reason is in the line; -v has all of it";
     check 608 "mtu":
         "the MTU of the two ports differs", "one MTU on both hosts and the switch";
+    check 609 "median":
+        "a port or a pair of ports carries less than half of the median of its like in a fleet", "error counters, PCIe link and NUMA node of the port; its cable and switch port";
+    check 610 "answer":
+        "a host of a fleet does not answer", "is the host up, and `mpib doctor --listen --hosts FILE` running there? With `--all-ranks`: has its rank begun?";
+    check 611 "partners":
+        "a port carries no data with several hosts", "cable, VLAN, MTU and address of that port";
+    check 612 "fewer":
+        "a host uses fewer ports than most hosts of its fleet", "`mpib doctor` on it; cable, switch port and address of the port";
+    check 613 "slower":
+        "the link of a port is slower than in most hosts of its fleet", "cable, switch port, and the PCIe link (`lspci -vv`: LnkSta)";
+    check 614 "pair":
+        "two hosts of a fleet could not be checked", "the reason is in the line";
 };
 
 const ALERTS: &[Code] = group! {

@@ -15,7 +15,7 @@ pub(crate) struct PortFacts {
     /// `hca:port`
     pub(crate) name: String,
     /// Active MTU in bytes.
-    mtu: u32,
+    pub(super) mtu: u32,
     /// What the port or its PCIe link carries at most, in Mb/s, whichever is less. Absent for
     /// simulated ports.
     pub(crate) limit_mbps: Option<u32>,
@@ -121,7 +121,7 @@ impl Both<'_> {
 }
 
 /// Returns the rate of the slower direction in GB/s, if both work.
-fn lowest(row: &Row) -> Option<f64> {
+pub(super) fn lowest(row: &Row) -> Option<f64> {
     let rate = |m: &Option<super::peer::Measured>| m.as_ref()?.gigabytes_per_second;
     Some(rate(&row.out)?.min(rate(&row.back)?))
 }

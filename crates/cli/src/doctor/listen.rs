@@ -5,8 +5,9 @@ use std::{
     hash::{BuildHasher, Hasher},
     io,
     net::{SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
@@ -16,7 +17,7 @@ use std::{
 
 use mpib_host_view::Waits;
 
-use super::hosts::{self, Checked};
+use super::fleet::{Checked, list};
 use super::peer::{self, MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Summary, Task};
 use super::perftest::{self, Tools};
 use super::session::{self, Request};
@@ -30,6 +31,9 @@ use crate::perf::{self, Channel, Outcome, Trial};
 const OPENING: Duration = Duration::from_secs(10);
 /// How long to look at this host for an end that asks who waits.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long this end may take to check another one for the end that checks many hosts. That end waits
+/// for a little longer.
+const CHECKED: Duration = Duration::from_secs(240);
 /// Most connections that have not identified themselves yet.
 const STRANGERS: usize = 64;
 /// Most runs that wait for the current one.
@@ -69,40 +73,166 @@ pub(crate) fn listen(args: &DoctorArgs, files: &[ConfFile], address: &str) -> Re
         Failure::new(Kind::Tool, format!("cannot listen on {place}, port {port}: {e}{hint}"))
     })?;
     if let Some(path) = &args.hosts {
-        hosts::read(path)?;
+        list::read(path)?;
     }
     let here = listener.local_addr().tool("read the listening address")?;
     eprintln!("listening on {here}; end it with Ctrl-C");
-    let busy = Arc::new(AtomicBool::new(false));
-    let (sender, clients) = channel();
-    let seen = Arc::clone(&busy);
-    thread::spawn(move || accept_clients(&listener, &sender, &seen));
-    let mut queue = Queue { clients, waiting: VecDeque::new() };
-    loop {
-        busy.store(!queue.waiting.is_empty(), Ordering::SeqCst);
-        let visit = match queue.waiting.pop_front() {
-            Some(next) => next,
-            None => match queue.clients.recv() {
-                Ok(Client::Run(visit)) => visit,
-                // It belongs to a run that has ended.
-                Ok(Client::Join(..)) => continue,
-                Err(_) => return Err(Failure::new(Kind::Tool, "the listening socket failed")),
-            },
-        };
-        busy.store(true, Ordering::SeqCst);
-        let Visit { channel, from, task } = visit;
-        let served = match task {
-            Some(task) => perform(args, files, channel, from, &task),
-            None => serve(args, files, channel, from, &mut queue),
-        };
-        if let Err(failure) = served {
-            eprintln!("mpib: {from}: {failure}; still listening");
+    let permitted = args.hosts.clone().map_or(Permitted::Nobody, Permitted::File);
+    Server { args: args.clone(), files: files.to_vec(), permitted, is_quiet: false }.run(listener)
+}
+
+/// The hosts that a listening end connects to on request.
+pub(super) enum Permitted {
+    Nobody,
+    /// Those in this file, which is read for each request.
+    File(PathBuf),
+    /// These, once they are known.
+    These(Arc<OnceLock<Vec<String>>>),
+}
+
+/// A listening end.
+pub(super) struct Server {
+    pub(super) args: DoctorArgs,
+    pub(super) files: Vec<ConfFile>,
+    pub(super) permitted: Permitted,
+    /// Whether it says nothing: another process reports what it does.
+    pub(super) is_quiet: bool,
+}
+
+impl Server {
+    /// Serves until the listening socket fails.
+    pub(super) fn run(&self, listener: TcpListener) -> Result<Verdict, Failure> {
+        let busy = Arc::new(AtomicBool::new(false));
+        let (sender, clients) = channel();
+        let (seen, is_quiet) = (Arc::clone(&busy), self.is_quiet);
+        thread::spawn(move || accept_clients(&listener, &sender, &seen, is_quiet));
+        let mut queue = Queue { clients, waiting: VecDeque::new() };
+        loop {
+            busy.store(!queue.waiting.is_empty(), Ordering::SeqCst);
+            let visit = match queue.waiting.pop_front() {
+                Some(next) => next,
+                None => match queue.clients.recv() {
+                    Ok(Client::Run(visit)) => visit,
+                    // It belongs to a run that has ended.
+                    Ok(Client::Join(..)) => continue,
+                    Err(_) => return Err(Failure::new(Kind::Tool, "the listening socket failed")),
+                },
+            };
+            busy.store(true, Ordering::SeqCst);
+            let Visit { channel, from, task } = visit;
+            let served = match task {
+                Some(task) => self.perform(channel, from, &task),
+                None => self.serve(channel, from, &mut queue),
+            };
+            if let Err(failure) = served
+                && !self.is_quiet
+            {
+                eprintln!("mpib: {from}: {failure}; still listening");
+            }
         }
+    }
+
+    fn serve(&self, mut channel: Channel, from: SocketAddr, queue: &mut Queue) -> Result<(), Failure> {
+        let token = token();
+        channel.send(&reply(None, false, token.clone()))?;
+        let theirs: Summary = channel.recv(PATIENCE, || Ok(()))?;
+        // Reads the host again for each run: a fault may have been corrected.
+        let mut document = check_host(&self.args, &self.files)?;
+        channel.send(&Summary::new(&document))?;
+        self.print(&format!("checked by {} ({from})", text::printable(&theirs.host)))?;
+        // What a request has started ends with the session.
+        let mut program = None;
+        loop {
+            match channel.recv(MEASURED, || Ok(()))? {
+                Request::Run(order) => {
+                    let joined = queue.joined(&token).and_then(|stream| Ok((order.received()?, stream)));
+                    let run = |(order, stream): (session::Order, _)| {
+                        order.perform(&document, Trial::default(), stream)
+                    };
+                    channel.send(&joined.map_or_else(Outcome::from, run))?;
+                }
+                Request::Counters => channel.send(&session::counters(&document))?,
+                Request::Tools => channel.send(&Tools::here())?,
+                Request::Perftest(end) => {
+                    let started = end.start(&document, from.ip());
+                    channel.send(&started.map(|(running, tcp)| {
+                        program = Some(running);
+                        tcp
+                    }))?;
+                }
+                Request::PerftestEnds(seconds) => {
+                    let ended = perftest::ended(program.take(), seconds, &channel)?;
+                    channel.send(&ended)?;
+                }
+                Request::Result(rows) => {
+                    document.routes = rows;
+                    document.peer = Some(theirs);
+                    self.print(&text::text(&mirrored(document), self.args.detail()))?;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Performs a task for the end that checks many hosts.
+    fn perform(&self, mut channel: Channel, from: SocketAddr, task: &Task) -> Result<(), Failure> {
+        let address = match task {
+            Task::Check(address) => address,
+            Task::Describe | Task::Waits => {
+                channel.send(&reply(None, false, String::new()))?;
+                return channel.send(&Summary::new(&check_host(&self.args, &self.files)?));
+            }
+            Task::Join(_) => {
+                let why =
+                    "an mpib doctor --listen is here, and no rank 0; name another port: --root HOST:PORT";
+                return channel.send(&reply(Some(why.into()), false, String::new()));
+            }
+        };
+        if let Err(why) = self.permitted(address) {
+            channel.send(&reply(Some(why.message.clone()), false, String::new()))?;
+            return Err(why);
+        }
+        channel.send(&reply(None, false, String::new()))?;
+        self.print(&format!("checks {} for {from}", text::printable(address)))?;
+        let outcome = check_host(&self.args, &self.files).and_then(|mut document| {
+            let own = document.checks.len();
+            peer::check(&self.args, address, &mut document, Some(CHECKED))?;
+            Ok(Checked { checks: document.checks.split_off(own), routes: document.routes })
+        });
+        channel.send(&outcome)
+    }
+
+    /// Returns an error unless this listener may connect to a host: it connects to those in its file.
+    /// Reads the file for each request.
+    fn permitted(&self, address: &str) -> Result<(), Failure> {
+        let refuse = |text: String| Err(Failure::new(Kind::Peer, text));
+        match &self.permitted {
+            Permitted::Nobody => refuse(
+                "this listener connects to no other host; start it with: mpib doctor --listen --hosts FILE"
+                    .into(),
+            ),
+            Permitted::These(hosts)
+                if hosts.get().is_some_and(|hosts| hosts.iter().any(|h| h == address)) =>
+            {
+                Ok(())
+            }
+            Permitted::These(_) => refuse(format!("{} is no host of this job", text::printable(address))),
+            Permitted::File(path) if list::read(path)?.iter().any(|host| host == address) => Ok(()),
+            Permitted::File(path) => refuse(format!(
+                "{} is not in the file of hosts of this listener ({}); use the same file on all hosts",
+                text::printable(address),
+                path.display()
+            )),
+        }
+    }
+
+    fn print(&self, text: &str) -> Result<(), Failure> {
+        if self.is_quiet { Ok(()) } else { output::print(&format!("{text}\n")) }
     }
 }
 
 /// Accepts connections. Each has a thread until it has identified itself.
-fn accept_clients(listener: &TcpListener, sender: &Sender<Client>, busy: &Arc<AtomicBool>) {
+fn accept_clients(listener: &TcpListener, sender: &Sender<Client>, busy: &Arc<AtomicBool>, is_quiet: bool) {
     let strangers = Arc::new(AtomicUsize::new(0));
     loop {
         let Ok((stream, from)) = listener.accept() else {
@@ -121,6 +251,7 @@ fn accept_clients(listener: &TcpListener, sender: &Sender<Client>, busy: &Arc<At
                 // The receiver ends with the process only.
                 Ok(Some(client)) => drop(sender.send(client)),
                 Ok(None) => {}
+                Err(_) if is_quiet => {}
                 Err(failure) => eprintln!("mpib: refused {from}: {failure}; still listening"),
             }
             strangers.fetch_sub(1, Ordering::SeqCst);
@@ -130,25 +261,8 @@ fn accept_clients(listener: &TcpListener, sender: &Sender<Client>, busy: &Arc<At
 
 /// Returns a connection for the loop; `None` if it needs no more.
 fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Option<Client>, Failure> {
-    stream.set_nodelay(true).tool("set TCP_NODELAY")?;
     let lent = stream.try_clone().tool("share a connection")?;
-    let mut channel = Channel::new(lent.into(), "it")?;
-    let refuse = |channel: &mut Channel, text: String| {
-        // The peer may have closed already.
-        let _ = channel.send(&reply(Some(text.clone()), false, String::new()));
-        Err(Failure::new(Kind::Peer, text))
-    };
-    let opening: Opening = match channel.first(OPENING, MAGIC) {
-        Ok(opening) => opening,
-        Err(failure) => return refuse(&mut channel, failure.message),
-    };
-    if opening.magic != MAGIC || opening.protocol != PROTOCOL {
-        let text = format!(
-            "protocol {}, expected {PROTOCOL}; use the same release of mpib at both ends",
-            opening.protocol
-        );
-        return refuse(&mut channel, text);
-    }
+    let (opening, mut channel) = first_message(lent)?;
     if let Some(token) = opening.join {
         return Ok(Some(Client::Join(stream, token)));
     }
@@ -164,7 +278,26 @@ fn opening(stream: TcpStream, from: SocketAddr, busy: &AtomicBool) -> Result<Opt
     Ok(Some(Client::Run(Visit { channel, from, task: opening.task })))
 }
 
-fn reply(refused: Option<String>, wait: bool, token: String) -> Reply {
+/// Reads the first message of a connection. Refuses another program or release.
+pub(super) fn first_message(stream: TcpStream) -> Result<(Opening, Channel), Failure> {
+    stream.set_nodelay(true).tool("set TCP_NODELAY")?;
+    let mut channel = Channel::new(stream.into(), "it")?;
+    let why = match channel.first::<Opening>(OPENING, MAGIC) {
+        Ok(opening) if opening.magic == MAGIC && opening.protocol == PROTOCOL => {
+            return Ok((opening, channel));
+        }
+        Ok(opening) => format!(
+            "protocol {}, expected {PROTOCOL}; use the same release of mpib at both ends",
+            opening.protocol
+        ),
+        Err(failure) => failure.message,
+    };
+    // The peer may have closed already.
+    let _ = channel.send(&reply(Some(why.clone()), false, String::new()));
+    Err(Failure::new(Kind::Peer, why))
+}
+
+pub(super) fn reply(refused: Option<String>, wait: bool, token: String) -> Reply {
     Reply { magic: MAGIC.into(), protocol: PROTOCOL, refused, wait, token }
 }
 
@@ -173,104 +306,6 @@ fn token() -> String {
     // Each value has a new random key.
     let word = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", word(), word())
-}
-
-fn serve(
-    args: &DoctorArgs,
-    files: &[ConfFile],
-    mut channel: Channel,
-    from: SocketAddr,
-    queue: &mut Queue,
-) -> Result<(), Failure> {
-    let token = token();
-    channel.send(&reply(None, false, token.clone()))?;
-    let theirs: Summary = channel.recv(PATIENCE, || Ok(()))?;
-    // Reads the host again for each run: a fault may have been corrected.
-    let mut document = check_host(args, files)?;
-    channel.send(&Summary::new(&document))?;
-    print(&format!("checked by {} ({from})", text::printable(&theirs.host)))?;
-    // What a request has started ends with the session.
-    let mut program = None;
-    loop {
-        match channel.recv(MEASURED, || Ok(()))? {
-            Request::Run(order) => {
-                let joined = queue.joined(&token).and_then(|stream| Ok((order.received()?, stream)));
-                let run =
-                    |(order, stream): (session::Order, _)| order.perform(&document, Trial::default(), stream);
-                channel.send(&joined.map_or_else(Outcome::from, run))?;
-            }
-            Request::Counters => channel.send(&session::counters(&document))?,
-            Request::Tools => channel.send(&Tools::here())?,
-            Request::Perftest(end) => {
-                let started = end.start(&document, from.ip());
-                channel.send(&started.map(|(running, tcp)| {
-                    program = Some(running);
-                    tcp
-                }))?;
-            }
-            Request::PerftestEnds(seconds) => {
-                let ended = perftest::ended(program.take(), seconds, &channel)?;
-                channel.send(&ended)?;
-            }
-            Request::Result(rows) => {
-                document.routes = rows;
-                document.peer = Some(theirs);
-                print(&text::text(&mirrored(document), args.detail()))?;
-                return Ok(());
-            }
-        }
-    }
-}
-
-/// Performs a task for the end that checks many hosts.
-fn perform(
-    args: &DoctorArgs,
-    files: &[ConfFile],
-    mut channel: Channel,
-    from: SocketAddr,
-    task: &Task,
-) -> Result<(), Failure> {
-    let Task::Check(address) = task else {
-        channel.send(&reply(None, false, String::new()))?;
-        return channel.send(&Summary::new(&check_host(args, files)?));
-    };
-    if let Err(why) = permitted(args, address) {
-        channel.send(&reply(Some(why.message.clone()), false, String::new()))?;
-        return Err(why);
-    }
-    channel.send(&reply(None, false, String::new()))?;
-    print(&format!("checks {} for {from}", text::printable(address)))?;
-    let outcome = check_host(args, files).and_then(|mut document| {
-        let own = document.checks.len();
-        peer::check(args, address, &mut document)?;
-        Ok(Checked { checks: document.checks.split_off(own), routes: document.routes })
-    });
-    channel.send(&outcome)
-}
-
-/// Returns an error unless this listener may connect to a host: it connects to those in its file.
-/// Reads the file for each request.
-fn permitted(args: &DoctorArgs, address: &str) -> Result<(), Failure> {
-    let refuse = |text: String| Err(Failure::new(Kind::Peer, text));
-    let Some(path) = &args.hosts else {
-        return refuse(
-            "this listener connects to no other host; start it with: mpib doctor --listen --hosts FILE"
-                .into(),
-        );
-    };
-    match hosts::read(path) {
-        Ok(hosts) if hosts.iter().any(|host| host == address) => Ok(()),
-        Ok(_) => refuse(format!(
-            "{} is not in the file of hosts of this listener ({}); use the same file on all hosts",
-            text::printable(address),
-            path.display()
-        )),
-        Err(failure) => Err(failure),
-    }
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    output::print(&format!("{text}\n"))
 }
 
 /// Returns the leading end's table from this end's point of view.

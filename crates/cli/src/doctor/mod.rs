@@ -5,8 +5,9 @@
 //! `search`), `conf` (NCCL's files), `system`, `provider`, `pcie`, `gpu_path`, `functions`, `subnets`,
 //! `memory`, `windows` and `agent`. `peer`
 //! and `listen` check a pair of machines, which `judge`, `faults` and `fused` rate, by the runs of `session`, and
-//! `hosts` every pair of many. `perftest` compares a pair with `ib_write_bw` for `mpib hwcheck`. `expect` compares a host with another one's record. `head`, `text`, `fold` and
-//! `matrix` print for people; [`Document`] is the output of `--json`, and `bundle` writes it with
+//! `fleet` pairs of many. `perftest` compares a pair with `ib_write_bw` for `mpib hwcheck`. `expect` compares a
+//! host with another one's record. `head`, `text` and `fold` print for people; [`Document`] is the output of
+//! `--json`, and `bundle` writes it with
 //! what a maintainer asks for.
 
 mod agent;
@@ -15,17 +16,16 @@ pub(crate) mod bundle;
 mod conf;
 mod expect;
 mod faults;
+mod fleet;
 mod fold;
 mod functions;
 mod fused;
 mod gpu_path;
 mod head;
-mod hosts;
 mod inspect;
 mod judge;
 mod listen;
 mod loader;
-mod matrix;
 mod memory;
 mod pcie;
 mod peer;
@@ -48,8 +48,8 @@ use std::{
 };
 
 use clap::Args;
+pub(crate) use fleet::at_once;
 pub(crate) use fused::losses;
-pub(crate) use hosts::at_once;
 pub(crate) use listen::listen;
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Report};
 pub(crate) use peer::{PROTOCOL, Summary, check_routes, plugin_message, waits};
@@ -73,7 +73,7 @@ Exit codes:
   3  no verdict: the doctor itself failed";
 
 /// Exit code for a failure of the doctor itself.
-const NO_VERDICT: u8 = 3;
+pub(crate) const NO_VERDICT: u8 = 3;
 
 /// Reports what this project's plugin would do on this host with the present environment, what is
 /// wrong, and what to do
@@ -83,22 +83,54 @@ const NO_VERDICT: u8 = 3;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct DoctorArgs {
-    /// Also check the routes to another machine, on which "mpib doctor --listen" waits
+    /// Also check the routes to another machine, on which "mpib doctor --listen" waits. With several
+    /// of them: check pairs of these hosts, as --hosts does
     #[arg(value_name = "HOST[:PORT]", conflicts_with = "listen")]
-    peer: Option<String>,
+    peers: Vec<String>,
 
     /// Serve other machines' "mpib doctor HOST", one after another, until this command is ended
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "", conflicts_with = "json")]
     listen: Option<String>,
 
-    /// Check every pair of the hosts in FILE, which has HOST[:PORT] on each line. On each of them
+    /// Check pairs of the hosts in FILE, which has HOST[:PORT] on each line. On each of them
     /// "mpib doctor --listen --hosts FILE" waits. With --listen: connect to these hosts on request,
     /// and to no other
-    #[arg(long, value_name = "FILE", conflicts_with = "peer")]
+    #[arg(long, value_name = "FILE", conflicts_with = "peers")]
     hosts: Option<PathBuf>,
 
+    /// Check the hosts of all ranks of a job, each with this command: srun mpib doctor --all-ranks.
+    /// Rank 0 prints the result, and all end with its exit code
+    #[arg(long, conflicts_with_all = ["peers", "listen", "hosts"])]
+    all_ranks: bool,
+
+    /// Where rank 0 of --all-ranks is [default: the first host of Slurm's list, or MASTER_ADDR]
+    #[arg(long, value_name = "HOST[:PORT]", requires = "all_ranks")]
+    root: Option<String>,
+
+    /// How long the ranks of --all-ranks wait for each other
+    #[arg(long, value_name = "TIME", default_value = "120", value_parser = crate::quantity::time)]
+    wait: Duration,
+
+    /// Which pairs of many hosts are checked: ring, random:N (each host with N others) or all [default:
+    /// all up to 16 hosts, else random:3]
+    #[arg(long, value_name = "RULE")]
+    pairs: Option<fleet::Pairs>,
+
+    /// Decides the pairs of random:N; the same number gives the same pairs [default: another one each
+    /// time, which is printed]
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+
+    /// Write the names of bad hosts to FILE, each with the reasons as a comment
+    #[arg(long, value_name = "FILE")]
+    bad_hosts: Option<PathBuf>,
+
+    /// Write the result of many hosts to FILE as one HTML page
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+
     /// Also measure pairs of ports that a connection would not try first
-    #[arg(long, requires = "peer")]
+    #[arg(long, requires = "peers")]
     all: bool,
 
     /// The plugin's file [default: libnccl-net-mpib.so next to mpib or in ../lib]
@@ -116,11 +148,11 @@ pub(crate) struct DoctorArgs {
 
     /// Also write FILE.tar.gz with the report, settings, statistics, versions and the files of /sys and
     /// /proc that matter, for a maintainer. It has host names and addresses, and no secrets
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "hosts"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "hosts", "all_ranks"])]
     bundle: Option<PathBuf>,
 
     /// Write what this host has to a new FILE, for --expect on hosts that are to be equal
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "hosts", "peer"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "hosts", "peers", "all_ranks"])]
     record: Option<PathBuf>,
 
     /// Every difference to what FILE has is a failure
@@ -232,13 +264,14 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
         return document::show_schema::<Document>();
     }
     let files = nccl_conf::apply();
-    let outcome = match &args.listen {
-        Some(address) => listen(args, &files, address),
-        None if args.hosts.is_some() => run_hosts(args),
-        None => run(args, &files),
-    };
+    let outcome = args.check_for_many().and_then(|()| match &args.listen {
+        Some(address) => listen(args, &files, address).map(Verdict::exit_code),
+        None if args.all_ranks => fleet::ranks::main(args, &files),
+        None if args.is_for_many() => fleet::main(args).map(Verdict::exit_code),
+        None => run(args, &files).map(Verdict::exit_code),
+    });
     match outcome {
-        Ok(verdict) => ExitCode::from(verdict.exit_code()),
+        Ok(code) => ExitCode::from(code),
         Err(failure) => document::failed(args.json, failure, NO_VERDICT),
     }
 }
@@ -248,8 +281,8 @@ fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
         bundle::check_name(path)?;
     }
     let mut document = check_host(args, files)?;
-    if let Some(peer) = &args.peer {
-        peer::check(args, peer, &mut document)?;
+    if let Some(peer) = args.peers.first() {
+        peer::check(args, peer, &mut document, None)?;
     }
     if let Some(path) = &args.bundle {
         bundle::write(path, Path::new("/"), &document, &[])?;
@@ -264,21 +297,6 @@ fn run(args: &DoctorArgs, files: &[ConfFile]) -> Result<Verdict, Failure> {
         false => output::print(&text::text(&document, args.detail()))?,
     }
     Ok(document.verdict)
-}
-
-/// Checks every pair of many hosts.
-fn run_hosts(args: &DoctorArgs) -> Result<Verdict, Failure> {
-    let path = args.hosts.as_deref().unwrap_or(Path::new(""));
-    if args.expect.is_some() {
-        let why = "--expect compares one host; with --hosts, give it to mpib doctor --listen on each host";
-        return Err(Failure::new(Kind::Usage, why));
-    }
-    let matrix = hosts::check(path)?;
-    match args.json {
-        true => document::print(&matrix)?,
-        false => output::print(&matrix::text(&matrix, args.detail()))?,
-    }
-    Ok(matrix.verdict)
 }
 
 /// Checks this host. `files`: NCCL's configuration files, which are in effect.
@@ -311,7 +329,8 @@ pub(crate) fn check_host(args: &DoctorArgs, files: &[ConfFile]) -> Result<Docume
         }
         if found.report.is_none() && found.checks.iter().any(|check| check.level == Level::Fail) {
             // The tables of a file that does not load are of no use.
-            checks.retain(|check| !["plugin", loader::OPENED].contains(&&*check.id) || check.level > Level::Ok);
+            checks
+                .retain(|check| !["plugin", loader::OPENED].contains(&&*check.id) || check.level > Level::Ok);
             checks.push(not_checked());
         }
         checks.extend(found.checks);
@@ -363,9 +382,16 @@ impl DoctorArgs {
     /// Makes the options of a run that another command leads.
     pub(crate) fn of(plugin: Option<PathBuf>, nccl: Option<PathBuf>, timeout: Duration) -> Self {
         Self {
-            peer: None,
+            peers: Vec::new(),
             listen: None,
             hosts: None,
+            all_ranks: false,
+            root: None,
+            wait: Duration::ZERO,
+            pairs: None,
+            seed: None,
+            bad_hosts: None,
+            report: None,
             is_led: true,
             all: false,
             plugin,
@@ -378,6 +404,32 @@ impl DoctorArgs {
             schema: false,
             verbose: false,
             quiet: false,
+        }
+    }
+
+    /// Whether pairs of many hosts are checked.
+    fn is_for_many(&self) -> bool {
+        self.listen.is_none() && (self.all_ranks || self.hosts.is_some() || self.peers.len() > 1)
+    }
+
+    /// Returns an error if an option for many hosts has only one, or the reverse.
+    fn check_for_many(&self) -> Result<(), Failure> {
+        let of_many = [
+            ("--pairs", self.pairs.is_some()),
+            ("--seed", self.seed.is_some()),
+            ("--bad-hosts", self.bad_hosts.is_some()),
+            ("--report", self.report.is_some()),
+        ];
+        let of_one = [("--bundle", self.bundle.is_some()), ("--all", self.all)];
+        let (wrong, expected) = match self.is_for_many() {
+            true => (of_one.iter().find(|(_, is_set)| *is_set), "one HOST at most"),
+            false => {
+                (of_many.iter().find(|(_, is_set)| *is_set), "several HOSTs, --hosts FILE or --all-ranks")
+            }
+        };
+        match wrong {
+            Some((name, _)) => Err(Failure::new(Kind::Usage, format!("{name}: expected {expected}"))),
+            None => Ok(()),
         }
     }
 

@@ -9,12 +9,14 @@ use std::{
 };
 
 use mpib_host_view::Waits;
-use nccl_net_mpib_agent_iface::doctor::{Check, Level, Pair, Verdict as RouteVerdict};
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Pair, Port, Report, Verdict as RouteVerdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    DoctorArgs, Document, Verdict, faults, fused, inspect,
+    DoctorArgs, Document, Verdict, faults,
+    fleet::ranks::Arrival,
+    fused, inspect,
     judge::{Both, PortFacts},
     session::{Order, Session, Use},
 };
@@ -54,7 +56,7 @@ impl Opening {
     }
 }
 
-/// What a listening end does by itself for the end that checks many hosts, or asks for waits.
+/// What another end does by itself for the one that opens a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Task {
     /// Check itself, and answer with a [`Summary`].
@@ -64,6 +66,8 @@ pub(super) enum Task {
     Check(String),
     /// Answer who waits for whom on its host, at once.
     Waits,
+    /// Let a rank join its job. Rank 0 alone does so.
+    Join(Arrival),
 }
 
 /// The answer to a new run, in every version.
@@ -90,8 +94,10 @@ pub(crate) struct Summary {
     pub(super) tables: Vec<u32>,
     /// What its plugin sends to a peer about its ports, in hexadecimal.
     pub(super) hello: Option<String>,
-    /// Its ports.
+    /// The ports that its devices have.
     pub(crate) ports: Vec<PortFacts>,
+    /// Other ports that are there and that `NCCL_IB_HCA` does not leave out.
+    pub(super) lost: Vec<LostPort>,
     /// Names of its devices, in the order of their numbers.
     pub(crate) devices: Vec<String>,
 }
@@ -108,8 +114,26 @@ impl Summary {
             tables: tables.unwrap_or_default(),
             hello: report.and_then(|r| r.hello.clone()),
             ports: document.facts.clone(),
+            lost: report.map_or_else(Vec::new, LostPort::all),
             devices: report.map_or_else(Vec::new, |r| r.devices.iter().map(|d| d.name.clone()).collect()),
         }
+    }
+}
+
+/// A port that connections cannot use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct LostPort {
+    /// `hca:port`
+    pub(super) name: String,
+    /// Why not.
+    pub(super) why: String,
+}
+
+impl LostPort {
+    fn all(report: &Report) -> Vec<Self> {
+        let lost = report.ports.iter().filter(|port| port.selected && !port.usable);
+        let of = |port: &Port| Self { name: port.name(), why: port.trouble.clone().unwrap_or_default() };
+        lost.map(of).collect()
     }
 }
 
@@ -190,9 +214,17 @@ pub(super) fn request<T: DeserializeOwned>(address: &str, task: Task, limit: Dur
     channel.recv(limit, || Ok(()))
 }
 
-/// Adds the checks of the other machine and of the routes to it to the document.
-pub(super) fn check(args: &DoctorArgs, address: &str, document: &mut Document) -> Result<(), Failure> {
+/// Adds the checks of the other machine and of the routes to it to the document, within a limit if
+/// another end waits for them.
+pub(super) fn check(
+    args: &DoctorArgs,
+    address: &str,
+    document: &mut Document,
+    limit: Option<Duration>,
+) -> Result<(), Failure> {
+    let end = limit.map(|limit| Instant::now() + limit);
     let mut session = Session::open(address, document)?;
+    session.deadline = end;
     check_routes(args, &mut session, document)?;
     session.end(document.routes.clone())
 }
@@ -277,7 +309,7 @@ pub(super) fn open_run(channel: &mut Channel, address: &str) -> Result<String, F
 }
 
 /// Returns the reply, if it is one of this release and refuses nothing.
-fn accepted(reply: Reply, address: &str) -> Result<Reply, Failure> {
+pub(super) fn accepted(reply: Reply, address: &str) -> Result<Reply, Failure> {
     let fail = |text: String| Err(Failure::new(Kind::Peer, text));
     if reply.magic != MAGIC {
         return fail(format!("{address} is not an \"mpib doctor --listen\""));
@@ -316,6 +348,9 @@ fn measure(session: &mut Session, document: &Document, rows: &mut [Row], all: bo
             break;
         }
         for row in rows.iter_mut().filter(|r| r.pair.verdict == wanted).take(MOST) {
+            if wanted == RouteVerdict::Later && session.deadline.is_some_and(|end| Instant::now() >= end) {
+                break;
+            }
             row.out = Some(one(session, document, &row.pair, true)?);
             // A pair that fails in one direction would cost its time limit again.
             if row.error().is_none() {
