@@ -19,7 +19,7 @@ use nccl_net_mpib_agent_iface::agent::{
 use nccl_net_mpib_agent_iface::stats::StatsWriter;
 
 use super::Options;
-use super::table::{Place, Table};
+use super::table::{AnswerSlot, Table};
 
 #[cfg(any(test, feature = "simulation"))]
 #[path = "stream_tests.rs"]
@@ -325,8 +325,8 @@ impl Open {
             return Err(Fault::Garbage(format!("{response:?} before it had the whole request")));
         }
         let place = match &self.memory {
-            _ if flags & IN_MEMORY == 0 => Place::File,
-            Some(memory) => Place::Memory(memory),
+            _ if flags & IN_MEMORY == 0 => AnswerSlot::File,
+            Some(memory) => AnswerSlot::Memory(memory),
             None => {
                 return Err(Fault::Garbage(format!(
                     "{response:?} for a memory file that has not come (SCM_RIGHTS); is this process out of \

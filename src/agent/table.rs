@@ -31,7 +31,7 @@ enum Stage {
 
 /// Where the slot of an answer is.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Place<'a> {
+pub(super) enum AnswerSlot<'a> {
     /// In the hint file, which the client reads.
     File,
     /// In a memory file, which the send path reads.
@@ -71,16 +71,16 @@ struct Entry {
 impl Entry {
     /// Takes the slot of an answer. Returns the memory file that the send path reads no longer. The
     /// error describes an entry of a memory file that is not this connection's.
-    fn assign(&mut self, slot: u8, place: Place<'_>) -> Result<Option<Arc<Memory>>, String> {
+    fn assign(&mut self, slot: u8, place: AnswerSlot<'_>) -> Result<Option<Arc<Memory>>, String> {
         match place {
-            Place::File => {
+            AnswerSlot::File => {
                 self.slot = Some(slot);
                 if self.memory.is_some() {
                     self.hint.point(None);
                 }
                 Ok(self.memory.take())
             }
-            Place::Memory(memory) => {
+            AnswerSlot::Memory(memory) => {
                 if let Some(found) = memory.flow(slot).read()
                     && !self.addresses.own(&found)
                 {
@@ -226,7 +226,7 @@ impl Table {
         &mut self,
         request: &Request,
         response: Response,
-        place: Place<'_>,
+        place: AnswerSlot<'_>,
         now: Instant,
         options: &Options,
     ) -> Result<(), String> {
