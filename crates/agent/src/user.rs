@@ -53,9 +53,10 @@ impl Account {
         let own = |path: &Path| chown(path, Some(self.uid.as_raw()), Some(self.gid.as_raw()));
         own(&place).map_err(at)?;
         let (old, new) = (folder.join(kept::NAME), place.join(kept::NAME));
-        match fs::rename(&old, &new) {
+        // Before it lies in a folder of that user, who could put a link in its place.
+        match own(&old) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            moved => moved.and_then(|()| own(&new)).map_err(at),
+            owned => owned.and_then(|()| fs::rename(&old, &new)).map_err(at),
         }
     }
 
