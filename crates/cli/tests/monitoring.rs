@@ -79,7 +79,7 @@ fn promtool_accepts_the_alert_rules() {
     }
 }
 
-//= agent.md: each panel and each alert rule has data, and a rail that is down raises its alert
+//= agent.md: each panel and each alert rule has data, a rail that is down raises its alert, and a port also without a job
 #[test]
 fn no_panel_is_empty() {
     let dir = tempfile::tempdir().unwrap();
@@ -100,11 +100,12 @@ fn no_panel_is_empty() {
             let place = adapters.join(device);
             fs::create_dir_all(place.join("ports/1")).unwrap();
             fs::write(place.join("ports/1/rate"), "4 Gb/sec (1X QDR)\n").unwrap();
+            fs::write(place.join("ports/1/state"), "4: ACTIVE\n").unwrap();
             let place = place.display();
             format!("{device}:addr=10.9.{i}.1/24,rate=200MB,counters=on,sysfs={place}")
         })
         .collect();
-    let _perf = crate::job::transfer("monitoring", &rails.join(";"), &devices, dir.path());
+    let perf = crate::job::transfer("monitoring", &rails.join(";"), &devices, dir.path());
 
     let [_, sup] = &devices;
     prometheus.has(&format!("rate(mpib_rail_transmit_bytes_total{{device=\"{sup}\"}}[5s]) > 0"));
@@ -127,4 +128,11 @@ fn no_panel_is_empty() {
         prometheus.has(metric);
     }
     assert_eq!(prometheus.query("scrape_samples_scraped > 100").lines().count(), 1);
+
+    // A cable is pulled, and the job ends for it.
+    fs::write(adapters.join(sup).join("ports/1/state"), "1: DOWN\n").unwrap();
+    drop(perf);
+    prometheus.has("mpib_processes == 0");
+    prometheus.has(&format!("ALERTS{{alertname=\"MpibPortDown\", device=\"{sup}\"}}"));
+    prometheus.has(&format!("mpib_port_up{{device=\"{sup}\"}} == 0"));
 }

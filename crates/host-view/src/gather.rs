@@ -96,7 +96,7 @@ impl Source {
                 }
             }
         }
-        self.finish(host)
+        self.finish(host, &self.ports())
     }
 
     /// Reads pages that processes have passed to this one. Rates are not computed.
@@ -113,7 +113,7 @@ impl Source {
         for process in host.processes.iter_mut().filter(|process| process.state == State::Absent) {
             process.state = State::Alive;
         }
-        self.finish(host)
+        self.finish(host, &self.ports())
     }
 
     /// Reads one process. Rates are not computed.
@@ -123,7 +123,7 @@ impl Source {
     pub fn process(&mut self, pid: u32) -> Result<Host, NoPage> {
         let mut host = new_host();
         self.add(&mut host, (pid, user_of(pid)), &stats::pages_of(pid)?, &mut Budget::default());
-        Ok(self.finish(host))
+        Ok(self.finish(host, &BTreeSet::new()))
     }
 
     fn add<'a>(
@@ -147,8 +147,8 @@ impl Source {
         }
     }
 
-    fn finish(&self, mut host: Host) -> Host {
-        host.sum(&self.ports());
+    fn finish(&self, mut host: Host, real: &BTreeSet<String>) -> Host {
+        host.sum(real);
         host.judge();
         for port in &mut host.ports {
             port.adapter = sysfs::adapter(&self.adapters, port);

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::model::{Failover, MAX_PORTS, Port, TwoWays};
-use crate::sums::add_all;
-use crate::{Count, Host, PortCounts, Process};
+use crate::sums::{UNUSED, add_all};
+use crate::{Count, Host, PortCounts, Process, Verdict};
 
 /// Most ports for which the ledger keeps the counts of ended processes.
 const MAX_ENDED: usize = 4 * MAX_PORTS;
@@ -24,17 +24,21 @@ pub(crate) struct Counted {
 }
 
 /// Keeps the counts of processes that have ended: the sums of a host never decrease while the
-/// ledger exists. What a process counts after its last reading is lost.
+/// ledger exists. What a process counts after its last reading is lost. It also knows which ports
+/// have had a link.
 #[derive(Debug, Default)]
 pub struct Ledger {
     /// The last reading of each process, without its connections.
     known: HashMap<(u32, u64, usize), Counted>,
     /// The processes that have ended.
     ended: Counted,
+    /// When the link of a port was last seen up.
+    linked: BTreeMap<String, u64>,
 }
 
 impl Ledger {
-    /// Adds the counts of ended processes to the sums of a new reading. `real` are the ports that the
+    /// Adds the counts of ended processes to the sums of a new reading, and marks ports that have lost
+    /// their link. `real` are the ports that the
     /// kernel has: others never take their places.
     pub fn update(&mut self, host: &mut Host, real: &BTreeSet<String>) {
         let at = host.at_ms;
@@ -48,6 +52,22 @@ impl Ledger {
         self.known = now;
         self.ended.ports.retain(|name, (_, last)| real.contains(name) || *last + KEPT_MS > at);
         host.add_counted(&self.ended, real);
+        self.mark_lost_links(host);
+        host.verdict = Verdict::of(host);
+    }
+
+    /// Only the kernel's ports have an adapter, so processes cannot make this grow.
+    fn mark_lost_links(&mut self, host: &mut Host) {
+        for port in &mut host.ports {
+            let Some(adapter) = &mut port.adapter else { continue };
+            match adapter.is_up() {
+                Some(true) => drop(self.linked.insert(port.name.clone(), host.at_ms)),
+                Some(false) if !adapter.set_down => {
+                    adapter.link_lost_ms = self.linked.get(&port.name).copied();
+                }
+                _ => {}
+            }
+        }
     }
 }
 
@@ -93,10 +113,12 @@ impl Counted {
 
 impl Host {
     /// Computes the sums over the processes: `ports`, `totals`, `failover`, `events`,
-    /// `forged_frames`, `opened`. Of more ports than there is room for, those that the kernel has come
-    /// first, which are `real`. Of the others, each user has as many as any other one.
+    /// `forged_frames`, `opened`. All ports that the kernel has are among `ports`, which are `real`. Of
+    /// more ports than there is room for, those come first, and of the others each user has as many as
+    /// any other one.
     pub fn sum(&mut self, real: &BTreeSet<String>) {
-        let mut ports: BTreeMap<String, Port> = BTreeMap::new();
+        let unused = |name: &String| (name.clone(), Port::unused(name));
+        let mut ports: BTreeMap<String, Port> = real.iter().map(unused).collect();
         for process in &self.processes {
             self.totals.add(&process.totals);
             self.failover.add(&process.failover);
@@ -111,7 +133,8 @@ impl Host {
         self.ports = ports.into_values().collect();
         if self.ports_not_shown > 0 {
             let ranks = self.ranks(real);
-            self.ports.sort_by_key(|port| ranks.get(&port.name).copied());
+            let rank = |port: &Port| ranks.get(&port.name).copied().unwrap_or(0);
+            self.ports.sort_by_key(|port| (rank(port), port.state == UNUSED));
             self.ports.truncate(MAX_PORTS);
             self.ports.sort_by(|a, b| a.name.cmp(&b.name));
         }
@@ -143,27 +166,18 @@ impl Host {
         add_all(&mut self.events, &ended.events);
         self.forged_frames += ended.forged_frames;
         self.opened += ended.opened;
-        let (known, others): (Vec<_>, Vec<_>) =
-            ended.ports.iter().partition(|(name, _)| real.contains(*name));
-        for (name, (counts, _)) in known.into_iter().chain(others) {
+        for (name, (counts, _)) in &ended.ports {
             let at = self.ports.partition_point(|port| port.name < *name);
             if let Some(port) = self.ports.get_mut(at).filter(|port| port.name == *name) {
                 port.counts.add(counts);
-            } else if self.ports.len() < MAX_PORTS || real.contains(name) && self.make_room(real) {
+            } else if self.ports.len() < MAX_PORTS {
                 let mut port = Port::unused(name);
                 port.counts.add(counts);
-                let at = self.ports.partition_point(|port| port.name < *name);
                 self.ports.insert(at, port);
-            } else {
-                // A full list keeps the ports that processes use.
+            } else if !real.contains(name) {
+                // The sum has counted those of the kernel.
                 self.ports_not_shown += 1;
             }
         }
-    }
-
-    /// Removes the last port that the kernel does not have. Returns whether there was one.
-    fn make_room(&mut self, real: &BTreeSet<String>) -> bool {
-        let invented = self.ports.iter().rposition(|port| !real.contains(&port.name));
-        invented.map(|at| self.ports.remove(at)).inspect(|_| self.ports_not_shown += 1).is_some()
     }
 }

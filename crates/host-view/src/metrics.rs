@@ -10,7 +10,7 @@ use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
 use crate::model::{Connection, Port, Stalls, Totals};
-use crate::sysfs::HW_COUNTERS;
+use crate::sysfs::counters;
 use crate::verdict::{by_port, reasons};
 use crate::{Count, Host, peer_process};
 
@@ -78,6 +78,8 @@ metrics! {
     Stall = HISTOGRAM "mpib_failover_stall_seconds" ["device", "port"] "Time from the loss of a rail until everything was sent again";
     Replayed = COUNTER "mpib_replayed_bytes_total" ["device", "port"] "Bytes that senders sent again after the loss of a rail on the port";
     Speed = GAUGE "mpib_port_speed_bytes_per_second" ["device", "port"] "Speed of the port";
+    PortUp = GAUGE "mpib_port_up" ["device", "port"] "1 if the link of the port is ACTIVE, 0 if not, whether a job uses the port or not";
+    LinkLost = GAUGE "mpib_port_link_lost" ["device", "port"] "1 if the port has no link, had one since the agent's start, and no administrator has set it down";
     PeerConnections = GAUGE "mpib_peer_connections" ["peer", "direction"] "Open connections with the host. On request only";
     PeerInFlight = GAUGE "mpib_peer_requests_in_flight" ["peer", "direction"] "Requests of these connections that are not done. On request only";
 }
@@ -104,17 +106,17 @@ pub fn manual() -> String {
         table += &format!("| `{name}` | {kind} | {} | {help} |\n", labels.join(", "));
     };
     METRICS.iter().for_each(|m| row(m.name, m.kind, m.labels, m.help));
-    for (file, help) in HW_COUNTERS {
-        row(&hw_name(file), MetricType::COUNTER, &["device", "port"], &hw_help(file, help));
+    for (file, help) in counters() {
+        row(&counter_name(file), MetricType::COUNTER, &["device", "port"], &counter_help(file, help));
     }
     table
 }
 
-fn hw_name(file: &str) -> String {
-    format!("mpib_port_{file}_total")
+fn counter_name(file: &str) -> String {
+    format!("mpib_port_{}_total", file.strip_prefix("port_").unwrap_or(file))
 }
 
-fn hw_help(file: &str, help: &str) -> String {
+fn counter_help(file: &str, help: &str) -> String {
     format!("{help} ({file} of the adapter)")
 }
 
@@ -181,8 +183,12 @@ fn of_port(to: &mut Families, port: &Port, weights: f64) {
     if let Some(speed) = adapter.speed {
         to.count(Id::Speed, labels, speed);
     }
-    for (i, (file, _)) in HW_COUNTERS.iter().enumerate() {
-        if let Some(n) = adapter.hw_counters.get(*file) {
+    if let Some(up) = adapter.is_up() {
+        to.add(Id::PortUp, labels, f64::from(u8::from(up)));
+        to.add(Id::LinkLost, labels, f64::from(u8::from(adapter.link_lost_ms.is_some())));
+    }
+    for (i, (file, _)) in counters().enumerate() {
+        if let Some(n) = adapter.counters.get(file).or_else(|| adapter.hw_counters.get(file)) {
             to.push(METRICS.len() + i, metric(&["device", "port"], labels, MetricType::COUNTER, n.0 as f64));
         }
     }
@@ -228,7 +234,7 @@ fn host_of(peer: &str) -> &str {
     peer_process(peer).map_or(peer, |(host, _)| host)
 }
 
-/// The metrics of one text, in the order of [`METRICS`] and then of [`HW_COUNTERS`].
+/// The metrics of one text, in the order of [`METRICS`] and then of [`counters`].
 struct Families(Vec<MetricFamily>);
 
 impl Families {
@@ -241,9 +247,9 @@ impl Families {
             family
         };
         let own = METRICS.iter().map(|m| family(m.name, m.kind, m.help));
-        let hw = HW_COUNTERS.iter();
-        let hw = hw.map(|(file, help)| family(&hw_name(file), MetricType::COUNTER, &hw_help(file, help)));
-        Self(own.chain(hw).collect())
+        let of_kernel = counters()
+            .map(|(file, help)| family(&counter_name(file), MetricType::COUNTER, &counter_help(file, help)));
+        Self(own.chain(of_kernel).collect())
     }
 
     fn push(&mut self, index: usize, metric: Metric) {

@@ -29,7 +29,9 @@ pub struct Host {
     pub interval_seconds: Option<f64>,
     /// The state of the whole in one line.
     pub verdict: Verdict,
-    /// Ports, by name: at most 64. Their counts are the sums of the processes' counts.
+    /// Ports, by name: at most 64. Those that the kernel has come first, whether a process uses them or
+    /// not; in a document of one process, only its own. Their counts are the sums of the processes'
+    /// counts.
     pub ports: Vec<Port>,
     /// Ports beyond the 64th.
     pub ports_not_shown: usize,
@@ -154,7 +156,7 @@ pub struct Port {
     /// Number of the port.
     pub port: u32,
     /// `healthy`, `suspect`, `down` or `probing`. Of several processes the worst; `unused` if no
-    /// process has the port any more.
+    /// process has the port.
     pub state: String,
     /// healthy: when the port was first used or came back; otherwise the first sign of the failure.
     pub since_ms: u64,
@@ -224,10 +226,28 @@ pub struct Stalls {
 pub struct Adapter {
     /// State of the link, for example `ACTIVE`.
     pub link: Option<String>,
+    /// State of the physical port, for example `LinkUp` or `Polling`.
+    pub physical: Option<String>,
+    /// Whether an administrator has set the port down: its interface, or with InfiniBand the physical
+    /// port.
+    pub set_down: bool,
+    /// When the link was last seen `ACTIVE`, if it is not now, and the port is not set down. Null also
+    /// if the link was never seen: the agent remembers since its start, and one reading nothing.
+    pub link_lost_ms: Option<u64>,
     /// Speed in bytes/s.
     pub speed: Option<Count>,
+    /// Counters of `counters`, by the name of the file: `link_downed`, `symbol_error`,
+    /// `port_rcv_errors`.
+    pub counters: BTreeMap<String, Count>,
     /// Counters of `hw_counters`, by the name of the file.
     pub hw_counters: BTreeMap<String, Count>,
+}
+
+impl Adapter {
+    /// Returns whether the link is up; `None` if the kernel does not show it.
+    pub(crate) fn is_up(&self) -> Option<bool> {
+        self.link.as_deref().map(|link| link == "ACTIVE")
+    }
 }
 
 /// One end of a connection.

@@ -34,8 +34,8 @@ impl Port {
     }
 }
 
-/// The state of a port that no process has any more.
-const UNUSED: &str = "unused";
+/// The state of a port that no process has.
+pub(crate) const UNUSED: &str = "unused";
 
 /// Orders states from good to bad.
 fn rank(state: &str) -> usize {

@@ -2,14 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nccl_net_mpib_agent_iface::hw_counters::{ADAPTIVE, NOT_READY, SEQUENCE, TIMEOUTS};
+use nix::net::if_::InterfaceFlags;
 
 use crate::{Adapter, Count, Port};
 
-/// The counters that are shown, with what they count.
-pub(crate) const HW_COUNTERS: [(&str, &str); 12] = [
+/// The counters of a link that are shown, in the folder `counters`, with what they count.
+const COUNTERS: [(&str, &str); 3] = [
+    ("link_downed", "Times that the link failed to recover and went down"),
+    ("symbol_error", "Symbols received with an error"),
+    ("port_rcv_errors", "Packets received with an error"),
+];
+
+/// The counters of RDMA that are shown, in the folder `hw_counters`, with what they count.
+const HW_COUNTERS: [(&str, &str); 12] = [
     (ADAPTIVE, "Retransmissions before the timeout, on RoCE"),
     (TIMEOUTS, "Timeouts of acknowledgements"),
     (SEQUENCE, "Packets that the peer received out of order"),
@@ -24,6 +32,11 @@ pub(crate) const HW_COUNTERS: [(&str, &str); 12] = [
     ("rx_icrc_encapsulated", "Packets received with a wrong ICRC"),
 ];
 
+/// Returns all counters that are shown, with what they count.
+pub(crate) fn counters() -> impl Iterator<Item = (&'static str, &'static str)> {
+    COUNTERS.into_iter().chain(HW_COUNTERS)
+}
+
 /// Reads what `root`, usually `/sys/class/infiniband`, has of a port; `None` if there is no such
 /// port.
 pub(crate) fn adapter(root: &Path, port: &Port) -> Option<Adapter> {
@@ -33,15 +46,49 @@ pub(crate) fn adapter(root: &Path, port: &Port) -> Option<Adapter> {
     if !is_plain(&port.device) || !dir.is_dir() {
         return None;
     }
-    let text = |name: &str| fs::read_to_string(dir.join(name)).ok();
-    let number = |name: &str| text(&format!("hw_counters/{name}"))?.trim().parse().ok().map(Count);
-    let counters = HW_COUNTERS.iter().filter_map(|(name, _)| Some(((*name).to_owned(), number(name)?)));
+    // "4: ACTIVE"
+    let state = |name: &str| Some(line(&dir.join(name))?.split_once(':')?.1.trim().to_owned());
+    let count = |folder: &str, name: &str| line(&dir.join(folder).join(name))?.parse().ok().map(Count);
+    let counts = |folder: &str, all: &[(&str, &str)]| -> BTreeMap<String, Count> {
+        all.iter().filter_map(|(name, _)| Some(((*name).to_owned(), count(folder, name)?))).collect()
+    };
+    let physical = state("phys_state");
+    let set_down = match line(&dir.join("link_layer")).as_deref() {
+        // Drivers report Disabled for a port without a cable, too.
+        Some("Ethernet") => interface_is_down(&root.join(&port.device), port.port),
+        _ => physical.as_deref() == Some("Disabled"),
+    };
     Some(Adapter {
-        // "4: ACTIVE"
-        link: text("state").and_then(|state| Some(state.split_once(':')?.1.trim().to_owned())),
-        speed: text("rate").as_deref().and_then(speed),
-        hw_counters: counters.collect::<BTreeMap<_, _>>(),
+        link: state("state"),
+        physical,
+        set_down,
+        link_lost_ms: None,
+        speed: line(&dir.join("rate")).as_deref().and_then(speed),
+        counters: counts("counters", &COUNTERS),
+        hw_counters: counts("hw_counters", &HW_COUNTERS),
     })
+}
+
+/// Returns whether a port has network interfaces here, and an administrator has set all of them down.
+fn interface_is_down(device: &Path, number: u32) -> bool {
+    let folders = fs::read_dir(device.join("device/net")).into_iter().flatten().flatten();
+    let of_port = |folder: &PathBuf| {
+        // Counts the ports of a function from 0.
+        let port = line(&folder.join("dev_port")).and_then(|port| port.parse::<u32>().ok());
+        port.is_none_or(|port| Some(port) == number.checked_sub(1))
+    };
+    let is_up = |folder: PathBuf| {
+        let flags = line(&folder.join("flags"))?;
+        let flags = i32::from_str_radix(flags.strip_prefix("0x")?, 16).ok()?;
+        Some(InterfaceFlags::from_bits_retain(flags).contains(InterfaceFlags::IFF_UP))
+    };
+    let mut up = folders.map(|entry| entry.path()).filter(of_port).map(is_up).peekable();
+    up.peek().is_some() && up.all(|up| up == Some(false))
+}
+
+/// Reads an attribute. The kernel fails the read where the driver has no value.
+fn line(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
 /// Returns the ports of the adapters in a folder, usually `/sys/class/infiniband`, as HCA and port.
@@ -77,11 +124,14 @@ mod tests {
         assert_eq!(adapter(root.path(), &port("mlx5_0:1")), Some(Adapter::default()));
         fs::write(dir.join("state"), "4: ACTIVE\n").unwrap();
         fs::write(dir.join("rate"), "2.5 Gb/sec (1X SDR)\n").unwrap();
+        fs::create_dir_all(dir.join("counters")).unwrap();
+        fs::write(dir.join("counters/link_downed"), "3\n").unwrap();
         fs::write(dir.join("hw_counters/packet_seq_err"), "7\n").unwrap();
         fs::write(dir.join("hw_counters/out_of_buffer"), "junk\n").unwrap();
         fs::write(dir.join("hw_counters/lifespan"), "10\n").unwrap();
         let seen = adapter(root.path(), &port("mlx5_0:1")).unwrap();
         assert_eq!((seen.link.as_deref(), seen.speed), (Some("ACTIVE"), Some(Count(312_500_000))));
+        assert_eq!(seen.counters, BTreeMap::from([("link_downed".into(), Count(3))]));
         assert_eq!(seen.hw_counters, BTreeMap::from([("packet_seq_err".into(), Count(7))]));
         fs::create_dir_all(root.path().join("mlx5_1/ports/2")).unwrap();
         assert_eq!(ports(root.path()), ["mlx5_0:1", "mlx5_1:2"].map(String::from).into());
@@ -89,5 +139,34 @@ mod tests {
         for strange in ["../mlx5_0:1", "x/../mlx5_0:1", "..:1", ":1", "mlx5_0"] {
             assert_eq!(adapter(root.path(), &port(strange)), None, "{strange}");
         }
+    }
+
+    //= agent.md: the interface of an Ethernet port says whether it is set down
+    #[test]
+    fn a_cable_that_is_out_is_no_port_that_is_set_down() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join("mlx4_0").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let set_down = || adapter(root.path(), &Port::unused("mlx4_0:2")).unwrap().set_down;
+        write("ports/2/phys_state", "2: Polling\n");
+        write("ports/2/link_layer", "InfiniBand\n");
+        assert!(!set_down());
+        write("ports/2/phys_state", "3: Disabled\n");
+        assert!(set_down());
+        // What drivers of Ethernet report without a cable, too.
+        write("ports/2/link_layer", "Ethernet\n");
+        assert!(!set_down(), "without an interface nothing shows it");
+        write("device/net/eth0/flags", "0x1003\n");
+        write("device/net/eth0/dev_port", "0\n");
+        write("device/net/eth1/flags", "0x1003\n");
+        write("device/net/eth1/dev_port", "1\n");
+        assert!(!set_down());
+        write("device/net/eth1/flags", "0x1002\n");
+        assert!(set_down());
+        write("device/net/eth1/flags", "junk\n");
+        assert!(!set_down());
     }
 }

@@ -80,7 +80,7 @@ impl Connection {
 }
 
 impl Verdict {
-    fn of(host: &Host) -> Self {
+    pub(crate) fn of(host: &Host) -> Self {
         let lacks = Lacks::of(host);
         let others = [failed(host), stuck(host)].into_iter().flatten();
         let others: Vec<_> = others.chain(lacks.other_ports(host)).collect();
@@ -149,13 +149,20 @@ impl<'a> Lacks<'a> {
         all.iter().take(NAMED).map(name).chain(more).collect::<Vec<_>>().join(", ")
     }
 
-    /// Names ports that may not work, although no connection lacks them.
+    /// Names ports that do not work, although no connection lacks them.
     fn other_ports(&self, host: &Host) -> impl Iterator<Item = String> {
         let is_bad =
             |port: &&Port| [PortState::Down, PortState::Suspect].iter().any(|s| s.word() == port.state);
         let is_named = |port: &&Port| self.by_port.keys().any(|(name, _)| *name == port.name);
-        let bad = host.ports.iter().filter(move |port| is_bad(port) && !is_named(port));
-        bad.map(|port| format!("{} is {}", port.name, port.state))
+        let others = host.ports.iter().filter(move |port| !is_named(port));
+        others.filter_map(move |port| match port.adapter.as_ref().and_then(|adapter| adapter.link_lost_ms) {
+            _ if is_bad(&port) => Some(format!("{} is {}", port.name, port.state)),
+            Some(lost) => {
+                let ms = host.at_ms.saturating_sub(lost);
+                Some(format!("{} has had no link for {}", port.name, lasted(ms)))
+            }
+            None => None,
+        })
     }
 }
 

@@ -1,7 +1,9 @@
 //! The document and the metrics of this process, which writes a page like the plugin does.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -304,6 +306,71 @@ fn the_counts_of_a_port_outlive_those_that_were_invented() {
     assert_eq!((quiet.ports.len(), quiet.ports_not_shown, sent(&quiet)), (1, 0, Count(1)));
 }
 
+/// Writes the state of a port into a folder of adapters.
+fn set_port(adapters: &Path, device: &str, state: &str, physical: &str) {
+    let port = adapters.join(device).join("ports/1");
+    fs::create_dir_all(port.join("counters")).unwrap();
+    fs::write(port.join("state"), state).unwrap();
+    fs::write(port.join("phys_state"), physical).unwrap();
+    fs::write(port.join("counters/link_downed"), "4\n").unwrap();
+    fs::write(port.join("counters/port_rcv_errors"), "5\n").unwrap();
+}
+
+//= agent.md: a port that has lost its link is one that had it, and that nobody has set down
+#[test]
+fn a_port_without_jobs_that_loses_its_link_is_reported_until_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (up, polling, disabled) =
+        (("4: ACTIVE\n", "5: LinkUp\n"), ("1: DOWN\n", "2: Polling\n"), ("1: DOWN\n", "3: Disabled\n"));
+    let set = |device: &str, (state, physical): (&str, &str)| set_port(dir.path(), device, state, physical);
+    let (mut source, mut ledger) = (Source::new(dir.path()), Ledger::default());
+    let mut read = || {
+        let mut host = source.processes(&[]);
+        ledger.update(&mut host, &source.ports());
+        let text = text(&host);
+        let of =
+            |name: &str, device: &str| value(&text, &format!("{name}{{device=\"{device}\",port=\"1\"}}"));
+        let shown = ["mlx5_0", "mlx5_1"].map(|d| (of("mpib_port_up", d), of("mpib_port_link_lost", d)));
+        assert_eq!(of("mpib_port_link_downed_total", "mlx5_1"), Some(4.0), "{text}");
+        assert_eq!(of("mpib_port_rcv_errors_total", "mlx5_1"), Some(5.0), "{text}");
+        (shown, host.verdict)
+    };
+    let is = |up: bool, lost: bool| (Some(f64::from(up)), Some(f64::from(lost)));
+    set("mlx5_0", polling);
+    set("mlx5_1", up);
+    let (shown, verdict) = read();
+    assert_eq!((shown, &*verdict.level), ([is(false, false), is(true, false)], "good"));
+    set("mlx5_1", polling);
+    let (shown, verdict) = read();
+    assert_eq!((shown, &*verdict.level), ([is(false, false), is(false, true)], "bad"));
+    assert!(verdict.text.starts_with("0 connections: mlx5_1:1 has had no link for "), "{verdict:?}");
+    set("mlx5_1", disabled);
+    assert_eq!(read().0[1], is(false, false));
+    set("mlx5_1", polling);
+    assert_eq!(read().0[1], is(false, true));
+    set("mlx5_1", up);
+    let (shown, verdict) = read();
+    assert_eq!((shown[1], &*verdict.level), (is(true, false), "good"));
+}
+
+/// More ports of the kernel than there is room for.
+#[test]
+fn ports_that_processes_use_come_before_those_of_the_kernel_that_are_unused() {
+    let name = |i| format!("mlx5_{i:03}:1");
+    let real: BTreeSet<String> = (0..MAX_PORTS + 2).map(name).collect();
+    let mut process = of_user(7, std::iter::once(name(65)));
+    process.ports[0].state = "healthy".into();
+    let mut host = Host { processes: vec![process], ..Host::default() };
+    host.sum(&real);
+    let mut ledger = Ledger::default();
+    ledger.update(&mut host, &real);
+    assert_eq!((host.ports.last().map(|port| &*port.name), host.ports_not_shown), (Some("mlx5_065:1"), 2));
+    let mut quiet = Host::default();
+    quiet.sum(&real);
+    ledger.update(&mut quiet, &real);
+    assert_eq!((quiet.ports.len(), quiet.ports_not_shown), (MAX_PORTS, 2));
+}
+
 /// Processes end one after the other, each with other names of ports.
 #[test]
 fn ports_of_ended_processes_are_bounded() {
@@ -360,11 +427,11 @@ fn promtool_accepts_the_metrics() {
     writer.port("hv0:1").unwrap().measured(3_000, 30);
     let adapters = tempfile::tempdir().unwrap();
     let dir = adapters.path().join("hv0/ports/1/hw_counters");
-    std::fs::create_dir_all(&dir).unwrap();
+    fs::create_dir_all(&dir).unwrap();
     for name in ["roce_adp_retrans", "rx_icrc_encapsulated", "np_cnp_sent"] {
-        std::fs::write(dir.join(name), "3\n").unwrap();
+        fs::write(dir.join(name), "3\n").unwrap();
     }
-    std::fs::write(adapters.path().join("hv0/ports/1/rate"), "100 Gb/sec\n").unwrap();
+    fs::write(adapters.path().join("hv0/ports/1/rate"), "100 Gb/sec\n").unwrap();
     let host = Source::new(adapters.path()).process(std::process::id()).unwrap();
     let text = metrics(&host, MetricsOptions { per_peer: true });
     assert_eq!(value(&text, "mpib_port_roce_adp_retrans_total{device=\"hv0\",port=\"1\"}"), Some(3.0));

@@ -410,6 +410,8 @@ const ALERTS: &[Code] = group! {
         "the agent has no statistics of some processes: `MPIB_STATS=0`, a plugin of an earlier release, or a page that is not used", "the plugin of the agent's release in all jobs; the agent's log";
     alert 712 "MpibAgentDown":
         "the agent does not answer", "`systemctl status mpib-agent`; jobs go on";
+    alert 713 "MpibPortDown":
+        "a port has lost its link, whether a job uses it or not", "cable, switch port; [which ports count](agent.md#ports-without-a-link)";
 };
 
 /// Fails to compile if a number occurs twice, or is one that was removed.
