@@ -1,7 +1,8 @@
 //! `mpib agent` as a process.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -38,7 +39,10 @@ struct Agent {
 impl Agent {
     fn start(folder: &Path, config: &Path) -> Self {
         let [folder, config] = [folder, config].map(|path| path.to_str().unwrap());
-        let mut command = mpib(&["--socket-dir", folder, "--config", config]);
+        Self::spawn(&mut mpib(&["--socket-dir", folder, "--config", config]))
+    }
+
+    fn spawn(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let (send, log) = channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -64,6 +68,46 @@ impl Drop for Agent {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+//= agent.md: a request may name the host by its full name
+#[test]
+fn the_full_name_of_the_host_is_served_and_no_other_name_of_its_domain() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    fs::write(&hosts, "127.0.0.1 localhost\n192.0.2.17 node17.lab.example node17\n").unwrap();
+    let inside = |program: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--uts", "--mount", "sh", "-c"]);
+        command.arg("hostname node17 && mount --bind \"$0\" /etc/hosts && exec \"$@\"").arg(&hosts);
+        command.arg(program);
+        command
+    };
+    if !inside("true").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: this user cannot give a process another host name");
+        return;
+    }
+    let mut command = inside(env!("CARGO_BIN_EXE_mpib"));
+    command.args(["agent", "--http", "127.0.0.1:0", "--config", "/dev/null", "--socket-dir"]);
+    let agent = Agent::spawn(command.arg(folder.path().join("agent")));
+    // In any order.
+    let said = [(); 2].map(|()| agent.line("serves ")).join("\n");
+    assert!(said.contains("serves requests for node17.lab.example,"), "{said}");
+    let address = said.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let status = |name: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        let request = format!("GET /metrics HTTP/1.1\r\nHost: {name}:9119\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    for name in ["node17.lab.example", "NODE17.lab.example", "node17"] {
+        assert_eq!(status(name), "200", "{name}");
+    }
+    for name in ["node18.lab.example", "node17.evil.example", "lab.example"] {
+        assert_eq!(status(name), "403", "{name}");
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) async fn answer(
 ) -> Result<Answer, Infallible> {
     let config = shared.handle.read(|agent| agent.config().http.clone());
     let user = match client {
-        Client::Remote => check_host(request.headers(), &config).map(|()| None),
+        Client::Remote => check_host(request.headers(), &config, &shared.names).map(|()| None),
         // What makes a browser send a request does not reach a Unix socket.
         Client::Local(user) => Ok(Some(user)),
         Client::Stranger => {

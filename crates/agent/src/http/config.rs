@@ -18,7 +18,7 @@ pub struct HttpConfig {
     pub listen: Option<Listen>,
     /// The file with the token for requests that change something.
     pub token_file: Option<PathBuf>,
-    /// Names of this host, besides its host name and `localhost`, that requests may be sent to.
+    /// Names of this host, besides those that the agent knows by itself, that requests may be sent to.
     pub hosts: Vec<String>,
     /// Whether `/metrics` has metrics for each peer.
     pub per_peer: bool,

@@ -6,11 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap};
-use mpib_host_view::hostname;
 use nccl_net_mpib_agent_iface::agent::paths::{Trust, open_file};
 use subtle::ConstantTimeEq;
 
 use super::HttpConfig;
+use super::names::OwnNames;
 
 /// A shorter token could be guessed.
 const TOKEN_MIN: usize = 16;
@@ -22,18 +22,17 @@ const TOKEN_MAX: u64 = 4096;
 ///
 /// # Errors
 /// A sentence for the client.
-pub(super) fn check_host(headers: &HeaderMap, config: &HttpConfig) -> Result<(), String> {
+pub(super) fn check_host(headers: &HeaderMap, config: &HttpConfig, names: &OwnNames) -> Result<(), String> {
     let mut all = headers.get_all(HOST).iter();
     let (Some(value), None) = (all.next(), all.next()) else {
         return Err(String::from("the request must have one Host header"));
     };
     let value = value.to_str().unwrap_or_default();
     let name = without_port(value);
-    let own = hostname();
-    let known = ["localhost", &own];
-    let known = known.into_iter().chain(config.hosts.iter().map(String::as_str));
+    let known = ["localhost"].into_iter().chain(config.hosts.iter().map(String::as_str));
+    let is_known = names.have(name) || known.into_iter().any(|known| known.eq_ignore_ascii_case(name));
     let address = name.trim_start_matches('[').trim_end_matches(']');
-    let good = address.parse::<IpAddr>().is_ok() || known.into_iter().any(|k| k.eq_ignore_ascii_case(name));
+    let good = address.parse::<IpAddr>().is_ok() || is_known;
     good.then_some(()).ok_or_else(|| {
         format!(
             "{value:?} is no name of this host; add it to \"hosts\" in [http] of the agent's configuration"
@@ -121,6 +120,7 @@ mod tests {
     #[test]
     fn only_names_and_addresses_of_this_host_are_served() {
         let config = HttpConfig { hosts: vec!["node7.example".into()], ..HttpConfig::default() };
+        let names = OwnNames::default();
         let own = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         for good in [
             "127.0.0.1:9119",
@@ -132,8 +132,9 @@ mod tests {
             "LOCALHOST:9119",
             "node7.example:9119",
             own.trim_end(),
+            own.trim_end().split('.').next().unwrap(),
         ] {
-            assert_eq!(check_host(&headers("host", &[good]), &config), Ok(()), "{good}");
+            assert_eq!(check_host(&headers("host", &[good]), &config, &names), Ok(()), "{good}");
         }
         for bad in [
             "evil.example",
@@ -144,11 +145,13 @@ mod tests {
             ":9119",
             "é",
         ] {
-            let refused = check_host(&headers("host", &[bad]), &config).unwrap_err();
+            let refused = check_host(&headers("host", &[bad]), &config, &names).unwrap_err();
             assert!(refused.contains("is no name of this host"), "{bad}: {refused}");
         }
         for count in [&[][..], &["localhost", "localhost"]] {
-            assert!(check_host(&headers("host", count), &config).unwrap_err().contains("one Host header"));
+            assert!(
+                check_host(&headers("host", count), &config, &names).unwrap_err().contains("one Host header")
+            );
         }
     }
 

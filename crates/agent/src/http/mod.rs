@@ -2,7 +2,7 @@
 //!
 //! It listens on an address, and on a Unix socket for the agent's user and root, who need no token
 //! there. It has two threads. One serves all clients and never waits for anything else; the
-//! other reads statistics. They share the agent's state with the agent's loop, and hold its lock
+//! other reads statistics. A third one asks for the host's full name and ends. They share the agent's state with the agent's loop, and hold its lock
 //! only for copies in memory.
 
 mod answer;
@@ -11,6 +11,7 @@ mod config;
 mod document;
 mod guard;
 mod history;
+mod names;
 mod page;
 mod rails;
 mod readings;
@@ -33,6 +34,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use mpib_host_view::Source;
+use names::OwnNames;
 use nix::unistd::{Uid, User, geteuid};
 use parking_lot::Mutex;
 pub(crate) use readings::Nudge;
@@ -89,7 +91,12 @@ impl Http {
         let (local, socket) = SocketFile::listen(&folder.join(SOCKET), 0o600)?;
         let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
         let readings = Readings::start(source, handle.clone())?;
-        let shared = Arc::new(Shared { handle: handle.clone(), readings });
+        let names = match address {
+            Some(_) => OwnNames::look_up(handle.clone())?,
+            // Nobody sends a name to the Unix socket.
+            None => OwnNames::default(),
+        };
+        let shared = Arc::new(Shared { handle: handle.clone(), readings, names });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
         let serve = move || {
@@ -154,6 +161,7 @@ enum Client {
 struct Shared {
     handle: Handle,
     readings: Readings,
+    names: OwnNames,
 }
 
 async fn accept(listener: Option<TcpListener>, shared: Arc<Shared>) {
