@@ -2,6 +2,10 @@
 
 use std::fs;
 
+use mpib_agent::http::{Http, listen};
+use mpib_agent::{Config, Server};
+use mpib_host_view::Source;
+
 use crate::browser::Browser;
 use crate::job::{Job, TOKEN};
 
@@ -88,6 +92,33 @@ fn a_rail_that_dies_is_shown() {
     let line =
         format!("document.querySelector('#ports tr[data-key=\"{sup}:1\"] polyline').getAttribute('points')");
     assert_ne!(page.eval(&line), "", "the rates of ten minutes");
+    assert_eq!(page.errors, [""; 0]);
+}
+
+//= agent.md: the page has ports that no job uses, and says which have lost their link
+#[test]
+fn a_port_without_jobs_is_shown_when_it_loses_its_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = dir.path().join("sys/idle0/ports/1");
+    fs::create_dir_all(port.join("counters")).unwrap();
+    let set = |name: &str, text: &str| fs::write(port.join(name), text).unwrap();
+    set("state", "4: ACTIVE\n");
+    set("rate", "8 Gb/sec (1X QDR)\n");
+    set("counters/link_downed", "0\n");
+    let server = Server::bind(dir.path(), Config::default(), None).unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let source = Source::new(dir.path().join("sys"));
+    let http = Http::start(Some(listener), dir.path(), source, server.handle()).unwrap();
+    std::thread::spawn(move || server.run().unwrap());
+    let url = format!("http://{}", http.address().unwrap());
+    let Some(mut page) = Browser::open(&url, 1300, 800) else { return };
+    let [state, link] = ["state", "link"].map(|label| cell("idle0", label));
+    page.until(&format!("{state} === '– unused' && /^ACTIVE, 1.* GB.s$/.test({link})"));
+    set("counters/link_downed", "1\n");
+    set("state", "1: DOWN\n");
+    page.until(&format!("{state} === '✖ unused' && /^DOWN, 1.* GB.s, link downed 1$/.test({link})"));
+    assert_eq!(page.eval(&cell("idle0", "why")), "has lost its link");
+    page.until("document.getElementById('summary').textContent.includes('idle0:1 has had no link for')");
     assert_eq!(page.errors, [""; 0]);
 }
 
