@@ -288,7 +288,7 @@ fn unreadable_pages_are_reported_with_the_reason() {
     let pid = std::process::id().to_string();
     let size = 512 + 64 * 768 + 1024 * 2560;
     for (size, seals, version, why) in [
-        (size, libc::F_SEAL_GROW, 4, "not sealed"),
+        (size, libc::F_SEAL_GROW, 4, "sealed against shrinking"),
         (4096, libc::F_SEAL_SHRINK, 4, "4096 bytes, expected 2671104"),
         (size, libc::F_SEAL_SHRINK, 5, "version 5 of the page, expected 4"),
     ] {

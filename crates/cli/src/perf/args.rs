@@ -150,6 +150,10 @@ pub(crate) struct PerfArgs {
     #[arg(help_heading = MACHINES, long, value_name = "HOST[:PORT]")]
     pub(crate) connect: Option<String>,
 
+    /// With --connect: try again for so long while nobody listens there
+    #[arg(help_heading = MACHINES, long, value_name = "TIME", value_parser = time, requires = "connect")]
+    pub(crate) wait: Option<Duration>,
+
     /// Use these processors, such as 0-3,8, or those next to the device, at both ends; after a colon
     /// those of the other end on this machine (2:4). With --listen and --connect each end has its own
     #[arg(help_heading = PLUGIN, long, value_name = "CPUS|device[:CPUS|device]")]

@@ -4,7 +4,8 @@
 use std::{
     io,
     net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,8 @@ const MAGIC: &str = "mpib perf";
 pub(crate) const PROTOCOL: u32 = 5;
 /// How long a peer may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The time between two attempts of `--wait`.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A message of the connecting end.
 #[derive(Debug, Serialize, Deserialize)]
@@ -158,7 +161,14 @@ pub(super) fn connect(setting: &Setting, address: &str, report: &mut Report) -> 
     let plan = setting.args.plan()?;
     report.plan = Some(plan.clone());
     let (host, port) = split(address)?;
-    let mut channel = channel(dial(host, port, "mpib perf --listen")?)?;
+    let end = Instant::now() + setting.args.wait.unwrap_or_default();
+    let stream = loop {
+        match dial(host, port, "mpib perf --listen") {
+            Err(failure) if failure.kind == Kind::Peer && Instant::now() < end => thread::sleep(PAUSE),
+            dialled => break dialled?,
+        }
+    };
+    let mut channel = channel(stream)?;
     channel.send(&Request::Hello { magic: MAGIC.into(), protocol: PROTOCOL, plan: plan.clone() })?;
     let theirs = match channel.first(PATIENCE, MAGIC)? {
         Answer::Welcome { magic, protocol: PROTOCOL, exported } if magic == MAGIC => exported,

@@ -485,7 +485,8 @@ mod tests {
         let rails: Vec<RailBytes> = (0..8).map(|n| rail(&format!("rocep{n}s0f0:1"), 1 << (20 + n))).collect();
         let result = SizeResult { messages_per_second: 12_345_678.0, ..result(Some(rails)) };
         for width in 40..=200 {
-            let text = head(&plan(), width) + &row(&result, width) + &total(&[result.clone()], width);
+            let text =
+                head(&plan(), width) + &row(&result, width) + &total(std::slice::from_ref(&result), width);
             assert!(text.lines().all(|line| line.chars().count() <= width), "{width}: {text}");
             for whole in ["5.996", "rocep7s0f0:1 128.00 MiB (50.2 %)", "rocep0s0f0:1 1.00 MiB (0.4 %)"] {
                 assert!(text.contains(whole), "{width}: {text}");

@@ -31,12 +31,18 @@ use crate::doctor::{DoctorArgs, check_host};
 use crate::failure::{Context, Failure, Kind};
 use crate::output;
 use crate::perf;
+use crate::process::{ending, ends_with_us, wait};
 use crate::quantity::{interval, time};
 
 /// The time between two announcements.
 const PERIOD: Duration = Duration::from_millis(500);
 /// How long this end goes on after it knows the cables: the other one knows them by then.
 const LINGER: Duration = Duration::from_secs(4);
+/// How long the other end may be later with its measurement, and how long that may take beside the time
+/// of each size.
+const LATE: Duration = Duration::from_secs(60);
+/// The sizes of the measurement.
+const SIZES: [&str; 3] = ["8", "64K", "16M"];
 /// How long ends may be joined in a way that is no cable, before that counts.
 const CONFUSED: Duration = Duration::from_secs(4);
 
@@ -206,22 +212,26 @@ fn measure(args: &SetupArgs, plan: &Plan) -> Result<(), Failure> {
     if let Some(plugin) = &args.plugin {
         command.arg("--plugin").arg(plugin);
     }
-    match plan.is_lower {
-        true => command.arg("--listen").arg(row.here.addr.to_string()),
-        false => {
-            let time = args.time.as_secs_f64().to_string();
-            command.arg("--connect").arg(row.there.addr.to_string()).args([
-                "--sizes",
-                "8,64K,16M",
-                "--time",
-                &time,
-            ])
-        }
-    };
+    if plan.is_lower {
+        command.arg("--listen").arg(row.here.addr.to_string());
+    } else {
+        let [sizes, time, late] =
+            [SIZES.join(","), args.time.as_secs_f64().to_string(), LATE.as_secs().to_string()];
+        command.arg("--connect").arg(row.there.addr.to_string()).args(["--wait", &late]);
+        command.args(["--sizes", &sizes, "--time", &time]);
+    }
+    ends_with_us(&mut command);
     eprintln!("mpib: {command:?}");
-    let status = command.status().tool("start mpib perf")?;
-    match status.success() {
-        true => output::print("next: mpib doctor on both hosts\n"),
-        false => Err(Failure::new(Kind::Tool, format!("mpib perf over the cables failed: {status}"))),
+    let mut child = command.spawn().tool("start mpib perf")?;
+    let limit = 2 * LATE + args.time * 2 * SIZES.len() as u32;
+    match wait(&mut child, limit).tool("wait for mpib perf")? {
+        Some(status) if status.success() => output::print("next: mpib doctor on both hosts\n"),
+        Some(status) => {
+            Err(Failure::new(Kind::Tool, format!("mpib perf over the cables failed: {}", ending(status))))
+        }
+        None => {
+            let text = format!("mpib perf over the cables did not end within {:.0} s", limit.as_secs_f64());
+            Err(Failure::new(Kind::Tool, text))
+        }
     }
 }
