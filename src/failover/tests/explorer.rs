@@ -139,6 +139,14 @@ fn larger_worlds_are_explored_whole() {
     is_sound(bounds(2, 1, 0, 0), RailSet::of(1));
     is_sound(bounds(1, 2, 1, 1), RailSet::EMPTY);
     is_sound(bounds(1, 1, 2, 1), RailSet::EMPTY);
+    let beside_a_break = Bounds { mailbox: false, ..bounds(2, 1, 1, 1) };
+    is_sound(beside_a_break, RailSet::EMPTY);
+    let of_three_rails = Bounds { mailbox: false, ..bounds(3, 1, 1, 0) };
+    is_sound(of_three_rails, RailSet::EMPTY);
+    let of_two_groups = Bounds { mailbox: false, ..bounds(2, 2, 1, 0) };
+    is_sound(of_two_groups, RailSet::EMPTY);
+    // 2.4 million states, in 2 GB.
+    is_sound(bounds(2, 1, 1, 0), RailSet::EMPTY);
 }
 
 #[test]
