@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nccl_net_mpib_agent_iface::agent::paths::{Refusal, Trust, open_file};
@@ -79,7 +79,10 @@ impl Kept {
     /// # Errors
     /// The file cannot be read, is not to be trusted, or is damaged.
     pub fn read(path: &Path) -> io::Result<Self> {
-        let mut file = match open_file(path, &Trust::new(None)) {
+        // Nobody but root can have made that folder for another user.
+        let own = path.parent().filter(|folder| folder.ends_with(OWN_FOLDER));
+        let owner = own.and_then(|folder| fs::symlink_metadata(folder).ok()).map(|folder| folder.uid());
+        let mut file = match open_file(path, &Trust::new(owner)) {
             Ok(file) => file,
             Err(Refusal::Missing) => return Ok(Self::default()),
             Err(refusal) => return Err(io::Error::other(refusal.to_string())),

@@ -6,10 +6,11 @@
 
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::{DirBuilderExt, lchown};
 use std::path::Path;
 
-use nix::unistd::{Gid, Uid, User, setgroups, setresgid, setresuid};
+use nccl_net_mpib_agent_iface::agent::paths::Trust;
+use nix::unistd::{Gid, Uid, User, getegid, geteuid, setgroups, setresgid, setresuid};
 
 use crate::kept;
 
@@ -30,6 +31,10 @@ impl Account {
             Ok(Some(user)) if user.uid.is_root() => {
                 Err(format!("user {name} is root; name another one, or leave the option out"))
             }
+            Ok(Some(user)) if !Trust::new(Some(user.uid.as_raw())).trusts(user.uid.as_raw()) => Err(format!(
+                "user {name} stands for all users that a user namespace does not have, so nothing that it owns \
+                 is trusted; name another one"
+            )),
             Ok(Some(user)) => Ok(Self { uid: user.uid, gid: user.gid }),
             Ok(None) => Err(format!(
                 "there is no user {name}: make one by \"useradd --system {name}\" or systemd-sysusers"
@@ -50,14 +55,16 @@ impl Account {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(at(e)),
             _ => {}
         }
-        let own = |path: &Path| chown(path, Some(self.uid.as_raw()), Some(self.gid.as_raw()));
-        own(&place).map_err(at)?;
-        let (old, new) = (folder.join(kept::NAME), place.join(kept::NAME));
-        // Before it lies in a folder of that user, who could put a link in its place.
-        match own(&old) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            owned => owned.and_then(|()| fs::rename(&old, &new)).map_err(at),
+        let give = |path: &Path, uid: Uid, gid: Gid| lchown(path, Some(uid.as_raw()), Some(gid.as_raw()));
+        let old = folder.join(kept::NAME);
+        if old.exists() {
+            // While the place is root's, root needs no capability to write there, and the user cannot put
+            // a link in the way.
+            give(&place, geteuid(), getegid()).map_err(at)?;
+            give(&old, self.uid, self.gid).map_err(at)?;
+            fs::rename(&old, place.join(kept::NAME)).map_err(at)?;
         }
+        give(&place, self.uid, self.gid).map_err(at)
     }
 
     /// Becomes this user for good, with all threads of the process.

@@ -1,5 +1,6 @@
 //! The agent without rights: as another user than that of the jobs, and as a container runs it.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -14,7 +15,19 @@ use nix::unistd::{Pid, User};
 use crate::transfer::{Ended, said, until};
 
 /// Each system has this user.
-const USER: &str = "nobody";
+const USER: &str = "daemon";
+
+/// Returns the words that leave a program the capabilities of the agent's unit alone.
+fn as_the_unit() -> Vec<String> {
+    let unit = include_str!("../../../packaging/systemd/mpib-agent.service");
+    let set = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=CAP_")).unwrap();
+    let set = set.to_lowercase().replace(" cap_", ",+");
+    ["setpriv", "--no-new-privs", "--inh-caps", "-all", "--bounding-set"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain([format!("-all,+{set}")])
+        .collect()
+}
 
 /// An agent behind the words of `wrapper`, which serves as another user.
 struct Agent {
@@ -23,7 +36,7 @@ struct Agent {
 }
 
 impl Agent {
-    fn start(wrapper: &[&str], folder: &Path) -> Self {
+    fn start(wrapper: &[impl AsRef<OsStr>], folder: &Path) -> Self {
         let (program, options) = wrapper.split_first().unwrap();
         let mut command = Command::new(program);
         command.args(options).arg(env!("CARGO_BIN_EXE_mpib"));
@@ -47,9 +60,9 @@ impl Agent {
         }
     }
 
-    fn metrics(&self) -> String {
+    fn get(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text
@@ -59,7 +72,7 @@ impl Agent {
     fn shows(&self, device: &str) {
         let sent = format!("mpib_rail_transmit_bytes_total{{device=\"{device}\",port=\"1\"}} ");
         until("the metrics of a transfer", || {
-            let text = self.metrics();
+            let text = self.get("/metrics");
             let bytes = text.lines().find_map(|line| line.strip_prefix(&sent)?.parse::<f64>().ok())?;
             (bytes > 0.0 && text.contains("\nmpib_processes 2\n")).then_some(())
         });
@@ -96,7 +109,11 @@ fn an_agent_without_rights_sees_the_jobs_and_keeps_drains() {
     let Some(folder) = folder() else { return };
     let (devices, rails) = devices("user");
     let port = format!("{}:1", devices[1]);
-    let agent = Agent::start(&["env"], folder.path());
+    // As an agent has left it that served as root.
+    fs::write(folder.path().join("state.json"), r#"{"drains": {"earlier:1": true}}"#).unwrap();
+    let unit = as_the_unit();
+    let agent = Agent::start(&unit, folder.path());
+    assert!(agent.get("/api/v1/host").contains(r#""drained":["earlier:1"]"#));
     let user = User::from_name(USER).unwrap().unwrap();
     let status = fs::read_to_string(format!("/proc/{}/status", agent.process.0.id())).unwrap();
     let uid = user.uid.as_raw();
@@ -121,7 +138,16 @@ fn an_agent_without_rights_sees_the_jobs_and_keeps_drains() {
     }
     drop(agent);
 
-    let next = Agent::start(&["env"], folder.path());
+    // Once more, as after a release that serves as root.
+    for earlier in [false, true] {
+        if earlier {
+            fs::copy(&kept, folder.path().join("state.json")).unwrap();
+        }
+        let next = Agent::start(&unit, folder.path());
+        let drained = format!(r#""drained":["earlier:1","{port}"]"#);
+        assert!(next.get("/api/v1/host").contains(&drained), "{earlier}");
+    }
+    let next = Agent::start(&unit, folder.path());
     next.shows(&devices[0]);
     let (code, text) = drain(&["undrain", &port]);
     assert_eq!((code, text), (0, format!("{port} is in use again\n")));
