@@ -11,8 +11,10 @@ use std::thread;
 use nix::sys::socket::{MsgFlags, Shutdown, recv, shutdown};
 use parking_lot::Mutex;
 
-/// Most threads, one for each user whose descriptors are being closed.
+/// Most users whose descriptors are being closed by a thread for each.
 const THREADS: usize = 64;
+/// Stands for all users beyond those, who share a thread. No user has this number.
+const OTHERS: u32 = u32::MAX;
 
 /// What is to be closed, by user. A user with an entry has a thread.
 type Queues = Mutex<BTreeMap<u32, Vec<OwnedFd>>>;
@@ -28,16 +30,14 @@ impl Closer {
             return;
         }
         let mut queues = self.0.lock();
+        let uid = if queues.contains_key(&uid) || queues.len() < THREADS { uid } else { OTHERS };
         if let Some(queue) = queues.get_mut(&uid) {
             return queue.extend(descriptors);
         }
-        if queues.len() < THREADS {
-            queues.insert(uid, descriptors);
-            drop(queues);
-            let shared = Arc::clone(&self.0);
-            if thread::Builder::new().name("close".into()).spawn(move || close_all(&shared, uid)).is_ok() {
-                return;
-            }
+        queues.insert(uid, descriptors);
+        drop(queues);
+        let shared = Arc::clone(&self.0);
+        if thread::Builder::new().name("close".into()).spawn(move || close_all(&shared, uid)).is_err() {
             close_all(&self.0, uid);
         }
     }
@@ -69,10 +69,40 @@ fn close_all(queues: &Queues, uid: u32) {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{self, Read};
+    use std::io::{self, Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
+    use nix::sys::socket::{setsockopt, sockopt::Linger};
+
     use super::*;
+
+    /// The close of such a socket takes an hour, unless the other end reads.
+    fn lingering() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (theirs, _) = listener.accept().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        while ours.write(&[0; 65536]).is_ok() {}
+        ours.set_nonblocking(false).unwrap();
+        setsockopt(&ours, Linger, &libc::linger { l_onoff: 1, l_linger: 3600 }).unwrap();
+        (ours.into(), theirs)
+    }
+
+    #[test]
+    fn users_beyond_those_with_a_thread_hold_nobody_up_either() {
+        let closer = Closer::default();
+        // As many users whose descriptors are being closed.
+        closer.0.lock().extend((0..THREADS as u32).map(|uid| (uid, Vec::new())));
+        let ends = [5000, 5001].map(|uid| {
+            let (socket, other) = lingering();
+            closer.close(uid, vec![socket]);
+            other
+        });
+        for mut other in ends {
+            other.read_to_end(&mut Vec::new()).unwrap();
+        }
+    }
 
     #[test]
     fn what_was_passed_is_closed() {
@@ -82,7 +112,7 @@ mod tests {
         assert_eq!(read.read(&mut [0]).unwrap(), 0);
         for unread in [&b""[..], b"unread"] {
             let (one, mut other) = UnixStream::pair().unwrap();
-            io::Write::write_all(&mut other, unread).unwrap();
+            other.write_all(unread).unwrap();
             closer.end(1, one.into());
             // What is not read resets the connection.
             assert!(other.read(&mut [0]).is_ok_and(|n| n == 0) || !unread.is_empty());

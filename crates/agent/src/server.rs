@@ -17,6 +17,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::socket::{setsockopt, sockopt::OobInline};
 use nix::unistd::geteuid;
 use parking_lot::MutexGuard;
 
@@ -201,8 +202,8 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        let socket: OwnedFd = match self.listener.accept() {
-            Ok((socket, _)) => socket.into(),
+        let socket = match self.next_connection() {
+            Ok(socket) => socket,
             Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                 return self.refuse_for_lack();
             }
@@ -215,6 +216,14 @@ impl Server {
             self.closer.end(uid, socket);
             self.complain(why);
         }
+    }
+
+    /// Accepts a connection. An urgent byte stays among the others: to read past it would close the
+    /// descriptors that came with it, at once.
+    fn next_connection(&self) -> io::Result<OwnedFd> {
+        let (socket, _) = self.listener.accept()?;
+        setsockopt(&socket, OobInline, &true)?;
+        Ok(socket.into())
     }
 
     /// Serves a process that has connected. The error has the reason why not.
@@ -240,6 +249,8 @@ impl Server {
         });
         if let Err(e) = added {
             self.agent().disconnect(id);
+            // The closer may keep it for a while.
+            let _ = self.epoll.delete(&plugin);
             return Err((plugin.into_socket(), format!("process {pid} is refused: epoll: {e}")));
         }
         if self.plugins.is_empty() {
@@ -252,9 +263,9 @@ impl Server {
     /// Accepts and closes a connection that cannot be served: it would be reported again and again.
     fn refuse_for_lack(&mut self) {
         self.spare = None;
-        if let Ok((socket, _)) = self.listener.accept() {
+        if let Ok(socket) = self.next_connection() {
             // Root: who it is takes a descriptor to find out.
-            self.closer.end(0, socket.into());
+            self.closer.end(0, socket);
         }
         self.spare = File::open("/dev/null").ok();
         self.complain(String::from("a process is refused: this agent has no file descriptors left"));

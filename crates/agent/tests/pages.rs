@@ -154,11 +154,10 @@ fn lingering() -> (OwnedFd, TcpStream) {
 }
 
 /// Sends descriptors.
-fn give(client: &Client, bytes: &[u8], descriptors: &[OwnedFd]) {
+fn give(client: &Client, bytes: &[u8], descriptors: &[OwnedFd], flags: MsgFlags) {
     let fds: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     let control = [ControlMessage::ScmRights(&fds)];
-    sendmsg::<()>(client.socket.as_raw_fd(), &[IoSlice::new(bytes)], &control, MsgFlags::empty(), None)
-        .unwrap();
+    sendmsg::<()>(client.socket.as_raw_fd(), &[IoSlice::new(bytes)], &control, flags, None).unwrap();
 }
 
 //= agent.md: a descriptor that cannot be closed soon holds nobody up
@@ -169,9 +168,15 @@ fn a_descriptor_whose_close_takes_an_hour_holds_nobody_up() {
     honest.register(1, 2, TAKES_MEMORY);
     let (bytes, len) = Request::Deregister { conn_id: 9 }.encode();
     let request = &bytes[..len];
-    // As the first descriptor, as a further one, and in a message that is never read.
-    let messages: [&[(&[u8], usize)]; 3] =
-        [&[(request, 1)], &[(request, 2)], &[(b"nonsense", 0), (request, 1)]];
+    let plain = MsgFlags::empty();
+    // As the first descriptor, as a further one, in a message that is never read, and with a byte that a
+    // reader of the others does not see.
+    let messages: [&[(&[u8], usize, MsgFlags)]; 4] = [
+        &[(request, 1, plain)],
+        &[(request, 2, plain)],
+        &[(b"nonsense", 0, plain), (request, 1, plain)],
+        &[(b"!", 1, MsgFlags::MSG_OOB)],
+    ];
     for (number, messages) in messages.into_iter().enumerate() {
         let (socket, mut other) = lingering();
         let (pipe, _writer) = io::pipe().unwrap();
@@ -180,8 +185,8 @@ fn a_descriptor_whose_close_takes_an_hour_holds_nobody_up() {
         let plugin = agent.handle.change(|_| {
             honest.send(&Request::Deregister { conn_id: 9 }, 0);
             let plugin = agent.connect();
-            for (bytes, count) in messages {
-                give(&plugin, bytes, &descriptors[2 - count..]);
+            for (bytes, count, flags) in messages {
+                give(&plugin, bytes, &descriptors[2 - count..], *flags);
             }
             drop(descriptors);
             plugin
@@ -190,7 +195,7 @@ fn a_descriptor_whose_close_takes_an_hour_holds_nobody_up() {
         assert_eq!(honest.register(2 + number as u32, 2, TAKES_MEMORY), (slot(0), IN_MEMORY));
         drop(plugin);
         until("the end of the connection", || agent.processes() == 1);
-        assert_eq!(honest.register(5 + number as u32, 2, TAKES_MEMORY), (slot(0), IN_MEMORY));
+        assert_eq!(honest.register(100 + number as u32, 2, TAKES_MEMORY), (slot(0), IN_MEMORY));
         // The other end reads: the close is over.
         other.read_to_end(&mut Vec::new()).unwrap();
     }
