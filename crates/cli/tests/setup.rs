@@ -49,6 +49,16 @@ fn link_local(number: u8) -> String {
     format!("fe80::ff:fe00:{number:x}/64")
 }
 
+/// The address of the end in a row.
+fn address(host: usize, row: usize) -> String {
+    format!("192.168.{}.{}/24", 177 + row, 11 + host)
+}
+
+/// Returns the adapters of a host whose interfaces have their addresses.
+fn given(host: usize) -> String {
+    devices(host, |number| address(host, CABLES.iter().position(|row| row[host].1 == number).unwrap()))
+}
+
 fn start(hosts: &TwoHosts, host: usize, fabric: &str, devices: &str, args: &[&str]) -> Child {
     let mut command = mpib(fabric, devices);
     command.args(["setup", "--plugin"]).arg(artifact("libnccl-net-mpib.so")).args(args);
@@ -91,18 +101,31 @@ fn two_hosts_find_their_cables_and_measure_over_them() {
         }
         assert!(text.contains("export MPIB_SUP_SHARE=512\n"), "{text}");
     }
-    let given = |host: usize| {
-        devices(host, |number| {
-            let row = CABLES.iter().position(|row| row[host].1 == number).unwrap();
-            format!("192.168.{}.{}/24", 177 + row, 11 + host)
-        })
-    };
     let measured = both(&hosts, [given(0), given(1)], &["--time", "0.1"]);
     for text in &measured {
         assert!(text.contains(" present\n") && !text.contains("ip addr add"), "{text}");
         assert!(text.contains("next: mpib doctor on both hosts"), "{text}");
     }
     assert!(measured[1].contains("16 MiB") || measured[1].contains("16M"), "{}", measured[1]);
+}
+
+/// The first host has the lower address, so it listens.
+#[test]
+fn a_host_does_not_wait_forever_for_one_that_does_not_measure() {
+    let Some(hosts) = TwoHosts::up() else { return };
+    cable(&hosts);
+    for (n, row) in CABLES.iter().enumerate() {
+        for (host, (name, _)) in row.iter().enumerate() {
+            run(&hosts, host, &format!("ip addr add {} dev {name}", address(host, n)));
+        }
+    }
+    let fabric = fabric();
+    let waits = start(&hosts, 0, &fabric, &given(0), &["--wait", "10", "--time", "0.1"]);
+    let other = start(&hosts, 1, &fabric, &given(1), &["--no-perf"]);
+    let (waits, other) = (waits.wait_with_output().unwrap(), other.wait_with_output().unwrap());
+    assert_eq!(other.status.code(), Some(0), "{}", text(&other));
+    assert_eq!(waits.status.code(), Some(1), "{}", text(&waits));
+    assert!(text(&waits).contains("does mpib setup measure on the other host, too?"), "{}", text(&waits));
 }
 
 //= direct-cables.md: without the other host mpib setup says so

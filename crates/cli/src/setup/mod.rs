@@ -15,7 +15,7 @@ mod text;
 use std::env;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -38,11 +38,10 @@ use crate::quantity::{interval, time};
 const PERIOD: Duration = Duration::from_millis(500);
 /// How long this end goes on after it knows the cables: the other one knows them by then.
 const LINGER: Duration = Duration::from_secs(4);
-/// How long the other end may be later with its measurement, and how long that may take beside the time
-/// of each size.
-const LATE: Duration = Duration::from_secs(60);
-/// The sizes of the measurement.
-const SIZES: [&str; 3] = ["8", "64K", "16M"];
+/// The sizes of messages that are measured.
+const SIZES: &str = "8,64K,16M";
+/// How long `mpib perf` may take on top of the measurement, and of the wait for the other host.
+const AROUND: Duration = Duration::from_secs(10);
 /// How long ends may be joined in a way that is no cable, before that counts.
 const CONFUSED: Duration = Duration::from_secs(4);
 
@@ -122,7 +121,7 @@ fn run(args: &SetupArgs) -> Result<(), Failure> {
     match (plan.is_done(), args.no_perf) {
         (false, _) => output::print("next: with the addresses on both hosts, mpib setup on both again\n"),
         (true, true) => output::print("next: mpib doctor on both hosts\n"),
-        (true, false) => measure(args, &plan),
+        (true, false) => measure(args, start_perf(args, &plan)?),
     }
 }
 
@@ -203,35 +202,38 @@ impl Search<'_> {
     }
 }
 
-/// Moves data over the cables: the lower host listens.
-fn measure(args: &SetupArgs, plan: &Plan) -> Result<(), Failure> {
-    let Some(row) = plan.rows.first() else { return Ok(()) };
+/// Starts `mpib perf` over the cables: the lower host listens.
+fn start_perf(args: &SetupArgs, plan: &Plan) -> Result<Child, Failure> {
+    let row = plan.rows.first().ok_or_else(|| not_joined("there is no cable"))?;
     let program = env::current_exe().tool("find this program")?;
     let mut command = Command::new(program);
     command.arg("perf").envs(plan.settings());
+    ends_with_us(&mut command);
     if let Some(plugin) = &args.plugin {
         command.arg("--plugin").arg(plugin);
     }
     if plan.is_lower {
         command.arg("--listen").arg(row.here.addr.to_string());
     } else {
-        let [sizes, time, late] =
-            [SIZES.join(","), args.time.as_secs_f64().to_string(), LATE.as_secs().to_string()];
-        command.arg("--connect").arg(row.there.addr.to_string()).args(["--wait", &late]);
-        command.args(["--sizes", &sizes, "--time", &time]);
+        let [wait, time] = [args.wait, args.time].map(|time| time.as_secs_f64().to_string());
+        command.arg("--connect").arg(row.there.addr.to_string());
+        command.args(["--wait", &wait, "--sizes", SIZES, "--time", &time]);
     }
-    ends_with_us(&mut command);
     eprintln!("mpib: {command:?}");
-    let mut child = command.spawn().tool("start mpib perf")?;
-    let limit = 2 * LATE + args.time * 2 * SIZES.len() as u32;
-    match wait(&mut child, limit).tool("wait for mpib perf")? {
+    command.spawn().tool("start mpib perf")
+}
+
+/// Waits until the data has moved. The other host may not measure, so a listener has a limit.
+fn measure(args: &SetupArgs, mut perf: Child) -> Result<(), Failure> {
+    let sizes = SIZES.split(',').count() as u32;
+    let limit = args.wait.saturating_add(args.time.saturating_mul(sizes)).saturating_add(AROUND);
+    let fail = |why: String| Failure::new(Kind::Tool, format!("mpib perf over the cables failed: {why}"));
+    match wait(&mut perf, limit).tool("wait for mpib perf")? {
         Some(status) if status.success() => output::print("next: mpib doctor on both hosts\n"),
-        Some(status) => {
-            Err(Failure::new(Kind::Tool, format!("mpib perf over the cables failed: {}", ending(status))))
-        }
-        None => {
-            let text = format!("mpib perf over the cables did not end within {:.0} s", limit.as_secs_f64());
-            Err(Failure::new(Kind::Tool, text))
-        }
+        Some(status) => Err(fail(ending(status))),
+        None => Err(fail(format!(
+            "it did not end within {:.0} s; does mpib setup measure on the other host, too?",
+            limit.as_secs_f64()
+        ))),
     }
 }
