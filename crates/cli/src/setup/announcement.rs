@@ -70,7 +70,7 @@ impl Announcement {
         for name in [&mut self.host, &mut self.end.interface, &mut self.end.port] {
             *name = name.chars().take(NAME_MAX).collect();
         }
-        while self.encode().len() > MOST && self.used.pop().is_some() {}
+        while self.encode().len() > MOST && (self.used.pop().is_some() || self.end.nets.pop().is_some()) {}
         self
     }
 
@@ -134,7 +134,8 @@ pub(super) mod tests {
         host.used = (0..40).map(|n| Ipv4Net::new([192, 168, n, 200].into(), 24).unwrap()).collect();
         let macs: Vec<Mac> = (0..40).map(|n| end(n, None).mac).collect();
         let cables = macs.iter().map(|mac| [*mac, *mac]).collect();
-        let it = Announcement::new(&host, &end(1, Some(0)), macs, cables);
+        let end = End { nets: host.used.clone(), ..end(1, Some(0)) };
+        let it = Announcement::new(&host, &end, macs, cables);
         assert!(it.encode().len() <= MOST, "{}", it.encode().len());
         assert_eq!(Announcement::decode(&it.encode()).unwrap(), it);
     }

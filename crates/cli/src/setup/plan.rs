@@ -106,6 +106,15 @@ impl Plan {
     }
 }
 
+/// Returns those networks of a host's other interfaces that decide which addresses ends keep or get. Both
+/// hosts must know all of them, and an announcement has room for a few.
+pub(super) fn decisive(used: impl Iterator<Item = Ipv4Net>, ends: &[&End]) -> Vec<Ipv4Net> {
+    let proposed = Ipv4Net::new(Ipv4Addr::new(192, 168, 0, 0), 16);
+    let of_ends = ends.iter().flat_map(|end| &end.nets).copied();
+    let decides: Vec<Ipv4Net> = proposed.into_iter().chain(of_ends).collect();
+    used.filter(|net| decides.iter().any(|other| other.overlaps(*net))).collect()
+}
+
 /// Returns addresses of both ends by which they reach each other.
 fn present(ours: &End, theirs: &End) -> Option<(Ipv4Net, Ipv4Net)> {
     ours.nets.iter().find_map(|here| Some((*here, *theirs.nets.iter().find(|there| here.meets(**there))?)))
@@ -181,6 +190,14 @@ mod tests {
         assert!(Plan::new(vec![fits.clone()], &[]).unwrap().is_done());
         // Another interface is in the same network.
         assert!(!Plan::new(vec![fits], &[net("10.0.0.1/8")]).unwrap().is_done());
+    }
+
+    #[test]
+    fn both_hosts_know_the_networks_that_decide() {
+        let end = End { nets: vec![net("10.0.0.5/30")], ..end(1, None) };
+        let bridges = (0..40).map(|n| Ipv4Net::new([172, 17, n, 1].into(), 24).unwrap());
+        let used = bridges.chain([net("192.168.177.1/20"), net("10.0.0.1/8")]);
+        assert_eq!(decisive(used, &[&end]), [net("192.168.177.1/20"), net("10.0.0.1/8")]);
     }
 
     #[test]

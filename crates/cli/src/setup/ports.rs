@@ -10,6 +10,7 @@ use nix::net::if_::{InterfaceFlags, if_nametoindex};
 
 use super::announcement::End;
 use super::net::{Ipv4Net, Mac};
+use super::plan::decisive;
 use crate::failure::{Context, Failure};
 
 /// A network interface.
@@ -47,6 +48,7 @@ pub(super) fn interfaces() -> Result<BTreeMap<String, Interface>, Failure> {
 pub(super) struct Own {
     /// The ends with the numbers of their interfaces.
     pub(super) ends: Vec<(End, u32)>,
+    /// The networks of the other interfaces, as far as they decide the addresses of the ends.
     pub(super) used: Vec<Ipv4Net>,
     /// Why other ports are no ends.
     pub(super) others: Vec<String>,
@@ -66,7 +68,8 @@ impl Own {
         }
         let names: BTreeSet<&str> = own.ends.iter().map(|(end, _)| &*end.interface).collect();
         let others = interfaces.iter().filter(|(name, it)| !names.contains(&***name) && !it.is_loopback);
-        own.used = others.flat_map(|(_, it)| it.nets.clone()).collect();
+        let ends: Vec<&End> = own.ends.iter().map(|(end, _)| end).collect();
+        own.used = decisive(others.flat_map(|(_, it)| it.nets.clone()), &ends);
         own
     }
 }
