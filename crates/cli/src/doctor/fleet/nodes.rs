@@ -7,7 +7,9 @@ const MOST: usize = 65_536;
 pub(super) fn expand(list: &str) -> Result<Vec<String>, String> {
     let mut hosts = Vec::new();
     for word in words(list)? {
-        hosts.extend(of_word(word, MOST - hosts.len()).map_err(|why| format!("{word:?}: {why}"))?);
+        hosts.extend(
+            of_word(word, MOST.saturating_sub(hosts.len())).map_err(|why| format!("{word:?}: {why}"))?,
+        );
     }
     Ok(hosts)
 }
@@ -45,7 +47,8 @@ fn of_word(word: &str, most: usize) -> Result<Vec<String>, String> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let number = |text: &str| text.parse::<usize>().map_err(|_| format!("{text:?} is no number"));
         let (from, to) = (number(first)?, number(last)?);
-        if from > to || (to - from + 1).saturating_mul(ends.len()) > most - hosts.len().min(most) {
+        let count = to.checked_sub(from).map(|more| more.saturating_add(1).saturating_mul(ends.len()));
+        if count.is_none_or(|count| count > most.saturating_sub(hosts.len())) {
             return Err(format!("{part} is no range, or has more than {most} hosts"));
         }
         let width = first.len();
@@ -74,8 +77,20 @@ mod tests {
 
     #[test]
     fn what_is_no_list_is_refused() {
-        for list in ["a[1", "a]1", "a[[1]]", "a[1-x]", "a[3-1]", "a[1-99999999]", "a[1-9999]b[1-9999]", "a[]"]
-        {
+        let whole = format!("a[0-{}]", usize::MAX);
+        let more = format!("{}b[1]", "a,".repeat(MOST + 1));
+        for list in [
+            "a[1",
+            "a]1",
+            "a[[1]]",
+            "a[1-x]",
+            "a[3-1]",
+            "a[1-99999999]",
+            "a[1-9999]b[1-9999]",
+            "a[]",
+            &whole,
+            &more,
+        ] {
             assert!(expand(list).is_err(), "{list}");
         }
     }
