@@ -11,7 +11,10 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, killpg},
+    sys::{
+        signal::{Signal, killpg},
+        wait::{Id, WaitPidFlag, WaitStatus, waitid},
+    },
     unistd::Pid,
 };
 use serde::{Deserialize, Serialize};
@@ -44,8 +47,7 @@ pub(crate) fn find(name: &str, folder: Option<&Path>) -> Option<PathBuf> {
 pub(crate) struct Running {
     child: Child,
     output: Tail,
-    /// `Some` once it has been waited for: its number may be another process's then.
-    status: Option<ExitStatus>,
+    is_reaped: bool,
 }
 
 /// A program that has ended.
@@ -65,14 +67,17 @@ impl Running {
         command.process_group(0);
         ends_with_us(&mut command);
         let child = command.spawn().tool(what)?;
-        Ok(Self { child, output: Tail::of(reader), status: None })
+        Ok(Self { child, output: Tail::of(reader), is_reaped: false })
     }
 
-    pub(crate) fn has_ended(&mut self) -> bool {
-        if self.status.is_none() {
-            self.status = self.child.try_wait().ok().flatten();
-        }
-        self.status.is_some()
+    /// Whether it has ended. It is not reaped: until then no other group of processes gets its number.
+    pub(crate) fn has_ended(&self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        waitid(Id::Pid(self.pid()), flags) != Ok(WaitStatus::StillAlive)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
     }
 
     /// Waits for its end, at most for this time. Calls `alive` meanwhile, whose error ends it, too.
@@ -86,35 +91,45 @@ impl Running {
             alive()?;
             thread::sleep(LOOK);
         }
-        let failure = match self.status {
+        let is_late = !self.has_ended();
+        let failure = match self.stop() {
+            _ if is_late => Some(format!("did not end within {:.0} s", limit.as_secs_f64())),
             Some(status) if status.success() => None,
             Some(status) => Some(ending(status)),
-            None => Some(format!("did not end within {:.0} s", limit.as_secs_f64())),
+            None => Some("ended in a way that is not known".into()),
         };
-        self.stop();
         Ok(Ended { failure, output: self.output.text() })
     }
 
-    /// Ends it with all that it has started.
-    fn stop(&mut self) {
-        let group = Pid::from_raw(self.child.id().cast_signed());
-        for (signal, patience) in [(Signal::SIGTERM, GRACE), (Signal::SIGKILL, KILLED)] {
-            if self.has_ended() {
-                return;
-            }
-            // Nothing of it may be left.
-            let _ = killpg(group, signal);
-            let end = Instant::now() + patience;
-            while !self.has_ended() && Instant::now() < end {
-                thread::sleep(LOOK);
-            }
+    /// Ends it with all of its group. Returns how it ended, unless it hangs.
+    fn stop(&mut self) -> Option<ExitStatus> {
+        // Once it was reaped, its number may be another group's.
+        if self.is_reaped {
+            return None;
+        }
+        if !self.has_ended() {
+            let _ = killpg(self.pid(), Signal::SIGTERM);
+            self.wait(GRACE);
+        }
+        // What it has left, too. There may be nothing.
+        let _ = killpg(self.pid(), Signal::SIGKILL);
+        self.wait(KILLED);
+        let status = self.child.try_wait().ok().flatten();
+        self.is_reaped = status.is_some();
+        status
+    }
+
+    fn wait(&self, patience: Duration) {
+        let end = Instant::now() + patience;
+        while !self.has_ended() && Instant::now() < end {
+            thread::sleep(LOOK);
         }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.stop();
+        let _ = self.stop();
     }
 }
 
@@ -173,11 +188,21 @@ mod tests {
     }
 
     #[test]
+    fn what_a_program_leaves_behind_ends_with_it() {
+        let ended = shell("sleep 1000 >/dev/null 2>&1 & echo $!").end(LONG, || Ok(())).unwrap();
+        assert_eq!(ended.failure, None);
+        let stat = format!("/proc/{}/stat", ended.output.trim());
+        // Its new parent may not have reaped it.
+        while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            thread::sleep(LOOK);
+        }
+    }
+
+    #[test]
     fn a_program_that_ignores_the_request_to_end_is_killed() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ignores");
-        let mut running =
-            shell(&format!("trap '' TERM; touch {}; while :; do sleep 0.01; done", file.display()));
+        let running = shell(&format!("trap '' TERM; touch {}; while :; do sleep 0.01; done", file.display()));
         while !file.exists() {
             assert!(!running.has_ended());
             thread::sleep(LOOK);

@@ -100,9 +100,9 @@ impl End {
         if self.server.is_some() {
             command.arg(other.to_string());
         }
-        let mut running = Running::start(command)?;
+        let running = Running::start(command)?;
         if self.server.is_none()
-            && let Err(why) = listens(&mut running, tcp)
+            && let Err(why) = listens(&running, tcp)
         {
             let ended = running.end(Duration::ZERO, || Ok(()))?;
             return Err(fail(format!("its server {why}; {}", ended.last_lines())));
@@ -132,7 +132,7 @@ fn free_port() -> Result<u16, Failure> {
 }
 
 /// Waits until a server listens. It waits for exactly one connection: a trial would end it.
-fn listens(running: &mut Running, tcp: u16) -> Result<(), String> {
+fn listens(running: &Running, tcp: u16) -> Result<(), String> {
     let end = Instant::now() + LISTENS;
     loop {
         if is_listened_on(tcp) {
