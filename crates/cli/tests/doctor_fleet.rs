@@ -99,9 +99,18 @@ fn an_option_that_does_not_fit_is_named() {
     }
 }
 
-/// A rank of a job of Slurm, on a host that has the number of its rank.
+/// How many descriptors rank 0 may have at first. It needs more.
+const FEW: &str = "14";
+
+/// A rank of a job of Slurm, on a host that has the number of its rank. The first one begins with few descriptors.
 fn rank(fabric: &str, number: usize, size: usize, root: &str, args: &[&str]) -> Child {
-    let mut command = doctor(fabric, &ports(number, "500Mb"));
+    let of_doctor = doctor(fabric, &ports(number, "500Mb"));
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &format!("[ {number} != 0 ] || ulimit -Sn {FEW}; exec \"$@\""), "sh"])
+        .arg(of_doctor.get_program());
+    command.args(of_doctor.get_args()).stdin(Stdio::null());
+    command.envs(of_doctor.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.args(["--all-ranks", "--root", root]).args(args);
     command.env("SLURM_PROCID", number.to_string()).env("SLURM_NTASKS", size.to_string());
     command.env("SLURM_JOB_ID", "77").env("SLURM_JOB_NODELIST", format!("node[0-{}]", size - 1));

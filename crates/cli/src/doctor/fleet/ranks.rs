@@ -1,5 +1,6 @@
-//! `mpib doctor --all-ranks`: the ranks of a job, each with this command, check their hosts together. They meet at rank 0, which has the fleet checked and prints the result. Each of them
-//! serves the others, and ends with the same exit code.
+//! `mpib doctor --all-ranks`: the ranks of a job, each with this command, check their hosts together.
+//! They meet at rank 0, which has the fleet checked and prints the result. Each of them serves the
+//! others, and ends with the same exit code.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -190,6 +191,8 @@ fn join(job: &Job, arrival: &Arrival, wait: Duration) -> Result<Channel, Failure
 /// Has the hosts of all ranks checked. `port`: where this host serves the others.
 fn lead(job: &Job, args: &DoctorArgs, port: u16, hosts: &OnceLock<Vec<String>>) -> Result<u8, Failure> {
     let (host, meeting) = &job.root;
+    // Each rank that has come is a connection.
+    mpib_agent::Server::raise_limits();
     let listener = perf::bind("", *meeting).map_err(|e| {
         let text = format!("cannot listen on port {meeting}: {e}; name another one: --root {host}:PORT");
         Failure::new(Kind::Tool, text)
