@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 /// The file of a socket that listens. It is removed when this is dropped, unless it is another agent's by
-/// then. Where none is, plugins do without an agent; one without an owner makes each of them try.
+/// then, or the agent serves as a user who may not. Where none is, plugins do without an agent; one without an owner makes each of them try.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
