@@ -9,6 +9,8 @@ use super::net::Mac;
 
 /// An end that has said nothing for this long is away.
 const SILENCE: Duration = Duration::from_secs(3);
+/// Most ends that are heard at a time: who sends on a cable can invent any number.
+const MOST: usize = 256;
 /// How long both hosts must know the same cables.
 const SETTLE: Duration = Duration::from_secs(2);
 
@@ -68,7 +70,10 @@ impl Meeting {
 
     /// Takes in an announcement that has come in at an own end.
     pub(super) fn hear(&mut self, now: Duration, own: usize, announcement: Announcement) {
-        self.heard.insert((own, announcement.end.mac), (now, announcement));
+        let end = (own, announcement.end.mac);
+        if self.heard.len() < MOST || self.heard.contains_key(&end) {
+            self.heard.insert(end, (now, announcement));
+        }
         self.settle(now);
     }
 

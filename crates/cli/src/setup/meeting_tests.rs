@@ -106,3 +106,19 @@ fn an_end_that_falls_silent_ends_its_cable() {
     world.hosts[0].settle(12 * SECOND);
     assert_eq!(world.hosts[0].agreed(20 * SECOND), None);
 }
+
+#[test]
+fn invented_ends_do_not_fill_the_memory() {
+    let mut world = World::new(vec![end(1, None)], vec![end(11, None)], &[(0, 0)]);
+    let it = world.hosts[1].announcement(0);
+    for n in 0..2 * MOST as u32 {
+        let [_, _, a, b] = n.to_be_bytes();
+        let mut it = it.clone();
+        it.end.mac = Mac([2, 1, 0, 0, a, b]);
+        world.hosts[0].hear(SECOND, 0, it);
+    }
+    assert_eq!(world.hosts[0].heard.len(), MOST);
+    // Once they are silent there is room again.
+    world.hosts[0].settle(10 * SECOND);
+    assert_eq!(world.hosts[0].heard.len(), 0);
+}
