@@ -70,5 +70,5 @@ pub(super) fn addresses(plan: &Plan, form: Form) -> String {
 /// Returns the settings of a job.
 pub(super) fn settings(plan: &Plan) -> String {
     let all = plan.settings().into_iter().map(|(name, value)| format!("export {name}={value}\n"));
-    all.fold("# Each job, on both hosts:\n".into(), |out, line| out + &line)
+    all.fold("# Each job, on this host; the other one prints its own:\n".into(), |out, line| out + &line)
 }
