@@ -13,6 +13,9 @@ use super::net::{Ipv4Net, Mac};
 use super::plan::decisive;
 use crate::failure::{Context, Failure};
 
+/// Most ends of a host: an announcement has room for so many cables.
+const ENDS_MAX: usize = 16;
+
 /// A network interface.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Interface {
@@ -59,6 +62,16 @@ impl Own {
         let mut own = Self::default();
         for port in ports {
             match end(port, interfaces) {
+                Ok(end) if own.ends.iter().any(|(other, _)| other.interface == end.interface) => {
+                    own.others.push(format!(
+                        "{}: another port has its interface {}",
+                        port.name(),
+                        end.interface
+                    ));
+                }
+                Ok(end) if own.ends.len() == ENDS_MAX => {
+                    own.others.push(format!("{}: {ENDS_MAX} ports are looked at, in their order", end.port));
+                }
                 Ok(end) => {
                     let index = if_nametoindex(end.interface.as_str()).unwrap_or(0);
                     own.ends.push((end, index));

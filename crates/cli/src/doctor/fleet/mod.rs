@@ -22,6 +22,7 @@ mod text;
 use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::Path,
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
@@ -327,7 +328,7 @@ pub(crate) fn at_once<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sy
 }
 
 fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Calls `check` for the pairs of a schedule; returns the result of each, none for those that were left
@@ -355,8 +356,18 @@ fn measure<T: Send>(
     };
     let worker = || {
         while let Some(number) = next() {
-            let (how, result) = check(number);
+            let checked = catch_unwind(AssertUnwindSafe(|| check(number)));
             let mut state = lock();
+            let (how, result) = match checked {
+                Ok(checked) => checked,
+                // The other threads do not wait for this pair.
+                Err(panic) => {
+                    state.0.ended(number, Ended::Failed);
+                    drop(state);
+                    changed.notify_all();
+                    resume_unwind(panic);
+                }
+            };
             state.0.ended(number, how);
             state.1[number] = Some(result);
             progress(&state);

@@ -42,6 +42,8 @@ const MOST: usize = 65_536;
 /// How often rank 0 shows that it lives, and how long it may be silent.
 const BEAT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(60);
+/// Connections of others that may be unknown at a time, beside those of the ranks.
+const STRANGERS: usize = 64;
 /// How long to wait before another attempt to reach rank 0.
 const AGAIN: Duration = Duration::from_millis(200);
 /// Most missing ranks that are listed.
@@ -229,7 +231,8 @@ fn say(ranks: &Mutex<BTreeMap<usize, Rank>>, word: impl Fn() -> Word) {
 /// lives.
 fn gather(job: &Job, listener: TcpListener, wait: Duration, ranks: &Ranks) {
     let (sender, arrivals) = channel();
-    thread::spawn(move || accept(&listener, &sender));
+    let most = job.size + STRANGERS;
+    thread::spawn(move || accept(&listener, &sender, most));
     let beats = Arc::clone(ranks);
     thread::spawn(move || {
         loop {
@@ -271,16 +274,21 @@ fn refusal(job: &Job, arrival: &Arrival, known: &BTreeMap<usize, Rank>) -> Optio
     is_known.then(|| format!("another rank {} is there, or there is none", arrival.rank))
 }
 
-/// Reads what each connection says first.
-fn accept(listener: &TcpListener, sender: &Sender<Rank>) {
+/// Reads what each connection says first; of so many at a time. Others are closed.
+fn accept(listener: &TcpListener, sender: &Sender<Rank>, most: usize) {
+    let unknown = Arc::new(());
     loop {
         let Ok((stream, from)) = listener.accept() else {
             // No free descriptor, or the peer has closed already; both are temporary.
             thread::sleep(Duration::from_millis(50));
             continue;
         };
-        let (sender, from) = (sender.clone(), perf::canonical(from));
-        thread::spawn(move || {
+        if Arc::strong_count(&unknown) > most {
+            continue;
+        }
+        let (sender, from, unknown) = (sender.clone(), perf::canonical(from), Arc::clone(&unknown));
+        let identify = move || {
+            let _unknown = unknown;
             // Another program has its refusal.
             let Ok((opening, mut channel)) = first_message(stream) else { return };
             match opening.task {
@@ -291,7 +299,9 @@ fn accept(listener: &TcpListener, sender: &Sender<Rank>) {
                     let _ = channel.send(&reply(Some(why.into()), false, String::new()));
                 }
             }
-        });
+        };
+        // Without a thread the connection is closed.
+        let _ = thread::Builder::new().spawn(identify);
     }
 }
 
