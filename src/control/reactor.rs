@@ -352,15 +352,15 @@ impl Drop for End<'_> {
         let serving = &mut locked.serving;
         self.0.dead.store(true, Ordering::Release);
         serving.sockets.fail_all();
-        let news = serving.sockets.take_calls();
+        let calls = serving.sockets.take_calls();
         drop(locked);
         // A second panic while the first one unwinds would abort the process.
-        let _ = catch_unwind(AssertUnwindSafe(|| notify(news)));
+        let _ = catch_unwind(AssertUnwindSafe(|| notify(calls)));
     }
 }
 
-fn notify(news: Vec<Call>) {
-    news.into_iter().for_each(|(hook, event)| hook.on_event(event));
+fn notify(calls: Vec<Call>) {
+    calls.into_iter().for_each(|(hook, event)| hook.on_event(event));
 }
 
 /// Wakes the thread as the process ends, unless it is awake.
@@ -392,9 +392,9 @@ fn run(mut poll: Poll, shared: &Shared) {
                 let established = tokens.filter(|token| !matches!(*token, WAKER | HANDSHAKES));
                 established.for_each(|token: Token| serving.sockets.step(token));
                 let checked = serving.check(shared);
-                let news = serving.sockets.take_calls();
+                let calls = serving.sockets.take_calls();
                 drop(locked);
-                notify(news);
+                notify(calls);
                 checked
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,

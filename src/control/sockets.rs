@@ -85,7 +85,7 @@ pub(super) struct Sockets {
     /// The connections of this process that have not ended.
     redials: HashMap<RedialId, Token>,
     /// Calls that notify the owners of channels.
-    news: Vec<Call>,
+    calls: Vec<Call>,
     pub(super) half_open: HalfOpenList,
     /// Where frames with a wrong tag are counted.
     counts: Arc<dyn FrameCounts>,
@@ -105,7 +105,7 @@ impl Sockets {
             ready: Vec::new(),
             last: HANDSHAKES.0,
             redials: HashMap::new(),
-            news: Vec::new(),
+            calls: Vec::new(),
             half_open: HalfOpenList::of_process(),
             counts,
         })
@@ -164,7 +164,7 @@ impl Sockets {
         if link.take_forged() {
             self.counts.forged();
         }
-        link.take_calls(&mut self.news);
+        link.take_calls(&mut self.calls);
         match state {
             ChannelState::Open => Some(Entry::Link(link)),
             ChannelState::Broken => Redialer::start(link, token, self),
@@ -285,7 +285,7 @@ impl Sockets {
 
     /// Drops what is known of a connection that has ended, and notifies its owner.
     pub(super) fn ended(&mut self, channel: Token, link: &Link) {
-        link.take_calls(&mut self.news);
+        link.take_calls(&mut self.calls);
         let id = link.redial_terms().map(|terms| terms.id());
         if let Some(id) = id.filter(|id| self.redials.get(id) == Some(&channel)) {
             self.redials.remove(&id);
@@ -301,12 +301,12 @@ impl Sockets {
     }
 
     pub(super) fn has_news(&self) -> bool {
-        !self.news.is_empty()
+        !self.calls.is_empty()
     }
 
     /// Returns the calls that notify the owners of channels, to be made without the lock.
     pub(super) fn take_calls(&mut self) -> Vec<Call> {
-        std::mem::take(&mut self.news)
+        std::mem::take(&mut self.calls)
     }
 
     /// Closes an entry at once, with all that belongs to it.
@@ -360,7 +360,7 @@ impl Sockets {
         let held = self.entries.drain().filter_map(|(_, entry)| entry.link().cloned());
         for link in held.chain(self.in_hand.take()) {
             link.fail("the thread of the control connections has ended".into());
-            link.take_calls(&mut self.news);
+            link.take_calls(&mut self.calls);
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod answer;
 mod client;
+mod client_limit;
 mod config;
 mod document;
 mod guard;
@@ -15,7 +16,6 @@ mod names;
 mod page;
 mod rails;
 mod readings;
-mod seats;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -26,6 +26,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 pub use client::{Failed, drain, host, waits};
+use client_limit::{Admission, ClientLimit};
 pub use config::{DEFAULT, HttpConfig, Listen};
 pub use document::{Document, Drain, Drained, Failure, STREAM_CONNECTIONS, Share, SharesSet, schema};
 pub use guard::check_token_file;
@@ -39,7 +40,6 @@ use nix::unistd::{Uid, User, geteuid};
 use parking_lot::Mutex;
 pub(crate) use readings::Nudge;
 use readings::Readings;
-use seats::{Seat, Seats};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -167,20 +167,20 @@ struct Shared {
 async fn accept(listener: Option<TcpListener>, shared: Arc<Shared>) {
     // The listener is not blocking, and belongs to no other runtime.
     let Some(Ok(listener)) = listener.map(tokio::net::TcpListener::from_std) else { return };
-    let seats = Seats::new(CLIENTS);
+    let limit = ClientLimit::new(CLIENTS);
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => begin(stream, Client::Remote, shared.clone(), seats.take()),
+            Ok((stream, _)) => begin(stream, Client::Remote, shared.clone(), limit.admit()),
             Err(_) => tokio::time::sleep(NO_CLIENT).await,
         }
     }
 }
 
-/// Clients behind an address leave these their seats.
+/// Clients behind an address do not count here.
 async fn accept_local(listener: UnixListener, shared: Arc<Shared>) {
     let Ok(listener) = tokio::net::UnixListener::from_std(listener) else { return };
-    // Strangers leave the seats to operators.
-    let (seats, strangers) = (Seats::new(CLIENTS), Seats::new(STRANGERS));
+    // Strangers do not displace operators.
+    let (limit, strangers) = (ClientLimit::new(CLIENTS), ClientLimit::new(STRANGERS));
     // The system's answer may come from another host. None is needed later.
     let own =
         User::from_uid(geteuid()).ok().flatten().map_or_else(|| geteuid().to_string(), |user| user.name);
@@ -190,11 +190,11 @@ async fn accept_local(listener: UnixListener, shared: Arc<Shared>) {
             continue;
         };
         // At once: the number of its process may be that of another one later.
-        let (client, seat) = match local_user(&stream, &own) {
-            Some(user) => (Client::Local(user), seats.take()),
-            None => (Client::Stranger, strangers.take()),
+        let (client, admission) = match local_user(&stream, &own) {
+            Some(user) => (Client::Local(user), limit.admit()),
+            None => (Client::Stranger, strangers.admit()),
         };
-        begin(stream, client, shared.clone(), seat);
+        begin(stream, client, shared.clone(), admission);
     }
 }
 
@@ -209,15 +209,19 @@ fn local_user(stream: &tokio::net::UnixStream, own: &str) -> Option<String> {
     }
 }
 
-/// Serves one request. A client that takes too long, or whose seat another one gets, is disconnected.
-fn begin<S>(stream: S, client: Client, shared: Arc<Shared>, (seat, ends): (Seat, oneshot::Receiver<()>))
-where
+/// Serves one request. A client that takes too long, or in whose place another one is admitted, is disconnected.
+fn begin<S>(
+    stream: S,
+    client: Client,
+    shared: Arc<Shared>,
+    (admission, ends): (Admission, oneshot::Receiver<()>),
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     tokio::spawn(async move {
         let deadline = Deadline::new();
         let answer = service_fn(|request| {
-            seat.has_asked();
+            admission.has_asked();
             deadline.extend();
             answer::answer(shared.clone(), deadline.clone(), client.clone(), request)
         });
