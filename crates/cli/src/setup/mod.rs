@@ -13,7 +13,6 @@ mod ports;
 mod text;
 
 use std::env;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -140,8 +139,7 @@ struct Search<'a> {
 
 /// Searches until both hosts know the same cables.
 fn search<'a>(args: &SetupArgs, own: &'a Own) -> Result<(Vec<Cable>, Search<'a>), Failure> {
-    let host =
-        Host { name: hostname(), id: RandomState::new().build_hasher().finish(), used: own.used.clone() };
+    let host = Host { name: hostname(), id: fastrand::u64(..), used: own.used.clone() };
     let ends: Vec<&End> = own.ends.iter().map(|(end, _)| end).collect();
     let named: Vec<(&str, u32)> = own.ends.iter().map(|(end, index)| (&*end.interface, *index)).collect();
     let links = Links::open(&named, args.port)?;

@@ -5,16 +5,13 @@ use std::{fs, path::Path};
 use nccl_net_mpib_agent_iface::doctor::{Check, Level};
 
 use super::text::{cell, names, quality, summary};
-use super::{Fleet, HostPair, host_checks};
+use super::{Fleet, HostPair};
 use crate::doctor::{
     peer::{Measured, Row},
     text::with_code,
 };
 use crate::failure::{Context, Failure};
-use crate::output::{
-    printable,
-    units::{giga, port_rate},
-};
+use crate::output::{printable, units::giga};
 
 /// Most hosts of a matrix.
 const MATRIX: usize = 64;
@@ -134,16 +131,7 @@ impl Page {
         let of_ranks = fleet.absent.iter().map(|check| ("ranks".to_owned(), check.clone()));
         let of_pairs = fleet.of_pairs().map(|(place, check)| (place, check.clone()));
         let mut all: Vec<(String, Check)> = of_ranks.chain(of_pairs).collect();
-        let mut of_hosts: Vec<(Vec<&str>, &Check)> = Vec::new();
-        for host in &fleet.hosts {
-            for check in host_checks(host) {
-                match of_hosts.iter_mut().find(|(_, known)| known.id == check.id && known.text == check.text)
-                {
-                    Some((hosts, _)) => hosts.push(&host.name),
-                    None => of_hosts.push((vec![&host.name], check)),
-                }
-            }
-        }
+        let of_hosts = fleet.of_hosts(|_, check| check.level >= Level::Warn);
         all.extend(of_hosts.into_iter().map(|(hosts, check)| (names(&hosts), check.clone())));
         all.retain(|(_, check)| check.level >= Level::Warn);
         all.sort_by_key(|(_, check)| std::cmp::Reverse(check.level));
@@ -163,10 +151,9 @@ impl Page {
         self.begin_table(title, &["ports", "limit", "hosts", "Gb/s"]);
         for median in &fleet.judgement.medians {
             self.0 += "<tr>";
-            self.tag("td", &median.ports.as_ref().map_or("any".into(), |ports| ports.join(" to ")));
-            self.tag("td", &median.limit_mbps.map_or("-".into(), port_rate));
-            self.classed("td", "number", &median.hosts.to_string());
-            self.classed("td", "number", &giga(median.gigabits_per_second));
+            let [ports, limit, hosts, rate] = median.cells();
+            [ports, limit].iter().for_each(|cell| self.tag("td", cell));
+            [hosts, rate].iter().for_each(|cell| self.classed("td", "number", cell));
             self.0 += "</tr>\n";
         }
         self.0 += "</table>\n";

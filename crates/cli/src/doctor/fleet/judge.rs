@@ -29,6 +29,15 @@ pub(super) struct Median {
     pub(super) gigabits_per_second: f64,
 }
 
+impl Median {
+    /// Returns its row in a table: ports, limit, number of hosts, and rate.
+    pub(super) fn cells(&self) -> [String; 4] {
+        let ports = self.ports.as_ref().map_or("any".into(), |ports| ports.join(" to "));
+        let limit = self.limit_mbps.map_or("-".into(), port_rate);
+        [ports, limit, self.hosts.to_string(), giga(self.gigabits_per_second)]
+    }
+}
+
 /// A host that a job should do without.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub(super) struct BadHost {

@@ -20,8 +20,7 @@ mod simulation;
 mod text;
 
 use std::{
-    collections::hash_map::RandomState,
-    hash::{BuildHasher, Hasher},
+    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::Path,
     sync::{
@@ -207,8 +206,7 @@ pub(super) fn main(args: &DoctorArgs) -> Result<Verdict, Failure> {
 /// Checks these hosts. `absent`: what is known of those that did not come.
 fn check(members: &[Member], args: &DoctorArgs, absent: Vec<(String, Check)>) -> Result<Fleet, Failure> {
     let rule = args.pairs.unwrap_or_else(|| Pairs::usual(members.len()));
-    // Each value has a new random key.
-    let seed = args.seed.unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
+    let seed = args.seed.unwrap_or_else(|| fastrand::u32(..).into());
     let planned = rule.of(members.len(), seed)?;
     eprintln!(
         "mpib: {}, {} (--pairs {rule}{})",
@@ -287,6 +285,19 @@ impl Fleet {
     /// Whether a host is among the bad ones.
     fn is_bad(&self, host: usize) -> bool {
         self.judgement.bad_hosts.iter().any(|bad| bad.name == self.hosts[host].name)
+    }
+
+    /// Returns the wanted findings about hosts, each once with the hosts that have it: many hosts often have
+    /// one finding. `is_wanted` has the number of the host.
+    fn of_hosts(&self, is_wanted: impl Fn(usize, &Check) -> bool) -> Vec<(Vec<&str>, &Check)> {
+        let mut all: BTreeMap<(&str, &str), (Vec<&str>, &Check)> = BTreeMap::new();
+        for (number, host) in self.hosts.iter().enumerate() {
+            for check in host_checks(host).filter(|check| is_wanted(number, check)) {
+                let known = all.entry((&check.id, &check.text)).or_insert_with(|| (Vec::new(), check));
+                known.0.push(&host.name);
+            }
+        }
+        all.into_values().collect()
     }
 
     /// Returns the findings on pairs whose hosts are not bad.

@@ -1,10 +1,8 @@
 //! The result of a fleet as text for people.
 
-use std::collections::BTreeMap;
-
 use nccl_net_mpib_agent_iface::doctor::{Check, Level};
 
-use super::{Fleet, Host, HostPair, host_checks};
+use super::{Fleet, Host, HostPair};
 use crate::doctor::{
     fold::{self, Line},
     text::{Detail, level, rate, why, with_code},
@@ -13,7 +11,6 @@ use crate::output::{
     colour::{BAD, GOOD, WARN, paint},
     printable,
     table::{Table, left, right},
-    units::{giga, port_rate},
 };
 
 /// Most hosts of a matrix.
@@ -73,17 +70,9 @@ fn bad_hosts(fleet: &Fleet) -> String {
 fn findings(fleet: &Fleet, wanted: Level, detail: Detail) -> String {
     let mut lines: Vec<String> = Vec::new();
     lines.extend(fleet.absent.iter().filter(|check| check.level == wanted).map(|check| line("ranks", check)));
-    // Many hosts often have one finding.
-    let mut of_hosts: BTreeMap<(&str, &str), (Vec<&str>, &Check)> = BTreeMap::new();
-    for (number, host) in fleet.hosts.iter().enumerate() {
-        // The failures of a bad host stand above.
-        let is_above = |check: &Check| check.level == Level::Fail && fleet.is_bad(number);
-        for check in host_checks(host).filter(|check| check.level == wanted && !is_above(check)) {
-            let known = of_hosts.entry((&check.id, &check.text)).or_insert_with(|| (Vec::new(), check));
-            known.0.push(&host.name);
-        }
-    }
-    for (hosts, check) in of_hosts.into_values() {
+    // The failures of a bad host stand above.
+    let is_above = |host| wanted == Level::Fail && fleet.is_bad(host);
+    for (hosts, check) in fleet.of_hosts(|host, check| check.level == wanted && !is_above(host)) {
         let check = Check { text: format!("{}: {}", check.id, check.text), ..check.clone() };
         lines.push(line(&names(&hosts), &check));
     }
@@ -131,9 +120,7 @@ fn medians(fleet: &Fleet) -> String {
     let mut table =
         Table::new([left("ports"), left("limit"), right("hosts"), right("median Gb/s")]).indent(2);
     for median in &fleet.judgement.medians {
-        let ports = median.ports.as_ref().map_or("any".into(), |ports| ports.join(" to "));
-        let limit = median.limit_mbps.map_or("-".into(), port_rate);
-        table.row([printable(&ports), limit, median.hosts.to_string(), giga(median.gigabits_per_second)]);
+        table.row(median.cells().map(|cell| printable(&cell)));
     }
     format!("\nwhat a host carries with its best partner\n{}", table.text())
 }
