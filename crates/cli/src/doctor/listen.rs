@@ -8,8 +8,8 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc::{Receiver, Sender, channel},
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, channel},
     },
     thread,
     time::{Duration, Instant},
@@ -105,7 +105,14 @@ impl Server {
         let busy = Arc::new(AtomicBool::new(false));
         let (sender, clients) = channel();
         let (seen, is_quiet) = (Arc::clone(&busy), self.is_quiet);
-        thread::spawn(move || accept_clients(&listener, &sender, &seen, is_quiet));
+        let identify = move |stream, from| match opening(stream, from, &seen) {
+            // The receiver ends with the process only.
+            Ok(Some(client)) => drop(sender.send(client)),
+            Ok(None) => {}
+            Err(_) if is_quiet => {}
+            Err(failure) => eprintln!("mpib: refused {from}: {failure}; still listening"),
+        };
+        thread::spawn(move || accept(&listener, STRANGERS, identify));
         let mut queue = Queue { clients, waiting: VecDeque::new() };
         loop {
             busy.store(!queue.waiting.is_empty(), Ordering::SeqCst);
@@ -231,30 +238,27 @@ impl Server {
     }
 }
 
-/// Accepts connections. Each has a thread until it has identified itself.
-fn accept_clients(listener: &TcpListener, sender: &Sender<Client>, busy: &Arc<AtomicBool>, is_quiet: bool) {
-    let strangers = Arc::new(AtomicUsize::new(0));
+/// Accepts connections. Each is identified on a thread, so many at a time at most: others are closed.
+pub(super) fn accept(
+    listener: &TcpListener,
+    most: usize,
+    identify: impl Fn(TcpStream, SocketAddr) + Clone + Send + 'static,
+) {
+    let running = Arc::new(());
     loop {
         let Ok((stream, from)) = listener.accept() else {
             // No free descriptor, or the peer has closed already; both are temporary.
             thread::sleep(Duration::from_millis(50));
             continue;
         };
-        let from = perf::canonical(from);
-        if strangers.fetch_add(1, Ordering::SeqCst) >= STRANGERS {
-            strangers.fetch_sub(1, Ordering::SeqCst);
+        if Arc::strong_count(&running) > most {
             continue;
         }
-        let (sender, busy, strangers) = (sender.clone(), Arc::clone(busy), Arc::clone(&strangers));
-        thread::spawn(move || {
-            match opening(stream, from, &busy) {
-                // The receiver ends with the process only.
-                Ok(Some(client)) => drop(sender.send(client)),
-                Ok(None) => {}
-                Err(_) if is_quiet => {}
-                Err(failure) => eprintln!("mpib: refused {from}: {failure}; still listening"),
-            }
-            strangers.fetch_sub(1, Ordering::SeqCst);
+        let (identify, running) = (identify.clone(), Arc::clone(&running));
+        // Without a thread the connection is closed.
+        let _ = thread::Builder::new().spawn(move || {
+            let _running = running;
+            identify(stream, perf::canonical(from));
         });
     }
 }

@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     env,
-    net::{SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         mpsc::{Receiver, Sender, channel},
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::{Member, check, nodes};
 use crate::doctor::{
     DoctorArgs,
-    listen::{Permitted, Server, first_message, reply},
+    listen::{Permitted, Server, accept, first_message, reply},
     peer::{MAGIC, Opening, PATIENCE, Task, accepted},
 };
 use crate::failure::{Context, Failure, Kind};
@@ -232,7 +232,7 @@ fn say(ranks: &Mutex<BTreeMap<usize, Rank>>, word: impl Fn() -> Word) {
 fn gather(job: &Job, listener: TcpListener, wait: Duration, ranks: &Ranks) {
     let (sender, arrivals) = channel();
     let most = job.size + STRANGERS;
-    thread::spawn(move || accept(&listener, &sender, most));
+    thread::spawn(move || accept(&listener, most, move |stream, from| identify(stream, from, &sender)));
     let beats = Arc::clone(ranks);
     thread::spawn(move || {
         loop {
@@ -274,34 +274,17 @@ fn refusal(job: &Job, arrival: &Arrival, known: &BTreeMap<usize, Rank>) -> Optio
     is_known.then(|| format!("another rank {} is there, or there is none", arrival.rank))
 }
 
-/// Reads what each connection says first; of so many at a time. Others are closed.
-fn accept(listener: &TcpListener, sender: &Sender<Rank>, most: usize) {
-    let unknown = Arc::new(());
-    loop {
-        let Ok((stream, from)) = listener.accept() else {
-            // No free descriptor, or the peer has closed already; both are temporary.
-            thread::sleep(Duration::from_millis(50));
-            continue;
-        };
-        if Arc::strong_count(&unknown) > most {
-            continue;
+/// Reads what a connection says first.
+fn identify(stream: TcpStream, from: SocketAddr, sender: &Sender<Rank>) {
+    // Another program has its refusal.
+    let Ok((opening, mut channel)) = first_message(stream) else { return };
+    match opening.task {
+        // Rank 0 waits for no more ranks if it has all.
+        Some(Task::Join(arrival)) => drop(sender.send(Rank { arrival, from, channel })),
+        _ => {
+            let why = "the ranks of a job meet here: mpib doctor --all-ranks";
+            let _ = channel.send(&reply(Some(why.into()), false, String::new()));
         }
-        let (sender, from, unknown) = (sender.clone(), perf::canonical(from), Arc::clone(&unknown));
-        let identify = move || {
-            let _unknown = unknown;
-            // Another program has its refusal.
-            let Ok((opening, mut channel)) = first_message(stream) else { return };
-            match opening.task {
-                // Rank 0 waits for no more ranks if it has all.
-                Some(Task::Join(arrival)) => drop(sender.send(Rank { arrival, from, channel })),
-                _ => {
-                    let why = "the ranks of a job meet here: mpib doctor --all-ranks";
-                    let _ = channel.send(&reply(Some(why.into()), false, String::new()));
-                }
-            }
-        };
-        // Without a thread the connection is closed.
-        let _ = thread::Builder::new().spawn(identify);
     }
 }
 
