@@ -28,7 +28,7 @@ pub use model::{
     Wait, peer_process, schema,
 };
 pub use state::State;
-pub use sysfs::ports;
+pub use sysfs::{interfaces_of, ports};
 pub use textfile::write_textfile;
 pub use verdict::{DRAINED, Verdict, lasted};
 pub use waits::{Awaited, Peer, WAITS_MAX, Waiter, Waiting, Waits};

@@ -55,7 +55,7 @@ pub(crate) fn adapter(root: &Path, port: &Port) -> Option<Adapter> {
     let physical = state("phys_state");
     let set_down = match line(&dir.join("link_layer")).as_deref() {
         // Drivers report Disabled for a port without a cable, too.
-        Some("Ethernet") => interface_is_down(&root.join(&port.device), port.port),
+        Some("Ethernet") => interface_is_down(root, port),
         _ => physical.as_deref() == Some("Disabled"),
     };
     Some(Adapter {
@@ -69,20 +69,25 @@ pub(crate) fn adapter(root: &Path, port: &Port) -> Option<Adapter> {
     })
 }
 
-/// Returns whether a port has network interfaces here, and an administrator has set all of them down.
-fn interface_is_down(device: &Path, number: u32) -> bool {
-    let folders = fs::read_dir(device.join("device/net")).into_iter().flatten().flatten();
-    let of_port = |folder: &PathBuf| {
+/// Returns the folders of the network interfaces that an adapter's port has here. `root` is usually
+/// `/sys/class/infiniband`.
+pub fn interfaces_of(root: &Path, device: &str, port: u32) -> impl Iterator<Item = PathBuf> {
+    let folders = fs::read_dir(root.join(device).join("device/net")).into_iter().flatten().flatten();
+    folders.map(|entry| entry.path()).filter(move |folder| {
         // Counts the ports of a function from 0.
-        let port = line(&folder.join("dev_port")).and_then(|port| port.parse::<u32>().ok());
-        port.is_none_or(|port| Some(port) == number.checked_sub(1))
-    };
+        let number = line(&folder.join("dev_port")).and_then(|number| number.parse::<u32>().ok());
+        number.is_none_or(|number| Some(number) == port.checked_sub(1))
+    })
+}
+
+/// Returns whether a port has network interfaces here, and an administrator has set all of them down.
+fn interface_is_down(root: &Path, port: &Port) -> bool {
     let is_up = |folder: PathBuf| {
         let flags = line(&folder.join("flags"))?;
         let flags = i32::from_str_radix(flags.strip_prefix("0x")?, 16).ok()?;
         Some(InterfaceFlags::from_bits_retain(flags).contains(InterfaceFlags::IFF_UP))
     };
-    let mut up = folders.map(|entry| entry.path()).filter(of_port).map(is_up).peekable();
+    let mut up = interfaces_of(root, &port.device, port.port).map(is_up).peekable();
     up.peek().is_some() && up.all(|up| up == Some(false))
 }
 

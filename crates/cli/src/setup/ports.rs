@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::Ipv4Addr;
+use std::path::Path;
 
+use mpib_host_view::interfaces_of;
 use nccl_net_mpib_agent_iface::doctor::{Link, Port};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
@@ -97,7 +99,7 @@ fn end(port: &Port, interfaces: &BTreeMap<String, Interface>) -> Result<End, Str
         );
     }
     let of_gids = port.gids.iter().find_map(|gid| gid.interface.clone());
-    let Some(interface) = of_gids.or_else(|| of_device(&port.hca)) else {
+    let Some(interface) = of_gids.or_else(|| of_sysfs(port)) else {
         return Err("its network interface is not in sight of this process".into());
     };
     let Some(known) = interfaces.get(&interface) else {
@@ -121,8 +123,8 @@ fn end(port: &Port, interfaces: &BTreeMap<String, Interface>) -> Result<End, Str
     })
 }
 
-/// Returns the network interface of an adapter with one port, which has no GID while that is down.
-fn of_device(hca: &str) -> Option<String> {
-    let folder = fs::read_dir(format!("/sys/class/infiniband/{hca}/device/net")).ok()?;
-    folder.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).next()
+/// Returns the network interface of a port that has no GID, as while that is down.
+fn of_sysfs(port: &Port) -> Option<String> {
+    let mut folders = interfaces_of(Path::new("/sys/class/infiniband"), &port.hca, port.port.into());
+    folders.find_map(|folder| Some(folder.file_name()?.to_str()?.to_owned()))
 }
