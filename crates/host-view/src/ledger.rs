@@ -38,8 +38,7 @@ pub struct Ledger {
 
 impl Ledger {
     /// Adds the counts of ended processes to the sums of a new reading, and marks ports that have lost
-    /// their link. `real` are the ports that the
-    /// kernel has: others never take their places.
+    /// their link. `real` are the ports that the kernel has: others never take their places.
     pub fn update(&mut self, host: &mut Host, real: &BTreeSet<String>) {
         let at = host.at_ms;
         let counted = host.processes.iter().map(|process| Counted::of(process, at));

@@ -74,10 +74,10 @@ impl Meeting {
         if self.heard.len() < MOST || self.heard.contains_key(&end) {
             self.heard.insert(end, (now, announcement));
         }
-        self.settle(now);
     }
 
-    /// Forgets ends that are silent.
+    /// Forgets ends that are silent, and compares what both hosts know. Called after what has come was
+    /// heard.
     pub(super) fn settle(&mut self, now: Duration) {
         self.heard.retain(|_, (at, _)| now.saturating_sub(*at) < SILENCE);
         let cables = self.cables().unwrap_or_default();
