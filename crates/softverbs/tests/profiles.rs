@@ -261,6 +261,8 @@ fn each_profile_ends_queue_pairs_and_devices_in_its_own_way() {
         let polled = poll(next.scq).is_some();
         // A device that is removed is not in the list, which gives the others their numbers.
         softverbs::heal(NAMES[device]).expect("a device");
+        let later = if fatal == QP_FATAL { DEVICE_FATAL } else { None };
+        assert_eq!(async_event(next.ctx, later.is_some()), later, "the removal");
         (failed, event, reused, fatal, polled)
     };
     let (retry, general) = (status::IBV_WC_RETRY_EXC_ERR, status::IBV_WC_GENERAL_ERR);

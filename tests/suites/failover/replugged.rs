@@ -448,8 +448,8 @@ fn an_adapter_without_connections_is_opened_again() {
         let contexts = open_contexts();
         for returns in 1..=2 {
             remove("r1");
-            await_lines("IBV_EVENT_DEVICE_FATAL", returns);
             plug_in("r1");
+            await_lines("IBV_EVENT_DEVICE_FATAL", returns);
             await_lines("r1:1 is back after", returns);
         }
         until("the release of the dead contexts", || (open_contexts() == contexts).then_some(()));

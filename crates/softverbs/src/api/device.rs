@@ -47,6 +47,14 @@ unsafe impl Sync for Device {}
 // SAFETY: as above.
 unsafe impl Send for Device {}
 
+/// How far a device that has failed is on its way out.
+pub(crate) enum Removal {
+    /// Its driver has stopped it, and says so by events of queue pairs.
+    Stopped,
+    /// The kernel has taken it from the program.
+    Removed,
+}
+
 /// An open device. C uses the `ibv_context` inside `verbs`.
 #[repr(C)]
 pub(crate) struct Context {
@@ -55,8 +63,10 @@ pub(crate) struct Context {
     pub(crate) device: &'static Device,
     /// `LinkSlot::life` of the device when it was opened.
     pub(crate) life: u32,
-    /// Whether the event that the device has failed was delivered: CQs return nothing any more.
+    /// Whether an event that the device has failed was delivered: CQs return nothing any more.
     dead: AtomicBool,
+    /// Whether `DEVICE_FATAL` was delivered.
+    removal_reported: AtomicBool,
     /// PDs, CQs and channels that are not destroyed.
     pub(crate) children: AtomicUsize,
     /// Asynchronous events that are not yet delivered.
@@ -228,14 +238,20 @@ impl Context {
         }
     }
 
-    /// Marks the context if its device was removed.
-    pub(crate) fn notice_removal(&self) {
-        if self.check().is_err() {
-            self.dead.store(true, Ordering::Release);
+    /// Marks the context if its device has failed. Returns what the program has to be informed of.
+    pub(crate) fn notice_removal(&self) -> Option<Removal> {
+        if self.check().is_ok() {
+            return None;
         }
+        let stops = !self.dead.swap(true, Ordering::AcqRel);
+        if stops && self.device.profile.fatal_by_queue_pair {
+            return Some(Removal::Stopped);
+        }
+        let is_first = !self.removal_reported.swap(true, Ordering::AcqRel);
+        is_first.then_some(Removal::Removed)
     }
 
-    /// Returns whether the program was informed that the device was removed.
+    /// Returns whether the program was informed that the device has failed.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed)
     }
@@ -270,6 +286,7 @@ impl Context {
             device,
             life,
             dead: AtomicBool::new(false),
+            removal_reported: AtomicBool::new(false),
             children: AtomicUsize::new(0),
             events,
         });

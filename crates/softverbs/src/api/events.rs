@@ -10,7 +10,7 @@ use rdma_sys as sys;
 use crate::abi::border::{self, Errno};
 use crate::abi::handle::{Acks, Handle};
 use crate::api::cq::Cq;
-use crate::api::device::{self, Context};
+use crate::api::device::{self, Context, Removal};
 use crate::api::qp::{ERR, Qp, RESET};
 use crate::api::srq::Srq;
 use crate::config::call::Call;
@@ -125,16 +125,21 @@ fn deliver(process: &Process, kind: u32, index: u32, id: u32) {
         let port = ports.into_iter().find(|(_, shared)| shared.link.load(Relaxed) == index);
         let Some((port, _)) = port else { return };
         for context in device::open_contexts() {
-            // The context of a removed device gets no event any more.
-            if context.device.index == port.adapter().index && !context.is_dead() {
-                if kind == DEVICE_FATAL {
-                    context.notice_removal();
-                    if context.device.profile.fatal_by_queue_pair {
-                        fail_queue_pairs(process, &context);
-                        continue;
-                    }
+            if context.device.index != port.adapter().index {
+                continue;
+            }
+            let raise = || context.events.push(Event { kind, target: Target::Port(port.number) });
+            if kind != DEVICE_FATAL {
+                // The context of a removed device gets no event any more.
+                if !context.is_dead() {
+                    raise();
                 }
-                context.events.push(Event { kind, target: Target::Port(port.number) });
+                continue;
+            }
+            match context.notice_removal() {
+                Some(Removal::Stopped) => fail_queue_pairs(process, &context),
+                Some(Removal::Removed) => raise(),
+                None => {}
             }
         }
         return;

@@ -140,7 +140,8 @@ pub(crate) struct Profile {
     pub(crate) lowest_qpn: bool,
     /// What a peer sees of a failed object.
     pub(crate) answers: Answers,
-    /// A device that fails raises `QP_FATAL` for each of its queue pairs, in place of `DEVICE_FATAL`.
+    /// A device that fails raises `QP_FATAL` for each of its queue pairs, and `DEVICE_FATAL` only when
+    /// the kernel takes it away (core/uverbs_std_types_async_fd.c), which is here when it returns.
     pub(crate) fatal_by_queue_pair: bool,
     /// The event of a queue pair whose retries are over.
     pub(crate) event_after_retries: Option<u32>,
