@@ -124,7 +124,8 @@ case ${1:-} in
         export RUST_BACKTRACE=0 PROPTEST_CASES=${PROPTEST_CASES:-16} MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
         # Without the examples, shared libraries, which miri cannot make.
         cargo +nightly miri test --locked -p nccl-net-versions --lib --tests
-        cargo +nightly miri test --locked -p nccl-net-mpib --lib -- proto:: device::mr_cache::
+        cargo +nightly miri test --locked -p mpib-proto --lib
+        cargo +nightly miri test --locked -p nccl-net-mpib --lib -- device::mr_cache::
         cargo +nightly miri test --locked -p nccl-net-mpib-agent-iface --lib -- \
             agent::message agent::hints shares:: stats::layout
         ;;

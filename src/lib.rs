@@ -50,8 +50,6 @@ mod plugin;
 #[forbid(unsafe_code)]
 mod process;
 #[forbid(unsafe_code)]
-mod proto;
-#[forbid(unsafe_code)]
 mod reach_file;
 mod rma;
 mod route;
@@ -114,20 +112,6 @@ pub mod simulation {
 
     pub mod process {
         pub use crate::process::Process;
-    }
-
-    pub mod proto {
-        pub use crate::proto::{
-            Addr, Attempt, CACHE_LINE, COMMAND_BYTES, COMMAND_WORDS, CTS_BYTES, Callback, Claim, Command,
-            Cts, Ends, Extent, FIFO_BYTES, Found, FrameError, GidKind, HANDLE_BYTES, HEADER_BYTES,
-            HELLO_PREFIX_BYTES, Handle, Hello, HelloPrefix, ImmLayout, Keys, LinkKind, LinkLayer,
-            MAX_CARRIED, MAX_FRAME_BYTES, MAX_RAILS, MAX_RECVS, MailState, MailboxError, Memory, Message,
-            Mode, Mtu, NewRails, Nonce, Numbered, Offer, OpenGroup, PROBE_IMM, PROTOCOL_VERSION, Peeked,
-            QpWiring, RECORD_BYTES, RING_BYTES, RailAddr, RailInfo, RailRole, RebuildFailed, Redial, Release,
-            Replay, Role, RoutePolicy, RouteWiring, SCRATCH, STATE_OFFSET, Search, Secret, SenderState,
-            Sequence, Session, Signal, SizeQ, TAG_BYTES, Terms, Transcript, UnusableRail, Up, Verdict, Way,
-            Wiring, ended_commitment, memory_bytes, printable, qp_of_slot, written_bytes,
-        };
     }
 
     pub mod route {

@@ -99,7 +99,7 @@ const MESSAGE: usize = 32 << 10;
 
 /// Cuts a message that is too long for the log.
 fn bounded(mut text: String) -> String {
-    let left = text.len() - crate::proto::head(&text, MESSAGE).len();
+    let left = text.len() - mpib_proto::head(&text, MESSAGE).len();
     if left > 0 {
         text.truncate(text.len() - left);
         text.push_str(&format!(" … and {left} more bytes"));
@@ -112,7 +112,7 @@ fn cut(text: &str) -> (&str, &str) {
     if text.len() <= LINE {
         return (text, "");
     }
-    let head = crate::proto::head(text, LINE);
+    let head = mpib_proto::head(text, LINE);
     match head.rfind(' ').filter(|at| *at > 0) {
         Some(at) => (&text[..at], &text[at + 1..]),
         None => text.split_at(head.len()),
@@ -137,7 +137,7 @@ fn subsystems(target: &str) -> c_ulong {
 
 /// Makes one line of text: characters that would end the string or the line are replaced.
 fn c_string(text: &str) -> CString {
-    CString::new(crate::proto::printable(text)).unwrap_or_default()
+    CString::new(mpib_proto::printable(text)).unwrap_or_default()
 }
 
 /// The message, followed by the fields as ` name=value`.

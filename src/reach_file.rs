@@ -13,13 +13,13 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use mpib_proto::{GidKind, printable};
 use nccl_net_mpib_agent_iface::agent::paths::{SHARED_FOLDER, Trust, folders, open_log};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::failover::{EXPIRY, RouteKey};
-use crate::proto::{GidKind, printable};
 
 /// Name of the file in its folder.
 const NAME: &str = "reach";

@@ -14,10 +14,11 @@ use nccl_net_mpib_agent_iface::stats::{
     UnlistedEntry,
 };
 
+use mpib_proto::RailRole;
+
 use crate::config::Config;
 use crate::control::FrameCounts;
 use crate::error::{Error, Result};
-use crate::proto::RailRole;
 use crate::route::Class;
 use crate::split::Plan;
 use crate::verbs::{About, AsyncEvent};

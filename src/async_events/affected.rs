@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use mpib_proto::RailSet;
+
 use crate::async_events::watch::CommWatch;
-use crate::proto::RailSet;
 use crate::stats::Reason;
 
 /// The connections that a fault affects.

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use mpib_proto::RailSet;
+
 use crate::async_events::affected::Affected;
 use crate::async_events::state::EventState;
 use crate::async_events::watch::{CommWatch, Failure, Owner, RailPath};
@@ -11,7 +13,6 @@ use crate::device::Nic;
 use crate::error::Result;
 use crate::failover::{Cause, Change, Happening, Moment, PortHealth, PortState};
 use crate::housekeeping::{Job, JobId, TICK};
-use crate::proto::RailSet;
 use crate::route::gid_addr;
 use crate::stats::Reason;
 use crate::verbs::{About, AsyncEvent, Context};

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::RailSet;
 use parking_lot::Mutex;
 
 use crate::async_events::state::EventState;
@@ -13,7 +14,6 @@ use crate::device::{HwCounters, Nic};
 use crate::error::Result;
 use crate::failover::PortState;
 use crate::housekeeping::{Job, LINGER, TICK};
-use crate::proto::RailSet;
 use crate::stats::Reason;
 use crate::watchdog::{Company, Evidence, Facts, HARDWARE_AGE, Moment, RailProgress, Sample, Shared};
 

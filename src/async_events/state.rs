@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use mpib_proto::RailSet;
 use parking_lot::{Mutex, RwLock};
 
 use crate::async_events::affected::Affected;
@@ -13,7 +14,6 @@ use crate::async_events::watch::{CommWatch, Owner, Queues};
 use crate::config::Config;
 use crate::device::{Nic, SCALE_ONE};
 use crate::housekeeping::{Housekeeping, JobId};
-use crate::proto::RailSet;
 use crate::split::Followers;
 use crate::stats::{RailCounters, Reason, Stats};
 use crate::verbs::{About, AsyncEvent, Context};

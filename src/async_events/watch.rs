@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use mpib_proto::GidKind;
+use mpib_proto::RailSet;
 use parking_lot::Mutex;
 
 use crate::async_events::comm_flags::CommFlags;
 use crate::device::Nic;
 use crate::housekeeping::JobId;
-use crate::proto::GidKind;
-use crate::proto::RailSet;
 use crate::stats::{RailCounters, Reason};
 use crate::verbs::About;
 use crate::watchdog::{Posted, RailProgress, Watch};

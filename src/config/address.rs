@@ -4,9 +4,10 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use mpib_proto::is_in_network;
+
 use super::filter::{Family, HcaName, of_port, per_port, write_list};
 use super::form::{Described, NotOfThisForm, number};
-use crate::proto::is_in_network;
 
 /// `NCCL_IB_GID_INDEX`
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,9 +1,10 @@
 //! Settings that are valid alone, but contradict each other, or do nothing beside others: for devices
 //! of SOUT and SUP, or for one device per port.
 
+use mpib_proto::Mode;
+
 use super::{Config, Finding, SplitBy};
 use crate::error::BadSetting;
-use crate::proto::Mode;
 
 /// Settings that do nothing, and why.
 struct Idle {

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use mpib_proto::{Mode, RoutePolicy};
 use nccl_net_mpib_agent_iface::environment::unquoted;
 
 use crate::error::BadSetting;
-use crate::proto::{Mode, RoutePolicy};
 
 /// The form of one setting.
 pub(super) trait Form {

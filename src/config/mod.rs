@@ -22,8 +22,9 @@ pub(crate) use form::SplitBy;
 use form::{AbsolutePath, Faults, Flag, Form, ModeNumber, Optional, Or, Text, Time, Whole};
 pub(crate) use unsupported::{Finding, nearest};
 
+use mpib_proto::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy};
+
 use crate::error::{BadSetting, Error, Result};
-use crate::proto::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy};
 
 macro_rules! settings {
     ($(

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::Handle;
+
 use crate::agent::Subscription;
 use crate::config::Config;
 use crate::connect::handshake::Handshake;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::proto::Handle;
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
 

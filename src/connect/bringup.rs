@@ -6,13 +6,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use mpib_proto::{Ece, MAX_RAILS, Mtu, RailInfo, RailSet, Role, RouteWiring};
+
 use crate::config::Config;
 use crate::connect::endpoint::{Endpoint, LocalEndpoint};
 use crate::connect::local_rails::LocalRail;
 use crate::connect::local_route::{BringupContext, LocalRoute, path_mtu};
 use crate::connect::machine::BringUp;
 use crate::error::{Error, Result};
-use crate::proto::{Ece, MAX_RAILS, Mtu, RailInfo, RailSet, Role, RouteWiring};
 use crate::route::{Route, untried};
 use crate::transport::Settings;
 use crate::transport::rail::Rail;

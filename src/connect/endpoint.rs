@@ -1,15 +1,16 @@
 //! Queues and memory of one end: created, described to the peer in WIRING, and connected to the
 //! peer's.
 
+use mpib_proto::{
+    Ece, MAX_RAILS, MAX_RECVS, MAX_WRITES, Memory, QpWiring, RailSet, Role, RouteWiring, SCRATCH, SLOTS,
+    Wiring, memory_bytes, written_bytes,
+};
+
 use crate::connect::local_rails::LocalRail;
 use crate::connect::local_route::{FormerLife, LocalRoute, RouteQueues};
 use crate::connect::machine::Stripes;
 use crate::device::Nic;
 use crate::error::{Error, Result};
-use crate::proto::{
-    Ece, MAX_RAILS, MAX_RECVS, MAX_WRITES, Memory, QpWiring, RailSet, Role, RouteWiring, SCRATCH, SLOTS,
-    Wiring, memory_bytes, written_bytes,
-};
 use crate::route::Route;
 use crate::stats::Traffic;
 use crate::transport::Settings;

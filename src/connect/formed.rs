@@ -1,5 +1,7 @@
 //! A connection that the probes have confirmed and that both ends have not committed to yet.
 
+use mpib_proto::{Ends, ImmLayout, RailInfo, Role};
+
 use crate::agent::{Addresses, Options, PATIENCE, Subscription};
 use crate::config::Config;
 use crate::connect::endpoint::Endpoint;
@@ -11,7 +13,6 @@ use crate::control::Channel;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::process::Process;
-use crate::proto::{Ends, ImmLayout, RailInfo, Role};
 use crate::route::{Route, gid_addr};
 use crate::split::Plan;
 use crate::stats::{Counters, Traffic};

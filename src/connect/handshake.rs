@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Handle, Hello, Message, Role, Wiring};
+
 use crate::agent::{PATIENCE, Subscription};
 use crate::connect::formed::{Formed, check_distance, unhinted};
 use crate::connect::known_failures::KnownFailures;
@@ -14,7 +16,6 @@ use crate::connect::machine::{Action, Machine, Member, Outcome, Report, expected
 use crate::control::{Channel, ChannelState, HandshakePermit};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::proto::{Handle, Hello, Message, Role, Wiring};
 use crate::transport::Settings;
 use crate::transport::comm::Comm;
 use crate::warned::Subject;

@@ -7,13 +7,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use mpib_proto::{LinkLayer, NO_ANSWER, PORT_CHANGED, RailInfo, Role};
+
 use crate::connect::local_rails::LocalRail;
 use crate::connect::local_work::LocalWork;
 use crate::connect::machine::Learnt;
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::failover::{EXPIRY, RouteKey};
-use crate::proto::{LinkLayer, NO_ANSWER, PORT_CHANGED, RailInfo, Role};
 use crate::route::{Route, gid_addr, unrouted, untried};
 use crate::transport::Settings;
 

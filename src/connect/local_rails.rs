@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use mpib_proto::{Addr, Claim, Handle, Hello, MAX_OFFERS, RailRole, RoutePolicy, UnusableRail};
+
 use crate::device::{Device, Nic};
 use crate::error::{Error, Result};
 use crate::process::Process;
-use crate::proto::{Addr, Claim, Handle, Hello, MAX_OFFERS, RailRole, RoutePolicy, UnusableRail};
 pub(crate) use crate::route::LocalRail;
 use crate::route::host_name;
 use crate::split;

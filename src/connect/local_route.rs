@@ -4,12 +4,13 @@
 //! nothing back. Data does not need that, and most GPUs need no flush, so such a rail is kept without
 //! one. An iflush that needs the rail is an error.
 
+use mpib_proto::{CTS_BYTES, Ece, LinkLayer, QpWiring, RailInfo, Role, RouteWiring};
+
 use crate::config::{Config, Finding};
 use crate::connect::endpoint::{Depths, RouteCq};
 use crate::connect::local_rails::LocalRail;
 use crate::device::Nic;
 use crate::error::{Error, Result};
-use crate::proto::{CTS_BYTES, Ece, LinkLayer, QpWiring, RailInfo, Role, RouteWiring};
 use crate::route::{Route, dlid};
 use crate::stats::Traffic;
 use crate::transport::Settings;

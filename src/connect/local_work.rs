@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use mpib_proto::{self, Role, Wiring};
+
 use crate::connect::bringup::Bringup;
 use crate::connect::endpoint::{Endpoint, LocalEndpoint};
 use crate::connect::known_failures::KnownFailures;
@@ -13,7 +15,6 @@ use crate::connect::machine::{BringUp, Sought, Stripes};
 use crate::connect::probe::ProbeRun;
 use crate::connect::search::Search;
 use crate::error::{Error, Result};
-use crate::proto::{self, Role, Wiring};
 use crate::route::Route;
 use crate::transport::Settings;
 
@@ -158,7 +159,11 @@ impl LocalWork {
 
     /// Creates the queue pairs of a search, but not for routes that are `known` not to work, and
     /// describes them to the peer.
-    pub(crate) fn make_search(&mut self, sought: Sought, known: &KnownFailures) -> Result<proto::Search> {
+    pub(crate) fn make_search(
+        &mut self,
+        sought: Sought,
+        known: &KnownFailures,
+    ) -> Result<mpib_proto::Search> {
         self.discard();
         let why = |route: &Route| known.of(self.role, &self.rails, route);
         let search = Search::new(self.role, &self.rails, sought, why)?;
@@ -168,7 +173,7 @@ impl LocalWork {
     }
 
     /// Begins a search, whose queue pairs exist, with the peer's end.
-    pub(crate) fn begin_search(&mut self, peer: proto::Search) -> Result<()> {
+    pub(crate) fn begin_search(&mut self, peer: mpib_proto::Search) -> Result<()> {
         let Stage::Sought(mut search) = self.take() else { return Err(out_of_place()) };
         search.join(peer);
         self.stage = Stage::Search(search);

@@ -18,6 +18,7 @@ pub(crate) mod tests;
 
 #[cfg(any(test, feature = "simulation"))]
 pub use machine::simulated;
+use mpib_proto::{Handle, STATE_OFFSET};
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,7 +34,6 @@ use crate::connect::local_work::LocalWork;
 use crate::control::{Channel, Listener, Options};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::proto::{Handle, STATE_OFFSET};
 use crate::split::{HintSource, Splitter};
 use crate::stats::Traffic;
 use crate::transport::{RecvComm, SendComm, Settings};

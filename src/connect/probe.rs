@@ -9,11 +9,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{MAX_RAILS, PROBE_IMM, RailSet, SCRATCH, SRQ_FAILED};
+
 use crate::connect::endpoint::Endpoint;
 use crate::connect::local_route::{FormerLife, keep_without_flush};
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Fast, RETRY_EXC, Result, status_text, wc_status};
-use crate::proto::{MAX_RAILS, PROBE_IMM, RailSet, SCRATCH, SRQ_FAILED};
 use crate::transport::Settings;
 use crate::transport::rail::Rail;
 use crate::transport::recv::{self, receives};

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use mpib_proto::{Ends, Offer, RailRole, RailSet, Role};
+
 use crate::connect::endpoint::Endpoint;
 use crate::connect::local_route::FormerLife;
 use crate::connect::local_work::LocalWork;
@@ -11,7 +13,6 @@ use crate::connect::machine::{BringUp, Stripes, check_wiring};
 use crate::device::Nic;
 use crate::error::{Error, Result};
 use crate::failover::{Happening, Moment};
-use crate::proto::{Ends, Offer, RailRole, RailSet, Role};
 use crate::route::{LocalRail, Route, rejoin};
 use crate::transport::Settings;
 use crate::transport::failback::{Goal, RailAttempt, RailMaker};

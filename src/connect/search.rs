@@ -10,13 +10,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{self, NO_ANSWER, QpWiring, RailInfo, Role};
+
 use crate::connect::endpoint::{CqNeeds, completion_queues};
 use crate::connect::known_failures::is_of_network;
 use crate::connect::local_rails::LocalRail;
 use crate::connect::local_route::{BringupContext, first_psn};
 use crate::connect::machine::{Reply, Sought};
 use crate::error::{Blame, Error, Result, status_text, wc_status};
-use crate::proto::{self, NO_ANSWER, QpWiring, RailInfo, Role};
 use crate::route::Route;
 use crate::transport::Settings;
 use crate::verbs::{Batch, Chain, Completion, Cq, Fresh, Path, Qp, QpOptions, Ready, Remote, Timing};
@@ -42,7 +43,7 @@ pub(crate) struct Search {
     /// First packet sequence number of each queue pair.
     psn: u32,
     /// The peer's end, once it is known.
-    peer: Option<proto::Search>,
+    peer: Option<mpib_proto::Search>,
     /// When the first route has answered.
     answered: Option<Instant>,
 }
@@ -89,7 +90,7 @@ impl Search {
     }
 
     /// Describes this end to the peer.
-    pub(crate) fn message(&self, settings: &Settings) -> proto::Search {
+    pub(crate) fn message(&self, settings: &Settings) -> mpib_proto::Search {
         let qp = |progress: &Progress| {
             let qpn = match progress {
                 Progress::Made(qp) => qp.number(),
@@ -102,7 +103,7 @@ impl Search {
             Progress::Ended(Reply::Fails(why)) => Some((i, why.clone())),
             _ => None,
         };
-        proto::Search {
+        mpib_proto::Search {
             qps: self.each.iter().map(qp).collect(),
             reasons: (0..).zip(&self.each).filter_map(reason).collect(),
             service_level: settings.service_level().unwrap_or(0),
@@ -111,7 +112,7 @@ impl Search {
     }
 
     /// Begins to connect the queue pairs to the peer's. A route that the peer does not try ends.
-    pub(crate) fn join(&mut self, peer: proto::Search) {
+    pub(crate) fn join(&mut self, peer: mpib_proto::Search) {
         for (i, progress) in self.each.iter_mut().enumerate() {
             if matches!(progress, Progress::Made(_)) && remote(&peer, i).is_none() {
                 *progress = Progress::Ended(Reply::Open);
@@ -215,7 +216,7 @@ impl Search {
 }
 
 /// Returns the peer's queue pair of a route.
-fn remote(peer: &proto::Search, i: usize) -> Option<QpWiring> {
+fn remote(peer: &mpib_proto::Search, i: usize) -> Option<QpWiring> {
     peer.qps.get(i).copied().flatten()
 }
 

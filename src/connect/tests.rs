@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Hello, Role, RoutePolicy, SLOTS};
 use nccl_net_mpib_agent_iface::environment::NO_AGENT;
 use nccl_net_versions::{Buffer, MemKind, ProfilerHandle, RecvBuffer, Sizes, Tagged};
 
@@ -13,7 +14,6 @@ use crate::connect::local_rails::{add_others, prepare};
 use crate::device::Device;
 use crate::plugin::Plugin;
 use crate::process::Process;
-use crate::proto::{Hello, Role, RoutePolicy, SLOTS};
 use crate::transport::{RecvComm, Request, SendComm, Settings};
 
 /// Limit of a failing test.

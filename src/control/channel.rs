@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
+use mpib_proto::{Claim, Handle, Hello, Message, Role, Transcript, Wiring, hello_of_version};
 
 use super::bounds::HandshakePermit;
 use super::connector::{Connector, Opening};
@@ -19,7 +20,6 @@ use super::sockets::Entry;
 use super::targets::Targets;
 use super::wire::encoded;
 use crate::error::Result;
-use crate::proto::{Claim, Handle, Hello, Message, Role, Transcript, Wiring, hello_of_version};
 
 /// How long a listener of another version is tried.
 const REPORT_MAX: Duration = Duration::from_secs(2);

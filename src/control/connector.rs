@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
+use mpib_proto::{Addr, HEADER_BYTES, Message, Peeked, Role, Session, Tag, Transcript, same_tag};
 
 use super::channel::ChannelState;
 use super::link::{Link, PROOF_WAITS};
@@ -15,7 +16,6 @@ use super::socket::{self, Stream, read_some, write_some};
 use super::sockets::{Entry, Sockets};
 use super::targets::{KnownAddresses, Target, Targets};
 use super::wire::Wire;
-use crate::proto::{Addr, HEADER_BYTES, Message, Peeked, Role, Session, Tag, Transcript, same_tag};
 
 /// How long to wait before an address that has failed once is retried. Doubles with each failure.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -7,6 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mio::Token;
+use mpib_proto::{
+    self, HEADER_BYTES, Hello, HelloPrefix, MAX_FRAME_BYTES, Message, PROTOCOL_VERSION, Peeked, REDIAL_BYTES,
+    Redial, Role, Secret, Session, Transcript, ended_proof,
+};
 
 use super::link::Link;
 use super::listener::Admission;
@@ -14,10 +18,6 @@ use super::redial::Redialled;
 use super::socket::{Stream, read_some};
 use super::sockets::{Entry, Sockets};
 use super::wire::{Wire, encoded, welcome};
-use crate::proto::{
-    self, HEADER_BYTES, Hello, HelloPrefix, MAX_FRAME_BYTES, Message, PROTOCOL_VERSION, Peeked, REDIAL_BYTES,
-    Redial, Role, Secret, Session, Transcript, ended_proof,
-};
 
 /// A connection whose first frame has not come.
 #[derive(Debug)]
@@ -248,7 +248,7 @@ impl HalfOpen {
         }
         if prefix.version != PROTOCOL_VERSION {
             let (found, release) = (prefix.version, prefix.claim.release);
-            return Verdict::OtherVersion(proto::DecodeError::Version { found, release }.to_string());
+            return Verdict::OtherVersion(mpib_proto::DecodeError::Version { found, release }.to_string());
         }
         let len = match Peeked::at(&self.read) {
             Ok(Peeked::Whole { len }) => HEADER_BYTES + len,

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use mpib_proto::{Addr, Handle, HandleError, Secret};
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
@@ -17,7 +18,6 @@ use parking_lot::Mutex;
 use super::options::Options;
 use crate::config::Family;
 use crate::error::{Error, Result};
-use crate::proto::{Addr, Handle, HandleError, Secret};
 
 /// Prefixes of the names of bridges and tunnels inside of a host. Every host may have their
 /// addresses.

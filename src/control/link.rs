@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Message, Nonce, Role, Secret};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::channel::{ChannelEvent, ChannelObserver, ChannelState};
@@ -16,7 +17,6 @@ use super::redial::RedialTerms;
 use super::socket::canonical;
 use super::wire::{Rest, Wire, Wrong, encoded};
 use crate::error::{Error, Result};
-use crate::proto::{Message, Nonce, Role, Secret};
 
 /// How long PROOF is delayed, to be sent together with the next message.
 pub(super) const PROOF_WAITS: Duration = Duration::from_millis(10);

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use mio::net::TcpStream;
+use mpib_proto::{HEADER_BYTES, MAX_FRAME_BYTES, Peeked, Session, Transcript};
 
 use super::*;
 use crate::fork_guard::NotInherited;
-use crate::proto::{HEADER_BYTES, MAX_FRAME_BYTES, Peeked, Session, Transcript};
 
 /// Most bytes of one write to the socket: its buffer has room for them.
 const MAX_PIECE: usize = 32 << 10;

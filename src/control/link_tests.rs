@@ -3,11 +3,11 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 
+use mpib_proto::{Addr, Callback, HEADER_BYTES, Keys, Peeked, Transcript};
 use socket2::SockRef;
 
 use super::*;
 use crate::control::socket;
-use crate::proto::{Addr, Callback, HEADER_BYTES, Keys, Peeked, Transcript};
 
 /// The peer of a link: its socket and its keys.
 pub(in crate::control) struct Peer {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::Token;
+use mpib_proto::{Addr, Handle, Message, Nonce, Role, Secret};
 use parking_lot::Mutex;
 
 use super::bounds::{HandshakeLimit, HandshakePermit};
@@ -20,7 +21,6 @@ use super::redial::{Here, RedialListener, RedialTerms};
 use super::socket::{self, ListenSocket, Stream, random};
 use super::sockets::{Entry, Sockets};
 use crate::error::{Error, Result};
-use crate::proto::{Addr, Handle, Message, Nonce, Role, Secret};
 use crate::warned::Subject;
 
 /// How long an unknown peer may stay silent, even if the handshake's own limit is longer. One that dials

@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token, Waker};
+use mpib_proto::{Handle, HostId};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::bounds::HandshakeLimit;
@@ -26,7 +27,6 @@ use super::sockets::{FrameCounts, HANDSHAKES, Sockets, WAKER};
 use super::targets::{self, KnownAddresses};
 use crate::background;
 use crate::error::{Error, Result};
-use crate::proto::{Handle, HostId};
 use crate::warned::Warned;
 
 /// How long the sockets of handshakes may be quiet before the thread serves them.

@@ -13,6 +13,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mio::Token;
+use mpib_proto::{
+    Addr, Callback, MAX_CALLBACK_ADDRS, Message, Nonce, Redial, Role, Secret, Tag, Transcript,
+    ended_commitment, ended_proof,
+};
 use parking_lot::Mutex;
 
 use super::connector::{Dialer, Opening, Outcome};
@@ -26,10 +30,6 @@ use super::sockets::{BOTH, Entry, Sockets};
 use super::targets::Target;
 use super::wire::{Rest, Wire, encoded};
 use crate::error::{Error, Result};
-use crate::proto::{
-    Addr, Callback, MAX_CALLBACK_ADDRS, Message, Nonce, Redial, Role, Secret, Tag, Transcript,
-    ended_commitment, ended_proof,
-};
 
 /// How long an address is tried before the next one is tried as well.
 const STAGGER: Duration = Duration::from_millis(250);

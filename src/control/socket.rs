@@ -5,12 +5,12 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
+use mpib_proto::Nonce;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::config::Family;
 use crate::error::{Error, Result};
 use crate::fork_guard::NotInherited;
-use crate::proto::Nonce;
 
 const BACKLOG: i32 = 1024;
 

@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Addr, Handle, HostId};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::interfaces::{Interface, in_groups};
-use crate::proto::{Addr, Handle, HostId};
 
 /// How long an address is tried before the next one of its group is tried as well.
 const STAGGER: Duration = Duration::from_millis(15);

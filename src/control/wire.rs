@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use mio::Token;
 use mio::net::TcpStream;
+use mpib_proto::{HEADER_BYTES, Keys, Message, Peeked, Session, Transcript};
 
 use super::socket::{self, Stream, canonical};
 use super::sockets::{BOTH, Entry, Sockets};
 use crate::error::{Error, Result};
-use crate::proto::{HEADER_BYTES, Keys, Message, Peeked, Session, Transcript};
 
 /// Most bytes read at a time.
 const READ_BATCH: usize = 64 << 10;

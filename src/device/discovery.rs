@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use mpib_proto::{Mode, SHARE_ONE};
+
 use super::gid::{self, Wanted};
 use super::net_device::{Device, PciPaths, leak};
 use super::nic::{Nic, usable};
@@ -14,7 +16,6 @@ use super::{nic, pci};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::failover::{Happening, Moment};
-use crate::proto::{Mode, SHARE_ONE};
 use crate::verbs::{self, Context, DeviceLimits, Gid, Pd, Port};
 use crate::warned::{Subject, Warned};
 

@@ -1,8 +1,9 @@
 //! Selects the entries of a port's GID table that a connection may use. `route` chooses among them
 //! by the peer's addresses.
 
+use mpib_proto::{GidKind, LinkLayer};
+
 use crate::config::{AddrRange, Config, Family, GidIndex};
-use crate::proto::{GidKind, LinkLayer};
 use crate::verbs::Gid;
 
 /// The settings that concern one port: its addresses, and its speed.

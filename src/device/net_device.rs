@@ -11,11 +11,12 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int};
 use std::sync::Arc;
 
+use mpib_proto::{MAX_RAILS, RailSet};
+
 use super::nic::Nic;
 use super::pci;
 use crate::config::PLANE_END;
 use crate::error::{Error, Result};
-use crate::proto::{MAX_RAILS, RailSet};
 
 /// A device as NCCL sees it.
 #[derive(Debug, Clone)]

@@ -6,6 +6,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use mpib_proto::{GidKind, Mtu};
 use nix::errno::Errno;
 use parking_lot::{Mutex, RwLock};
 
@@ -19,7 +20,6 @@ use super::wires::Wire;
 use crate::config::Config;
 use crate::error::{Error, Result, errno};
 use crate::failover::PortHealth;
-use crate::proto::{GidKind, Mtu};
 use crate::verbs::{Context, Cq, DeviceLimits, Gid, Pd, Port, Qp, QpOptions, Srq};
 use crate::worker::Worker;
 

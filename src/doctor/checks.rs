@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mpib_proto::Addr;
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Link, Port, Report};
 use nccl_net_mpib_agent_iface::hw_counters::FACTS;
 use nix::sys::resource::RLIM_INFINITY;
@@ -17,7 +18,6 @@ use crate::device::{Answer, Device, Gpu, Nic, Survey, data_direct, dmabuf, findi
 use crate::error::{BadSetting, Result};
 use crate::limits::{self, ENOUGH_DESCRIPTORS, RAISE_MEMLOCK};
 use crate::plugin;
-use crate::proto::Addr;
 
 /// Makes all checks, in the order in which a reader looks for causes.
 pub(super) fn all(

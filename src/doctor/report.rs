@@ -3,6 +3,10 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use mpib_proto::{
+    Claim, GidKind, HEADER_BYTES, Hello, LinkLayer, MAX_OFFERS, Message, Mtu, PROTOCOL_VERSION, RailRole,
+    Subnet, UnusableRail,
+};
 use nccl_net_mpib_agent_iface::doctor::{
     Device, FORMAT, Gid, Infiniband, Kind, Link, Port, PortState, Rail, Report, Setting,
 };
@@ -15,10 +19,6 @@ use crate::control::{Interface, Options, interfaces, reachable};
 use crate::device::{self, PortView, Survey, survey};
 use crate::error::Result;
 use crate::process::Process;
-use crate::proto::{
-    Claim, GidKind, HEADER_BYTES, Hello, LinkLayer, MAX_OFFERS, Message, Mtu, PROTOCOL_VERSION, RailRole,
-    Subnet, UnusableRail,
-};
 use crate::route::{host_name, prefix_len, rail_info};
 use crate::split;
 use crate::verbs;

@@ -1,9 +1,9 @@
 //! Which port of this host reaches which of another host, by the code that both ends of a
 //! connection run.
 
+use mpib_proto::{Ends, Hello, MAX_FRAME_BYTES, Message};
 use nccl_net_mpib_agent_iface::doctor::{FORMAT, Pair, Routes, Verdict};
 
-use crate::proto::{Ends, Hello, MAX_FRAME_BYTES, Message};
 use crate::route::{Choice, Class, End, Route};
 use crate::split::Plan;
 
@@ -78,9 +78,10 @@ fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
 
 #[cfg(test)]
 mod tests {
+    use mpib_proto::{Claim, RailInfo};
+
     use super::*;
     use crate::config::Config;
-    use crate::proto::{Claim, RailInfo};
     use crate::route::tests::with;
     use crate::split;
 

@@ -10,7 +10,7 @@ use std::net::Ipv6Addr;
 use nccl_net_versions::Failure;
 use nix::errno::Errno;
 
-use crate::proto;
+use mpib_proto;
 
 pub use wc_status::wc_status;
 pub(crate) use wc_status::{Blame, RETRY_EXC, status_text};
@@ -126,7 +126,7 @@ impl fmt::Display for FailedCompletion {
             f,
             "{} to {} failed on rail {} ({}): {} ({}); GID {} -> {}, QP {} -> {}. {}",
             self.operation,
-            proto::printable(&self.peer),
+            mpib_proto::printable(&self.peer),
             self.rail,
             self.device,
             status.meaning,

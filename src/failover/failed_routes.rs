@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::proto::GidKind;
+use mpib_proto::GidKind;
 
 /// How long what a connect has found counts, unless the network changes: its cause may be over.
 pub(crate) const EXPIRY: Duration = Duration::from_secs(60);

@@ -1,11 +1,12 @@
 //! The receiver: it reports failed rails, judges what has arrived over those that the sender has
 //! given up, and answers the sender's attempts.
 
-use crate::error::{Error, Fast};
-use crate::proto::{
+use mpib_proto::{
     Attempt, Message, NewRails, OpenGroup, RailSet, RebuildFailed, Replay, SLOTS, SenderState, Sequence,
     Verdict, rails,
 };
+
+use crate::error::{Error, Fast};
 
 /// What a receiver knows of dead rails, of the parts that it has requested again, and of the
 /// sender's present attempt.

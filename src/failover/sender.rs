@@ -1,10 +1,11 @@
 //! The sender: it gives dead rails up, says what is outstanding, and makes the rails again.
 
-use crate::error::{Error, Fast};
-use crate::proto::{
+use mpib_proto::{
     Attempt, Message, NewRails, OpenGroup, RailSet, RebuildFailed, Replay, SenderState, Sequence, Up,
     Verdict, rails,
 };
+
+use crate::error::{Error, Fast};
 
 /// What a sender knows of its dead rails, of the parts that other rails carry for them, and of the
 /// attempt that is to bring rails back.

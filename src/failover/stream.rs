@@ -5,8 +5,9 @@
 
 use std::collections::VecDeque;
 
+use mpib_proto::{Message, Numbered};
+
 use crate::error::{Error, Result};
-use crate::proto::{Message, Numbered};
 
 /// Both directions of the messages at one end.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]

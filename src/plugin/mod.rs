@@ -8,6 +8,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
+use mpib_proto::{Mode, PROTOCOL_VERSION, Release};
 use nccl_net_versions::{
     Buffer, CommConfig, DmaBuf, Failure, HandleBuf, Init, Logger, MemKind, NetPlugin, Profiler,
     ProfilerHandle, Properties, RecvBuffer, Refusal, Sizes, Tagged, VDevs, in_callback,
@@ -22,7 +23,6 @@ use crate::control::{Options, interfaces, reachable};
 use crate::device::{self, Hold};
 use crate::error::{Error, Result};
 use crate::process::Process;
-use crate::proto::{Mode, PROTOCOL_VERSION, Release};
 use crate::stats::Traffic;
 use crate::transport::{Mr, RecvComm, Request, SendComm, Settings};
 use crate::{agent, fork_guard, limits, log, nccl};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mpib_proto::{Command, LinkKind};
 use nccl_net_versions::HandleBuf;
 use parking_lot::Mutex;
 
@@ -9,7 +10,6 @@ use super::link::SendLink;
 use crate::connect::PendingConnects;
 use crate::device::Device;
 use crate::error::Result;
-use crate::proto::{Command, LinkKind};
 use crate::transport::Settings;
 
 /// What all connections of a rank are made of.

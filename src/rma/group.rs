@@ -4,6 +4,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Command, Extent, LinkKind, Signal};
 use nccl_net_versions::{Failure, Tagged};
 use parking_lot::Mutex;
 
@@ -19,7 +20,6 @@ use super::signals::{self, Signals};
 use super::window::{self, Found, Window, Windows};
 use crate::connect::Listening;
 use crate::error::{Error, Result};
-use crate::proto::{Command, Extent, LinkKind, Signal};
 
 /// How long a group that closes tries to say so. A peer that does not hear it reports a lost
 /// connection.

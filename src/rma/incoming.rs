@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use mpib_proto::{Command, Extent, LinkKind, MAX_CARRIED, Signal, Way};
 use nccl_net_versions::Buffer;
 
 use super::connector::Terms;
@@ -13,7 +14,6 @@ use super::requests::{Number, Pool, Table};
 use super::signals;
 use super::window::{Found, Window, Windows};
 use crate::error::{Error, Fast, Result};
-use crate::proto::{Command, Extent, LinkKind, MAX_CARRIED, Signal, Way};
 
 /// What all peers of a group use.
 #[derive(Debug)]

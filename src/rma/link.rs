@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
+use mpib_proto::{COMMAND_BYTES, COMMAND_MESSAGE_BYTES, COMMAND_WORDS, Command, MAX_CARRIED};
 use nccl_net_versions::{Buffer, MemKind};
 
 use super::local::Part;
@@ -11,7 +12,6 @@ use super::requests::Number;
 use super::window::{Registered, Window};
 use crate::error::{Error, Fast, Result};
 use crate::plugin::Plugin;
-use crate::proto::{COMMAND_BYTES, COMMAND_MESSAGE_BYTES, COMMAND_WORDS, Command, MAX_CARRIED};
 use crate::transport::memory::Registrar;
 use crate::transport::{Copied, LocalCopy, Mr, RecvComm, SendComm, Towards};
 use crate::verbs::Pages;

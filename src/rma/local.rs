@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use mpib_proto::LinkKind;
 use nccl_net_versions::Buffer;
 
 use super::connector::{Connector, Terms};
@@ -17,7 +18,6 @@ use super::requests::Number;
 use super::signals::Word;
 use super::window::Window;
 use crate::error::{Error, Fast, Result};
-use crate::proto::LinkKind;
 use crate::transport::{Copied, FLUSHES, Towards};
 
 /// Small copies under way at most.

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use crate::proto::Signal;
+use mpib_proto::Signal;
 
 /// The puts of one rank that are not visible yet or whose signal is not applied, in their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]

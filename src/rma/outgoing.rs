@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use mpib_proto::{Command, Extent, LinkKind, MAX_CARRIED, Signal, Way};
 use nccl_net_versions::Buffer;
 
 use super::connector::{Connector, Terms};
@@ -9,7 +10,6 @@ use super::link::{COMMANDS, SendLink};
 use super::local::Part;
 use super::requests::{Number, Pool, Table};
 use crate::error::{Fast, Result};
-use crate::proto::{Command, Extent, LinkKind, MAX_CARRIED, Signal, Way};
 
 /// Something to say to the rank.
 #[derive(Debug)]

@@ -3,8 +3,9 @@
 use std::cmp::{max, min};
 use std::net::{IpAddr, Ipv6Addr};
 
+use mpib_proto::{Addr, Ends, GidKind, LinkLayer, RailAddr, RailInfo, unusable_gid};
+
 use super::infiniband;
-use crate::proto::{Addr, Ends, GidKind, LinkLayer, RailAddr, RailInfo, unusable_gid};
 
 /// The pair of addresses that a connection uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

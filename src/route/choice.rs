@@ -1,6 +1,6 @@
 //! Routes, refused pairs, and the choice among them.
 
-use crate::proto::{Ends, Hello, RailInfo, UnusableRail};
+use mpib_proto::{Ends, Hello, RailInfo, UnusableRail};
 
 /// A rail of the connector joined to one of the acceptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

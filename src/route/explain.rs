@@ -2,11 +2,12 @@
 
 use std::fmt::Display;
 
+use mpib_proto::{Ends, LinkLayer, NOT_TRIED, RailInfo, RailRole, Role, RoutePolicy, UnusableRail};
+
 use super::address::{gid_addr, link_local, may_share};
 use super::choice::{Choice, End, Refused, Route};
 use super::kernel::is_unrouted;
 use crate::device::INACTIVE;
-use crate::proto::{Ends, LinkLayer, NOT_TRIED, RailInfo, RailRole, Role, RoutePolicy, UnusableRail};
 
 /// Most bytes of a text about the pairs of rails. A peer chooses the names and reasons of its rails,
 /// and two ends may have 1,024 pairs.

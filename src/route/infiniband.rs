@@ -1,7 +1,7 @@
 //! How two InfiniBand ports are addressed. A LID is valid in its own subnet only. A router forwards
 //! packets from one subnet to another if their DLID is the FLID of the destination.
 
-use crate::proto::{Ends, RailAddr, RailInfo, Subnet, flid};
+use mpib_proto::{Ends, RailAddr, RailInfo, Subnet, flid};
 
 /// Returns the addresses by which two InfiniBand rails can be joined, as indices into their lists,
 /// and whether the rails are in one subnet. Then it is the first of each list, otherwise those with
@@ -39,8 +39,9 @@ pub(crate) fn dlid(rail: &RailInfo, gid: [u8; 16], one_subnet: bool) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use mpib_proto::{GidKind, RailAddr};
+
     use super::*;
-    use crate::proto::{GidKind, RailAddr};
     use crate::route::tests::ib;
     use std::net::Ipv6Addr;
 

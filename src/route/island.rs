@@ -3,8 +3,9 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use mpib_proto::{LinkLayer, RailInfo, RailRole};
+
 use super::address::{best, gid_addr};
-use crate::proto::{LinkLayer, RailInfo, RailRole};
 
 /// Whether a connection stays within an island.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +64,9 @@ fn one_island(prefix_len: u8, a: &RailInfo, b: &RailInfo) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use mpib_proto::unusable_gid;
+
     use super::*;
-    use crate::proto::unusable_gid;
     use crate::route::tests::{ib, roce, with};
     use proptest::prelude::*;
     use std::slice::from_ref;

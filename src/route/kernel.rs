@@ -8,6 +8,7 @@
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use mpib_proto::NO_ROUTE;
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{
@@ -15,7 +16,6 @@ use nix::sys::socket::{
 };
 
 use super::address::gid_addr;
-use crate::proto::NO_ROUTE;
 use crate::verbs::Gid;
 
 /// Bytes of `struct nlmsghdr` and of `struct rtmsg`.

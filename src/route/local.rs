@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
+use mpib_proto::{MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, RailRole};
+
 use crate::control::Interface;
 use crate::device::Nic;
 use crate::error::{Error, Result};
-use crate::proto::{MAX_RAIL_ADDRS, Mtu, RailAddr, RailInfo, RailRole};
 use crate::verbs::{Gid, Pd, Port};
 
 /// A port that can be used now, or once it is active.

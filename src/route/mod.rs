@@ -24,8 +24,9 @@ pub(crate) use island::class;
 pub(crate) use kernel::{is_unrouted, unrouted};
 pub(crate) use local::{LocalRail, host_name, prefix_len, rail_info};
 
+use mpib_proto::{Ends, RailInfo, RoutePolicy};
+
 use crate::device::INACTIVE;
-use crate::proto::{Ends, RailInfo, RoutePolicy};
 pub(crate) use choice::is_disjoint;
 
 /// Chooses the routes between two devices, at least one of them of plain rails. `rotation` selects

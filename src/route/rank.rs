@@ -2,8 +2,9 @@
 
 use std::cmp::Reverse;
 
+use mpib_proto::{RailInfo, RoutePolicy};
+
 use super::choice::Route;
-use crate::proto::{RailInfo, RoutePolicy};
 
 /// Sorts routes by the policy, the best first. The criteria are the number of requested rails, the
 /// better pairs of addresses for the same rails, and the common subnet, in the order of the policy;

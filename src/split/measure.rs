@@ -6,13 +6,13 @@
 
 use std::sync::Arc;
 
+use mpib_proto::{MAX_RAILS, RailSet, SLOTS};
 use nccl_net_mpib_agent_iface::shares::DOUBLING;
 
 use super::Reported;
 use super::reported::scale;
 use super::shares::{Goodput, MEASURED, Shares};
 use crate::device::{PortMeter, SCALE_ONE, Span};
-use crate::proto::{MAX_RAILS, RailSet, SLOTS};
 
 /// The shares follow once in this time. In it no share changes by more than a hundredth.
 const STEP: u64 = DOUBLING / 64;

@@ -4,9 +4,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use mpib_proto::{Hello, MAX_RAILS, Mode, RailInfo, RailRole, RailSet, RoutePolicy, SHARE_ONE, Terms};
+
 use crate::config::Config;
 use crate::device::{Device, Nic};
-use crate::proto::{Hello, MAX_RAILS, Mode, RailInfo, RailRole, RailSet, RoutePolicy, SHARE_ONE, Terms};
 use crate::route::{self, Choice, Class};
 use crate::verbs::DeviceLimits;
 

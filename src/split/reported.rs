@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use mpib_proto::MAX_RAILS;
 use parking_lot::Mutex;
 
 use crate::device::{Nic, PortMeter, SCALE_ONE};
-use crate::proto::MAX_RAILS;
 
 /// Weights that fit into one word.
 const PER_WORD: usize = 4;

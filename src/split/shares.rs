@@ -3,7 +3,7 @@
 
 use nccl_net_mpib_agent_iface::shares::{DOUBLING, ONE, approach, is_near, proportion};
 
-use crate::proto::{MAX_RAILS, RailSet};
+use mpib_proto::{MAX_RAILS, RailSet};
 
 /// Parts from this size on are measured, and messages from this size on are divided by the
 /// measurement at the time of the send.
@@ -212,14 +212,21 @@ fn scaled(numbers: &[u64; MAX_RAILS]) -> [u16; MAX_RAILS] {
 
 #[cfg(test)]
 mod tests {
+    use mpib_proto::{Split, Weights};
     use nccl_net_mpib_agent_iface::shares::{DOUBLING, LEAST};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::proto::Split;
 
     const MS: u64 = 1_000_000;
     const GB: u64 = 1_000_000_000;
+
+    /// Divides a message as the splitter does.
+    fn cut(size: usize, weights: &[u16], available: RailSet) -> Split {
+        let mut split = Split::NONE;
+        split.cut(size, &Weights::new(weights, available));
+        split
+    }
 
     fn of<const N: usize>(numbers: [u64; N]) -> [u64; MAX_RAILS] {
         std::array::from_fn(|i| numbers.get(i).copied().unwrap_or(0))
@@ -347,7 +354,7 @@ mod tests {
         let shares = settled([400, 100], [1, 1]);
         let parts = |in_flight: [u64; 2], due| {
             let weights = shares.divide(10 << 20, |rail| of(in_flight)[rail], RailSet::first(2), due);
-            let split = Split::by_weights(10 << 20, &weights, RailSet::first(2)).unwrap();
+            let split = cut(10 << 20, &weights, RailSet::first(2));
             [0, 1].map(|rail| (split.bytes(rail) + (512 << 10)) >> 20)
         };
         assert_eq!(parts([0, 0], None), [8, 2]);
@@ -399,7 +406,7 @@ mod tests {
             shares.follow(rates, &[1; MAX_RAILS], all, MS);
             let due = due.filter(|due| *due < n);
             let weights = shares.divide(size, |rail| in_flight[rail], all, due);
-            let split = Split::by_weights(size, &weights, all).unwrap();
+            let split = cut(size, &weights, all);
             prop_assert_eq!(split.parts().map(|part| part.len).sum::<usize>(), size);
             if let Some(due) = due.filter(|_| size >= 2 * MEASURED) {
                 prop_assert!(split.bytes(due) >= MEASURED, "{} of {size}", split.bytes(due));

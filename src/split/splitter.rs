@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use mpib_proto::{MAX_RAILS, RailRole, RailSet, SHARE_ONE, SPLIT_ALIGN, Split, Weights};
+
 use super::measure::Measure;
 use super::reported::{scaled, slower_end};
 use super::shares::MEASURED;
 use super::{Plan, Reported};
 use crate::config::{Config, SplitBy};
 use crate::device::Nic;
-use crate::proto::{MAX_RAILS, RailRole, RailSet, SHARE_ONE, SPLIT_ALIGN, Split, Weights};
 use crate::route::Class;
 
 /// The default of `MPIB_SPLIT_MIN` on fast rails.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use mpib_proto::{ImmLayout, LinkLayer, RailRole, RailSet, Sequence};
+
 use crate::async_events::CommWatch;
 use crate::config::Config;
 use crate::device::Nic;
@@ -10,7 +12,6 @@ use crate::error::{Error, Fast, Result};
 use crate::failover::{PortState, Stream};
 use crate::housekeeping::{Idleness, LINGER, Pace, TICK};
 use crate::process::Process;
-use crate::proto::{ImmLayout, LinkLayer, RailRole, RailSet, Sequence};
 use crate::split::Plan;
 use crate::stats::{Counters, Lack};
 use crate::transport::Settings;

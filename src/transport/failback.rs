@@ -8,12 +8,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mpib_proto::{Offer, RailSet};
 use parking_lot::Mutex;
 
 use crate::async_events::CommWatch;
 use crate::device::Nic;
 use crate::error::{Error, Fast, Result};
-use crate::proto::{Offer, RailSet};
 use crate::transport::comm::Comm;
 use crate::transport::failover::FailoverMode;
 use crate::transport::rail::Rail;

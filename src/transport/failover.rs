@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Message, RailSet};
+
 use crate::device::Nic;
 use crate::error::{Error, Fast, Result, wc_status};
 use crate::failover::PortState;
-use crate::proto::{Message, RailSet};
 use crate::stats::{Lack, Reason};
 use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;

@@ -13,8 +13,9 @@
 
 use std::time::{Duration, Instant};
 
+use mpib_proto::RailSet;
+
 use crate::error::{Error, Fast};
-use crate::proto::RailSet;
 use crate::transport::comm::Comm;
 use crate::transport::failover::names;
 use crate::transport::recv::cts_writer::CTS_QUEUE;

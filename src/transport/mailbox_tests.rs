@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use mpib_proto::{MAX_RAILS, SCRATCH, written_bytes};
+
 use super::*;
 use crate::connect::tests::{ports, until};
 use crate::device::Nic;
-use crate::proto::{MAX_RAILS, SCRATCH, written_bytes};
 use crate::verbs::{Access, Batch, Cq, Fresh, Path, Pd, Qp, QpOptions, Ready, Timing};
 
 const DEPTH: u32 = 16;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
+use mpib_proto::{MAX_RAILS, rails};
 use nccl_net_versions::{Buffer, DmaBuf, MemKind};
 use parking_lot::Mutex;
 
@@ -10,7 +11,6 @@ use crate::config::Config;
 use crate::device::{Gpu, Memory, Nic, Registered, Registration};
 use crate::error::{Error, Fast, Result};
 use crate::latest::Latest;
-use crate::proto::{MAX_RAILS, rails};
 use crate::verbs::{Keys, MrOptions, keep_dmabuf};
 
 /// Registers memory on each rail of one comm.

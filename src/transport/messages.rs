@@ -5,11 +5,12 @@
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Fast};
-use crate::proto::{
+use mpib_proto::{
     HEADER_BYTES, MAILBOX, MAILBOX_STAGING, MAX_WRITES, MailState, MailboxError, Message, RING_BYTES,
     memory_bytes,
 };
+
+use crate::error::{Error, Fast};
 use crate::transport::comm::Comm;
 use crate::transport::remote_memory::RemoteMemory;
 use crate::transport::send_queue::{NotPosted, SendQueue, Work};

@@ -20,13 +20,13 @@ mod waiting;
 
 use std::sync::Arc;
 
+use mpib_proto::SLOTS;
 use nccl_net_versions::{Buffer, DmaBuf, MemKind, NetPlugin, Profiler, ProfilerHandle, RecvBuffer, Tagged};
 
 use crate::agent::Subscription;
 use crate::config::Config;
 use crate::error::{Fast, Result};
 use crate::process::Process;
-use crate::proto::SLOTS;
 use crate::split::Splitter;
 use crate::stats::Traffic;
 pub(crate) use crate::transport::by_index::Copied;

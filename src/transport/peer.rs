@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use mpib_proto::Message;
+
 use crate::async_events::CommWatch;
 use crate::control::{Channel, ChannelEvent, ChannelObserver, ChannelState};
 use crate::error::{Error, Result};
-use crate::proto::Message;
 use crate::transport::life::{Life, Signs, Turn};
 
 /// How long data of a peer that has ended may still arrive: its last completions and its BYE travel on

@@ -9,9 +9,9 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mpib_proto::{MAX_RECVS, Part, RailRole, RailSet, SLOTS};
 use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
-use crate::proto::{MAX_RECVS, Part, RailRole, RailSet, SLOTS};
 use crate::transport::comm::Comm;
 use crate::transport::send::window::{Group, SendOp};
 use crate::transport::send_queue::SendQueue;

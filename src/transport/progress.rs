@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use mpib_proto::RailSet;
+
 use crate::error::Fast;
-use crate::proto::RailSet;
 use crate::transport::comm::Comm;
 use crate::transport::rail::Rail;
 use crate::verbs::{Batch, Completion, Cq};

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use mpib_proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
+
 use crate::async_events::{Queues, RailPath};
 use crate::device::Nic;
 use crate::error::{Error, FailedCompletion, Result};
-use crate::proto::{GidKind, MAX_RECVS, RailRole, SPLIT_ALIGN};
 use crate::route::gid_addr;
 use crate::transport::recv::receives::Receives;
 use crate::transport::send_queue::{NotPosted, SendQueue, SendQueues, Work};

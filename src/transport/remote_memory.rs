@@ -1,6 +1,7 @@
 //! The memory of the peer.
 
-use crate::proto::{MAX_RAILS, SCRATCH};
+use mpib_proto::{MAX_RAILS, SCRATCH};
+
 use crate::verbs::Remote;
 
 /// Memory of the peer that this end writes: a sender's CTS FIFO, or a receiver's completion

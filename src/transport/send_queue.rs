@@ -2,8 +2,9 @@
 
 use std::ops::{Deref, DerefMut};
 
+use mpib_proto::qp_of_slot;
+
 use crate::error::{Error, Fast, Result};
-use crate::proto::qp_of_slot;
 use crate::verbs::{Blanks, Chain, ImmWrite, Qp, Ready, WordsWrite};
 
 /// Why work requests were not posted. It is no error of the caller yet: the caller says whether it
@@ -300,7 +301,7 @@ pub(crate) enum Work {
 
 /// The kind of a replay of part 0. Those of the other parts follow.
 const REPLAY: u64 = 16;
-const REPLAYS_END: u64 = REPLAY + crate::proto::MAX_RAILS as u64;
+const REPLAYS_END: u64 = REPLAY + mpib_proto::MAX_RAILS as u64;
 
 impl Work {
     /// Returns the purpose of the signalled write of a group of sends on one rail.

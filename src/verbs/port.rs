@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use mpib_proto::{GidKind, LinkLayer, flid, unusable_gid};
 use rdma_sys as sys;
 
 use super::shim;
 use crate::error::{Error, Result};
-use crate::proto::{GidKind, LinkLayer, flid, unusable_gid};
 
 /// The attributes of a port.
 #[derive(Debug, Clone, Copy)]

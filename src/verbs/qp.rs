@@ -4,11 +4,11 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use mpib_proto::{Ece, LinkLayer};
 use rdma_sys as sys;
 use sys::ibv_qp_attr_mask as bits;
 
 use crate::error::{Error, Fast, Result};
-use crate::proto::{Ece, LinkLayer};
 
 use super::sends::Prepared;
 use super::{

@@ -8,11 +8,11 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::{fmt, io};
 
+use mpib_proto::{Ece, GidKind};
 use nix::net::if_::if_nametoindex;
 use rdma_sys as sys;
 
 use super::event::{About, AsyncEvent, Element, element};
-use crate::proto::{Ece, GidKind};
 
 /// `IBV_LINK_LAYER_INFINIBAND`, of an anonymous enum that bindgen drops.
 pub(super) const LINK_LAYER_INFINIBAND: u8 = 1;

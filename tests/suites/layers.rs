@@ -12,7 +12,7 @@ type Module = Vec<String>;
 type Graph = BTreeMap<Module, BTreeSet<Module>>;
 
 /// From top to bottom. Each may import from those below it, and from those in its own row.
-const LAYERS: [&[&str]; 15] = [
+const LAYERS: [&[&str]; 14] = [
     &["rma"],
     &["plugin", "doctor"],
     &["connect"],
@@ -41,7 +41,6 @@ const LAYERS: [&[&str]; 15] = [
         "worker",
     ],
     &["error"],
-    &["proto"],
     &["limits", "sync"],
 ];
 

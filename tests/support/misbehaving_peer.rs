@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
+use mpib_proto::{
+    Claim, FIFO_BYTES, Handle, Hello, Memory, Message, PROBE_IMM, QpWiring, RailAddr, RailInfo, Role,
+    RouteWiring, SCRATCH, Search, Wiring, memory_bytes, qp_of_slot, written_bytes,
+};
 use nccl_net_mpib::simulation::config::Config;
 use nccl_net_mpib::simulation::control::{Channel, Control, Listener, Options};
 use nccl_net_mpib::simulation::device::{self, Device};
 use nccl_net_mpib::simulation::process::Process;
-use nccl_net_mpib::simulation::proto::{
-    Claim, FIFO_BYTES, Handle, Hello, Memory, Message, PROBE_IMM, QpWiring, RailAddr, RailInfo, Role,
-    RouteWiring, SCRATCH, Search, Wiring, memory_bytes, qp_of_slot, written_bytes,
-};
 use nccl_net_mpib::simulation::verbs::{
     Access, Batch, Blanks, Chain, Completion, Cq, Fresh, Local, Path, Qp, QpOptions, Ready, Region, Remote,
     Timing,
@@ -75,11 +75,11 @@ pub fn hello() -> Hello {
             name: nic.name().into(),
             port: port.number,
             link_layer: port.link,
-            mtu: nccl_net_mpib::simulation::proto::Mtu::B4096,
+            mtu: mpib_proto::Mtu::B4096,
             lid: port.lid,
             addrs: vec![RailAddr { gid: gid.raw, gid_index: gid.index, gid_kind: gid.kind, prefix_len: 24 }],
             speed_mbps: port.speed,
-            role: nccl_net_mpib::simulation::proto::RailRole::new(role as u8).unwrap(),
+            role: mpib_proto::RailRole::new(role as u8).unwrap(),
             requested: true,
             grh_required: port.grh_required,
             is_down: false,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use nccl_net_mpib::simulation::proto::{Addr, Handle};
+use mpib_proto::{Addr, Handle};
 use socket2::SockRef;
 
 /// The two sides of one connection.

@@ -4,10 +4,10 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 
-use nccl_net_mpib::simulation::config::Config;
-use nccl_net_mpib::simulation::proto::{
+use mpib_proto::{
     Claim, HEADER_BYTES, Handle, Hello, Keys, Message, Nonce, Role, Secret, Session, Transcript,
 };
+use nccl_net_mpib::simulation::config::Config;
 use nccl_net_mpib::simulation::split;
 
 use crate::pair::LIMIT;

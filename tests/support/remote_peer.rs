@@ -1,7 +1,7 @@
 //! A peer: makes the connections that its commands name, and moves data over them.
 
+use mpib_proto::{Handle, Message};
 use nccl_net_mpib::simulation::control::{Channel, Listener, Options};
-use nccl_net_mpib::simulation::proto::{Handle, Message};
 use nccl_net_mpib_agent_iface::stats::pages_of;
 
 use crate::code::{Code, Success};

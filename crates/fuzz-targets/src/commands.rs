@@ -3,11 +3,11 @@
 mod model;
 
 use arbitrary::Arbitrary;
+use mpib_proto::{COMMAND_BYTES, Command, Extent, LinkKind, Signal, Way};
 use mpib_tests::code::{Code, Success, known};
 use mpib_tests::pair::{Buffer, pattern, until};
 use mpib_tests::rma::{CUDA, Group, HOST, NOWHERE, OF_SIGNALS, Pending, Window, rma_table};
 use mpib_tests::table::{Ptr, newest};
-use nccl_net_mpib::simulation::proto::{COMMAND_BYTES, Command, Extent, LinkKind, Signal, Way};
 
 use crate::steps;
 use crate::table::context;

@@ -1,11 +1,11 @@
 //! A receiver that writes any CTS entries between the sends of its peer.
 
 use arbitrary::Arbitrary;
+use mpib_proto::{CTS_BYTES, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, Sequence};
 use mpib_tests::code::Success;
 use mpib_tests::misbehaving_peer::{self, MisbehavingPeer};
 use mpib_tests::pair::{Buffer, until};
 use mpib_tests::table::{Ptr, newest};
-use nccl_net_mpib::simulation::proto::{CTS_BYTES, Cts, FIFO_BYTES, MAX_RAILS, MAX_RECVS, Sequence};
 
 use crate::steps;
 use crate::table::context;

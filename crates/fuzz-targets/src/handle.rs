@@ -1,6 +1,6 @@
 //! The handle that NCCL transports.
 
-use nccl_net_mpib::simulation::proto::{HANDLE_BYTES, Handle, STATE_OFFSET};
+use mpib_proto::{HANDLE_BYTES, Handle, STATE_OFFSET};
 
 /// Decodes the bytes as a handle; zeros follow them. What is decoded encodes to the same bytes without
 /// those of the connector, which have no effect.

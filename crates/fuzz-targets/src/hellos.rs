@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use nccl_net_mpib::simulation::proto::{
+use mpib_proto::{
     Claim, GidKind, Hello, LinkLayer, Message, Mode, Mtu, RailAddr, RailInfo, RailRole, RoutePolicy, Terms,
     UnusableRail,
 };
@@ -41,7 +41,7 @@ impl<'a> Arbitrary<'a> for Hellos {
 /// Returns the HELLO as the peer has it.
 pub(crate) fn over_the_wire(hello: &Hello) -> Hello {
     let frame = Message::Hello(hello.clone()).encode().expect("a HELLO within the limits");
-    match Message::decode(&frame[nccl_net_mpib::simulation::proto::HEADER_BYTES..]) {
+    match Message::decode(&frame[mpib_proto::HEADER_BYTES..]) {
         Ok(Message::Hello(hello)) => hello,
         other => panic!("{hello:?} arrives as {other:?}"),
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arbitrary::Arbitrary;
-use nccl_net_mpib::simulation::proto::{HEADER_BYTES, MAX_FRAME_BYTES, MailState, MailboxError, RING_BYTES};
+use mpib_proto::{HEADER_BYTES, MAX_FRAME_BYTES, MailState, MailboxError, RING_BYTES};
 
 use crate::steps;
 

@@ -1,6 +1,6 @@
 //! The bodies and the first bytes of control frames.
 
-use nccl_net_mpib::simulation::proto::{HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, Message, Peeked};
+use mpib_proto::{HEADER_BYTES, HELLO_PREFIX_BYTES, HelloPrefix, Message, Peeked};
 
 use crate::allocation;
 

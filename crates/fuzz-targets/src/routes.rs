@@ -1,7 +1,7 @@
 //! The routes that two HELLOs result in.
 
 use arbitrary::{Arbitrary, Unstructured};
-use nccl_net_mpib::simulation::proto::{Ends, Hello};
+use mpib_proto::{Ends, Hello};
 use nccl_net_mpib::simulation::route::{Choice, End};
 use nccl_net_mpib::simulation::split::Plan;
 

@@ -1,12 +1,12 @@
 //! The first inputs of each target.
 
 use arbitrary::{Arbitrary, Unstructured};
-use mpib_tests::rng::Rng;
-use nccl_net_mpib::simulation::config::Config;
-use nccl_net_mpib::simulation::proto::{
+use mpib_proto::{
     Addr, Attempt, Callback, Found, Handle, ImmLayout, Memory, Message, NewRails, Numbered, Offer, OpenGroup,
     QpWiring, RebuildFailed, Redial, Role, RouteWiring, Search, SenderState, Sequence, Up, Verdict, Wiring,
 };
+use mpib_tests::rng::Rng;
+use nccl_net_mpib::simulation::config::Config;
 use nccl_net_mpib_agent_iface::agent::{Response, Status};
 
 use crate::hellos::Hellos;

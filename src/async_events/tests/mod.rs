@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use mpib_proto::GidKind;
+use mpib_proto::RailSet;
 use parking_lot::Mutex;
 
 use super::state::EventState;
@@ -17,8 +19,6 @@ use crate::failover::PortState;
 use crate::housekeeping::tests::{Count, add};
 use crate::housekeeping::{Housekeeping, TICK};
 use crate::process::Process;
-use crate::proto::GidKind;
-use crate::proto::RailSet;
 use crate::stats::{Counters, Reason};
 use crate::verbs::{About, AsyncEvent};
 use crate::worker::{Steps, THREADS, Urgency};

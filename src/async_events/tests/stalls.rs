@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{RailRole, RailSet};
 use nccl_net_mpib_agent_iface::stats::Direction;
 
 use super::{PORT_ERR, World, await_condemned};
@@ -12,7 +13,6 @@ use crate::config::Config;
 use crate::connect::tests::until;
 use crate::failover::PortState;
 use crate::housekeeping::Job;
-use crate::proto::{RailRole, RailSet};
 use crate::split::Plan;
 use crate::stats::{Counters, Reason, Traffic};
 

@@ -12,11 +12,12 @@
 //! and the attempts go on.
 
 use super::{Sought, Stripes};
-use crate::config::Config;
-use crate::error::{Error, Result};
-use crate::proto::{
+use mpib_proto::{
     Ends, Hello, MAX_RAILS, MAX_SEARCH, NO_ANSWER, PORT_CHANGED, RailInfo, RailRole, Role, SRQ_FAILED,
 };
+
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::route::{Choice, Class, End, Route, is_disjoint, is_unrouted, joined};
 use crate::split::{self, Plan};
 

@@ -37,9 +37,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Ece, Hello, Message, RailInfo, RailSet, Role, Search, Wiring, written_bytes};
+
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::proto::{Ece, Hello, Message, RailInfo, RailSet, Role, Search, Wiring, written_bytes};
 use crate::route::{Route, is_untried};
 use crate::split::Plan;
 

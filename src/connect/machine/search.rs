@@ -3,10 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Found, MAX_SEARCH, Message, RailInfo, Role, Search};
+
 use super::attempts::{Attempts, Failure};
 use super::{Action, Machine, Stage};
 use crate::error::{Error, Result};
-use crate::proto::{Found, MAX_SEARCH, Message, RailInfo, Role, Search};
 use crate::route::Route;
 
 /// How long a search waits for the first answer. One that works answers within milliseconds, and the

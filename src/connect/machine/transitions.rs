@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Ece, Hello, Message, RailSet, Role, Wiring, written_bytes};
+
 use super::attempts::{Attempts, Failure, Next};
 use super::search::reason;
 use super::{
     AGAIN, Action, BringUp, Keep, Machine, Outcome, ProbeLimits, Stage, Step, check_wiring, wiring_difference,
 };
 use crate::error::{Error, RETRY_EXC, Result, wc_status};
-use crate::proto::{Ece, Hello, Message, RailSet, Role, Wiring, written_bytes};
 use crate::route::Route;
 use crate::split::Plan;
 

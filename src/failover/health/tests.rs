@@ -181,7 +181,7 @@ fn the_waits_that_a_peer_makes_end_when_it_returns() {
 #[test]
 fn what_fails_on_a_port_in_doubt_is_not_remembered() {
     let key =
-        || RouteKey { gid: [2; 16], kind: crate::proto::GidKind::RoceV2, host: "b".into(), peer: [1; 16] };
+        || RouteKey { gid: [2; 16], kind: mpib_proto::GidKind::RoceV2, host: "b".into(), peer: [1; 16] };
     let (life, start) = (PortHealth::default(), Instant::now());
     let now = |ms| at(start, ms).instant;
     let remembers = |ms| {

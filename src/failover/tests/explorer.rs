@@ -4,9 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use mpib_proto::RailSet;
+
 use super::world::{Event, World};
 use super::{Bounds, Rule};
-use crate::proto::RailSet;
 
 /// What the explorer has seen of a world.
 #[derive(Debug)]

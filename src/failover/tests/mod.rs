@@ -14,7 +14,7 @@ mod world;
 
 use proptest::prelude::*;
 
-use crate::proto::RailSet;
+use mpib_proto::RailSet;
 use world::World;
 #[cfg(test)]
 pub(super) use world::new_rails;

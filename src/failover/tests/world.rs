@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Bounds, Rule};
-use crate::failover::{Held, Posted, Receiver, ReceiverAction, ReceiverWorked, Sender, SenderAction, Stream};
-use crate::proto::{
+use mpib_proto::{
     Arrivals, Attempt, LinkLayer, Memory, Message, Mtu, NewRails, Offer, RailInfo, RailRole, RailSet, Replay,
     Sequence, Step, Up, Wiring, rails,
 };
+
+use super::{Bounds, Rule};
+use crate::failover::{Held, Posted, Receiver, ReceiverAction, ReceiverWorked, Sender, SenderAction, Stream};
 
 /// Groups in flight.
 const WINDOW: u64 = 4;
@@ -896,9 +897,7 @@ fn repeated(stream: &Stream, rule: Rule) -> Vec<Message> {
 fn renumbered(stream: &Stream) -> impl Fn(Message) -> Message + use<> {
     let first = stream.last() + 1 - stream.unacknowledged().count() as u64;
     move |frame| match frame {
-        Message::Numbered(numbered) => {
-            Message::Numbered(crate::proto::Numbered { number: first, ..numbered })
-        }
+        Message::Numbered(numbered) => Message::Numbered(mpib_proto::Numbered { number: first, ..numbered }),
         other => other,
     }
 }

@@ -2,9 +2,10 @@
 
 mod orders;
 
+use mpib_proto::{GidKind, LinkLayer, Mtu, RailAddr};
+use mpib_proto::{RailRole, UnusableRail};
+
 use super::*;
-use crate::proto::{GidKind, LinkLayer, Mtu, RailAddr};
-use crate::proto::{RailRole, UnusableRail};
 use RoutePolicy::{Any, PreferSubnet, Strict, Subnet};
 use std::net::IpAddr;
 

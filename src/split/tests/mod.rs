@@ -8,10 +8,11 @@ mod world;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use mpib_proto::{Mode, RailRole, RailSet, Split, Terms};
+
 use super::splitter::{Limits, Source};
 use super::*;
 use crate::config::Config;
-use crate::proto::{Mode, RailRole, RailSet, Split, Terms};
 use crate::route::Class;
 use proptest::prelude::*;
 

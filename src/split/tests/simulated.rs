@@ -1,8 +1,9 @@
 //! A splitter over the life of a connection: hints and speeds change, rails die and return, messages
 //! are posted and complete.
 
+use mpib_proto::{MAX_RAILS, SHARE_ONE, SPLIT_ALIGN};
+
 use super::*;
-use crate::proto::{MAX_RAILS, SHARE_ONE, SPLIT_ALIGN};
 
 const SPLIT_MIN: usize = 4096;
 

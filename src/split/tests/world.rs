@@ -4,10 +4,11 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use mpib_proto::{MAX_RAILS, SLOTS};
+
 use super::super::measure::Measure;
 use super::*;
 use crate::device::PortMeter;
-use crate::proto::{MAX_RAILS, SLOTS};
 
 pub(super) const SECOND: u64 = 1_000_000_000;
 pub(super) const MS: u64 = 1_000_000;

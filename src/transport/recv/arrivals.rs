@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use mpib_proto::{RailSet, SizeQ};
+
 use crate::config::Config;
 use crate::error::{Error, Fast};
 use crate::housekeeping::TICK;
-use crate::proto::{RailSet, SizeQ};
 use crate::transport::comm::Comm;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;

@@ -3,11 +3,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
-
-use crate::proto::{
+use mpib_proto::{
     CTS_BYTES, CTS_WORDS, Cts, MAX_RAILS, RECORDS_BYTES, RailSet, SLOTS, Sequence, checksum_of_keys,
 };
+use nccl_net_versions::{Buffer, NetPlugin, RecvBuffer};
+
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;

@@ -10,10 +10,10 @@
 
 use std::time::{Duration, Instant};
 
+use mpib_proto::{MAX_RAILS, RailSet, SLOTS};
 use nccl_net_versions::{Buffer, MemKind};
 
 use crate::error::{Error, Fast, Result};
-use crate::proto::{MAX_RAILS, RailSet, SLOTS};
 use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::rail::Rail;

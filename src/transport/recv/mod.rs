@@ -13,6 +13,7 @@ mod window;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS};
 use nccl_net_versions::{Buffer, MemKind, NetPlugin, RecvBuffer};
 
 use crate::agent::Subscription;
@@ -21,7 +22,6 @@ use crate::error::{Error, Fast, Result};
 use crate::failover;
 use crate::grace::Grace;
 use crate::housekeeping::{Housekeeping, Job, JobId, Pace, PaceCell, job, log_failure};
-use crate::proto::{FIFO_BYTES, MAX_RECVS, RECORDS_BYTES, SCRATCH, SCRATCH_BYTES, SLOTS};
 use crate::state_lock::{Entered, StateLock};
 use crate::transport::comm::Comm;
 use crate::transport::memory::{LivingMrs, Mr, Registrar};

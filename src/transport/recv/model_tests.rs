@@ -1,9 +1,9 @@
 //! The slots of a receiver beside a model: the same verdict on every immediate.
 
+use mpib_proto::{ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, Record, SLOTS, SizeQ};
 use nccl_net_versions::Buffer;
 
 use super::window::Slot;
-use crate::proto::{ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, Record, SLOTS, SizeQ};
 
 /// The sizes of a group that is whole, `None` while parts are missing. An error ends the connection.
 type Verdict = Result<Option<Vec<usize>>, String>;

@@ -10,8 +10,9 @@
 
 use std::sync::{Arc, LazyLock};
 
+use mpib_proto::{SLOTS, qp_of_slot};
+
 use crate::error::Result;
-use crate::proto::{SLOTS, qp_of_slot};
 use crate::transport::send_queue::{NotPosted, SendQueue, Work};
 use crate::verbs::{Blanks, Completion, Pd, Srq};
 

@@ -3,9 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Attempt, Message, NewRails, Offer, RailSet, SenderState, Sequence, Up};
+
 use crate::error::{Error, Fast};
 use crate::failover::{ReceiverAction, ReceiverWorked};
-use crate::proto::{Attempt, Message, NewRails, Offer, RailSet, SenderState, Sequence, Up};
 use crate::transport::failback::Goal;
 use crate::transport::life::Pinged;
 use crate::transport::progress::Progress;

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use nccl_net_versions::Buffer;
-
-use crate::failover::Held;
-use crate::proto::{
+use mpib_proto::{
     Arrivals, Imm, ImmLayout, MAX_RECVS, OpenGroup, RECORD_BYTES, RailSet, Record, RecordError, SLOTS,
     Sequence, SizeQ, Step, Violation,
 };
+use nccl_net_versions::Buffer;
+
+use crate::failover::Held;
 use crate::transport::request::Cells;
 use crate::transport::request::cell::RequestCell;
 use crate::verbs::Region;

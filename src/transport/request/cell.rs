@@ -21,8 +21,8 @@
 //! The lower half is for receives whose completion NCCL calls optional: NCCL may collect the
 //! request before its data has arrived, and the slot stays in use until it has.
 
-use crate::proto::MAX_RECVS;
 use crate::sync::{AtomicU32, Ordering};
+use mpib_proto::MAX_RECVS;
 
 const FREE: u32 = 0;
 const IN_FLIGHT: u32 = 1;

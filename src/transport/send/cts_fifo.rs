@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use mpib_proto::{CTS_WORDS, CtsError, Head, MAX_RAILS, MAX_RECVS, Sequence, checksum_of_keys};
+
 use crate::error::{Error, Fast};
-use crate::proto::{CTS_WORDS, CtsError, Head, MAX_RAILS, MAX_RECVS, Sequence, checksum_of_keys};
 use crate::verbs::Remote;
 
 /// The remote side of a send: the address and keys of the receive it matches.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use mpib_proto::{FIFO_BYTES, RECORD_BYTES, RailSet, SCRATCH, SLOTS, Sequence};
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::async_events::CommWatch;
@@ -16,7 +17,6 @@ use crate::clock;
 use crate::error::{Error, Fast, Result};
 use crate::failover;
 use crate::housekeeping::{Housekeeping, Job, Pace, PaceCell, job, log_failure};
-use crate::proto::{FIFO_BYTES, RECORD_BYTES, RailSet, SCRATCH, SLOTS, Sequence};
 use crate::split::Splitter;
 use crate::state_lock::{Entered, StateLock};
 use crate::stats::Waits;

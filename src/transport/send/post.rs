@@ -3,13 +3,13 @@
 
 use std::sync::atomic::Ordering;
 
+use mpib_proto::{
+    FIFO_BYTES, ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, RailSet, Record, Sequence, SizeQ, Split,
+};
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::clock;
 use crate::error::{Error, Fast, Result};
-use crate::proto::{
-    FIFO_BYTES, ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, RailSet, Record, Sequence, SizeQ, Split,
-};
 use crate::split::Splitter;
 use crate::transport::Unusual;
 use crate::transport::comm::Comm;

@@ -1,11 +1,11 @@
 //! The sender's part when rails fail and return: it gives up dead rails, sends STATE, sends lost parts
 //! again, and begins the attempts to bring rails back.
 
+use mpib_proto::{MAX_RAILS, Message, NewRails, Offer, RailSet, Replay, Sequence, SizeQ};
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::error::{Error, Fast};
 use crate::failover::SenderAction;
-use crate::proto::{MAX_RAILS, Message, NewRails, Offer, RailSet, Replay, Sequence, SizeQ};
 use crate::transport::failback::Goal;
 use crate::transport::life::Pinged;
 use crate::transport::progress::Progress;

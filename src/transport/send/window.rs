@@ -1,9 +1,9 @@
 //! What is in flight at a sender: its groups by slot, and its sends by request.
 
+use mpib_proto::{ImmLayout, MAX_RAILS, MAX_RECVS, RailSet, SLOTS, Sequence, SizeQ, Split, rails};
 use nccl_net_versions::{Buffer, ProfilerHandle};
 
 use crate::failover::Posted;
-use crate::proto::{ImmLayout, MAX_RAILS, MAX_RECVS, RailSet, SLOTS, Sequence, SizeQ, Split, rails};
 use crate::transport::request::Cells;
 use crate::transport::send::cts_fifo::Target;
 use crate::verbs::{Local, Remote};

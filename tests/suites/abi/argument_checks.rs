@@ -1,11 +1,11 @@
 //! Arguments that the plugin checks: handles, buffers, requests.
 
+use mpib_proto::STATE_OFFSET;
 use mpib_tests::code::{InvalidArgument, InvalidUsage, Success};
 use mpib_tests::log::assert_warned;
 use mpib_tests::pair::{Pair, connect, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::simulation::proto::STATE_OFFSET;
 
 #[test]
 fn handles_are_checked() {

@@ -1,5 +1,6 @@
 //! Control connections that break during the handshake.
 
+use mpib_proto::Handle;
 use mpib_tests::code::Success;
 use mpib_tests::log::take_warnings;
 use mpib_tests::pair::{Pair, connect_both, init};
@@ -7,7 +8,6 @@ use mpib_tests::proxy::{Break, Proxy, Side};
 use mpib_tests::table::newest;
 use mpib_tests::vdevices::Rig;
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::simulation::proto::Handle;
 
 /// Pieces of a handshake before the acceptor uses the connection: HELLO and WIRING; the acceptor's
 /// WELCOME, HELLO, WIRING and READY; PROOF and READY.

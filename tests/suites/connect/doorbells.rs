@@ -1,12 +1,12 @@
 //! How messages reach the adapter: one doorbell for each chain of work requests, inline CTS
 //! entries, whole cache lines.
 
+use mpib_proto::CACHE_LINE;
 use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::log::{take_warning, take_warnings};
 use mpib_tests::pair::{Pair, connect, init, pattern};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, misbehaving_peer, mpib, with_and_without_srq};
-use nccl_net_mpib::simulation::proto::CACHE_LINE;
 use softverbs::Counters;
 
 /// Work that both ends posted on a rail.

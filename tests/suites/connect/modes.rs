@@ -1,6 +1,7 @@
 //! Modes and islands: which rails get queue pairs, which carry data and CTS writes, and which
 //! settings both ends must share. A second process with other addresses plays another host.
 
+use mpib_proto::Message;
 use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour};
@@ -8,7 +9,6 @@ use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SPLIT_ALL, TWO_RAILS, here, set, two_adapters, with_and_without_srq};
-use nccl_net_mpib::simulation::proto::Message;
 use softverbs::QpCounters;
 
 /// This host and two others: one of this island, one of another.

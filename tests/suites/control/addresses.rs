@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use mpib_proto::Handle;
 use mpib_tests::code::{InvalidUsage, Success};
 use mpib_tests::hosts::watch::{INFO, log, warnings};
 use mpib_tests::hosts::{Hosts, Topology, on_hosts};
@@ -12,7 +13,6 @@ use mpib_tests::pair::{connect, init, until};
 use mpib_tests::peer::{Peer, handle_of};
 use mpib_tests::table::{TABLES, newest};
 use mpib_tests::{here, isolated, mpib, set};
-use nccl_net_mpib::simulation::proto::Handle;
 
 /// Two hosts with a port each, whose interface has all addresses that its table may have, and a
 /// network for control connections.

@@ -5,15 +5,13 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
+use mpib_proto::{Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, TAG_BYTES, Wiring};
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::peer::{Peer, commands, handle_of, word};
 use mpib_tests::process::Role;
 use mpib_tests::raw::Raw;
 use mpib_tests::{here, isolated_with};
 use nccl_net_mpib::simulation::control::{Channel, ChannelState};
-use nccl_net_mpib::simulation::proto::{
-    Addr, HELLO_PREFIX_BYTES, Handle, Memory, Message, TAG_BYTES, Wiring,
-};
 
 use super::util::{
     SILENCE, a_real_peer_gets_in, accept, connect, control, handle_with, hello, listen, raw_peer, recv,

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use mpib_proto::{HELLO_PREFIX_BYTES, Handle, Message, TAG_BYTES};
 use mpib_tests::holdings::descriptors;
 use mpib_tests::pair::until;
 use mpib_tests::peer::{Peer, answer, commands, handle_of, word};
@@ -14,7 +15,6 @@ use mpib_tests::process::Role;
 use mpib_tests::raw::{Raw, hello_frame};
 use mpib_tests::{here, isolated, isolated_with};
 use nccl_net_mpib::simulation::control::{Channel, Listener};
-use nccl_net_mpib::simulation::proto::{HELLO_PREFIX_BYTES, Handle, Message, TAG_BYTES};
 use nccl_net_versions::Logger;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use mpib_proto::Message;
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::simulation::proto::Message;
 use nccl_net_versions::{Level, Logger};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 

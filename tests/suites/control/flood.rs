@@ -4,11 +4,11 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
+use mpib_proto::{HELLO_PREFIX_BYTES, Message};
 use mpib_tests::holdings::{descriptors, resident};
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
 use nccl_net_mpib::simulation::control::{Channel, ChannelState, Listener};
-use nccl_net_mpib::simulation::proto::{HELLO_PREFIX_BYTES, Message};
 use socket2::{Domain, Socket, Type};
 
 use super::util::{TOKEN, connect, hello_bytes, listen, raw_peer, recv};

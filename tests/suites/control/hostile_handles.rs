@@ -3,14 +3,14 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
+use mpib_proto::{
+    Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, PROTOCOL_VERSION, Release, STATE_OFFSET, Secret,
+};
 use mpib_tests::code::{Code, InvalidArgument, RemoteError, Success};
 use mpib_tests::log::{LOG, has_logged, warnings};
 use mpib_tests::pair::{init, pattern, try_connect, until};
 use mpib_tests::table::{Ptr, TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::simulation::proto::{
-    Addr, HELLO_PREFIX_BYTES, Handle, HelloPrefix, Message, PROTOCOL_VERSION, Release, STATE_OFFSET, Secret,
-};
 
 /// An address of a network that does not exist (RFC 5737).
 const NOWHERE: &str = "192.0.2.77";

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use mpib_proto::Message;
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
 use nccl_net_mpib::simulation::control::{Channel, ChannelEvent, ChannelObserver, ChannelState};
-use nccl_net_mpib::simulation::proto::Message;
 use nccl_net_versions::{Level, Logger};
 
 use super::util::{a_real_peer_gets_in, accept, connect, listen, recv};

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Condvar, Mutex};
 
+use mpib_proto::{Handle, Message};
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::peer::{Grandchild, Peer, answer, commands, fork_idle_child, handle_of, word};
 use mpib_tests::process::Role;
@@ -10,7 +11,6 @@ use mpib_tests::{here, isolated, isolated_with};
 use nccl_net_mpib::simulation::control::{
     Channel, ChannelEvent, ChannelObserver, ChannelState, Failover, Listener, Options, Tolerance,
 };
-use nccl_net_mpib::simulation::proto::{Handle, Message};
 
 use super::util::{SILENCE, accept, control, hello, options, recv};
 

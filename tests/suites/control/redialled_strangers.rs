@@ -3,15 +3,13 @@
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 
+use mpib_proto::{Callback, Message, Redial, Role, Secret, Transcript, ended_commitment};
 use mpib_tests::holdings::descriptors;
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::proxy::reset;
 use mpib_tests::raw::{Raw, dial, hello_frame, read_frame, read_plain, welcome};
 use mpib_tests::{here, isolated};
 use nccl_net_mpib::simulation::control::{Channel, ChannelState, Listener};
-use nccl_net_mpib::simulation::proto::{
-    Callback, Message, Redial, Role, Secret, Transcript, ended_commitment,
-};
 
 use super::redial::listen;
 use super::util::{HALF_OPEN, control, handle_with, hello, is_dropped, recv};

@@ -2,11 +2,11 @@
 
 use std::io::Write;
 
+use mpib_proto::Message;
 use mpib_tests::holdings::{self, descriptors};
 use mpib_tests::pair::until;
 use mpib_tests::{here, isolated};
 use nccl_net_mpib::simulation::control::{ChannelState, Listener};
-use nccl_net_mpib::simulation::proto::Message;
 
 use super::util::{connect, control, listen, recv, stranger};
 

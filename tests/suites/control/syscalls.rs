@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mpib_proto::{Addr, Handle};
 use mpib_tests::code::Success;
 use mpib_tests::pair::{HOST, init, until};
 use mpib_tests::process::watchdog;
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::simulation::proto::{Addr, Handle};
 
 /// Numbers of system calls that do not exist, by which the traced thread marks what it is about to
 /// do; the last one says that it is over.

@@ -1,11 +1,11 @@
 //! How often the ends wait for each other while they set a connection up.
 
+use mpib_proto::Handle;
 use mpib_tests::code::Success;
 use mpib_tests::pair::{connect_both, init};
 use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::simulation::proto::Handle;
 
 /// Connections. The one with the fewest turns counts, since what the ends send at the same time
 /// may pass the proxy in any order.

@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 
+use mpib_proto::{Claim, HELLO_PREFIX_BYTES, Handle, Hello, LinkLayer, Message, TAG_BYTES, Wiring};
 use mpib_tests::code::{Code, InvalidUsage, RemoteError, Success};
 use mpib_tests::log::{LOG, warnings};
 use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour, hello};
@@ -12,9 +13,6 @@ use mpib_tests::peer::{Peer, accepted, recv, wait, word};
 use mpib_tests::raw::{Raw, hello_frame};
 use mpib_tests::table::{Ptr, Table, newest};
 use mpib_tests::{NO_WAIT, SHORT, here, isolated, mpib};
-use nccl_net_mpib::simulation::proto::{
-    Claim, HELLO_PREFIX_BYTES, Handle, Hello, LinkLayer, Message, TAG_BYTES, Wiring,
-};
 use nccl_net_mpib_agent_iface::stats::pages_of;
 
 use super::util::{is_dropped, show_figures};

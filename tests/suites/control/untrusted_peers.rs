@@ -5,10 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Claim, HELLO_PREFIX_BYTES, Message, Release, TAG_BYTES, Transcript};
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::raw::{Raw, hello_frame, read_plain};
 use nccl_net_mpib::simulation::control::{Channel, ChannelState, Listener, Options};
-use nccl_net_mpib::simulation::proto::{Claim, HELLO_PREFIX_BYTES, Message, Release, TAG_BYTES, Transcript};
 
 use super::util::{
     TOKEN, a_real_peer_gets_in, a_real_peer_gets_in_again, accept, connect, control, hello, hello_bytes,

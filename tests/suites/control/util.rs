@@ -4,12 +4,12 @@ use std::io::Read;
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
+use mpib_proto::{Addr, Handle, Message};
 use mpib_tests::pair::{LIMIT, until};
 pub(crate) use mpib_tests::raw::hello;
 use mpib_tests::raw::{Raw, hello_frame};
 use nccl_net_mpib::simulation::control::{Channel, Control, Listener, Options};
 use nccl_net_mpib::simulation::process::Process;
-use nccl_net_mpib::simulation::proto::{Addr, Handle, Message};
 
 /// The token of a stranger.
 pub(crate) const TOKEN: [u8; 16] = [5; 16];

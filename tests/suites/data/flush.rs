@@ -296,7 +296,7 @@ fn a_flush_on_a_connection_that_the_peer_has_ruined() {
         let to = Buffer::new(table, comm, vec![0; 1000]);
         let request = recv(table, comm, &to, 1000);
         // The message is empty and therefore on SOUT. The first receive has slot 1.
-        let layout = nccl_net_mpib::simulation::proto::ImmLayout::new(2).unwrap();
+        let layout = mpib_proto::ImmLayout::new(2).unwrap();
         liar.signal(0, layout.encode(1, 1, layout.size(0)));
         assert_eq!(wait(table, request), 0);
         // The completion is in the queue until the plugin polls.

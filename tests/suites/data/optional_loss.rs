@@ -3,13 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use mpib_proto::{ImmLayout, SizeQ};
 use mpib_tests::code::{RemoteError, Success, SystemError};
 use mpib_tests::log::{take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{SHORT, here, misbehaving_peer, mpib, provider, with_and_without_srq};
-use nccl_net_mpib::simulation::proto::{ImmLayout, SizeQ};
 use softverbs::{Direction, EventTarget, Fault, inject, raise_event};
 
 use super::optional_util::{OPTIONAL, here, optional, shown, taken, tested};

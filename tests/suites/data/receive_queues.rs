@@ -1,13 +1,13 @@
 //! Receives in a shared receive queue, and in a queue of each queue pair where the adapter has no
 //! shared ones. Most tests of this suite run in both forms; these are about the difference.
 
+use mpib_proto::ImmLayout;
 use mpib_tests::code::{Code, RemoteError, Success, SystemError};
 use mpib_tests::log::{LOG, take_warnings, warnings};
 use mpib_tests::pair::{Buffer, Pair, assert_no_rnr, connect, init, pattern, until};
 use mpib_tests::peer::{Peer, from_peer, recv, send, to_peer, wait};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{has_srq, here, isolated, misbehaving_peer, mpib, provider, with_and_without_srq};
-use nccl_net_mpib::simulation::proto::ImmLayout;
 use softverbs::Capability;
 
 /// Two hosts, each with and without shared receive queues.

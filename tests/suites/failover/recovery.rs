@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
+use mpib_proto::Handle;
 use mpib_tests::code::Success;
 use mpib_tests::log::{LOG, has_logged};
 use mpib_tests::pair::{Pair, connect_both, init, until};
 use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated};
-use nccl_net_mpib::simulation::proto::Handle;
 use softverbs::{Direction, Fault, Only, heal, inject_at, set_link};
 
 use super::points::{Ends, env, two_hosts};

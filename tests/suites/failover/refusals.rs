@@ -1,5 +1,6 @@
 //! Where no rail stands in: without failover, without another rail, and for a peer that lies.
 
+use mpib_proto::{ImmLayout, Message, Numbered, OpenGroup, Replay, SenderState, Sequence, Verdict};
 use mpib_tests::code::{Code, RemoteError, Success, SystemError};
 use mpib_tests::log::{assert_warned, assert_warned_one_of, take_warnings, warnings};
 use mpib_tests::misbehaving_peer::{receiver, sender};
@@ -7,9 +8,6 @@ use mpib_tests::pair::{Buffer, Pair, failure, init, pattern, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{NO_PINGS, SHORT, here, isolated, mpib};
 use nccl_net_mpib::simulation::control::Channel;
-use nccl_net_mpib::simulation::proto::{
-    ImmLayout, Message, Numbered, OpenGroup, Replay, SenderState, Sequence, Verdict,
-};
 use softverbs::{CqOf, Direction, Fault, Only, heal, inject_at};
 
 use super::points::{Ends, env, two_hosts, two_hosts_with};

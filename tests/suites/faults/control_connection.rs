@@ -1,5 +1,6 @@
 //! Faults of the control connection while data moves, and deaths that a forked child hides.
 
+use mpib_proto::Handle;
 use mpib_tests::code::{RemoteError, Success};
 use mpib_tests::log::{assert_last_warning, has_logged, warnings};
 use mpib_tests::pair::{Buffer, failure, init, pattern, until};
@@ -7,7 +8,6 @@ use mpib_tests::peer::{Grandchild, Peer, connected, from_peer, handle_of, recv, 
 use mpib_tests::proxy::{Proxy, Side};
 use mpib_tests::table::newest;
 use mpib_tests::{here, isolated, mpib};
-use nccl_net_mpib::simulation::proto::Handle;
 
 //= faults.md: 50: the control connection is reset: data moves on while it is dialled again
 //= reach.md: a control connection that breaks is dialled again

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use mpib_proto::{Handle, Message, STATE_OFFSET};
 use mpib_tests::code::{InvalidArgument, InvalidUsage, RemoteError, Success, SystemError};
 use mpib_tests::holdings::descriptors;
 use mpib_tests::log::{assert_warned, take_warnings, warnings};
@@ -9,7 +10,6 @@ use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour};
 use mpib_tests::pair::{Buffer, LIMIT, Pair, connect, failure, init, pattern, try_connect_both, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, mpib, with_and_without_srq};
-use nccl_net_mpib::simulation::proto::{Handle, Message, STATE_OFFSET};
 
 #[test]
 fn a_send_larger_than_its_receive_fails_both_ends_and_writes_nothing() {
@@ -190,7 +190,7 @@ fn a_rail_that_the_peer_cannot_use_is_dropped_with_one_warning() {
         // One rail is left: rail 1 is none of its masks.
         let to = Buffer::new(table, comm, vec![0; 100]);
         let (_, request) = table.irecv(comm, &[(to.addr(), 100, 1, to.mr)]);
-        let layout = nccl_net_mpib::simulation::proto::ImmLayout::new(1).unwrap();
+        let layout = mpib_proto::ImmLayout::new(1).unwrap();
         liar.signal(0, layout.encode(1, 1, layout.size(0)));
         until("test", || table.test(request).1.then_some(()));
         to.dereg();

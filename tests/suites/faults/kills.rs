@@ -72,7 +72,7 @@ fn a_listener_that_dies_before_it_answers() {
             until("connect", || Some(table.connect(ctx, 0, &mut handle).0).filter(|rc| *rc != Success));
         assert_eq!(code, RemoteError);
         let last = warnings().pop().unwrap();
-        let port = nccl_net_mpib::simulation::proto::Handle::decode(&handle_of(&answer)).unwrap().port();
+        let port = mpib_proto::Handle::decode(&handle_of(&answer)).unwrap().port();
         for part in ["connect", "none of its addresses answers", &format!("127.0.0.1:{port}: ")] {
             assert!(last.contains(part), "{part:?} is not in {last:?}");
         }

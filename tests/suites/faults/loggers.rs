@@ -7,6 +7,7 @@ use std::ptr::null_mut;
 use std::sync::{Condvar, Mutex};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use mpib_proto::ImmLayout;
 use mpib_tests::code::Success;
 use mpib_tests::log::{WARN, as_logger};
 use mpib_tests::misbehaving_peer::receiver;
@@ -15,7 +16,6 @@ use mpib_tests::paths::artifact;
 use mpib_tests::table::{Ptr, Table, newest, table};
 use mpib_tests::{SHORT, here, isolated, mpib};
 use nccl_net_abi::ncclDebugLogger_t;
-use nccl_net_mpib::simulation::proto::ImmLayout;
 use softverbs::{EventTarget, qp_attributes, raise_event};
 
 const QP_FATAL: u32 = 1;

@@ -1,15 +1,13 @@
 //! A peer that breaks the protocol fails its own connection, with a line in the log, and nothing
 //! else.
 
+use mpib_proto::{Cts, ImmLayout, Memory, Message, RECORD_BYTES, Sequence, SizeQ, Wiring};
 use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::log::{assert_last_warning, assert_warned, warnings};
 use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour, receiver, sender};
 use mpib_tests::pair::{Buffer, Pair, init, until};
 use mpib_tests::table::{Ptr, newest};
 use mpib_tests::{here, mpib, with_and_without_srq};
-use nccl_net_mpib::simulation::proto::{
-    Cts, ImmLayout, Memory, Message, RECORD_BYTES, Sequence, SizeQ, Wiring,
-};
 
 /// Receives in the group, immediates as (rail, word), what is said of them.
 type Case<'a> = (usize, &'a [(usize, u32)], &'a str);
@@ -267,9 +265,7 @@ fn handshakes() -> Vec<(Misbehaviour, &'static str)> {
         (
             Misbehaviour {
                 hello: Some(|h| {
-                    h.rails
-                        .iter_mut()
-                        .for_each(|r| r.link_layer = nccl_net_mpib::simulation::proto::LinkLayer::InfiniBand)
+                    h.rails.iter_mut().for_each(|r| r.link_layer = mpib_proto::LinkLayer::InfiniBand)
                 }),
                 ..Misbehaviour::default()
             },

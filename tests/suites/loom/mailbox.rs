@@ -4,26 +4,27 @@
 //! The product's own file, with loom's atomics in the place of the standard library's. The peer is the
 //! plugin's [`MailState`].
 
-#[path = "../../../src/proto/mailbox.rs"]
+#[path = "../../../crates/proto/src/mailbox.rs"]
 #[allow(dead_code, unreachable_pub, reason = "a part of it is the peer's")]
 mod source;
 
 mod control_memory {
-    pub(crate) use nccl_net_mpib::simulation::proto::CACHE_LINE;
+    pub(crate) use mpib_proto::CACHE_LINE;
 }
 mod frame {
-    pub(crate) use nccl_net_mpib::simulation::proto::{FrameError, MAX_FRAME_BYTES, Peeked};
+    pub(crate) use mpib_proto::{FrameError, MAX_FRAME_BYTES, Peeked};
 }
 mod wire {
-    pub(crate) use nccl_net_mpib::simulation::proto::HEADER_BYTES;
+    pub(crate) use mpib_proto::HEADER_BYTES;
 }
 
 use std::sync::atomic::{AtomicU64 as Word, AtomicUsize};
 
+use mpib_proto::MailState;
+
 use crate::sync::{AtomicU64, Ordering::Relaxed};
 use loom::sync::Arc;
 use loom::thread;
-use nccl_net_mpib::simulation::proto::MailState;
 
 const WORDS: usize = source::RING_BYTES / 8;
 /// The words at the end of a chunk that differ between chunks with the same frame: checksum and

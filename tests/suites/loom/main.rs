@@ -19,10 +19,6 @@ mod sync {
     }
 }
 
-mod proto {
-    pub(crate) use nccl_net_mpib::simulation::proto::{GidKind, MAX_RECVS};
-}
-
 mod comm_flags;
 mod failover;
 mod mailbox;

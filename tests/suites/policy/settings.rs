@@ -141,7 +141,7 @@ fn refused(table: &Table, variable: &str, value: &OsStr, form: &str) {
     let [line] = &lines[..] else { panic!("v{version} {variable}={value:?}: not one line but {lines:?}") };
     let found: String = value.to_string_lossy().chars().take(120).collect();
     // The log shows no sign that could end or change a line.
-    let printable = |text: String| nccl_net_mpib::simulation::proto::printable(&text).to_string();
+    let printable = |text: String| mpib_proto::printable(&text).to_string();
     let expected = printable(format!("NET/MPIB : init: {variable}={found:?}: expected {form}, or unset"));
     // A list's error names the item.
     let rest =

@@ -1,6 +1,7 @@
 //! Two islands of two hosts, each host a network namespace: SOUT is routed between the islands, SUP
 //! ends at its island.
 
+use mpib_proto::Handle;
 use mpib_tests::agent::{Agent, Place};
 use mpib_tests::code::{InvalidUsage, RemoteError};
 use mpib_tests::here;
@@ -12,7 +13,6 @@ use mpib_tests::hosts::{Hosts, on_hosts};
 use mpib_tests::pair::until;
 use mpib_tests::peer::{Peer, handle_of};
 use mpib_tests::process::Role;
-use nccl_net_mpib::simulation::proto::Handle;
 
 const MIB: usize = 1 << 20;
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use nccl_net_mpib::simulation::proto::{COMMAND_BYTES, Command, Extent, Signal, Way};
+use mpib_proto::{COMMAND_BYTES, Command, Extent, Signal, Way};
 
 use super::{ENDED, GETS, LEN, MARK};
 

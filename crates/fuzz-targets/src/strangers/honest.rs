@@ -3,11 +3,11 @@
 use std::cell::Cell;
 use std::io::Write;
 
+use mpib_proto::{Callback, Message, Nonce, Numbered, Verdict};
 use mpib_tests::pair::{LIMIT, until};
 use mpib_tests::raw::{Raw, dial, hello, hello_frame};
 use nccl_net_mpib::simulation::control::{Channel, ChannelState, Listener};
 use nccl_net_mpib::simulation::process::Process;
-use nccl_net_mpib::simulation::proto::{Callback, Message, Nonce, Numbered, Verdict};
 
 use super::tolerance;
 

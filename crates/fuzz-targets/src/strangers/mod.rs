@@ -9,13 +9,13 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Instant;
 
 use arbitrary::Arbitrary;
+use mpib_proto::{Addr, Callback, HEADER_BYTES, Handle, Message, Nonce, Redial, Role};
 use mpib_tests::holdings::descriptors;
 use mpib_tests::pair::LIMIT;
 use mpib_tests::raw::{frame_of, hello, hello_frame};
 use nccl_net_mpib::simulation::config::Config;
 use nccl_net_mpib::simulation::control::{Channel, Failover, Listener, Options, Tolerance};
 use nccl_net_mpib::simulation::process::Process;
-use nccl_net_mpib::simulation::proto::{Addr, Callback, HEADER_BYTES, Handle, Message, Nonce, Redial, Role};
 
 use crate::steps;
 use honest::{Honest, newcomer};

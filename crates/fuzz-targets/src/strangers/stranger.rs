@@ -4,11 +4,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{HEADER_BYTES, Keys, Message, Nonce, Peeked, Role, Secret, Session, Transcript};
 use mpib_tests::proxy::reset;
 use mpib_tests::raw::{dial, welcome};
-use nccl_net_mpib::simulation::proto::{
-    HEADER_BYTES, Keys, Message, Nonce, Peeked, Role, Secret, Session, Transcript,
-};
 
 /// How long a stranger waits for an answer. A process answers the second of two connections with one
 /// HELLO after 100 ms, and dials again as soon.

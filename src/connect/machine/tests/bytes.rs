@@ -1,8 +1,9 @@
 //! Scenarios that bytes stand for. All zeros are one without trouble.
 
+use mpib_proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring};
+
 use super::liar::Lie;
 use super::scenario::{Dead, How, Scenario};
-use crate::proto::{Ends, Memory, Message, QpWiring, Role, RouteWiring, Wiring};
 
 /// Takes bytes from the front; zeros follow the last one.
 struct Bytes<'a>(std::slice::Iter<'a, u8>);

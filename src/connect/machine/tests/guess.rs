@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use mpib_proto::{Hello, Memory, Message, QpWiring, Role, Wiring};
+
 use super::scenario::PATIENCE;
 use super::single::{End, SECOND, scenario, wiring};
 use crate::connect::machine::{Action, BringUp, Machine, Outcome};
-use crate::proto::{Hello, Memory, Message, QpWiring, Role, Wiring};
 
 /// An acceptor that has the connector's HELLO, which announces a WIRING.
 fn announced() -> End {

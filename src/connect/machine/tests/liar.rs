@@ -1,10 +1,10 @@
 //! An end that breaks the protocol: between an honest machine and the network stands somebody who
 //! alters its messages.
 
+use mpib_proto::{Found, Hello, Memory, Message, QpWiring, RailRole, Role, RouteWiring, Search, Wiring};
 use proptest::prelude::*;
 
 use super::scenario::Scenario;
-use crate::proto::{Found, Hello, Memory, Message, QpWiring, RailRole, Role, RouteWiring, Search, Wiring};
 
 /// What happens to a message.
 #[derive(Debug, Clone)]

@@ -10,11 +10,11 @@ mod scenario;
 mod single;
 mod wirings;
 
+use mpib_proto::{Ends, Role};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::proto::{Ends, Role};
 use crate::route::Route;
 use pair::{Node, Run, run};
 use scenario::{Dead, How, Scenario, any_dead, honest, lying};

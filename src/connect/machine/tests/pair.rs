@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Ends, Hello, Message, NO_ANSWER, QpWiring, Role, SRQ_FAILED, Search};
+
 use super::liar::Liar;
 use super::scenario::{Dice, How, PATIENCE, Scenario};
 use super::wirings::{fits, wiring};
@@ -16,7 +18,6 @@ use crate::connect::machine::{
     Action, BringUp, Keep, Machine, Member, Outcome, Reply, Sought, Stripes, expected_stripes,
 };
 use crate::error::Error;
-use crate::proto::{Ends, Hello, Message, NO_ANSWER, QpWiring, Role, SRQ_FAILED, Search};
 use crate::route::Route;
 
 /// Polls of one end, at most.

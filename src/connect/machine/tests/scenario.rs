@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use mpib_proto::{Claim, Ends, Hello, Mode, RailInfo, Role};
 use proptest::prelude::*;
 
 use super::liar::{Lie, any_lie};
 use crate::config::Config;
-use crate::proto::{Claim, Ends, Hello, Mode, RailInfo, Role};
 use crate::route::Route;
 use crate::route::tests::roce;
 use crate::split;

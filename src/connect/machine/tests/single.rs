@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_proto::{Ends, Found, Memory, Message, NO_ANSWER, QpWiring, Role, RouteWiring, Search, Wiring};
+
 use super::scenario::{PATIENCE, Scenario};
 use crate::connect::machine::{Action, Machine, Member, Outcome};
 use crate::error::Error;
-use crate::proto::{Ends, Found, Memory, Message, NO_ANSWER, QpWiring, Role, RouteWiring, Search, Wiring};
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,7 +1,8 @@
 //! The WIRING of simulated ends.
 
+use mpib_proto::{Memory, QpWiring, Role, RouteWiring, Wiring, written_bytes};
+
 use crate::connect::machine::Stripes;
-use crate::proto::{Memory, QpWiring, Role, RouteWiring, Wiring, written_bytes};
 use crate::route::Route;
 
 /// The WIRING of an end with these stripes.

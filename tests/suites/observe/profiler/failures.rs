@@ -1,6 +1,7 @@
 //! NCCL's profiler and failures: each event that began ends once, before the call returns the
 //! failure, and no event follows.
 
+use mpib_proto::ImmLayout;
 use mpib_tests::code::{InvalidUsage, RemoteError, Success};
 use mpib_tests::misbehaving_peer::{MisbehavingPeer, Misbehaviour};
 use mpib_tests::pair::{Buffer, Pair, connect, failure, init, until};
@@ -8,7 +9,6 @@ use mpib_tests::peer::{Peer, accepted, from_peer, recv, send, to_peer, wait};
 use mpib_tests::recorder::{FIRST, Mood, first};
 use mpib_tests::table::{Ptr, Table, set_profiler, set_profiler_handles};
 use mpib_tests::{SHORT, here, isolated, mpib};
-use nccl_net_mpib::simulation::proto::ImmLayout;
 
 const LEN: usize = 1 << 20;
 

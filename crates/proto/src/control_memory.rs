@@ -6,11 +6,11 @@ use super::{CTS_BYTES, MAX_RECVS, RECORD_BYTES};
 
 /// The maximum number of groups in flight. NCCL has at most 32; a slot of an optional receive stays
 /// in use until its data has arrived. Few slots stay in the processors' caches.
-pub(crate) const SLOTS: usize = 64;
+pub const SLOTS: usize = 64;
 /// Bytes of the sender's FIFO of CTS entries.
 pub const FIFO_BYTES: usize = SLOTS * MAX_RECVS * CTS_BYTES;
 /// Bytes of the receiver's completion records.
-pub(crate) const RECORDS_BYTES: usize = SLOTS * RECORD_BYTES;
+pub const RECORDS_BYTES: usize = SLOTS * RECORD_BYTES;
 /// Bytes of a cache line.
 pub const CACHE_LINE: usize = 64;
 
@@ -24,12 +24,12 @@ const _: () = assert!(RECORDS_BYTES.is_multiple_of(CACHE_LINE) && FIFO_BYTES.is_
 pub const SCRATCH: usize = FIFO_BYTES + RECORDS_BYTES;
 /// Bytes of the scratch memory: a packet of the largest path MTU. Probes of a new queue pair write
 /// from it and into it, and flushes read into it, at any time. Nothing uses its content.
-pub(crate) const SCRATCH_BYTES: usize = 4096;
+pub const SCRATCH_BYTES: usize = 4096;
 /// Offset of the mailbox's ring, which the peer writes. The chunks to send follow it, in the same
 /// layout.
-pub(crate) const MAILBOX: usize = SCRATCH + SCRATCH_BYTES;
+pub const MAILBOX: usize = SCRATCH + SCRATCH_BYTES;
 /// Offset of the mailbox's chunks to send.
-pub(crate) const MAILBOX_STAGING: usize = MAILBOX + RING_BYTES;
+pub const MAILBOX_STAGING: usize = MAILBOX + RING_BYTES;
 
 /// Returns the bytes of control memory whose address an end sends to its peer: all that the peer
 /// writes lies in them.
@@ -72,14 +72,14 @@ impl Sequence {
     }
 
     /// Yields the receives before this one whose slots have not been used again, the newest first.
-    pub(crate) fn predecessors(self) -> impl Iterator<Item = Self> {
+    pub fn predecessors(self) -> impl Iterator<Item = Self> {
         let oldest = self.0.saturating_sub(SLOTS as u64).max(Self::FIRST.0);
         (oldest..self.0).rev().map(Self)
     }
 
     /// Returns the slot of this receive.
     #[inline]
-    pub(crate) const fn slot(self) -> u8 {
+    pub const fn slot(self) -> u8 {
         (self.0 % SLOTS as u64) as u8
     }
 

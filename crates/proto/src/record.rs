@@ -9,14 +9,14 @@ pub const RECORD_BYTES: usize = 8 * MAX_RECVS;
 
 /// The sizes of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Record {
+pub struct Record {
     len: usize,
     sizes: [usize; MAX_RECVS],
 }
 
 /// The reason why a record is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum RecordError {
+pub enum RecordError {
     /// More sizes than a record has room for: a mistake of this end.
     #[error("a record of {0} sizes: the most is 8")]
     Count(usize),
@@ -36,19 +36,19 @@ pub(crate) enum RecordError {
 
 impl Record {
     /// Creates a record of up to [`MAX_RECVS`] sizes.
-    pub(crate) fn new(sizes: &[usize]) -> Result<Self, RecordError> {
+    pub fn new(sizes: &[usize]) -> Result<Self, RecordError> {
         let mut record = Self { len: sizes.len(), ..Self::default() };
         record.sizes.get_mut(..sizes.len()).ok_or(RecordError::Count(sizes.len()))?.copy_from_slice(sizes);
         Ok(record)
     }
 
     /// Returns the sizes.
-    pub(crate) fn sizes(&self) -> &[usize] {
+    pub fn sizes(&self) -> &[usize] {
         &self.sizes[..self.len]
     }
 
     /// Returns the bytes of the record in the receiver's memory. Unused sizes are zero.
-    pub(crate) fn encode(&self) -> [u8; RECORD_BYTES] {
+    pub fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut out = [0; RECORD_BYTES];
         for (place, size) in out.chunks_exact_mut(8).zip(self.sizes()) {
             place.copy_from_slice(&(*size as u64).to_le_bytes());
@@ -58,7 +58,7 @@ impl Record {
 
     /// Reads one size per receive, which may not exceed the buffer. The bytes behind them are
     /// ignored: they may belong to an earlier and larger group.
-    pub(crate) fn decode(bytes: &[u8; RECORD_BYTES], rooms: &[usize]) -> Result<Self, RecordError> {
+    pub fn decode(bytes: &[u8; RECORD_BYTES], rooms: &[usize]) -> Result<Self, RecordError> {
         let mut record = Self::new(rooms)?;
         for (index, (place, size)) in bytes.chunks_exact(8).zip(&mut record.sizes[..rooms.len()]).enumerate()
         {

@@ -27,7 +27,7 @@ layout! {
 
 impl Wiring {
     /// Sets the options in effect, by route.
-    pub(crate) fn set_eces(&mut self, eces: &[Option<Ece>]) {
+    pub fn set_eces(&mut self, eces: &[Option<Ece>]) {
         self.routes.iter_mut().zip(eces).for_each(|(route, ece)| route.ece = *ece);
     }
 }

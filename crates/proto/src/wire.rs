@@ -60,7 +60,7 @@ pub enum DecodeError {
 }
 
 /// Returns the longest head of `text` with at most `limit` bytes.
-pub(crate) fn head(text: &str, limit: usize) -> &str {
+pub fn head(text: &str, limit: usize) -> &str {
     let mut end = text.len().min(limit);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -440,7 +440,7 @@ macro_rules! numbered {
             pub const ALL: [Self; [$($n),+].len()] = [$(Self::$variant),+];
 
             /// Returns the variant with this number; `None` for others.
-            pub(crate) const fn from_raw(n: u32) -> Option<Self> {
+            pub const fn from_raw(n: u32) -> Option<Self> {
                 match n {
                     $($n => Some(Self::$variant),)+
                     _ => None,

@@ -29,29 +29,29 @@ impl SizeQ {
 
     /// Returns the exact size; `None` if it is in the completion record.
     #[inline]
-    pub(crate) const fn bytes(self) -> Option<usize> {
+    pub const fn bytes(self) -> Option<usize> {
         self.0
     }
 }
 
 /// A decoded immediate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Imm {
+pub struct Imm {
     /// The receive slot.
-    pub(crate) slot: u8,
+    pub slot: u8,
     /// The rails that carry exactly one immediate each for this slot; never zero.
-    pub(crate) mask: u8,
+    pub mask: u8,
     /// The size of the message.
-    pub(crate) size: SizeQ,
+    pub size: SizeQ,
 }
 
 /// The immediate of a part that is sent again: its mask is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Replay {
     /// The receive slot.
-    pub(crate) slot: u8,
+    pub slot: u8,
     /// The part: the rail that was to carry it.
-    pub(crate) part: u8,
+    pub part: u8,
     /// The epoch of the verdict that requested it, modulo 2 to the power of 13.
     pub(crate) epoch: u16,
 }
@@ -119,7 +119,7 @@ impl ImmLayout {
 
     /// Returns the bits of a size in an immediate; `None` if it is in the completion record.
     #[inline(always)]
-    pub(crate) const fn size_bits(self, bytes: usize) -> Option<u32> {
+    pub const fn size_bits(self, bytes: usize) -> Option<u32> {
         match self.quantised(bytes) {
             Some(size_q) => Some(size_q << self.low_bits),
             None => None,
@@ -142,26 +142,26 @@ impl ImmLayout {
     }
 
     /// Returns the largest size below which every size is exact.
-    pub(crate) const fn exact_below(self) -> usize {
+    pub const fn exact_below(self) -> usize {
         1 << self.count_bits()
     }
 
     /// Like [`encode`](Self::encode), for a size below [`exact_below`](Self::exact_below).
     #[inline]
-    pub(crate) const fn encode_exact(self, slot: u8, mask: u8, bytes: u32) -> u32 {
+    pub const fn encode_exact(self, slot: u8, mask: u8, bytes: u32) -> u32 {
         Self::encode_bits(slot, mask, bytes << self.low_bits)
     }
 
     /// Returns the immediate with these [bits of a size](Self::size_bits).
     #[inline(always)]
-    pub(crate) const fn encode_bits(slot: u8, mask: u8, size: u32) -> u32 {
+    pub const fn encode_bits(slot: u8, mask: u8, size: u32) -> u32 {
         slot as u32 | (mask as u32) << 8 | size
     }
 
     /// Decodes the immediate of a message that is whole on `rail`: its slot, and its size in the
     /// small unit. `None` for all others.
     #[inline(always)]
-    pub(crate) const fn decode_whole(self, word: u32, rail: usize) -> Option<(u8, usize)> {
+    pub const fn decode_whole(self, word: u32, rail: usize) -> Option<(u8, usize)> {
         let size = word.wrapping_shr(self.low_bits) as usize;
         if word & self.fixed == 1u32.wrapping_shl(8 + rail as u32) { Some((word as u8, size)) } else { None }
     }
@@ -174,7 +174,7 @@ impl ImmLayout {
 
     /// Decodes the immediate of a part that is sent again. `None` for words that no sender makes,
     /// and for all that have a mask.
-    pub(crate) const fn decode_replay(self, word: u32) -> Option<Replay> {
+    pub const fn decode_replay(self, word: u32) -> Option<Replay> {
         let (slot, rest) = (word as u8, word >> self.low_bits);
         let (part, epoch) = (rest & ((1 << PART_BITS) - 1), rest >> PART_BITS);
         let mask = (word & ((1 << self.low_bits) - 1)) >> 8;
@@ -187,7 +187,7 @@ impl ImmLayout {
     /// Decodes an immediate. `None` for words that no sender makes: an empty mask, a rail that the
     /// connection does not have, a slot that does not exist, a size in the wrong unit.
     #[inline]
-    pub(crate) const fn decode(self, word: u32) -> Option<Imm> {
+    pub const fn decode(self, word: u32) -> Option<Imm> {
         let slot = word as u8;
         let mask = (word & ((1 << self.low_bits) - 1)) >> 8;
         // No rail, or one outside of the connection: the mask is in the lowest bits.

@@ -7,9 +7,9 @@ use std::str::FromStr;
 use super::wire::{Codec, DecodeError, Layout, Nested, Reader, Writer, layout, numbered, within};
 
 /// The maximum number of queue pairs of a rail of SOUT and SUP.
-pub(crate) const MAX_RAIL_QPS: u8 = 32;
+pub const MAX_RAIL_QPS: u8 = 32;
 /// The maximum number of queue pairs of any other rail.
-pub(crate) const MAX_PLAIN_QPS: u8 = 128;
+pub const MAX_PLAIN_QPS: u8 = 128;
 
 /// The name of a number of queue pairs.
 const QPS: &str = "queue pairs of a rail";

@@ -18,7 +18,7 @@ pub const COMMAND_WORDS: usize = 8;
 /// Bytes of a command without what it carries.
 pub const COMMAND_BYTES: usize = 8 * COMMAND_WORDS;
 /// The largest message of a command link in bytes.
-pub(crate) const COMMAND_MESSAGE_BYTES: usize = 1024;
+pub const COMMAND_MESSAGE_BYTES: usize = 1024;
 /// The most data that goes over a command link at once, in bytes.
 pub const MAX_CARRIED: usize = COMMAND_MESSAGE_BYTES - COMMAND_BYTES;
 

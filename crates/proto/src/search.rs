@@ -5,7 +5,7 @@ use super::wire::{Codec, layout, list, text, within};
 use super::wire::{DecodeError, Layout, List, Nested, Optional, Reader, Text, Within, Writer};
 
 /// The most routes of one search.
-pub(crate) const MAX_SEARCH: usize = 64;
+pub const MAX_SEARCH: usize = 64;
 
 /// The maximum length of the reason of one route.
 const REASON: usize = 255;

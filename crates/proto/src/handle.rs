@@ -42,13 +42,13 @@ impl Addr {
     }
 
     /// Returns the prefix length of the network.
-    pub(crate) fn prefix(&self) -> u8 {
+    pub fn prefix(&self) -> u8 {
         self.prefix
     }
 
     /// Returns whether `other` is in the network of this address. Addresses of different families
     /// are not.
-    pub(crate) fn same_subnet(&self, other: IpAddr) -> bool {
+    pub fn same_subnet(&self, other: IpAddr) -> bool {
         is_in_network(other, self.ip, self.prefix)
     }
 
@@ -81,7 +81,7 @@ impl Layout for Addr {
 
 /// Returns whether the first `prefix` bits of both addresses are the same. Addresses of different
 /// families have none in common.
-pub(crate) fn is_in_network(ip: IpAddr, network: IpAddr, prefix: u8) -> bool {
+pub fn is_in_network(ip: IpAddr, network: IpAddr, prefix: u8) -> bool {
     let (difference, bits) = match (ip, network) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(a.to_bits() ^ b.to_bits()), 32),
         (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits(), 128),
@@ -177,7 +177,7 @@ impl Handle {
     }
 
     /// Sets the listener's host.
-    pub(crate) fn on(self, host: HostId) -> Self {
+    pub fn on(self, host: HostId) -> Self {
         Self { host, ..self }
     }
 
@@ -199,7 +199,7 @@ impl Handle {
     }
 
     /// Returns the listener's host.
-    pub(crate) fn host(&self) -> HostId {
+    pub fn host(&self) -> HostId {
         self.host
     }
 
@@ -246,7 +246,7 @@ impl Handle {
 
     /// Decodes the handle of another version that has its fields at the same places: a connector
     /// reports its version to that listener. `None` if it has not.
-    pub(crate) fn of_other_version(bytes: &[u8; HANDLE_BYTES]) -> Option<Self> {
+    pub fn of_other_version(bytes: &[u8; HANDLE_BYTES]) -> Option<Self> {
         let version = u16::from_le_bytes([bytes[4], bytes[5]]);
         let same = bytes[0..4] == MAGIC && version >= FIRST_STABLE_VERSION && version != PROTOCOL_VERSION;
         same.then(|| Self::decode_fields(&bytes[..STATE_OFFSET]).ok()).flatten()

@@ -22,7 +22,7 @@ const CHUNKS: usize = 4;
 /// Bytes of a ring, and of a staging area.
 pub const RING_BYTES: usize = 4096;
 /// The most writes that are due at a time: each chunk and the acknowledgement.
-pub(crate) const MAX_WRITES: usize = CHUNKS + 1;
+pub const MAX_WRITES: usize = CHUNKS + 1;
 
 /// Bytes of the line with the acknowledgement, the first of a ring. Its first word is the number of
 /// the last accepted chunk; the rest is zero.
@@ -134,7 +134,7 @@ impl MailState {
     }
 
     /// Returns whether [`send`](Self::send) has room for a frame.
-    pub(crate) fn has_room(&self, frame: &[u8]) -> bool {
+    pub fn has_room(&self, frame: &[u8]) -> bool {
         self.outgoing.queued.len() + frame.len() <= MAX_QUEUED
     }
 
@@ -195,7 +195,7 @@ impl MailState {
     }
 
     /// Returns whether the peer has not acknowledged a chunk yet.
-    pub(crate) fn is_unacknowledged(&self) -> bool {
+    pub fn is_unacknowledged(&self) -> bool {
         self.outgoing.acked != self.outgoing.staged
     }
 

@@ -2,7 +2,7 @@
 
 /// Returns the rails of a mask, in order.
 #[inline]
-pub(crate) fn rails(mask: u8) -> impl Iterator<Item = usize> + Clone {
+pub fn rails(mask: u8) -> impl Iterator<Item = usize> + Clone {
     let mut rest = mask;
     std::iter::from_fn(move || {
         let rail = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
@@ -13,14 +13,14 @@ pub(crate) fn rails(mask: u8) -> impl Iterator<Item = usize> + Clone {
 
 /// The arrivals of one receive slot. The first one defines the mask.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Arrivals {
+pub struct Arrivals {
     want: u8,
     got: u8,
 }
 
 /// The effect of one arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     /// Other rails have not arrived yet.
     Waiting,
     /// The last rail has arrived.
@@ -31,7 +31,7 @@ pub(crate) enum Step {
 
 /// The contradiction of an arrival with itself or an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Violation {
+pub enum Violation {
     /// The mask is empty.
     #[error("an immediate names no rail")]
     Empty,
@@ -61,18 +61,18 @@ pub(crate) enum Violation {
 
 impl Arrivals {
     /// No arrival.
-    pub(crate) const NONE: Self = Self { want: 0, got: 0 };
+    pub const NONE: Self = Self { want: 0, got: 0 };
 
     /// Returns the arrivals of a message that is whole on a rail, below 8.
     #[inline]
-    pub(crate) const fn whole(rail: usize) -> Self {
+    pub const fn whole(rail: usize) -> Self {
         let mask = 1u8.wrapping_shl(rail as u32);
         Self { want: mask, got: mask }
     }
 
     /// Records an arrival: its mask and its rail.
     #[inline]
-    pub(crate) const fn on_arrival(&mut self, mask: u8, rail: u8) -> Step {
+    pub const fn on_arrival(&mut self, mask: u8, rail: u8) -> Step {
         if self.want == 0 && rail < 8 && mask == 1 << rail {
             // The message is on one rail: the most frequent case.
             (self.want, self.got) = (mask, mask);
@@ -97,7 +97,7 @@ impl Arrivals {
 
     /// Sets the mask if nothing has arrived yet, or compares it. Returns `false`, and changes
     /// nothing, if another mask is known.
-    pub(crate) const fn learn(&mut self, mask: u8) -> bool {
+    pub const fn learn(&mut self, mask: u8) -> bool {
         if self.want == 0 {
             self.want = mask;
         }
@@ -106,19 +106,19 @@ impl Arrivals {
 
     /// Records parts of the mask that count as arrived, whichever rail carried them. Returns
     /// whether the slot is complete.
-    pub(crate) const fn add(&mut self, parts: u8) -> bool {
+    pub const fn add(&mut self, parts: u8) -> bool {
         self.got |= parts & self.want;
         self.got == self.want
     }
 
     /// Returns the mask of the first arrival; 0 before it.
-    pub(crate) const fn expected(&self) -> u8 {
+    pub const fn expected(&self) -> u8 {
         self.want
     }
 
     /// Returns the rails that have arrived.
     #[inline]
-    pub(crate) const fn seen(&self) -> u8 {
+    pub const fn seen(&self) -> u8 {
         self.got
     }
 }

@@ -17,7 +17,7 @@ pub const HELLO_PREFIX_BYTES: usize =
     CLAIM_OFFSET + RELEASE_BYTES + size_of::<ListenerId>() + size_of::<Nonce>() + TAG_BYTES;
 
 /// Bytes of a whole frame with a REDIAL.
-pub(crate) const REDIAL_BYTES: usize = HEADER_BYTES + 1 + Redial::BYTES;
+pub const REDIAL_BYTES: usize = HEADER_BYTES + 1 + Redial::BYTES;
 
 /// The reason why a frame is refused before its body is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -98,7 +98,7 @@ impl HelloPrefix {
 
 /// Returns a HELLO that ends with its prefix: enough for a listener of another version to name both
 /// versions.
-pub(crate) fn hello_of_version(claim: &Claim) -> Vec<u8> {
+pub fn hello_of_version(claim: &Claim) -> Vec<u8> {
     let mut out = Writer::default();
     VersionedClaim.write(claim, out.u32((HELLO_PREFIX_BYTES - HEADER_BYTES) as u32).u8(kind::HELLO));
     out.bytes
@@ -129,4 +129,4 @@ impl Message {
 
 #[cfg(test)]
 #[path = "frame_tests.rs"]
-pub(in crate::proto) mod tests;
+pub(crate) mod tests;

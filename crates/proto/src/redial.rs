@@ -6,7 +6,7 @@ use super::wire::{Codec, DecodeError, Layout, Nested, Reader, Writer, layout, li
 use super::{Addr, ListenerId, Nonce, Role, Secret, TAG_BYTES, Tag, same_tag};
 
 /// Most addresses of a CALLBACK.
-pub(crate) const MAX_CALLBACK_ADDRS: usize = 16;
+pub const MAX_CALLBACK_ADDRS: usize = 16;
 
 layout! {
     /// Where the process of an end accepts connections that replace a broken one.

@@ -10,9 +10,9 @@ const HOST_BYTES: usize = 255;
 const WHY_BYTES: usize = 512;
 /// The maximum number of usable rails in a HELLO, and of unusable ones. A connection uses at most
 /// [`MAX_RAILS`](super::MAX_RAILS).
-pub(crate) const MAX_OFFERS: usize = 32;
+pub const MAX_OFFERS: usize = 32;
 /// The maximum number of addresses of a rail in a HELLO.
-pub(crate) const MAX_RAIL_ADDRS: usize = 16;
+pub const MAX_RAIL_ADDRS: usize = 16;
 
 layout! {
     /// The first message of an end. Magic, version and claim come first in every version of the
@@ -127,7 +127,7 @@ layout! {
 }
 
 /// Returns why no connection can use a GID with this address, whichever end has it.
-pub(crate) fn unusable_gid(addr: IpAddr) -> Option<&'static str> {
+pub fn unusable_gid(addr: IpAddr) -> Option<&'static str> {
     match addr {
         addr if addr.is_loopback() => Some("loopback"),
         addr if addr.is_multicast() => Some("multicast"),
@@ -172,7 +172,7 @@ numbered! {
 
 impl Mtu {
     /// Returns the payload bytes of a full packet.
-    pub(crate) const fn bytes(self) -> u32 {
+    pub const fn bytes(self) -> u32 {
         128 << self as u32
     }
 }

@@ -19,9 +19,9 @@ use super::{Ends, HEADER_BYTES, Nonce, PROTOCOL_VERSION, Release, Role};
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
 /// A truncated HMAC.
-pub(crate) type Tag = [u8; TAG_BYTES];
+pub type Tag = [u8; TAG_BYTES];
 /// The public name of a listener.
-pub(crate) type ListenerId = [u8; 8];
+pub type ListenerId = [u8; 8];
 
 type Prf = Hmac<Sha256>;
 
@@ -139,13 +139,13 @@ pub(super) fn redial_tag(key: &Secret, fields: &[u8]) -> Tag {
 }
 
 /// Compares two tags in a time that does not depend on their bytes.
-pub(crate) fn same_tag(a: &Tag, b: &Tag) -> bool {
+pub fn same_tag(a: &Tag, b: &Tag) -> bool {
     a.ct_eq(b).into()
 }
 
 /// Returns what a process reveals when the connection with this token has ended there. `secret` is
 /// known to that process alone.
-pub(crate) fn ended_proof(secret: &Secret, token: &Nonce, role: Role) -> Tag {
+pub fn ended_proof(secret: &Secret, token: &Nonce, role: Role) -> Tag {
     cut(hmac(&secret.prf, &[b"MPIB ended", token, &[role as u8]]))
 }
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::proto::*;
+use crate::*;
 
 fn text(limit: usize) -> impl Strategy<Value = String> {
     prop_oneof![Just(String::new()), "[a-z0-9_.é-]{1,20}", Just("x".repeat(limit))]
@@ -257,7 +257,7 @@ fn callback_addr() -> impl Strategy<Value = Addr> {
     ]
 }
 
-pub(in crate::proto) fn hello() -> Hello {
+pub(crate) fn hello() -> Hello {
     let rail = RailInfo {
         name: "mlx5_0".into(),
         port: 1,

@@ -3,13 +3,13 @@
 use super::{MAX_RAILS, RailSet};
 
 /// The denominator of a share.
-pub(crate) const SHARE_ONE: u16 = 1024;
+pub const SHARE_ONE: u16 = 1024;
 /// Each part begins at a multiple of this number of bytes from the start of the buffer.
-pub(crate) const SPLIT_ALIGN: usize = 128;
+pub const SPLIT_ALIGN: usize = 128;
 
 /// What each rail carries of the messages, in proportion to the others.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Weights {
+pub struct Weights {
     of: [u16; MAX_RAILS],
     /// The rails with a weight above 0.
     rails: RailSet,
@@ -20,7 +20,7 @@ impl Weights {
     /// Returns the weights of the `available` rails. If none of them has a weight, the lowest one
     /// carries all. There are no rails only if none is available.
     #[inline]
-    pub(crate) fn new(of: &[u16], available: RailSet) -> Self {
+    pub fn new(of: &[u16], available: RailSet) -> Self {
         let (mut weights, mut lowest) = (Self { of: [0; MAX_RAILS], rails: RailSet::EMPTY, sum: 0 }, None);
         for rail in available.iter().take_while(|rail| *rail < of.len()) {
             lowest = lowest.or(Some(rail));
@@ -42,13 +42,13 @@ impl Weights {
 
     /// Returns the rails with a weight.
     #[inline]
-    pub(crate) fn rails(&self) -> RailSet {
+    pub fn rails(&self) -> RailSet {
         self.rails
     }
 
     /// Returns the rail whose `load`, with `more` added, is the least in proportion to its weight. Of
     /// equal ones it is the lowest.
-    pub(crate) fn least(&self, more: u64, load: impl Fn(usize) -> u64) -> Option<usize> {
+    pub fn least(&self, more: u64, load: impl Fn(usize) -> u64) -> Option<usize> {
         let loads = self.rails.iter().map(|rail| (rail, load(rail) + more));
         // a / weight of a <= b / weight of b
         let lighter = |a: (usize, u64), b: (usize, u64)| {
@@ -62,7 +62,7 @@ impl Weights {
 /// lowest rail has the remainder, and every other part is a multiple of [`SPLIT_ALIGN`]. An adapter
 /// writes a part that begins inside a cache line with one more packet and two partial writes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Split {
+pub struct Split {
     /// Undefined for other rails.
     bytes: [usize; MAX_RAILS],
     /// The bytes of all rails.
@@ -72,18 +72,18 @@ pub(crate) struct Split {
 
 /// The part of one rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
+pub struct Part {
     /// Index of the rail.
-    pub(crate) rail: usize,
+    pub rail: usize,
     /// Offset in the buffer.
-    pub(crate) offset: usize,
+    pub offset: usize,
     /// Bytes; zero only if the message is empty.
-    pub(crate) len: usize,
+    pub len: usize,
 }
 
 impl Split {
     /// A placeholder without rails.
-    pub(crate) const NONE: Self = Self { bytes: [0; MAX_RAILS], size: 0, rails: RailSet::EMPTY };
+    pub const NONE: Self = Self { bytes: [0; MAX_RAILS], size: 0, rails: RailSet::EMPTY };
 
     /// Divides a message between two rails: `share`/1024 of it goes to SUP (rail 1), 1024 or more
     /// is all. Rails missing from `available` carry nothing. `None` if neither is available.
@@ -105,7 +105,7 @@ impl Split {
     /// Divides a message in place in proportion to the weights, rounded down to [`SPLIT_ALIGN`]. The
     /// first rail with a weight has the remainder, which is the end of the buffer.
     #[inline(always)]
-    pub(crate) fn cut(&mut self, size: usize, weights: &Weights) {
+    pub fn cut(&mut self, size: usize, weights: &Weights) {
         let Some(first) = weights.rails.lowest() else { return };
         self.whole(size, first);
         let mut rest = size;
@@ -132,7 +132,7 @@ impl Split {
 
     /// Puts a whole message on one rail, below [`MAX_RAILS`].
     #[inline(always)]
-    pub(crate) const fn whole(&mut self, size: usize, rail: usize) {
+    pub const fn whole(&mut self, size: usize, rail: usize) {
         self.rails = RailSet::of(rail);
         self.size = size;
         self.bytes[rail] = size;
@@ -140,27 +140,27 @@ impl Split {
 
     /// Returns the bytes of the message.
     #[inline]
-    pub(crate) const fn size(&self) -> usize {
+    pub const fn size(&self) -> usize {
         self.size
     }
 
     /// Returns the rails that carry a part; none only in [`NONE`](Self::NONE). An empty message has
     /// one rail with no bytes.
     #[inline]
-    pub(crate) const fn rails(&self) -> RailSet {
+    pub const fn rails(&self) -> RailSet {
         self.rails
     }
 
     /// Returns the bytes on `rail`; 0 on a rail that carries no part.
     #[inline]
-    pub(crate) fn bytes(&self, rail: usize) -> usize {
+    pub fn bytes(&self, rail: usize) -> usize {
         if rail < MAX_RAILS && self.rails.contains(rail) { self.bytes[rail] } else { 0 }
     }
 
     /// Returns the parts in the order of the rails. Each part ends where the previous one begins,
     /// and the first one ends with the buffer.
     #[inline]
-    pub(crate) fn parts(&self) -> impl Iterator<Item = Part> + Clone {
+    pub fn parts(&self) -> impl Iterator<Item = Part> + Clone {
         let mut begin = self.size;
         self.rails.iter().map(move |rail| {
             let len = self.bytes[rail];

@@ -9,17 +9,17 @@ use super::{
 };
 
 /// Begins the reason in PROBED of a route for which the kernel of an end has no route.
-pub(crate) const NO_ROUTE: &str = "no route from ";
+pub const NO_ROUTE: &str = "no route from ";
 /// Begins the reason in PROBED of a route that an end does not try, because it failed lately.
-pub(crate) const NOT_TRIED: &str = "not tried, since ";
+pub const NOT_TRIED: &str = "not tried, since ";
 /// Begins the reason in an acceptor's PROBED of a route on which a receive of its shared receive
 /// queue failed. Both ends try it once more, with receives in the queues of its queue pairs.
-pub(crate) const SRQ_FAILED: &str = "a receive in the shared receive queue failed: ";
+pub const SRQ_FAILED: &str = "a receive in the shared receive queue failed: ";
 /// Begins the reason in PROBED of a route on which no packet gets through: the ends may wait for it.
-pub(crate) const NO_ANSWER: &str = "nothing answers: ";
+pub const NO_ANSWER: &str = "nothing answers: ";
 /// Begins the reason in PROBED of a route that failed while the port of the end was not active, or had
 /// reported an event since its HELLO: the ends may wait for it.
-pub(crate) const PORT_CHANGED: &str = "the port has changed meanwhile: ";
+pub const PORT_CHANGED: &str = "the port has changed meanwhile: ";
 
 /// Defines the messages: the name and type byte of each, and what follows the type, which is a value
 /// with its own layout, or fields with their codecs.
@@ -30,7 +30,7 @@ macro_rules! messages {
     )+) => {
         /// The type bytes of the messages.
         pub(super) mod kind {
-            $(pub(in crate::proto) const $kind: u8 = $n;)+
+            $(pub(crate) const $kind: u8 = $n;)+
         }
 
         /// A message of the control connection.

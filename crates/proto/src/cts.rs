@@ -9,7 +9,7 @@ use super::{MAX_RAILS, MAX_RECVS};
 pub const CTS_BYTES: usize = 64;
 /// Words of an entry. The sequence number is the last one: it arrives with or after the rest of its
 /// line.
-pub(crate) const CTS_WORDS: usize = CTS_BYTES / 8;
+pub const CTS_WORDS: usize = CTS_BYTES / 8;
 
 /// `addr` @0, `size` @8, `rkeys` @16, `tag` @48, `count` @52, `index` @53, two zero bytes, `seq`
 /// @56; little-endian.
@@ -52,11 +52,11 @@ pub enum CtsError {
 
 impl Cts {
     /// Index of the first word with keys. Each has those of two rails.
-    pub(crate) const KEYS: usize = 2;
+    pub const KEYS: usize = 2;
 
     /// Returns the entry as words. Each word is stored in little-endian order.
     #[inline]
-    pub(crate) fn words(&self) -> [u64; CTS_WORDS] {
+    pub fn words(&self) -> [u64; CTS_WORDS] {
         let keys = |i: usize| u64::from(self.rkeys[2 * i]) | u64::from(self.rkeys[2 * i + 1]) << 32;
         let head = Head { tag: self.tag, count: self.count, index: self.index }.word();
         [self.addr, self.size, keys(0), keys(1), keys(2), keys(3), head, self.seq]
@@ -88,7 +88,7 @@ impl Cts {
 
 /// Returns a checksum of the keys of a group's entries: that of the entries before this one was
 /// `before`, 0 for the first.
-pub(crate) fn checksum_of_keys(before: u32, entry: &[AtomicU64; CTS_WORDS]) -> u32 {
+pub fn checksum_of_keys(before: u32, entry: &[AtomicU64; CTS_WORDS]) -> u32 {
     let keys = entry[Cts::KEYS..Cts::KEYS + MAX_RAILS / 2].iter();
     let words = keys.map(|word| u64::from_le(word.load(Ordering::Relaxed)));
     let halves = words.flat_map(|word| [word as u32, (word >> 32) as u32]);
@@ -98,7 +98,7 @@ pub(crate) fn checksum_of_keys(before: u32, entry: &[AtomicU64; CTS_WORDS]) -> u
 
 /// The word before the sequence number, which differs among the entries of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Head {
+pub struct Head {
     /// See [`Cts::tag`].
     pub tag: i32,
     /// See [`Cts::count`].
@@ -110,13 +110,13 @@ pub(crate) struct Head {
 impl Head {
     /// Returns the word.
     #[inline]
-    pub(crate) const fn word(self) -> u64 {
+    pub const fn word(self) -> u64 {
         self.tag as u32 as u64 | (self.count as u64) << 32 | (self.index as u64) << 40
     }
 
     /// Decodes a word, and refuses those that no entry of a valid group has.
     #[inline]
-    pub(crate) const fn of(word: u64) -> Result<Self, CtsError> {
+    pub const fn of(word: u64) -> Result<Self, CtsError> {
         let (count, index, padding) = ((word >> 32) as u8, (word >> 40) as u8, (word >> 48) as u16);
         if count == 0 || count as usize > MAX_RECVS {
             Err(CtsError::Count(count))

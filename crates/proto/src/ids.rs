@@ -45,7 +45,7 @@ pub struct Ends<T> {
 
 impl<T> Ends<T> {
     /// Orders the values of the end with `role` and of its peer.
-    pub(crate) fn new(role: Role, local: T, remote: T) -> Self {
+    pub fn new(role: Role, local: T, remote: T) -> Self {
         match role {
             Role::Connector => Self { connector: local, acceptor: remote },
             Role::Acceptor => Self { connector: remote, acceptor: local },
@@ -53,7 +53,7 @@ impl<T> Ends<T> {
     }
 
     /// Returns the value of the end with `role`.
-    pub(crate) const fn local(&self, role: Role) -> &T {
+    pub const fn local(&self, role: Role) -> &T {
         match role {
             Role::Connector => &self.connector,
             Role::Acceptor => &self.acceptor,
@@ -61,17 +61,17 @@ impl<T> Ends<T> {
     }
 
     /// Returns the value of the peer of the end with `role`.
-    pub(crate) const fn remote(&self, role: Role) -> &T {
+    pub const fn remote(&self, role: Role) -> &T {
         self.local(role.other())
     }
 
     /// Returns references to both values.
-    pub(crate) const fn as_ref(&self) -> Ends<&T> {
+    pub const fn as_ref(&self) -> Ends<&T> {
         Ends { connector: &self.connector, acceptor: &self.acceptor }
     }
 
     /// Applies `f` to both values.
-    pub(crate) fn map<U>(self, mut f: impl FnMut(T) -> U) -> Ends<U> {
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Ends<U> {
         Ends { connector: f(self.connector), acceptor: f(self.acceptor) }
     }
 }
@@ -82,12 +82,12 @@ pub struct RailRole(u8);
 
 impl RailRole {
     /// The first rail of a device; of a fused device the network that reaches every host.
-    pub(crate) const SOUT: Self = Self(0);
+    pub const SOUT: Self = Self(0);
     /// The second rail of a device; of a fused device the network of an island.
-    pub(crate) const SUP: Self = Self(1);
+    pub const SUP: Self = Self(1);
 
     /// Yields the roles of a device's rails, in order.
-    pub(crate) fn all() -> impl Iterator<Item = Self> + Clone {
+    pub fn all() -> impl Iterator<Item = Self> + Clone {
         (0..MAX_RAILS as u8).map(Self)
     }
 
@@ -97,7 +97,7 @@ impl RailRole {
     }
 
     /// Returns the index of the rail in its device.
-    pub(crate) const fn index(self) -> u8 {
+    pub const fn index(self) -> u8 {
         self.0
     }
 }
@@ -131,21 +131,21 @@ impl fmt::Display for RailRole {
 /// the listener only within its network namespace, while the bridges of a host also join namespaces
 /// (containers) of the same kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct HostId {
+pub struct HostId {
     /// A hash of the kernel's boot id; 0 if it is unknown.
-    pub(crate) boot: u32,
+    pub boot: u32,
     /// A hash of boot id and network namespace; 0 if it is unknown.
-    pub(crate) network: u32,
+    pub network: u32,
 }
 
 impl HostId {
     /// Returns whether processes with these ids may share a kernel: unknown ids may.
-    pub(crate) fn may_share_kernel(self, other: Self) -> bool {
+    pub fn may_share_kernel(self, other: Self) -> bool {
         may_be_same(self.boot, other.boot)
     }
 
     /// Returns whether processes with these ids may share a network namespace: unknown ids may.
-    pub(crate) fn may_share_network(self, other: Self) -> bool {
+    pub fn may_share_network(self, other: Self) -> bool {
         self.may_share_kernel(other) && may_be_same(self.network, other.network)
     }
 }
@@ -171,14 +171,14 @@ fn prefix(gid: [u8; 16]) -> u64 {
 }
 
 /// Returns the FLID in a GID; `None` if the GID has none.
-pub(crate) fn flid(gid: [u8; 16]) -> Option<u16> {
+pub fn flid(gid: [u8; 16]) -> Option<u16> {
     let flid = u16::from_be_bytes([gid[4], gid[5]]);
     (gid[..4] == [0xfe, 0xc0, 0, 0] && flid != 0).then_some(flid)
 }
 
 /// A subnet, as the first half of a GID identifies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Subnet {
+pub struct Subnet {
     prefix: u64,
     /// Whether the low 16 bits of the prefix are all that is known.
     partial: bool,
@@ -186,7 +186,7 @@ pub(crate) struct Subnet {
 
 impl Subnet {
     /// Returns the subnet of the port with this GID.
-    pub(crate) fn of(gid: [u8; 16]) -> Self {
+    pub fn of(gid: [u8; 16]) -> Self {
         match flid(gid) {
             Some(_) => Self { prefix: prefix(gid) & 0xffff, partial: true },
             None => Self { prefix: prefix(gid), partial: false },
@@ -194,7 +194,7 @@ impl Subnet {
     }
 
     /// Returns whether both are one subnet, by the bits that are known of both.
-    pub(crate) fn is_same(self, other: Self) -> bool {
+    pub fn is_same(self, other: Self) -> bool {
         let mask = if self.partial || other.partial { 0xffff } else { u64::MAX };
         self.prefix & mask == other.prefix & mask
     }

@@ -3,68 +3,68 @@
 use std::fmt;
 use std::ops::{BitAnd, BitAndAssign, BitOr, BitOrAssign};
 
-use crate::proto::{MAX_RAILS, rails};
+use crate::{MAX_RAILS, rails};
 
 /// A set of a connection's rails, by their index. On the wire it is one byte: bit `i` is rail `i`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct RailSet(u8);
+pub struct RailSet(u8);
 
 const _: () = assert!(MAX_RAILS <= u8::BITS as usize);
 
 impl RailSet {
     /// No rail.
-    pub(crate) const EMPTY: Self = Self(0);
+    pub const EMPTY: Self = Self(0);
 
     /// All rails that a connection can have.
-    pub(crate) const ALL: Self = Self(u8::MAX);
+    pub const ALL: Self = Self(u8::MAX);
 
     /// Returns the set with these bits.
-    pub(crate) const fn from_bits(bits: u8) -> Self {
+    pub const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
 
     /// Returns the rails 0 to `count` - 1; `count` is at most [`MAX_RAILS`].
-    pub(crate) const fn first(count: usize) -> Self {
+    pub const fn first(count: usize) -> Self {
         Self(((1u16 << count) - 1) as u8)
     }
 
     /// Returns the set of one rail.
-    pub(crate) const fn of(rail: usize) -> Self {
+    pub const fn of(rail: usize) -> Self {
         Self(1 << rail)
     }
 
     /// Returns the bits.
-    pub(crate) const fn bits(self) -> u8 {
+    pub const fn bits(self) -> u8 {
         self.0
     }
 
     /// Returns whether there is no rail.
-    pub(crate) const fn is_empty(self) -> bool {
+    pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// Returns the number of rails.
-    pub(crate) const fn len(self) -> usize {
+    pub const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
     /// Returns whether `rail` is in the set.
-    pub(crate) const fn contains(self, rail: usize) -> bool {
+    pub const fn contains(self, rail: usize) -> bool {
         self.0 >> rail & 1 == 1
     }
 
     /// Returns whether all rails of `other` are in the set.
-    pub(crate) const fn includes(self, other: Self) -> bool {
+    pub const fn includes(self, other: Self) -> bool {
         other.0 & !self.0 == 0
     }
 
     /// Returns the rails that are not in `other`.
-    pub(crate) const fn without(self, other: Self) -> Self {
+    pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
     /// Returns the rail with the lowest index.
-    pub(crate) const fn lowest(self) -> Option<usize> {
+    pub const fn lowest(self) -> Option<usize> {
         match self.0 {
             0 => None,
             bits => Some(bits.trailing_zeros() as usize),
@@ -72,17 +72,17 @@ impl RailSet {
     }
 
     /// Adds a rail.
-    pub(crate) const fn insert(&mut self, rail: usize) {
+    pub const fn insert(&mut self, rail: usize) {
         self.0 |= 1 << rail;
     }
 
     /// Takes a rail out.
-    pub(crate) const fn remove(&mut self, rail: usize) {
+    pub const fn remove(&mut self, rail: usize) {
         self.0 &= !(1 << rail);
     }
 
     /// Yields the rails in the order of their indices.
-    pub(crate) fn iter(self) -> impl Iterator<Item = usize> + Clone {
+    pub fn iter(self) -> impl Iterator<Item = usize> + Clone {
         rails(self.0)
     }
 }

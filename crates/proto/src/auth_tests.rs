@@ -1,7 +1,7 @@
 //! Proofs and tags: known values, and what must not pass.
 
 use super::*;
-use crate::proto::Message;
+use crate::Message;
 
 fn secret() -> Secret {
     Secret::from([7; 16])
