@@ -8,13 +8,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use mpib_proto::RailRole;
+use nccl_net_mpib_agent_iface::environment::job_of_scheduler;
 pub(crate) use nccl_net_mpib_agent_iface::stats::{Awaited, Direction, Lack, Reason, Totals, Traffic};
 use nccl_net_mpib_agent_iface::stats::{
     ConnectionEntry, Data, Entry, Event, Islands, NewConnection, PortRecord, PortState, StatsWriter,
     UnlistedEntry,
 };
-
-use mpib_proto::RailRole;
 
 use crate::config::Config;
 use crate::control::FrameCounts;
@@ -44,9 +44,14 @@ impl Stats {
     /// With `MPIB_STRICT=1`: the page cannot be made.
     pub(crate) fn init(&self, config: &Config, warned: &Warned) -> Result<()> {
         let Some(page) = config.stats.then(page) else { return Ok(()) };
-        let Err(e) = page else {
-            self.counts.store(true, Ordering::Relaxed);
-            return Ok(());
+        let e = match page {
+            Ok(page) => {
+                let of_scheduler = || job_of_scheduler(|name| std::env::var(name).ok());
+                page.name_job(&config.job.clone().or_else(of_scheduler).unwrap_or_default());
+                self.counts.store(true, Ordering::Relaxed);
+                return Ok(());
+            }
+            Err(e) => e,
         };
         let what = format!("no statistics page can be made (set MPIB_STATS=0 to do without): {e}");
         let what = config.degraded(what)?;

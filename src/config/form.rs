@@ -250,6 +250,32 @@ impl Form for AbsolutePath {
     }
 }
 
+/// A name with a maximum length in bytes.
+#[derive(Debug)]
+pub(super) struct Name(usize);
+
+impl Name {
+    pub(super) const fn new(longest: usize) -> Self {
+        Self(longest)
+    }
+}
+
+impl Form for Name {
+    type Value = String;
+    fn parse(&self, text: &str) -> Result<String, NotOfThisForm> {
+        let is_blank = |c: char| c.is_whitespace() || c.is_control();
+        let good =
+            text.starts_with(char::is_alphanumeric) && text.len() <= self.0 && !text.contains(is_blank);
+        good.then(|| text.into()).ok_or_else(NotOfThisForm::default)
+    }
+    fn expected(&self) -> String {
+        format!("a name without blanks that begins with a letter or a digit, at most {} bytes", self.0)
+    }
+    fn show(&self, value: &String) -> String {
+        value.clone()
+    }
+}
+
 /// A time as a whole number of a unit.
 #[derive(Debug)]
 pub(super) struct Time {

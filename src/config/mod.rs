@@ -19,7 +19,7 @@ use std::time::Duration;
 pub(crate) use address::{AddrRange, GidIndex};
 pub(crate) use filter::{Broad, Family, HcaFilter, HcaName, NameFilter, PLANE_END, RailSpeeds};
 pub(crate) use form::SplitBy;
-use form::{AbsolutePath, Faults, Flag, Form, ModeNumber, Optional, Or, Text, Time, Whole};
+use form::{AbsolutePath, Faults, Flag, Form, ModeNumber, Name, Optional, Or, Text, Time, Whole};
 pub(crate) use unsupported::{Finding, nearest};
 
 use mpib_proto::{MAX_PLAIN_QPS, MAX_RAIL_QPS, Mode, RoutePolicy};
@@ -327,6 +327,10 @@ settings! {
     /// 1: counts what each connection does, in a page that `mpib stats` reads. See
     /// [stats.md](stats.md).
     stats: bool = true, "MPIB_STATS", Flag;
+    /// Name of the job in metrics and in `mpib stats`. Unset: the number that Slurm, PBS, LSF or Flux
+    /// has for it (`SLURM_JOB_ID`, `PBS_JOBID`, `LSB_JOBID`, `FLUX_JOB_ID`), or in a Kubernetes pod the
+    /// pod's name. See [stats.md](stats.md#jobs).
+    job: Option<String> = None, "MPIB_JOB", Optional(Name::new(40));
     /// User id that may own the agent's socket and hint file, besides root and the process's own
     /// user.
     agent_uid: Option<u32> = None, "MPIB_AGENT_UID", Optional(Whole::<u32>::new(0, u32::MAX - 1));

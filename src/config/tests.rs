@@ -87,6 +87,7 @@ fn every_variable_is_read() {
         ("MPIB_HINT_POLL_US", "100"),
         ("MPIB_REACH_FILE", "/run/mpib/reach"),
         ("MPIB_STATS", "0"),
+        ("MPIB_JOB", "run-7"),
         ("MPIB_AGENT_UID", "0"),
     ];
     assert_eq!(settings.map(|s| s.0), Config::VARIABLES, "the list above is the table");
@@ -131,7 +132,8 @@ fn a_bad_value_of_any_variable_is_an_error_that_names_it() {
 }
 
 fn names(variable: &str) -> bool {
-    variable.contains("HCA") || variable.ends_with("_IF") || variable.ends_with("IFNAME")
+    let ends = |end| variable.ends_with(end);
+    variable.contains("HCA") || ends("_IF") || ends("IFNAME") || ends("_JOB")
 }
 
 #[test]

@@ -87,10 +87,10 @@ pub fn serve() {
             Err(e) => format!("no: {e}"),
             Ok(pages) => {
                 let all: Vec<_> = pages.iter().flat_map(|p| p.connections()).map(|c| record(&c)).collect();
-                let Summary { pid, plugin, opened, open, hidden, .. } = pages[0].summary();
+                let Summary { pid, plugin, job, opened, open, hidden, .. } = pages[0].summary();
                 let n = pages.len();
                 let head = format!(
-                    "pages={n}\tpid={pid}\tplugin={plugin}\topened={opened}\topen={open}\thidden={hidden}"
+                    "pages={n}\tpid={pid}\tplugin={plugin}\tjob={job}\topened={opened}\topen={open}\thidden={hidden}"
                 );
                 std::iter::once(head).chain(all).collect::<Vec<_>>().join("\u{1e}")
             }

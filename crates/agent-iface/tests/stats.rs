@@ -82,6 +82,7 @@ fn every_number_stands_where_the_layout_has_it() {
     entry.failure("the first reason");
     entry.failure("another");
 
+    writer.name_job("4711");
     let file = file();
     let mut bytes = vec![0; STATS_SIZE];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -93,7 +94,7 @@ fn every_number_stands_where_the_layout_has_it() {
     assert_eq!([72, 76].map(word), [64, 768]);
     assert_eq!((long(24), word(32)), (STATS_SIZE as u64, std::process::id()));
     assert!(long(40) > 1_600_000_000_000_000_000 && long(48) >= 1);
-    assert_eq!((word(56), word(60), text(96)), (1, 0, "1.2.3"));
+    assert_eq!((word(56), word(60), text(96), text(216)), (1, 0, "1.2.3", "4711"));
     let index = connections()[0].index;
     assert!(word(64) as usize > index);
     let at = 512 + 64 * 768 + index * 2560;

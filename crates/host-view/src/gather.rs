@@ -1,6 +1,6 @@
 //! Reads pages and adapters into a document.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::budget::Budget;
 use crate::verdict::OTHER;
 use crate::{
     Connection, Count, Failover, Host, Port, PortCounts, Process, Rail, Stalls, State, Totals, TwoWays, Wait,
-    sysfs,
+    jobs, sysfs,
 };
 
 /// Version of the document's format.
@@ -150,6 +150,7 @@ impl Source {
     fn finish(&self, mut host: Host, real: &BTreeSet<String>) -> Host {
         host.sum(real);
         host.judge();
+        host.jobs = jobs::of(&host, &BTreeMap::new());
         for port in &mut host.ports {
             port.adapter = sysfs::adapter(&self.adapters, port);
         }
@@ -202,6 +203,7 @@ fn process(known: Process, read: Statistics) -> Process {
     let mut ports: Vec<Port> = ports.into_iter().map(port).collect();
     ports.sort_by(|a, b| a.name.cmp(&b.name));
     Process {
+        job: Some(summary.job).filter(|job| !job.is_empty()),
         plugin: summary.plugin,
         made_ms: ms(summary.made),
         opened: Count(summary.opened),

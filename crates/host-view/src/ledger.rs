@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use crate::jobs::{self, Key};
 use crate::model::{Failover, MAX_PORTS, Port, TwoWays};
 use crate::sums::{UNUSED, add_all};
 use crate::{Count, Host, PortCounts, Process, Verdict};
@@ -14,6 +15,8 @@ const KEPT_MS: u64 = 24 * 3600 * 1000;
 /// What processes have counted.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counted {
+    /// Of one process.
+    job: Option<Key>,
     /// With the time of the latest reading that had them.
     ports: BTreeMap<String, (PortCounts, u64)>,
     totals: TwoWays,
@@ -32,6 +35,8 @@ pub struct Ledger {
     known: HashMap<(u32, u64, usize), Counted>,
     /// The processes that have ended.
     ended: Counted,
+    /// What ended processes of jobs have counted that have others.
+    jobs: BTreeMap<Key, TwoWays>,
     /// When the link of a port was last seen up.
     linked: BTreeMap<String, u64>,
 }
@@ -46,12 +51,18 @@ impl Ledger {
         for (key, last) in std::mem::take(&mut self.known) {
             if !now.contains_key(&key) {
                 self.ended.add(&last, real);
+                if let Some(job) = last.job {
+                    self.jobs.entry(job).or_default().add(&last.totals);
+                }
             }
         }
         self.known = now;
+        let present: BTreeSet<_> = host.processes.iter().filter_map(jobs::key).collect();
+        self.jobs.retain(|job, _| present.contains(job));
         self.ended.ports.retain(|name, (_, last)| real.contains(name) || *last + KEPT_MS > at);
         host.add_counted(&self.ended, real);
         self.mark_lost_links(host);
+        host.jobs = jobs::of(host, &self.jobs);
         host.verdict = Verdict::of(host);
     }
 
@@ -86,7 +97,8 @@ impl Counted {
         let Process { totals, failover, events, forged_frames, opened, ports, .. } = process;
         let ports = ports.iter().map(|port| (port.name.clone(), (port.counts.clone(), at))).collect();
         let (totals, failover, forged_frames, opened) = (*totals, *failover, *forged_frames, *opened);
-        Self { ports, totals, failover, events: events.clone(), forged_frames, opened }
+        let job = jobs::key(process);
+        Self { job, ports, totals, failover, events: events.clone(), forged_frames, opened }
     }
 
     fn add(&mut self, other: &Self, real: &BTreeSet<String>) {

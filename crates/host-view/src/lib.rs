@@ -8,6 +8,7 @@
 mod budget;
 mod count;
 mod gather;
+mod jobs;
 mod ledger;
 mod metrics;
 mod model;
@@ -24,8 +25,8 @@ pub use gather::{Passed, Source, hostname};
 pub use ledger::Ledger;
 pub use metrics::{MAX_PEERS, MetricsOptions, manual, metrics};
 pub use model::{
-    Adapter, Connection, Failover, Host, MAX_PORTS, Port, PortCounts, Process, Rail, Stalls, Totals, TwoWays,
-    Wait, peer_process, schema,
+    Adapter, Connection, Failover, Host, Job, MAX_PORTS, Port, PortCounts, Process, Rail, Stalls, Totals,
+    TwoWays, Wait, peer_process, schema,
 };
 pub use state::State;
 pub use sysfs::{interfaces_of, ports};

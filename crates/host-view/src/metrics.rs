@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use nccl_net_mpib_agent_iface::stats::Awaited;
 use nccl_net_mpib_agent_iface::{COMMIT, WIRE_PROTOCOL};
 use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
-use crate::model::{Connection, Port, Stalls, Totals};
+use crate::model::{Connection, Job, Port, Stalls, Totals};
 use crate::sysfs::counters;
 use crate::verdict::{by_port, reasons};
 use crate::{Count, Host, peer_process};
@@ -62,6 +63,12 @@ metrics! {
     Events = COUNTER "mpib_adapter_events_total" ["event"] "Asynchronous events of adapters";
     Forged = COUNTER "mpib_forged_frames_total" [] "Frames of control connections with a wrong authentication tag";
     Returns = COUNTER "mpib_rail_returns_total" [] "Ports and routes that came back into use";
+    JobProcesses = GAUGE "mpib_job_processes" ["user", "job"] "Processes that name the job: by MPIB_JOB, or as the scheduler does. At most 16 users and 8 jobs of each; the others are other";
+    JobConnections = GAUGE "mpib_job_connections" ["user", "job"] "Their open connections";
+    JobFailed = GAUGE "mpib_job_connections_failed" ["user", "job"] "Those that have failed";
+    JobDegraded = GAUGE "mpib_job_connections_degraded" ["user", "job"] "Those that run without a rail that they expect";
+    JobOldestWait = GAUGE "mpib_job_oldest_wait_seconds" ["user", "job", "for"] "How long the connection of the job has waited that has waited for the longest, as mpib_oldest_wait_seconds";
+    JobBytes = COUNTER "mpib_job_message_bytes_total" ["user", "job", "direction"] "Bytes of the job's messages of requests that are done";
     PortsNotShown = GAUGE "mpib_ports_not_shown" [] "Ports beyond the 64th, which have no metrics";
     State = GAUGE "mpib_rail_state" ["device", "port", "state"] "1 for the state that the port has: healthy, suspect, down or probing; of several processes the worst";
     RailConnections = GAUGE "mpib_rail_connections" ["device", "port"] "Open connections with a rail on the port";
@@ -88,6 +95,7 @@ metrics! {
 pub fn metrics(host: &Host, options: MetricsOptions) -> String {
     let mut families = Families::new();
     of_host(&mut families, host);
+    host.jobs.iter().for_each(|job| of_job(&mut families, job));
     let weights = host.ports.iter().filter_map(|port| port.weight).map(f64::from).sum();
     host.ports.iter().for_each(|port| of_port(&mut families, port, weights));
     of_degraded(&mut families, host);
@@ -139,7 +147,7 @@ fn of_host(to: &mut Families, host: &Host) {
         to.count(Id::Waits, &[direction, "queue"], waits_for_queue);
         to.count(Id::FailedCalls, &[direction], errors);
     }
-    for what in nccl_net_mpib_agent_iface::stats::Awaited::ALL {
+    for what in Awaited::ALL {
         let waits = |c: &&Connection| c.wait.as_ref().is_some_and(|wait| wait.r#for == what.word());
         let oldest = connections().filter(waits).filter_map(|c| c.waited_ms(host.at_ms)).max();
         to.add(Id::OldestWait, &[what.word()], oldest.unwrap_or(0) as f64 / 1e3);
@@ -151,6 +159,21 @@ fn of_host(to: &mut Families, host: &Host) {
     to.count(Id::Forged, &[], host.forged_frames);
     to.count(Id::Returns, &[], host.failover.returns);
     to.add(Id::PortsNotShown, &[], host.ports_not_shown as f64);
+}
+
+fn of_job(to: &mut Families, job: &Job) {
+    let labels = &[job.user.as_str(), job.job.as_str()];
+    to.add(Id::JobProcesses, labels, job.processes.into());
+    to.add(Id::JobConnections, labels, job.connections.into());
+    to.add(Id::JobFailed, labels, job.failed.into());
+    to.add(Id::JobDegraded, labels, job.degraded.into());
+    for what in Awaited::ALL.iter().map(|what| what.word()) {
+        let longest = job.waits_ms.get(what).copied().unwrap_or(0);
+        to.add(Id::JobOldestWait, &[labels[0], labels[1], what], longest as f64 / 1e3);
+    }
+    for (direction, totals) in [("send", &job.totals.send), ("recv", &job.totals.recv)] {
+        to.count(Id::JobBytes, &[labels[0], labels[1], direction], totals.bytes);
+    }
 }
 
 fn of_port(to: &mut Families, port: &Port, weights: f64) {

@@ -45,6 +45,10 @@ pub struct Host {
     pub forged_frames: Count,
     /// Connections made so far.
     pub opened: Count,
+    /// The jobs that processes name, by number of the user and name: at most 16 users and 8 jobs of
+    /// each, and `other` for all further ones.
+    #[serde(default)]
+    pub jobs: Vec<Job>,
     /// One member for each copy of the plugin in a process.
     pub processes: Vec<Process>,
     /// Processes that this user may not inspect, if no process was named. Of an agent: processes that
@@ -55,6 +59,28 @@ pub struct Host {
     pub not_inspected: usize,
     /// Why the pages of other processes cannot be read.
     pub unreadable: Vec<String>,
+}
+
+/// The processes of one user that name the same job.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Job {
+    /// Name of the user, or the number if the system has none.
+    pub user: String,
+    /// Name of the job.
+    pub job: String,
+    /// Its processes on this host.
+    pub processes: u32,
+    /// Their open connections.
+    pub connections: u32,
+    /// Those of the document that have failed.
+    pub failed: u32,
+    /// Those of the document that run without a rail that they expect.
+    pub degraded: u32,
+    /// The longest wait of an open connection in ms, by what it waits for.
+    pub waits_ms: BTreeMap<String, u64>,
+    /// Sums of the processes' `totals`. Of an agent: with those of processes that have ended, while the
+    /// job has others.
+    pub totals: TwoWays,
 }
 
 /// One statistics page.
@@ -70,6 +96,9 @@ pub struct Process {
     pub command: String,
     /// How the kernel runs it.
     pub state: State,
+    /// Name of the job: `MPIB_JOB`, or that of the scheduler; null if the process has none.
+    #[serde(default)]
+    pub job: Option<String>,
     /// Version of the plugin.
     pub plugin: String,
     /// When the page was made.

@@ -512,6 +512,27 @@ fn a_forked_process_that_goes_on_with_a_comm_does_not_count_in_its_parents_page(
     });
 }
 
+/// The page has this job.
+fn has_job(test: &str, env: &[(&str, &str)], job: &str) {
+    isolated(test, &mpib("512", env), || {
+        let pair = Pair::new(newest());
+        assert_eq!(Reader::start().here().process.text("job"), job);
+        pair.close();
+    });
+}
+
+//= stats.md: the job of a process is that of its scheduler
+#[test]
+fn the_page_has_the_job_of_the_scheduler() {
+    has_job(here!(), &[("SLURM_JOB_ID", "4711")], "4711");
+}
+
+//= configuration.md: MPIB_JOB
+#[test]
+fn the_page_has_the_job_of_the_setting() {
+    has_job(here!(), &[("SLURM_JOB_ID", "4711"), ("MPIB_JOB", "llama-run-3")], "llama-run-3");
+}
+
 //= configuration.md: MPIB_STATS
 #[test]
 fn no_page_if_disabled() {

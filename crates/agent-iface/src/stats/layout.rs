@@ -52,7 +52,7 @@ pub(super) struct Header {
     pub(super) stalled: AtomicU64,
     pub(super) returns: AtomicU64,
     pub(super) forged: AtomicU64,
-    _rest: [AtomicU64; 11 - STATS_EVENTS],
+    pub(super) job: Text<5>,
     /// By direction: sends, receives.
     pub(super) totals: [TotalsRecord; 2],
 }
@@ -123,6 +123,7 @@ const _: () = {
     assert!(offset_of!(Header, plugin) == 96 && offset_of!(Header, totals) == 256);
     assert!(offset_of!(Header, events) == 128 && offset_of!(Header, episodes) == 176);
     assert!(offset_of!(Header, returns) == 200 && offset_of!(Header, forged) == 208);
+    assert!(offset_of!(Header, job) == 216);
     assert!(size_of::<Entry>() == STATS_ENTRY_SIZE && STATS_ENTRY_SIZE.is_multiple_of(64));
     assert!(offset_of!(Entry, state) == 8 && offset_of!(Entry, rail_count) == 15);
     assert!(offset_of!(Entry, since) == 16 && offset_of!(Entry, wait) == 40);

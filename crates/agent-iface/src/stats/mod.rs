@@ -35,6 +35,7 @@
 //! | 192 | 8 | sum of the stalls of these episodes, ns |
 //! | 200 | 8 | ports and routes that came back into use |
 //! | 208 | 8 | frames of control connections with a wrong authentication tag |
+//! | 216 | 40 | name of the job, UTF-8, zero-padded; none: empty |
 //! | 256 | 128 | totals of sends |
 //! | 384 | 128 | totals of receives |
 //!

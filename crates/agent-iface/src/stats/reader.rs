@@ -83,6 +83,8 @@ pub struct Summary {
     pub pid: u32,
     /// Version of the plugin.
     pub plugin: String,
+    /// Name of the job; empty if the process has none, or its plugin is older than this.
+    pub job: String,
     /// Creation time of the page, ns since 1970.
     pub made: u64,
     /// Connections made so far.
@@ -279,6 +281,7 @@ impl StatsPage {
         Summary {
             pid: get(&h.pid),
             plugin: h.plugin.read(),
+            job: h.job.read(),
             made: num(&h.made),
             opened: num(&h.opened),
             open: get(&h.open),

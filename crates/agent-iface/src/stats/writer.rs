@@ -149,6 +149,11 @@ impl StatsWriter {
         Ok(Self { page, pid, book: Mutex::new(book) })
     }
 
+    /// Sets the name of the job, cut after 40 bytes; empty if the process has none.
+    pub fn name_job(&self, name: &str) {
+        self.page.header.job.write(name);
+    }
+
     /// Adds a connection. If no entry is free, the page shows it in the totals only.
     pub fn add(&'static self, opening: &NewConnection<'_>) -> ConnectionEntry {
         let mut book = self.lock();

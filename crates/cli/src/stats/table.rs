@@ -89,8 +89,9 @@ fn head(p: &Process) -> String {
         n => format!(", {n} of these over another NIC than NCCL requested"),
     };
     let (pid, command, plugin, open, opened) = (p.pid, &p.command, &p.plugin, p.open, p.opened.0);
+    let job = p.job.as_ref().map_or(String::new(), |job| format!(", job {job}"));
     let mut head = format!(
-        "process {pid} ({command}), plugin {plugin}; connections: {open} now{hidden}, {opened} so far{substituted}\n"
+        "process {pid} ({command}{job}), plugin {plugin}; connections: {open} now{hidden}, {opened} so far{substituted}\n"
     );
     if !p.events.is_empty() {
         let events: Vec<_> = p.events.iter().map(|(what, n)| format!("{what} {}", n.0)).collect();
