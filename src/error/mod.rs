@@ -10,8 +10,6 @@ use std::net::Ipv6Addr;
 use nccl_net_versions::Failure;
 use nix::errno::Errno;
 
-use mpib_proto;
-
 pub use wc_status::wc_status;
 pub(crate) use wc_status::{Blame, RETRY_EXC, status_text};
 
