@@ -89,7 +89,7 @@ sanitize: setup-test build ## Run the suites that move data with AddressSanitize
 	@export SUITES="$(SUITES)"; scripts/sanitize.sh $(KINDS)
 
 .PHONY: check
-check: check-fmt check-prose check-names check-manifests check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, manifests, lints, documentation, dependencies, memory model, instruction counts
+check: check-fmt check-prose check-names check-manifests check-chart check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, manifests, lints, documentation, dependencies, memory model, instruction counts
 
 .PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-names check-prose
 check-build check-clippy check-abi check-doc check-deny check-loom: setup
@@ -97,6 +97,11 @@ check-manifests: setup-manifests
 check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-names check-prose:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)
+
+.PHONY: check-chart
+check-chart: setup-manifests ## Check the Helm chart, and that packaging/kubernetes/mpib.yaml is what it renders; WRITE=1 renews that
+	@echo "== chart"
+	@scripts/chart.sh $(if $(WRITE),--write)
 
 .PHONY: check-instructions
 check-instructions: setup-instructions build ## Compare the plugin's instructions per message with benches/instructions.toml; WRITE=1 renews it

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Compares the manifests in packaging/kubernetes with the JSON schemas of Kubernetes. Unknown fields
-# are errors. Installs the schemas into the user's cache if they are not there; with SETUP=no it
-# fails instead. usage: manifests.sh
+# Compares manifests with the JSON schemas of Kubernetes. Unknown fields are errors. Installs the
+# schemas into the user's cache if they are not there; with SETUP=no it fails instead.
+# usage: manifests.sh [--python | FILE...]    (default: those in packaging/kubernetes)
+#   --python  prints the Python that has the schemas and a reader of YAML
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -16,6 +17,12 @@ if [ ! -x "$tools/bin/kubernetes-validate" ]; then
     python3 -m venv "$tools"
     "$tools/bin/pip" install --quiet --disable-pip-version-check --requirement scripts/manifests.txt
 fi
+if [ "${1:-}" = --python ]; then
+    echo "$tools/bin/python"
+    exit
+fi
+files=("$@")
+[ $# -gt 0 ] || files=(packaging/kubernetes/*.yaml)
 for release in "${releases[@]}"; do
-    "$tools/bin/kubernetes-validate" --strict --kubernetes-version "$release" packaging/kubernetes/*.yaml
+    "$tools/bin/kubernetes-validate" --strict --kubernetes-version "$release" "${files[@]}"
 done

@@ -35,7 +35,7 @@ has_libclang() { [ -n "${LIBCLANG_PATH:-}" ] || "$here/libclang.sh" >/dev/null; 
 
 has_pip() { python3 -m pip --version >/dev/null 2>&1; }
 
-needs_pip() { ! has_libclang || wanted_for matrix || wanted_for vm; }
+needs_pip() { ! has_libclang || wanted_for matrix || wanted_for vm || wanted_for manifests; }
 
 # One line for each missing package: its Debian name and its use.
 missing() {
@@ -48,7 +48,7 @@ missing() {
     command -v pkg-config >/dev/null || echo "pkg-config (finds libraries)"
     has_libclang || echo "libclang (14 or 15: generates the verbs bindings)"
     if needs_pip && ! has_pip; then
-        echo "python3-pip (downloads libclang and the NCCL libraries)"
+        echo "python3-pip (downloads libclang, the NCCL libraries and helm)"
     fi
     if wanted_for test; then
         command -v ibv_rc_pingpong >/dev/null || echo "ibverbs-utils (tests run its programs on softverbs)"

@@ -12,6 +12,11 @@ fail() {
     exit 1
 }
 
+# Prints a field of [workspace.package], or the first item of a list there.
+workspace_field() { # NAME
+    sed -n "/^\[workspace.package\]/,/^$/s/^$1 = \[*\"\([^\"]*\)\".*/\1/p" Cargo.toml
+}
+
 # Announces an installation. With SETUP=no it fails instead.
 installs() { # WHAT_IS_MISSING WHAT_IS_DONE
     [ "${SETUP:-}" != no ] || fail "$1 is missing, and SETUP=no prevents the installation"

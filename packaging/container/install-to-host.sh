@@ -1,7 +1,8 @@
 #!/bin/sh
 # Copies the plugin's folder to one of the host. Each file is replaced by rename: a process keeps the
 # file that it has opened. Files of an earlier release that this one lacks are removed.
-# libnccl-net.so is not copied: jobs choose the plugin by NCCL_NET_PLUGIN.
+# libnccl-net.so is not copied: jobs choose the plugin by NCCL_NET_PLUGIN. Nor is softverbs, which is
+# for tests.
 # usage: install-to-host.sh [--remove] [PAYLOAD [HOST]]     (/payload and /host)
 set -eu
 
@@ -17,6 +18,11 @@ payload=${1:-/payload} host=${2:-/host}
 list=$host/share/mpib/installed-by-image
 
 [ -d "$host" ] || fail "$host is not there: mount the host's folder, for example -v /opt/mpib:/host"
+# The fifth field of a line is where the file system is mounted, the sixth its options.
+options=$(awk -v host="$(cd "$host" && pwd -P)" '$5 == host { found = $6 } END { print found }' /proc/self/mountinfo)
+case ,$options, in
+    *,noexec,*) fail "$host is mounted with noexec: no program could load the plugin from there. Choose another folder of the host" ;;
+esac
 if [ $remove = yes ]; then
     [ -f "$list" ] || fail "$list is not there: nothing is installed in $host"
     files=
@@ -26,7 +32,7 @@ else
     prefix=${plugin%/lib/libnccl-net-mpib.so}
     # The second one is the list of "make install".
     files=$(cd "$prefix" && find . \( -type f -o -type l \) ! -path ./lib/libnccl-net.so \
-        ! -path ./share/mpib/installed-files | sort)
+        ! -path ./share/mpib/installed-files ! -path './lib/mpib/*' | sort)
 fi
 
 for file in $files; do

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -29,7 +29,45 @@ fn as_the_unit() -> Vec<String> {
         .collect()
 }
 
-/// An agent behind the words of `wrapper`, which serves as another user.
+/// The container of the agent as the Helm chart renders it.
+struct Container {
+    uid: u32,
+    args: Vec<String>,
+    /// The folder of the agent's is "mpib" in this one.
+    runtime: String,
+}
+
+impl Container {
+    fn of_the_chart() -> Self {
+        let manifest = include_str!("../../../packaging/kubernetes/mpib.yaml");
+        let (_, container) = manifest.split_once("\n        - name: agent\n").unwrap();
+        let (container, _) = container.split_once("\n      volumes:\n").unwrap();
+        for line in
+            ["runAsNonRoot: true", "capabilities: {drop: [\"ALL\"]}", "allowPrivilegeEscalation: false"]
+        {
+            assert!(container.contains(line), "{container}");
+        }
+        assert!(!manifest.contains("hostPID"));
+        let of = |key: &str| container.split_once(key).unwrap().1.lines().next().unwrap();
+        Self {
+            uid: of("runAsUser: ").parse().unwrap(),
+            args: serde_json::from_str(of("args: ")).unwrap(),
+            runtime: of("{name: XDG_RUNTIME_DIR, value: ").trim_end_matches('}').to_owned(),
+        }
+    }
+
+    /// Returns the words that give a program this user and no capability.
+    fn words(&self) -> Vec<String> {
+        let uid = self.uid;
+        ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--clear-groups"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain([format!("--reuid={uid}"), format!("--regid={uid}")])
+            .collect()
+    }
+}
+
+/// An agent behind the words of a wrapper, which serves as another user.
 struct Agent {
     process: Ended,
     address: String,
@@ -37,11 +75,14 @@ struct Agent {
 
 impl Agent {
     fn start(wrapper: &[impl AsRef<OsStr>], folder: &Path) -> Self {
-        let (program, options) = wrapper.split_first().unwrap();
-        let mut command = Command::new(program);
-        command.args(options).arg(env!("CARGO_BIN_EXE_mpib"));
+        let mut command = behind(wrapper);
         command.args(["agent", "--user", USER, "--http", "127.0.0.1:0", "--config", "/dev/null"]);
-        command.arg("--socket-dir").arg(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+        command.arg("--socket-dir").arg(folder);
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
         let mut process = Ended(command.spawn().unwrap());
         let mut log = BufReader::new(process.0.stderr.take().unwrap()).lines().map_while(Result::ok);
         let address =
@@ -50,12 +91,16 @@ impl Agent {
         Self { process, address: address.expect("the agent has ended") }
     }
 
-    /// Kills the agent, which would outlive a wrapper.
-    fn kill(&self) {
+    /// Returns the processes below the wrapper.
+    fn children(&self) -> Vec<i32> {
         let pid = self.process.0.id();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        let all = children.split_whitespace().map(|child| child.parse().unwrap());
-        for pid in all.chain([pid as i32]) {
+        children.split_whitespace().map(|child| child.parse().unwrap()).collect()
+    }
+
+    /// Kills the agent, which would outlive a wrapper.
+    fn kill(&self) {
+        for pid in self.children().into_iter().chain([self.process.0.id() as i32]) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
@@ -82,6 +127,33 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Prepares `mpib` behind the words of a wrapper.
+fn behind(wrapper: &[impl AsRef<OsStr>]) -> Command {
+    let (program, options) = wrapper.split_first().unwrap();
+    let mut command = Command::new(program);
+    command.args(options).arg(env!("CARGO_BIN_EXE_mpib"));
+    command
+}
+
+/// Returns the words that start a program in PID and mount namespaces; `None` if that is not possible.
+fn namespaces() -> Option<Vec<String>> {
+    let words = ["unshare", "--fork", "--pid", "--mount-proc"].map(str::to_owned);
+    let made = Command::new(&words[0]).args(&words[1..]).arg("true").status().is_ok_and(|it| it.success());
+    if !made {
+        eprintln!("skipped: this host makes no PID namespaces");
+    }
+    made.then(|| words.to_vec())
+}
+
+/// Asserts that a process is of this user and has no capability.
+fn assert_without_rights(pid: i32, uid: u32) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    assert!(status.contains(&format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")), "{status}");
+    for set in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
+        assert!(status.contains(&format!("{set}:\t0000000000000000\n")), "{status}");
     }
 }
 
@@ -115,12 +187,8 @@ fn an_agent_without_rights_sees_the_jobs_and_keeps_drains() {
     let agent = Agent::start(&unit, folder.path());
     assert!(agent.get("/api/v1/host").contains(r#""drained":["earlier:1"]"#));
     let user = User::from_name(USER).unwrap().unwrap();
-    let status = fs::read_to_string(format!("/proc/{}/status", agent.process.0.id())).unwrap();
     let uid = user.uid.as_raw();
-    assert!(status.contains(&format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")), "{status}");
-    for set in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
-        assert!(status.contains(&format!("{set}:\t0000000000000000\n")), "{status}");
-    }
+    assert_without_rights(agent.process.0.id() as i32, uid);
     let _perf = crate::job::transfer("user", &rails, &devices, folder.path());
     agent.shows(&devices[0]);
     let drain = |words: &[&str]| {
@@ -157,17 +225,52 @@ fn an_agent_without_rights_sees_the_jobs_and_keeps_drains() {
 #[test]
 fn an_agent_in_a_container_sees_the_jobs_of_the_host() {
     let Some(folder) = folder() else { return };
-    let container = ["unshare", "--fork", "--pid", "--mount-proc"];
-    if !Command::new(container[0])
-        .args(&container[1..])
-        .arg("true")
-        .status()
-        .is_ok_and(|status| status.success())
-    {
-        return eprintln!("skipped: this host makes no PID namespaces");
-    }
+    let Some(container) = namespaces() else { return };
     let (devices, rails) = devices("pod");
     let agent = Agent::start(&container, folder.path());
     let _perf = crate::job::transfer("pod", &rails, &devices, folder.path());
     agent.shows(&devices[0]);
+}
+
+//= kubernetes.md: the agent needs neither the node's processes nor a privilege
+#[test]
+fn the_agent_of_the_chart_serves_the_jobs_of_its_node() {
+    let (Some(runtime), Some(mut words)) = (folder(), namespaces()) else { return };
+    let chart = Container::of_the_chart();
+    // The folder of the node, as the chart's other container leaves it.
+    let folder = runtime.path().join("mpib");
+    fs::create_dir(&folder).unwrap();
+    chown(&folder, Some(chart.uid), Some(chart.uid)).unwrap();
+    let in_container = |command: &mut Command| {
+        assert_eq!(chart.runtime, "/run");
+        command
+            .env("XDG_RUNTIME_DIR", runtime.path())
+            .env("HOME", runtime.path())
+            .env_remove("XDG_CONFIG_HOME");
+    };
+    words.extend(chart.words());
+    let mut command = behind(&words);
+    // Tests share the ports of this machine.
+    command.args(chart.args.iter().map(|arg| if arg == "0.0.0.0:9119" { "127.0.0.1:0" } else { arg }));
+    in_container(&mut command);
+    let agent = Agent::spawn(command);
+    let [pid] = agent.children()[..] else { panic!("the agent has ended") };
+    assert_without_rights(pid, chart.uid);
+    assert!(agent.get("/").contains("<title>"));
+    assert!(agent.get("/healthz").starts_with("HTTP/1.1 200"));
+
+    let (devices, rails) = devices("chart");
+    let mut perf = crate::job::transfer_command("chart", &rails, &devices, &folder);
+    let _perf = Ended(perf.env("MPIB_AGENT_UID", chart.uid.to_string()).spawn().unwrap());
+    agent.shows(&devices[0]);
+
+    // As "kubectl exec" enters the container.
+    let enter = ["nsenter".to_owned(), format!("--target={pid}"), "--pid".into(), "--mount".into()];
+    let mut drain = behind(&[&enter[..], &chart.words()].concat());
+    let port = format!("{}:1", devices[1]);
+    in_container(drain.args(["drain", &port, "--wait"]));
+    let (code, text) = said(&drain.output().unwrap());
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("its cable can be pulled"), "{text}");
+    assert!(agent.get("/api/v1/host").contains(&format!(r#""drained":["{port}"]"#)));
 }

@@ -214,7 +214,8 @@ fn the_version_fits_the_changelog_and_is_one_everywhere() {
         ("Cargo.toml", format!("nccl-net-abi = {{ version = \"{version}\"")),
         ("packaging/container/Dockerfile.installer", format!("ARG VERSION={version}\n")),
         ("packaging/container/Dockerfile.diagnostic", format!("ARG VERSION={version}\n")),
-        ("packaging/kubernetes/daemonset.yaml", format!("mpib-installer:{version} ")),
+        ("packaging/helm/mpib/Chart.yaml", format!("\nversion: {version}\nappVersion: {version}\n")),
+        ("packaging/kubernetes/mpib.yaml", format!("mpib-installer:{version}\n")),
         ("packaging/kubernetes/job-init-container.yaml", format!("mpib-installer:{version} ")),
     ] {
         assert!(read(path).contains(&text), "{path} has no {text:?}");

@@ -60,7 +60,12 @@ impl Job {
 }
 
 /// Starts an endless transfer over two rails, with hints from the agent in this folder.
-pub(crate) fn transfer(test: &str, rails: &str, [sout, sup]: &[String; 2], agent: &Path) -> Ended {
+pub(crate) fn transfer(test: &str, rails: &str, devices: &[String; 2], agent: &Path) -> Ended {
+    Ended(transfer_command(test, rails, devices, agent).spawn().unwrap())
+}
+
+/// Prepares such a transfer.
+pub(crate) fn transfer_command(test: &str, rails: &str, [sout, sup]: &[String; 2], agent: &Path) -> Command {
     let mut perf = mpib(&fabric_of(test), rails);
     perf.args(["perf", "--sizes", "1M", "--time", "600", "--no-check", "--plugin"]);
     perf.arg(artifact("libnccl-net-mpib.so"))
@@ -72,7 +77,7 @@ pub(crate) fn transfer(test: &str, rails: &str, [sout, sup]: &[String; 2], agent
         .env("MPIB_AGENT_SOCKET", agent.join("agent.sock"))
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    Ended(perf.spawn().unwrap())
+    perf
 }
 
 /// Takes the link of a device of a test down, or up again.
