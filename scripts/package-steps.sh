@@ -3,6 +3,8 @@
 # with its output and its time. usage: package-steps.sh INSTALL REMOVE [quick]
 #   INSTALL, REMOVE   commands
 #   quick             fewer messages, for an emulated processor
+#   OLDER, SOFTVERBS  in the environment, for packages of distributions: commands that install an older
+#                     release, in place of a newer one, too, and softverbs
 # /packages holds the packages and libnccl.so.2.
 set -eu
 export LC_ALL=C
@@ -41,8 +43,25 @@ list() {
 
 echo "== $(. /etc/os-release && echo "$PRETTY_NAME"), $(ldd --version | head -n 1), $(uname -m)"
 list >/tmp/before
-step "install" "$install"
 export PATH="/opt/mpib/bin:$PATH"
+# A folder of others, where every linker looks.
+default=$(dirname "$(ldconfig -p | sed -n 's/.*libc\.so\.6 .*=> //p' | head -n 1)")
+if [ -n "${OLDER:-}" ]; then
+    links="readlink $default/libnccl-net.so && readlink /opt/mpib/lib/libnccl-net.so"
+    step "install an older release" "$OLDER"
+    step "make it the default of the host" "mpib enable && mpib enable $default"
+    step "upgrade: the links stay" "$install && $links"
+    step "downgrade: the links stay" "$OLDER && $links"
+    step "upgrade once more" "$install && $links"
+    step "remove all links" "mpib disable --all && ! readlink $default/libnccl-net.so"
+else
+    step "install" "$install"
+fi
+if [ -n "${SOFTVERBS:-}" ]; then
+    step "NCCL finds the plugin by its name without LD_LIBRARY_PATH" "NCCL_NET_PLUGIN=mpib mpib doctor -v --nccl /packages/libnccl.so.2 | grep 'NCCL would open it as'"
+    step "demo without softverbs names its package" "if mpib demo 2>/tmp/why; then exit 1; fi; grep 'the package mpib-softverbs' /tmp/why"
+    step "install softverbs" "$SOFTVERBS"
+fi
 step "its version and its file" "mpib --version && mpib path"
 step "doctor without an adapter: unusable" "mpib doctor --nccl /packages/libnccl.so.2" 2
 step "doctor on simulated rails" "LD_LIBRARY_PATH=$softverbs:/opt/mpib/lib NCCL_NET_PLUGIN=mpib mpib doctor --nccl /packages/libnccl.so.2" "0 1"
@@ -53,7 +72,6 @@ step "perf" "LD_LIBRARY_PATH=$softverbs $perf"
 step "enable" "mpib enable && mpib enable && mpib enable --rccl && ls -l /opt/mpib/lib"
 # The linker's cache has files by their soname and no links. A default folder is searched.
 if [ "$speed" != quick ]; then
-    default=$(dirname "$(ldconfig -p | sed -n 's/.*libc\.so\.6 .*=> //p' | head -n 1)")
     step "the linker finds the name that NCCL opens in a default folder" "mpib enable $default &&
         mpib doctor | grep 'NCCL_NET_PLUGIN not set' | grep -v 'would not find'; mpib disable $default"
 fi
@@ -67,6 +85,8 @@ if [ "$speed" != quick ]; then
         LD_LIBRARY_PATH=$softverbs mpib perf --sizes 1M --time 3 & job=\$!
         sleep 1; $install && kill -0 \$job && wait \$job"
 fi
+# What makes the links leaves them to the removal.
+[ -z "${OLDER:-}" ] || step "enable in a folder of others once more" "mpib enable $default"
 step "remove" "$remove"
 list >/tmp/after
 diff /tmp/before /tmp/after || fail "the root is not as it was: <: before, >: after"

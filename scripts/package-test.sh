@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs, uses and removes the packages of build/package in bare roots, as a user would, and checks
-# that nothing is left. Needs root for debootstrap. usage: package-test.sh [CASE]...
+# Installs, upgrades, uses and removes the packages of build/package in bare roots, as a user would, and
+# checks that nothing is left. Needs root for debootstrap. usage: package-test.sh [CASE]...
 #   CASE   bookworm-deb, bookworm-rpm, bookworm-tarball (Debian 12), bionic-deb (Ubuntu 18.04),
 #          arm64-tarball (Debian 12 for aarch64, by qemu-user-static), wheel (a virtual environment),
 #          make (make install); default: all
@@ -95,6 +95,7 @@ in_root() { # SUITE ARCHITECTURE(Debian) ARCHITECTURE(kernel) INSTALL REMOVE [qu
             -o "lowerdir=$lower,upperdir=$work/top/upper,workdir=$work/top/work$user"
         mkdir "$work/root/packages"
         cp "$packages"/*.deb "$packages"/*.rpm "$packages"/*.tar.gz "$steps" "$work/root/packages"
+        [ ! -d "$work/older" ] || cp "$work"/older/* "$work/root/packages"
         touch "$work/root/packages/libnccl.so.2"
         mount --bind "$library" "$work/root/packages/libnccl.so.2"
         mount -t proc proc "$work/root/proc"
@@ -105,7 +106,7 @@ in_root() { # SUITE ARCHITECTURE(Debian) ARCHITECTURE(kernel) INSTALL REMOVE [qu
             mask="\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
             echo ":qemu:M::$magic:$mask:/usr/bin/qemu-$machine-static:F" >/proc/sys/fs/binfmt_misc/register
         fi
-        exec env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$work/root" /bin/sh /packages/package-steps.sh "$@"
+        exec env -i HOME=/root OLDER="${OLDER:-}" SOFTVERBS="${SOFTVERBS:-}" PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$work/root" /bin/sh /packages/package-steps.sh "$@"
     ' bash "$work" "$lower" "$packages" "$library" "$PWD/scripts/package-steps.sh" "$user" "$3" "${@:4}"
 }
 
@@ -116,17 +117,41 @@ package() {
     echo "${found[0]##*/}"
 }
 
+# The same package as an older release: 0.0.1.
+older_deb() { # FILE
+    rm -rf "$work"/older*
+    mkdir "$work/older"
+    dpkg-deb -R "$packages/$1" "$work/older-deb"
+    sed -i 's/^Version: .*/Version: 0.0.1-1/' "$work/older-deb/DEBIAN/control"
+    dpkg-deb --root-owner-group --build "$work/older-deb" "$work/older/older.deb" >/dev/null
+}
+
+older_rpm() { # FILE
+    need rpmbuild rpm
+    need cpio cpio
+    rm -rf "$work"/older*
+    mkdir "$work/older" "$work/older-rpm"
+    rpm2cpio "$packages/$1" | (cd "$work/older-rpm" && cpio -idm --quiet)
+    SOURCE_DATE_EPOCH=0 scripts/pack.sh rpm nccl-net-mpib 0.0.1 x86_64 "$work/older-rpm" "$work/older"
+}
+
 deb() { # SUITE
-    local file
-    file=$(package '*_amd64.deb')
-    in_root "$1" amd64 x86_64 "dpkg -i /packages/$file" "dpkg --remove nccl-net-mpib"
+    local file softverbs
+    file=$(package 'nccl-net-mpib_*_amd64.deb')
+    softverbs=$(package 'mpib-softverbs_*_amd64.deb')
+    older_deb "$file"
+    OLDER="dpkg -i /packages/older.deb" SOFTVERBS="dpkg -i /packages/$softverbs" \
+        in_root "$1" amd64 x86_64 "dpkg -i /packages/$file" "dpkg --remove mpib-softverbs nccl-net-mpib && dpkg --purge nccl-net-mpib"
 }
 
 # Debian has the libraries under names that rpm does not know, hence --nodeps.
 with_rpm() {
-    local rpm="rpm --dbpath /tmp/rpmdb" file
-    file=$(package '*.x86_64.rpm')
-    in_root bookworm amd64 x86_64 "$rpm -U --nodeps --replacepkgs /packages/$file" "$rpm -e nccl-net-mpib"
+    local rpm="rpm --dbpath /tmp/rpmdb" file softverbs
+    file=$(package 'nccl-net-mpib-*.x86_64.rpm')
+    softverbs=$(package 'mpib-softverbs-*.x86_64.rpm')
+    older_rpm "$file"
+    OLDER="$rpm -U --nodeps --oldpackage /packages/nccl-net-mpib-0.0.1-1.x86_64.rpm" SOFTVERBS="$rpm -U --nodeps /packages/$softverbs" \
+        in_root bookworm amd64 x86_64 "$rpm -U --nodeps --replacepkgs /packages/$file" "$rpm -e mpib-softverbs nccl-net-mpib"
 }
 
 tarball() { # ARCHITECTURE(Debian) ARCHITECTURE(kernel) [quick]
@@ -151,7 +176,7 @@ wheel() {
         mpib abi "$library"
         mpib demo --factor 512 --time 0.1
         mpib enable
-        mpib disable
+        mpib disable --all
         pip uninstall --quiet --disable-pip-version-check -y nccl-net-mpib
     )
     diff <(echo "$before") <(cd "$work/venv" && find . ! -name '*.pyc' | sort) || fail "the wheel left files"

@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# Builds the packages into build/package: for each architecture a tarball, a deb, an rpm, a Python
-# wheel and the debug files, all from the same files, which need glibc 2.17 or newer.
+# Builds the packages into build/package: for each architecture a tarball, two debs, two rpms, a Python
+# wheel and the debug files, all from the same files, which need glibc 2.17 or newer; and the Helm chart.
 # usage: package.sh [x86_64|aarch64]...   (default: both)
-#   EPOCH  in the environment: the time of all files in packages, default that of the last commit
+#   EPOCH     in the environment: the time of all files in packages, default that of the last commit
+#   HOMEPAGE  in the environment: the address of the repository, default that in Cargo.toml. Without
+#             one packages name none
 set -euo pipefail
 export LC_ALL=C
 
 cd "$(dirname "$0")/.."
 . scripts/words.sh
 out=$PWD/build/package
-version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+version=$(workspace_field version)
 # Each kind of package has its own form of a version between two releases, one that comes before
 # the release that follows.
 system_version=$(sed 's/-dev$/~dev/' <<<"$version") wheel_version=$(sed 's/-dev$/.dev0/' <<<"$version")
 glibc=2.17
 name=nccl-net-mpib
 SOURCE_DATE_EPOCH=${EPOCH:-$(git log -1 --format=%ct)}
-export SOURCE_DATE_EPOCH
+HOMEPAGE=${HOMEPAGE:-$(workspace_field repository)}
+export SOURCE_DATE_EPOCH HOMEPAGE
 architectures=("$@")
 [ $# -gt 0 ] || architectures=(x86_64 aarch64)
 files=(libnccl-net-mpib.so mpib softverbs/libibverbs.so.1 softverbs/softverbs-ctl)
@@ -110,50 +113,23 @@ archive() { # FILE FOLDER MEMBER
         --mtime="@$SOURCE_DATE_EPOCH" "$3"
 }
 
-# From the tree of the tarball to that of a distribution's package: what systems look for outside of
-# /opt/mpib goes there.
-system_tree() {
-    local root=$work/root opt=$work/root/opt/mpib
-    mkdir -p "$root/usr/bin" "$root/usr/lib/systemd" "$root/usr/share/man" "$root/usr/share/doc/$name" "$root/etc/ld.so.conf.d"
+# From the tree of the tarball to those of a distribution's packages: what systems look for outside of
+# /opt/mpib goes there, and softverbs into a package for itself.
+system_trees() {
+    local root=$work/root opt=$work/root/opt/mpib library
+    mkdir -p "$root"/usr/{bin,lib64,lib/systemd,share/man} "$work/softverbs/opt/mpib/lib"
     cp -a "$work/stage/opt" "$root"
-    ln -s ../../opt/mpib/bin/mpib "$root/usr/bin/mpib"
+    mv "$opt/lib/mpib" "$work/softverbs/opt/mpib/lib"
+    ln -s /opt/mpib/bin/mpib "$root/usr/bin/mpib"
+    # Where every linker looks: NCCL_NET_PLUGIN=mpib needs no LD_LIBRARY_PATH.
+    for library in libnccl-net-mpib.so librccl-net-mpib.so; do
+        ln -s "/opt/mpib/lib/$library" "$root/usr/lib64/$library"
+    done
     mv "$opt/lib/systemd/system" "$root/usr/lib/systemd"
     mv "$opt/share/man/man1" "$root/usr/share/man"
     gzip -9n "$root"/usr/share/man/man1/*
     mv "$opt/share/bash-completion" "$opt/share/zsh" "$opt/share/fish" "$root/usr/share"
-    cat LICENSE LICENSE-MIT LICENSE-APACHE >"$root/usr/share/doc/$name/copyright"
-    echo /opt/mpib/lib >"$root/etc/ld.so.conf.d/mpib.conf"
     rmdir "$opt/lib/systemd" "$opt/share/man"
-    chmod -R u=rwX,go=rX "$root"
-    find "$root" -exec touch -h --date="@$SOURCE_DATE_EPOCH" {} +
-}
-
-# Debian's name of an architecture.
-debian() { if [ "$1" = x86_64 ]; then echo amd64; else echo arm64; fi; }
-
-deb() {
-    local arch tree=$work/deb
-    arch=$(debian "$1")
-    cp -a "$work/root" "$tree"
-    mv "$tree/usr/share/zsh/site-functions" "$tree/usr/share/zsh/vendor-completions"
-    mkdir "$tree/DEBIAN"
-    cp packaging/deb/{postinst,prerm,triggers} "$tree/DEBIAN"
-    sed "s/@VERSION@/$system_version/; s/@ARCH@/$arch/; s/@SIZE@/$(du -sk --apparent-size "$work/root" | cut -f 1)/" \
-        packaging/deb/control >"$tree/DEBIAN/control"
-    (cd "$tree" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
-    # Older dpkg does not unpack zstd, which is the default of some.
-    dpkg-deb --root-owner-group -Zxz --build "$tree" "$out/${name}_${system_version}_$arch.deb" >/dev/null
-}
-
-rpm() {
-    # All that is not a folder of every system.
-    (cd "$work/root" && echo "%defattr(-,root,root,-)" &&
-        find . \( -type f -o -type l \) -printf '/%P\n' -o -path './opt/mpib*' -printf '%%dir /%P\n' \
-            -o \( -path "./usr/share/doc/$name" -o -path './usr/share/fish*' -o -path './usr/share/zsh*' \) \
-            -printf '%%dir /%P\n') >"$work/rpm-files"
-    rpmbuild -bb --quiet --target "$1-linux" --define "_topdir $work/rpm" --define "version $system_version" \
-        --define "tree $work/root" --define "listed $work/rpm-files" "packaging/rpm/$name.spec"
-    cp "$work/rpm/RPMS/$1/$name-$system_version-1.$1.rpm" "$out"
 }
 
 wheel() {
@@ -168,7 +144,7 @@ wheel() {
     cp -a "$work/stage/opt/mpib/share/doc/mpib/." "$tree/nccl_net_mpib/share/doc"
     cp LICENSE LICENSE-MIT LICENSE-APACHE "$info/licenses"
     cp packaging/python/entry_points.txt "$info"
-    sed "s/@VERSION@/$wheel_version/" packaging/python/METADATA >"$info/METADATA"
+    sed "s/@VERSION@/$wheel_version/; s|@HOMEPAGE@|$HOMEPAGE|; /^Project-URL: .*, $/d" packaging/python/METADATA >"$info/METADATA"
     sed "s/@ARCH@/$1/" packaging/python/WHEEL >"$info/WHEEL"
     chmod -R u=rwX,go=rX "$tree"
     python3 -m wheel pack "$tree" --dest-dir "$out" >/dev/null
@@ -177,9 +153,12 @@ wheel() {
 tools
 mkdir -p "$out"
 scripts/sbom.sh
+rm -f "$out"/mpib-*.tgz
+scripts/chart.sh --package "$out"
 for architecture in "${architectures[@]}"; do
-    work=$out/.work/$architecture
-    rm -rf "$work" "$out"/*"$architecture"* "$out"/*_"$(debian "$architecture")".deb
+    work=$out/.work/$architecture debian=arm64
+    [ "$architecture" != x86_64 ] || debian=amd64
+    rm -rf "$work" "$out"/*"$architecture"* "$out"/*_"$debian".deb
     mkdir -p "$work"
     say "building for $architecture"
     build "$architecture"
@@ -194,9 +173,11 @@ for architecture in "${architectures[@]}"; do
     say "packing for $architecture"
     archive "$out/$name-$version-linux-$architecture.tar.gz" "$work/stage/opt" mpib
     archive "$out/$name-$version-linux-$architecture-debug.tar.gz" "$work/debug" mpib
-    system_tree
-    deb "$architecture"
-    rpm "$architecture"
+    system_trees
+    for kind in deb rpm; do
+        scripts/pack.sh $kind $name "$system_version" "$architecture" "$work/root" "$out"
+        scripts/pack.sh $kind mpib-softverbs "$system_version" "$architecture" "$work/softverbs" "$out"
+    done
     wheel "$architecture"
 done
 cp build/sbom/*.json "$out"

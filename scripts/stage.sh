@@ -21,12 +21,12 @@ for file in libnccl-net-mpib.so mpib softverbs/libibverbs.so.1 softverbs/softver
     fi
 done
 put 755 "$build/mpib" "$root$prefix/bin/mpib"
-put 755 "$build/libnccl-net-mpib.so" "$lib/libnccl-net-mpib.so"
+put 644 "$build/libnccl-net-mpib.so" "$lib/libnccl-net-mpib.so"
 # RCCL looks for this name with NCCL_NET_PLUGIN=mpib. "mpib enable" makes the names that NCCL and
 # RCCL open without a setting.
 ln -s libnccl-net-mpib.so "$lib/librccl-net-mpib.so"
 # In a separate folder: on the default library path it would replace the real libibverbs.
-put 755 "$build/softverbs/libibverbs.so.1" "$lib/mpib/softverbs/libibverbs.so.1"
+put 644 "$build/softverbs/libibverbs.so.1" "$lib/mpib/softverbs/libibverbs.so.1"
 put 755 "$build/softverbs/softverbs-ctl" "$lib/mpib/softverbs/softverbs-ctl"
 ln -s libibverbs.so.1 "$lib/mpib/softverbs/libibverbs.so"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Removes what install.sh installed, and the links of "mpib enable" beside the plugin.
+# Removes what install.sh installed, and the links of "mpib enable" to it.
 # usage: uninstall.sh PREFIX [DESTDIR]
 set -euo pipefail
 export LC_ALL=C
@@ -13,7 +13,7 @@ if [ ! -f "$list" ]; then
     exit 1
 fi
 paths=$(sort -r "$list")
-"$root$prefix/bin/mpib" disable || echo "uninstall: links of \"mpib enable\" may be left" >&2
+"$root$prefix/bin/mpib" disable --all || echo "uninstall: links of \"mpib enable\" may be left" >&2
 rm "$list"
 while read -r path; do
     case $path in

@@ -25,7 +25,7 @@ pub fn default_path() -> Result<PathBuf, Failure> {
 /// Finds the folder of softverbs, in the same places as the plugin.
 pub fn softverbs() -> Result<PathBuf, Failure> {
     let library = find("softverbs/libibverbs.so.1", "mpib/softverbs/libibverbs.so.1").map_err(|tried| {
-        let advice = "it comes with every package of mpib, and \"make build\" builds it";
+        let advice = "install the package mpib-softverbs (deb, rpm), or build it with \"make build\"";
         Failure::new(Kind::Load, format!("found no softverbs at {tried}; {advice}"))
     })?;
     Ok(library.parent().map(Path::to_owned).unwrap_or_default())

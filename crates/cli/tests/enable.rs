@@ -30,8 +30,15 @@ impl Prefix {
         self.dir.path().canonicalize().unwrap().join(path)
     }
 
+    /// Runs `mpib`, which remembers links in a file of this prefix and not of the host.
     fn mpib(&self, args: &[&str]) -> Output {
-        Command::new(self.at("bin/mpib")).args(args).output().unwrap()
+        let mut command = Command::new(self.at("bin/mpib"));
+        if matches!(args, ["enable" | "disable", ..]) {
+            command.args([args[0], "--record"]).arg(self.at("state/links")).args(&args[1..]);
+        } else {
+            command.args(args);
+        }
+        command.output().unwrap()
     }
 
     fn succeed(&self, args: &[&str]) -> String {
@@ -97,6 +104,60 @@ fn the_link_of_another_prefix_is_renewed() {
     prefix.succeed(&["enable", folder.path().to_str().unwrap()]);
     assert_eq!(fs::read_link(&link).unwrap(), prefix.at("lib").join(PLUGIN));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+//= install.md: the links in other folders are remembered, and all are removed at once
+#[test]
+fn disable_all_removes_the_links_in_other_folders_and_forgets_them() {
+    let prefix = Prefix::new("lib");
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let [nccl, rccl, taken] = folders.each_ref().map(|folder| folder.path().canonicalize().unwrap());
+    prefix.succeed(&["enable"]);
+    assert!(!prefix.at("state").exists(), "the link beside the plugin needs no record");
+    for folder in [&nccl, &nccl, &rccl, &taken] {
+        prefix.succeed(&["enable", folder.to_str().unwrap()]);
+    }
+    prefix.succeed(&["enable", "--rccl", rccl.to_str().unwrap()]);
+    assert_eq!(fs::read_to_string(prefix.at("state/links")).unwrap().lines().count(), 4);
+    // Another installation has made its link there since.
+    let others = taken.join("libnccl-net.so");
+    fs::remove_file(&others).unwrap();
+    symlink("/opt/nothing/lib/libnccl-net-mpib.so", &others).unwrap();
+
+    prefix.succeed(&["disable", nccl.to_str().unwrap()]);
+    assert_eq!(fs::read_to_string(prefix.at("state/links")).unwrap().lines().count(), 3);
+    prefix.succeed(&["disable", "--all"]);
+    for folder in [&nccl, &rccl] {
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "{}", folder.display());
+    }
+    assert!(!prefix.at("lib/libnccl-net.so").exists());
+    assert!(fs::symlink_metadata(&others).is_ok());
+    assert_eq!(fs::read_to_string(prefix.at("state/links")).unwrap(), format!("{}\n", others.display()));
+
+    fs::remove_file(&others).unwrap();
+    prefix.succeed(&["disable", "--all"]);
+    assert!(!prefix.at("state").exists(), "nothing is left of the record");
+}
+
+#[test]
+fn a_link_that_cannot_be_remembered_is_not_made() {
+    let prefix = Prefix::new("lib");
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(prefix.at("state"), "no folder").unwrap();
+    let output = prefix.mpib(&["enable", folder.path().to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains("--record names another file"), "{output:?}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn demo_without_softverbs_names_its_package() {
+    let output = Prefix::new("lib").mpib(&["demo"]);
+    assert!(!output.status.success());
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("install the package mpib-softverbs"),
+        "{output:?}"
+    );
 }
 
 #[test]

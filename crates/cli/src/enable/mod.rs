@@ -11,10 +11,13 @@ use std::{
 
 use clap::Args;
 
+use self::record::Record;
 use crate::{
     failure::{Context, Failure, Kind},
     output, plugin,
 };
+
+mod record;
 
 /// The name that NCCL opens without `NCCL_NET_PLUGIN`.
 const NCCL: &str = "libnccl-net.so";
@@ -30,6 +33,8 @@ pub(crate) struct EnableArgs {
     /// Link librccl-net.so instead, the name that RCCL opens
     #[arg(long)]
     rccl: bool,
+    #[command(flatten)]
+    record: RecordArgs,
 }
 
 /// Removes the links that "mpib enable" made
@@ -37,6 +42,19 @@ pub(crate) struct EnableArgs {
 pub(crate) struct DisableArgs {
     /// Where the links are [default: the plugin's folder]
     folder: Option<PathBuf>,
+    /// Remove the links to this plugin in all folders, the plugin's included
+    #[arg(long, conflicts_with = "folder")]
+    all: bool,
+    #[command(flatten)]
+    record: RecordArgs,
+}
+
+#[derive(Debug, Args)]
+struct RecordArgs {
+    /// File that remembers the links outside of the plugin's folder [default: /var/lib/mpib/links for
+    /// root, $XDG_STATE_HOME/mpib/links or ~/.local/state/mpib/links for other users]
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
 }
 
 /// What a link's place holds.
@@ -58,31 +76,44 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
     let file = own_file()?;
     let (folder, target) = place(args.folder.as_deref(), &file)?;
     let link = folder.join(if args.rccl { RCCL } else { NCCL });
-    match found(&link)? {
+    let found = found(&link)?;
+    if let Found::Foreign(what) = found {
+        let text = format!(
+            "{} is {what}, not a link to {}: it stays. Remove it first if no job needs it, name another \
+             folder, or set NCCL_NET_PLUGIN={} for the job",
+            link.display(),
+            plugin::NAME,
+            file.display()
+        );
+        return Err(Failure::new(Kind::Usage, text));
+    }
+    if target == file {
+        Record::at(args.record.record.as_deref())?.add(&link)?;
+    }
+    match found {
         Found::Link(old) if old == target => {
             return say(&format_args!("{} was already a link to {}", link.display(), target.display()));
         }
-        Found::Foreign(what) => {
-            let text = format!(
-                "{} is {what}, not a link to {}: it stays. Remove it first if no job needs it, name another \
-                 folder, or set NCCL_NET_PLUGIN={} for the job",
-                link.display(),
-                plugin::NAME,
-                file.display()
-            );
-            return Err(Failure::new(Kind::Usage, text));
-        }
-        Found::Nothing => symlink(&target, &link).tool(format!("make {}", link.display()))?,
         Found::Link(_) => replace(&target, &link).tool(format!("replace {}", link.display()))?,
+        _ => symlink(&target, &link).tool(format!("make {}", link.display()))?,
     }
     renew_cache();
     say(&format_args!("{} -> {}", link.display(), target.display()))
 }
 
 pub(crate) fn disable(args: &DisableArgs) -> Result<(), Failure> {
-    let (folder, _) = place(args.folder.as_deref(), &own_file()?)?;
+    let file = own_file()?;
+    let (folder, _) = place(args.folder.as_deref(), &file)?;
+    let record = Record::at(args.record.record.as_deref())?;
+    let remembered = record.links()?;
+    let mut links = [NCCL, RCCL].map(|name| folder.join(name)).to_vec();
+    if args.all {
+        // Another installation may have made its links there since.
+        let leads_here = |link: &&PathBuf| fs::read_link(link).is_ok_and(|target| target == file);
+        links.extend(remembered.iter().filter(leads_here).cloned());
+    }
     let (mut removed, mut report) = (false, String::new());
-    for link in [NCCL, RCCL].map(|name| folder.join(name)) {
+    for link in links {
         match found(&link)? {
             Found::Nothing => {}
             Found::Foreign(what) => report += &format!("{} is {what}: it stays\n", link.display()),
@@ -92,13 +123,15 @@ pub(crate) fn disable(args: &DisableArgs) -> Result<(), Failure> {
                 removed = true;
             }
         }
+        // ldconfig makes a link of the plugin's name to the link, in a folder without the plugin.
+        let soname = link.with_file_name(plugin::NAME);
+        if fs::read_link(&soname).is_ok_and(|target| Some(target.as_os_str()) == link.file_name()) {
+            fs::remove_file(&soname).tool(format!("remove {}", soname.display()))?;
+            removed = true;
+        }
     }
-    // ldconfig makes a link of the plugin's name to the link, in a folder without the plugin.
-    let soname = folder.join(plugin::NAME);
-    if fs::read_link(&soname).is_ok_and(|target| [NCCL, RCCL].iter().any(|name| target == Path::new(name))) {
-        fs::remove_file(&soname).tool(format!("remove {}", soname.display()))?;
-        removed = true;
-    }
+    let left: Vec<_> = remembered.iter().filter(|link| matches!(found(link), Ok(Found::Link(_)))).collect();
+    record.keep(&remembered, &left)?;
     if removed {
         renew_cache();
     } else {
