@@ -72,6 +72,10 @@ random-faults: setup-test ## Draw COUNT (default 2000) scenarios of messages, an
 # Of make soak, and of make fuzz.
 SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,600)
 
+.PHONY: test-flakes
+test-flakes: setup-test ## Repeat the suites control, faults, failover and soak RUNS times (10) beside busy processors, and print the failures of each test; SUITES="control soak"
+	@scripts/flakes.sh $(or $(RUNS),10) $(SUITES)
+
 .PHONY: hwcheck-faults
 hwcheck-faults: setup-test build ## Let mpib hwcheck find every seeded fault, not every third as in make test
 	@export HWCHECK_FAULTS=all; $(cargo) test --locked --workspace --test cli every_seeded_fault -- --nocapture

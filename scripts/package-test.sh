@@ -132,7 +132,7 @@ older_rpm() { # FILE
     rm -rf "$work"/older*
     mkdir "$work/older" "$work/older-rpm"
     rpm2cpio "$packages/$1" | (cd "$work/older-rpm" && cpio -idm --quiet)
-    SOURCE_DATE_EPOCH=0 scripts/pack.sh rpm nccl-net-mpib 0.0.1 x86_64 "$work/older-rpm" "$work/older"
+    SOURCE_DATE_EPOCH=1000000000 scripts/pack.sh rpm nccl-net-mpib 0.0.1 x86_64 "$work/older-rpm" "$work/older"
 }
 
 deb() { # SUITE
