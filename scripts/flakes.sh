@@ -36,7 +36,9 @@ for ((run = 1; run <= runs; run++)); do
     [ -s "$work/failed" ] || { tail -n 20 "$work/log"; echo "  a run without a list of tests"; } >"$work/failed"
     say "run $run of $runs: failed, $((SECONDS - begin)) s"
     cat "$work/failed"
-    sed -n 's/^  \([^ ].*\)/\1/p' "$work/failed" >>"$work/all"
+    sed -n 's/^  \([^ ].*\)/\1/p' "$work/failed" >"$work/names"
+    # Behind the tests the list has their suites.
+    grep '): ' "$work/names" >>"$work/all" || cat "$work/names" >>"$work/all"
 done
 [ -e "$work/all" ] || exit 0
 echo "Failures of $runs runs:"

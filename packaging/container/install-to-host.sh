@@ -5,6 +5,8 @@
 # for tests.
 # usage: install-to-host.sh [--remove] [PAYLOAD [HOST]]     (/payload and /host)
 set -eu
+# All users of the host read the files.
+umask 022
 
 fail() {
     echo "install-to-host: $*" >&2
@@ -37,7 +39,7 @@ fi
 
 for file in $files; do
     mkdir -p "$host/$(dirname "$file")"
-    cp -P -p "$prefix/$file" "$host/$file.new"
+    cp -P "$prefix/$file" "$host/$file.new"
     mv -f "$host/$file.new" "$host/$file"
 done
 
