@@ -64,7 +64,7 @@ rpm() {
     (cd "$root" && echo "%defattr(-,root,root,-)" &&
         find . \( -type f -o -type l \) -path './usr/share/licenses/*' -printf '%%license /%P\n' \
             -o \( -type f -o -type l \) -printf '/%P\n' -o -path './opt/mpib*' -printf '%%dir /%P\n' \
-            -o \( -path "./usr/share/licenses/$name" -o -path './usr/share/fish*' -o -path './usr/share/zsh*' \) \
+            -o \( -path './usr/share/licenses*' -o -path './usr/share/fish*' -o -path './usr/share/zsh*' \) \
             -printf '%%dir /%P\n') | sort >"$work/listed"
     local options=(--define "version $version" --define "tree $root" --define "listed $work/listed"
         --define "packager $maintainer" --define "_topdir $work/rpm"
