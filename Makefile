@@ -76,6 +76,10 @@ SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,600)
 test-flakes: setup-test ## Repeat the suites control, faults, failover and soak RUNS times (10) beside busy processors, and print the failures of each test; SUITES="control soak"
 	@scripts/flakes.sh $(or $(RUNS),10) $(SUITES)
 
+.PHONY: unsafe-lines
+unsafe-lines: setup-test build ## Run all tests with coverage, and print the lines in unsafe blocks that none executes (rustup's llvm-tools); TESTS="-p nccl-net-versions"
+	@scripts/unsafe-lines.sh $(TESTS)
+
 .PHONY: hwcheck-faults
 hwcheck-faults: setup-test build ## Let mpib hwcheck find every seeded fault, not every third as in make test
 	@export HWCHECK_FAULTS=all; $(cargo) test --locked --workspace --test cli every_seeded_fault -- --nocapture
