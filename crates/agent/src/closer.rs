@@ -2,44 +2,100 @@
 //!
 //! To close a file can take as long as somebody likes: it may be a socket that lingers, or lie in a file
 //! system that a process serves. The same goes for a socket in which such a descriptor was not read.
+//! The threads that close are made at the start: later there may be none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
 use nix::sys::socket::{MsgFlags, Shutdown, recv, shutdown};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
-/// Most users whose descriptors are being closed by a thread for each.
-const THREADS: usize = 64;
-/// Stands for all users beyond those, who share a thread. No user has this number.
-const OTHERS: u32 = u32::MAX;
+use crate::quota::Quota;
 
-/// What is to be closed, by user. A user with an entry has a thread.
-type Queues = Mutex<BTreeMap<u32, Vec<OwnedFd>>>;
+/// Number of threads. One user has one at a time, so as many users can have one that waits.
+const THREADS: usize = 32;
+/// Bytes of a thread's stack.
+const STACK: usize = 64 << 10;
+/// Most descriptors of all users that are not closed yet.
+const WHOLE: usize = 8192;
+/// From so many on, a user gets no further connection.
+const OF_USER: usize = 1024;
 
-/// Closes descriptors.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Closer(Arc<Queues>);
+/// Closes descriptors, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Closer {
+    shared: Arc<Shared>,
+    whole: usize,
+    of_user: usize,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    work: Mutex<Work>,
+    /// Work has come, or the end.
+    wake: Condvar,
+}
+
+/// What is to be closed.
+#[derive(Debug, Default)]
+struct Work {
+    /// Descriptors that are not closed yet.
+    pending: Quota,
+    /// Those that no thread has taken. A user with an entry has a thread or waits for one.
+    queues: BTreeMap<u32, Vec<OwnedFd>>,
+    /// The users who wait for a thread.
+    waiting: VecDeque<u32>,
+    ends: bool,
+}
 
 impl Closer {
-    /// Closes descriptors of a user, soon. Others do not wait for that.
+    /// Makes the threads.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn start() -> io::Result<Self> {
+        Self::with_limits(WHOLE, OF_USER)
+    }
+
+    fn with_limits(whole: usize, of_user: usize) -> io::Result<Self> {
+        let closer = Self { shared: Arc::default(), whole, of_user };
+        for _ in 0..THREADS {
+            let shared = Arc::clone(&closer.shared);
+            let thread = thread::Builder::new().name("close".into()).stack_size(STACK);
+            thread.spawn(move || shared.close_all())?;
+        }
+        Ok(closer)
+    }
+
+    /// Returns how many descriptors of a user are not closed yet, if that is too many for a further
+    /// connection.
+    pub(crate) fn too_many(&self, uid: u32) -> Option<usize> {
+        let held = self.shared.work.lock().pending.held(uid);
+        (held >= self.of_user).then_some(held)
+    }
+
+    /// Returns whether there is room for the socket of somebody who is refused: descriptors may have come
+    /// with it.
+    pub(crate) fn has_room(&self) -> bool {
+        self.shared.work.lock().pending.all() < self.whole
+    }
+
+    /// Closes descriptors of a user, soon. Nobody waits for that.
     pub(crate) fn close(&self, uid: u32, descriptors: Vec<OwnedFd>) {
         if descriptors.is_empty() {
             return;
         }
-        let mut queues = self.0.lock();
-        let uid = if queues.contains_key(&uid) || queues.len() < THREADS { uid } else { OTHERS };
-        if let Some(queue) = queues.get_mut(&uid) {
+        let mut work = self.shared.work.lock();
+        work.pending.add(uid, descriptors.len());
+        if let Some(queue) = work.queues.get_mut(&uid) {
             return queue.extend(descriptors);
         }
-        queues.insert(uid, descriptors);
-        drop(queues);
-        let shared = Arc::clone(&self.0);
-        if thread::Builder::new().name("close".into()).spawn(move || close_all(&shared, uid)).is_err() {
-            close_all(&self.0, uid);
-        }
+        work.queues.insert(uid, descriptors);
+        work.waiting.push_back(uid);
+        self.shared.wake.notify_one();
     }
 
     /// Ends the connection of a user.
@@ -53,23 +109,38 @@ impl Closer {
     }
 }
 
-/// Closes what there is of a user, until nothing is left.
-fn close_all(queues: &Queues, uid: u32) {
-    loop {
-        let mut all = queues.lock();
-        match all.get_mut(&uid).map(std::mem::take) {
-            Some(queue) if !queue.is_empty() => {
-                drop(all);
-                drop(queue);
-            }
-            _ => return drop(all.remove(&uid)),
+impl Drop for Closer {
+    fn drop(&mut self) {
+        self.shared.work.lock().ends = true;
+        self.shared.wake.notify_all();
+    }
+}
+
+impl Shared {
+    /// Closes one descriptor after the other, of one user after the other.
+    fn close_all(&self) {
+        let mut work = self.work.lock();
+        while !work.ends {
+            let Some(uid) = work.waiting.pop_front() else {
+                self.wake.wait(&mut work);
+                continue;
+            };
+            let Some(descriptor) = work.queues.get_mut(&uid).and_then(Vec::pop) else {
+                work.queues.remove(&uid);
+                continue;
+            };
+            drop(work);
+            drop(descriptor);
+            work = self.work.lock();
+            work.pending.remove(uid, 1);
+            work.waiting.push_back(uid);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{self, Read, Write};
+    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
@@ -89,27 +160,59 @@ mod tests {
         (ours.into(), theirs)
     }
 
+    /// Has a pipe closed, and returns its end, which then has the end of the file.
+    fn pipe(closer: &Closer, uid: u32) -> io::PipeReader {
+        let (read, write) = io::pipe().unwrap();
+        closer.close(uid, vec![write.into()]);
+        read
+    }
+
     #[test]
     fn users_beyond_those_with_a_thread_hold_nobody_up_either() {
-        let closer = Closer::default();
-        // As many users whose descriptors are being closed.
-        closer.0.lock().extend((0..THREADS as u32).map(|uid| (uid, Vec::new())));
-        let ends = [5000, 5001].map(|uid| {
-            let (socket, other) = lingering();
-            closer.close(uid, vec![socket]);
-            other
-        });
-        for mut other in ends {
-            other.read_to_end(&mut Vec::new()).unwrap();
+        let closer = Closer::start().unwrap();
+        let users = 0..THREADS as u32 - 1;
+        let stuck: Vec<TcpStream> = users
+            .map(|uid| {
+                let (socket, other) = lingering();
+                // Two of each user: they have one thread.
+                closer.close(uid, vec![lingering().0, socket]);
+                other
+            })
+            .collect();
+        assert_eq!(pipe(&closer, 5000).read(&mut [0]).unwrap(), 0, "one thread is left");
+        let (socket, other) = lingering();
+        closer.close(5001, vec![socket]);
+        let mut waits = pipe(&closer, 5002);
+        drop(other);
+        assert_eq!(waits.read(&mut [0]).unwrap(), 0, "the thread is free again");
+        drop(stuck);
+    }
+
+    //= agent.md: who has too many descriptors that are not closed gets no further connection
+    #[test]
+    fn what_is_not_closed_counts_for_its_user() {
+        let closer = Closer::with_limits(4, 2).unwrap();
+        let (socket, other) = lingering();
+        closer.close(1, vec![socket]);
+        assert_eq!(closer.too_many(1), None);
+        let (read, _write) = io::pipe().unwrap();
+        let pass = |count| closer.close(1, (0..count).map(|_| read.try_clone().unwrap().into()).collect());
+        pass(1);
+        assert_eq!((closer.too_many(1), closer.too_many(2)), (Some(2), None));
+        assert!(closer.has_room());
+        pass(2);
+        assert!(!closer.has_room() && closer.too_many(2).is_none());
+        drop(other);
+        while closer.shared.work.lock().pending.all() > 0 {
+            thread::yield_now();
         }
+        assert!(closer.has_room() && closer.too_many(1).is_none());
     }
 
     #[test]
     fn what_was_passed_is_closed() {
-        let closer = Closer::default();
-        let (mut read, write) = io::pipe().unwrap();
-        closer.close(1, vec![write.into()]);
-        assert_eq!(read.read(&mut [0]).unwrap(), 0);
+        let closer = Closer::start().unwrap();
+        assert_eq!(pipe(&closer, 1).read(&mut [0]).unwrap(), 0);
         for unread in [&b""[..], b"unread"] {
             let (one, mut other) = UnixStream::pair().unwrap();
             other.write_all(unread).unwrap();

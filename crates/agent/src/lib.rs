@@ -31,6 +31,7 @@ mod per_minute;
 mod plugin;
 pub mod policy;
 mod process;
+mod quota;
 pub mod server;
 mod snapshot;
 mod socket_file;

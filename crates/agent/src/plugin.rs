@@ -27,6 +27,9 @@ pub(crate) enum End {
     /// It sends requests and reads no answers.
     #[error("does not read its answers")]
     Deaf,
+    /// Its user has passed too many descriptors: so many are not closed.
+    #[error("is of a user who has passed {0} descriptors that are not closed")]
+    Hoards(usize),
     /// The socket has failed.
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -17,7 +17,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::socket::{setsockopt, sockopt::OobInline};
+use nix::sys::socket::sockopt::{OobInline, PeerCredentials};
+use nix::sys::socket::{getsockopt, setsockopt};
 use nix::unistd::geteuid;
 use parking_lot::MutexGuard;
 
@@ -39,6 +40,8 @@ const SELDOM: Duration = Duration::from_secs(1);
 const NEWS: Duration = Duration::from_millis(100);
 /// Most lines of the log that one process can cause in a minute.
 const LINES: usize = 10;
+/// How long those who connect wait at a time for room.
+const HOLD: Duration = Duration::from_millis(10);
 /// Most events of one wait.
 const EVENTS: usize = 64;
 
@@ -75,6 +78,8 @@ pub struct Server {
     /// Bounds the lines about processes.
     complaints: PerMinute,
     closer: Closer,
+    /// The epoll instance reports who connects.
+    accepts: bool,
 }
 
 impl Server {
@@ -121,7 +126,8 @@ impl Server {
             check_at: Instant::now(),
             spare: File::open("/dev/null").ok(),
             complaints: PerMinute::new(LINES),
-            closer: Closer::default(),
+            closer: Closer::start()?,
+            accepts: true,
         })
     }
 
@@ -167,10 +173,7 @@ impl Server {
             if self.handle.pass() {
                 return Ok(());
             }
-            let timeout = self.observe_at.min(self.check_at).saturating_duration_since(Instant::now());
-            // Rounded up: a wait that is too short would be repeated.
-            let ms = u16::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
-            let timeout = if self.plugins.is_empty() { EpollTimeout::NONE } else { ms.into() };
+            let timeout = self.timeout();
             let n = match self.epoll.wait(&mut events, timeout) {
                 Ok(n) => n,
                 Err(Errno::EINTR) => 0,
@@ -197,8 +200,36 @@ impl Server {
         }
     }
 
+    /// Returns how long the loop may wait for events.
+    fn timeout(&mut self) -> EpollTimeout {
+        let holds_back = self.holds_back().then_some(HOLD);
+        let is_served = !self.plugins.is_empty();
+        let next =
+            is_served.then(|| self.observe_at.min(self.check_at).saturating_duration_since(Instant::now()));
+        // Rounded up: a wait that is too short would be repeated.
+        let ms = |wait: Duration| u16::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
+        holds_back.into_iter().chain(next).min().map_or(EpollTimeout::NONE, |wait| ms(wait).into())
+    }
+
     fn agent(&self) -> MutexGuard<'_, Agent> {
         self.handle.agent()
+    }
+
+    /// Lets those who connect wait while the sockets of refused ones have no room, and returns whether it
+    /// does.
+    fn holds_back(&mut self) -> bool {
+        let accepts = self.closer.has_room();
+        if std::mem::replace(&mut self.accepts, accepts) != accepts {
+            let events = if accepts { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+            // Of a descriptor that was added: it cannot fail.
+            let _ = self.epoll.modify(&self.listener, &mut EpollEvent::new(events, LISTENER));
+            if !accepts {
+                self.complain(String::from(
+                    "processes that connect wait: too many descriptors that others have passed are not closed",
+                ));
+            }
+        }
+        !accepts
     }
 
     fn accept(&mut self) {
@@ -236,6 +267,14 @@ impl Server {
         if !self.serves_all && uid != 0 && uid != own.as_raw() {
             return Err((socket, format!("process {pid} is refused: it is of user {uid}")));
         }
+        if let Some(count) = self.closer.too_many(uid) {
+            return Err((
+                socket,
+                format!(
+                    "process {pid} is refused: {count} descriptors that user {uid} has passed are not closed"
+                ),
+            ));
+        }
         let connected = self.agent().connect(Peer { pid, uid });
         let id = match connected {
             Ok(id) => id,
@@ -264,8 +303,8 @@ impl Server {
     fn refuse_for_lack(&mut self) {
         self.spare = None;
         if let Ok(socket) = self.next_connection() {
-            // Root: who it is takes a descriptor to find out.
-            self.closer.end(0, socket);
+            let uid = getsockopt(&socket, PeerCredentials).map_or(0, |peer| peer.uid());
+            self.closer.end(uid, socket);
         }
         self.spare = File::open("/dev/null").ok();
         self.complain(String::from("a process is refused: this agent has no file descriptors left"));
@@ -277,7 +316,9 @@ impl Server {
             true => plugin.write(),
             false => Ok(()),
         };
-        let mut served = written.and_then(|()| plugin.read());
+        // Its next message may bring more of them.
+        let may_pass = self.closer.too_many(plugin.peer.uid).map_or(Ok(()), |count| Err(End::Hoards(count)));
+        let mut served = written.and(may_pass).and_then(|()| plugin.read());
         let descriptors = plugin.take_descriptors();
         self.take_page(id, descriptors);
         // Before the first answer: what the process does now decides its share.

@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use mpib_agent::Agent;
+use mpib_agent::{Agent, Server};
 use nccl_net_mpib_agent_iface::agent::{IN_MEMORY, Request, Status, TAKES_MEMORY, passing};
 use nccl_net_mpib_agent_iface::codes::Code;
 use nccl_net_mpib_agent_iface::stats::{
@@ -14,6 +14,7 @@ use nccl_net_mpib_agent_iface::stats::{
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::sockopt::Linger;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt};
 
@@ -199,4 +200,41 @@ fn a_descriptor_whose_close_takes_an_hour_holds_nobody_up() {
         // The other end reads: the close is over.
         other.read_to_end(&mut Vec::new()).unwrap();
     }
+}
+
+//= agent.md: who has too many descriptors that are not closed gets no further connection
+#[test]
+fn a_user_whose_descriptors_are_not_closed_is_refused_until_they_are() {
+    Server::raise_limits();
+    if getrlimit(Resource::RLIMIT_NOFILE).unwrap().0 < 4_000 {
+        return eprintln!("skipped: a process may have fewer than 4,000 descriptors here");
+    }
+    let agent = Running::start("");
+    let said = |part: &str| agent.events().iter().any(|line| line.contains(part));
+    let mut early = agent.connect();
+    early.register(1, 2, TAKES_MEMORY);
+    let (bytes, len) = Request::Deregister { conn_id: 9 }.encode();
+    let (socket, mut other) = lingering();
+    let mut plugin = agent.connect();
+    give(&plugin, &bytes[..len], &[agent_socket(), socket], MsgFlags::empty());
+    assert_eq!(plugin.message(), (deregistered(Status::INVALID_REQUEST), 0));
+    let (pipe, _writer) = io::pipe().unwrap();
+    let many: Vec<OwnedFd> = (0..250).map(|_| pipe.try_clone().unwrap().into()).collect();
+    until("the end of what it may pass", || {
+        let control = [ControlMessage::ScmRights(&many.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>())];
+        let bytes = [IoSlice::new(&bytes[..len])];
+        sendmsg::<()>(plugin.socket.as_raw_fd(), &bytes, &control, MsgFlags::MSG_NOSIGNAL, None).is_err()
+    });
+    until("a line about its connection", || said("is disconnected: it is of a user who has passed 1"));
+    drop(agent.connect());
+    until("a line about another one", || said("is refused: 1"));
+    // So is one that could pass more of them.
+    early.send(&Request::Deregister { conn_id: 1 }, 0);
+    assert!(early.closed());
+    other.read_to_end(&mut Vec::new()).unwrap();
+    let (bytes, len) = Request::Attach.encode();
+    until("a connection", || {
+        let mut later = agent.connect().socket;
+        later.write_all(&bytes[..len]).is_ok() && later.read(&mut [0; 12]).is_ok_and(|n| n > 0)
+    });
 }

@@ -122,7 +122,7 @@ impl Client {
         self.message()
     }
 
-    fn closed(&mut self) -> bool {
+    pub(crate) fn closed(&mut self) -> bool {
         match self.socket.read_to_end(&mut Vec::new()) {
             Ok(_) => true,
             // The agent had not read everything.
