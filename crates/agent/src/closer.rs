@@ -10,26 +10,27 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
+use mpib_host_view::Owner;
 use nix::sys::socket::{MsgFlags, Shutdown, recv, shutdown};
 use parking_lot::{Condvar, Mutex};
 
 use crate::quota::Quota;
 
-/// Number of threads. One user has one at a time, so as many users can have one that waits.
+/// Number of threads. One owner has one at a time, so as many can have one that waits.
 const THREADS: usize = 32;
 /// Bytes of a thread's stack.
 const STACK: usize = 64 << 10;
-/// Most descriptors of all users that are not closed yet.
+/// Most descriptors of all owners that are not closed yet.
 const WHOLE: usize = 8192;
-/// From so many on, a user gets no further connection.
-const OF_USER: usize = 1024;
+/// From so many on, an owner gets no further connection.
+const OF_OWNER: usize = 1024;
 
 /// Closes descriptors, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Closer {
     shared: Arc<Shared>,
     whole: usize,
-    of_user: usize,
+    of_owner: usize,
 }
 
 #[derive(Debug, Default)]
@@ -44,10 +45,10 @@ struct Shared {
 struct Work {
     /// Descriptors that are not closed yet.
     pending: Quota,
-    /// Those that no thread has taken. A user with an entry has a thread or waits for one.
-    queues: BTreeMap<u32, Vec<OwnedFd>>,
-    /// The users who wait for a thread.
-    waiting: VecDeque<u32>,
+    /// Those that no thread has taken. An owner with an entry has a thread or waits for one.
+    queues: BTreeMap<Owner, Vec<OwnedFd>>,
+    /// The owners who wait for a thread.
+    waiting: VecDeque<Owner>,
     ends: bool,
 }
 
@@ -57,11 +58,11 @@ impl Closer {
     /// # Errors
     /// The system's.
     pub(crate) fn start() -> io::Result<Self> {
-        Self::with_limits(WHOLE, OF_USER)
+        Self::with_limits(WHOLE, OF_OWNER)
     }
 
-    fn with_limits(whole: usize, of_user: usize) -> io::Result<Self> {
-        let closer = Self { shared: Arc::default(), whole, of_user };
+    fn with_limits(whole: usize, of_owner: usize) -> io::Result<Self> {
+        let closer = Self { shared: Arc::default(), whole, of_owner };
         for _ in 0..THREADS {
             let shared = Arc::clone(&closer.shared);
             let thread = thread::Builder::new().name("close".into()).stack_size(STACK);
@@ -70,11 +71,11 @@ impl Closer {
         Ok(closer)
     }
 
-    /// Returns how many descriptors of a user are not closed yet, if that is too many for a further
+    /// Returns how many descriptors of an owner are not closed yet, if that is too many for a further
     /// connection.
-    pub(crate) fn too_many(&self, uid: u32) -> Option<usize> {
-        let held = self.shared.work.lock().pending.held(uid);
-        (held >= self.of_user).then_some(held)
+    pub(crate) fn too_many(&self, owner: &Owner) -> Option<usize> {
+        let held = self.shared.work.lock().pending.held(owner);
+        (held >= self.of_owner).then_some(held)
     }
 
     /// Returns whether there is room for the socket of somebody who is refused: descriptors may have come
@@ -83,28 +84,28 @@ impl Closer {
         self.shared.work.lock().pending.all() < self.whole
     }
 
-    /// Closes descriptors of a user, soon. Nobody waits for that.
-    pub(crate) fn close(&self, uid: u32, descriptors: Vec<OwnedFd>) {
+    /// Closes descriptors of an owner, soon. Nobody waits for that.
+    pub(crate) fn close(&self, owner: &Owner, descriptors: Vec<OwnedFd>) {
         if descriptors.is_empty() {
             return;
         }
         let mut work = self.shared.work.lock();
-        work.pending.add(uid, descriptors.len());
-        if let Some(queue) = work.queues.get_mut(&uid) {
+        work.pending.add(owner, descriptors.len());
+        if let Some(queue) = work.queues.get_mut(owner) {
             return queue.extend(descriptors);
         }
-        work.queues.insert(uid, descriptors);
-        work.waiting.push_back(uid);
+        work.queues.insert(owner.clone(), descriptors);
+        work.waiting.push_back(owner.clone());
         self.shared.wake.notify_one();
     }
 
-    /// Ends the connection of a user.
-    pub(crate) fn end(&self, uid: u32, socket: OwnedFd) {
+    /// Ends the connection of an owner.
+    pub(crate) fn end(&self, owner: &Owner, socket: OwnedFd) {
         // Nothing comes after that. What has come before may have descriptors with it.
         let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
         if recv(socket.as_raw_fd(), &mut [0], flags) != Ok(0) {
-            self.close(uid, vec![socket]);
+            self.close(owner, vec![socket]);
         }
     }
 }
@@ -117,23 +118,23 @@ impl Drop for Closer {
 }
 
 impl Shared {
-    /// Closes one descriptor after the other, of one user after the other.
+    /// Closes one descriptor after the other, of one owner after the other.
     fn close_all(&self) {
         let mut work = self.work.lock();
         while !work.ends {
-            let Some(uid) = work.waiting.pop_front() else {
+            let Some(owner) = work.waiting.pop_front() else {
                 self.wake.wait(&mut work);
                 continue;
             };
-            let Some(descriptor) = work.queues.get_mut(&uid).and_then(Vec::pop) else {
-                work.queues.remove(&uid);
+            let Some(descriptor) = work.queues.get_mut(&owner).and_then(Vec::pop) else {
+                work.queues.remove(&owner);
                 continue;
             };
             drop(work);
             drop(descriptor);
             work = self.work.lock();
-            work.pending.remove(uid, 1);
-            work.waiting.push_back(uid);
+            work.pending.remove(&owner, 1);
+            work.waiting.push_back(owner);
         }
     }
 }
@@ -163,7 +164,7 @@ mod tests {
     /// Has a pipe closed, and returns its end, which then has the end of the file.
     fn pipe(closer: &Closer, uid: u32) -> io::PipeReader {
         let (read, write) = io::pipe().unwrap();
-        closer.close(uid, vec![write.into()]);
+        closer.close(&Owner::User(uid), vec![write.into()]);
         read
     }
 
@@ -175,13 +176,13 @@ mod tests {
             .map(|uid| {
                 let (socket, other) = lingering();
                 // Two of each user: they have one thread.
-                closer.close(uid, vec![lingering().0, socket]);
+                closer.close(&Owner::User(uid), vec![lingering().0, socket]);
                 other
             })
             .collect();
         assert_eq!(pipe(&closer, 5000).read(&mut [0]).unwrap(), 0, "one thread is left");
         let (socket, other) = lingering();
-        closer.close(5001, vec![socket]);
+        closer.close(&Owner::User(5001), vec![socket]);
         let mut waits = pipe(&closer, 5002);
         drop(other);
         assert_eq!(waits.read(&mut [0]).unwrap(), 0, "the thread is free again");
@@ -193,20 +194,22 @@ mod tests {
     fn what_is_not_closed_counts_for_its_user() {
         let closer = Closer::with_limits(4, 2).unwrap();
         let (socket, other) = lingering();
-        closer.close(1, vec![socket]);
-        assert_eq!(closer.too_many(1), None);
+        closer.close(&Owner::User(1), vec![socket]);
+        assert_eq!(closer.too_many(&Owner::User(1)), None);
         let (read, _write) = io::pipe().unwrap();
-        let pass = |count| closer.close(1, (0..count).map(|_| read.try_clone().unwrap().into()).collect());
+        let pass = |count| {
+            closer.close(&Owner::User(1), (0..count).map(|_| read.try_clone().unwrap().into()).collect())
+        };
         pass(1);
-        assert_eq!((closer.too_many(1), closer.too_many(2)), (Some(2), None));
+        assert_eq!((closer.too_many(&Owner::User(1)), closer.too_many(&Owner::User(2))), (Some(2), None));
         assert!(closer.has_room());
         pass(2);
-        assert!(!closer.has_room() && closer.too_many(2).is_none());
+        assert!(!closer.has_room() && closer.too_many(&Owner::User(2)).is_none());
         drop(other);
         while closer.shared.work.lock().pending.all() > 0 {
             thread::yield_now();
         }
-        assert!(closer.has_room() && closer.too_many(1).is_none());
+        assert!(closer.has_room() && closer.too_many(&Owner::User(1)).is_none());
     }
 
     #[test]
@@ -216,7 +219,7 @@ mod tests {
         for unread in [&b""[..], b"unread"] {
             let (one, mut other) = UnixStream::pair().unwrap();
             other.write_all(unread).unwrap();
-            closer.end(1, one.into());
+            closer.end(&Owner::User(1), one.into());
             // What is not read resets the connection.
             assert!(other.read(&mut [0]).is_ok_and(|n| n == 0) || !unread.is_empty());
         }

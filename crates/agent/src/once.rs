@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::thread;
 use std::time::Instant;
 
+use mpib_host_view::Owner;
 use nccl_net_mpib_agent_iface::stats::{pages_of, processes};
 
 use crate::config::Config;
@@ -25,7 +26,7 @@ pub fn look_once(config: Config, kept: Kept) -> io::Result<Snapshot> {
         // Most processes have no page. One may end at any time.
         let Ok(uid) = std::fs::metadata(format!("/proc/{pid}")).map(|meta| meta.uid()) else { continue };
         for page in pages_of(pid).unwrap_or_default() {
-            if let Ok(id) = agent.connect(Peer { pid, uid }) {
+            if let Ok(id) = agent.connect(Peer { pid, uid, owner: Owner::User(uid) }) {
                 observers.push((id, page, Observer::default()));
             }
         }

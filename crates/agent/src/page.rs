@@ -2,6 +2,7 @@
 
 use std::fs::File;
 
+use mpib_host_view::Owner;
 use nccl_net_mpib_agent_iface::stats::{BadPage, StatsPage};
 
 use crate::peer::PeerProcess;
@@ -13,6 +14,8 @@ pub struct Page {
     pub pid: u32,
     /// User id.
     pub uid: u32,
+    /// Who is charged for it.
+    pub(crate) owner: Owner,
     /// What to read.
     pub stats: StatsPage,
     /// The number of its file.
@@ -51,7 +54,7 @@ impl Page {
             Some(expected) if expected != found => Err(Unusable::Process { found, expected }),
             _ => {
                 let pid = if peer.pid == 0 { found } else { peer.pid };
-                Ok(Self { pid, uid: peer.uid, stats, file: number })
+                Ok(Self { pid, uid: peer.uid, owner: peer.owner.clone(), stats, file: number })
             }
         }
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 
+use mpib_host_view::Owner;
 use nccl_net_mpib_agent_iface::agent::memory::MemoryWriter;
 use nccl_net_mpib_agent_iface::agent::{ENTRIES, HintsWriter, PortScale, Status};
 
@@ -13,12 +14,14 @@ use crate::snapshot::FlowView;
 pub(crate) type Pair = (Ipv4Addr, Ipv4Addr);
 
 /// Who a process is, by the kernel's word (`SO_PEERCRED`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Process id, as seen from the agent's PID namespace; 0 if it has none there.
     pub pid: u32,
     /// User id.
     pub uid: u32,
+    /// Who is charged for what it has.
+    pub owner: Owner,
 }
 
 /// Where the slots of a process are.

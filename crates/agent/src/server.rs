@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mpib_host_view::Owner;
 use nccl_net_mpib_agent_iface::agent::HintsWriter;
 use nccl_net_mpib_agent_iface::agent::paths::{HINTS_NAME, SOCKET_NAME};
 use nccl_net_mpib_agent_iface::codes::Code;
@@ -242,9 +243,9 @@ impl Server {
             Err(_) => return,
         };
         let known = PeerProcess::of(&socket);
-        let uid = known.as_ref().map_or(0, |peer| peer.uid);
+        let owner = known.as_ref().map_or(Owner::User(0), |peer| peer.owner.clone());
         if let Err((socket, why)) = self.admit(socket, known) {
-            self.closer.end(uid, socket);
+            self.closer.end(&owner, socket);
             self.complain(why);
         }
     }
@@ -267,15 +268,12 @@ impl Server {
         if !self.serves_all && uid != 0 && uid != own.as_raw() {
             return Err((socket, format!("process {pid} is refused: it is of user {uid}")));
         }
-        if let Some(count) = self.closer.too_many(uid) {
-            return Err((
-                socket,
-                format!(
-                    "process {pid} is refused: {count} descriptors that user {uid} has passed are not closed"
-                ),
-            ));
+        let owner = peer.owner.clone();
+        if let Some(count) = self.closer.too_many(&owner) {
+            let why = format!("{count} descriptors that {owner} has passed are not closed");
+            return Err((socket, format!("process {pid} is refused: {why}")));
         }
-        let connected = self.agent().connect(Peer { pid, uid });
+        let connected = self.agent().connect(Peer { pid, uid, owner });
         let id = match connected {
             Ok(id) => id,
             Err(e) => return Err((socket, format!("process {pid} is refused: {e}"))),
@@ -304,7 +302,7 @@ impl Server {
         self.spare = None;
         if let Ok(socket) = self.next_connection() {
             let uid = getsockopt(&socket, PeerCredentials).map_or(0, |peer| peer.uid());
-            self.closer.end(uid, socket);
+            self.closer.end(&Owner::User(uid), socket);
         }
         self.spare = File::open("/dev/null").ok();
         self.complain(String::from("a process is refused: this agent has no file descriptors left"));
@@ -317,7 +315,8 @@ impl Server {
             false => Ok(()),
         };
         // Its next message may bring more of them.
-        let may_pass = self.closer.too_many(plugin.peer.uid).map_or(Ok(()), |count| Err(End::Hoards(count)));
+        let may_pass =
+            self.closer.too_many(&plugin.peer.owner).map_or(Ok(()), |count| Err(End::Hoards(count)));
         let mut served = written.and(may_pass).and_then(|()| plugin.read());
         let descriptors = plugin.take_descriptors();
         self.take_page(id, descriptors);
@@ -332,7 +331,7 @@ impl Server {
     /// Takes the page of a process: the first descriptor that it passes. Others are of no use.
     fn take_page(&mut self, id: ProcessId, mut descriptors: Vec<OwnedFd>) {
         let Some(plugin) = self.plugins.get_mut(&id).filter(|_| !descriptors.is_empty()) else { return };
-        let (pid, uid) = (plugin.peer.pid, plugin.peer.uid);
+        let (pid, uid, owner) = (plugin.peer.pid, plugin.peer.uid, plugin.peer.owner.clone());
         if !std::mem::replace(&mut plugin.has_tried, true) {
             let file = File::from(descriptors.remove(0));
             match Page::of(&plugin.peer, &file) {
@@ -349,7 +348,7 @@ impl Server {
                 }
             }
         }
-        self.closer.close(uid, descriptors);
+        self.closer.close(&owner, descriptors);
     }
 
     /// Ends a connection that has failed, or waits for room for its answers.
@@ -366,10 +365,10 @@ impl Server {
         self.observers.remove(&id);
         self.handle.set_page(id, None);
         self.agent().disconnect(id);
-        let (pid, uid) = (plugin.peer.pid, plugin.peer.uid);
+        let (pid, owner) = (plugin.peer.pid, plugin.peer.owner.clone());
         // The closer may keep it for a while.
         let _ = self.epoll.delete(&plugin);
-        self.closer.end(uid, plugin.into_socket());
+        self.closer.end(&owner, plugin.into_socket());
         if !matches!(end, End::Closed) {
             self.complain(format!("process {pid} is disconnected: it {end}"));
         }

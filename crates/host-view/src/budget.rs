@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
-/// What a host without forged pages never needs: 256 pages of a user, and 32,768 connections in
+use crate::Owner;
+
+/// What a host without forged pages never needs: 256 pages of an owner, and 32,768 connections in
 /// them.
-const OF_USER: Room = Room { pages: 256, connections: 32 << 10 };
-/// The same for all users together. One user cannot take it up.
+const OF_OWNER: Room = Room { pages: 256, connections: 32 << 10 };
+/// The same for all owners together. One of them cannot take it up.
 pub(crate) const OF_HOST: Room = Room { pages: 1024, connections: 128 << 10 };
 
 /// Numbers of pages and connections.
@@ -19,33 +21,33 @@ pub(crate) struct Room {
 #[derive(Debug)]
 pub(crate) struct Budget {
     host: Room,
-    of_user: Room,
-    users: HashMap<u32, Room>,
+    of_owner: Room,
+    owners: HashMap<Owner, Room>,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self::new(OF_USER, OF_HOST)
+        Self::new(OF_OWNER, OF_HOST)
     }
 }
 
 impl Budget {
-    pub(crate) fn new(of_user: Room, host: Room) -> Self {
-        Self { host, of_user, users: HashMap::new() }
+    pub(crate) fn new(of_owner: Room, host: Room) -> Self {
+        Self { host, of_owner, owners: HashMap::new() }
     }
 
-    /// Returns whether another process of a user may be inspected.
-    pub(crate) fn has_room(&self, uid: u32) -> bool {
-        self.host.pages > 0 && self.users.get(&uid).unwrap_or(&self.of_user).pages > 0
+    /// Returns whether another process of an owner may be inspected.
+    pub(crate) fn has_room(&self, owner: &Owner) -> bool {
+        self.host.pages > 0 && self.owners.get(owner).unwrap_or(&self.of_owner).pages > 0
     }
 
     /// Counts a page with these connections: none, if it is unreadable. Returns how many of them may
     /// be kept.
-    pub(crate) fn add_page(&mut self, uid: u32, connections: usize) -> usize {
-        let Self { host, of_user, users } = self;
-        let user = users.entry(uid).or_insert(*of_user);
-        let kept = connections.min(host.connections).min(user.connections);
-        for room in [host, user] {
+    pub(crate) fn add_page(&mut self, owner: &Owner, connections: usize) -> usize {
+        let Self { host, of_owner, owners } = self;
+        let own = owners.entry(owner.clone()).or_insert(*of_owner);
+        let kept = connections.min(host.connections).min(own.connections);
+        for room in [host, own] {
             room.pages = room.pages.saturating_sub(1);
             room.connections -= kept;
         }
@@ -53,20 +55,40 @@ impl Budget {
     }
 }
 
+/// Puts the first of each owner before the second of any: who comes last has room, too.
+pub(crate) fn in_turn<T>(all: impl IntoIterator<Item = T>, owner: impl Fn(&T) -> Owner) -> Vec<T> {
+    let mut seen: HashMap<Owner, usize> = HashMap::new();
+    let turn = |one| {
+        let turn = seen.entry(owner(&one)).or_default();
+        *turn += 1;
+        (*turn, one)
+    };
+    let mut all: Vec<(usize, T)> = all.into_iter().map(turn).collect();
+    all.sort_by_key(|(turn, _)| *turn);
+    all.into_iter().map(|(_, one)| one).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn no_user_takes_up_the_room_of_another() {
+    fn no_owner_takes_up_the_room_of_another() {
         let room = |pages, connections| Room { pages, connections };
         let mut budget = Budget::new(room(2, 10), room(3, 15));
         for uid in [1, 1, 2] {
-            assert!(budget.has_room(uid));
-            assert_eq!(budget.add_page(uid, 0), 0);
+            assert!(budget.has_room(&Owner::User(uid)));
+            assert_eq!(budget.add_page(&Owner::User(uid), 0), 0);
         }
-        assert!([1, 2, 3].iter().all(|uid| !budget.has_room(*uid)), "the host has three");
-        let kept = [(1, 8), (1, 8), (2, 4), (3, 4)].map(|(uid, n)| budget.add_page(uid, n));
+        assert!([1, 2, 3].iter().all(|uid| !budget.has_room(&Owner::User(*uid))), "the host has three");
+        let kept = [(1, 8), (1, 8), (2, 4), (3, 4)].map(|(uid, n)| budget.add_page(&Owner::User(uid), n));
         assert_eq!(kept, [8, 2, 4, 1]);
+    }
+
+    #[test]
+    fn the_first_of_each_owner_comes_before_the_second_of_any() {
+        let all = [(1, 'a'), (1, 'b'), (1, 'c'), (2, 'd'), (3, 'e'), (2, 'f')];
+        let turns: String = in_turn(all, |(uid, _)| Owner::User(*uid)).into_iter().map(|(_, c)| c).collect();
+        assert_eq!(turns, "adebfc");
     }
 }

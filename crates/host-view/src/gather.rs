@@ -11,11 +11,11 @@ use nccl_net_mpib_agent_iface::stats::{
 };
 use nix::unistd::{Uid, User};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, in_turn};
 use crate::verdict::OTHER;
 use crate::{
-    Connection, Count, Failover, Host, Port, PortCounts, Process, Rail, Stalls, State, Totals, TwoWays, Wait,
-    jobs, sysfs,
+    Connection, Count, Failover, Host, Owner, Port, PortCounts, Process, Rail, Stalls, State, Totals,
+    TwoWays, Wait, jobs, sysfs,
 };
 
 /// Version of the document's format.
@@ -37,6 +37,8 @@ pub struct Passed<'a> {
     pub pid: u32,
     /// User id.
     pub uid: u32,
+    /// Who is charged for it.
+    pub owner: &'a Owner,
     /// The page.
     pub page: &'a StatsPage,
 }
@@ -79,19 +81,20 @@ impl Source {
 
     fn read(&mut self, all: &[u32], mut budget: Budget) -> Host {
         let mut host = new_host();
-        for &pid in all {
-            let uid = user_of(pid);
-            if !budget.has_room(uid) {
+        let all = all.iter().map(|&pid| Known::of(pid));
+        for known in in_turn(all, |known| known.owner.clone()) {
+            let (pid, owner) = (known.pid, known.owner.clone());
+            if !budget.has_room(&owner) {
                 host.not_inspected += 1;
                 continue;
             }
             match stats::pages_of(pid) {
-                Ok(pages) => self.add(&mut host, (pid, uid), &pages, &mut budget),
+                Ok(pages) => self.add(&mut host, known, &pages, &mut budget),
                 // The process has ended, or it has no page.
                 Err(NoPage::NoProcess | NoPage::None) => {}
                 Err(NoPage::NotPermitted) => host.not_permitted += 1,
                 Err(e) => {
-                    budget.add_page(uid, 0);
+                    budget.add_page(&owner, 0);
                     host.unreadable.push(format!("process {pid}: {e}"));
                 }
             }
@@ -102,9 +105,10 @@ impl Source {
     /// Reads pages that processes have passed to this one. Rates are not computed.
     pub fn passed(&mut self, pages: &[Passed<'_>]) -> Host {
         let (mut host, mut budget) = (new_host(), Budget::default());
-        for Passed { pid, uid, page } in pages {
-            if budget.has_room(*uid) {
-                self.add(&mut host, (*pid, *uid), [*page], &mut budget);
+        for Passed { pid, uid, owner, page } in in_turn(pages, |passed| passed.owner.clone()) {
+            if budget.has_room(owner) {
+                let known = Known { pid: *pid, uid: *uid, owner: (*owner).clone() };
+                self.add(&mut host, known, [*page], &mut budget);
             } else {
                 host.not_inspected += 1;
             }
@@ -122,24 +126,32 @@ impl Source {
     /// The process has no page that can be read.
     pub fn process(&mut self, pid: u32) -> Result<Host, NoPage> {
         let mut host = new_host();
-        self.add(&mut host, (pid, user_of(pid)), &stats::pages_of(pid)?, &mut Budget::default());
+        self.add(&mut host, Known::of(pid), &stats::pages_of(pid)?, &mut Budget::default());
         Ok(self.finish(host, &BTreeSet::new()))
     }
 
     fn add<'a>(
         &mut self,
         host: &mut Host,
-        (pid, uid): (u32, u32),
+        Known { pid, uid, owner }: Known,
         pages: impl IntoIterator<Item = &'a StatsPage>,
         budget: &mut Budget,
     ) {
         let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         let command = command.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         let user = self.users.entry(uid).or_insert_with(|| name_of(uid)).clone();
-        let known = Process { pid, uid, user, command, state: State::of(pid), ..Process::default() };
+        let known = Process {
+            pid,
+            uid,
+            user,
+            command,
+            state: State::of(pid),
+            owner: Some(owner.clone()),
+            ..Process::default()
+        };
         for page in pages {
             let mut process = process(known.clone(), page.read());
-            let kept = budget.add_page(uid, process.connections.len());
+            let kept = budget.add_page(&owner, process.connections.len());
             let left = u32::try_from(process.connections.len() - kept).unwrap_or(u32::MAX);
             process.not_shown = process.not_shown.saturating_add(left);
             process.connections.truncate(kept);
@@ -148,6 +160,7 @@ impl Source {
     }
 
     fn finish(&self, mut host: Host, real: &BTreeSet<String>) -> Host {
+        host.processes.sort_by_key(|process| process.pid);
         host.sum(real);
         host.judge();
         host.jobs = jobs::of(&host, &BTreeMap::new());
@@ -174,9 +187,20 @@ fn new_host() -> Host {
     }
 }
 
-/// Returns the user of a process: root, if it has ended.
-fn user_of(pid: u32) -> u32 {
-    fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid())
+/// A process that may have a page.
+struct Known {
+    pid: u32,
+    uid: u32,
+    owner: Owner,
+}
+
+impl Known {
+    /// Asks the kernel. A process that has ended is root's.
+    fn of(pid: u32) -> Self {
+        let uid = fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid());
+        let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        Self { pid, uid, owner: Owner::of(uid, &cgroups) }
+    }
 }
 
 fn name_of(uid: u32) -> Option<String> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::jobs::{self, Key};
 use crate::model::{Failover, MAX_PORTS, Port, TwoWays};
 use crate::sums::{UNUSED, add_all};
-use crate::{Count, Host, PortCounts, Process, Verdict};
+use crate::{Count, Host, Owner, PortCounts, Process, Verdict};
 
 /// Most ports for which the ledger keeps the counts of ended processes.
 const MAX_ENDED: usize = 4 * MAX_PORTS;
@@ -125,7 +125,7 @@ impl Counted {
 impl Host {
     /// Computes the sums over the processes: `ports`, `totals`, `failover`, `events`,
     /// `forged_frames`, `opened`. All ports that the kernel has are among `ports`, which are `real`. Of
-    /// more ports than there is room for, those come first, and of the others each user has as many as
+    /// more ports than there is room for, those come first, and of the others each owner has as many as
     /// any other one.
     pub fn sum(&mut self, real: &BTreeSet<String>) {
         let unused = |name: &String| (name.clone(), Port::unused(name));
@@ -152,14 +152,15 @@ impl Host {
     }
 
     /// Returns the rank of each port of the processes: 0 for those of the kernel, and then the place
-    /// among the names of the user who has it first there.
+    /// among the names of the owner who has it first there.
     fn ranks(&self, real: &BTreeSet<String>) -> HashMap<String, usize> {
-        let mut of_users: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
+        let mut of_owners: BTreeMap<Owner, BTreeSet<&str>> = BTreeMap::new();
         for process in &self.processes {
-            of_users.entry(process.uid).or_default().extend(process.ports.iter().map(|port| &*port.name));
+            let owner = process.owner.clone().unwrap_or(Owner::User(process.uid));
+            of_owners.entry(owner).or_default().extend(process.ports.iter().map(|port| &*port.name));
         }
         let mut ranks = HashMap::new();
-        for names in of_users.into_values() {
+        for names in of_owners.into_values() {
             let (known, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| real.contains(*name));
             let known = known.into_iter().map(|name| (name, 0));
             for (name, rank) in known.chain(others.into_iter().zip(1..)) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Count, State, Verdict};
+use crate::{Count, Owner, State, Verdict};
 
 /// The most ports of a document, and so the most values of the labels `device` and `port` in
 /// metrics.
@@ -128,6 +128,9 @@ pub struct Process {
     pub rails_not_in_ports: u32,
     /// Open connections, except those beyond the 1024th.
     pub connections: Vec<Connection>,
+    /// Who is charged for it, where that is known.
+    #[serde(skip)]
+    pub owner: Option<Owner>,
 }
 
 /// What failover has cost. Both ends of a connection count.

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use mpib_host_view::{
-    Count, Host, Ledger, MAX_PEERS, MAX_PORTS, MetricsOptions, Port, Process, Source, metrics,
+    Count, Host, Ledger, MAX_PEERS, MAX_PORTS, MetricsOptions, Owner, Port, Process, Source, metrics,
 };
 use nccl_net_mpib_agent_iface::stats::{
     Awaited, ConnectionEntry, Data, Direction, Event, Islands, Lack, NewConnection, PortState, Reason,
@@ -177,7 +177,11 @@ fn documents_survive_the_way_through_json() {
     let taken = connect(writer, Direction::Send, "json");
     taken.entry().rail(0).posted(1, 1, 1);
     let host = read();
-    let again: Host = serde_json::from_str(&serde_json::to_string(&host).unwrap()).unwrap();
+    let mut again: Host = serde_json::from_str(&serde_json::to_string(&host).unwrap()).unwrap();
+    // The reader alone needs to know who is charged.
+    for (again, read) in again.processes.iter_mut().zip(&host.processes) {
+        again.owner.clone_from(&read.owner);
+    }
     assert_eq!(again, host);
 }
 
@@ -280,6 +284,18 @@ fn nobody_hides_the_ports_of_others() {
     assert!(names.is_sorted() && names.len() == MAX_PORTS, "{names:?}");
     assert!(names.contains(&"mlx5_0:1") && names.contains(&"of_a_container:1"), "{names:?}");
     assert_eq!(host.ports_not_shown, 2 * MAX_PORTS + 2 - MAX_PORTS);
+}
+
+//= agent.md: all that one person, job or pod has counts together
+#[test]
+fn many_user_ids_of_one_person_do_not_hide_the_ports_of_others() {
+    let own_name = std::iter::once("of_a_container:1".to_owned());
+    let one = |uid| Process { owner: Some(Owner::User(7)), ..of_user(uid, invented(uid.into()).take(1)) };
+    let processes = (100_000..100_100).map(one).chain([of_user(8, own_name)]).collect();
+    let mut host = Host { processes, ..Host::default() };
+    host.sum(&BTreeSet::new());
+    assert!(host.ports.iter().any(|port| port.name == "of_a_container:1"));
+    assert_eq!(host.ports.len(), MAX_PORTS);
 }
 
 //= stats.md: ports that the kernel does not have are forgotten after a day

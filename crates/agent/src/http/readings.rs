@@ -326,7 +326,12 @@ impl Reader {
 /// Reads the pages that processes have passed.
 fn read(source: &mut Source, handle: &Handle) -> Host {
     let pages = handle.pages();
-    let passed = pages.iter().map(|page| Passed { pid: page.pid, uid: page.uid, page: &page.stats });
+    let passed = pages.iter().map(|page| Passed {
+        pid: page.pid,
+        uid: page.uid,
+        owner: &page.owner,
+        page: &page.stats,
+    });
     let passed: Vec<_> = passed.collect();
     Host { not_permitted: handle.read(Agent::without_page), ..source.passed(&passed) }
 }

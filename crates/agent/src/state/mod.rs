@@ -168,7 +168,7 @@ impl Agent {
 
     /// Returns the registered processes.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessId, Peer)> {
-        self.processes.iter().map(|(id, process)| (*id, process.peer))
+        self.processes.iter().map(|(id, process)| (*id, process.peer.clone()))
     }
 
     /// Returns the number of processes that have registered a connection or have a memory file, and

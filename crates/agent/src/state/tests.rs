@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use mpib_host_view::Owner;
 use nccl_net_mpib_agent_iface::agent::PortScale;
 use nccl_net_mpib_agent_iface::agent::memory::Memory;
 
@@ -19,7 +20,7 @@ fn connection(conn_id: u32, last: u8) -> Register {
 }
 
 fn user(uid: u32) -> Peer {
-    Peer { pid: 4711, uid }
+    Peer { pid: 4711, uid, owner: Owner::User(uid) }
 }
 
 /// A process with one connection to each of these hosts, and its memory file.
