@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use mpib_host_view::Owner;
 use nccl_net_mpib_agent_iface::agent::{
     IN_MEMORY, Malformed, Request, Response, Status, TAKES_MEMORY, flags, passing,
 };
@@ -10,8 +11,10 @@ use nccl_net_mpib_agent_iface::agent::{
 use crate::peer::PeerProcess;
 use crate::state::{Agent, ProcessId};
 
-/// Most bytes of answers that wait for a plugin to read them.
-const OUT_MAX: usize = 64 << 10;
+/// Most bytes of answers that wait for a plugin to read them. It waits for each before its next request.
+const OUT_MAX: usize = 4 << 10;
+/// Bytes of memory that a connection keeps for its next message.
+const LITTLE: usize = 64;
 /// Most bytes that are read from one plugin before others are served.
 const IN_MAX: usize = 4096;
 
@@ -30,6 +33,9 @@ pub(crate) enum End {
     /// Its user has passed too many descriptors: so many are not closed.
     #[error("is of a user who has passed {0} descriptors that are not closed")]
     Hoards(usize),
+    /// All owners have as much as they may have together, and another one needs some.
+    #[error("makes room for others: {0} has the most (limits.processes, limits.connections)")]
+    Displaced(Owner),
     /// The socket has failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -100,6 +106,7 @@ impl Plugin {
             }
         }
         self.input.drain(..done);
+        self.input.shrink_to(LITTLE);
         self.write()
     }
 
@@ -134,6 +141,7 @@ impl Plugin {
                 None => {}
             }
         }
+        self.out.shrink_to(LITTLE);
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::socket::sockopt::{OobInline, PeerCredentials};
+use nix::sys::socket::sockopt::{OobInline, PeerCredentials, SndBuf};
 use nix::sys::socket::{getsockopt, setsockopt};
 use nix::unistd::geteuid;
 use parking_lot::MutexGuard;
@@ -43,6 +43,8 @@ const NEWS: Duration = Duration::from_millis(100);
 const LINES: usize = 10;
 /// How long those who connect wait at a time for room.
 const HOLD: Duration = Duration::from_millis(10);
+/// Most bytes of the kernel's memory for answers that a process has not read: they are the agent's.
+const UNREAD: usize = 4096;
 /// Most events of one wait.
 const EVENTS: usize = 64;
 
@@ -255,6 +257,7 @@ impl Server {
     fn next_connection(&self) -> io::Result<OwnedFd> {
         let (socket, _) = self.listener.accept()?;
         setsockopt(&socket, OobInline, &true)?;
+        setsockopt(&socket, SndBuf, &UNREAD)?;
         Ok(socket.into())
     }
 
@@ -294,6 +297,7 @@ impl Server {
             self.observe_at = Instant::now();
         }
         self.plugins.insert(id, plugin);
+        self.end_displaced();
         Ok(())
     }
 
@@ -326,6 +330,15 @@ impl Server {
             served = plugin.answer_all(&mut self.handle.agent());
         }
         self.served(id, served);
+        self.end_displaced();
+    }
+
+    /// Ends the connections of processes that have made room for others.
+    fn end_displaced(&mut self) {
+        let displaced = self.agent().take_displaced();
+        for (id, owner) in displaced {
+            self.served(id, Err(End::Displaced(owner)));
+        }
     }
 
     /// Takes the page of a process: the first descriptor that it passes. Others are of no use.

@@ -43,12 +43,16 @@ pub struct Config {
     pub http: HttpConfig,
 }
 
-/// Bounds for users and processes.
+/// Bounds for the host, for owners and for processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
+    /// Processes of all users.
+    pub processes: usize,
     /// Processes of one user, except root.
     pub processes_per_user: usize,
+    /// Registered connections of all processes.
+    pub connections: usize,
     /// Registered connections of one process.
     pub connections_per_process: usize,
     /// Registered connections of all processes of one user.
@@ -57,7 +61,13 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { processes_per_user: 1024, connections_per_process: 65_536, connections_per_user: 262_144 }
+        Self {
+            processes: 1024,
+            processes_per_user: 512,
+            connections: 262_144,
+            connections_per_process: 65_536,
+            connections_per_user: 131_072,
+        }
     }
 }
 
@@ -148,7 +158,8 @@ const KEYS: [&str; 9] =
     ["policy", "default_share", "shares", "drain", "ports", "interval_ms", "hint_file", "limits", "http"];
 const SHARE_KEYS: [&str; 4] = ["source", "destination", "share", "policy"];
 const PORT_KEYS: [&str; 2] = ["port", "policy"];
-const LIMIT_KEYS: [&str; 3] = ["processes_per_user", "connections_per_process", "connections_per_user"];
+const LIMIT_KEYS: [&str; 5] =
+    ["processes", "processes_per_user", "connections", "connections_per_process", "connections_per_user"];
 const HTTP_KEYS: [&str; 4] = ["listen", "token_file", "hosts", "per_peer"];
 
 /// Refuses keys that do not exist, with the nearest one that does.

@@ -96,7 +96,7 @@ fn what_is_wrong_is_named_with_its_line() {
     );
     assert_eq!(
         bad("[limits]\nxyz = 1"),
-        "line 2: unknown key \"xyz\" in [limits]; expected one of processes_per_user, connections_per_process, connections_per_user"
+        "line 2: unknown key \"xyz\" in [limits]; expected one of processes, processes_per_user, connections, connections_per_process, connections_per_user"
     );
     for (text, part) in [
         ("policy = \"best\"", "line 1: unknown variant `best`, expected one of"),

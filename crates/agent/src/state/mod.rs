@@ -1,12 +1,16 @@
 //! The state of the agent, and every decision.
 
+mod budget;
 mod decide;
 mod operate;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
+use budget::Budget;
+pub use budget::TooMany;
 use decide::{Measured, scales};
+use mpib_host_view::Owner;
 use nccl_net_mpib_agent_iface::agent::{HintsWriter, Register, SHARE_ONE, Status};
 
 use crate::config::Config;
@@ -28,6 +32,9 @@ pub struct Agent {
     /// What the measured policy knows of each process.
     measured: BTreeMap<ProcessId, Measured>,
     next: ProcessId,
+    budget: Budget,
+    /// Processes that have made room for others, until the server takes them.
+    displaced: Vec<(ProcessId, Owner)>,
     /// The hint file, for plugins without a memory file, and its flows.
     hints: Option<HintsWriter>,
     plain: Flows,
@@ -40,14 +47,6 @@ pub struct Agent {
     events: Events,
 }
 
-/// Why a process is not served.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("user {uid} has {limit} processes already (limits.processes_per_user)")]
-pub struct TooMany {
-    uid: u32,
-    limit: usize,
-}
-
 impl Agent {
     /// Makes the state without processes. `hints` is the hint file, if plugins without a memory
     /// file are served; `kept` is what an earlier agent has left.
@@ -58,6 +57,8 @@ impl Agent {
             processes: BTreeMap::new(),
             measured: BTreeMap::new(),
             next: 1,
+            budget: Budget::default(),
+            displaced: Vec::new(),
             hints,
             plain: Flows::default(),
             drains: kept.drains,
@@ -79,11 +80,11 @@ impl Agent {
     /// # Errors
     /// Its user has too many.
     pub fn connect(&mut self, peer: Peer) -> Result<ProcessId, TooMany> {
-        let limit = self.config.limits.processes_per_user;
-        let others = self.processes.values().filter(|p| p.peer.uid == peer.uid).count();
-        if peer.uid != 0 && others >= limit {
-            return Err(TooMany { uid: peer.uid, limit });
+        if let Some(most) = self.budget.process(&peer.owner, &self.config.limits)? {
+            // The newest: who floods has it.
+            self.displace(&most, |id, _| id);
         }
+        self.budget.processes.add(&peer.owner, 1);
         let id = self.next;
         self.next += 1;
         self.processes.insert(id, Process::new(peer));
@@ -95,9 +96,26 @@ impl Agent {
     pub fn disconnect(&mut self, id: ProcessId) {
         self.measured.remove(&id);
         let Some(process) = self.processes.remove(&id) else { return };
+        self.budget.processes.remove(&process.peer.owner, 1);
+        self.budget.connections.remove(&process.peer.owner, process.connections());
         for pair in process.plain() {
             self.remove_plain(pair);
         }
+    }
+
+    /// Removes the greatest process of an owner.
+    fn displace<K: Ord>(&mut self, owner: &Owner, size: impl Fn(ProcessId, &Process) -> K) {
+        let own = self.processes.iter().filter(|(_, process)| process.peer.owner == *owner);
+        let greatest = own.max_by_key(|(id, process)| size(**id, process)).map(|(id, _)| *id);
+        if let Some(id) = greatest {
+            self.disconnect(id);
+            self.displaced.push((id, owner.clone()));
+        }
+    }
+
+    /// Returns the processes that have made room for others since the last call, with their owners.
+    pub fn take_displaced(&mut self) -> Vec<(ProcessId, Owner)> {
+        std::mem::take(&mut self.displaced)
     }
 
     /// Registers a connection, in the memory file or in the hint file. Returns the slot.
@@ -111,29 +129,35 @@ impl Agent {
         if process.has(conn_id) {
             return Err(Status::INVALID_REQUEST);
         }
-        let of_user = self.processes.values().filter(|other| other.peer.uid == process.peer.uid);
-        if process.connections() >= limits.connections_per_process
-            || of_user.map(Process::connections).sum::<usize>() >= limits.connections_per_user
-        {
-            return Err(Status::NO_FREE_SLOT);
-        }
+        let owner = process.peer.owner.clone();
+        let from = self.budget.connection(&owner, process.connections(), &limits)?;
         let drained = self.drained();
         let share = self.wanted(id, process, pair, &drained);
         let ports = scales(&drained);
         let process = self.processes.get_mut(&id).ok_or(Status::INVALID_REQUEST)?;
-        if takes_memory {
-            return process.register(conn_id, pair, &ports, || share);
+        let slot = if takes_memory {
+            process.register(conn_id, pair, &ports, || share)?
+        } else {
+            let hints = self.hints.as_mut().ok_or(Status::NO_FREE_SLOT)?;
+            let slot = self.plain.add(hints, pair, || share).ok_or(Status::NO_FREE_SLOT)?;
+            process.note_plain(conn_id, pair);
+            slot
+        };
+        if let Some(most) = from {
+            self.displace(&most, |_, process| process.connections());
         }
-        let hints = self.hints.as_mut().ok_or(Status::NO_FREE_SLOT)?;
-        let slot = self.plain.add(hints, pair, || share).ok_or(Status::NO_FREE_SLOT)?;
-        process.note_plain(conn_id, pair);
+        self.budget.connections.add(&owner, 1);
         Ok(slot)
     }
 
     /// Removes a connection.
     pub fn deregister(&mut self, id: ProcessId, conn_id: u32) -> Status {
-        match self.processes.get_mut(&id).and_then(|process| process.deregister(conn_id)) {
-            Some((pair, plain)) => {
+        let process = self.processes.get_mut(&id);
+        let removed =
+            process.and_then(|process| Some((process.peer.owner.clone(), process.deregister(conn_id)?)));
+        match removed {
+            Some((owner, (pair, plain))) => {
+                self.budget.connections.remove(&owner, 1);
                 if plain {
                     self.remove_plain(pair);
                 }

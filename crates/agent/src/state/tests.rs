@@ -212,6 +212,47 @@ fn a_user_and_a_process_have_limits() {
     assert_eq!(agent.register(stranger, &connection(0, 2), true), Ok(0));
 }
 
+//= agent.md: somebody who comes last has as much as the others
+#[test]
+fn a_full_host_has_room_for_a_newcomer_at_the_cost_of_who_has_the_most() {
+    let mut agent = agent("[limits]\nprocesses = 10\nconnections = 100\nprocesses_per_user = 8");
+    let few = agent.connect(user(1)).unwrap();
+    assert_eq!(agent.register(few, &connection(0, 2), true), Ok(0));
+    let most: Vec<_> = (0..8).map(|_| agent.connect(user(2)).unwrap()).collect();
+    agent.connect(user(3)).unwrap();
+    for conn_id in 0..99 {
+        let id = most[usize::from(conn_id > 90)];
+        assert_eq!(agent.register(id, &connection(conn_id, 2), true), Ok(0));
+    }
+    assert!(agent.take_displaced().is_empty(), "there was room");
+
+    let newcomer = agent.connect(user(4)).unwrap();
+    assert_eq!(agent.take_displaced(), [(most[7], Owner::User(2))], "the newest of who has the most");
+    let pair = |n: u32| Register { sout_dst: n.into(), ..connection(1000 + n, 0) };
+    assert_eq!(agent.register(newcomer, &connection(0, 2), true), Ok(0));
+    assert_eq!(agent.take_displaced(), [(most[0], Owner::User(2))], "the one with the most connections");
+    assert_eq!(agent.register(most[0], &connection(0, 2), true), Err(Status::INVALID_REQUEST));
+    assert_eq!(agent.register(most[1], &connection(0, 2), true), Ok(0));
+    for n in 0..300 {
+        // So much was left.
+        let expected = if n < 89 { Ok(()) } else { Err(Status::NO_FREE_SLOT) };
+        assert_eq!(agent.register(newcomer, &pair(n), true).map(drop), expected, "{n}");
+    }
+    assert!(agent.take_displaced().is_empty());
+    // Equal shares: nobody gives way.
+    for _ in 0..2 {
+        agent.connect(user(3)).unwrap();
+    }
+    assert_eq!(agent.take_displaced().len(), 1);
+    let mut refused = None;
+    while refused.is_none() {
+        refused = agent.connect(user(4)).err();
+    }
+    let text = refused.unwrap().to_string();
+    assert_eq!(text, "this agent has 10 processes, and nobody has many more than user 4 (limits.processes)");
+    assert!(agent.take_displaced().iter().all(|(id, owner)| *id != few && *owner != Owner::User(4)));
+}
+
 #[test]
 fn the_257th_pair_of_a_process_has_no_slot() {
     let mut agent = agent("");
