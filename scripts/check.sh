@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|paths|tokens|manifests|names|prose|deny|advisories|loom|miri
+# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|paths|tokens|manifests|unit|names|prose|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -69,6 +69,26 @@ tokens() {
     return 1
 }
 
+# What the agent's unit leaves open, in tenths, by systemd's own count: 0 is nothing, 100 all.
+unit_most=15
+unit() {
+    local place
+    if ! systemd-analyze security --help 2>/dev/null | grep -q -- --offline; then
+        say "NOT RUN: no systemd-analyze of systemd 250 or later (package systemd)"
+        return 0
+    fi
+    place=$(mktemp -d)
+    # shellcheck disable=SC2064
+    trap "rm -rf '$place'" EXIT
+    sed 's|@PREFIX@|/usr|g' packaging/systemd/mpib-agent.service >"$place/mpib-agent.service"
+    systemd-analyze security --no-pager --offline=true --threshold=$unit_most "$place/mpib-agent.service" >"$place/found" || {
+        grep -v '^✓' "$place/found" >&2
+        say "the agent's unit leaves more open than $unit_most tenths"
+        return 1
+    }
+    tail -n 1 "$place/found"
+}
+
 case ${1:-} in
     fmt) cargo fmt --all --check ;;
     # For other compilers than the one that the lints are for.
@@ -94,6 +114,7 @@ case ${1:-} in
     paths) paths ;;
     tokens) tokens ;;
     manifests) scripts/manifests.sh ;;
+    unit) unit ;;
     names) tracked '*.rs' | LC_ALL=C xargs awk -f scripts/names.awk ;;
     prose) tracked '*.md' '*.rs' '*.c' '*.h' '*.sh' '*.toml' '*.yml' Makefile .ci/run | LC_ALL=C xargs awk -f scripts/prose.awk ;;
     deny)

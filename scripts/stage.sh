@@ -30,10 +30,11 @@ put 644 "$build/softverbs/libibverbs.so.1" "$lib/mpib/softverbs/libibverbs.so.1"
 put 755 "$build/softverbs/softverbs-ctl" "$lib/mpib/softverbs/softverbs-ctl"
 ln -s libibverbs.so.1 "$lib/mpib/softverbs/libibverbs.so"
 
-# The agent's unit names the program by its final path. /etc/mpib/agent.toml is the operator's.
-unit=$root$prefix/lib/systemd/system/mpib-agent.service
-put 644 packaging/systemd/mpib-agent.service "$unit"
-sed -i "s|@PREFIX@|$prefix|g" "$unit"
+# The agent's units name files by their final paths. /etc/mpib/agent.toml is the operator's.
+for unit in mpib-agent.service mpib-agent.socket mpib-agent-user.service; do
+    put 644 "packaging/systemd/$unit" "$root$prefix/lib/systemd/system/$unit"
+    sed -i "s|@PREFIX@|$prefix|g" "$root$prefix/lib/systemd/system/$unit"
+done
 put 644 packaging/systemd/mpib.sysusers "$root$prefix/lib/sysusers.d/mpib.conf"
 put 644 packaging/agent.toml "$doc/agent.toml"
 

@@ -27,6 +27,7 @@ use crate::closer::Closer;
 use crate::config::Config;
 use crate::handle::Handle;
 use crate::kept::{self, Kept};
+use crate::notify::Notify;
 use crate::observe::Observer;
 use crate::page::Page;
 use crate::peer::PeerProcess;
@@ -59,15 +60,16 @@ const ENDED: u64 = 1 << 63;
 pub struct Server {
     /// Where it keeps what outlives a restart.
     state: PathBuf,
-    /// Root has started it, so it serves all users.
+    /// It serves all users.
     serves_all: bool,
     /// Before the listener: while somebody listens no other agent replaces the file.
-    _file: SocketFile,
+    _file: Option<SocketFile>,
     /// The configuration file, which is read again on SIGHUP.
     file: Option<PathBuf>,
     handle: Handle,
     listener: UnixListener,
     signals: Option<SignalFd>,
+    notify: Option<Notify>,
     epoll: Epoll,
     plugins: BTreeMap<ProcessId, Plugin>,
     /// The pages that processes have passed, with what is known of earlier readings.
@@ -87,7 +89,8 @@ pub struct Server {
 
 impl Server {
     /// Makes the hint file, restores what an earlier agent has left, and listens in `folder`, which
-    /// must be [prepared](crate::folder::prepare). `file` is where `config` was read.
+    /// must be [prepared](crate::folder::prepare). `file` is where `config` was read. Root's agent serves
+    /// all users, another one its own user and root.
     ///
     /// # Errors
     /// The system's error with the path, or another agent serves this folder.
@@ -98,6 +101,28 @@ impl Server {
             let text = format!("{}: {}", socket.display(), io::Error::from(in_use));
             return Err(io::Error::new(in_use, text));
         }
+        Self::with(None, folder, config, file)
+    }
+
+    /// Does the same with a listener that root has made there, and serves all users.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn on(
+        listener: UnixListener,
+        folder: &Path,
+        config: Config,
+        file: Option<PathBuf>,
+    ) -> io::Result<Self> {
+        Self::with(Some(listener), folder, config, file)
+    }
+
+    fn with(
+        passed: Option<UnixListener>,
+        folder: &Path,
+        config: Config,
+        file: Option<PathBuf>,
+    ) -> io::Result<Self> {
         let hints = config.hint_file.then(|| HintsWriter::create(folder.join(HINTS_NAME))).transpose()?;
         let state = kept::path(folder);
         let (kept, damaged) = match Kept::read(&state) {
@@ -106,9 +131,17 @@ impl Server {
         };
         let mut agent = Agent::new(config, hints, kept);
         damaged.into_iter().for_each(|text| agent.log(text));
+        let socket = folder.join(SOCKET_NAME);
         // Who may connect is decided by SO_PEERCRED. A user's own agent serves that user.
-        let mode = if geteuid().is_root() { 0o666 } else { 0o600 };
-        let (listener, file_of_socket) = SocketFile::listen(&socket, mode)?;
+        let serves_all = passed.is_some() || geteuid().is_root();
+        let (listener, file_of_socket) = match passed {
+            Some(listener) => (listener, None),
+            None => {
+                let (listener, file) = SocketFile::listen(&socket, if serves_all { 0o666 } else { 0o600 })?;
+                (listener, Some(file))
+            }
+        };
+        listener.set_nonblocking(true)?;
         agent.log(format!("listens on {}", socket.display()));
         let handle = Handle::new(agent)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -116,12 +149,13 @@ impl Server {
         epoll.add(handle.waker(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         Ok(Self {
             state,
-            serves_all: geteuid().is_root(),
+            serves_all,
             _file: file_of_socket,
             file,
             handle,
             listener,
             signals: None,
+            notify: None,
             epoll,
             plugins: BTreeMap::new(),
             observers: BTreeMap::new(),
@@ -156,6 +190,11 @@ impl Server {
         Ok(())
     }
 
+    /// Has the service manager know that it serves, and that its loop runs.
+    pub fn notify(&mut self, notify: Notify) {
+        self.notify = Some(notify);
+    }
+
     /// Allows as many descriptors as the system does: each process takes five.
     pub fn raise_limits() {
         if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
@@ -171,6 +210,7 @@ impl Server {
     /// Waiting for events has failed.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = [EpollEvent::empty(); EVENTS];
+        self.notify.iter().for_each(Notify::ready);
         loop {
             self.pass_on();
             if self.handle.pass() {
@@ -203,15 +243,18 @@ impl Server {
         }
     }
 
-    /// Returns how long the loop may wait for events.
+    /// Notes a pass of the loop. Returns how long it may wait for events.
     fn timeout(&mut self) -> EpollTimeout {
-        let holds_back = self.holds_back().then_some(HOLD);
-        let is_served = !self.plugins.is_empty();
-        let next =
-            is_served.then(|| self.observe_at.min(self.check_at).saturating_duration_since(Instant::now()));
+        let now = Instant::now();
+        let held = self.holds_back().then_some(now + HOLD);
+        let served = (!self.plugins.is_empty()).then_some(self.observe_at.min(self.check_at));
+        let notified = self.notify.as_mut().and_then(|notify| notify.pass(now));
+        let Some(next) = [held, served, notified].into_iter().flatten().min() else {
+            return EpollTimeout::NONE;
+        };
         // Rounded up: a wait that is too short would be repeated.
-        let ms = |wait: Duration| u16::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
-        holds_back.into_iter().chain(next).min().map_or(EpollTimeout::NONE, |wait| ms(wait).into())
+        let ms = next.saturating_duration_since(now).as_micros().div_ceil(1000);
+        u16::try_from(ms).unwrap_or(u16::MAX).into()
     }
 
     fn agent(&self) -> MutexGuard<'_, Agent> {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use mpib_agent::{Agent, Config, Handle, Order, Server};
+use mpib_agent::{Agent, Config, Handle, Notify, Order, Server};
 use nccl_net_mpib_agent_iface::agent::memory::Memory;
 use nccl_net_mpib_agent_iface::agent::{
     ENTRY_SIZE, Hint, IN_MEMORY, Register, Request, Response, Status, TAKES_MEMORY, entry_offset, flags,
@@ -17,7 +17,7 @@ use nccl_net_mpib_agent_iface::agent::{
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Running {
     dir: tempfile::TempDir,
@@ -31,8 +31,15 @@ impl Running {
     }
 
     fn start_in(dir: tempfile::TempDir, config: &str) -> Self {
-        let server = Server::bind(dir.path(), Config::parse(config).unwrap(), None).unwrap();
+        Self::start_with(dir, config, None)
+    }
+
+    pub(crate) fn start_with(dir: tempfile::TempDir, config: &str, notify: Option<Notify>) -> Self {
+        let mut server = Server::bind(dir.path(), Config::parse(config).unwrap(), None).unwrap();
         let handle = server.handle();
+        if let Some(notify) = notify {
+            server.notify(notify);
+        }
         Self { dir, handle, thread: Some(thread::spawn(move || server.run().unwrap())) }
     }
 

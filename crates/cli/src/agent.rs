@@ -10,8 +10,9 @@ use clap::Args;
 use mpib_agent::http::{self, Http, Listen};
 use mpib_agent::kept::{self, Kept};
 use mpib_agent::user::Account;
-use mpib_agent::{Config, Handle, Server, folder, look_once};
+use mpib_agent::{Config, Handle, Notify, Server, folder, look_once, passed_listener};
 use mpib_host_view::Source;
+use nccl_net_mpib_agent_iface::agent::paths::SOCKET_NAME;
 
 use crate::output::{self, document};
 
@@ -73,6 +74,7 @@ fn run(args: &AgentArgs) -> Result<(), String> {
         let seen = look_once(config, kept).map_err(text)?;
         return document::print(&seen).map_err(|e| e.to_string());
     }
+    let passed = passed_listener(&place.join(SOCKET_NAME))?;
     let account = args.user.as_deref().map(Account::named).transpose()?;
     folder::prepare(&place).map_err(text)?;
     if let Some(account) = account {
@@ -81,7 +83,11 @@ fn run(args: &AgentArgs) -> Result<(), String> {
     Server::raise_limits();
     let http_config = config.http.clone();
     let listen = args.http.or(config.http.listen);
-    let mut server = Server::bind(&place, config, file).map_err(text)?;
+    let server = match passed {
+        Some(listener) => Server::on(listener, &place, config, file),
+        None => Server::bind(&place, config, file),
+    };
+    let mut server = server.map_err(text)?;
     server.take_signals().map_err(text)?;
     let listener = listen_at(listen, &server.handle()).map_err(text)?;
     let _http = Http::start(listener, &place, Source::default(), server.handle()).map_err(text)?;
@@ -91,6 +97,9 @@ fn run(args: &AgentArgs) -> Result<(), String> {
         if let Err(why) = http::check_token_file(&http_config) {
             server.handle().change(|agent| agent.log(why));
         }
+    }
+    if let Some(notify) = Notify::from_env()? {
+        server.notify(notify);
     }
     server.run().map_err(text)
 }

@@ -4,10 +4,13 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, User};
@@ -17,16 +20,29 @@ use crate::transfer::{Ended, said, until};
 /// Each system has this user.
 const USER: &str = "daemon";
 
-/// Returns the words that leave a program the capabilities of the agent's unit alone.
-fn as_the_unit() -> Vec<String> {
+/// Words that leave a program no other capability than these.
+fn with_capabilities(these: &str) -> Vec<String> {
+    let words = ["setpriv", "--no-new-privs", "--inh-caps", "-all", "--bounding-set", these];
+    words.map(str::to_owned).to_vec()
+}
+
+/// Returns the words that leave root the capabilities that the guide names (agent.md).
+fn as_root() -> Vec<String> {
+    with_capabilities("-all,+setuid,+setgid,+chown,+dac_read_search")
+}
+
+/// Returns the words of the commands that the unit has for a key. Its user is that of the test, and so is
+/// its folder.
+fn of_unit(key: &str, folder: &Path) -> Vec<Vec<String>> {
     let unit = include_str!("../../../packaging/systemd/mpib-agent.service");
-    let set = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=CAP_")).unwrap();
-    let set = set.to_lowercase().replace(" cap_", ",+");
-    ["setpriv", "--no-new-privs", "--inh-caps", "-all", "--bounding-set"]
-        .map(str::to_owned)
-        .into_iter()
-        .chain([format!("-all,+{set}")])
-        .collect()
+    let lines = unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    let folder = folder.to_str().unwrap();
+    let word = |word: &str| match word {
+        "mpib" => USER.to_owned(),
+        r"\;" => ";".to_owned(),
+        word => word.replace("/run/mpib", folder).replace("mpib:", &format!("{USER}:")),
+    };
+    lines.map(|line| line.trim_start_matches('+').split(' ').map(word).collect()).collect()
 }
 
 /// The container of the agent as the Helm chart renders it.
@@ -59,11 +75,8 @@ impl Container {
     /// Returns the words that give a program this user and no capability.
     fn words(&self) -> Vec<String> {
         let uid = self.uid;
-        ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--clear-groups"]
-            .map(str::to_owned)
-            .into_iter()
-            .chain([format!("--reuid={uid}"), format!("--regid={uid}")])
-            .collect()
+        let user = ["--clear-groups".to_owned(), format!("--reuid={uid}"), format!("--regid={uid}")];
+        [with_capabilities("-all"), user.to_vec()].concat()
     }
 }
 
@@ -75,14 +88,18 @@ struct Agent {
 
 impl Agent {
     fn start(wrapper: &[impl AsRef<OsStr>], folder: &Path) -> Self {
+        let words = ["--user", USER, "--config", "/dev/null", "--socket-dir", folder.to_str().unwrap()];
+        Self::start_with(wrapper, &words, Stdio::null())
+    }
+
+    fn start_with(wrapper: &[impl AsRef<OsStr>], words: &[&str], stdin: Stdio) -> Self {
         let mut command = behind(wrapper);
-        command.args(["agent", "--user", USER, "--http", "127.0.0.1:0", "--config", "/dev/null"]);
-        command.arg("--socket-dir").arg(folder);
+        command.args(["agent", "--http", "127.0.0.1:0"]).args(words).stdin(stdin);
         Self::spawn(command)
     }
 
     fn spawn(mut command: Command) -> Self {
-        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        command.stderr(Stdio::piped());
         let mut process = Ended(command.spawn().unwrap());
         let mut log = BufReader::new(process.0.stderr.take().unwrap()).lines().map_while(Result::ok);
         let address =
@@ -183,8 +200,7 @@ fn an_agent_without_rights_sees_the_jobs_and_keeps_drains() {
     let port = format!("{}:1", devices[1]);
     // As an agent has left it that served as root.
     fs::write(folder.path().join("state.json"), r#"{"drains": {"earlier:1": true}}"#).unwrap();
-    let unit = as_the_unit();
-    let agent = Agent::start(&unit, folder.path());
+    let agent = Agent::start(&as_root(), folder.path());
     assert!(agent.get("/api/v1/host").contains(r#""drained":["earlier:1"]"#));
     let user = User::from_name(USER).unwrap().unwrap();
     let uid = user.uid.as_raw();
@@ -221,6 +237,63 @@ fn an_agent_without_rights_sees_the_jobs_and_keeps_drains() {
     assert_eq!((code, text), (0, format!("{port} is in use again\n")));
 }
 
+//= agent.md: the agent of the unit never has a right
+#[test]
+fn the_commands_of_the_unit_make_an_agent_that_plugins_trust() {
+    let Some(outer) = folder() else { return };
+    let folder = &outer.path().join("mpib");
+    let user = User::from_name(USER).unwrap().unwrap();
+    let uid = user.uid.as_raw();
+    // As systemd makes them.
+    fs::create_dir_all(folder.join("state")).unwrap();
+    std::os::unix::fs::chown(folder.join("state"), Some(uid), Some(user.gid.as_raw())).unwrap();
+    // As an agent has left it that served as root.
+    fs::write(folder.join("state.json"), r#"{"drains": {"earlier:1": true}}"#).unwrap();
+    let socket = outer.path().join("notify");
+    let manager = UnixDatagram::bind(&socket).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+    let until_sent = |what: &[u8]| {
+        let mut bytes = [0; 64];
+        while manager.recv(&mut bytes).map(|len| &bytes[..len]).unwrap() != what {}
+    };
+    let run = |key: &str| {
+        for words in of_unit(key, folder) {
+            assert!(Command::new(&words[0]).args(&words[1..]).status().unwrap().success(), "{words:?}");
+        }
+    };
+    assert_eq!(of_unit("ExecStart", folder), [["@PREFIX@/bin/mpib", "agent"]]);
+    let mut wrapper = with_capabilities("-all");
+    wrapper.extend(["--reuid", USER, "--regid", USER, "--clear-groups", "env"].map(str::to_owned));
+    wrapper.extend(of_unit("Environment", folder).remove(0).into_iter().map(|word| {
+        word.replace("=/run", &format!("={}", outer.path().display())).replace("=/etc", "=/nonexistent")
+    }));
+    wrapper.push(format!("NOTIFY_SOCKET={}", socket.display()));
+    wrapper.extend(["WATCHDOG_USEC=100000", "LISTEN_FDS=1"].map(str::to_owned));
+    // The listener comes as standard input, and has to be descriptor 3.
+    let as_passed = r#"LISTEN_PID=$$ exec "$0" "$@" 3<&0 </dev/null"#;
+    wrapper.extend(["sh", "-c", as_passed].map(str::to_owned));
+    let (devices, rails) = devices("unit");
+    let mut perf = None;
+    for _restart in [false, true] {
+        let _ = fs::remove_file(folder.join("agent.sock"));
+        let listener = UnixListener::bind(folder.join("agent.sock")).unwrap();
+        fs::set_permissions(folder.join("agent.sock"), fs::Permissions::from_mode(0o666)).unwrap();
+        run("ExecStartPre");
+        let agent = Agent::start_with(&wrapper, &[], OwnedFd::from(listener).into());
+        until_sent(b"READY=1");
+        run("ExecStartPost");
+        let owner = |name: &str| fs::metadata(folder.join(name)).unwrap().uid();
+        assert_eq!(["", "agent.sock", "api.sock", "hints", "state"].map(owner), [0, 0, 0, 0, uid]);
+        let status = fs::read_to_string(format!("/proc/{}/status", agent.process.0.id())).unwrap();
+        assert!(status.contains("CapBnd:\t0000000000000000\n"), "{status}");
+        assert!(agent.get("/api/v1/host").contains(r#""drained":["earlier:1"]"#));
+        perf.get_or_insert_with(|| crate::job::transfer("unit", &rails, &devices, folder));
+        agent.shows(&devices[0]);
+        until_sent(b"WATCHDOG=1");
+    }
+}
+
 //= agent.md: an agent in a PID namespace sees the jobs of the host
 #[test]
 fn an_agent_in_a_container_sees_the_jobs_of_the_host() {
@@ -250,6 +323,7 @@ fn the_agent_of_the_chart_serves_the_jobs_of_its_node() {
     };
     words.extend(chart.words());
     let mut command = behind(&words);
+    command.stdin(Stdio::null());
     // Tests share the ports of this machine.
     command.args(chart.args.iter().map(|arg| if arg == "0.0.0.0:9119" { "127.0.0.1:0" } else { arg }));
     in_container(&mut command);
