@@ -69,7 +69,7 @@ faults: setup-test ## Let rails die at every work request of each kind of traffi
 random-faults: setup-test ## Draw COUNT (default 2000) scenarios of messages, and as many of puts: any faults that can be survived; TEST_SEED=N begins with N
 	@export RANDOM_FAULTS=$(or $(COUNT),2000); $(cargo) test --locked --workspace --test failover random_faults -- --nocapture 2>&1 | grep -a '^random faults: \|^test result: \|scenarios failed'
 
-# Of make soak, and of make fuzz.
+# Of make soak, make soak-agent and make fuzz.
 SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,600)
 
 .PHONY: test-flakes
@@ -87,6 +87,10 @@ hwcheck-faults: setup-test build ## Let mpib hwcheck find every seeded fault, no
 .PHONY: soak
 soak: setup ## Move checked data between two processes for SECONDS (default 600) and look for leaks; FLAPS=1: while a rail goes down and up
 	@export SOAK_SECONDS=$(SECONDS) SOAK_FLAPS=$(FLAPS) TEST_SHOW=1; $(cargo) test --locked --workspace --test soak eight_connections -- --nocapture 2>&1 | grep --line-buffered -v '^\[3\]'
+
+.PHONY: soak-agent
+soak-agent: setup ## Let hostile users and clients loose on an agent for SECONDS (default 600), as root, and measure what an honest user sees
+	@export TEST_SOAK_SECONDS=$(SECONDS); $(cargo) test --locked --release --workspace --test agent hostile -- --nocapture 2>&1 | grep '^hostile users\|^test \|panicked\|skipped'; exit $${PIPESTATUS[0]}
 
 .PHONY: fuzz
 fuzz: setup ## Fuzz each target for SECONDS (default 60) under AddressSanitizer; TARGETS="messages link" runs these, JOBS=4 four at a time

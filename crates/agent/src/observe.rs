@@ -7,6 +7,10 @@ use nccl_net_mpib_agent_iface::stats::{Carried, Sender, StatsPage};
 /// How often the connections of a process are read for their ports and their share.
 const SELDOM: Duration = Duration::from_secs(1);
 
+/// How many of them are read. All senders of a process have the same ports, and its page may have been
+/// made to keep the agent busy.
+const LOOKED: usize = 64;
+
 /// A rail on which parts have waited for less than this part of the time that they have waited on the
 /// other rail is not full.
 const MUCH_LESS: u64 = 4;
@@ -72,7 +76,7 @@ impl Observer {
     /// Reads the connections.
     fn look(&mut self, page: &StatsPage) {
         self.rails = None;
-        for Sender { ports, share } in page.senders() {
+        for Sender { ports, share } in page.senders(LOOKED) {
             self.rails = Some(ports);
             self.share = share.and_then(|share| u16::try_from(share).ok()).or(self.share);
         }

@@ -119,15 +119,20 @@ impl Flows {
         changed
     }
 
-    /// Returns the flows for display.
-    pub(crate) fn view(&self) -> Vec<FlowView> {
+    /// Returns the number of flows.
+    pub(crate) fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Returns so many flows for display.
+    pub(crate) fn view(&self, most: usize) -> Vec<FlowView> {
         let view = |((source, destination), share, connections)| FlowView {
             source,
             destination,
             share,
             connections,
         };
-        self.all().map(view).collect()
+        self.all().take(most).map(view).collect()
     }
 
     /// Returns each flow with its share and its number of connections.

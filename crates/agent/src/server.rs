@@ -42,6 +42,9 @@ const SELDOM: Duration = Duration::from_secs(1);
 const NEWS: Duration = Duration::from_millis(100);
 /// Most lines of the log that one process can cause in a minute.
 const LINES: usize = 10;
+/// How long pages are read at a time. Those that are left come in the next pass: pages can be made that
+/// take long.
+const READING: Duration = Duration::from_millis(4);
 /// How long those who connect wait at a time for room.
 const HOLD: Duration = Duration::from_millis(10);
 /// Most bytes of the kernel's memory for answers that a process has not read: they are the agent's.
@@ -74,6 +77,10 @@ pub struct Server {
     plugins: BTreeMap<ProcessId, Plugin>,
     /// The pages that processes have passed, with what is known of earlier readings.
     observers: BTreeMap<ProcessId, (Arc<Page>, Observer)>,
+    /// The last page that was read.
+    observed: ProcessId,
+    /// The last page that was asked for changes.
+    checked: ProcessId,
     /// When processes are observed.
     observe_at: Instant,
     /// When their rails are checked for changes.
@@ -159,6 +166,8 @@ impl Server {
             epoll,
             plugins: BTreeMap::new(),
             observers: BTreeMap::new(),
+            observed: 0,
+            checked: 0,
             observe_at: Instant::now(),
             check_at: Instant::now(),
             spare: File::open("/dev/null").ok(),
@@ -195,8 +204,15 @@ impl Server {
         self.notify = Some(notify);
     }
 
-    /// Allows as many descriptors as the system does: each process takes five.
+    /// Allows as many descriptors as the system does: each process takes five. Call it before another
+    /// thread starts.
     pub fn raise_limits() {
+        // All threads use again what one of them has given back: the agent stays small.
+        #[cfg(target_env = "gnu")]
+        // SAFETY: the call takes numbers only.
+        unsafe {
+            libc::mallopt(libc::M_ARENA_MAX, 1);
+        }
         if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
             // What is there already serves most hosts.
             let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
@@ -278,20 +294,23 @@ impl Server {
         !accepts
     }
 
+    /// Accepts those who wait, as long as there is room for the sockets of refused ones.
     fn accept(&mut self) {
-        let socket = match self.next_connection() {
-            Ok(socket) => socket,
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                return self.refuse_for_lack();
+        for _ in 0..EVENTS {
+            let socket = match self.next_connection() {
+                Ok(socket) => socket,
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    return self.refuse_for_lack();
+                }
+                // Nobody, or a process that has closed already.
+                Err(_) => return,
+            };
+            let known = PeerProcess::of(&socket);
+            let owner = known.as_ref().map_or(Owner::User(0), |peer| peer.owner.clone());
+            if let Err((socket, why)) = self.admit(socket, known) {
+                self.closer.end(&owner, socket);
+                self.complain(why);
             }
-            // Nobody, or a process that has closed already.
-            Err(_) => return,
-        };
-        let known = PeerProcess::of(&socket);
-        let owner = known.as_ref().map_or(Owner::User(0), |peer| peer.owner.clone());
-        if let Err((socket, why)) = self.admit(socket, known) {
-            self.closer.end(&owner, socket);
-            self.complain(why);
         }
     }
 
@@ -469,8 +488,10 @@ impl Server {
 
     fn observe(&mut self, now: Instant) {
         // Without the lock: those who ask by HTTP do not wait for the pages of others.
-        let read = self.observers.iter_mut().map(|(id, (page, one))| (*id, one.read(&page.stats, now)));
-        let read: Vec<_> = read.collect();
+        let mut read = Vec::new();
+        take_turns(&mut self.observers, &mut self.observed, |id, page, one| {
+            read.push((id, one.read(&page.stats, now)));
+        });
         let mut agent = self.handle.agent();
         for (id, (seen, elapsed)) in read {
             agent.observe(id, &seen, elapsed);
@@ -481,10 +502,11 @@ impl Server {
 
     /// Has the statistics of all processes read if a rail has changed.
     fn check_rails(&mut self, now: Instant) {
-        // Each of them is asked.
-        let changed =
-            self.observers.values_mut().filter_map(|(page, one)| one.has_news(&page.stats).then_some(()));
-        if changed.count() > 0 {
+        let mut changed = false;
+        take_turns(&mut self.observers, &mut self.checked, |_, page, one| {
+            changed |= one.has_news(&page.stats);
+        });
+        if changed {
             self.handle.rail_changed();
         }
         self.check_at = now + NEWS;
@@ -513,6 +535,26 @@ impl Server {
                     path.display()
                 );
             }
+        }
+    }
+}
+
+/// Reads pages for a while, beginning with the one after the `last` that was read.
+fn take_turns(
+    observers: &mut BTreeMap<ProcessId, (Arc<Page>, Observer)>,
+    last: &mut ProcessId,
+    mut read: impl FnMut(ProcessId, &Page, &mut Observer),
+) {
+    let begun = Instant::now();
+    let after: Vec<ProcessId> = observers.range(*last + 1..).map(|(id, _)| *id).collect();
+    let before: Vec<ProcessId> = observers.range(..=*last).map(|(id, _)| *id).collect();
+    for id in after.into_iter().chain(before) {
+        if let Some((page, observer)) = observers.get_mut(&id) {
+            read(id, page, observer);
+            *last = id;
+        }
+        if begun.elapsed() >= READING {
+            return;
         }
     }
 }

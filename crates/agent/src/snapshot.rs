@@ -60,8 +60,10 @@ pub struct ProcessView {
     pub measured_share: Option<u16>,
     /// The share that the process has used last.
     pub used_share: Option<u16>,
-    /// Flows in the memory file.
+    /// Flows in the memory file: with more than 32 processes, not all of those that have many.
     pub flows: Vec<FlowView>,
+    /// Flows that are not in `flows`: 8,192 of the host are, and each process has as much room.
+    pub flows_not_shown: usize,
 }
 
 /// A flow and its share.

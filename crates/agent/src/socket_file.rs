@@ -6,6 +6,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use nix::sys::socket::{Backlog, listen};
+
+/// Most connections that are not accepted yet. Each waits for those before it.
+const BACKLOG: i32 = 128;
+
 /// The file of a socket that listens. It is removed when this is dropped, unless it is another agent's by
 /// then, or the agent serves as a user who may not. Where none is, plugins do without an agent; one without an owner makes each of them try.
 #[derive(Debug)]
@@ -27,6 +32,7 @@ impl SocketFile {
             _ => {}
         }
         let listener = UnixListener::bind(path).map_err(at)?;
+        listen(&listener, Backlog::new(BACKLOG)?)?;
         let file = Self { path: path.to_owned(), id: Self::id(path).map_err(at)? };
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(at)?;
         listener.set_nonblocking(true)?;

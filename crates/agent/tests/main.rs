@@ -1,5 +1,6 @@
 //! The agent over its sockets.
 
+mod hostile;
 mod http;
 mod notify;
 mod pages;

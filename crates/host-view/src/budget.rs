@@ -4,16 +4,19 @@ use std::collections::HashMap;
 
 use crate::Owner;
 
-/// What a host without forged pages never needs: 256 pages of an owner, and 32,768 connections in
-/// them.
-const OF_OWNER: Room = Room { pages: 256, connections: 32 << 10 };
+/// What a host without forged pages never needs: 256 pages of an owner, and what is in them.
+const OF_OWNER: Room = Room { pages: 256, ports: 4096, connections: 32 << 10 };
 /// The same for all owners together. One of them cannot take it up.
-pub(crate) const OF_HOST: Room = Room { pages: 1024, connections: 128 << 10 };
+pub(crate) const OF_HOST: Room = Room { pages: 1024, ports: 16 << 10, connections: 128 << 10 };
+/// The same where readings and their texts are kept in memory.
+const KEPT_OF_OWNER: Room = Room { pages: 256, ports: 512, connections: 4 << 10 };
+const KEPT_OF_HOST: Room = Room { pages: 1024, ports: 1024, connections: 6 << 10 };
 
-/// Numbers of pages and connections.
+/// Numbers of pages, and of ports and connections in them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
     pub(crate) pages: usize,
+    pub(crate) ports: usize,
     pub(crate) connections: usize,
 }
 
@@ -36,22 +39,29 @@ impl Budget {
         Self { host, of_owner, owners: HashMap::new() }
     }
 
+    /// Returns that of an agent, which keeps two readings and their texts.
+    pub(crate) fn of_agent() -> Self {
+        Self::new(KEPT_OF_OWNER, KEPT_OF_HOST)
+    }
+
     /// Returns whether another process of an owner may be inspected.
     pub(crate) fn has_room(&self, owner: &Owner) -> bool {
         self.host.pages > 0 && self.owners.get(owner).unwrap_or(&self.of_owner).pages > 0
     }
 
-    /// Counts a page with these connections: none, if it is unreadable. Returns how many of them may
-    /// be kept.
-    pub(crate) fn add_page(&mut self, owner: &Owner, connections: usize) -> usize {
+    /// Counts a page with these ports and connections: none, if it is unreadable. Returns how many of
+    /// them may be kept.
+    pub(crate) fn add_page(&mut self, owner: &Owner, ports: usize, connections: usize) -> (usize, usize) {
         let Self { host, of_owner, owners } = self;
         let own = owners.entry(owner.clone()).or_insert(*of_owner);
-        let kept = connections.min(host.connections).min(own.connections);
+        let ports = ports.min(host.ports).min(own.ports);
+        let connections = connections.min(host.connections).min(own.connections);
         for room in [host, own] {
             room.pages = room.pages.saturating_sub(1);
-            room.connections -= kept;
+            room.ports -= ports;
+            room.connections -= connections;
         }
-        kept
+        (ports, connections)
     }
 }
 
@@ -74,15 +84,15 @@ mod tests {
 
     #[test]
     fn no_owner_takes_up_the_room_of_another() {
-        let room = |pages, connections| Room { pages, connections };
+        let room = |pages, connections| Room { pages, ports: connections, connections };
         let mut budget = Budget::new(room(2, 10), room(3, 15));
         for uid in [1, 1, 2] {
             assert!(budget.has_room(&Owner::User(uid)));
-            assert_eq!(budget.add_page(&Owner::User(uid), 0), 0);
+            assert_eq!(budget.add_page(&Owner::User(uid), 0, 0), (0, 0));
         }
         assert!([1, 2, 3].iter().all(|uid| !budget.has_room(&Owner::User(*uid))), "the host has three");
-        let kept = [(1, 8), (1, 8), (2, 4), (3, 4)].map(|(uid, n)| budget.add_page(&Owner::User(uid), n));
-        assert_eq!(kept, [8, 2, 4, 1]);
+        let kept = [(1, 8), (1, 8), (2, 4), (3, 4)].map(|(uid, n)| budget.add_page(&Owner::User(uid), n, n));
+        assert_eq!(kept, [(8, 8), (2, 2), (4, 4), (1, 1)]);
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl Source {
                 Err(NoPage::NoProcess | NoPage::None) => {}
                 Err(NoPage::NotPermitted) => host.not_permitted += 1,
                 Err(e) => {
-                    budget.add_page(&owner, 0);
+                    budget.add_page(&owner, 0, 0);
                     host.unreadable.push(format!("process {pid}: {e}"));
                 }
             }
@@ -104,7 +104,7 @@ impl Source {
 
     /// Reads pages that processes have passed to this one. Rates are not computed.
     pub fn passed(&mut self, pages: &[Passed<'_>]) -> Host {
-        let (mut host, mut budget) = (new_host(), Budget::default());
+        let (mut host, mut budget) = (new_host(), Budget::of_agent());
         for Passed { pid, uid, owner, page } in in_turn(pages, |passed| passed.owner.clone()) {
             if budget.has_room(owner) {
                 let known = Known { pid: *pid, uid: *uid, owner: (*owner).clone() };
@@ -151,7 +151,10 @@ impl Source {
         };
         for page in pages {
             let mut process = process(known.clone(), page.read());
-            let kept = budget.add_page(&owner, process.connections.len());
+            let (ports, kept) = budget.add_page(&owner, process.ports.len(), process.connections.len());
+            let left = u32::try_from(process.ports.len() - ports).unwrap_or(u32::MAX);
+            process.rails_not_in_ports = process.rails_not_in_ports.saturating_add(left);
+            process.ports.truncate(ports);
             let left = u32::try_from(process.connections.len() - kept).unwrap_or(u32::MAX);
             process.not_shown = process.not_shown.saturating_add(left);
             process.connections.truncate(kept);

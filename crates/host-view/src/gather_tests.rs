@@ -47,8 +47,8 @@ fn a_reading_keeps_its_budget() {
     let mut children = [(); 3].map(|()| start());
     let pids = children.each_ref().map(Child::id);
     let mut source = Source::default();
-    let of_user = Room { pages: 2, connections: 4 };
-    let host = source.read(&pids, Budget::new(of_user, Room { pages: 1000, connections: 1000 }));
+    let of_user = Room { pages: 2, ports: 10, connections: 4 };
+    let host = source.read(&pids, Budget::new(of_user, Room { pages: 1000, ports: 1000, connections: 1000 }));
     let shown = |p: &Process| (p.pid, p.open, p.connections.len(), p.not_shown);
     let kept: Vec<_> = host.processes.iter().map(shown).collect();
     assert_eq!((kept, host.not_inspected), (vec![(pids[0], 3, 3, 0), (pids[1], 3, 1, 2)], 1));

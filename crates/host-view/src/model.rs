@@ -108,7 +108,7 @@ pub struct Process {
     /// Open connections.
     pub open: u32,
     /// Open connections that are not in `connections`, because the page is full, or the document has
-    /// 32,768 of the user or 131,072 in all. The totals have them.
+    /// 32,768 of the user or 131,072 in all; an agent's has 4,096 or 6,144. The totals have them.
     pub not_shown: u32,
     /// Connections made so far over another NIC than NCCL requested.
     pub substituted: u32,
@@ -124,7 +124,8 @@ pub struct Process {
     pub totals: TwoWays,
     /// Ports of the process, by name.
     pub ports: Vec<Port>,
-    /// Rails so far on ports beyond the 64th, which `ports` does not have.
+    /// Rails so far on ports beyond the 64th, which `ports` does not have. Of an agent: and ports beyond the
+    /// 512th of the user or the 1,024th in all.
     pub rails_not_in_ports: u32,
     /// Open connections, except those beyond the 1024th.
     pub connections: Vec<Connection>,

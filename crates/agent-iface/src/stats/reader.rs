@@ -349,9 +349,10 @@ impl StatsPage {
         revisions.fold(self.number(offset_of!(Header, episodes)), u64::wrapping_add)
     }
 
-    /// Reads the senders with a rail of SOUT and one of SUP, both on ports with a record.
-    pub fn senders(&self) -> impl Iterator<Item = Sender> {
-        (0..self.entries_used()).filter_map(|index| self.entry(index, sender)??.1)
+    /// Reads the senders with a rail of SOUT and one of SUP, both on ports with a record, among the first
+    /// so many connections.
+    pub fn senders(&self, among: usize) -> impl Iterator<Item = Sender> {
+        (0..self.entries_used().min(among)).filter_map(|index| self.entry(index, sender)??.1)
     }
 
     /// Reads all connections, in the order of their entries. A connection that closes meanwhile may

@@ -142,7 +142,7 @@ async fn healthz(shared: &Shared) -> Answer {
         let why = format!("the agent's loop has not run for {} s\n", LOOP.as_secs());
         return full(StatusCode::SERVICE_UNAVAILABLE, TEXT, why.into());
     }
-    let age = shared.readings.fresh().await.at.elapsed();
+    let age = shared.readings.age();
     if age > OLDEST {
         let why = format!("statistics could not be read for {} s; see the agent's log\n", age.as_secs());
         return full(StatusCode::SERVICE_UNAVAILABLE, TEXT, why.into());

@@ -57,7 +57,7 @@ const FOLLOWERS: usize = 32;
 /// How long a client may take to send the head of a request.
 const HEAD_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take to send the rest and to take the answer, and to take each event.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait where no client can be accepted: no descriptors are left, or it has closed already.
 const NO_CLIENT: Duration = Duration::from_millis(100);
 /// Name of the Unix socket in the agent's folder.

@@ -22,6 +22,9 @@ use crate::{Agent, Handle};
 /// Most changes of rails that are logged in a minute.
 const NOTES: usize = 60;
 
+/// The thread waits for this after each ms that a reading has taken. Pages can be made that take long.
+const REST: Duration = Duration::from_millis(3);
+
 /// The time between the first two readings. Whether a process moves data, one alone does not show.
 const MOMENT: Duration = Duration::from_millis(100);
 
@@ -36,14 +39,15 @@ pub(super) struct Reading {
     json: OnceLock<Bytes>,
     event: OnceLock<Bytes>,
     metrics: [OnceLock<Bytes>; 2],
+    history: OnceLock<Bytes>,
 }
 
 impl Reading {
     fn new((before, earlier): (Instant, &Host), host: Host, handle: &Handle) -> Self {
         let waits = Waits::of(&[earlier, &host]);
         let document = Document { host, agent: handle.read(Agent::snapshot), connections_omitted: 0 };
-        let (json, event, metrics) = Default::default();
-        Self { at: Instant::now(), before, document, waits, json, event, metrics }
+        let (json, event, metrics, history) = Default::default();
+        Self { at: Instant::now(), before, document, waits, json, event, metrics, history }
     }
 
     /// Returns the document as JSON.
@@ -164,6 +168,11 @@ impl Readings {
         Ok(Self { latest, adapters, history, followers, nudge, often: pace.often })
     }
 
+    /// Returns the age of the latest reading.
+    pub(super) fn age(&self) -> Duration {
+        self.latest.borrow().at.elapsed()
+    }
+
     /// Returns a reading that is at most a second old, or the latest one if there is no such within
     /// two seconds.
     pub(super) async fn fresh(&self) -> Arc<Reading> {
@@ -215,9 +224,10 @@ impl Readings {
         self.followers.load(Ordering::Relaxed)
     }
 
-    /// Returns the history as JSON.
+    /// Returns the history as JSON, one text for each reading.
     pub(super) fn history(&self) -> Bytes {
-        encode(&*self.history.lock())
+        let latest = self.latest.borrow().clone();
+        latest.history.get_or_init(|| encode(&*self.history.lock())).clone()
     }
 
     /// Has the thread read as soon as a second has passed since the last reading.
@@ -267,13 +277,14 @@ impl Reader {
     fn run(mut self) {
         // The first reading was made at the start.
         let mut read_at = Instant::now();
+        let mut rested = read_at;
         let mut due = read_at + self.pace.often;
         loop {
             match self.nudged.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(()) => {
                     let Pace { often, change, .. } = self.pace;
                     let rail_changed = self.rail_changed.load(Ordering::Relaxed);
-                    due = due.min(read_at + if rail_changed { change } else { often });
+                    due = due.min(read_at + if rail_changed { change } else { often }).max(rested);
                     continue;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -283,8 +294,9 @@ impl Reader {
             self.rail_changed.store(false, Ordering::Relaxed);
             read_at = Instant::now();
             self.read();
+            rested = Instant::now() + REST * u32::try_from(read_at.elapsed().as_millis()).unwrap_or(u32::MAX);
             let followed = self.followers.load(Ordering::Relaxed) > 0;
-            due = read_at + if followed { self.pace.often } else { self.pace.seldom };
+            due = rested.max(read_at + if followed { self.pace.often } else { self.pace.seldom });
         }
     }
 

@@ -11,7 +11,7 @@ use budget::Budget;
 pub use budget::TooMany;
 use decide::{Measured, scales};
 use mpib_host_view::Owner;
-use nccl_net_mpib_agent_iface::agent::{HintsWriter, Register, SHARE_ONE, Status};
+use nccl_net_mpib_agent_iface::agent::{ENTRIES, HintsWriter, Register, SHARE_ONE, Status};
 
 use crate::config::Config;
 use crate::events::Events;
@@ -20,6 +20,9 @@ pub use crate::process::Peer;
 use crate::process::{Flows, Pair, Process};
 pub use crate::snapshot::{DrainView, FlowView, ProcessView, Snapshot};
 pub use operate::Order;
+
+/// Most flows that are shown: all of 32 processes.
+const FLOWS_SHOWN: usize = 32 * ENTRIES;
 
 /// Identifies a process: one connection of the socket.
 pub type ProcessId = u64;
@@ -219,6 +222,7 @@ impl Agent {
 
     /// Returns everything for display.
     pub fn snapshot(&self) -> Snapshot {
+        let most = FLOWS_SHOWN / self.processes.len().max(1);
         let processes = self.processes.iter().map(|(id, process)| {
             let Measured { goodput, share, used } = self.measured.get(id).copied().unwrap_or_default();
             ProcessView {
@@ -231,7 +235,8 @@ impl Agent {
                 goodput_sup: Some(goodput.sup).filter(|rate| *rate > 0),
                 measured_share: share,
                 used_share: used,
-                flows: process.flows.view(),
+                flows: process.flows.view(most),
+                flows_not_shown: process.flows.len().saturating_sub(most),
             }
         });
         Snapshot {
@@ -239,7 +244,7 @@ impl Agent {
             drained: self.drained().into_iter().collect(),
             drains: self.drains(),
             processes: processes.collect(),
-            plain_flows: self.plain.view(),
+            plain_flows: self.plain.view(ENTRIES),
             events: self.events.all(),
         }
     }

@@ -262,6 +262,16 @@ fn the_257th_pair_of_a_process_has_no_slot() {
         assert_eq!(agent.register(id, &pair(n), true), Ok(n as u8));
     }
     assert_eq!(agent.register(id, &pair(256), true), Err(Status::NO_FREE_SLOT));
+    // Documents stay small however many processes there are.
+    let shown = |agent: &Agent| {
+        let process = agent.snapshot().processes.remove(0);
+        (process.flows.len(), process.flows_not_shown)
+    };
+    assert_eq!(shown(&agent), (256, 0));
+    for _ in 0..63 {
+        agent.connect(user(0)).unwrap();
+    }
+    assert_eq!(shown(&agent), (128, 128));
     agent.deregister(id, 100);
     assert_eq!(agent.register(id, &pair(256), true), Ok(100));
 }
