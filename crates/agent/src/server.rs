@@ -44,7 +44,7 @@ const NEWS: Duration = Duration::from_millis(100);
 const LINES: usize = 10;
 /// How long pages are read at a time. Those that are left come in the next pass: pages can be made that
 /// take long.
-const READING: Duration = Duration::from_millis(4);
+const READING: Duration = Duration::from_millis(2);
 /// How long those who connect wait at a time for room.
 const HOLD: Duration = Duration::from_millis(10);
 /// Most bytes of the kernel's memory for answers that a process has not read: they are the agent's.
@@ -207,11 +207,12 @@ impl Server {
     /// Allows as many descriptors as the system does: each process takes five. Call it before another
     /// thread starts.
     pub fn raise_limits() {
-        // All threads use again what one of them has given back: the agent stays small.
+        // All threads use again what one of them has given back, and the system gets what large texts had:
+        // the agent stays small.
         #[cfg(target_env = "gnu")]
-        // SAFETY: the call takes numbers only.
-        unsafe {
-            libc::mallopt(libc::M_ARENA_MAX, 1);
+        for (option, value) in [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, 128 << 10)] {
+            // SAFETY: the call takes numbers only.
+            unsafe { libc::mallopt(option, value) };
         }
         if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
             // What is there already serves most hosts.

@@ -22,8 +22,9 @@ use crate::{Agent, Handle};
 /// Most changes of rails that are logged in a minute.
 const NOTES: usize = 60;
 
-/// The thread waits for this after each ms that a reading has taken. Pages can be made that take long.
-const REST: Duration = Duration::from_millis(3);
+/// The thread waits so many times as long as a reading has taken, but not longer than if nobody asks. Pages
+/// can be made that take long.
+const REST: u32 = 9;
 
 /// The time between the first two readings. Whether a process moves data, one alone does not show.
 const MOMENT: Duration = Duration::from_millis(100);
@@ -73,9 +74,28 @@ impl Reading {
     }
 }
 
+/// Counts bytes.
+struct Size(usize);
+
+impl io::Write for Size {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 fn encode(value: &impl serde::Serialize) -> Bytes {
-    // These documents have no maps with keys other than strings, so encoding cannot fail.
-    serde_json::to_vec(value).unwrap_or_default().into()
+    // A vector that grows would need twice the memory for a moment. These documents have no maps with keys
+    // other than strings, so encoding cannot fail.
+    let mut size = Size(0);
+    let _ = serde_json::to_writer(&mut size, value);
+    let mut text = Vec::with_capacity(size.0);
+    let _ = serde_json::to_writer(&mut text, value);
+    text.into()
 }
 
 /// The latest reading, for the server's tasks.
@@ -294,7 +314,7 @@ impl Reader {
             self.rail_changed.store(false, Ordering::Relaxed);
             read_at = Instant::now();
             self.read();
-            rested = Instant::now() + REST * u32::try_from(read_at.elapsed().as_millis()).unwrap_or(u32::MAX);
+            rested = Instant::now() + (REST * read_at.elapsed()).min(self.pace.seldom);
             let followed = self.followers.load(Ordering::Relaxed) > 0;
             due = rested.max(read_at + if followed { self.pace.often } else { self.pace.seldom });
         }
