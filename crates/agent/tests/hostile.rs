@@ -36,6 +36,8 @@ const HONEST: u32 = 4_000_000;
 const LIMIT: Duration = Duration::from_secs(60);
 /// The agent's memory: less than this.
 const MEMORY_KB: u64 = 64 << 10;
+/// The same in a long run: half of what its unit may have.
+const LONG_MEMORY_KB: u64 = 128 << 10;
 /// Begin of the name of a port in a page, which others of the same length replace.
 const PORT: &[u8] = b"hostile";
 
@@ -90,7 +92,8 @@ fn an_honest_user_is_served_beside_hostile_ones() {
         "hostile users: REGISTER {register}; /healthz {health}; the agent had up to {} MB",
         most_kb >> 10
     );
-    assert!(most_kb < MEMORY_KB, "the agent had {most_kb} KB");
+    let limit_kb = if seconds.is_some() { LONG_MEMORY_KB } else { MEMORY_KB };
+    assert!(most_kb < limit_kb, "the agent had {most_kb} KB");
     if seconds.is_some() {
         assert!(register.median < Duration::from_millis(50), "REGISTER");
         assert!(health.median < Duration::from_millis(100), "/healthz");
