@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread;
 
 use mpib_host_view::Owner;
+use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::socket::{MsgFlags, Shutdown, recv, shutdown};
 use parking_lot::{Condvar, Mutex};
 
@@ -63,11 +64,14 @@ impl Closer {
 
     fn with_limits(whole: usize, of_owner: usize) -> io::Result<Self> {
         let closer = Self { shared: Arc::default(), whole, of_owner };
+        // They begin with this mask: signals are for the thread that takes them.
+        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         for _ in 0..THREADS {
             let shared = Arc::clone(&closer.shared);
             let thread = thread::Builder::new().name("close".into()).stack_size(STACK);
             thread.spawn(move || shared.close_all())?;
         }
+        mask.thread_set_mask()?;
         Ok(closer)
     }
 
