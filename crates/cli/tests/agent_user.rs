@@ -227,11 +227,11 @@ fn an_agent_without_rights_sees_the_jobs_and_keeps_drains() {
         if earlier {
             fs::copy(&kept, folder.path().join("state.json")).unwrap();
         }
-        let next = Agent::start(&unit, folder.path());
+        let next = Agent::start(&as_root(), folder.path());
         let drained = format!(r#""drained":["earlier:1","{port}"]"#);
         assert!(next.get("/api/v1/host").contains(&drained), "{earlier}");
     }
-    let next = Agent::start(&unit, folder.path());
+    let next = Agent::start(&as_root(), folder.path());
     next.shows(&devices[0]);
     let (code, text) = drain(&["undrain", &port]);
     assert_eq!((code, text), (0, format!("{port} is in use again\n")));
