@@ -8,6 +8,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use mpib_proto::{Mode, RoutePolicy};
+#[cfg(test)]
+use nccl_net_mpib_agent_iface::doctor::Alike;
 use nccl_net_mpib_agent_iface::environment::unquoted;
 
 use crate::error::BadSetting;
@@ -80,28 +82,47 @@ impl Faults {
     }
 }
 
-/// The header of the manual's table.
+/// Makes the manual's section of one setting.
 #[cfg(test)]
-pub(super) const HEAD: &str =
-    "| variable | value | default | meaning | beside NCCL 2.32 |\n|---|---|---|---|---|\n";
-
-/// Makes one line of the manual's table.
-#[cfg(test)]
-pub(super) fn row<F: Form>(
+pub(super) fn section<F: Form>(
     variable: &str,
     form: &F,
     default: &F::Value,
     doc: &[&str],
     differs: &[&str],
+    alike: &[Alike],
 ) -> String {
     let doc: Vec<&str> = doc.iter().map(|d| d.trim()).collect();
-    let value = form.expected().replace('|', "\\|");
-    let beside = match differs.first() {
-        Some(how) => how,
-        None if variable.starts_with("NCCL_") => "the same",
-        None => "",
-    };
-    format!("| `{variable}` | {value} | {} | {} | {beside} |\n", form.show(default), doc.join(" "))
+    let mut out = format!("### {variable}\n\n");
+    out += &paragraph(&format!("{}; default {}.", form.expected(), form.show(default)));
+    out += &paragraph(&doc.join(" "));
+    let beside = differs.first().copied().or_else(|| variable.starts_with("NCCL_").then_some("the same"));
+    if let Some(how) = beside {
+        out += &paragraph(&format!("Beside NCCL 2.32: {how}."));
+    }
+    if let Some(Alike { why, by_presence, .. }) = alike.first() {
+        let what = if *by_presence { "Set it on all hosts or on none" } else { "Set it alike on all hosts" };
+        out += &paragraph(&format!("{what}: otherwise {why}."));
+    }
+    out
+}
+
+/// Breaks a text into lines of at most 100 columns.
+#[cfg(test)]
+fn paragraph(text: &str) -> String {
+    let (mut out, mut column) = (String::new(), 0);
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        let is_full = column + 1 + length > 100;
+        out += match column {
+            0 => "",
+            _ if is_full => "\n",
+            _ => " ",
+        };
+        column = if is_full || column == 0 { length } else { column + 1 + length };
+        out += word;
+    }
+    out + "\n\n"
 }
 
 /// 0 or 1.

@@ -12,9 +12,12 @@ mod form;
 mod retries;
 mod unsupported;
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
+
+use nccl_net_mpib_agent_iface::doctor::{Alike, Level};
 
 pub(crate) use address::{AddrRange, GidIndex};
 pub(crate) use filter::{Broad, Family, HcaFilter, HcaName, NameFilter, PLANE_END, RailSpeeds};
@@ -29,7 +32,8 @@ use crate::error::{BadSetting, Error, Result};
 macro_rules! settings {
     ($(
         $(#[doc = $doc:literal])+ $field:ident : $ty:ty = $default:expr, $var:literal, $form:expr
-        $(, differs: $differs:literal)?;
+        $(, differs: $differs:literal)?
+        $(, alike: $alike:expr)?;
     )*) => {
         /// The settings, read once at init and passed down. Nothing else reads the environment.
         #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,25 +91,54 @@ macro_rules! settings {
                 vec![$(($var, $form.show(&self.$field), self.$field == default.$field)),*]
             }
 
-            /// Makes the table in `docs/guide/configuration.md`.
+            /// Makes the sections in `docs/guide/configuration.md`.
             #[cfg(test)]
             fn manual() -> String {
                 let default = Self::default();
-                let mut out = String::from(form::HEAD);
-                $(out += &form::row($var, &$form, &default.$field, &[$($doc),+], &[$($differs)?]);)*
+                let mut out = String::from("\n");
+                $(out += &form::section($var, &$form, &default.$field, &[$($doc),+], &[$($differs)?], &[$($alike)?]);)*
                 out
             }
 
             /// Names of all variables.
             const VARIABLES: &[&str] = &[$($var),*];
+
+            /// The settings that are to be alike on all hosts, beside those that a handshake compares.
+            pub(crate) const ALIKE: &[(&str, Alike)] = &[$($(($var, $alike),)?)*];
         }
     };
 }
 
+/// A difference costs something.
+const fn costs(why: &'static str) -> Alike {
+    Alike { level: Level::Warn, by_presence: false, why: Cow::Borrowed(why) }
+}
+
+/// The same, of a value that names what each host may call otherwise.
+const fn absence_costs(why: &'static str) -> Alike {
+    Alike { level: Level::Warn, by_presence: true, why: Cow::Borrowed(why) }
+}
+
+/// A difference stops jobs.
+const fn breaks(why: &'static str) -> Alike {
+    Alike { level: Level::Fail, by_presence: false, why: Cow::Borrowed(why) }
+}
+
+const SPLITS: Alike = costs("each host splits what it sends by its own value, and the two directions differ");
+const CLASSES: Alike = costs(
+    "data and their acknowledgements travel in different classes, and flow control may protect one alone",
+);
+const GIVES_UP: Alike =
+    costs("each host gives up on a lost packet by its own value: one notices a fault later");
+const ORDERS: Alike = costs("each host sends large messages by its own value");
+const FUSED: &str =
+    "the devices of the two hosts have other ports, and connections use the rails that both have";
+
 settings! {
     /// HCA and port of rail 0, the scale-out network. Set it together with `MPIB_HCA_SUP`: NCCL
     /// then sees one device with both rails. With neither set, each port is a device.
-    hca_sout: Option<HcaName> = None, "MPIB_HCA_SOUT", Optional(Text::<HcaName>::NEW);
+    hca_sout: Option<HcaName> = None, "MPIB_HCA_SOUT", Optional(Text::<HcaName>::NEW),
+        alike: absence_costs(FUSED);
     /// HCA and port of rail 1, the scale-up network.
     hca_sup: Option<HcaName> = None, "MPIB_HCA_SUP", Optional(Text::<HcaName>::NEW);
     /// Decides which of the two rails carries a transfer. 0 (vanilla): SUP within an island, SOUT
@@ -117,23 +150,27 @@ settings! {
     island_prefix_len: u8 = 24, "MPIB_ISLAND_PREFIX_LEN", Whole::<u8>::new(0, 32);
     /// Fixes the split over both rails, in either mode: the part of each transfer that goes on SUP,
     /// in parts per 1024. 0 is all on SOUT, 1024 all on SUP. Unset: `MPIB_MODE` decides.
-    sup_share: Option<u16> = None, "MPIB_SUP_SHARE", Optional(Whole::<u16>::new(0, 1024));
+    sup_share: Option<u16> = None, "MPIB_SUP_SHARE", Optional(Whole::<u16>::new(0, 1024)),
+        alike: SPLITS;
     /// With `MPIB_MODE=1`: transfers between islands of at most this many bytes use SOUT alone,
     /// regardless of the hint. 0: off.
-    bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30);
+    bdp_threshold: u32 = 0, "MPIB_BDP_THRESHOLD", Whole::<u32>::new(0, 1 << 30),
+        alike: SPLITS;
     /// How a message is split if neither `MPIB_SUP_SHARE` nor a hint nor the island decides.
     /// `measured`: by the goodput that the sender measures on each rail, at first by the speeds that
     /// the ports report. `speed`: by these speeds. `share`: for SOUT and SUP, with `MPIB_SUP_SHARE`
     /// or `MPIB_MODE=1`; all on SOUT without a hint. The sender's value counts. See
     /// [measured-split.md](measured-split.md).
-    split: SplitBy = SplitBy::Measured, "MPIB_SPLIT", Text::<SplitBy>::NEW;
+    split: SplitBy = SplitBy::Measured, "MPIB_SPLIT", Text::<SplitBy>::NEW,
+        alike: SPLITS;
     /// Messages below this many bytes go whole on one rail, larger ones are split over all rails
     /// that may carry data. 0: messages of at least 128 bytes are split. Unset: 65536; if all rails
     /// of the connection are slower than 100 Gb/s, by their ports or as measured, less in proportion
     /// to the fastest one. See
     /// [mpib.md](mpib.md#small-messages) and
     /// [fused-devices.md](fused-devices.md#which-rail-carries-what).
-    split_min: Option<u32> = None, "MPIB_SPLIT_MIN", Optional(Whole::<u32>::new(0, 1 << 30));
+    split_min: Option<u32> = None, "MPIB_SPLIT_MIN", Optional(Whole::<u32>::new(0, 1 << 30)),
+        alike: SPLITS;
     /// Queue pairs per connection on SOUT. Messages use them round-robin. Set more where the network
     /// or a bond balances by flow. See [mpib.md](mpib.md#queue-pairs).
     sout_qp: u8 = 1, "MPIB_SOUT_QP", Whole::<u8>::new(1, MAX_RAIL_QPS);
@@ -161,13 +198,15 @@ settings! {
     ib_hca: Option<HcaFilter> = None, "NCCL_IB_HCA", Optional(Text::<HcaFilter>::NEW);
     /// 1: adapters are ordered by PCI address, those without one last. Hosts that enumerate
     /// adapters differently then number them alike. 0: the order of the verbs library.
-    device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag;
+    device_pci_order: bool = true, "NCCL_IB_DEVICE_PCI_ORDER", Flag,
+        alike: costs("the hosts number their devices differently, and NCCL joins other pairs");
     /// 1: a virtual function shows NCCL the PCI path of its physical one, whose link it shares. 0:
     /// its own. See [fused-devices.md](fused-devices.md#properties-that-nccl-sees).
     merge_vfs: bool = true, "NCCL_IB_MERGE_VFS", Flag,
         differs: "the kernel's link physfn names the physical function; net_ib takes all devices of a bus for one card";
     /// 0: NCCL may not fuse several devices into one. See [fused-devices.md](fused-devices.md).
-    merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag;
+    merge_nics: bool = true, "NCCL_IB_MERGE_NICS", Flag,
+        alike: costs(FUSED);
     /// Capacity of a port in Mb/s, if it differs from what the port reports. It determines the
     /// speed that NCCL sees and the parts of a message on the rails of a fused device.
     rail_speed: Option<RailSpeeds> = None, "MPIB_RAIL_SPEED", Optional(Text::<RailSpeeds>::NEW);
@@ -175,7 +214,8 @@ settings! {
     /// chooses the algorithm and the protocol of a size. For networks that are slower than its
     /// table of InfiniBand, such as routed ones: a larger value prefers trees and LL. Must be equal on
     /// all ranks, which otherwise choose differently and wait for each other.
-    latency_us: u16 = 0, "MPIB_LATENCY_US", Whole::<u16>::new(0, 10_000);
+    latency_us: u16 = 0, "MPIB_LATENCY_US", Whole::<u16>::new(0, 10_000),
+        alike: breaks("ranks choose different algorithms, and wait for each other");
     /// Queue pairs per connection on each rail, if the devices are not SOUT and SUP. Must be equal
     /// on both ends.
     ib_qps: u8 = 1, "NCCL_IB_QPS_PER_CONNECTION", Whole::<u8>::new(1, MAX_PLAIN_QPS);
@@ -187,9 +227,11 @@ settings! {
     /// For networks that route each packet by itself. 1: the immediate of large messages follows in
     /// a separate work request. 0: data and immediate are one work request. -2: 1 if all rails of
     /// the connection are InfiniBand, else 0.
-    adaptive_routing: Option<bool> = None, "NCCL_IB_ADAPTIVE_ROUTING", Or("-2", Flag);
+    adaptive_routing: Option<bool> = None, "NCCL_IB_ADAPTIVE_ROUTING", Or("-2", Flag),
+        alike: ORDERS;
     /// Messages above this many bytes are large in that sense. -2: 8192.
-    ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", Or("-2", Whole::<u32>::new(0, 1 << 30));
+    ar_threshold: Option<u32> = None, "NCCL_IB_AR_THRESHOLD", Or("-2", Whole::<u32>::new(0, 1 << 30)),
+        alike: ORDERS;
     /// Index into the GID table: one number for every RoCE port, or a list such as
     /// `mlx5_0:3,mlx5_1:1:5` of HCA, optional port, and index. -1, and HCAs that are not in the
     /// list: chosen for each connection, see [reach.md](reach.md#choice-of-addresses). InfiniBand
@@ -214,10 +256,12 @@ settings! {
     /// four times as long, see [reach.md](reach.md#how-long-adapters-try). When another value is
     /// better: [failover.md](failover.md#how-soon-a-fault-is-noticed).
     timeout: u8 = 20, "NCCL_IB_TIMEOUT", Whole::<u8>::new(1, 31).or_largest(),
-        differs: "31, with a warning, for 0 (no timeout) and above 31";
+        differs: "31, with a warning, for 0 (no timeout) and above 31",
+        alike: GIVES_UP;
     /// Retransmissions of an unacknowledged packet.
     retry_cnt: u8 = 7, "NCCL_IB_RETRY_CNT", Whole::<u8>::new(0, 7).or_largest(),
-        differs: "7, with a warning, for more than 7";
+        differs: "7, with a warning, for more than 7",
+        alike: GIVES_UP;
     /// Index into each port's P_Key table, if `NCCL_IB_PKEY_VALUE` is -1. A port without a P_Key
     /// there is not used.
     pkey_index: u16 = 0, "NCCL_IB_PKEY", Whole::<u16>::new(0, 65535),
@@ -225,18 +269,22 @@ settings! {
     /// Partition by number: the first entry of each port's P_Key table with these low 15 bits. A
     /// port without it is not used. -1: `NCCL_IB_PKEY`.
     pkey_value: Option<u16> = None, "NCCL_IB_PKEY_VALUE", Or("-1", Whole::<u16>::new(0, 65535)),
-        differs: "a port without it is left out";
+        differs: "a port without it is left out",
+        alike: costs("ports of two partitions do not reach each other");
     /// InfiniBand service level. -1: the communicator's traffic class; without one, 0 at a sender
     /// and the sender's level at a receiver.
     sl: Option<u8> = None, "NCCL_IB_SL", Or("-1", Whole::<u8>::new(0, 15)),
-        differs: "a traffic class above 15 gives 0; a receiver uses its own setting, net_ib the sender's";
+        differs: "a traffic class above 15 gives 0; a receiver uses its own setting, net_ib the sender's",
+        alike: CLASSES;
     /// RoCE traffic class. -1: the communicator's; without one, 0 at a sender and the sender's at a
     /// receiver.
     tc: Option<u8> = None, "NCCL_IB_TC", Or("-1", Whole::<u8>::new(0, 255)),
-        differs: "a receiver uses its own setting, net_ib the sender's";
+        differs: "a receiver uses its own setting, net_ib the sender's",
+        alike: CLASSES;
     /// RoCE traffic class of the receiver's first queue pair on each rail, which carries CTS writes
     /// and the acknowledgements of its data. -1: that of the other queue pairs.
-    fifo_tc: Option<u8> = None, "NCCL_IB_FIFO_TC", Or("-1", Whole::<u8>::new(0, 255));
+    fifo_tc: Option<u8> = None, "NCCL_IB_FIFO_TC", Or("-1", Whole::<u8>::new(0, 255)),
+        alike: CLASSES;
     /// 1: CTS writes of single receives are inline (`IBV_SEND_INLINE`); a warning if an adapter has
     /// no room for that. 0: the adapter reads them from memory, and queue pairs have no inline
     /// room. Unset: 1 if the adapter has room. See
@@ -245,7 +293,8 @@ settings! {
         differs: "unset is 1 if the adapter has room, in net_ib 0; groups of receives are never inline";
     /// 1: queue pairs use enhanced connection establishment if the adapters and verbs libraries of
     /// both ends support it. It enables vendor features such as congestion control.
-    ece: bool = true, "NCCL_IB_ECE_ENABLE", Flag;
+    ece: bool = true, "NCCL_IB_ECE_ENABLE", Flag,
+        alike: costs("connections between the two do without ECE");
     /// Retries of a queue pair change that failed with ETIMEDOUT, made while connect and accept are
     /// polled: the kernel may still be resolving the peer's address. A rail without retries left is
     /// dropped like one whose probe fails.
@@ -261,14 +310,16 @@ settings! {
     /// when it works again; a control connection that breaks is dialled again over any network. 0: a
     /// failed rail or control connection fails the connection. Counts if both ends have 1. With
     /// `MPIB_STRICT=1` the default is 0. See [failover.md](failover.md).
-    failover: bool = true, "MPIB_FAILOVER", Flag;
+    failover: bool = true, "MPIB_FAILOVER", Flag,
+        alike: costs("connections between the two have no failover, which needs both ends");
     /// The same, if `MPIB_FAILOVER` is not set.
     port_failover: Option<bool> = None, "NCCL_IB_RESILIENCY_PORT_FAILOVER", Optional(Flag),
         differs: "unset is 1, with `MPIB_STRICT=1` 0; also for devices that NCCL has not fused, and for any number of failed rails";
     /// How long a connection waits for a usable rail if it has none, in seconds, and how long a
     /// control connection may be broken while no rail shows that the peer's host lives. Then the
     /// connection fails. 0: it fails at once.
-    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Time::seconds(0, 3600);
+    failover_wait: Duration = Duration::from_secs(60), "MPIB_FAILOVER_WAIT", Time::seconds(0, 3600),
+        alike: costs("a connection without a rail ends when the shorter time is over");
     /// How long a rail may complete nothing while other rails of its connection do, in ms, or eight
     /// times as long as its completions usually take, if that is longer. Then the connection carries
     /// on without the rail. 0: until the adapter reports an error. See
@@ -306,7 +357,8 @@ settings! {
     /// Carries one-sided traffic for NCCL 2.30.7 and later: windows, ncclPutSignal, and GIN by its
     /// proxy. 0: NCCL uses its own InfiniBand code for them. The same on all ranks. See
     /// [one-sided.md](one-sided.md).
-    rma: bool = true, "MPIB_RMA", Flag;
+    rma: bool = true, "MPIB_RMA", Flag,
+        alike: costs("one-sided traffic between the two fails: NCCL carries it by two networks");
     /// Messages of up to this many bytes go inline (`IBV_SEND_INLINE`): the processor copies the data
     /// into the work request, and the adapter does not read it from memory. For messages that are
     /// sent whole from host memory. An adapter without that much room sends none inline. Send queues

@@ -308,12 +308,12 @@ fn the_manual_is_the_table() {
 
 /// Makes the second table in `docs/guide/configuration.md`.
 fn others_manual() -> String {
-    let mut out = String::from(
-        "| variable | level | silent values | why it has no effect on this plugin |\n|---|---|---|---|\n",
-    );
+    let mut out =
+        String::from("| variable, level, silent values | why it has no effect on this plugin |\n|---|---|\n");
     for Other { variable, as_is, missed, why } in unsupported::OTHERS.iter().chain(unsupported::OBSOLETE) {
         let level = if *missed { "warning" } else { "info" };
-        out += &format!("| `{variable}` | {level} | {} | {why} |\n", as_is.join(", "));
+        let silent = if as_is.is_empty() { String::new() } else { format!(", {}", as_is.join(", ")) };
+        out += &format!("| `{variable}` {level}{silent} | {why} |\n");
     }
     out
 }

@@ -34,8 +34,10 @@ pub(crate) fn report() -> Report {
         reachable(networks, &options).map_err(|e| e.to_string())
     });
     let networks = networks.unwrap_or_default();
-    let setting =
-        |(name, value, default): (&str, String, bool)| Setting { name: name.into(), value, default };
+    let setting = |(name, value, default): (&str, String, bool)| {
+        let alike = Config::ALIKE.iter().find(|(of, _)| *of == name).map(|(_, alike)| alike.clone());
+        Setting { name: name.into(), value, default, alike }
+    };
     let mut report = Report {
         format: FORMAT,
         plugin: env!("CARGO_PKG_VERSION").into(),

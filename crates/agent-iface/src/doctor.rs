@@ -13,6 +13,7 @@
 //! assert!(check.level > Level::Note);
 //! ```
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -160,6 +161,23 @@ pub struct Setting {
     pub value: String,
     /// Whether the value is the default.
     pub default: bool,
+    /// Why it is to be alike on all hosts; absent if hosts may differ, if a handshake compares it
+    /// ([`Routes::differences`]), and in reports of plugins before 0.3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alike: Option<Alike>,
+}
+
+/// Why a setting is to be alike on all hosts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Alike {
+    /// Severity of a difference.
+    pub level: Level,
+    /// Whether a difference is that one host sets it and the other does not: the value names what each
+    /// host may call otherwise.
+    pub by_presence: bool,
+    /// What a difference does.
+    pub why: Cow<'static, str>,
 }
 
 /// Link layer of a port.

@@ -7,7 +7,7 @@ use nccl_net_mpib_agent_iface::codes::Code;
 use crate::failure::{Failure, Kind};
 use crate::output::{self, printable, table::paragraph};
 
-/// The page with the table of settings.
+/// The page with the settings.
 const CONFIGURATION: &str = include_str!("../../../docs/guide/configuration.md");
 
 /// Says what a code of a warning, a check or an alert means, or a setting
@@ -42,20 +42,15 @@ fn of_code(code: &Code) -> String {
 
 /// Returns the entry of a setting. Case does not count.
 fn of_setting(name: &str) -> Option<String> {
-    let rows = CONFIGURATION.split_once("<!-- settings -->")?.1.split_once("<!-- end of settings -->")?.0;
-    let cells = |line: &str| -> Vec<String> {
-        let line = line.trim().trim_start_matches("| ").trim_end_matches('|');
-        line.split(" | ").map(|cell| plain(cell.trim())).collect()
-    };
-    // Those without the heads of the columns.
-    let settings = rows.lines().filter(|line| line.trim().starts_with("| `"));
-    let row = settings.map(cells).find(|row| row[0].eq_ignore_ascii_case(name))?;
-    let [name, values, default, meaning, differs @ ..] = &row[..] else { return None };
-    let mut out = paragraph(0, &format!("{name}: {values}; default {default}"));
-    out += &paragraph(2, meaning);
-    if let Some(differs) = differs.first().filter(|text| !text.is_empty()) {
-        out += &paragraph(2, &format!("beside NCCL 2.32: {differs}"));
-    }
+    let settings = CONFIGURATION.split_once("<!-- settings -->")?.1.split_once("<!-- end of settings -->")?.0;
+    let mut sections = settings.split("### ").map(|section| section.trim().split("\n\n"));
+    let (head, mut paragraphs) = sections.find_map(|mut paragraphs| {
+        paragraphs.next().filter(|head| head.eq_ignore_ascii_case(name)).map(|head| (head, paragraphs))
+    })?;
+    let line = |paragraph: &str| plain(&paragraph.replace('\n', " "));
+    let values = line(paragraphs.next()?);
+    let mut out = paragraph(0, &format!("{head}: {}", values.trim_end_matches('.')));
+    paragraphs.for_each(|text| out += &paragraph(2, &line(text)));
     Some(out)
 }
 

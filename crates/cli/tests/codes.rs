@@ -118,7 +118,7 @@ fn a_code_and_a_setting_are_explained() {
     }
     let (_, text) = explain("NCCL_IB_TIMEOUT");
     assert!(
-        text.contains("see reach.md#how-long-adapters-try") && text.contains("beside NCCL 2.32: 31,"),
+        text.contains("see reach.md#how-long-adapters-try") && text.contains("Beside NCCL 2.32: 31,"),
         "{text}"
     );
     for subject in ["MPIB-999", "MPIB_NOTHING", "variable", ""] {

@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn a_variable_with_quotes_is_named_once() {
         let files = [file(vec![setting(1, "NCCL_B", "\"1\"", None)])];
-        let known = [Setting { name: "NCCL_IB_TC".into(), value: "0".into(), default: true }];
+        let known = [Setting { name: "NCCL_IB_TC".into(), value: "0".into(), default: true, alike: None }];
         let all = [
             ("NCCL_NET", "\"MPIB\""),
             ("NCCL_B", "\"1\""),
