@@ -467,15 +467,21 @@ fn no_folder_must_be_writable() {
 
 //= doctor.md: a missing agent is a warning where hints decide
 #[test]
-fn an_agent_that_is_not_there_is_a_loss_where_hints_decide() {
+fn an_agent_that_is_not_there_is_a_loss_where_nothing_else_splits() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (socket, hints) = (path("socket"), path("hints"));
     let env = [BOTH[0], BOTH[1], ("MPIB_MODE", "1"), ("MPIB_AGENT_SOCKET", &socket), ("MPIB_HINTS", &hints)];
     let found = doctor(TWO, &env);
-    found.usable_with(&["agent", "hints"]);
-    found.says("agent", "warn", &[&socket, "nothing listens there", "all data uses SOUT"]);
-    found.says("hints", "warn", &[&hints, "No such file"]);
+    found.usable_with(&[]);
+    found.says("agent", "note", &[&socket, "nothing listens there", "MPIB_SPLIT=measured decides"]);
+    let shared = doctor(TWO, &[&env[..], &[("MPIB_SPLIT", "share")]].concat());
+    shared.usable_with(&["agent"]);
+    shared.says(
+        "agent",
+        "warn",
+        &[&socket, "nothing listens there", "all data uses SOUT (MPIB_SPLIT=share)"],
+    );
     let strict = doctor(TWO, &[&env[..], &[("MPIB_STRICT", "1")]].concat());
     strict.unusable();
     strict.says("agent", "fail", &["connections without a hint fail (MPIB_STRICT=1)"]);

@@ -152,15 +152,121 @@ fn infiniband_subnets_need_flids() {
     assert_eq!(table(&routed), [row("b:1", "a:1", "first", true)]);
 }
 
+/// Runs one end with these variables against another one with those.
+fn settings(here: &[(&str, &str)], there: &[(&str, &str)]) -> Doctor {
+    let fabric = fabric();
+    let listener = listen(&fabric, &ports(2, 1), there);
+    Doctor::of(&mut command(&fabric, &ports(1, 1), &["--json", &listener.address], here))
+}
+
+/// The name of this machine, which both ends have.
+fn host(found: &Doctor) -> String {
+    found.document["report"]["host"].as_str().unwrap().to_owned()
+}
+
 //= doctor.md: settings that differ are reported with both values
 #[test]
 fn settings_that_differ_are_reported_with_both_values() {
-    let fabric = fabric();
-    let listener = listen(&fabric, &ports(2, 1), &BOTH);
-    let env = [BOTH[0], BOTH[1], ("MPIB_SOUT_QP", "3")];
-    let found = Doctor::of(&mut command(&fabric, &ports(1, 1), &["--json", &listener.address], &env));
+    let found = settings(&[&BOTH[..], &[("MPIB_SOUT_QP", "3"), ("NCCL_PROTO", "Simple")]].concat(), &BOTH);
     found.unusable();
-    found.says("routes", "fail", &["MPIB_SOUT_QP is 3 here and 1 there", "set it to the same value on both"]);
+    let host = host(&found);
+    let refused = format!("MPIB_SOUT_QP is 3 here ({host}) and 1 there ({host}): the hosts refuse");
+    found.says("routes", "fail", &[&refused, "set it to the same value on both"]);
+    // A variable of NCCL.
+    let hangs = format!("NCCL_PROTO=Simple here ({host}), unset there ({host}): ranks choose different");
+    found.says("differs", "fail", &[&hangs, "set it to one value on both hosts"]);
+    assert_eq!(found.checks("differs", "warn"), []);
+}
+
+/// Which host has which value, what that does, and what to do; settings that do the same in one line.
+//= doctor.md: settings that should be equal and are not are warnings; others are none
+#[test]
+fn settings_that_differ_and_cost_something_are_warnings() {
+    let conf = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(conf.path(), "# ours\nNCCL_IB_TC=106\n").unwrap();
+    let conf = conf.path().to_str().unwrap();
+    let here = [("NCCL_CONF_FILE", conf), ("MPIB_STALL_MS", "70"), ("MPIB_FAILOVER", "0")];
+    let found = settings(&here, &[("NCCL_IB_SL", "3")]);
+    found.usable_with(&["differs", "differs"]);
+    let host = host(&found);
+    let classes =
+        format!("NCCL_IB_SL=-1 here ({host}), 3 there ({host}); NCCL_IB_TC=106 here ({host}), -1 there");
+    found.says(
+        "differs",
+        "warn",
+        &[&classes, "travel in different classes", &format!("line 2 of {conf} sets NCCL_IB_TC")],
+    );
+    found.says("differs", "warn", &["MPIB_FAILOVER=0 here", "no failover, which needs both ends"]);
+    let harmless = found.says("differs", "ok", &["MPIB_STALL_MS=70 here"]);
+    assert!(!harmless.contains("NCCL_IB_TC"), "{harmless}");
+    // Equal settings are no finding, also of this kind.
+    let equal = settings(&here[..2], &here[..2]);
+    assert!(
+        ["ok", "warn", "fail"].iter().all(|level| equal.checks("differs", level).is_empty()),
+        "{equal:#?}"
+    );
+}
+
+//= doctor.md: a host that uses fewer ports than the other is named, with the setting
+#[test]
+fn a_host_that_uses_fewer_ports_is_named_with_its_setting() {
+    let chosen = settings(&[], &[("NCCL_IB_HCA", "sout")]);
+    chosen.usable_with(&["number"]);
+    let host = host(&chosen);
+    let ports = format!("2 port(s) here ({host}), 1 there ({host})");
+    chosen.says("number", "warn", &[&ports, &format!("{host} has NCCL_IB_HCA=sout: name all ports there")]);
+    let profile = settings(&BOTH, &[]);
+    let roles = format!("MPIB_HCA_SOUT=sout here ({host}), unset there ({host})");
+    profile.says("differs", "warn", &[&roles, "set it on both hosts, or on neither"]);
+}
+
+//= doctor.md: the speed of the two ends of a pair is compared
+#[test]
+fn a_pair_with_ends_of_different_speed_is_a_warning() {
+    let fabric = fabric();
+    let listener = listen(&fabric, "a:addr=10.9.0.2/24,rate=10Gb", &[]);
+    let devices = "a:addr=10.9.0.1/24,rate=100Gb";
+    let found = Doctor::of(&mut command(&fabric, devices, &["--json", &listener.address], &[]));
+    found.usable_with(&["speeds"]);
+    found.says(
+        "speeds",
+        "warn",
+        &["the link is 100 Gb/s here and 10 Gb/s there: a:1 to a:1", "the slower one"],
+    );
+}
+
+/// An end of this protocol that sends only what earlier releases do.
+//= doctor.md: an end of an earlier release with this protocol is checked without its settings
+#[test]
+fn an_end_that_says_nothing_of_its_settings_is_checked() {
+    let fabric = fabric();
+    let listener = listen(&fabric, &ports(2, 1), &[]);
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = proxy.local_addr().unwrap().to_string();
+    let to = listener.address.clone();
+    thread::spawn(move || {
+        let mut sessions = 0;
+        for stream in proxy.incoming() {
+            let (mut here, mut there) = (stream.unwrap(), TcpStream::connect(&to).unwrap());
+            let (mut up, mut down) = (here.try_clone().unwrap(), there.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut up, &mut down));
+            sessions += 1;
+            if sessions == 1 {
+                // The reply, and the description of the host.
+                for _ in 0..2 {
+                    let mut message = read_frame(&mut there);
+                    let fields = message.as_object_mut().unwrap();
+                    fields.retain(|name, _| !["settings", "plugin"].contains(&&**name));
+                    here.write_all(&frame(&message)).unwrap();
+                }
+            }
+            thread::spawn(move || std::io::copy(&mut there, &mut here));
+        }
+    });
+    let env = [("MPIB_FAILOVER", "0")];
+    let found = Doctor::of(&mut command(&fabric, &ports(1, 1), &["--json", &address], &env));
+    found.usable_with(&[]);
+    found.says("differs", "note", &["does not say what is set there: its mpib is of an earlier release"]);
 }
 
 //= doctor.md: a direct cable with link-local addresses is no loss
@@ -320,10 +426,16 @@ fn strangers_are_turned_away_with_a_reason_and_hold_nobody_up() {
     );
     let mut newer = connect();
     newer
-        .write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 99, "join": null, "more": [1] })))
+        .write_all(&frame(
+            &json!({ "magic": "mpib doctor", "protocol": 99, "join": null, "mpib": "9.9.9", "more": [1] }),
+        ))
         .unwrap();
     let refused = read_frame(&mut newer);
-    assert_eq!(refused["refused"], "protocol 99, expected 6; use the same release of mpib at both ends");
+    let mpib = env!("CARGO_PKG_VERSION");
+    let text = format!(
+        "the other end has mpib 9.9.9 (protocol 99), expected that of this end, {mpib} (protocol 6); use the same release of mpib at both ends"
+    );
+    assert_eq!(refused["refused"], text);
     // One joins an unknown run, and one closes before it has identified itself.
     let mut joins = connect();
     joins.write_all(&frame(&json!({ "magic": "mpib doctor", "protocol": 6, "join": "x" }))).unwrap();
@@ -364,7 +476,7 @@ fn an_answer_that_is_no_doctors_gives_no_verdict() {
             frame(
                 &json!({ "magic": "mpib doctor", "protocol": 7, "refused": null, "wait": false, "token": "" }),
             ),
-            "speaks protocol 7, expected 6; use the same release of mpib at both ends",
+            "has an mpib of another release (protocol 7), expected that of this end, ",
         ),
     ] {
         let server = answer(bytes);

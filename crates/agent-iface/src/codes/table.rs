@@ -383,6 +383,12 @@ const PAIR: &[Code] = group! {
         "the link of a port is slower than in most hosts of its fleet", "cable, switch port, and the PCIe link (`lspci -vv`: LnkSta)";
     check 614 "pair":
         "two hosts of a fleet could not be checked", "the reason is in the line";
+    check 615 "differs":
+        "a setting differs between two hosts, and the difference costs something", "one value on all hosts, in the job's script or in `/etc/nccl.conf`";
+    check 616 "speeds":
+        "the two ends of a pair of ports have links of different speed", "cable, switch port and speed of the slower one";
+    check 617 "number":
+        "a setting gives the devices of one host fewer ports than those of the other", "name all ports in the setting, or unset it";
 };
 
 const ALERTS: &[Code] = group! {

@@ -15,6 +15,8 @@ struct Settings {
     /// Connections need hints (`MPIB_MODE=1`).
     hinted: bool,
     strict: bool,
+    /// How a message is split without a hint (`MPIB_SPLIT`).
+    split: String,
     sockets: Vec<PathBuf>,
     files: Vec<PathBuf>,
     trust: Trust,
@@ -35,6 +37,7 @@ impl Settings {
         Self {
             hinted: value("MPIB_MODE") == "1" && value("MPIB_SUP_SHARE") == "unset",
             strict: value("MPIB_STRICT") == "1",
+            split: value("MPIB_SPLIT").to_owned(),
             sockets: paths("MPIB_AGENT_SOCKET", SOCKET_NAME),
             files: paths("MPIB_HINTS", HINTS_NAME),
             trust: Trust::new(value("MPIB_AGENT_UID").parse().ok()),
@@ -42,10 +45,11 @@ impl Settings {
     }
 
     /// The level of a missing agent, and what it costs.
-    fn cost(&self) -> (Level, &'static str) {
-        match self.strict {
-            true => (Level::Fail, "connections without a hint fail (MPIB_STRICT=1)"),
-            false => (Level::Warn, "without hints all data uses SOUT"),
+    fn cost(&self) -> (Level, String) {
+        match (self.strict, &*self.split) {
+            (true, _) => (Level::Fail, "connections without a hint fail (MPIB_STRICT=1)".into()),
+            (false, "share") => (Level::Warn, "without hints all data uses SOUT (MPIB_SPLIT=share)".into()),
+            (false, split) => (Level::Note, format!("without hints MPIB_SPLIT={split} decides")),
         }
     }
 }
@@ -115,11 +119,14 @@ fn hints(settings: &Settings, socket: Option<&Path>) -> Vec<Check> {
         checks.push(Check::new("hints", level, format!("{}: {bad}; {cost}", path.display())).remedy(remedy));
         return checks;
     }
-    let places: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-    let text = format!("{}: No such file; an agent that passes memory files needs none", places.join(", "));
-    // Whether this agent passes them is known only after a registration.
-    let level = if socket.is_some() { Level::Ok } else { level };
-    checks.push(Check::new("hints", level, text));
+    // Without an agent its check says what is missing. Whether this one passes memory files is known
+    // only after a registration.
+    if socket.is_some() {
+        let places: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        let text =
+            format!("{}: No such file; an agent that passes memory files needs none", places.join(", "));
+        checks.push(Check::new("hints", Level::Ok, text));
+    }
     checks
 }
 

@@ -1,12 +1,16 @@
 //! Judges the pairs of ports of two machines: the MTU of both ends, and the measured rates.
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Port, Report, VerbTimes, Verdict as RouteVerdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{pcie, peer::Row};
+use super::{
+    head::short,
+    pcie,
+    peer::{Row, Summary},
+};
 use crate::output::units::port_rate;
 
 /// What a pair of ports is judged by.
@@ -16,6 +20,9 @@ pub(crate) struct PortFacts {
     pub(crate) name: String,
     /// Active MTU in bytes.
     pub(super) mtu: u32,
+    /// Speed of its link in Mb/s; absent in releases before 0.3.
+    #[serde(default)]
+    pub(super) speed_mbps: Option<u32>,
     /// What the port or its PCIe link carries at most, in Mb/s, whichever is less. Absent for
     /// simulated ports.
     pub(crate) limit_mbps: Option<u32>,
@@ -30,12 +37,16 @@ pub(super) fn facts(report: &Report, softverbs: bool) -> Vec<PortFacts> {
         let state = port.state.as_ref()?;
         let limit = pcie::rate(port).map_or(state.speed_mbps, |pcie| pcie.min(state.speed_mbps));
         let limit_mbps = Some(limit).filter(|limit| !softverbs && *limit > 0);
-        Some(PortFacts { name: port.name(), mtu: state.mtu, limit_mbps, verbs: port.verbs })
+        let speed_mbps = Some(state.speed_mbps).filter(|speed| *speed > 0);
+        Some(PortFacts { name: port.name(), mtu: state.mtu, speed_mbps, limit_mbps, verbs: port.verbs })
     };
     let rails = || report.devices.iter().flat_map(|device| &device.rails);
     let is_used = |port: &&Port| rails().any(|rail| rail.name == port.name());
     report.ports.iter().filter(is_used).filter_map(of).collect()
 }
+
+/// Settings that choose ports.
+const CHOOSE: [&str; 3] = ["NCCL_IB_HCA", "MPIB_HCA_SOUT", "MPIB_HCA_SUP"];
 
 /// The ports of both machines.
 pub(super) struct Both<'a> {
@@ -56,14 +67,65 @@ impl Both<'_> {
         Some(ours.limit_mbps?.min(theirs.limit_mbps?))
     }
 
-    /// Warns of pairs whose ends have different MTUs. A line for each pair of values.
-    pub(super) fn mtu(&self, rows: &[Row]) -> Vec<Check> {
+    /// Returns the pairs that are tried first and whose ends have different values, by these.
+    fn unequal(
+        &self,
+        rows: &[Row],
+        value: impl Fn(&PortFacts) -> Option<u32>,
+    ) -> BTreeMap<(u32, u32), Vec<String>> {
         let mut groups: BTreeMap<(u32, u32), Vec<String>> = BTreeMap::new();
         for row in rows.iter().filter(|row| row.pair.verdict == RouteVerdict::First) {
-            if let Some((ours, theirs)) = self.of(row).filter(|(ours, theirs)| ours.mtu != theirs.mtu) {
-                groups.entry((ours.mtu, theirs.mtu)).or_default().push(row.name());
+            let values = self.of(row).and_then(|(ours, theirs)| Some((value(ours)?, value(theirs)?)));
+            if let Some(values) = values.filter(|(ours, theirs)| ours != theirs) {
+                groups.entry(values).or_default().push(row.name());
             }
         }
+        groups
+    }
+
+    /// Warns of pairs whose ends have links of different speed. A line for each pair of values.
+    pub(super) fn speeds(&self, rows: &[Row]) -> Vec<Check> {
+        let check = |((ours, theirs), pairs): ((u32, u32), Vec<String>)| {
+            let text = format!(
+                "the link is {} here and {} there: {}; a pair carries what the slower end does",
+                port_rate(ours),
+                port_rate(theirs),
+                pairs.join(", ")
+            );
+            Check::new("speeds", Level::Warn, text).remedy(
+                "if both are to be equal: cable, switch port and speed of the slower one (ethtool, ibstat)",
+            )
+        };
+        self.unequal(rows, |port| port.speed_mbps).into_iter().map(check).collect()
+    }
+
+    /// Compares how many ports the devices of two hosts have. Settings that choose ports may be the
+    /// reason; without them the host has no others.
+    pub(super) fn number(&self, here: &Summary, there: &Summary) -> Option<Check> {
+        let (ours, theirs) = (self.ours.len(), self.theirs.len());
+        let fewer = match ours.cmp(&theirs) {
+            Ordering::Equal => return None,
+            Ordering::Less => here,
+            Ordering::Greater => there,
+        };
+        let text = format!(
+            "the devices have {ours} port(s) here ({}), {theirs} there ({}): connections use those that have a partner",
+            here.host, there.host
+        );
+        let chosen = fewer.settings.iter().filter(|set| CHOOSE.contains(&&*set.name) && !set.default);
+        let chosen: Vec<String> = chosen.map(|set| format!("{}={}", set.name, short(&set.value))).collect();
+        Some(match chosen.is_empty() {
+            true => Check::new("number", Level::Note, text),
+            false => Check::new("number", Level::Warn, text).remedy(format!(
+                "{} has {}: name all ports there, or unset it",
+                fewer.host,
+                chosen.join(" ")
+            )),
+        })
+    }
+
+    /// Warns of pairs whose ends have different MTUs. A line for each pair of values.
+    pub(super) fn mtu(&self, rows: &[Row]) -> Vec<Check> {
         let check = |((ours, theirs), pairs): ((u32, u32), Vec<String>)| {
             let text = format!(
                 "the MTU is {ours} here and {theirs} there: {}; connections use the smaller one",
@@ -74,7 +136,7 @@ impl Both<'_> {
                  InfiniBand the subnet manager sets it",
             )
         };
-        groups.into_iter().map(check).collect()
+        self.unequal(rows, |port| Some(port.mtu)).into_iter().map(check).collect()
     }
 
     /// Judges the measured rates by the ports' and by each other. One line for all pairs that
@@ -141,6 +203,7 @@ mod tests {
         let of = |(name, mtu, limit): &(&str, u32, Option<u32>)| PortFacts {
             name: (*name).into(),
             mtu: *mtu,
+            speed_mbps: None,
             limit_mbps: *limit,
             verbs: None,
         };

@@ -18,7 +18,7 @@ use std::{
 use mpib_host_view::Waits;
 
 use super::fleet::{Checked, list};
-use super::peer::{self, MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Summary, Task};
+use super::peer::{self, MAGIC, MEASURED, Opening, PATIENCE, PROTOCOL, Reply, Summary, Task, VERSION};
 use super::perftest::{self, Tools};
 use super::session::{self, Request};
 use super::{DoctorArgs, Document, Verdict, check_host, text};
@@ -290,10 +290,9 @@ pub(super) fn first_message(stream: TcpStream) -> Result<(Opening, Channel), Fai
         Ok(opening) if opening.magic == MAGIC && opening.protocol == PROTOCOL => {
             return Ok((opening, channel));
         }
-        Ok(opening) => format!(
-            "protocol {}, expected {PROTOCOL}; use the same release of mpib at both ends",
-            opening.protocol
-        ),
+        Ok(opening) => {
+            format!("the other end {}", peer::other_release(opening.mpib.as_deref(), opening.protocol))
+        }
         Err(failure) => failure.message,
     };
     // The peer may have closed already.
@@ -302,7 +301,7 @@ pub(super) fn first_message(stream: TcpStream) -> Result<(Opening, Channel), Fai
 }
 
 pub(super) fn reply(refused: Option<String>, wait: bool, token: String) -> Reply {
-    Reply { magic: MAGIC.into(), protocol: PROTOCOL, refused, wait, token }
+    Reply { magic: MAGIC.into(), protocol: PROTOCOL, mpib: Some(VERSION.into()), refused, wait, token }
 }
 
 /// Makes a random token.

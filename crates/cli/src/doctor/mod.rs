@@ -4,7 +4,8 @@
 //! `inspect` supervises. What does not belong to the plugin is checked by `loader` (with the table of
 //! `search`), `conf` (NCCL's files), `system`, `provider`, `pcie`, `gpu_path`, `functions`, `subnets`,
 //! `memory`, `windows` and `agent`. `peer`
-//! and `listen` check a pair of machines, which `judge`, `faults` and `fused` rate, by the runs of `session`, and
+//! and `listen` check a pair of machines, which `differs`, `judge`, `faults` and `fused` rate, by the runs of
+//! `session`, and
 //! `fleet` pairs of many. `perftest` compares a pair with `ib_write_bw` for `mpib hwcheck`. `expect` compares a
 //! host with another one's record. `head`, `text` and `fold` print for people; [`Document`] is the output of
 //! `--json`, and `bundle` writes it with
@@ -14,6 +15,7 @@ mod agent;
 mod ask;
 pub(crate) mod bundle;
 mod conf;
+mod differs;
 mod expect;
 mod faults;
 mod fleet;

@@ -3,20 +3,22 @@
 //! measure each pair, and then each device, on a separate connection (`session`).
 
 use std::{
-    io,
+    fmt, io,
     net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
 
 use mpib_host_view::Waits;
-use nccl_net_mpib_agent_iface::doctor::{Check, Level, Pair, Port, Report, Verdict as RouteVerdict};
+use nccl_net_mpib_agent_iface::doctor::{Check, Level, Pair, Port, Report, Setting, Verdict as RouteVerdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    DoctorArgs, Document, Verdict, faults,
+    DoctorArgs, Document, Verdict, conf, differs, faults,
     fleet::ranks::Arrival,
-    fused, inspect,
+    fused,
+    head::short,
+    inspect,
     judge::{Both, PortFacts},
     session::{Order, Session, Use},
 };
@@ -27,6 +29,8 @@ use crate::perf::{self, Channel, Plan, Trial};
 pub(super) const MAGIC: &str = "mpib doctor";
 /// Changes with the messages below. [`Opening`] and [`Reply`] never change.
 pub(crate) const PROTOCOL: u32 = 6;
+/// The release of this program.
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// How long a peer may take for an answer that needs no work.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long to wait while the peer serves others.
@@ -45,6 +49,9 @@ pub(super) struct Opening {
     pub(super) protocol: u32,
     /// The token of the run that this connection belongs to; absent for a new run.
     pub(super) join: Option<String>,
+    /// Version of `mpib`; absent in releases before 0.3.
+    #[serde(default)]
+    pub(super) mpib: Option<String>,
     /// What the listening end shall do by itself; absent if this end leads.
     #[serde(default)]
     pub(super) task: Option<Task>,
@@ -52,7 +59,7 @@ pub(super) struct Opening {
 
 impl Opening {
     pub(super) fn new(join: Option<String>) -> Self {
-        Self { magic: MAGIC.into(), protocol: PROTOCOL, join, task: None }
+        Self { magic: MAGIC.into(), protocol: PROTOCOL, join, mpib: Some(VERSION.into()), task: None }
     }
 }
 
@@ -75,6 +82,9 @@ pub(super) enum Task {
 pub(super) struct Reply {
     pub(super) magic: String,
     pub(super) protocol: u32,
+    /// Version of `mpib`; absent in releases before 0.3.
+    #[serde(default)]
+    pub(super) mpib: Option<String>,
     pub(super) refused: Option<String>,
     /// Another run is in progress; another answer follows when it has ended.
     pub(super) wait: bool,
@@ -100,6 +110,27 @@ pub(crate) struct Summary {
     pub(super) lost: Vec<LostPort>,
     /// Names of its devices, in the order of their numbers.
     pub(crate) devices: Vec<String>,
+    /// Its plugin; absent if that gives no report, and in releases before 0.3.
+    #[serde(default)]
+    pub(super) plugin: Option<PluginRelease>,
+    /// What is set there; empty in releases before 0.3.
+    #[serde(default)]
+    pub(super) settings: Vec<Setting>,
+}
+
+/// What a plugin says of its release.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct PluginRelease {
+    /// Version of the file.
+    pub(super) version: String,
+    /// Version of the wire protocol.
+    pub(super) protocol: u16,
+}
+
+impl fmt::Display for PluginRelease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (protocol {})", self.version, self.protocol)
+    }
 }
 
 impl Summary {
@@ -108,7 +139,7 @@ impl Summary {
         let tables = document.plugin.as_ref().and_then(|path| nccl_net_host::exported_versions(path).ok());
         Self {
             host: report.map_or_else(|| "?".into(), |r| r.host.clone()),
-            mpib: env!("CARGO_PKG_VERSION").into(),
+            mpib: VERSION.into(),
             verdict: document.verdict,
             checks: document.checks.clone(),
             tables: tables.unwrap_or_default(),
@@ -116,6 +147,8 @@ impl Summary {
             ports: document.facts.clone(),
             lost: report.map_or_else(Vec::new, LostPort::all),
             devices: report.map_or_else(Vec::new, |r| r.devices.iter().map(|d| d.name.clone()).collect()),
+            plugin: report.map(|r| PluginRelease { version: r.plugin.clone(), protocol: r.protocol }),
+            settings: differs::settings(report),
         }
     }
 }
@@ -235,7 +268,7 @@ pub(crate) fn check_routes(
     session: &mut Session,
     document: &mut Document,
 ) -> Result<(), Failure> {
-    let theirs = session.theirs.clone();
+    let (ours, theirs) = (Summary::new(document), session.theirs.clone());
     document.add(vec![of_peer(&theirs)]);
     let hello = document.report.as_ref().and_then(|report| report.hello.as_deref());
     let pairs = match (&document.plugin, hello, &theirs.hello) {
@@ -249,18 +282,22 @@ pub(crate) fn check_routes(
         Err(found) => checks = found,
         Ok(routes) => {
             checks.extend(routes.error.map(fail));
-            checks.extend(routes.differences.into_iter().map(|text| {
-                fail(format!("{text}: the hosts refuse each other's connections"))
+            checks.extend(routes.differences.iter().map(|text| {
+                let text = text.replacen(" here and ", &format!(" here ({}) and ", ours.host), 1);
+                fail(format!("{text} ({}): the hosts refuse each other's connections", theirs.host))
                     .remedy("set it to the same value on both")
             }));
+            checks.extend(differs::checks(&ours, &theirs, &routes.differences));
+            conf::name_files(&mut checks, &document.conf_files);
             rows.extend(routes.pairs.into_iter().map(|pair| Row { pair, out: None, back: None }));
             if session.version.is_some() {
                 measure(session, document, &mut rows, args.all)?;
             }
-            let here = document.report.as_ref().map_or("this host", |report| &report.host);
-            checks.extend(faults::checks(&rows, here, &theirs.host));
+            checks.extend(faults::checks(&rows, &ours.host, &theirs.host));
             let both = Both { ours: &document.facts, theirs: &theirs.ports };
             checks.extend(both.mtu(&rows));
+            checks.extend(both.speeds(&rows));
+            checks.extend(both.number(&ours, &theirs));
             checks.extend(both.rates(&rows));
             if rows.iter().any(Row::works) {
                 checks.extend(fused::checks(session, document, &rows)?);
@@ -315,15 +352,22 @@ pub(super) fn accepted(reply: Reply, address: &str) -> Result<Reply, Failure> {
         return fail(format!("{address} is not an \"mpib doctor --listen\""));
     }
     if reply.protocol != PROTOCOL {
-        return fail(format!(
-            "{address} speaks protocol {}, expected {PROTOCOL}; use the same release of mpib at both ends",
-            reply.protocol
-        ));
+        return fail(format!("{address} {}", other_release(reply.mpib.as_deref(), reply.protocol)));
     }
     match &reply.refused {
         Some(why) => fail(format!("{address} refused: {why}")),
         None => Ok(reply),
     }
+}
+
+/// Says which releases do not understand each other. `mpib`: that of the other end.
+pub(super) fn other_release(mpib: Option<&str>, protocol: u32) -> String {
+    let theirs =
+        mpib.map_or_else(|| "an mpib of another release".into(), |mpib| format!("mpib {}", short(mpib)));
+    format!(
+        "has {theirs} (protocol {protocol}), expected that of this end, {VERSION} (protocol {PROTOCOL}); use the same \
+         release of mpib at both ends"
+    )
 }
 
 /// Makes the check of the other machine alone.

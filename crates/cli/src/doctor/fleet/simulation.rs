@@ -93,8 +93,13 @@ fn host(number: usize, faults: &[Fault]) -> Host {
         return Host { name, address, error, is_given_up: false, summary };
     }
     let is_down = faults.contains(&Fault::Down(number));
-    let facts =
-        |name: &str| PortFacts { name: name.into(), mtu: 4096, limit_mbps: Some(400_000), verbs: None };
+    let facts = |name: &str| PortFacts {
+        name: name.into(),
+        mtu: 4096,
+        speed_mbps: None,
+        limit_mbps: Some(400_000),
+        verbs: None,
+    };
     let lost = LostPort { name: "b:1".into(), why: "the port is not active".into() };
     let summary = Summary {
         host: name.clone(),
@@ -106,6 +111,8 @@ fn host(number: usize, faults: &[Fault]) -> Host {
         ports: if is_down { vec![facts("a:1")] } else { vec![facts("a:1"), facts("b:1")] },
         lost: if is_down { vec![lost] } else { Vec::new() },
         devices: Vec::new(),
+        plugin: None,
+        settings: Vec::new(),
     };
     Host { name, address, error: None, is_given_up: false, summary: Some(summary) }
 }
