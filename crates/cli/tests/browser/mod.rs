@@ -71,6 +71,12 @@ impl Browser {
         Some(browser)
     }
 
+    /// Goes to another page, and waits until it is there.
+    pub(crate) fn go(&mut self, url: &str) {
+        self.call("Page.navigate", json!({"url": url}));
+        self.until(&format!("document.readyState === 'complete' && location.href === '{url}'"));
+    }
+
     pub(crate) fn size(&mut self, width: u32, height: u32) {
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", size);
@@ -151,6 +157,13 @@ impl Browser {
     /// Types text where the focus is.
     pub(crate) fn write(&mut self, text: &str) {
         self.call("Input.insertText", json!({"text": text}));
+    }
+
+    /// Returns an image of the whole page, beyond the window too.
+    pub(crate) fn whole_picture(&mut self) -> Vec<u8> {
+        let all = json!({"format": "png", "captureBeyondViewport": true});
+        let picture = self.call("Page.captureScreenshot", all);
+        STANDARD.decode(picture["data"].as_str().unwrap()).unwrap()
     }
 
     /// Returns an image of the page as PNG.
