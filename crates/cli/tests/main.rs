@@ -16,6 +16,7 @@ mod abi;
 mod agent;
 mod agent_user;
 mod agent_walk;
+mod book;
 mod codes;
 mod degraded;
 mod doctor;
