@@ -160,7 +160,7 @@ pub(super) fn list(gids: &[Gid], remark: impl Fn(&Gid) -> Option<String>) -> Str
     }
     let name = |g: &Gid| {
         let remark = remark(g).map_or(String::new(), |remark| format!(": {remark}"));
-        format!("{} ({}, {:?}{remark})", g.index, g.addr(), g.kind)
+        format!("{} ({}, {}{remark})", g.index, g.addr(), g.kind)
     };
     gids.iter().map(name).collect::<Vec<_>>().join(", ")
 }
@@ -259,19 +259,19 @@ mod tests {
         assert_eq!(
             error,
             "no entry of its GID table fits NCCL_IB_ADDR_FAMILY=AF_INET and NCCL_IB_ADDR_RANGE=10.2.0.0/16: \
-             0 (fe80::1, RoceV2: IPv6), 1 (10.1.2.3, RoceV1: not in the range), 2 (2001:db8::1, RoceV2: IPv6), \
-             3 (10.1.2.3, RoceV2: not in the range)"
+             0 (fe80::1, RoCE v2: IPv6), 1 (10.1.2.3, RoCE v1: not in the range), 2 (2001:db8::1, RoCE v2: IPv6), \
+             3 (10.1.2.3, RoCE v2: not in the range)"
         );
         let error = order(&ALL[..2], &[("NCCL_IB_ADDR_FAMILY", "AF_INET6")]).unwrap_err();
-        assert!(error.contains("0 (fe80::1, RoceV1: link-local)"), "{error}");
+        assert!(error.contains("0 (fe80::1, RoCE v1: link-local)"), "{error}");
         let error = order(&ALL[3..5], &[("NCCL_IB_ROCE_VERSION_NUM", "1")]).unwrap_err();
         assert!(
-            error.contains("NCCL_IB_ROCE_VERSION_NUM=1: 0 (2001:db8::1, RoceV2: not RoCE v1)"),
+            error.contains("NCCL_IB_ROCE_VERSION_NUM=1: 0 (2001:db8::1, RoCE v2: not RoCE v1)"),
             "{error}"
         );
         assert_eq!(
             order(&ALL[5..], &[]).unwrap_err(),
-            "no entry of its GID table can be used: 0 (::1, RoceV2: loopback)"
+            "no entry of its GID table can be used: 0 (::1, RoCE v2: loopback)"
         );
     }
 

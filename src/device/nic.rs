@@ -308,7 +308,7 @@ impl Nic {
         let found = found.min_by_key(|g| (g.interface != gid.interface, g.index != gid.index));
         found.map(|g| g.index).ok_or_else(|| {
             Error::Usage(format!(
-                "the address of the route has been removed: {} ({:?}), which was advertised to the peer, is no longer in the GID table of {}, which has {}",
+                "the address of the route has been removed: {} ({}), which was advertised to the peer, is no longer in the GID table of {}, which has {}",
                 gid.addr(),
                 gid.kind,
                 self.name,

@@ -177,7 +177,10 @@ fn find(variable: &'static str, wanted: &HcaName, takes_down: bool, found: &[Fou
     let refuse = |expected: String| Err(Error::config(variable, format!("\"{wanted}\""), expected));
     let mut named = found.iter().enumerate().filter(|(_, f)| f.hca == wanted.name).peekable();
     if named.peek().is_none() {
-        return refuse(format!("an HCA of this host, which has {}", list(found)));
+        let names: Vec<&str> = found.iter().map(|f| &*f.hca).collect();
+        let meant =
+            nearest(&wanted.name, &names).map_or_else(String::new, |meant| format!("; is {meant} meant?"));
+        return refuse(format!("an HCA of this host, which has {}{meant}", list(found)));
     }
     let mut ports = named.filter(|(_, f)| wanted.port.is_none_or(|p| p == f.port)).peekable();
     if ports.peek().is_none() {
@@ -319,9 +322,10 @@ pub(super) mod tests {
 
     #[test]
     fn a_rail_name_without_a_port_is_refused_with_the_ports_that_exist() {
-        let found = host(&[("a", 1, true), ("b", 1, false)]);
+        let found = host(&[("a", 1, true), ("b", 1, false), ("mlx5_0", 1, true)]);
         for (sout, sup, expected) in [
             ("a", "x", "MPIB_HCA_SUP=\"x\": expected an HCA of this host"),
+            ("mlx5_0", "mlx5_O", "b:1 (the port is not active), mlx5_0:1; is mlx5_0 meant?"),
             ("a:3", "b", "MPIB_HCA_SOUT=\"a:3\": expected a port of that HCA"),
         ] {
             let e = plan(&mpib(sout, sup), &found).unwrap_err();

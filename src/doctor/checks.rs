@@ -37,7 +37,7 @@ pub(super) fn all(
     checks.extend(fixed_gid(config, report));
     checks.extend(report.ports.iter().flat_map(infiniband));
     checks.extend(rails(config, report));
-    checks.push(control_addresses(control));
+    checks.push(control_addresses(config, control));
     checks.extend(selected::interfaces(config, networks));
     let devices: Vec<&Device> = survey.iter().flat_map(|s| &s.devices).flatten().collect();
     checks.extend(partitions(config, &devices));
@@ -110,7 +110,8 @@ fn devices(config: &Config, bad: &[BadSetting], survey: &Result<Survey>) -> Vec<
 
 /// Adds what to do about ports that cannot be used, by the cause that the text names.
 fn with_remedy(check: Check) -> Check {
-    const CAUSES: [(&str, &str); 7] = [
+    const CAUSES: [(&str, &str); 8] = [
+        ("expected an HCA of this host", "correct the name in this setting: ibv_devices lists all"),
         ("NCCL_IB_GID_INDEX names", "unset NCCL_IB_GID_INDEX: the entry is chosen by the peer's addresses"),
         ("names what this host does not have", "correct NCCL_IB_HCA: ibv_devices lists the names"),
         (
@@ -243,10 +244,12 @@ fn rails(config: &Config, report: &Report) -> Option<Check> {
     Some(Check::new("island", Good, format!("SOUT {sout}, SUP {sup}; one island with this host: {island}")))
 }
 
-fn control_addresses(control: Result<&[Addr], &String>) -> Check {
+fn control_addresses(config: &Config, control: Result<&[Addr], &String>) -> Check {
+    let variable = config.oob_filter().map_or("MPIB_OOB_IF", |(variable, _)| variable);
     match control {
-        Err(why) => Check::new("control", Fail, why)
-            .remedy("name an interface of this host that the other hosts reach with MPIB_OOB_IF (ip addr)"),
+        Err(why) => Check::new("control", Fail, why).remedy(format!(
+            "name an interface of this host that the other hosts reach with {variable} (ip addr)"
+        )),
         Ok(addrs) if addrs.iter().all(|addr| addr.ip().is_loopback()) => {
             let text = "a listener here can be reached at loopback addresses only, by no other host";
             Check::new("control", Warn, text)

@@ -81,7 +81,7 @@ fn obstacle(a: &RailInfo, b: &RailInfo) -> String {
     if let Some(wrong) = all_wrong(a).or_else(|| all_wrong(b)) {
         return wrong;
     }
-    let kinds = |rail: &RailInfo| listed(rail.addrs.iter().map(|addr| format!("{:?}", addr.gid_kind)));
+    let kinds = |rail: &RailInfo| listed(rail.addrs.iter().map(|addr| addr.gid_kind.to_string()));
     let ips = |rail: &RailInfo| listed(rail.addrs.iter().map(|addr| gid_addr(addr.gid).to_string()));
     let any = |fits: fn(&RailAddr, &RailAddr) -> bool| {
         a.addrs.iter().any(|ours| b.addrs.iter().any(|theirs| fits(ours, theirs)))
@@ -100,7 +100,7 @@ fn obstacle(a: &RailInfo, b: &RailInfo) -> String {
         )
     } else {
         let both = |rail: &RailInfo| {
-            listed(rail.addrs.iter().map(|addr| format!("{} ({:?})", gid_addr(addr.gid), addr.gid_kind)))
+            listed(rail.addrs.iter().map(|addr| format!("{} ({})", gid_addr(addr.gid), addr.gid_kind)))
         };
         format!(
             "{} has {}, {} has {}: no two addresses of one family and one RoCE version, both link-local or neither",
@@ -254,7 +254,7 @@ mod tests {
         old.addrs.remove(0);
         assert_eq!(chosen(&both, &old), Ok(("10.0.0.1 v1".into(), "10.0.0.2 v1".into())));
         both.addrs.remove(1);
-        assert_eq!(chosen(&both, &old).unwrap_err(), "a speaks RoceV2, b speaks RoceV1");
+        assert_eq!(chosen(&both, &old).unwrap_err(), "a speaks RoCE v2, b speaks RoCE v1");
     }
 
     #[test]
@@ -271,7 +271,7 @@ mod tests {
         a.addrs[0].gid_kind = GidKind::RoceV1;
         b.addrs[1].gid_kind = GidKind::RoceV1;
         let text = chosen(&a, &b).unwrap_err();
-        assert!(text.starts_with("a has 10.0.0.1 (RoceV1), 2001:db8::1 (RoceV2), b has"), "{text}");
+        assert!(text.starts_with("a has 10.0.0.1 (RoCE v1), 2001:db8::1 (RoCE v2), b has"), "{text}");
         assert!(
             text.ends_with("no two addresses of one family and one RoCE version, both link-local or neither"),
             "{text}"

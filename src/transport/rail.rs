@@ -159,9 +159,8 @@ impl Rail {
     pub(crate) fn describe(&self) -> String {
         let Names { local_gid, remote_gid, gid_kind, .. } = &self.names;
         let version = match gid_kind {
-            GidKind::Ib => "",
-            GidKind::RoceV1 => " (RoCE v1)",
-            GidKind::RoceV2 => " (RoCE v2)",
+            GidKind::Ib => String::new(),
+            roce => format!(" ({roce})"),
         };
         let (ours, theirs) = (gid_addr(*local_gid), gid_addr(*remote_gid));
         format!("{} from {ours} to {theirs}{version}", self.nic.name())

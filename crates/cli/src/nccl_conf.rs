@@ -36,6 +36,16 @@ pub(crate) struct ConfFile {
     pub(crate) error: Option<String>,
     /// Its settings, in order.
     pub(crate) settings: Vec<ConfSetting>,
+    /// Lines that begin with the name of a setting and have no equals sign: NCCL skips them.
+    pub(crate) skipped: Vec<Skipped>,
+}
+
+/// A line that sets nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub(crate) struct Skipped {
+    /// Number of the line, from 1.
+    pub(crate) line: usize,
+    pub(crate) text: String,
 }
 
 /// A line of a configuration file.
@@ -102,7 +112,12 @@ fn read(
             Ok(text) => text,
             Err(e) if e.kind() == ErrorKind::NotFound && named.as_ref() != Some(path) => continue,
             Err(e) => {
-                files.push(ConfFile { path: path.clone(), error: Some(e.to_string()), settings: Vec::new() });
+                files.push(ConfFile {
+                    path: path.clone(),
+                    error: Some(e.to_string()),
+                    settings: Vec::new(),
+                    skipped: Vec::new(),
+                });
                 continue;
             }
         };
@@ -120,7 +135,7 @@ fn read(
             let value = if is_shown(&name) { value.to_string_lossy().into_owned() } else { HIDDEN.into() };
             settings.push(ConfSetting { line, name, value, unused });
         }
-        files.push(ConfFile { path: path.clone(), error: None, settings });
+        files.push(ConfFile { path: path.clone(), error: None, settings, skipped: skipped(&text) });
     }
     (files, new)
 }
@@ -137,6 +152,17 @@ fn lines(text: &[u8]) -> impl Iterator<Item = (usize, &OsStr, &OsStr)> {
         let (name, value) = (&name[..cut(name)], &value[..cut(value)]);
         Some((number, OsStr::from_bytes(name), OsStr::from_bytes(value)))
     })
+}
+
+/// Returns the lines that NCCL skips although they begin with the name of a setting.
+fn skipped(text: &[u8]) -> Vec<Skipped> {
+    let lines = (1..).zip(text.split(|b| *b == b'\n'));
+    let idle = lines.filter(|(_, line)| !line.contains(&b'='));
+    let of = |(line, text): (usize, &[u8])| {
+        let text = String::from_utf8_lossy(&text[..text.len().min(LONGEST)]).trim().to_owned();
+        is_shown(&text).then_some(Skipped { line, text })
+    };
+    idle.filter_map(of).collect()
 }
 
 /// Returns why a name has no effect in a job.

@@ -20,6 +20,7 @@ mod book;
 mod codes;
 mod degraded;
 mod doctor;
+mod doctor_broken;
 mod doctor_expect;
 mod doctor_fleet;
 mod doctor_pair;

@@ -1,6 +1,6 @@
 //! HELLO, the first message of each end: its identity, its settings and its rails.
 
-use std::net::IpAddr;
+use std::{fmt, net::IpAddr};
 
 use super::wire::{Codec, DecodeError, Layout, Nested, Reader, Writer, layout, list, numbered, text, within};
 use super::{Claim, MAGIC, PROTOCOL_VERSION, RailRole, Terms};
@@ -168,6 +168,16 @@ numbered! {
     RoceV1 = 1,
     /// RoCE v2
     RoceV2 = 2,
+}
+
+impl fmt::Display for GidKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ib => "InfiniBand",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        })
+    }
 }
 
 impl Mtu {

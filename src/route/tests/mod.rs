@@ -363,7 +363,7 @@ fn roce_versions_and_families_do_not_mix() {
     let why = |theirs: RailInfo| choose(Any, &ours, &[theirs], 0).refused[0].why.clone();
     let c = roce("c", "10.0.0.2", 24, 0);
     let old = |addr: &RailAddr| RailAddr { gid_kind: GidKind::RoceV1, ..*addr };
-    assert!(why(RailInfo { addrs: c.addrs.iter().map(old).collect(), ..c }).contains("RoceV1"));
+    assert!(why(RailInfo { addrs: c.addrs.iter().map(old).collect(), ..c }).contains("RoCE v1"));
     assert!(why(roce("c", "2001:db8::2", 64, 0)).contains("family"));
 }
 

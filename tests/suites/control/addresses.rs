@@ -300,8 +300,8 @@ fn settings_that_leave_a_port_nothing_leave_it_out_with_a_reason_for_each_entry(
         let [line] = &said[..] else { panic!("{said:?}") };
         for part in [
             "soft1:1 (no entry of its GID table fits NCCL_IB_ADDR_RANGE=10.0.0.0/16: 0 (fe80::",
-            "3 (10.2.0.1, RoceV2: not in the range), ",
-            "7 (2001:db8:2::1, RoceV2: not in the range)",
+            "3 (10.2.0.1, RoCE v2: not in the range), ",
+            "7 (2001:db8:2::1, RoCE v2: not in the range)",
         ] {
             assert!(line.contains(part), "{part}: {line}");
         }
@@ -434,9 +434,9 @@ fn an_address_removed_during_the_handshake_drops_its_rail_with_the_reason() {
     wired_after(here!(), removed, |said| {
         let [line] = &said[..] else { panic!("{said:?}") };
         for part in [
-            "the address of the route has been removed: 192.168.200.1 (RoceV2), which was advertised to the peer, is no longer in the \
+            "the address of the route has been removed: 192.168.200.1 (RoCE v2), which was advertised to the peer, is no longer in the \
              GID table of soft0:1, which has 0 (fe80::",
-            "3 (10.9.9.9, RoceV2)",
+            "3 (10.9.9.9, RoCE v2)",
             "the connection goes on with SUP alone",
         ] {
             assert!(line.contains(part), "{part}: {line}");

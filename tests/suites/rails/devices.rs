@@ -131,7 +131,7 @@ fn a_filter_that_leaves_nothing_is_an_error_that_lists_what_there_is() {
             for table in TABLES {
                 assert_eq!(table.init().0, InvalidUsage, "{filter}");
                 let line = take_warning(&[&said]);
-                assert!(line.ends_with("soft0:1, soft1:1"), "{line}");
+                assert!(line.contains("soft0:1, soft1:1"), "{line}");
             }
         }
         mpib_tests::set("NCCL_IB_HCA", Some("^=soft0"));
@@ -144,7 +144,7 @@ fn a_filter_that_leaves_nothing_is_an_error_that_lists_what_there_is() {
 fn ports_none_of_which_can_be_used_are_listed_with_their_reasons() {
     let reason = "NCCL_IB_GID_INDEX names GID index 77, which is empty; the port has 0 (";
     let (a, c) = (format!("a:1 ({reason}"), format!("c:1 ({reason}"));
-    let parts = ["no usable RDMA port", "ibv_devinfo -v", &a, &c, "3 (10.0.0.1, RoceV2)"];
+    let parts = ["no usable RDMA port", "ibv_devinfo -v", &a, &c, "3 (10.0.0.1, RoCE v2)"];
     no_init(here!(), &[UNEVEN, ("NCCL_IB_GID_INDEX", "77")], SystemError, &parts);
 }
 
@@ -169,7 +169,7 @@ fn rails_that_cannot_be_are_named_with_what_there_is() {
             for table in TABLES {
                 assert_eq!(table.init().0, InvalidUsage, "{sout} {sup}");
                 let line = take_warning(&[said]);
-                assert!(line.ends_with("soft0:1, soft1:1"), "{line}");
+                assert!(line.contains("soft0:1, soft1:1"), "{line}");
             }
         }
         mpib_tests::set("MPIB_HCA_SOUT", Some("soft1:1"));

@@ -89,12 +89,12 @@ fn a_wrong_gid_index_is_named_with_what_stands_there() {
     on_hosts(here!(), &[], || {
         let index = |n| vec![("NCCL_IB_GID_INDEX", n)];
         let mut net = with(cable("10.0.0.1/24", "10.0.0.2/24"), vec![], index("2"), index("3"));
-        net.refused(("a", 0), ("b", 0), InvalidUsage, &["mlx5_0:1 speaks RoceV1, mlx5_0:1 speaks RoceV2"]);
+        net.refused(("a", 0), ("b", 0), InvalidUsage, &["mlx5_0:1 speaks RoCE v1, mlx5_0:1 speaks RoCE v2"]);
         // The table is another one by now, and the index means nothing in it.
         net.peers[1].must("addrs mlx5_0 - 10.0.0.2/24");
         let parts = [
             "mlx5_0:1: NCCL_IB_GID_INDEX names GID index 3, which is empty; the port has 0 (fe80::",
-            "5 (10.0.0.2, RoceV2)",
+            "5 (10.0.0.2, RoCE v2)",
         ];
         net.refused(("a", 0), ("b", 0), RemoteError, &parts);
         net.finish();

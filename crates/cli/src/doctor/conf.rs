@@ -3,6 +3,7 @@
 
 use nccl_net_mpib_agent_iface::doctor::{Check, Level, Setting};
 
+use super::head::short;
 use crate::nccl_conf::{ConfFile, ConfSetting, applied, is_shown, meant, place};
 
 /// Name of these checks.
@@ -23,6 +24,14 @@ fn of_file(file: &ConfFile) -> Vec<Check> {
     let used = applied(std::slice::from_ref(file)).into_iter();
     let mut checks: Vec<Check> = used.map(|text| Check::new(ID, Level::Ok, text)).collect();
     checks.extend(file.settings.iter().filter_map(|setting| of_line(file, setting)));
+    checks.extend(file.skipped.iter().map(|skipped| {
+        let text = format!(
+            "{}, {:?}, sets nothing: NCCL skips lines without an equals sign",
+            place(&file.path, skipped.line),
+            short(&skipped.text)
+        );
+        Check::new(ID, Level::Warn, text).remedy("write NAME=VALUE")
+    }));
     checks
 }
 
@@ -95,7 +104,7 @@ mod tests {
     }
 
     fn file(settings: Vec<ConfSetting>) -> ConfFile {
-        ConfFile { path: "/etc/nccl.conf".into(), error: None, settings }
+        ConfFile { path: "/etc/nccl.conf".into(), error: None, settings, skipped: Vec::new() }
     }
 
     #[test]
@@ -111,7 +120,12 @@ mod tests {
         let idle = "line 2 of /etc/nccl.conf, A=2, has no effect: the environment has A=3";
         assert_eq!((found[1].0, &*found[1].1), (Level::Note, idle));
         assert_eq!((found[2].0, found[2].2.as_deref()), (Level::Warn, Some("write B=4")));
-        let unreadable = ConfFile { path: "/x".into(), error: Some("no".into()), settings: Vec::new() };
+        let unreadable = ConfFile {
+            path: "/x".into(),
+            error: Some("no".into()),
+            settings: Vec::new(),
+            skipped: Vec::new(),
+        };
         assert_eq!(checks(&[unreadable])[0].level, Level::Warn);
     }
 

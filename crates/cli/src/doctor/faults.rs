@@ -188,9 +188,9 @@ mod tests {
 
     #[test]
     fn ports_of_one_name_have_their_hosts() {
-        let why = "m:1 speaks RoceV2, m:1 speaks RoceV1";
+        let why = "m:1 speaks RoCE v2, m:1 speaks RoCE v1";
         let named = with_hosts(why, ("m:1", "node1"), ("m:1", "node2"));
-        assert_eq!(named, "m:1 of node1 speaks RoceV2, m:1 of node2 speaks RoceV1");
+        assert_eq!(named, "m:1 of node1 speaks RoCE v2, m:1 of node2 speaks RoCE v1");
         let pair = Pair {
             ours: "m:1".into(),
             theirs: "m:1".into(),
