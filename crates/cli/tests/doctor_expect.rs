@@ -22,7 +22,7 @@ fn expect(file: &Path, devices: &str, env: &[(&str, &str)]) -> Doctor {
     Doctor::of(command.arg("--expect").arg(file).envs(env.iter().copied()))
 }
 
-//= doctor.md: one record serves all equal hosts, and every difference is a failure with both values
+//= fleet.md: one record serves all equal hosts, and every difference is a failure with both values
 #[test]
 fn an_equal_host_is_usable_and_another_one_is_not() {
     let dir = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ fn an_equal_host_is_usable_and_another_one_is_not() {
     );
 }
 
-//= doctor.md: a record of another form is an error, and no file is replaced
+//= fleet.md: a record of another form is an error, and no file is replaced
 #[test]
 fn a_record_of_another_form_gives_no_verdict() {
     let dir = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ fn a_record_of_another_form_gives_no_verdict() {
     assert!(code == 3 && said.contains("nothing was recorded") && !other.exists(), "{said}");
 }
 
-//= doctor.md: the schema of the record
+//= fleet.md: the schema of the record
 #[test]
 fn a_record_has_what_the_schema_requires() {
     let dir = tempfile::tempdir().unwrap();

@@ -39,7 +39,7 @@ fn names(file: &str) -> Vec<&str> {
 }
 
 /// One host has a slow port, and one does not answer.
-//= doctor.md: hosts of the command line are checked, and the bad ones named in a file
+//= fleet.md: hosts of the command line are checked, and the bad ones named in a file
 #[test]
 fn of_hosts_on_the_command_line_the_bad_ones_are_named() {
     let fabric = fabric();
@@ -80,7 +80,7 @@ fn of_hosts_on_the_command_line_the_bad_ones_are_named() {
     assert_eq!(measured.count(), 6, "{document:#}");
 }
 
-//= doctor.md: options for many hosts need many hosts
+//= fleet.md: options for many hosts need many hosts
 #[test]
 fn an_option_that_does_not_fit_is_named() {
     for (args, words) in [
@@ -118,7 +118,7 @@ fn rank(fabric: &str, number: usize, size: usize, root: &str, args: &[&str]) -> 
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-//= doctor.md: --all-ranks checks the hosts of a job, and rank 0 prints the result
+//= fleet.md: --all-ranks checks the hosts of a job, and rank 0 prints the result
 #[test]
 fn the_ranks_of_a_job_check_their_hosts_and_end_alike() {
     let fabric = fabric();
@@ -140,7 +140,7 @@ fn the_ranks_of_a_job_check_their_hosts_and_end_alike() {
     }
 }
 
-//= doctor.md: a rank that does not come is named after the time of --wait
+//= fleet.md: a rank that does not come is named after the time of --wait
 #[test]
 fn a_rank_that_does_not_come_is_named_and_holds_nobody_up() {
     let fabric = fabric();

@@ -313,7 +313,7 @@ fn matrix(fabric: &str, file: &std::path::Path) -> (i32, Value, String) {
     (output.status.code().unwrap(), document, said)
 }
 
-//= doctor.md: every pair of many hosts is checked once from one command
+//= fleet.md: every pair of many hosts is checked once from one command
 #[test]
 fn every_pair_of_three_hosts_is_checked_once() {
     let fabric = fabric();
@@ -366,7 +366,7 @@ fn every_pair_of_three_hosts_is_checked_once() {
     assert!(text.contains(&format!("fail  {free}: cannot connect to")), "{text}");
 }
 
-//= doctor.md: a listener connects only to the hosts in its file
+//= fleet.md: a listener connects only to the hosts in its file
 #[test]
 fn a_listener_connects_to_no_host_that_its_file_does_not_have() {
     let fabric = fabric();

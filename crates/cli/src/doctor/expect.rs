@@ -259,7 +259,7 @@ mod tests {
         (expected, ports)
     }
 
-    //= doctor.md: every difference to the file of --expect is a failure with both values
+    //= fleet.md: every difference to the file of --expect is a failure with both values
     #[test]
     fn every_difference_has_both_values() {
         let dir = tempfile::tempdir().unwrap();
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(expected.differences(&one, &ports[1..]), ["the number of ports is 1 (m1:1), expected 2"]);
     }
 
-    //= doctor.md: a file of another form is an error that names it
+    //= fleet.md: a file of another form is an error that names it
     #[test]
     fn a_file_of_another_form_is_named() {
         let dir = tempfile::tempdir().unwrap();

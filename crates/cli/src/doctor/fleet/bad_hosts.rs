@@ -32,7 +32,7 @@ mod tests {
 
     use super::*;
 
-    //= doctor.md: --bad-hosts writes a file for exclude lists
+    //= fleet.md: --bad-hosts writes a file for exclude lists
     #[test]
     fn a_line_is_a_host_and_a_comment() {
         let host = |name: &str, text: &str| BadHost {

@@ -73,7 +73,7 @@ mod tests {
         bad_nodes(&(0..hosts).collect::<Vec<_>>(), &edges)
     }
 
-    //= doctor.md: a host in bad pairs with different partners is the bad one
+    //= fleet.md: a host in bad pairs with different partners is the bad one
     #[test]
     fn a_node_that_is_bad_with_several_others_is_named_alone() {
         for pairs in [Pairs::Ring, Pairs::Random(2), Pairs::All] {

@@ -220,7 +220,7 @@ mod tests {
     use super::super::simulation::{Fault, fleet};
     use super::*;
 
-    //= doctor.md: --report writes one HTML file
+    //= fleet.md: --report writes one HTML file
     #[test]
     fn the_page_has_all_parts_and_needs_no_network() {
         let page = page(&fleet(6, &[Fault::Slow(2)]));
@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    //= doctor.md: what hosts say is escaped
+    //= fleet.md: what hosts say is escaped
     #[test]
     fn what_a_host_says_is_no_markup() {
         let mut fleet = fleet(3, &[]);

@@ -447,7 +447,7 @@ fn validate(checked: Checked) -> Result<Checked, Failure> {
 mod tests {
     use super::*;
 
-    //= doctor.md: what a host of the matrix sends is checked
+    //= fleet.md: what a host of the matrix sends is checked
     #[test]
     fn impossible_answers_are_refused() {
         let row = |rate: f64| -> Row {

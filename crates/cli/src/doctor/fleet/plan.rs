@@ -104,7 +104,7 @@ mod tests {
         pairs.iter().filter(|pair| pair.from == host || pair.to == host).count()
     }
 
-    //= doctor.md: --pairs ring, random:N and all
+    //= fleet.md: --pairs ring, random:N and all
     #[test]
     fn each_host_has_as_many_partners_as_the_rule_says() {
         for hosts in [2, 3, 4, 5, 17, 90] {
@@ -130,7 +130,7 @@ mod tests {
         assert_ne!(of(1), of(2));
     }
 
-    //= doctor.md: the number of pairs is bounded
+    //= fleet.md: the number of pairs is bounded
     #[test]
     fn too_many_pairs_are_refused_with_what_to_do() {
         let error = Pairs::All.of(500, 1).unwrap_err();

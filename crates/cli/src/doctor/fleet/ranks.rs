@@ -343,7 +343,7 @@ mod tests {
         Job::of(root, get).map_err(|failure| failure.message)
     }
 
-    //= doctor.md: ranks are found by the variables of their launcher
+    //= fleet.md: ranks are found by the variables of their launcher
     #[test]
     fn a_rank_finds_its_place_by_its_launcher() {
         let slurm = [

@@ -145,7 +145,7 @@ mod tests {
         (seen, rounds)
     }
 
-    //= doctor.md: pairs without a common host run at the same time
+    //= fleet.md: pairs without a common host run at the same time
     #[test]
     fn each_pair_runs_once_and_no_host_in_two_at_a_time() {
         for hosts in 2..12 {
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(std::iter::from_fn(|| schedule.next()).count(), 4);
     }
 
-    //= doctor.md: a host that does not answer costs three pairs at most
+    //= fleet.md: a host that does not answer costs three pairs at most
     #[test]
     fn a_host_that_fails_is_given_up_and_the_others_go_on() {
         let pairs = Pairs::All.of(10, 1).unwrap();

@@ -164,7 +164,7 @@ fn reasons(fleet: &Fleet, name: &str) -> String {
 }
 
 /// Hosts that are slow, dead, have one slow port, one that is down, and one that dies later.
-//= doctor.md: of 500 hosts the bad ones are named, each with its reason
+//= fleet.md: of 500 hosts the bad ones are named, each with its reason
 #[test]
 fn of_five_hundred_hosts_the_bad_ones_are_named() {
     use Fault::*;
@@ -208,7 +208,7 @@ fn of_five_hundred_hosts_the_bad_ones_are_named() {
     assert!(without.seconds <= 12 * GOOD, "{} s", without.seconds);
 }
 
-//= doctor.md: a fleet without a fault has no finding
+//= fleet.md: a fleet without a fault has no finding
 #[test]
 fn a_good_fleet_has_no_bad_host() {
     for (hosts, rule) in [(2, Pairs::All), (16, Pairs::All), (40, Pairs::Ring), (500, Pairs::Random(3))] {
@@ -241,7 +241,7 @@ fn a_pair_is_named_if_neither_host_is_bad() {
 }
 
 /// A port whose link is down is in no measurement.
-//= doctor.md: a host with a dead port has not all ports in the matrix
+//= fleet.md: a host with a dead port has not all ports in the matrix
 #[test]
 fn a_port_that_is_down_takes_the_full_marks() {
     for (hosts, faults) in [(2, vec![Fault::Down(1)]), (4, (0..4).map(Fault::Down).collect())] {
@@ -278,7 +278,7 @@ fn a_slow_port_is_found_where_names_differ() {
 }
 
 /// A link that came up at half of its speed carries all that it can.
-//= doctor.md: a port whose link is slower than in most hosts is named
+//= fleet.md: a port whose link is slower than in most hosts is named
 #[test]
 fn a_link_that_is_slower_than_in_most_hosts_is_named() {
     let mut hosts: Vec<Host> = (0..5).map(|number| host(number, &[])).collect();
