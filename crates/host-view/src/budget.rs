@@ -9,8 +9,8 @@ const OF_OWNER: Room = Room { pages: 256, ports: 4096, connections: 32 << 10 };
 /// The same for all owners together. One of them cannot take it up.
 pub(crate) const OF_HOST: Room = Room { pages: 1024, ports: 16 << 10, connections: 128 << 10 };
 /// The same where readings and their texts are kept in memory.
-const KEPT_OF_OWNER: Room = Room { pages: 256, ports: 512, connections: 2 << 10 };
-const KEPT_OF_HOST: Room = Room { pages: 1024, ports: 1024, connections: 3 << 10 };
+const KEPT_OF_OWNER: Room = Room { pages: 256, ports: 512, connections: 8 << 10 };
+const KEPT_OF_HOST: Room = Room { pages: 1024, ports: 1024, connections: 10 << 10 };
 
 /// Numbers of pages, and of ports and connections in them.
 #[derive(Debug, Clone, Copy)]

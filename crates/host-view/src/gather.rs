@@ -151,13 +151,14 @@ impl Source {
         };
         for page in pages {
             let mut process = process(known.clone(), page.read());
+            process.judge();
             let (ports, kept) = budget.add_page(&owner, process.ports.len(), process.connections.len());
             let left = u32::try_from(process.ports.len() - ports).unwrap_or(u32::MAX);
             process.rails_not_in_ports = process.rails_not_in_ports.saturating_add(left);
             process.ports.truncate(ports);
             let left = u32::try_from(process.connections.len() - kept).unwrap_or(u32::MAX);
             process.not_shown = process.not_shown.saturating_add(left);
-            process.connections.truncate(kept);
+            keep(&mut process.connections, kept, host.at_ms);
             host.processes.push(process);
         }
     }
@@ -171,6 +172,15 @@ impl Source {
             port.adapter = sysfs::adapter(&self.adapters, port);
         }
         host
+    }
+}
+
+/// Keeps this many connections: first those that people look for, wherever they are in the page.
+fn keep(connections: &mut Vec<Connection>, kept: usize, at_ms: u64) {
+    if kept < connections.len() {
+        connections.sort_by_key(|connection| !connection.is_troubled(at_ms));
+        connections.truncate(kept);
+        connections.sort_by_key(|connection| connection.index);
     }
 }
 

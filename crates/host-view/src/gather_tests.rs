@@ -59,3 +59,17 @@ fn a_reading_keeps_its_budget() {
         assert!(child.wait().unwrap().success());
     }
 }
+
+//= agent.md: of many connections the document has first those that people look for
+#[test]
+fn connections_that_people_look_for_stay() {
+    let state = |index| if index % 3 == 2 { "failed" } else { "open" };
+    let connection = |index| Connection { index, state: state(index).into(), ..Connection::default() };
+    let kept = |n| {
+        let mut connections: Vec<_> = (0..9).map(connection).collect();
+        keep(&mut connections, n, 0);
+        connections.into_iter().map(|connection| connection.index).collect::<Vec<_>>()
+    };
+    assert_eq!((kept(2), kept(5)), (vec![2, 5], vec![0, 1, 2, 5, 8]));
+    assert_eq!(kept(9), (0..9).collect::<Vec<_>>());
+}

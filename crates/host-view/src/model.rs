@@ -108,7 +108,8 @@ pub struct Process {
     /// Open connections.
     pub open: u32,
     /// Open connections that are not in `connections`, because the page is full, or the document has
-    /// 32,768 of the user or 131,072 in all; an agent's has 2,048 or 3,072. The totals have them.
+    /// 32,768 of the user or 131,072 in all; an agent's has 8,192 or 10,240,
+    /// first those that have failed, lack a rail or wait. The totals have them.
     pub not_shown: u32,
     /// Connections made so far over another NIC than NCCL requested.
     pub substituted: u32,

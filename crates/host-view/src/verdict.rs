@@ -6,7 +6,7 @@ use nccl_net_mpib_agent_iface::stats::{Awaited, Direction, Lack, PortState, Reas
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Connection, Host, Port, Rail};
+use crate::{Connection, Host, Port, Process, Rail};
 
 /// The rail works, and its port is drained.
 pub const DRAINED: &str = "drained";
@@ -38,10 +38,15 @@ pub(crate) fn reasons() -> impl Iterator<Item = &'static str> {
 impl Host {
     /// Finds the rails that connections lack, and the state of the whole.
     pub fn judge(&mut self) {
-        for process in &mut self.processes {
-            process.connections.iter_mut().for_each(|connection| connection.judge(&process.ports));
-        }
+        self.processes.iter_mut().for_each(Process::judge);
         self.verdict = Verdict::of(self);
+    }
+}
+
+impl Process {
+    /// Finds the rails that its connections lack.
+    pub(crate) fn judge(&mut self) {
+        self.connections.iter_mut().for_each(|connection| connection.judge(&self.ports));
     }
 }
 
