@@ -246,7 +246,7 @@ fn the_commands_of_the_unit_make_an_agent_that_plugins_trust() {
     let uid = user.uid.as_raw();
     // As systemd makes them.
     fs::create_dir_all(folder.join("state")).unwrap();
-    std::os::unix::fs::chown(folder.join("state"), Some(uid), Some(user.gid.as_raw())).unwrap();
+    chown(folder.join("state"), Some(uid), Some(user.gid.as_raw())).unwrap();
     // As an agent has left it that served as root.
     fs::write(folder.join("state.json"), r#"{"drains": {"earlier:1": true}}"#).unwrap();
     let socket = outer.path().join("notify");
