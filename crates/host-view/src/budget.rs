@@ -26,6 +26,8 @@ pub(crate) struct Budget {
     host: Room,
     of_owner: Room,
     owners: HashMap<Owner, Room>,
+    /// The most connections of a page.
+    of_page: usize,
 }
 
 impl Default for Budget {
@@ -36,12 +38,17 @@ impl Default for Budget {
 
 impl Budget {
     pub(crate) fn new(of_owner: Room, host: Room) -> Self {
-        Self { host, of_owner, owners: HashMap::new() }
+        Self { host, of_owner, owners: HashMap::new(), of_page: usize::MAX }
     }
 
     /// Returns that of an agent, which keeps two readings and their texts.
     pub(crate) fn of_agent() -> Self {
         Self::new(KEPT_OF_OWNER, KEPT_OF_HOST)
+    }
+
+    /// Gives the pages that come an equal part of what an owner with so many of them may have.
+    pub(crate) fn share(&mut self, pages: usize) {
+        self.of_page = self.of_owner.connections / pages.max(1);
     }
 
     /// Returns whether another process of an owner may be inspected.
@@ -52,10 +59,10 @@ impl Budget {
     /// Counts a page with these ports and connections: none, if it is unreadable. Returns how many of
     /// them may be kept.
     pub(crate) fn add_page(&mut self, owner: &Owner, ports: usize, connections: usize) -> (usize, usize) {
-        let Self { host, of_owner, owners } = self;
+        let Self { host, of_owner, owners, of_page } = self;
         let own = owners.entry(owner.clone()).or_insert(*of_owner);
         let ports = ports.min(host.ports).min(own.ports);
-        let connections = connections.min(host.connections).min(own.connections);
+        let connections = connections.min(host.connections).min(own.connections).min(*of_page);
         for room in [host, own] {
             room.pages = room.pages.saturating_sub(1);
             room.ports -= ports;
@@ -93,6 +100,15 @@ mod tests {
         assert!([1, 2, 3].iter().all(|uid| !budget.has_room(&Owner::User(*uid))), "the host has three");
         let kept = [(1, 8), (1, 8), (2, 4), (3, 4)].map(|(uid, n)| budget.add_page(&Owner::User(uid), n, n));
         assert_eq!(kept, [(8, 8), (2, 2), (4, 4), (1, 1)]);
+    }
+
+    //= agent.md: of many connections the document has some of each process
+    #[test]
+    fn no_page_takes_up_the_room_of_the_others_of_its_owner() {
+        let mut budget = Budget::new(Room { pages: 9, ports: 9, connections: 16 }, OF_HOST);
+        budget.share(4);
+        let kept = [(); 4].map(|()| budget.add_page(&Owner::User(1), 0, 1024).1);
+        assert_eq!(kept, [4; 4]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use nccl_net_mpib_agent_iface::stats::{
 use nix::unistd::{Uid, User};
 
 use crate::budget::{Budget, in_turn};
-use crate::verdict::OTHER;
+use crate::verdict::{OTHER, Verdict};
 use crate::{
     Connection, Count, Failover, Host, Owner, Port, PortCounts, Process, Rail, Stalls, State, Totals,
     TwoWays, Wait, jobs, sysfs,
@@ -105,9 +105,14 @@ impl Source {
     /// Reads pages that processes have passed to this one. Rates are not computed.
     pub fn passed(&mut self, pages: &[Passed<'_>]) -> Host {
         let (mut host, mut budget) = (new_host(), Budget::of_agent());
+        let mut of_owner: HashMap<&Owner, usize> = HashMap::new();
+        for passed in pages {
+            *of_owner.entry(passed.owner).or_default() += 1;
+        }
         for Passed { pid, uid, owner, page } in in_turn(pages, |passed| passed.owner.clone()) {
             if budget.has_room(owner) {
                 let known = Known { pid: *pid, uid: *uid, owner: (*owner).clone() };
+                budget.share(of_owner.get(owner).copied().unwrap_or(1));
                 self.add(&mut host, known, [*page], &mut budget);
             } else {
                 host.not_inspected += 1;
@@ -166,7 +171,7 @@ impl Source {
     fn finish(&self, mut host: Host, real: &BTreeSet<String>) -> Host {
         host.processes.sort_by_key(|process| process.pid);
         host.sum(real);
-        host.judge();
+        host.verdict = Verdict::of(&host);
         host.jobs = jobs::of(&host, &BTreeMap::new());
         for port in &mut host.ports {
             port.adapter = sysfs::adapter(&self.adapters, port);

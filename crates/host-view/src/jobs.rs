@@ -9,7 +9,7 @@ use crate::model::{Connection, Host, Job, Process, TwoWays};
 pub(crate) const USERS: usize = 16;
 pub(crate) const JOBS: usize = 8;
 /// The name of all further ones.
-const OTHERS: &str = "other";
+pub(crate) const OTHERS: &str = "other";
 
 /// The number of a user, and the name of a job.
 pub(crate) type Key = (u32, String);

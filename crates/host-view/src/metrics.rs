@@ -10,6 +10,7 @@ use nccl_net_mpib_agent_iface::{COMMIT, WIRE_PROTOCOL};
 use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
+use crate::jobs::OTHERS;
 use crate::model::{Connection, Job, Port, Stalls, Totals};
 use crate::sysfs::counters;
 use crate::verdict::{by_port, reasons};
@@ -68,7 +69,7 @@ metrics! {
     JobFailed = GAUGE "mpib_job_connections_failed" ["user", "job"] "Those that have failed";
     JobDegraded = GAUGE "mpib_job_connections_degraded" ["user", "job"] "Those that run without a rail that they expect";
     JobOldestWait = GAUGE "mpib_job_oldest_wait_seconds" ["user", "job", "for"] "How long the connection of the job has waited that has waited for the longest, as mpib_oldest_wait_seconds";
-    JobBytes = COUNTER "mpib_job_message_bytes_total" ["user", "job", "direction"] "Bytes of the job's messages of requests that are done";
+    JobBytes = COUNTER "mpib_job_message_bytes_total" ["user", "job", "direction"] "Bytes of the job's messages of requests that are done. Not of the job other";
     PortsNotShown = GAUGE "mpib_ports_not_shown" [] "Ports beyond the 64th, which have no metrics";
     State = GAUGE "mpib_rail_state" ["device", "port", "state"] "1 for the state that the port has: healthy, suspect, down or probing; of several processes the worst";
     RailConnections = GAUGE "mpib_rail_connections" ["device", "port"] "Open connections with a rail on the port";
@@ -170,6 +171,10 @@ fn of_job(to: &mut Families, job: &Job) {
     for what in Awaited::ALL.iter().map(|what| what.word()) {
         let longest = job.waits_ms.get(what).copied().unwrap_or(0);
         to.add(Id::JobOldestWait, &[labels[0], labels[1], what], longest as f64 / 1e3);
+    }
+    if job.job == OTHERS {
+        // Which jobs are among them changes: their sum is no counter.
+        return;
     }
     for (direction, totals) in [("send", &job.totals.send), ("recv", &job.totals.recv)] {
         to.count(Id::JobBytes, &[labels[0], labels[1], direction], totals.bytes);
