@@ -602,7 +602,7 @@ fn ports_and_senders_are_read_without_the_connections() {
     let ports = page.ports();
     let place = |name: &str| ports.iter().position(|port| port.name == name).unwrap();
     let both = NAMES.map(|(_, name)| place(name));
-    let senders = || page.senders(STATS_ENTRIES).collect::<Vec<_>>();
+    let senders = || page.senders(0..STATS_ENTRIES).collect::<Vec<_>>();
     assert_eq!(senders(), [Sender { ports: both, share: None }], "the receiver is none");
     taken[0].entry().share(341);
     assert_eq!(senders(), [Sender { ports: both, share: Some(341) }]);

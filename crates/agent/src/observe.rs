@@ -7,7 +7,7 @@ use nccl_net_mpib_agent_iface::stats::{Carried, Sender, StatsPage};
 /// How often the connections of a process are read for their ports and their share.
 const SELDOM: Duration = Duration::from_secs(1);
 
-/// How many of them are read. All senders of a process have the same ports, and its page may have been
+/// How many entries are read at a time. All senders of a process have the same ports, and its page may have been
 /// made to keep the agent busy.
 const LOOKED: usize = 64;
 
@@ -36,6 +36,8 @@ pub struct Observation {
 pub struct Observer {
     /// When the connections were read.
     looked: Option<Instant>,
+    /// The first entry that is read for them: others may have no sender.
+    first: usize,
     /// Where SOUT and SUP are.
     rails: Option<[usize; 2]>,
     ports: Option<[String; 2]>,
@@ -76,11 +78,15 @@ impl Observer {
     /// Reads the connections.
     fn look(&mut self, page: &StatsPage) {
         self.rails = None;
-        for Sender { ports, share } in page.senders(LOOKED) {
+        let next = self.first + LOOKED;
+        for Sender { ports, share } in page.senders(self.first..next) {
             self.rails = Some(ports);
             self.share = share.and_then(|share| u16::try_from(share).ok()).or(self.share);
         }
-        let Some(rails) = self.rails else { return };
+        let Some(rails) = self.rails else {
+            self.first = if next < page.entries_used() { next } else { 0 };
+            return;
+        };
         let names = page.ports();
         if let [Some(sout), Some(sup)] = rails.map(|port| names.get(port)) {
             self.ports = Some([sout.name.clone(), sup.name.clone()]);
@@ -138,7 +144,8 @@ mod tests {
             rails,
             substituted: false,
         };
-        let receiver = writer.add(&of(Direction::Receive));
+        // More entries without a sender than are read at a time.
+        let receivers = [(); LOOKED + 1].map(|()| writer.add(&of(Direction::Receive)));
         let at = |ms| start + Duration::from_millis(ms);
         let read = |observer: &mut Observer, ms| observer.read(&page, at(ms));
         assert_eq!(read(&mut observer, 1000), (Observation::default(), Duration::ZERO));
@@ -172,6 +179,6 @@ mod tests {
         assert!(!observer.has_news(&page), "nothing is known of before");
         writer.port_state("b:1", PortState::Down, Some(("a test", SystemTime::now())));
         assert!(observer.has_news(&page) && !observer.has_news(&page));
-        drop((receiver, senders));
+        drop((receivers, senders));
     }
 }

@@ -48,7 +48,11 @@ impl PeerProcess {
             Err(_) => (None, String::new()),
         };
         let numbers = numbers(&known);
-        let owner = Owner::of(uid, if numbers.is_empty() { "" } else { &cgroups });
+        let owner = match Owner::of(uid, if numbers.is_empty() { "" } else { &cgroups }) {
+            // Limits that spare root are not for root of any container.
+            Owner::User(0) if numbers.len() != 1 => Owner::ContainerRoot,
+            owner => owner,
+        };
         Ok(Self { uid, pid, owner, numbers, end })
     }
 

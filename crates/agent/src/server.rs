@@ -1,9 +1,10 @@
 //! The socket, the signals, and the loop that serves them.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -122,6 +123,19 @@ impl Server {
         file: Option<PathBuf>,
     ) -> io::Result<Self> {
         Self::with(Some(listener), folder, config, file)
+    }
+
+    /// Serves the processes of all users. They find an agent of another user than root by
+    /// `MPIB_AGENT_UID`.
+    ///
+    /// # Errors
+    /// The system's, with the path of the socket.
+    pub fn serve_all_users(&mut self, folder: &Path) -> io::Result<()> {
+        let socket = folder.join(SOCKET_NAME);
+        fs::set_permissions(&socket, fs::Permissions::from_mode(0o666))
+            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", socket.display())))?;
+        self.serves_all = true;
+        Ok(())
     }
 
     fn with(

@@ -32,6 +32,10 @@ pub(crate) struct AgentArgs {
     /// rights on the host
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
+    /// Serve the processes of all users, as an agent of root does. An agent of another user serves that
+    /// user and root
+    #[arg(long)]
+    all_users: bool,
     /// Where metrics, the API and the page are served: address and port, or "off". Default: what
     /// the configuration has, else 127.0.0.1:9119 unless that cannot be used
     #[arg(long, value_name = "ADDRESS")]
@@ -56,7 +60,7 @@ pub(crate) fn main(args: &AgentArgs) -> ExitCode {
 
 fn run(args: &AgentArgs) -> Result<(), String> {
     let root = nix::unistd::geteuid().is_root();
-    let file = args.config.clone().or_else(|| default_config(root).filter(|path| path.exists()));
+    let file = args.config.clone().map_or_else(|| default_config(root), |file| Ok(Some(file)))?;
     let config = match &file {
         Some(file) => Config::read(file).map_err(|bad| bad.to_string())?,
         None => Config::default(),
@@ -88,6 +92,9 @@ fn run(args: &AgentArgs) -> Result<(), String> {
         None => Server::bind(&place, config, file),
     };
     let mut server = server.map_err(text)?;
+    if args.all_users {
+        server.serve_all_users(&place).map_err(text)?;
+    }
     server.take_signals().map_err(text)?;
     let listener = listen_at(listen, &server.handle()).map_err(text)?;
     let _http = Http::start(listener, &place, Source::default(), server.handle()).map_err(text)?;
@@ -118,7 +125,20 @@ fn listen_at(listen: Option<Listen>, handle: &Handle) -> io::Result<Option<TcpLi
     }
 }
 
-fn default_config(root: bool) -> Option<PathBuf> {
+/// Returns the configuration file that is read without --config, if it exists.
+fn default_config(root: bool) -> Result<Option<PathBuf>, String> {
+    let Some(file) = default_config_path(root) else { return Ok(None) };
+    match file.try_exists() {
+        Ok(exists) => Ok(exists.then_some(file)),
+        Err(e) => Err(format!(
+            "{}: {e}: user {} of this agent must be able to read it",
+            file.display(),
+            nix::unistd::geteuid()
+        )),
+    }
+}
+
+fn default_config_path(root: bool) -> Option<PathBuf> {
     if root {
         return Some("/etc/mpib/agent.toml".into());
     }

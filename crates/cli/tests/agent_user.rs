@@ -7,6 +7,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -335,6 +336,8 @@ fn the_agent_of_the_chart_serves_the_jobs_of_its_node() {
 
     let (devices, rails) = devices("chart");
     let mut perf = crate::job::transfer_command("chart", &rails, &devices, &folder);
+    // Neither root nor the agent's user.
+    perf.uid(chart.uid + 1).gid(chart.uid + 1);
     let _perf = Ended(perf.env("MPIB_AGENT_UID", chart.uid.to_string()).spawn().unwrap());
     agent.shows(&devices[0]);
 

@@ -11,6 +11,8 @@ pub enum Owner {
     User(u32),
     /// Everybody in this control group and in those below it.
     Group(Arc<str>),
+    /// Root of containers whose control groups are not known.
+    ContainerRoot,
 }
 
 impl Owner {
@@ -40,6 +42,9 @@ impl Owner {
             ["system.slice", scope, job, ..] if scope.ends_with("slurmstepd.scope") => {
                 job.starts_with("job_").then(|| group(3)).flatten()
             }
+            // Docker, and what podman or cri-o runs for root: a container.
+            ["system.slice", scope, ..] if scope.starts_with("docker-") => group(2),
+            ["machine.slice", scope, ..] if scope.ends_with(".scope") => group(2),
             // Kubernetes: a pod, as systemd or the kubelet names it, below the class of its service.
             ["kubepods" | "kubepods.slice", rest @ ..] => {
                 let is_pod = |part: &&str| part.starts_with("pod") || part.contains("-pod");
@@ -55,6 +60,7 @@ impl fmt::Display for Owner {
         match self {
             Self::User(uid) => write!(f, "user {uid}"),
             Self::Group(path) => write!(f, "control group {path}"),
+            Self::ContainerRoot => write!(f, "root of a container"),
         }
     }
 }
@@ -84,6 +90,8 @@ mod tests {
             ("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1f.slice/cri-2.scope\n", 3),
             ("0::/kubepods.slice/kubepods-pod1f.slice/cri-2.scope\n", 2),
             ("0::/kubepods/besteffort/pod1f/2\n", 3),
+            ("0::/system.slice/docker-1f.scope\n", 2),
+            ("0::/machine.slice/libpod-1f.scope/container\n", 2),
         ] {
             let parts: Vec<&str> = cgroups.trim_start_matches("0::/").trim_end().split('/').collect();
             assert_eq!(of(cgroups), group(&format!("/{}", parts[..path].join("/"))));

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -349,10 +350,10 @@ impl StatsPage {
         revisions.fold(self.number(offset_of!(Header, episodes)), u64::wrapping_add)
     }
 
-    /// Reads the senders with a rail of SOUT and one of SUP, both on ports with a record, among the first
-    /// so many connections.
-    pub fn senders(&self, among: usize) -> impl Iterator<Item = Sender> {
-        (0..self.entries_used().min(among)).filter_map(|index| self.entry(index, sender)??.1)
+    /// Reads the senders with a rail of SOUT and one of SUP, both on ports with a record, among these
+    /// entries.
+    pub fn senders(&self, among: Range<usize>) -> impl Iterator<Item = Sender> {
+        (among.start..self.entries_used().min(among.end)).filter_map(|index| self.entry(index, sender)??.1)
     }
 
     /// Reads all connections, in the order of their entries. A connection that closes meanwhile may
@@ -383,7 +384,8 @@ impl StatsPage {
         (get(&self.header().ports_used) as usize).min(STATS_PORTS)
     }
 
-    fn entries_used(&self) -> usize {
+    /// Returns the number of entries that were ever used: all later ones are free.
+    pub fn entries_used(&self) -> usize {
         (get(&self.header().used) as usize).min(STATS_ENTRIES)
     }
 
