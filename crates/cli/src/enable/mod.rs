@@ -112,32 +112,47 @@ pub(crate) fn disable(args: &DisableArgs) -> Result<(), Failure> {
         let leads_here = |link: &&PathBuf| fs::read_link(link).is_ok_and(|target| target == file);
         links.extend(remembered.iter().filter(leads_here).cloned());
     }
-    let (mut removed, mut report) = (false, String::new());
+    let (mut removed, mut report, mut failed) = (Vec::new(), String::new(), Vec::new());
     for link in links {
-        match found(&link)? {
-            Found::Nothing => {}
-            Found::Foreign(what) => report += &format!("{} is {what}: it stays\n", link.display()),
-            Found::Link(_) => {
-                fs::remove_file(&link).tool(format!("remove {}", link.display()))?;
+        match remove(&link) {
+            Ok(Found::Nothing) => {}
+            Ok(Found::Foreign(what)) => report += &format!("{} is {what}: it stays\n", link.display()),
+            Ok(Found::Link(_)) => {
                 report += &format!("removed {}\n", link.display());
-                removed = true;
+                removed.push(link);
             }
-        }
-        // ldconfig makes a link of the plugin's name to the link, in a folder without the plugin.
-        let soname = link.with_file_name(plugin::NAME);
-        if fs::read_link(&soname).is_ok_and(|target| Some(target.as_os_str()) == link.file_name()) {
-            fs::remove_file(&soname).tool(format!("remove {}", soname.display()))?;
-            removed = true;
+            Err(e) => failed.push((link, e)),
         }
     }
-    let left: Vec<_> = remembered.iter().filter(|link| matches!(found(link), Ok(Found::Link(_)))).collect();
+    let stays = |link: &&PathBuf| match args.all {
+        // The others are not there, and nothing is left of the installation that could remove them.
+        true => failed.iter().any(|(failed, _)| failed == *link) || matches!(found(link), Ok(Found::Link(_))),
+        // What is not there now may be in a file system that is not mounted.
+        false => !removed.contains(link),
+    };
+    let left: Vec<_> = remembered.iter().filter(stays).collect();
     record.keep(&remembered, &left)?;
-    if removed {
-        renew_cache();
-    } else {
+    if removed.is_empty() {
         report += &format!("{} has no link to {}\n", folder.display(), plugin::NAME);
+    } else {
+        renew_cache();
     }
-    output::print(&report)
+    output::print(&report)?;
+    failed.into_iter().next().map_or(Ok(()), |(_, e)| Err(e))
+}
+
+/// Removes a link to the plugin. Returns what was there.
+fn remove(link: &Path) -> Result<Found, Failure> {
+    let found = found(link)?;
+    if let Found::Link(_) = found {
+        fs::remove_file(link).tool(format!("remove {}", link.display()))?;
+    }
+    // ldconfig makes a link of the plugin's name to the link, in a folder without the plugin.
+    let soname = link.with_file_name(plugin::NAME);
+    if fs::read_link(&soname).is_ok_and(|target| Some(target.as_os_str()) == link.file_name()) {
+        fs::remove_file(&soname).tool(format!("remove {}", soname.display()))?;
+    }
+    Ok(found)
 }
 
 fn say(line: &dyn Display) -> Result<(), Failure> {
