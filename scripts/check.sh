@@ -151,7 +151,7 @@ case ${1:-} in
             agent::message agent::hints shares:: stats::layout
         ;;
     *)
-        echo "usage: $0 fmt|build|clippy|abi|doc|links|paths|tokens|manifests|names|prose|deny|advisories|loom|miri" >&2
+        echo "usage: $0 fmt|build|clippy|abi|doc|links|paths|tokens|manifests|names|prose|unit|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac

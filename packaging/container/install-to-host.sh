@@ -23,10 +23,10 @@ list=$host/share/mpib/installed-by-image
 # The fifth field of a line is where the file system is mounted, the sixth its options.
 options=$(awk -v host="$(cd "$host" && pwd -P)" '$5 == host { found = $6 } END { print found }' /proc/self/mountinfo)
 case ,$options, in
-    *,noexec,*) fail "$host is mounted with noexec: no program could load the plugin from there. Choose another folder of the host" ;;
+    *,noexec,*) [ $remove = yes ] || fail "$host is mounted with noexec: no program could load the plugin from there. Choose another folder of the host" ;;
 esac
 if [ $remove = yes ]; then
-    [ -f "$list" ] || fail "$list is not there: nothing is installed in $host"
+    [ -f "$list" ] || { echo "nothing is installed in $host" && exit; }
     files=
 else
     plugin=$(find "$payload" -type f -name libnccl-net-mpib.so | head -n 1)

@@ -37,9 +37,14 @@ fn the_guide_has_the_codes() {
 /// Returns the sources of what has codes.
 fn sources() -> String {
     let mut said = String::new();
-    for folder in
-        ["src", "crates/cli/src/doctor", "crates/agent-iface/src/stats", "crates/agent/src", "versions/src"]
-    {
+    for folder in [
+        "src",
+        "crates/proto/src",
+        "crates/cli/src/doctor",
+        "crates/agent-iface/src/stats",
+        "crates/agent/src",
+        "versions/src",
+    ] {
         texts(&root().join(folder), &mut said);
     }
     said

@@ -115,7 +115,7 @@ const HOST: &[Code] = group! {
     check 131 "hints":
         "the hint file is none", "the agent makes it; `MPIB_HINTS` has its path";
     check 132 "expect":
-        "the host differs from the file of `--expect`", "correct the host, or record the file again on a good one ([doctor.md](fleet.md#a-fleet-of-equal-hosts))";
+        "the host differs from the file of `--expect`", "correct the host, or record the file again on a good one ([fleet.md](fleet.md#a-fleet-of-equal-hosts))";
     check 133 "inline":
         "the room for inline data is not known", "the reason is in the line";
     text 134 "which has no table of a plugin":
