@@ -47,14 +47,6 @@ unsafe impl Sync for Device {}
 // SAFETY: as above.
 unsafe impl Send for Device {}
 
-/// How far a device that has failed is on its way out.
-pub(crate) enum Removal {
-    /// Its driver has stopped it, and says so by events of queue pairs.
-    Stopped,
-    /// The kernel has taken it from the program.
-    Removed,
-}
-
 /// An open device. C uses the `ibv_context` inside `verbs`.
 #[repr(C)]
 pub(crate) struct Context {
@@ -238,17 +230,16 @@ impl Context {
         }
     }
 
-    /// Marks the context if its device has failed. Returns what the program has to be informed of.
-    pub(crate) fn notice_removal(&self) -> Option<Removal> {
-        if self.check().is_ok() {
-            return None;
+    /// Marks the context if its device was removed.
+    pub(crate) fn notice_failure(&self) {
+        if self.check().is_err() {
+            self.dead.store(true, Ordering::Release);
         }
-        let stops = !self.dead.swap(true, Ordering::AcqRel);
-        if stops && self.device.profile.fatal_by_queue_pair {
-            return Some(Removal::Stopped);
-        }
-        let is_first = !self.removal_reported.swap(true, Ordering::AcqRel);
-        is_first.then_some(Removal::Removed)
+    }
+
+    /// Notes that `DEVICE_FATAL` is delivered. Returns whether it was not before.
+    pub(crate) fn report_removal(&self) -> bool {
+        !self.removal_reported.swap(true, Ordering::AcqRel)
     }
 
     /// Returns whether the program was informed that the device has failed.

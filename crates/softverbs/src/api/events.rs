@@ -10,7 +10,7 @@ use rdma_sys as sys;
 use crate::abi::border::{self, Errno};
 use crate::abi::handle::{Acks, Handle};
 use crate::api::cq::Cq;
-use crate::api::device::{self, Context, Removal};
+use crate::api::device::{self, Context};
 use crate::api::qp::{ERR, Qp, RESET};
 use crate::api::srq::Srq;
 use crate::config::call::Call;
@@ -34,6 +34,9 @@ pub(crate) const SRQ_ERR: u32 = 14;
 pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
 pub(crate) const LAST_WQE_REACHED: u32 = 16;
 pub(crate) const GID_CHANGE: u32 = 18;
+/// No event of C's: the kernel takes a device that has failed from its programs, which get
+/// `DEVICE_FATAL` if they have not had it.
+pub(crate) const REMOVED: u32 = u32::MAX;
 pub(crate) const DEVICE_SPEED_CHANGE: u32 = 20;
 
 /// The object of an event.
@@ -85,7 +88,7 @@ impl Target {
 
 /// Returns whether an event concerns the device or its port, and no other object.
 pub(crate) fn of_the_port(kind: u32) -> bool {
-    matches!(kind, DEVICE_FATAL..=13 | 17 | GID_CHANGE | DEVICE_SPEED_CHANGE)
+    matches!(kind, DEVICE_FATAL..=13 | 17 | GID_CHANGE | DEVICE_SPEED_CHANGE | REMOVED)
 }
 
 /// Raises event `kind` for the object at `index` of the segment's table. `id` identifies the
@@ -128,18 +131,21 @@ fn deliver(process: &Process, kind: u32, index: u32, id: u32) {
             if context.device.index != port.adapter().index {
                 continue;
             }
-            let raise = || context.events.push(Event { kind, target: Target::Port(port.number) });
-            if kind != DEVICE_FATAL {
-                // The context of a removed device gets no event any more.
-                if !context.is_dead() {
-                    raise();
+            let raise = |kind| context.events.push(Event { kind, target: Target::Port(port.number) });
+            match kind {
+                REMOVED if context.is_dead() && context.report_removal() => raise(DEVICE_FATAL),
+                // The context of a device that has failed gets no other event any more.
+                _ if kind == REMOVED || context.is_dead() => {}
+                DEVICE_FATAL => {
+                    context.notice_failure();
+                    if context.device.profile.fatal_by_queue_pair {
+                        fail_queue_pairs(process, &context);
+                    } else {
+                        context.report_removal();
+                        raise(kind);
+                    }
                 }
-                continue;
-            }
-            match context.notice_removal() {
-                Some(Removal::Stopped) => fail_queue_pairs(process, &context),
-                Some(Removal::Removed) => raise(),
-                None => {}
+                _ => raise(kind),
             }
         }
         return;

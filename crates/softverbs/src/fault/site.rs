@@ -16,7 +16,7 @@ use crate::process::flap;
 use crate::shm::fabric::Fabric;
 use crate::shm::gids;
 use crate::shm::layout::{DeviceShared, LinkSlot};
-use crate::shm::link_state::{DOWN, REMOVED, SILENT_IN, SILENT_OUT};
+use crate::shm::link_state::{self, DOWN, SILENT_IN, SILENT_OUT};
 use crate::shm::peer::Peer;
 
 /// Returns the ports of a process.
@@ -224,9 +224,8 @@ impl<'a> Site<'a> {
             port.owners().for_each(|(_, device)| super::disarm_all(device));
             port.link.heals.fetch_add(1, AcqRel);
             let healed = port.link.clear_all();
-            if healed & REMOVED != 0 {
-                // A device that only stopped is removed before it returns.
-                port.raise(DEVICE_FATAL);
+            if healed & link_state::REMOVED != 0 {
+                port.raise(events::REMOVED);
             }
             if healed & DOWN != 0 {
                 port.raise(PORT_ACTIVE);
