@@ -12,17 +12,17 @@ use mpib_tests::table::{TABLES, Table, newest};
 use mpib_tests::{here, isolated, mpib, set, two_adapters};
 use nccl_net_mpib_agent_iface::environment::WITHOUT_HOST;
 
-/// Variable and form of each row of the manual's table: a new setting cannot be forgotten here.
-fn manual() -> Vec<(&'static str, &'static str)> {
+/// Variable and form of each section of the manual: a new setting cannot be forgotten here.
+fn manual() -> Vec<(&'static str, String)> {
     let page = include_str!("../../../docs/guide/configuration.md");
     let (_, rest) = page.split_once("<!-- settings -->\n").unwrap();
-    let (table, _) = rest.split_once("<!-- end of settings -->").unwrap();
-    let row = |line: &'static str| {
-        let mut cells = line.split(" | ");
-        let variable = cells.next().unwrap().trim_matches(['|', ' ', '`']);
-        (variable, cells.next().unwrap())
+    let (sections, _) = rest.split_once("<!-- end of settings -->").unwrap();
+    let section = |section: &'static str| {
+        let (variable, rest) = section.split_once("\n\n").unwrap();
+        let line = rest.split("\n\n").next().unwrap().replace('\n', " ");
+        (variable, line.rsplit_once("; default ").unwrap().0.to_owned())
     };
-    table.lines().skip(2).map(row).collect()
+    sections.split("### ").skip(1).map(section).collect()
 }
 
 /// The bounds in "a whole number from 1 to 31".
@@ -102,6 +102,9 @@ fn misfits(variable: &str, form: &str) -> Vec<String> {
         _ if form.starts_with("`[^][=]interface,…`") => {
             own(&["^", "=", ",", "a b", "=^a", "a/b", &"n".repeat(64)])
         }
+        _ if form.starts_with("a name without blanks") => {
+            own(&["a b", "-a", "_", ".a", "a\u{7f}", &"n".repeat(41)])
+        }
         _ if form.starts_with("an absolute path of a file, at most ") => {
             let limit: usize = form.split(' ').rev().nth(1).unwrap().parse().unwrap();
             let mut texts = own(&["agent.sock", "./hints", "~/hints", "/", "/tmp/", HUGE, "-1"]);
@@ -159,18 +162,18 @@ fn every_variable_refuses_malformed_values() {
             // The tables take turns: each variable is tried with old and new ones.
             let table = |n: usize| TABLES[(i + n) % TABLES.len()];
             let cut = ["NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"].contains(&variable);
-            let mut texts = misfits(variable, form);
+            let mut texts = misfits(variable, &form);
             // Numbers are cut for these: see the next test.
             texts
                 .retain(|text| !cut || !text.trim_start_matches("0x").bytes().all(|b| b.is_ascii_hexdigit()));
             for (n, text) in texts.iter().enumerate() {
-                refused(table(n), variable, text.as_ref(), form);
+                refused(table(n), variable, text.as_ref(), &form);
             }
             for bytes in [b"\xff".to_vec(), b"1\xff".to_vec(), b"soft0\xc3".to_vec()] {
-                refused(table(0), variable, &OsString::from_vec(bytes), form);
+                refused(table(0), variable, &OsString::from_vec(bytes), &form);
             }
             for blank in [" ", "\t", "\n", "1\n2", "a\nb"] {
-                refused(table(1), variable, blank.as_ref(), form);
+                refused(table(1), variable, blank.as_ref(), &form);
             }
         }
         // No refused value has a lasting effect.
@@ -210,7 +213,7 @@ fn an_empty_variable_is_unset_where_nccl_reads_it_and_an_error_where_only_we_do(
             manual().into_iter().partition(|(variable, _)| variable.starts_with("NCCL_"));
         assert!(!nccl.is_empty() && !ours.is_empty());
         for (i, (variable, form)) in ours.into_iter().enumerate() {
-            refused(TABLES[i % TABLES.len()], variable, "".as_ref(), form);
+            refused(TABLES[i % TABLES.len()], variable, "".as_ref(), &form);
         }
         for (variable, _) in nccl {
             set(variable, Some(""));
