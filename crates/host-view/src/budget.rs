@@ -26,8 +26,8 @@ pub(crate) struct Budget {
     host: Room,
     of_owner: Room,
     owners: HashMap<Owner, Room>,
-    /// The most connections of a page.
-    of_page: usize,
+    /// Numbers of the pages of owners whose pages have equal parts.
+    pages: HashMap<Owner, usize>,
 }
 
 impl Default for Budget {
@@ -38,17 +38,20 @@ impl Default for Budget {
 
 impl Budget {
     pub(crate) fn new(of_owner: Room, host: Room) -> Self {
-        Self { host, of_owner, owners: HashMap::new(), of_page: usize::MAX }
+        Self { host, of_owner, owners: HashMap::new(), pages: HashMap::new() }
     }
 
-    /// Returns that of an agent, which keeps two readings and their texts.
-    pub(crate) fn of_agent() -> Self {
-        Self::new(KEPT_OF_OWNER, KEPT_OF_HOST)
+    /// Returns that of an agent, which keeps two readings and their texts: for pages of these owners.
+    pub(crate) fn of_agent<'a>(owners: impl Iterator<Item = &'a Owner>) -> Self {
+        Self::new(KEPT_OF_OWNER, KEPT_OF_HOST).in_parts(owners)
     }
 
-    /// Gives the pages that come an equal part of what an owner with so many of them may have.
-    pub(crate) fn share(&mut self, pages: usize) {
-        self.of_page = self.of_owner.connections / pages.max(1);
+    /// Gives the pages of one owner equal parts of its connections. `owners` has that of each page.
+    fn in_parts<'a>(mut self, owners: impl Iterator<Item = &'a Owner>) -> Self {
+        for owner in owners {
+            *self.pages.entry(owner.clone()).or_default() += 1;
+        }
+        self
     }
 
     /// Returns whether another process of an owner may be inspected.
@@ -59,10 +62,11 @@ impl Budget {
     /// Counts a page with these ports and connections: none, if it is unreadable. Returns how many of
     /// them may be kept.
     pub(crate) fn add_page(&mut self, owner: &Owner, ports: usize, connections: usize) -> (usize, usize) {
-        let Self { host, of_owner, owners, of_page } = self;
+        let Self { host, of_owner, owners, pages } = self;
+        let part = of_owner.connections / pages.get(owner).copied().unwrap_or(1);
         let own = owners.entry(owner.clone()).or_insert(*of_owner);
         let ports = ports.min(host.ports).min(own.ports);
-        let connections = connections.min(host.connections).min(own.connections).min(*of_page);
+        let connections = connections.min(host.connections).min(own.connections).min(part);
         for room in [host, own] {
             room.pages = room.pages.saturating_sub(1);
             room.ports -= ports;
@@ -105,9 +109,10 @@ mod tests {
     //= agent.md: of many connections the document has some of each process
     #[test]
     fn no_page_takes_up_the_room_of_the_others_of_its_owner() {
-        let mut budget = Budget::new(Room { pages: 9, ports: 9, connections: 16 }, OF_HOST);
-        budget.share(4);
-        let kept = [(); 4].map(|()| budget.add_page(&Owner::User(1), 0, 1024).1);
+        let owners = [(); 4].map(|()| Owner::User(1));
+        let budget = Budget::new(Room { pages: 9, ports: 9, connections: 16 }, OF_HOST);
+        let mut budget = budget.in_parts(owners.iter());
+        let kept = owners.map(|owner| budget.add_page(&owner, 0, 1024).1);
         assert_eq!(kept, [4; 4]);
     }
 

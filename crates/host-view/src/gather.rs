@@ -104,15 +104,11 @@ impl Source {
 
     /// Reads pages that processes have passed to this one. Rates are not computed.
     pub fn passed(&mut self, pages: &[Passed<'_>]) -> Host {
-        let (mut host, mut budget) = (new_host(), Budget::of_agent());
-        let mut of_owner: HashMap<&Owner, usize> = HashMap::new();
-        for passed in pages {
-            *of_owner.entry(passed.owner).or_default() += 1;
-        }
+        let mut host = new_host();
+        let mut budget = Budget::of_agent(pages.iter().map(|passed| passed.owner));
         for Passed { pid, uid, owner, page } in in_turn(pages, |passed| passed.owner.clone()) {
             if budget.has_room(owner) {
                 let known = Known { pid: *pid, uid: *uid, owner: (*owner).clone() };
-                budget.share(of_owner.get(owner).copied().unwrap_or(1));
                 self.add(&mut host, known, [*page], &mut budget);
             } else {
                 host.not_inspected += 1;

@@ -15,8 +15,6 @@ const KEPT_MS: u64 = 24 * 3600 * 1000;
 /// What processes have counted.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counted {
-    /// Of one process.
-    job: Option<Key>,
     /// With the time of the latest reading that had them.
     ports: BTreeMap<String, (PortCounts, u64)>,
     totals: TwoWays,
@@ -31,8 +29,8 @@ pub(crate) struct Counted {
 /// have had a link.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// The last reading of each process, without its connections.
-    known: HashMap<(u32, u64, usize), Counted>,
+    /// The last reading of each process, without its connections, and its job.
+    known: HashMap<(u32, u64, usize), (Counted, Option<Key>)>,
     /// The processes that have ended.
     ended: Counted,
     /// What ended processes of jobs have counted that have others.
@@ -46,18 +44,18 @@ impl Ledger {
     /// their link. `real` are the ports that the kernel has: others never take their places.
     pub fn update(&mut self, host: &mut Host, real: &BTreeSet<String>) {
         let at = host.at_ms;
-        let counted = host.processes.iter().map(|process| Counted::of(process, at));
+        let counted = host.processes.iter().map(|process| (Counted::of(process, at), jobs::key(process)));
         let now: HashMap<_, _> = keys(host).into_iter().zip(counted).collect();
-        for (key, last) in std::mem::take(&mut self.known) {
+        for (key, (last, job)) in std::mem::take(&mut self.known) {
             if !now.contains_key(&key) {
                 self.ended.add(&last, real);
-                if let Some(job) = last.job {
+                if let Some(job) = job {
                     self.jobs.entry(job).or_default().add(&last.totals);
                 }
             }
         }
         self.known = now;
-        let present: BTreeSet<_> = host.processes.iter().filter_map(jobs::key).collect();
+        let present: BTreeSet<_> = self.known.values().filter_map(|(_, job)| job.as_ref()).collect();
         self.jobs.retain(|job, _| present.contains(job));
         self.ended.ports.retain(|name, (_, last)| real.contains(name) || *last + KEPT_MS > at);
         host.add_counted(&self.ended, real);
@@ -97,8 +95,7 @@ impl Counted {
         let Process { totals, failover, events, forged_frames, opened, ports, .. } = process;
         let ports = ports.iter().map(|port| (port.name.clone(), (port.counts.clone(), at))).collect();
         let (totals, failover, forged_frames, opened) = (*totals, *failover, *forged_frames, *opened);
-        let job = jobs::key(process);
-        Self { job, ports, totals, failover, events: events.clone(), forged_frames, opened }
+        Self { ports, totals, failover, events: events.clone(), forged_frames, opened }
     }
 
     fn add(&mut self, other: &Self, real: &BTreeSet<String>) {
