@@ -7,8 +7,8 @@ use nccl_net_mpib_agent_iface::stats::{Carried, Sender, StatsPage};
 /// How often the connections of a process are read for their ports and their share.
 const SELDOM: Duration = Duration::from_secs(1);
 
-/// How many entries are read at a time. All senders of a process have the same ports, and its page may have been
-/// made to keep the agent busy.
+/// How many entries are read at a time. All senders of a process have the same ports, and its page may
+/// have been made to keep the agent busy.
 const LOOKED: usize = 64;
 
 /// A rail on which parts have waited for less than this part of the time that they have waited on the
