@@ -114,11 +114,6 @@ impl SendLink {
         self.comm.longest().clamp(1, LARGEST)
     }
 
-    /// Returns whether [`send_command`](Self::send_command) is worth a call.
-    pub(super) fn has_room(&self) -> bool {
-        self.commands < self.count && self.comm.may_send()
-    }
-
     /// Starts to send a command, with at most [`MAX_CARRIED`] bytes inside. Returns `false` if there
     /// is no room, or no receive yet.
     pub(super) fn send_command(
@@ -127,7 +122,7 @@ impl SendLink {
         inside: &[u8],
         request: Option<Number>,
     ) -> Fast<bool> {
-        if self.commands == self.count {
+        if self.commands == self.count || !self.comm.may_send() {
             return Ok(false);
         }
         let len = COMMAND_BYTES + inside.len();
@@ -146,6 +141,9 @@ impl SendLink {
     /// Starts to send a part of a window. Returns `false` if there is no room, or no receive yet.
     pub(super) fn send(&mut self, window: &Window, part: Buffer, request: Option<Number>) -> Fast<bool> {
         let Self { comm, windows, .. } = self;
+        if !comm.may_send() {
+            return Ok(false);
+        }
         let mr = windows.get(window, comm.registrar())?;
         let Some(index) = comm.start(part, mr)? else { return Ok(false) };
         self.under_way.push_back(Sent { index, window: Some(window.number), request });

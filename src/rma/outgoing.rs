@@ -163,9 +163,6 @@ impl Ready {
     /// Sends a command, and prepares the data that follows it. Returns `false` if there is no room
     /// yet.
     fn say(&mut self, job: &Job, table: &mut Table) -> Fast<bool> {
-        if !self.commands.has_room() {
-            return Ok(false);
-        }
         let mut inside = [0; MAX_CARRIED];
         let (command, data, request) = match job {
             Job::Put { request, data, signal } => {

@@ -27,11 +27,10 @@ fn is_done(request: &Request) -> Fast<bool> {
 }
 
 impl SendComm {
-    /// Starts a send. Returns `None` if there is no receive yet, or no room.
+    /// Starts a send. Returns `None` if there is no receive yet, or no room; an error if the peer has
+    /// ended. So callers ask [`may_send`](Self::may_send) before, and once: without a receive, one of many
+    /// answers is yes, and that call finds the end.
     pub(crate) fn start(&self, buffer: Buffer, mr: &Mr) -> Fast<Option<u8>> {
-        if !self.may_send() {
-            return Ok(None);
-        }
         self.sender.send(buffer, TAG, Some(mr), ProfilerHandle::NONE)
     }
 

@@ -267,6 +267,51 @@ fn a_signal_for_a_gpu_that_no_adapter_reaches_is_an_error() {
     });
 }
 
+/// Receives for commands that a rank has posted.
+const COMMANDS: usize = 64;
+
+/// The other rank's process dies while a put waits for a receive of it, and nothing is under way: no
+/// completion shows the end.
+#[test]
+fn a_rank_that_dies_while_a_put_waits_fails_its_peers() {
+    let env = mpib("512", &[NO_PINGS]);
+    let second = || {
+        let mut lines = commands();
+        let mut group = Group::listen(rma_table(16));
+        answer(&word(&group.handle));
+        let other = handle_of(&lines.next().unwrap());
+        let group = group.join(1, vec![other]);
+        let window = group.window(HOST, 64, 0);
+        answer("joined");
+        group.until("the first put", || (window.word(0, 0) == 7).then_some(()));
+        // Receives for the messages that have come are posted again.
+        (0..100).for_each(|_| group.progress());
+        answer("idle");
+        lines.for_each(drop);
+    };
+    isolated_with(here!(), &env, second, || {
+        let mut group = Group::listen(rma_table(16));
+        let mut peer = Peer::start_as(Role::Second, &[]);
+        let theirs = handle_of(&peer.answer());
+        peer.say(&word(&group.handle));
+        let group = group.join(0, vec![theirs]);
+        let window = group.window(HOST, 64, 0);
+        assert_eq!(peer.answer(), "joined");
+        let put = || group.put(0, window.at(0, 8), 8, window.at(0, 0), 1);
+        window.write(0, 8, &7_u64.to_ne_bytes());
+        group.wait([put()]);
+        assert_eq!(peer.answer(), "idle");
+        (0..COMMANDS).for_each(|_| group.wait([put()]));
+        let waiting = put();
+        peer.kill();
+        let failed = until("a failure", || group.test(waiting).err());
+        assert_eq!(failed, RemoteError);
+        take_warning(&["one-sided traffic with rank 1 has failed", &peer.name(), "with sends outstanding"]);
+        group.deregister(window);
+        group.close();
+    });
+}
+
 /// The other rank's process dies: requests and progress fail, and the log says why.
 #[test]
 fn a_rank_that_dies_fails_its_peers() {
