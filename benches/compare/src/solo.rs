@@ -150,7 +150,7 @@ pub(crate) fn main(args: &SoloArgs) -> Result<(), Failure> {
     let connect = |_| Solo::connect(&net, device, args);
     let all: Vec<Solo> = (0..args.connections.get()).map(connect).collect::<Result<_, _>>()?;
     if args.null {
-        // SAFETY: this thread alone uses the connection, both ends and their memory are here.
+        // SAFETY: both ends of all connections and their memory are here.
         unsafe { rails::complete_at_once() }?;
     }
     let counts = run(&all, table, args)?;

@@ -114,8 +114,8 @@ pub fn is_softverbs() -> bool {
 /// `ibv_post_send` from now on. Fails if softverbs is not this process's libibverbs, or refuses.
 ///
 /// # Safety
-/// From now on one thread at a time uses the queue pairs and their queues, and each work request
-/// names memory that is valid in this process.
+/// From now on each work request names memory that is valid in this process. This thread drives the
+/// queue pairs.
 pub unsafe fn complete_at_once() -> Result<(), Failure> {
     type CompleteAtOnce = unsafe extern "C" fn() -> c_int;
     let refused = || {

@@ -4,8 +4,7 @@ use crate::common::*;
 use crate::peer::own_process;
 
 fn complete_at_once() -> Result<(), softverbs::Error> {
-    // SAFETY: the work requests of these tests name buffers of `End`s, and each test posts and
-    // polls on its own thread, alone.
+    // SAFETY: the work requests of these tests name buffers of `End`s.
     unsafe { softverbs::complete_at_once() }
 }
 
@@ -72,6 +71,43 @@ fn work_requests_complete_inside_their_post() {
     assert_eq!(b.buf[512..517], [11, 12, 13, 14, 0]);
     assert_eq!(poll(b.scq).map(|wc| (wc.opcode, wc.status)), Some((sys::ibv_wc_opcode::IBV_WC_RDMA_READ, 0)));
     assert_eq!(softverbs::counters(), counted, "nothing is counted");
+}
+
+/// Two ends, lent to another thread.
+struct Lent<'a>(&'a End, &'a End);
+
+// SAFETY: libibverbs permits each of its calls on any thread, and the lender waits.
+unsafe impl std::marker::Send for Lent<'_> {}
+
+impl Lent<'_> {
+    fn post_and_poll(&self) {
+        let Self(a, b) = self;
+        assert!(poll(a.scq).is_none() && poll(b.rcq).is_none(), "they are the first thread's");
+        assert_eq!(b.recv(3, 0, 0), 0);
+        let mut data = [9_u8; 8];
+        let mut sges =
+            [sys::ibv_sge { addr: data.as_mut_ptr().expose_provenance() as u64, length: 8, lkey: 0 }];
+        let inline = Send::new(op::IBV_WR_RDMA_WRITE_WITH_IMM, &mut sges).to(&b.address(), 256).id(4);
+        assert_eq!(a.send(inline.flags(SIGNALED | INLINE)), 0);
+        data.fill(0);
+        std::hint::black_box(data);
+    }
+}
+
+/// A library's own thread may post and poll beside the thread that drives the queue pairs.
+#[test]
+fn what_another_thread_posts_is_executed_with_the_next_call_of_the_first_one() {
+    own_process!();
+    let [mut a, b] = pair(|| Opts { inline: 64, ..Opts::default() });
+    a.buf[..8].fill(5);
+    complete_at_once().unwrap();
+    assert_eq!(b.recv(1, 0, 0), 0);
+    assert_eq!(notify(&a, &b, (0, 8), (2, 0)), 0);
+    let lent = Lent(&a, &b);
+    std::thread::scope(|scope| scope.spawn(move || lent.post_and_poll()).join().unwrap());
+    assert_eq!([poll(a.scq), poll(a.scq)].map(|wc| wc.map(|wc| wc.wr_id)), [Some(2), Some(4)]);
+    assert_eq!([poll(b.rcq), poll(b.rcq)].map(|wc| wc.map(|wc| wc.wr_id)), [Some(1), Some(3)]);
+    assert_eq!(b.buf[256..265], [9, 9, 9, 9, 9, 9, 9, 9, 0]);
 }
 
 #[test]

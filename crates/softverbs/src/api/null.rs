@@ -3,12 +3,16 @@
 //!
 //! Each object that takes part has the rings that replace its queues. The functions of the
 //! context's operations look for them first.
+//!
+//! One thread uses the rings: the one that has called `complete_at_once`. The work requests of other
+//! threads wait for its next post or poll, and their polls find nothing.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::mem::{self, MaybeUninit};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys as sys;
 use rdma_sys::ibv_wr_opcode as op;
@@ -25,9 +29,113 @@ use crate::shm::cq_ring::Completion;
 use crate::shm::layout::RecvQueue;
 use crate::shm::recv_queue::Receives;
 use crate::wire::reach;
-use crate::wire::send_queue::SIGNALED;
+use crate::wire::send_queue::{INLINE, SIGNALED};
 
-/// A queue of fixed size that one thread uses at a time.
+/// The thread that uses the rings.
+static OWNER: AtomicU64 = AtomicU64::new(0);
+/// Work requests of other threads, in the order of their posts, and whether there are any.
+static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
+static ANY_WAITING: AtomicBool = AtomicBool::new(false);
+
+/// A work request that waits for the thread that uses the rings.
+enum Waiting {
+    Send(Box<(NullQp, OwnedSend)>),
+    Receive(Arc<Ring<u64>>, u64),
+}
+
+/// A work request with its scatter list, and with the data of an inline one.
+struct OwnedSend {
+    wr: sys::ibv_send_wr,
+    sges: Vec<sys::ibv_sge>,
+    _inline: Vec<u8>,
+}
+
+// SAFETY: the pointers of the work request lead to its other fields, and to memory that is valid in
+// this process for all threads, as the caller of `complete_at_once` promises.
+unsafe impl Send for OwnedSend {}
+
+impl OwnedSend {
+    /// # Safety
+    /// As for [`NullQp::post`], for one work request.
+    unsafe fn of(wr: &sys::ibv_send_wr) -> Self {
+        // SAFETY: `sg_list` has `num_sge` items, as the caller guarantees.
+        let mut sges = unsafe { items(wr.sg_list, wr.num_sge) }.to_vec();
+        let mut inline = Vec::new();
+        if wr.send_flags & INLINE != 0 {
+            for sge in &sges {
+                let data = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
+                // SAFETY: valid memory, as the caller guarantees.
+                inline.extend_from_slice(unsafe { std::slice::from_raw_parts(data, sge.length as usize) });
+            }
+            let (addr, length) = (inline.as_ptr().expose_provenance() as u64, inline.len() as u32);
+            sges = vec![sys::ibv_sge { addr, length, lkey: 0 }];
+        }
+        // SAFETY: plain C data, which may be copied.
+        let mut own = unsafe { std::ptr::read(wr) };
+        own.next = std::ptr::null_mut();
+        own.num_sge = sges.len() as c_int;
+        Self { wr: own, sges, _inline: inline }
+    }
+}
+
+/// Whether this thread uses the rings.
+#[inline(always)]
+fn is_owner() -> bool {
+    this_thread() == OWNER.load(Relaxed)
+}
+
+#[inline(always)]
+fn this_thread() -> u64 {
+    // SAFETY: has no conditions.
+    unsafe { libc::pthread_self() as u64 }
+}
+
+fn waiting() -> std::sync::MutexGuard<'static, Vec<Waiting>> {
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wait(request: Waiting) {
+    waiting().push(request);
+    ANY_WAITING.store(true, Release);
+}
+
+/// Executes the work requests of other threads. Called by the thread that uses the rings.
+#[inline(always)]
+fn serve_others() {
+    if ANY_WAITING.load(Acquire) {
+        serve_waiting();
+    }
+}
+
+#[cold]
+fn serve_waiting() {
+    let requests = {
+        let mut waiting = waiting();
+        ANY_WAITING.store(false, Relaxed);
+        mem::take(&mut *waiting)
+    };
+    for request in requests {
+        match request {
+            Waiting::Send(send) => {
+                let (qp, OwnedSend { mut wr, mut sges, _inline }) = *send;
+                wr.sg_list = sges.as_mut_ptr();
+                // SAFETY: its scatter list is above, and its memory is valid as long as the queue pair is.
+                if let Err(refusal) = unsafe { qp.execute(&wr) } {
+                    qp.refused(refusal);
+                }
+            }
+            // Its post has succeeded. A full queue loses it: as many as fit are the program's to count.
+            Waiting::Receive(ring, wr_id) => drop(ring.push(wr_id)),
+        }
+    }
+}
+
+/// Forgets what waits of a queue pair that is destroyed.
+pub(crate) fn destroyed(qpn: u32) {
+    waiting().retain(|request| !matches!(request, Waiting::Send(send) if send.0.qpn == qpn));
+}
+
+/// A queue of fixed size that one thread uses.
 pub(crate) struct Ring<T> {
     items: Box<[UnsafeCell<MaybeUninit<T>>]>,
     /// Running number of the next item to pop.
@@ -36,8 +144,7 @@ pub(crate) struct Ring<T> {
     tail: Cell<u32>,
 }
 
-// SAFETY: the caller of `complete_at_once` promises that one thread at a time posts and polls, and
-// nothing else uses a ring.
+// SAFETY: only the thread of `OWNER` uses a ring: posts and polls of others do not reach it.
 unsafe impl<T: Send> Sync for Ring<T> {}
 // SAFETY: no part of it is tied to a thread.
 unsafe impl<T: Send> Send for Ring<T> {}
@@ -87,13 +194,19 @@ impl Ring<u64> {
     /// # Safety
     /// `wr` is a list of work requests, `bad` writable.
     pub(crate) unsafe fn post(
-        &self,
+        self: &Arc<Self>,
         mut wr: *mut sys::ibv_recv_wr,
         bad: *mut *mut sys::ibv_recv_wr,
     ) -> c_int {
+        let is_owner = is_owner();
+        if is_owner {
+            serve_others();
+        }
         // SAFETY: null or a work request, as the caller guarantees.
         while let Some(request) = unsafe { wr.as_ref() } {
-            if !self.push(request.wr_id) {
+            if !is_owner {
+                wait(Waiting::Receive(Arc::clone(self), request.wr_id));
+            } else if !self.push(request.wr_id) {
                 // SAFETY: writable, as the caller guarantees.
                 unsafe { bad.write(wr) };
                 return libc::ENOMEM;
@@ -111,6 +224,10 @@ impl Ring<sys::ibv_wc> {
     /// `wc` has room for `n`.
     #[inline]
     pub(crate) unsafe fn poll(&self, n: c_int, wc: *mut sys::ibv_wc) -> c_int {
+        if !is_owner() {
+            return 0;
+        }
+        serve_others();
         let mut taken = 0;
         while taken < n {
             let Some(completion) = self.pop() else { break };
@@ -123,6 +240,7 @@ impl Ring<sys::ibv_wc> {
 }
 
 /// A queue pair of the null data path.
+#[derive(Clone)]
 pub(crate) struct NullQp {
     qpn: u32,
     sig_all: bool,
@@ -144,6 +262,16 @@ impl NullQp {
         mut wr: *mut sys::ibv_send_wr,
         bad: *mut *mut sys::ibv_send_wr,
     ) -> c_int {
+        if !is_owner() {
+            // SAFETY: null or a work request, as the caller guarantees.
+            while let Some(request) = unsafe { wr.as_ref() } {
+                // SAFETY: as above, with its memory.
+                wait(Waiting::Send(Box::new((self.clone(), unsafe { OwnedSend::of(request) }))));
+                wr = request.next;
+            }
+            return 0;
+        }
+        serve_others();
         // SAFETY: null or a work request, as the caller guarantees.
         while let Some(request) = unsafe { wr.as_ref() } {
             // SAFETY: as above, with its memory.
@@ -280,6 +408,7 @@ pub(crate) fn join_all() -> Result<(), Error> {
         }
         pairs.push((qp, peer));
     }
+    OWNER.store(this_thread(), Relaxed);
     for (qp, peer) in pairs {
         let null = NullQp {
             qpn: qp.qpn,

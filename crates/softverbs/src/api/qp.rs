@@ -14,7 +14,7 @@ use crate::abi::handle::{Acks, Handle};
 use crate::api::cq::Cq;
 use crate::api::device::{self, Context, Device};
 use crate::api::events;
-use crate::api::null::{NullQp, Ring};
+use crate::api::null::{self, NullQp, Ring};
 use crate::api::pd::Pd;
 use crate::api::srq::Srq;
 use crate::config::call::Call;
@@ -289,6 +289,9 @@ impl Qp {
         self.disconnect(process)?;
         process.fabric.free_qpn(process.adapter(self.context.device), self.qpn);
         events::finish(&self.context, self.as_c().cast(), &self.acks);
+        if self.null.get().is_some() {
+            null::destroyed(self.qpn);
+        }
         process.free(self.offset, recv_queue::bytes(self.cap.max_recv_wr, self.cap.max_recv_sge));
         self.pd.users.fetch_sub(1, AcqRel);
         self.send_cq.qps.fetch_sub(1, AcqRel);

@@ -17,9 +17,12 @@ use crate::log::fault;
 /// counters, faults, retries, events or notifications. A write with an immediate for which no
 /// receive is posted fails with EAGAIN.
 ///
+/// The calling thread drives these queue pairs. What other threads post is executed with its next post
+/// or poll, and their polls find nothing.
+///
 /// # Safety
 /// The memory that each work request names, local and remote, is valid in this process at that
-/// address. Only one thread at a time uses the queue pairs and their queues.
+/// address, until its completion or the end of its queue pair.
 ///
 /// # Errors
 /// A queue pair is connected to another process or has work requests that are not executed yet.
