@@ -120,14 +120,15 @@ fn gpu(found: Gpu, by_file: bool) -> Finding {
     Finding { degraded: matches!(found, Gpu::NoModule(_)) && !by_file, text }
 }
 
-fn ordering(config: &Config, can: bool) -> Finding {
+fn ordering(config: &Config, can: Option<bool>) -> Finding {
     let setting = format!("NCCL_IB_PCI_RELAXED_ORDERING={}", config.relaxed_ordering);
     let (degraded, why) = match (config.relaxed_ordering, can) {
         (0, _) => (false, format!("off: {setting}")),
-        (_, true) => {
+        (_, None) => (false, "not known: there is no libibverbs".into()),
+        (_, Some(true)) => {
             (false, "on: libibverbs supports it (ibv_reg_mr_iova2); an adapter may ignore it".into())
         }
-        (wanted, false) => (
+        (wanted, Some(false)) => (
             wanted == 1,
             format!("off: libibverbs is older than rdma-core 28 and has no ibv_reg_mr_iova2 ({setting})"),
         ),
@@ -163,12 +164,13 @@ mod tests {
     #[test]
     fn relaxed_ordering_follows_the_setting_and_the_library() {
         for (setting, can, lost, expected) in [
-            (0, true, false, "is off: NCCL_IB_PCI_RELAXED_ORDERING=0"),
-            (0, false, false, "is off: NCCL_IB_PCI_RELAXED_ORDERING=0"),
-            (1, true, false, "is on"),
-            (1, false, true, "is off: libibverbs is older"),
-            (2, true, false, "is on"),
-            (2, false, false, "is off: libibverbs is older"),
+            (0, Some(true), false, "is off: NCCL_IB_PCI_RELAXED_ORDERING=0"),
+            (0, Some(false), false, "is off: NCCL_IB_PCI_RELAXED_ORDERING=0"),
+            (1, Some(true), false, "is on"),
+            (1, Some(false), true, "is off: libibverbs is older"),
+            (2, Some(true), false, "is on"),
+            (2, Some(false), false, "is off: libibverbs is older"),
+            (1, None, false, "is not known"),
         ] {
             let config = Config { relaxed_ordering: setting, ..Config::default() };
             let found = ordering(&config, can);

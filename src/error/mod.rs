@@ -32,6 +32,9 @@ pub enum Error {
         /// Object and arguments, in words; may be empty.
         detail: String,
     },
+    /// libibverbs is not there, or lacks a function.
+    #[error("libibverbs cannot be used: {0}")]
+    Library(String),
     /// A request completed with an error.
     #[error("{0}")]
     Completion(Box<FailedCompletion>),
@@ -202,7 +205,7 @@ impl Error {
     // No wildcard: a new variant must choose its code.
     pub(crate) fn failure(&self) -> Failure {
         match self {
-            Self::Verbs { .. } | Self::Io { .. } | Self::Event(_) => Failure::System,
+            Self::Verbs { .. } | Self::Library(_) | Self::Io { .. } | Self::Event(_) => Failure::System,
             Self::Completion(c) if c.port.is_some() => Failure::System,
             Self::Completion(c) => match wc_status(c.status).blame {
                 Blame::Peer | Blame::Path if c.loopback => Failure::System,
@@ -321,6 +324,7 @@ mod tests {
             |status| Error::Completion(Box::new(FailedCompletion { loopback: true, ..completion(status) }));
         for (error, code) in [
             (Error::verbs("ibv_x", os(), ""), Failure::System),
+            (Error::Library(String::new()), Failure::System),
             (Error::io("bind", os()), Failure::System),
             (done(12), Failure::Remote),
             (done(10), Failure::Remote),

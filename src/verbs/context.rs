@@ -2,7 +2,6 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::ptr::NonNull;
@@ -16,6 +15,7 @@ use crate::fork_guard;
 use crate::sync::Mutex;
 
 use super::event::About;
+use super::library::Verbs;
 use super::port::{Gid, Port};
 use super::shim::PendingEvent;
 use super::{is_removal, log_failure, make, mlx5dv, shim, zero};
@@ -23,6 +23,7 @@ use super::{is_removal, log_failure, make, mlx5dv, shim, zero};
 /// An open device.
 #[derive(Debug)]
 pub struct Context {
+    verbs: &'static Verbs,
     raw: NonNull<sys::ibv_context>,
     name: String,
     sysfs: String,
@@ -92,7 +93,13 @@ impl DeviceLimits {
 /// pages at a fork, the parent's next write goes to a page that no adapter reads. The call has an
 /// effect only before the first registration; later calls return the result of the first.
 pub(crate) fn survive_forks() -> Result<()> {
-    shim::fork_init().map_err(|source| Error::verbs("ibv_fork_init", source, ""))
+    Verbs::get()?.fork_init().map_err(|source| Error::verbs("ibv_fork_init", source, ""))
+}
+
+/// Returns whether registrations can request relaxed ordering, which the adapter may ignore. `None` if
+/// there is no libibverbs.
+pub(crate) fn can_relax_ordering() -> Option<bool> {
+    Verbs::get().ok().map(|verbs| verbs.ibv_reg_mr_iova2.is_some())
 }
 
 /// Opens every device and returns each name, with the error of a device that does not open.
@@ -106,6 +113,7 @@ pub(crate) fn open_all() -> Result<Vec<(String, Result<Arc<Context>>)>> {
 
 /// The devices that the library lists now.
 struct DeviceList {
+    verbs: &'static Verbs,
     /// `None` if there are none.
     first: Option<NonNull<*mut sys::ibv_device>>,
     count: usize,
@@ -113,31 +121,32 @@ struct DeviceList {
 
 /// A device in the list, which lives meanwhile.
 struct Listed<'a> {
+    list: &'a DeviceList,
     device: *mut sys::ibv_device,
     name: String,
     /// See [`Context::guid`].
     guid: u64,
-    _list: PhantomData<&'a DeviceList>,
 }
 
 impl DeviceList {
     fn new() -> Result<Self> {
+        let verbs = Verbs::get()?;
         let mut count = 0;
         // SAFETY: a writable count.
-        let list = unsafe { sys::ibv_get_device_list(&raw mut count) };
+        let list = unsafe { (verbs.ibv_get_device_list)(&raw mut count) };
         // Without devices the list may be NULL, and ibv_free_device_list(NULL) crashes.
         let Some(first) = NonNull::new(list) else {
             let source = io::Error::last_os_error();
             return match source.raw_os_error() {
-                Some(0 | libc::ENOSYS | libc::ENOENT) => Ok(Self { first: None, count: 0 }),
+                Some(0 | libc::ENOSYS | libc::ENOENT) => Ok(Self { verbs, first: None, count: 0 }),
                 _ => Err(Error::verbs("ibv_get_device_list", source, "")),
             };
         };
-        Ok(Self { first: Some(first), count: usize::try_from(count).unwrap_or(0) })
+        Ok(Self { verbs, first: Some(first), count: usize::try_from(count).unwrap_or(0) })
     }
 
     fn devices(&self) -> impl Iterator<Item = Listed<'_>> {
-        self.first.into_iter().flat_map(|first| {
+        self.first.into_iter().flat_map(move |first| {
             (0..self.count).map(move |i| {
                 // SAFETY: the list has `count` entries.
                 let device = unsafe { *first.as_ptr().add(i) };
@@ -145,8 +154,8 @@ impl DeviceList {
                 // library NUL-terminates.
                 let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy().into_owned();
                 // SAFETY: as above.
-                let guid = unsafe { sys::ibv_get_device_guid(device) };
-                Listed { device, name, guid, _list: PhantomData }
+                let guid = unsafe { (self.verbs.ibv_get_device_guid)(device) };
+                Listed { list: self, device, name, guid }
             })
         })
     }
@@ -156,7 +165,7 @@ impl Drop for DeviceList {
     fn drop(&mut self) {
         if let Some(first) = self.first {
             // SAFETY: the list from `new`. Open contexts outlive it (man ibv_get_device_list).
-            unsafe { sys::ibv_free_device_list(first.as_ptr()) };
+            unsafe { (self.verbs.ibv_free_device_list)(first.as_ptr()) };
         }
     }
 }
@@ -164,18 +173,18 @@ impl Drop for DeviceList {
 impl Context {
     /// Calls `ibv_open_device`.
     fn open(listed: &Listed<'_>) -> Result<Self> {
-        let Listed { device, ref name, guid, .. } = *listed;
+        let Listed { list: &DeviceList { verbs, .. }, device, ref name, guid } = *listed;
         // SAFETY: an entry of a live list, whose path is an array in the struct that the library
         // NUL-terminates.
         let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) }.to_string_lossy().into_owned();
         let guard = fork_guard::no_fork();
         // SAFETY: as above.
-        let raw = make("ibv_open_device", || name.clone(), || unsafe { sys::ibv_open_device(device) })?;
+        let raw = make("ibv_open_device", || name.clone(), || unsafe { (verbs.ibv_open_device)(device) })?;
         close_in_children(raw, true);
         drop(guard);
         // SAFETY: as above.
         let transport = unsafe { (*device).transport_type };
-        let context = Self { raw, name: name.clone(), sysfs, guid, transport, changes: Mutex::new(0) };
+        let context = Self { verbs, raw, name: name.clone(), sysfs, guid, transport, changes: Mutex::new(0) };
         // SAFETY: just opened.
         if let Err(source) = unsafe { shim::async_fd_nonblocking(raw.as_ptr()) } {
             return Err(Error::io(format!("fcntl(O_NONBLOCK) on the events of {}", context.name), source));
@@ -230,7 +239,7 @@ impl Context {
     pub(crate) fn limits(&self) -> Result<DeviceLimits> {
         let mut attr = std::mem::MaybeUninit::<sys::ibv_device_attr>::zeroed();
         // SAFETY: open context, writable struct.
-        let rc = unsafe { sys::ibv_query_device(self.raw.as_ptr(), attr.as_mut_ptr()) };
+        let rc = unsafe { (self.verbs.ibv_query_device)(self.raw.as_ptr(), attr.as_mut_ptr()) };
         zero("ibv_query_device", rc, || self.name.clone())?;
         // SAFETY: zeroed, then written; integers only.
         let attr = unsafe { attr.assume_init() };
@@ -253,7 +262,7 @@ impl Context {
     /// Calls `ibv_query_port`.
     pub(crate) fn port(&self, number: u8) -> Result<Port> {
         // SAFETY: open context.
-        let attr = unsafe { shim::query_port(self.raw.as_ptr(), number) };
+        let attr = unsafe { self.verbs.query_port(self.raw.as_ptr(), number) };
         let fault = |source| Error::verbs("ibv_query_port", source, format!("{} port {number}", self.name));
         let shim::PortAttr { attr, speed_ex } = attr.map_err(|rc| {
             fault(if rc < 0 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(rc) })
@@ -271,7 +280,7 @@ impl Context {
         // The call covers all ports. Devices have one or two, with tables of one length.
         let room = 2 * port.gids as usize;
         // SAFETY: open context.
-        let all = unsafe { shim::gid_table(self.raw.as_ptr(), room) };
+        let all = unsafe { self.verbs.gid_table(self.raw.as_ptr(), room) };
         let all = all.map_or_else(|| self.gids_one_by_one(port), Ok)?;
         let ours = all.into_iter().filter(|entry| entry.port == u32::from(port.number));
         Ok(ours.filter_map(Gid::of).collect())
@@ -281,7 +290,7 @@ impl Context {
         // An address handle has one byte for the index.
         let indices = (0..=u8::MAX).take(port.gids as usize);
         // SAFETY: open context.
-        let entry = |i| unsafe { shim::query_gid(self.raw.as_ptr(), &self.sysfs, port.number, i) };
+        let entry = |i| unsafe { self.verbs.query_gid(self.raw.as_ptr(), &self.sysfs, port.number, i) };
         let (read, failed): (Vec<_>, Vec<_>) = indices.map(entry).partition(io::Result::is_ok);
         // Some libraries fail for an empty entry.
         match failed.into_iter().find_map(io::Result::err).filter(|_| read.is_empty()) {
@@ -294,7 +303,7 @@ impl Context {
     /// tables only.
     pub(crate) fn gid_at(&self, port: u8, index: u8) -> Option<Gid> {
         // SAFETY: open context.
-        unsafe { shim::gid_at(self.raw.as_ptr(), port, index) }.and_then(Gid::of)
+        unsafe { self.verbs.gid_at(self.raw.as_ptr(), port, index) }.and_then(Gid::of)
     }
 
     /// Returns a number that changes with each event that may have changed a port or a table.
@@ -309,7 +318,7 @@ impl Context {
     pub(crate) fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         let mut key = 0;
         // SAFETY: open context, writable integer.
-        let rc = unsafe { sys::ibv_query_pkey(self.raw.as_ptr(), port, index.into(), &raw mut key) };
+        let rc = unsafe { (self.verbs.ibv_query_pkey)(self.raw.as_ptr(), port, index.into(), &raw mut key) };
         zero("ibv_query_pkey", rc, || format!("{} port {port} index {index}", self.name))?;
         Ok(u16::from_be(key))
     }
@@ -322,7 +331,7 @@ impl Context {
     pub(crate) fn next_event(&self) -> io::Result<Option<PendingEvent<'_>>> {
         let mut changes = self.changes.lock();
         // SAFETY: open context whose descriptor does not block.
-        match unsafe { shim::next_event(self.raw.as_ptr()) } {
+        match unsafe { self.verbs.next_event(self.raw.as_ptr()) } {
             Ok(event) => {
                 if matches!(event.about, About::Port(_) | About::Device) {
                     *changes += 1;
@@ -345,6 +354,10 @@ impl Context {
         self.raw.addr().get()
     }
 
+    pub(super) fn verbs(&self) -> &'static Verbs {
+        self.verbs
+    }
+
     pub(super) fn as_ptr(&self) -> *mut sys::ibv_context {
         self.raw.as_ptr()
     }
@@ -363,7 +376,9 @@ impl Drop for Context {
         let _guard = fork_guard::no_fork();
         close_in_children(self.raw, false);
         // SAFETY: no other owner is left; every child holds an `Arc` to the context.
-        log_failure("ibv_close_device", &self.name, unsafe { sys::ibv_close_device(self.raw.as_ptr()) });
+        log_failure("ibv_close_device", &self.name, unsafe {
+            (self.verbs.ibv_close_device)(self.raw.as_ptr())
+        });
     }
 }
 
@@ -379,7 +394,7 @@ mod tests {
         let port = context.port(1).unwrap();
         let place = |entry: &shim::GidEntry| (entry.index, entry.raw);
         // SAFETY: open context.
-        let all = unsafe { shim::gid_table(context.as_ptr(), 1 << 16) }.unwrap();
+        let all = unsafe { context.verbs.gid_table(context.as_ptr(), 1 << 16) }.unwrap();
         let each = context.gids_one_by_one(&port).unwrap();
         let used: Vec<_> = each.iter().filter(|entry| entry.raw != [0; 16]).collect();
         assert_eq!(
@@ -387,7 +402,7 @@ mod tests {
             used.into_iter().map(place).collect::<Vec<_>>()
         );
         // SAFETY: as above.
-        let short = unsafe { shim::gid_table(context.as_ptr(), all.len() - 1) };
+        let short = unsafe { context.verbs.gid_table(context.as_ptr(), all.len() - 1) };
         assert!(short.is_none(), "more than there is room for");
     }
 }

@@ -126,8 +126,9 @@ impl Cq {
         let poll = unsafe { (*context.as_ptr()).ops.poll_cq }
             .ok_or_else(|| Error::Internal(format!("{} has no ibv_poll_cq", context.name())))?;
         // SAFETY: open context; no channel, no cookie, vector 0.
-        let create =
-            || unsafe { sys::ibv_create_cq(context.as_ptr(), n, ptr::null_mut(), ptr::null_mut(), 0) };
+        let create = || unsafe {
+            (context.verbs().ibv_create_cq)(context.as_ptr(), n, ptr::null_mut(), ptr::null_mut(), 0)
+        };
         let raw = make("ibv_create_cq", || format!("{} for {n} entries", context.name()), create)?;
         Ok(Self { raw, poll, context: Arc::clone(context) })
     }
@@ -168,6 +169,7 @@ impl Cq {
 impl Drop for Cq {
     fn drop(&mut self) {
         // SAFETY: no other owner is left; QPs hold an `Arc` to the CQ.
-        log_failure("ibv_destroy_cq", self.context.name(), unsafe { sys::ibv_destroy_cq(self.raw.as_ptr()) });
+        let rc = unsafe { (self.context.verbs().ibv_destroy_cq)(self.raw.as_ptr()) };
+        log_failure("ibv_destroy_cq", self.context.name(), rc);
     }
 }

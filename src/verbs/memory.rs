@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::limits;
 
 use super::region::Pages;
-use super::{Blanks, Context, Local, log_failure, make, make_by, shim};
+use super::{Blanks, Context, Local, log_failure, make, make_by};
 
 /// A protection domain.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Pd {
     /// Calls `ibv_alloc_pd`.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
         // SAFETY: the context is open while we hold it.
-        let alloc = || unsafe { sys::ibv_alloc_pd(context.as_ptr()) };
+        let alloc = || unsafe { (context.verbs().ibv_alloc_pd)(context.as_ptr()) };
         Ok(Self {
             raw: make("ibv_alloc_pd", || context.name().to_owned(), alloc)?,
             context: Arc::clone(context),
@@ -64,10 +64,10 @@ impl Pd {
     /// descriptor: where the call is supported, it fails with another error.
     pub(crate) fn takes_dmabuf(&self) -> io::Result<()> {
         // SAFETY: the PD is live while we hold it.
-        match unsafe { shim::reg_dmabuf_mr(self.as_ptr(), (-1, 0), (0, 0), 0, false) } {
+        match unsafe { self.context.verbs().reg_dmabuf_mr(self.as_ptr(), (-1, 0), (0, 0), 0, false) } {
             Ok(raw) => {
                 // SAFETY: just made, and not shared.
-                let rc = unsafe { sys::ibv_dereg_mr(raw.as_ptr()) };
+                let rc = unsafe { (self.context.verbs().ibv_dereg_mr)(raw.as_ptr()) };
                 log_failure("ibv_dereg_mr", self.context.name(), rc);
                 Ok(())
             }
@@ -89,7 +89,8 @@ impl Pd {
         // Exposed: devices make pointers of it.
         let addr = memory.start().as_ptr().expose_provenance();
         // SAFETY: the PD is live while we hold it.
-        let register = || unsafe { shim::reg_mr(self.as_ptr(), addr, 8, MrOptions::local(), false) };
+        let register =
+            || unsafe { self.context.verbs().reg_mr(self.as_ptr(), addr, 8, MrOptions::local(), false) };
         let raw = make_by(|| format!("{} for the memory of receives", self.context.name()), register)?;
         // SAFETY: just made.
         let lkey = unsafe { raw.as_ref().lkey };
@@ -110,7 +111,8 @@ impl Drop for Pd {
         self.retired.get_mut().clear();
         self.receives.take();
         // SAFETY: no other owner is left; MRs, SRQs and QPs hold an `Arc` to the PD.
-        log_failure("ibv_dealloc_pd", self.context.name(), unsafe { sys::ibv_dealloc_pd(self.raw.as_ptr()) });
+        let rc = unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) };
+        log_failure("ibv_dealloc_pd", self.context.name(), rc);
     }
 }
 
@@ -222,7 +224,9 @@ impl Mr {
     /// Calls `ibv_reg_mr` for `len` bytes at `addr`.
     pub(crate) fn new(pd: &Arc<Pd>, addr: usize, len: usize, options: MrOptions) -> Result<Self> {
         // SAFETY: the PD is live while we hold it.
-        let register = || unsafe { shim::reg_mr(pd.as_ptr(), addr, len, options.access(), options.relaxed) };
+        let register = || unsafe {
+            pd.context.verbs().reg_mr(pd.as_ptr(), addr, len, options.access(), options.relaxed)
+        };
         let raw = make_by(|| format!("{} for {len} bytes at {addr:#x}", pd.context.name()), register)?;
         Ok(Self::of(raw, pd))
     }
@@ -238,7 +242,9 @@ impl Mr {
     ) -> Result<Self> {
         let (access, relaxed) = (options.access(), options.relaxed);
         // SAFETY: the PD is live while we hold it.
-        let raw = unsafe { shim::reg_dmabuf_mr(pd.as_ptr(), (fd, offset), (addr, len), access, relaxed) };
+        let raw = unsafe {
+            pd.context.verbs().reg_dmabuf_mr(pd.as_ptr(), (fd, offset), (addr, len), access, relaxed)
+        };
         let raw = raw.map_err(|e| {
             let name = pd.context.name();
             let detail = format!("{name} for {len} bytes at {addr:#x}, from offset {offset} of file {fd} on");
@@ -276,6 +282,7 @@ impl Mr {
 impl Drop for RawMr {
     fn drop(&mut self) {
         // SAFETY: no other owner is left.
-        log_failure("ibv_dereg_mr", self.context.name(), unsafe { sys::ibv_dereg_mr(self.raw.as_ptr()) });
+        let rc = unsafe { (self.context.verbs().ibv_dereg_mr)(self.raw.as_ptr()) };
+        log_failure("ibv_dereg_mr", self.context.name(), rc);
     }
 }

@@ -1,12 +1,12 @@
 //! Owners of verbs objects. Each keeps its parents alive, so objects are destroyed in the order
 //! that libibverbs requires.
 //!
-//! Nothing here knows of connections or messages. Only symbols of `IBVERBS_1.1` or older are
-//! linked; `shim` looks newer ones up at run time.
+//! Nothing here knows of connections or messages. `library` finds libibverbs' functions.
 
 mod context;
 mod cq;
 mod event;
+mod library;
 mod memory;
 mod mlx5dv;
 mod port;
@@ -24,7 +24,7 @@ use nix::errno::Errno;
 
 use crate::error::{Error, Result};
 
-pub(crate) use context::{Context, DeviceLimits, open_all, survive_forks};
+pub(crate) use context::{Context, DeviceLimits, can_relax_ordering, open_all, survive_forks};
 pub(crate) use cq::Kind;
 pub use cq::{Batch, Completion, Cq};
 pub(crate) use event::{About, AsyncEvent};
@@ -37,7 +37,6 @@ pub use region::Region;
 pub(crate) use region::{Pages, Words, page_size};
 pub use sends::{Chain, Local, Remote};
 pub(crate) use sends::{ImmWrite, WRITE, WRITE_WITH_IMM, WordsWrite};
-pub(crate) use shim::can_relax_ordering;
 
 /// Makes an object by a call that returns a pointer, and sets `errno` if that is NULL. bnxt_re does not
 /// where its library finds a limit, so an earlier errno must not be taken for the reason.

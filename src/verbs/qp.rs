@@ -10,10 +10,11 @@ use sys::ibv_qp_attr_mask as bits;
 
 use crate::error::{Error, Fast, Result};
 
+use super::library::Verbs;
 use super::sends::Prepared;
 use super::{
     Blanks, Chain, Cq, Gid, ImmWrite, Pd, Port, Srq, WordsWrite, failed, is_put_off, is_removal, log_failure,
-    make, shim, zero,
+    make, zero,
 };
 
 /// How often a post that the provider puts off is tried again: some microseconds in all.
@@ -162,11 +163,15 @@ impl Drop for Raw {
 }
 
 impl Raw {
+    fn verbs(&self) -> &'static Verbs {
+        self.cq.context().verbs()
+    }
+
     /// Calls `ibv_destroy_qp`, once. If it succeeds, no device accesses memory for the queue pair.
     fn destroy(&mut self) -> i32 {
         self.is_destroyed = true;
         // SAFETY: called once, by the only owner, who does not use the queue pair any more.
-        unsafe { sys::ibv_destroy_qp(self.qp.as_ptr()) }
+        unsafe { (self.verbs().ibv_destroy_qp)(self.qp.as_ptr()) }
     }
 }
 
@@ -193,7 +198,7 @@ impl Qp<Fresh> {
         };
         let create = || {
             // SAFETY: live PD, CQ and SRQ; filled struct.
-            let qp = unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) };
+            let qp = unsafe { (pd.context().verbs().ibv_create_qp)(pd.as_ptr(), &raw mut init) };
             if !qp.is_null() || options.inline == 0 {
                 return qp;
             }
@@ -201,7 +206,7 @@ impl Qp<Fresh> {
             init.cap.max_inline_data = 0;
             init.cap.max_recv_wr = receives;
             // SAFETY: as above.
-            unsafe { sys::ibv_create_qp(pd.as_ptr(), &raw mut init) }
+            unsafe { (pd.context().verbs().ibv_create_qp)(pd.as_ptr(), &raw mut init) }
         };
         let qp = make("ibv_create_qp", on, create)?;
         let raw =
@@ -279,7 +284,7 @@ impl Qp<Fresh> {
     fn enter_rtr(&mut self, path: &Path) -> Result<()> {
         if let Some(ece) = path.ece {
             // SAFETY: live QP.
-            let rc = unsafe { shim::set_ece(self.raw.qp.as_ptr(), ece) };
+            let rc = unsafe { self.raw.verbs().set_ece(self.raw.qp.as_ptr(), ece) };
             zero("ibv_set_ece", rc, || self.describe("RTR", path))?;
         }
         let mut rtr = blank();
@@ -328,7 +333,7 @@ impl Qp<Fresh> {
 
     fn modify(&mut self, to: Reached, attr: &mut sys::ibv_qp_attr, mask: u32, path: &Path) -> Result<()> {
         // SAFETY: live QP, filled struct.
-        let rc = unsafe { sys::ibv_modify_qp(self.raw.qp.as_ptr(), attr, mask as i32) };
+        let rc = unsafe { (self.raw.verbs().ibv_modify_qp)(self.raw.qp.as_ptr(), attr, mask as i32) };
         zero("ibv_modify_qp", rc, || self.describe(&format!("{to:?}").to_uppercase(), path))?;
         self.reached = to;
         Ok(())
@@ -369,7 +374,7 @@ impl<S> Qp<S> {
     /// support it.
     pub(crate) fn ece(&self) -> Result<Option<Ece>> {
         // SAFETY: live QP.
-        let (rc, ece) = unsafe { shim::query_ece(self.raw.qp.as_ptr()) };
+        let (rc, ece) = unsafe { self.raw.verbs().query_ece(self.raw.qp.as_ptr()) };
         if rc == libc::EOPNOTSUPP {
             return Ok(None);
         }

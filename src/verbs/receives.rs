@@ -121,7 +121,9 @@ impl Srq {
         let mut init = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         let on = || format!("{} for {depth} receives", pd.context().name());
         // SAFETY: live PD, filled struct.
-        let raw = make("ibv_create_srq", on, || unsafe { sys::ibv_create_srq(pd.as_ptr(), &raw mut init) })?;
+        let raw = make("ibv_create_srq", on, || unsafe {
+            (pd.context().verbs().ibv_create_srq)(pd.as_ptr(), &raw mut init)
+        })?;
         Ok(Self { raw, pd: Arc::clone(pd) })
     }
 
@@ -142,8 +144,7 @@ impl Srq {
 impl Drop for Srq {
     fn drop(&mut self) {
         // SAFETY: no other owner is left; QPs hold an `Arc` to the SRQ.
-        log_failure("ibv_destroy_srq", self.pd.context().name(), unsafe {
-            sys::ibv_destroy_srq(self.raw.as_ptr())
-        });
+        let rc = unsafe { (self.pd.context().verbs().ibv_destroy_srq)(self.raw.as_ptr()) };
+        log_failure("ibv_destroy_srq", self.pd.context().name(), rc);
     }
 }

@@ -55,8 +55,25 @@ fn a_broken_host_has_cause_and_remedy_in_the_first_lines() {
     let conf = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(conf.path(), "NCCL_IB_HCA: sout\nexport MPIB_MODE=0\n# MPIB_MODE\n").unwrap();
     let conf = conf.path().to_str().unwrap();
+    // A folder that the linker searches, with a libibverbs that is none.
+    let libraries = tempfile::tempdir().unwrap();
+    std::fs::write(libraries.path().join("libibverbs.so.1"), "").unwrap();
+    let build = artifact("libnccl-net-mpib.so").parent().unwrap().to_owned();
+    let libraries = format!("{}:{}", libraries.path().display(), build.display());
     type Host<'a> = (&'a str, &'a [(&'a str, &'a str)], Case<'a>);
-    let cases: [Host<'_>; 10] = [
+    let cases: [Host<'_>; 11] = [
+        (
+            TWO,
+            &[("LD_LIBRARY_PATH", &libraries)],
+            Case {
+                code: 2,
+                words: &[
+                    "libibverbs cannot be used: ",
+                    "libibverbs.so.1: file too short. Install libibverbs1 and ibverbs-providers",
+                    "[MPIB-229]",
+                ],
+            },
+        ),
         ("", &[], Case { code: 2, words: &["no RDMA device found", "-> load the adapter's driver"] }),
         (
             TWO,

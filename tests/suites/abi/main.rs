@@ -5,4 +5,5 @@ mod exports;
 mod fork;
 mod inits;
 mod interface;
+mod libibverbs;
 mod rccl;

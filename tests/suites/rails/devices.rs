@@ -1,13 +1,8 @@
-//! Devices that are missing or cannot be used, and a plugin file without libibverbs.
+//! Devices that are missing or cannot be used.
 
-use std::fs;
-use std::path::Path;
-
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mpib_tests::code::{Code, InvalidUsage, Success, SystemError};
 use mpib_tests::log::{take_warning, take_warnings};
 use mpib_tests::pair::{Pair, connect, init};
-use mpib_tests::paths::artifact;
 use mpib_tests::table::{Ptr, TABLES, newest};
 use mpib_tests::vdevices::{carried, rails};
 use mpib_tests::{here, isolated};
@@ -323,58 +318,6 @@ fn a_gid_index_for_all_costs_no_infiniband_port() {
         let ctx = init(newest());
         two_devices_work(ctx);
     });
-}
-
-/// The plugin's file as `make build` leaves it, but for the name of the library that it needs.
-fn without_libibverbs(folder: &Path) -> std::path::PathBuf {
-    const NEEDED: &[u8] = b"libibverbs.so.1\0";
-    let built = artifact("libnccl-net-mpib.so");
-    let mut bytes = fs::read(&built).unwrap();
-    let places: Vec<usize> =
-        bytes.windows(NEEDED.len()).enumerate().filter(|(_, w)| *w == NEEDED).map(|(at, _)| at).collect();
-    assert!(!places.is_empty(), "the file does not need libibverbs.so.1");
-    for at in places {
-        bytes[at + NEEDED.len() - 2] = b'9';
-    }
-    let copy = folder.join("libnccl-net-mpib.so");
-    fs::write(&copy, bytes).unwrap();
-    copy
-}
-
-#[test]
-fn without_libibverbs_the_file_does_not_load_and_the_linker_names_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let copy = without_libibverbs(folder.path());
-    isolated(here!(), &[], || {
-        // SAFETY: either nothing of it runs, or what its dlopen runs in NCCL as well.
-        let opened = unsafe { Library::open(Some(&copy), RTLD_NOW | RTLD_LOCAL) };
-        let Err(e) = opened else { panic!("it was opened") };
-        let said = format!("{e:?}");
-        assert!(said.contains("libibverbs.so.9: cannot open shared object file"), "{said}");
-        // The process goes on, with what else there is.
-        let ctx = init(newest());
-        assert_eq!(newest().finalize(ctx), Success);
-    });
-}
-
-#[test]
-fn mpib_perf_says_which_library_is_missing_and_what_to_install() {
-    let folder = tempfile::tempdir().unwrap();
-    let copy = without_libibverbs(folder.path());
-    let tool = artifact("mpib");
-    let output =
-        std::process::Command::new(&tool).args(["perf", "--sizes", "8", "--plugin"]).arg(&copy).output();
-    let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    for part in [
-        copy.to_str().unwrap(),
-        "needs libibverbs.so.9, which is not on this system",
-        "install libibverbs (package libibverbs1 on Debian and Ubuntu",
-        "LD_LIBRARY_PATH",
-    ] {
-        assert!(said.contains(part), "{part:?} in {said}");
-    }
 }
 
 /// A table of rdma_rxe has 1024 places. Its used entries come in one call, for all connections of a

@@ -181,6 +181,8 @@ const INIT: &[Code] = group! {
         "a call has a handle that was closed, or one of another kind", "a fault of the caller: report it with NCCL's release";
     general 228 "invalid argument: ":
         "a call has an argument that the interface does not allow", "a fault of the caller: report it with NCCL's release";
+    text 229 "libibverbs cannot be used":
+        "the library is not there, or another file has its name; the line has the dynamic linker's words", "install `libibverbs1` and `ibverbs-providers` (Debian, Ubuntu) or `libibverbs` (RHEL), in the container as well; `LD_LIBRARY_PATH`";
 };
 
 const CONNECT: &[Code] = group! {
