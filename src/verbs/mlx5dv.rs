@@ -3,8 +3,10 @@
 //! symbols of MLX5_1.25 lack the call.
 
 use std::ffi::{CStr, c_char, c_int};
+use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use rdma_sys as sys;
 
 /// Vendor id of the adapters that mlx5 drives.
@@ -26,30 +28,19 @@ struct Mlx5dv {
 /// Returns the calls; `None` if there is no libmlx5, or if it is too old. Looked up once.
 fn mlx5dv() -> Option<&'static Mlx5dv> {
     static CALLS: OnceLock<Option<Mlx5dv>> = OnceLock::new();
-    CALLS
-        .get_or_init(|| {
-            // SAFETY: the name is NUL-terminated. The library stays open: libibverbs uses the same
-            // file as the driver of these adapters.
-            let library =
-                unsafe { libc::dlopen(c"libmlx5.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-            if library.is_null() {
-                return None;
-            }
-            // SAFETY: an open library, and the string is NUL-terminated.
-            let symbol = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
-            let (is_supported, path) =
-                (symbol(c"mlx5dv_is_supported"), symbol(c"mlx5dv_get_data_direct_sysfs_path"));
-            if is_supported.is_null() || path.is_null() {
-                return None;
-            }
-            Some(Mlx5dv {
-                // SAFETY: the function of this name has this type (mlx5dv.h).
-                is_supported: unsafe { std::mem::transmute::<*mut libc::c_void, IsSupported>(is_supported) },
-                // SAFETY: as above.
-                data_direct_path: unsafe { std::mem::transmute::<*mut libc::c_void, DataDirectPath>(path) },
-            })
+    let found = || {
+        // SAFETY: libibverbs uses the same file as the driver of these adapters.
+        let library = unsafe { Library::open(Some("libmlx5.so.1"), RTLD_NOW | RTLD_LOCAL) }.ok()?;
+        // Never closed: the calls may be used until the process ends.
+        let library = ManuallyDrop::new(library);
+        Some(Mlx5dv {
+            // SAFETY: the function of this name has this type (mlx5dv.h).
+            is_supported: *unsafe { library.get(c"mlx5dv_is_supported") }.ok()?,
+            // SAFETY: as above.
+            data_direct_path: *unsafe { library.get(c"mlx5dv_get_data_direct_sysfs_path") }.ok()?,
         })
-        .as_ref()
+    };
+    CALLS.get_or_init(found).as_ref()
 }
 
 /// Returns the path of the Data Direct interface of an adapter: a second PCI function, near the
