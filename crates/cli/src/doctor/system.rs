@@ -46,7 +46,9 @@ pub(super) fn checks(root: &Path, softverbs: bool, report: Option<&Report>) -> V
         checks.push(files(root, &adapters));
     }
     let is_open = checks.iter().all(|check| check.level < Level::Fail);
-    if is_open && !seen && report.is_some() && !adapters.is_empty() {
+    // MPIB-229: there is no libibverbs that could lack a provider.
+    let has_library = |report: &Report| report.checks.iter().all(|c| c.code.as_deref() != Some("MPIB-229"));
+    if is_open && !seen && report.is_some_and(has_library) && !adapters.is_empty() {
         checks.push(provider::check(root, &adapters));
     }
     checks
@@ -130,13 +132,21 @@ mod tests {
 
     /// Checks a root with these files.
     fn checks_below(files: &[(&str, &str)], softverbs: bool) -> Vec<(String, Level, String)> {
+        checks_with(files, softverbs, None)
+    }
+
+    fn checks_with(
+        files: &[(&str, &str)],
+        softverbs: bool,
+        report: Option<&Report>,
+    ) -> Vec<(String, Level, String)> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        checks(root.path(), softverbs, None).into_iter().map(|c| (c.id, c.level, c.text)).collect()
+        checks(root.path(), softverbs, report).into_iter().map(|c| (c.id, c.level, c.text)).collect()
     }
 
     const ADAPTER: (&str, &str) = ("sys/class/infiniband/mlx5_0/node_type", "1: CA\n");
@@ -161,6 +171,38 @@ mod tests {
         let good = checks_below(&[ADAPTER, core, uverbs, ("dev/infiniband/uverbs0", "")], false);
         assert!(good.iter().all(|c| c.1 == Level::Ok), "{good:?}");
         assert!(good[1].2.starts_with("1 of 1 files"), "{good:?}");
+    }
+
+    /// A report without ports, and with this failure.
+    fn report(text: &str) -> Report {
+        Report {
+            format: 0,
+            plugin: String::new(),
+            protocol: 0,
+            host: String::new(),
+            settings: Vec::new(),
+            ports: Vec::new(),
+            devices: Vec::new(),
+            control: Vec::new(),
+            island: None,
+            hello: None,
+            checks: vec![Check::new("devices", Level::Fail, text)],
+        }
+    }
+
+    #[test]
+    fn no_provider_is_missed_where_there_is_no_libibverbs() {
+        let host = [
+            ADAPTER,
+            ("proc/modules", "mlx5_ib 1 0 - Live 0x0\nib_core 1 0 - Live 0x0\n"),
+            ("sys/module/ib_uverbs/refcnt", "0"),
+            ("dev/infiniband/uverbs0", ""),
+        ];
+        let ids = |text| -> Vec<String> {
+            checks_with(&host, false, Some(&report(text))).into_iter().map(|check| check.0).collect()
+        };
+        assert_eq!(ids("no RDMA device found"), ["modules", "uverbs", "provider"]);
+        assert_eq!(ids("libibverbs cannot be used: no such file"), ["modules", "uverbs"]);
     }
 
     #[test]
