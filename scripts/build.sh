@@ -40,7 +40,6 @@ put() {
     mv -f "$2.new" "$2"
 }
 
-# First: programs for another target are linked to this libibverbs.
 crates/softverbs/build-libibverbs.sh "$build/softverbs" "$profile"
 "${cargo[@]}" "${options[@]}" -p mpib
 # As a shared object alone: with the Rust library beside it, calls inside of the file would go

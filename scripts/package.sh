@@ -52,37 +52,33 @@ build() {
     printf '#!/bin/sh\nexec cargo-zigbuild zig cc -- -g -fno-sanitize=all -target %s-linux-gnu.%s "$@"\n' \
         "$1" "$glibc" >"$work/link/cc"
     chmod +x "$work/link/cc"
-    # The libibverbs of this machine needs a newer glibc, and may be for another architecture. The
-    # plugin is linked to the one of softverbs, which has the same symbols. Nothing of librdmacm is
-    # used.
-    : >"$work/link/empty.c"
-    "$work/link/cc" -shared -nostdlib -Wl,-soname,librdmacm.so.1 -o "$work/link/librdmacm.so" "$work/link/empty.c"
+    # rdma-sys makes types of this machine's headers. Nothing is linked to their libraries.
     local library
-    for library in ibverbs:$work/build/softverbs rdmacm:$work/link; do
-        printf 'Name: lib%s\nDescription: for linking\nVersion: %s\nLibs: -L%s -l%s\n' "${library%%:*}" \
-            "$(pkg-config --modversion "lib${library%%:*}")" "${library#*:}" "${library%%:*}" \
-            >"$work/link/lib${library%%:*}.pc"
+    for library in libibverbs librdmacm; do
+        printf 'Name: %s\nDescription: headers\nVersion: %s\n' "$library" "$(pkg-config --modversion "$library")" \
+            >"$work/link/$library.pc"
     done
     PKG_CONFIG_LIBDIR=$work/link PKG_CONFIG_ALLOW_CROSS=1 CC=$work/link/cc BUILD_TARGET=$target.$glibc \
         BUILD_OUT=$work/build scripts/build.sh dist
 }
 
-# Fails if a file needs a newer glibc or libibverbs than promised, or names a folder of this machine.
-# Debug information may name that of Zig, which assembles its unwinder there.
+# Fails if a file needs a newer glibc than promised or another library, which the wheel's tag does not
+# allow, or names a folder of this machine. Debug information may name that of Zig, which assembles its
+# unwinder there.
 check() {
-    local file highest
+    local file highest others
     for file in "${files[@]}"; do
-        for promised in "GLIBC_$glibc" IBVERBS_1.1; do
-            highest=$(readelf --wide --dyn-syms "$work/build/$file" | grep ' UND ' |
-                grep -o "@${promised%_*}_[0-9.]*" | sort -uV | tail -n 1 || true)
-            highest=${highest#@}
-            if [ "$(printf '%s\n' "${highest:-none}" "$promised" | sort -V | tail -n 1)" != "$promised" ] &&
-                [ -n "$highest" ]; then
-                readelf --wide --dyn-syms "$work/build/$file" | grep "@$highest" >&2
-                fail "$1: $file needs $highest; expected $promised at most"
-            fi
-            [ -z "$highest" ] || echo "package: $1: $file needs $highest"
-        done
+        highest=$(readelf --wide --dyn-syms "$work/build/$file" | grep ' UND ' |
+            grep -o "@GLIBC_[0-9.]*" | sort -uV | tail -n 1)
+        highest=${highest#@}
+        if [ "$(printf '%s\n' "$highest" "GLIBC_$glibc" | sort -V | tail -n 1)" != "GLIBC_$glibc" ]; then
+            readelf --wide --dyn-syms "$work/build/$file" | grep "@$highest" >&2
+            fail "$1: $file needs $highest; expected GLIBC_$glibc at most"
+        fi
+        others=$(readelf --wide --dynamic "$work/build/$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+            grep -vE '^(lib(c|dl|m|pthread|rt)|ld-linux-.*)\.so\.[0-9]+$' || true)
+        [ -z "$others" ] || fail "$1: $file needs $others; expected the C library alone"
+        echo "package: $1: $file needs $highest and no other library"
         if grep -aqF -e "$PWD/" -e "${HOME:-/root}/" "$work/build/$file"; then
             fail "$1: $file names a folder of this machine: $(strings "$work/build/$file" |
                 grep -m 1 -F -e "$PWD/" -e "${HOME:-/root}/")"
