@@ -63,7 +63,11 @@ if [ -n "${SOFTVERBS:-}" ]; then
     step "install softverbs" "$SOFTVERBS"
 fi
 step "its version and its file" "mpib --version && mpib path"
-step "doctor without an adapter: unusable" "mpib doctor --nccl /packages/libnccl.so.2" 2
+step "doctor without libibverbs: unusable, with the reason" "code=0
+    mpib doctor --nccl /packages/libnccl.so.2 >/tmp/said || code=\$?
+    cat /tmp/said
+    grep -q 'libibverbs cannot be used.*MPIB-229' /tmp/said || exit 1
+    exit \$code" 2
 step "doctor on simulated rails" "LD_LIBRARY_PATH=$softverbs:/opt/mpib/lib NCCL_NET_PLUGIN=mpib mpib doctor --nccl /packages/libnccl.so.2" "0 1"
 step "which table a real NCCL takes" "mpib abi /packages/libnccl.so.2"
 [ "$speed" = quick ] || step "demo" "$demo"

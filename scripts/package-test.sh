@@ -21,9 +21,9 @@ need() { # PROGRAM PACKAGE
     install_debs "$2" >&2
 }
 
-# Makes a root once, with libibverbs as the packages require.
+# Makes a root once, without libibverbs, which packages recommend and do not require.
 root() { # SUITE ARCHITECTURE
-    local root=$cache/roots/$1-$2 options=(--variant=minbase --arch="$2")
+    local root=$cache/bare-roots/$1-$2 options=(--variant=minbase --arch="$2")
     if [ ! -e "$root.complete" ] || [ ! -d "$root" ]; then
         need debootstrap debootstrap
         say "making $root with debootstrap"
@@ -32,8 +32,8 @@ root() { # SUITE ARCHITECTURE
         # The unpacked packages are enough for another architecture: nothing is configured there.
         [ "$2" = "$(dpkg --print-architecture)" ] || options+=(--foreign)
         case $1 in
-            bookworm) options+=(--include=libibverbs1,ibverbs-providers,rpm) ;;
-            *) options+=(--include=libibverbs1,ibverbs-providers --components=main,universe) ;;
+            bookworm) options+=(--include=rpm) ;;
+            *) options+=(--components=main,universe) ;;
         esac
         # Debian has no keyring of Ubuntu. The root is for this test only.
         case $1 in
