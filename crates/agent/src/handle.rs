@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::watch;
 
 use crate::http::Nudge;
 use crate::page::Page;
@@ -21,6 +22,8 @@ pub struct Handle {
     passes: Arc<AtomicU64>,
     /// Has the statistics of all processes read.
     readings: Arc<Mutex<Weak<Nudge>>>,
+    /// Counts how often the configuration was to be read again.
+    reloads: Arc<watch::Sender<u64>>,
     /// The pages that processes have passed, by connection.
     pages: Arc<Mutex<BTreeMap<ProcessId, Arc<Page>>>>,
 }
@@ -32,8 +35,9 @@ impl Handle {
     /// There is no descriptor left.
     pub(crate) fn new(agent: Agent) -> nix::Result<Self> {
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-        let (stop, passes, readings, pages) = Default::default();
-        Ok(Self { agent: Arc::new(Mutex::new(agent)), wake: Arc::new(wake), stop, passes, readings, pages })
+        let (stop, passes, readings, reloads, pages) = Default::default();
+        let agent = Arc::new(Mutex::new(agent));
+        Ok(Self { agent, wake: Arc::new(wake), stop, passes, readings, reloads, pages })
     }
 
     /// Keeps the page of a process, or forgets it.
@@ -81,6 +85,16 @@ impl Handle {
         if let Some(nudge) = self.readings.lock().upgrade() {
             nudge.rail_changed();
         }
+    }
+
+    /// Has all that is read from files beside the configuration read again.
+    pub fn reload(&self) {
+        self.reloads.send_modify(|count| *count += 1);
+    }
+
+    /// Returns what changes with each of these.
+    pub(crate) fn reloads(&self) -> watch::Receiver<u64> {
+        self.reloads.subscribe()
     }
 
     /// Calls `change` on the agent, and has the server pass on what it has changed.

@@ -483,6 +483,7 @@ impl Server {
     }
 
     fn reload(&self) {
+        self.handle.reload();
         let read = self.file.as_deref().map(Config::read);
         let mut agent = self.agent();
         match read {

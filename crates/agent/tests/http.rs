@@ -9,21 +9,21 @@ use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use mpib_agent::http::{Drain, Http, SOCKET, drain, host, listen, schema, waits};
+use mpib_agent::http::{Access, Drain, Http, Listener, SOCKET, Web, drain, host, listen, schema, waits};
 use mpib_agent::{Agent, Config, Handle, Server};
 use mpib_host_view::Source;
 use nccl_net_mpib_agent_iface::agent::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const TOKEN: &str = "0123456789abcdef-test";
+pub(crate) const TOKEN: &str = "0123456789abcdef-test";
 /// Only a failing test waits this long.
-const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-struct Running {
-    dir: TempDir,
+pub(crate) struct Running {
+    pub(crate) dir: TempDir,
     http: Option<Http>,
-    handle: Handle,
+    pub(crate) handle: Handle,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -39,27 +39,32 @@ impl Running {
     }
 
     fn with(dir: TempDir, config: &str) -> Self {
+        Self::guarded(dir, config, None)
+    }
+
+    pub(crate) fn guarded(dir: TempDir, config: &str, web: Option<Web>) -> Self {
         let server = Server::bind(dir.path(), Config::parse(config).unwrap(), None).unwrap();
         let handle = server.handle();
         let adapters = dir.path().join("adapters");
         fs::create_dir_all(adapters.join("mlx5_0/ports/1")).unwrap();
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = web.into_iter().fold(listener, Listener::guarded_by);
         let source = Source::new(adapters);
         let http = Some(Http::start(Some(listener), dir.path(), source, handle.clone()).unwrap());
         let thread = Some(thread::spawn(move || server.run().unwrap()));
         Self { dir, http, handle, thread }
     }
 
-    fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.http.as_ref().unwrap().address().unwrap()
     }
 
-    fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         connect(self.address())
     }
 
     /// Sends bytes, and returns the status and everything that comes back.
-    fn raw(&self, bytes: &[u8]) -> (u16, String) {
+    pub(crate) fn raw(&self, bytes: &[u8]) -> (u16, String) {
         raw(self.address(), bytes)
     }
 
@@ -119,8 +124,9 @@ fn what_is_read_needs_no_token() {
     assert_eq!((status, &document["agent"]["drained"]), (200, &json!(["mlx5_0:1"])));
     assert!(document["host"]["ports"].is_array() && document["agent"]["events"][0]["kind"] == "agent");
     let host = document["host"]["hostname"].as_str().unwrap();
-    waits(agent.address(), host, LIMIT).unwrap();
-    let wrong = waits(agent.address(), "node17", LIMIT).unwrap_err();
+    let plain = Access::default();
+    waits(agent.address(), host, &plain, LIMIT).unwrap();
+    let wrong = waits(agent.address(), "node17", &plain, LIMIT).unwrap_err();
     assert_eq!(wrong, format!("the host that answers there is {host}"));
     let (status, text) = agent.get("/api/v1/history");
     assert!(status == 200 && body_of(&text).starts_with("{\"at_ms\":["), "{text}");

@@ -1,7 +1,9 @@
 //! The agent over its sockets.
 
+mod authority;
 mod hostile;
 mod http;
 mod notify;
 mod pages;
 mod server;
+mod web;

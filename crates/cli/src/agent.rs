@@ -1,13 +1,12 @@
 //! `mpib agent`: serves the jobs of a host.
 
 use std::ffi::OsString;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, io};
 
 use clap::Args;
-use mpib_agent::http::{self, Http, Listen};
+use mpib_agent::http::{self, Http, Listen, Listener, Web};
 use mpib_agent::kept::{self, Kept};
 use mpib_agent::user::Account;
 use mpib_agent::{Config, Handle, Notify, Server, folder, look_once, passed_listener};
@@ -40,7 +39,11 @@ pub(crate) struct AgentArgs {
     /// the configuration has, else 127.0.0.1:9119 unless that cannot be used
     #[arg(long, value_name = "ADDRESS")]
     http: Option<Listen>,
-    /// Check the configuration and exit
+    /// TLS and passwords of that address, as a web file of Prometheus' exporters has them. Read again when
+    /// it or one of its files has changed. Default: "web_config" in [http] of the configuration
+    #[arg(long, value_name = "FILE")]
+    web_config: Option<PathBuf>,
+    /// Check the configuration and the web file, and exit
     #[arg(long)]
     check: bool,
     /// Print what the agent sees and would decide, as JSON, and exit. Serves nobody
@@ -65,8 +68,11 @@ fn run(args: &AgentArgs) -> Result<(), String> {
         Some(file) => Config::read(file).map_err(|bad| bad.to_string())?,
         None => Config::default(),
     };
+    let web = args.web_config.clone().or_else(|| config.http.web_config.clone());
+    let web = web.filter(|_| !args.once).map(Web::read).transpose()?;
     if args.check {
         http::check_token_file(&config.http)?;
+        web.iter().flat_map(|(_, warnings)| warnings).for_each(|warning| eprintln!("mpib agent: {warning}"));
         let file = file.as_deref().map_or_else(|| "the default configuration".into(), Path::to_string_lossy);
         return output::print(&format!("{file}: good\n")).map_err(|e| e.to_string());
     }
@@ -97,6 +103,13 @@ fn run(args: &AgentArgs) -> Result<(), String> {
     }
     server.take_signals().map_err(text)?;
     let listener = listen_at(listen, &server.handle()).map_err(text)?;
+    let listener = match (listener, web) {
+        (Some(listener), Some((web, warnings))) => {
+            server.handle().change(|agent| warnings.into_iter().for_each(|warning| agent.log(warning)));
+            Some(listener.guarded_by(web))
+        }
+        (listener, _) => listener,
+    };
     let _http = Http::start(listener, &place, Source::default(), server.handle()).map_err(text)?;
     if let Some(account) = account {
         account.assume().map_err(|e| format!("user {}: {e}", args.user.as_deref().unwrap_or_default()))?;
@@ -104,6 +117,7 @@ fn run(args: &AgentArgs) -> Result<(), String> {
         if let Err(why) = http::check_token_file(&http_config) {
             server.handle().change(|agent| agent.log(why));
         }
+        server.handle().reload();
     }
     if let Some(notify) = Notify::from_env()? {
         server.notify(notify);
@@ -113,7 +127,7 @@ fn run(args: &AgentArgs) -> Result<(), String> {
 
 /// Listens for HTTP. Without an address in the configuration the agent does without one if the default
 /// cannot be used: another user's agent may have the port.
-fn listen_at(listen: Option<Listen>, handle: &Handle) -> io::Result<Option<TcpListener>> {
+fn listen_at(listen: Option<Listen>, handle: &Handle) -> io::Result<Option<Listener>> {
     match listen {
         Some(Listen::Off) => Ok(None),
         Some(Listen::At(address)) => http::listen(address).map(Some),

@@ -15,13 +15,13 @@ use nix::unistd::Pid;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn mpib(args: &[&str]) -> Command {
+pub(crate) fn mpib(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpib"));
     command.arg("agent").args(args);
     command
 }
 
-fn text(output: &Output) -> (bool, String, String) {
+pub(crate) fn text(output: &Output) -> (bool, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.success(), text(&output.stdout), text(&output.stderr))
 }
@@ -31,7 +31,7 @@ fn check(config: &Path) -> (bool, String, String) {
 }
 
 /// A running agent and its log.
-struct Agent {
+pub(crate) struct Agent {
     child: Child,
     log: Receiver<String>,
 }
@@ -42,7 +42,7 @@ impl Agent {
         Self::spawn(&mut mpib(&["--socket-dir", folder, "--config", config]))
     }
 
-    fn spawn(command: &mut Command) -> Self {
+    pub(crate) fn spawn(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let (send, log) = channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -50,7 +50,7 @@ impl Agent {
         Self { child, log }
     }
 
-    fn line(&self, part: &str) -> String {
+    pub(crate) fn line(&self, part: &str) -> String {
         loop {
             let line = self.log.recv_timeout(LIMIT).unwrap_or_else(|e| panic!("no line with {part:?}: {e}"));
             if line.contains(part) {
@@ -59,7 +59,7 @@ impl Agent {
         }
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 }

@@ -3,6 +3,8 @@
 extern crate mpib_test_env as _;
 extern crate softverbs as _;
 
+#[path = "../../agent/tests/authority.rs"]
+mod authority;
 mod browser;
 mod built;
 mod doctor_util;
@@ -16,6 +18,7 @@ mod abi;
 mod agent;
 mod agent_user;
 mod agent_walk;
+mod agent_web;
 mod book;
 mod codes;
 mod degraded;

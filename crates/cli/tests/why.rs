@@ -2,7 +2,9 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use nccl_net_host::{Handle, Net, Plugin, Settings, until as poll};
 use nccl_net_mpib_agent_iface::environment::NO_AGENT;
 use serde_json::Value;
 
+use crate::authority::Authority;
 use crate::built::{artifact, softverbs};
 use crate::job::link;
 use crate::transfer::{Ended, fabric_of, perf, perf_with, said, until, workers};
@@ -180,10 +183,21 @@ fn a_receiver_of_another_host_is_named_with_its_host() {
         eprintln!("skipped: this user cannot give a process another host name");
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path().join("agent");
-    let agent = ["agent", "--http", "0.0.0.0:0", "--socket-dir", folder.to_str().unwrap()];
-    let (_agent, agents) = listening(&by, &agent, "serves http://");
+    let files = tempfile::tempdir().unwrap();
+    let folder = files.path().join("agent");
+    let authority = Authority::new();
+    authority.sign(files.path(), &["node17"]);
+    let [web, ca, login] = ["web.yml", "ca", "login"].map(|name| files.path().join(name));
+    let users = format!("basic_auth_users: {{why: {}}}\n", bcrypt::hash("secret", 4).unwrap());
+    fs::write(&web, format!("tls_server_config: {{cert_file: node.crt, key_file: node.key}}\n{users}"))
+        .unwrap();
+    authority.write(&ca);
+    fs::write(&login, "why:secret").unwrap();
+    fs::set_permissions(&login, fs::Permissions::from_mode(0o600)).unwrap();
+    let [web, ca, login] = [&web, &ca, &login].map(|path| path.to_str().unwrap());
+    let agent =
+        ["agent", "--http", "0.0.0.0:0", "--web-config", web, "--socket-dir", folder.to_str().unwrap()];
+    let (_agent, agents) = listening(&by, &agent, "serves https://");
     let socket = folder.join("agent.sock");
     let [sender, receiver] = silent_pair("why-other-host", &by, socket.to_str().unwrap());
     let pids = [sender.0.id(), receiver.0.id()];
@@ -205,17 +219,19 @@ fn a_receiver_of_another_host_is_named_with_its_host() {
     assert_eq!(not_asked["hosts"][0]["error"], "--ask 0", "{not_asked}");
 
     let (_doctor, doctors) = listening(&by, &["doctor", "--listen", "0.0.0.0:0"], "listening on ");
-    for args in
-        [["--agent-port", &agents, "--doctor-port", "1"], ["--agent-port", "1", "--doctor-port", &doctors]]
-    {
-        let found = document(pids[0], "no-receive", &args);
+    let plain = document(pids[0], "no-receive", &["--agent-port", &agents, "--doctor-port", "1"]);
+    let error = plain["hosts"][0]["error"].as_str().unwrap();
+    assert!(error.contains("its agent serves HTTPS alone: ask with --agent-ca FILE"), "{error}");
+    let with_tls = ["--agent-port", &agents, "--doctor-port", "1", "--agent-ca", ca, "--agent-login", login];
+    for args in [&with_tls[..], &["--agent-port", "1", "--doctor-port", &doctors]] {
+        let found = document(pids[0], "no-receive", args);
         let first = &found["findings"][0];
         assert_eq!((&first["cause"], &found["hosts"][0]["error"]), (&cause(true), &Value::Null), "{found}");
         let text = first["text"].as_str().unwrap();
         let name = format!("waits for host node17, pid {} (", pids[1]);
         assert!(text.contains(&name) && text.ends_with(": NCCL in it asks for nothing"), "{found}");
         signal(pids[1], libc::SIGSTOP);
-        let found = document(pids[0], "held", &args);
+        let found = document(pids[0], "held", args);
         assert_eq!(found["findings"][0]["cause"], cause(true), "{found}");
         signal(pids[1], libc::SIGCONT);
     }
@@ -246,4 +262,12 @@ fn what_has_no_page_says_why() {
     until("a zombie", || (why(&[&pid]) == (3, zombie.clone())).then_some(()));
     sleeper.0.wait().unwrap();
     assert_eq!(why(&[&pid]), (3, format!("mpib: process {pid}: no such process\n")));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named() {
+    let (code, text) = why(&["--agent-ca", "/nonexistent/ca"]);
+    assert!(code == 2 && text.starts_with("mpib: /nonexistent/ca: No such file"), "{code}: {text}");
+    let (code, text) = why(&["--agent-login", "/nonexistent/login"]);
+    assert!(code == 2 && text.contains("--agent-ca"), "{code}: {text}");
 }

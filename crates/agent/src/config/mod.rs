@@ -160,19 +160,14 @@ const SHARE_KEYS: [&str; 4] = ["source", "destination", "share", "policy"];
 const PORT_KEYS: [&str; 2] = ["port", "policy"];
 const LIMIT_KEYS: [&str; 5] =
     ["processes", "processes_per_user", "connections", "connections_per_process", "connections_per_user"];
-const HTTP_KEYS: [&str; 4] = ["listen", "token_file", "hosts", "per_peer"];
+const HTTP_KEYS: [&str; 5] = ["listen", "token_file", "web_config", "hosts", "per_peer"];
 
 /// Refuses keys that do not exist, with the nearest one that does.
 fn check_keys(text: &str, table: &DeTable<'_>, within: &str, known: &[&str]) -> Result<(), BadConfig> {
     for (key, value) in table {
         let name = key.get_ref();
         if !known.contains(&&**name) {
-            let nearest = known.iter().map(|k| (strsim::damerau_levenshtein(k, name), *k)).min();
-            let hint = match nearest {
-                Some((distance, nearest)) if distance <= 3 => format!("did you mean {nearest:?}?"),
-                _ => format!("expected one of {}", known.join(", ")),
-            };
-            let line = line(text, key.span().start);
+            let (line, hint) = (line(text, key.span().start), nearest(name, known));
             return Err(BadConfig(format!("line {line}: unknown key {name:?}{within}; {hint}")));
         }
         match (&**name, value.get_ref()) {
@@ -184,6 +179,14 @@ fn check_keys(text: &str, table: &DeTable<'_>, within: &str, known: &[&str]) -> 
         }
     }
     Ok(())
+}
+
+/// Returns which of the keys that there are is meant by one that is not.
+pub(crate) fn nearest(name: &str, known: &[&str]) -> String {
+    match known.iter().map(|k| (strsim::damerau_levenshtein(k, name), *k)).min() {
+        Some((distance, nearest)) if distance <= 3 => format!("did you mean {nearest:?}?"),
+        _ => format!("expected one of {}", known.join(", ")),
+    }
 }
 
 fn check_rules(text: &str, rules: &DeArray<'_>, within: &str, known: &[&str]) -> Result<(), BadConfig> {

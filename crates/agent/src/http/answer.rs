@@ -13,11 +13,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::client::WAITS;
-use super::guard::{Refused, check_host, check_token};
+use super::guard::{Refused, check_host, check_reader, check_token};
 use super::{Client, Deadline, Drain, Drained, FOLLOWERS, Failure, Share, Shared, SharesSet, page, schema};
 use crate::config::Policy;
 use crate::state::Order;
 
+const HEALTH: &str = "/healthz";
 /// Most bytes of a request's body.
 const BODY_MAX: usize = 4096;
 /// The agent's loop has failed if it does not run within this time.
@@ -41,16 +42,28 @@ pub(super) async fn answer(
 ) -> Result<Answer, Infallible> {
     let config = shared.handle.read(|agent| agent.config().http.clone());
     let user = match client {
-        Client::Remote => check_host(request.headers(), &config, &shared.names).map(|()| None),
-        // What makes a browser send a request does not reach a Unix socket.
-        Client::Local(user) => Ok(Some(user)),
-        Client::Stranger => {
-            Err("this socket serves root and the agent's user, and nobody in a container".into())
+        Client::Remote(rules) => {
+            if let Err(why) = check_host(request.headers(), &config, &shared.names) {
+                return Ok(failure(StatusCode::FORBIDDEN, why));
+            }
+            // A probe has no password, and learns nothing but that the agent is well.
+            if request.uri().path() != HEALTH
+                && let Err(refused) = check_reader(request.headers(), &config, &rules).await
+            {
+                return Ok(refused.answer("Basic realm=\"mpib agent\", charset=\"UTF-8\""));
+            }
+            None
         }
-    };
-    let user = match user {
-        Ok(user) => user,
-        Err(why) => return Ok(failure(StatusCode::FORBIDDEN, why)),
+        Client::Plain => {
+            let why = "this port serves HTTPS alone: ask https:// and the same address";
+            return Ok(failure(StatusCode::BAD_REQUEST, why.into()));
+        }
+        // What makes a browser send a request does not reach a Unix socket.
+        Client::Local(user) => Some(user),
+        Client::Stranger => {
+            let why = "this socket serves root and the agent's user, and nobody in a container";
+            return Ok(failure(StatusCode::FORBIDDEN, why.into()));
+        }
     };
     let (get, post) =
         (matches!(*request.method(), Method::GET | Method::HEAD), *request.method() == Method::POST);
@@ -63,12 +76,11 @@ pub(super) async fn answer(
             };
             match by {
                 Ok(by) => change(&shared, &path, request, &by).await,
-                Err(Refused::Nobody(why)) => failure(StatusCode::FORBIDDEN, why),
-                Err(Refused::Token(why)) => unauthorized(why),
+                Err(refused) => refused.answer("Bearer"),
             }
         }
         "/api/v1/drain" | "/api/v1/shares" => not_allowed("POST"),
-        "/" | "/metrics" | "/healthz" | "/api/v1/host" | "/api/v1/history" | "/api/v1/schema"
+        "/" | "/metrics" | HEALTH | "/api/v1/host" | "/api/v1/history" | "/api/v1/schema"
         | "/api/v1/stream" | WAITS
             if !get =>
         {
@@ -78,7 +90,7 @@ pub(super) async fn answer(
         "/metrics" => {
             full(StatusCode::OK, PROMETHEUS, shared.readings.fresh().await.metrics(config.per_peer))
         }
-        "/healthz" => healthz(&shared).await,
+        HEALTH => healthz(&shared).await,
         "/api/v1/host" => full(StatusCode::OK, JSON, shared.readings.fresh().await.json()),
         WAITS => full(StatusCode::OK, JSON, shared.readings.of_now().await.waits()),
         "/api/v1/history" => full(StatusCode::OK, JSON, shared.readings.history()),
@@ -123,10 +135,18 @@ fn not_allowed(methods: &'static str) -> Answer {
     answer
 }
 
-fn unauthorized(why: String) -> Answer {
-    let mut answer = failure(StatusCode::UNAUTHORIZED, why);
-    answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    answer
+impl Refused {
+    /// Returns the answer, with what the request would have to have.
+    fn answer(self, needed: &'static str) -> Answer {
+        match self {
+            Self::Nobody(why) => failure(StatusCode::FORBIDDEN, why),
+            Self::Credentials(why) => {
+                let mut answer = failure(StatusCode::UNAUTHORIZED, why);
+                answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(needed));
+                answer
+            }
+        }
+    }
 }
 
 /// Checks that the agent's loop runs and that statistics are read.

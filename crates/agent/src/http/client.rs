@@ -8,16 +8,16 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::HOST;
+use hyper::header::{AUTHORIZATION, HOST};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use mpib_host_view::{Host, WAITS_MAX, Waits};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 
-use super::{Drain, Drained, Failure};
+use super::{Access, Drain, Drained, Failure};
 
 /// Why a request to this host's agent has failed, in words.
 #[derive(Debug, thiserror::Error)]
@@ -41,17 +41,24 @@ const HOST_MAX: usize = 256 << 20;
 ///
 /// # Errors
 /// Why it has no answer, in words.
-pub fn waits(address: SocketAddr, host: &str, limit: Duration) -> Result<Waits, String> {
+pub fn waits(address: SocketAddr, host: &str, access: &Access, limit: Duration) -> Result<Waits, String> {
     // Without the scope of a link-local address, which the server has no use for.
     let name = SocketAddr::new(address.ip(), address.port()).to_string();
     let exchange = async {
-        let stream = TcpStream::connect(address).await.map_err(|e| not_connected(&e))?;
-        exchange(stream, request(Method::GET, WAITS, &name, Bytes::new())?, WAITS_MAX).await
+        let mut request = request(Method::GET, WAITS, &name, Bytes::new())?;
+        request.headers_mut().extend(access.login.clone().map(|login| (AUTHORIZATION, login)));
+        exchange(access.connect(address, host).await?, request, WAITS_MAX).await
     };
     match within(limit, exchange)? {
         (StatusCode::OK, body) => Waits::received(&body, host),
         (StatusCode::NOT_FOUND, _) => {
             Err("its agent does not know who waits: it is older than this command".into())
+        }
+        (StatusCode::BAD_REQUEST, _) if !access.has_tls() => {
+            Err("its agent serves HTTPS alone: ask with --agent-ca FILE".into())
+        }
+        (StatusCode::UNAUTHORIZED, _) => {
+            Err("its agent wants a user and a password that it knows: ask with --agent-login FILE".into())
         }
         (status, _) => Err(format!("its agent answers with status {}", status.as_u16())),
     }
@@ -106,7 +113,7 @@ fn local<T: DeserializeOwned>(
     })
 }
 
-fn not_connected(e: &std::io::Error) -> String {
+pub(super) fn not_connected(e: &std::io::Error) -> String {
     match e.kind() {
         ErrorKind::ConnectionRefused | ErrorKind::NotFound => "no agent listens there".into(),
         _ => e.to_string(),
@@ -137,7 +144,7 @@ where
 {
     let failed = |e: hyper::Error| match e.is_parse() || e.is_incomplete_message() || e.is_canceled() {
         true => "what listens there is no agent".to_owned(),
-        false => e.to_string(),
+        false => std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string),
     };
     let connecting = http1::Builder::new().max_buf_size(HEAD_MAX).handshake(TokioIo::new(stream));
     let (mut sender, connection) = connecting.await.map_err(failed)?;
@@ -175,7 +182,7 @@ mod tests {
                 // The client may have closed already.
                 let _ = stream.write_all(sends);
             });
-            waits(address, "node7", LIMIT)
+            waits(address, "node7", &Access::default(), LIMIT)
         })
     }
 
@@ -221,7 +228,10 @@ mod tests {
                 }
             });
             let limit = Duration::from_millis(50);
-            assert_eq!(waits(address, "node7", limit).unwrap_err(), "no answer within 50ms");
+            assert_eq!(
+                waits(address, "node7", &Access::default(), limit).unwrap_err(),
+                "no answer within 50ms"
+            );
         });
     }
 
@@ -230,12 +240,12 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         // The kernel accepts the connection; nobody reads from it.
-        let why = waits(address, "node7", Duration::from_millis(1)).unwrap_err();
+        let why = waits(address, "node7", &Access::default(), Duration::from_millis(1)).unwrap_err();
         assert_eq!(why, "no answer within 1ms");
         // Nobody else gets the port of a socket that does not listen.
         let mute = tokio::net::TcpSocket::new_v4().unwrap();
         mute.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = mute.local_addr().unwrap();
-        assert_eq!(waits(address, "node7", LIMIT).unwrap_err(), "no agent listens there");
+        assert_eq!(waits(address, "node7", &Access::default(), LIMIT).unwrap_err(), "no agent listens there");
     }
 }

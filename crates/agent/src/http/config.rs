@@ -18,6 +18,8 @@ pub struct HttpConfig {
     pub listen: Option<Listen>,
     /// The file with the token for requests that change something.
     pub token_file: Option<PathBuf>,
+    /// The web file, with TLS and passwords. Its path counts at the start only.
+    pub web_config: Option<PathBuf>,
     /// Names of this host, besides those that the agent knows by itself, that requests may be sent to.
     pub hosts: Vec<String>,
     /// Whether `/metrics` has metrics for each peer.

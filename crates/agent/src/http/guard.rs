@@ -1,4 +1,5 @@
-//! Which requests are served: the host that they name, and the token of those that change something.
+//! Which requests are served: the host that they name, the password of those that read, and the token of
+//! those that change something.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -11,11 +12,12 @@ use subtle::ConstantTimeEq;
 
 use super::HttpConfig;
 use super::names::OwnNames;
+use super::web::Rules;
 
 /// A shorter token could be guessed.
 const TOKEN_MIN: usize = 16;
-/// Most bytes that are read from the file.
-const TOKEN_MAX: u64 = 4096;
+/// Most bytes that are read of a secret.
+const SECRET_MAX: u64 = 4096;
 
 /// Checks that a request was sent to this host by name or by address. A web page of somebody else
 /// whose name was made to resolve to this host sends its own name (DNS rebinding).
@@ -53,8 +55,32 @@ fn without_port(value: &str) -> &str {
 pub(super) enum Refused {
     /// The agent has no token, or one that it does not trust: nobody may.
     Nobody(String),
-    /// The request has no token, or another one.
-    Token(String),
+    /// The request has no token or password, or another one.
+    Credentials(String),
+}
+
+/// Checks user and password of a request, if there are users. Who has the token may also read.
+///
+/// # Errors
+/// Why the request is refused.
+pub(super) async fn check_reader(
+    headers: &HeaderMap,
+    config: &HttpConfig,
+    rules: &Rules,
+) -> Result<(), Refused> {
+    if !rules.has_users() {
+        return Ok(());
+    }
+    let given = headers.get(AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
+    if given.starts_with(b"Bearer ") {
+        return check_token(headers, config);
+    }
+    let why = match given.strip_prefix(b"Basic ") {
+        Some(basic) if rules.accepts(basic).await => return Ok(()),
+        Some(_) => "user or password is wrong",
+        None => "the request needs a user and a password: this agent has a web file with users",
+    };
+    Err(Refused::Credentials(why.into()))
 }
 
 /// Checks the token of a request. The file is read each time: a new token counts at once.
@@ -67,11 +93,11 @@ pub(super) fn check_token(headers: &HeaderMap, config: &HttpConfig) -> Result<()
     let token = read_token(path).map_err(Refused::Nobody)?;
     let given = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
     let given = given.ok_or_else(|| {
-        Refused::Token("the request needs the header \"Authorization: Bearer TOKEN\"".into())
+        Refused::Credentials("the request needs the header \"Authorization: Bearer TOKEN\"".into())
     })?;
     match bool::from(given.ct_eq(token.as_bytes())) {
         true => Ok(()),
-        false => Err(Refused::Token(format!("the token is not the one in {}", path.display()))),
+        false => Err(Refused::Credentials(format!("the token is not the one in {}", path.display()))),
     }
 }
 
@@ -84,22 +110,31 @@ pub fn check_token_file(config: &HttpConfig) -> Result<(), String> {
 }
 
 fn read_token(path: &Path) -> Result<String, String> {
+    let token = read_secret("token file", path)?;
+    let good = token.len() >= TOKEN_MIN && token.bytes().all(|c| c.is_ascii_graphic());
+    good.then_some(token).ok_or_else(|| {
+        let at = path.display();
+        format!("token file {at}: expected at least {TOKEN_MIN} printable characters and no blanks")
+    })
+}
+
+/// Reads a file that only its owner can read.
+///
+/// # Errors
+/// A sentence that names the file and what is wrong with it.
+pub(super) fn read_secret(what: &str, path: &Path) -> Result<String, String> {
     let at = path.display();
-    let file = open_file(path, &Trust::new(None)).map_err(|refusal| format!("token file {at}: {refusal}"))?;
-    let mode = file.metadata().map_err(|e| format!("token file {at}: {e}"))?.permissions().mode() & 0o7777;
+    let file = open_file(path, &Trust::new(None)).map_err(|refusal| format!("{what} {at}: {refusal}"))?;
+    let mode = file.metadata().map_err(|e| format!("{what} {at}: {e}"))?.permissions().mode() & 0o7777;
     if mode & 0o077 != 0 {
         return Err(format!(
-            "token file {at} has mode {mode:o}: other users may read it; run \"chmod 600 {at}\" and replace \
-             the token"
+            "{what} {at} has mode {mode:o}: other users may read it; run \"chmod 600 {at}\" and replace what \
+             is in it"
         ));
     }
     let mut text = String::new();
-    file.take(TOKEN_MAX).read_to_string(&mut text).map_err(|e| format!("token file {at}: {e}"))?;
-    let token = text.trim();
-    let good = token.len() >= TOKEN_MIN && token.bytes().all(|c| c.is_ascii_graphic());
-    good.then(|| token.to_owned()).ok_or_else(|| {
-        format!("token file {at}: expected at least {TOKEN_MIN} printable characters and no blanks")
-    })
+    file.take(SECRET_MAX).read_to_string(&mut text).map_err(|e| format!("{what} {at}: {e}"))?;
+    Ok(text.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -187,9 +222,9 @@ mod tests {
         for bad in
             ["Bearer 0123456789abcdeg", "Bearer 0123456789abcde", "Bearer ", "0123456789abcdef", "Basic eA=="]
         {
-            assert!(matches!(check(&[bad]), Err(Refused::Token(_))), "{bad}");
+            assert!(matches!(check(&[bad]), Err(Refused::Credentials(_))), "{bad}");
         }
-        assert!(matches!(check(&[]), Err(Refused::Token(_))));
+        assert!(matches!(check(&[]), Err(Refused::Credentials(_))));
         let none = check_token(&headers("authorization", &["Bearer "]), &HttpConfig::default());
         assert!(matches!(none, Err(Refused::Nobody(why)) if why.contains("token_file")));
     }

@@ -2,9 +2,11 @@
 //!
 //! It listens on an address, and on a Unix socket for the agent's user and root, who need no token
 //! there. It has two threads. One serves all clients and never waits for anything else; the
-//! other reads statistics. A third one asks for the host's full name and ends. They share the agent's state with the agent's loop, and hold its lock
-//! only for copies in memory.
+//! other reads statistics. A third one asks for the host's full name and ends. With a web file, others
+//! read that file and check passwords. They share the agent's state with the agent's loop, and hold its
+//! lock only for copies in memory.
 
+mod access;
 mod answer;
 mod client;
 mod client_limit;
@@ -16,6 +18,7 @@ mod names;
 mod page;
 mod rails;
 mod readings;
+mod web;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -25,6 +28,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+pub use access::Access;
 pub use client::{Failed, drain, host, waits};
 use client_limit::{Admission, ClientLimit};
 pub use config::{DEFAULT, HttpConfig, Listen};
@@ -40,9 +44,10 @@ use nix::unistd::{Uid, User, geteuid};
 use parking_lot::Mutex;
 pub(crate) use readings::Nudge;
 use readings::Readings;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
+pub use web::Web;
+use web::{Rules, Stream};
 
 use crate::Handle;
 use crate::peer::PeerProcess;
@@ -58,6 +63,8 @@ const FOLLOWERS: usize = 32;
 const HEAD_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take to send the rest and to take the answer, and to take each event.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How often the files of a web file are looked at.
+const RENEW: Duration = Duration::from_secs(5);
 /// How long to wait where no client can be accepted: no descriptors are left, or it has closed already.
 const NO_CLIENT: Duration = Duration::from_millis(100);
 /// Name of the Unix socket in the agent's folder.
@@ -83,13 +90,15 @@ impl Http {
     /// # Errors
     /// The socket cannot be made, or there is no thread.
     pub fn start(
-        listener: Option<TcpListener>,
+        listener: Option<Listener>,
         folder: &Path,
         source: Source,
         handle: Handle,
     ) -> io::Result<Self> {
         let (local, socket) = SocketFile::listen(&folder.join(SOCKET), 0o600)?;
-        let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
+        let address = listener.as_ref().map(|listener| listener.socket.local_addr()).transpose()?;
+        let web = listener.as_ref().and_then(|listener| listener.web.as_ref());
+        let scheme = if web.is_some_and(|web| web.rules().has_tls()) { "https" } else { "http" };
         let readings = Readings::start(source, handle.clone())?;
         let names = match address {
             Some(_) => OwnNames::look_up(handle.clone())?,
@@ -99,19 +108,22 @@ impl Http {
         let shared = Arc::new(Shared { handle: handle.clone(), readings, names });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
+        let reloads = handle.reloads();
         let serve = move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = accept(listener, shared.clone()), if listener.is_some() => {}
+                    () = accept(listener, shared.clone(), reloads), if listener.is_some() => {}
                     () = accept_local(local, shared) => {}
                     _ = stopped => {}
                 }
             });
+            // Nobody waits for the check of a password.
+            runtime.shutdown_background();
         };
         let thread = thread::Builder::new().name("http".into()).spawn(serve)?;
         handle.change(|agent| {
             let Some(address) = address else { return };
-            agent.log(format!("serves http://{address}/"));
+            agent.log(format!("serves {scheme}://{address}/"));
             if let Err(why) = check_token_file(&agent.config().http) {
                 agent.log(format!("nobody can drain a port or set a share by HTTP: {why}"));
             }
@@ -135,21 +147,37 @@ impl Drop for Http {
     }
 }
 
+/// Who is listened to at an address.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    web: Option<Web>,
+}
+
 /// Listens on an address.
 ///
 /// # Errors
 /// The system's error with the address.
-pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let listener = TcpListener::bind(address);
-    let listener = listener.map_err(|e| io::Error::new(e.kind(), format!("http://{address}: {e}")))?;
-    listener.set_nonblocking(true).map(|()| listener)
+pub fn listen(address: SocketAddr) -> io::Result<Listener> {
+    let socket = TcpListener::bind(address);
+    let socket = socket.map_err(|e| io::Error::new(e.kind(), format!("http://{address}: {e}")))?;
+    socket.set_nonblocking(true).map(|()| Listener { socket, web: None })
+}
+
+impl Listener {
+    /// Serves as a web file has it.
+    pub fn guarded_by(self, web: Web) -> Self {
+        Self { web: Some(web), ..self }
+    }
 }
 
 /// Who sends a request.
 #[derive(Debug, Clone)]
 enum Client {
     /// Somebody behind an address, who needs a token to change something.
-    Remote,
+    Remote(Arc<Rules>),
+    /// Somebody who speaks plain HTTP where TLS is served.
+    Plain,
     /// This user, who may run the agent.
     Local(String),
     /// Somebody else at the Unix socket. The folder is mounted into containers, for the plugins there,
@@ -164,14 +192,36 @@ struct Shared {
     names: OwnNames,
 }
 
-async fn accept(listener: Option<TcpListener>, shared: Arc<Shared>) {
+async fn accept(listener: Option<Listener>, shared: Arc<Shared>, reloads: watch::Receiver<u64>) {
+    let Some(Listener { socket, web }) = listener else { return };
     // The listener is not blocking, and belongs to no other runtime.
-    let Some(Ok(listener)) = listener.map(tokio::net::TcpListener::from_std) else { return };
+    let Ok(listener) = tokio::net::TcpListener::from_std(socket) else { return };
+    if let Some(web) = &web {
+        tokio::spawn(renew(web.clone(), shared.handle.clone(), reloads));
+    }
     let limit = ClientLimit::new(CLIENTS);
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => begin(stream, Client::Remote, shared.clone(), limit.admit()),
-            Err(_) => tokio::time::sleep(NO_CLIENT).await,
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(NO_CLIENT).await;
+            continue;
+        };
+        let rules = web.as_ref().map(Web::rules).unwrap_or_default();
+        let stream = async move {
+            let (stream, is_secure) = rules.stream(stream).await?;
+            Ok((stream, if is_secure { Client::Remote(rules) } else { Client::Plain }))
+        };
+        begin(stream, shared.clone(), limit.admit());
+    }
+}
+
+/// Has the web file read again, in a thread that may wait for a file system.
+async fn renew(web: Web, handle: Handle, mut reloads: watch::Receiver<u64>) {
+    loop {
+        let is_asked = tokio::time::timeout(RENEW, reloads.changed()).await.is_ok();
+        let web = web.clone();
+        let lines = tokio::task::spawn_blocking(move || web.renew(is_asked)).await.unwrap_or_default();
+        if !lines.is_empty() {
+            handle.change(|agent| lines.into_iter().for_each(|line| agent.log(line)));
         }
     }
 }
@@ -194,7 +244,8 @@ async fn accept_local(listener: UnixListener, shared: Arc<Shared>) {
             Some(user) => (Client::Local(user), limit.admit()),
             None => (Client::Stranger, strangers.admit()),
         };
-        begin(stream, client, shared.clone(), admission);
+        let stream: Box<dyn Stream> = Box::new(stream);
+        begin(std::future::ready(Ok((stream, client))), shared.clone(), admission);
     }
 }
 
@@ -209,31 +260,33 @@ fn local_user(stream: &tokio::net::UnixStream, own: &str) -> Option<String> {
     }
 }
 
-/// Serves one request. A client that takes too long, or in whose place another one is admitted, is disconnected.
-fn begin<S>(
-    stream: S,
-    client: Client,
+/// Serves one request over the connection that `stream` makes. A client that takes too long, or in whose
+/// place another one is admitted, is disconnected.
+fn begin(
+    stream: impl Future<Output = io::Result<(Box<dyn Stream>, Client)>> + Send + 'static,
     shared: Arc<Shared>,
     (admission, ends): (Admission, oneshot::Receiver<()>),
-) where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+) {
     tokio::spawn(async move {
         let deadline = Deadline::new();
-        let answer = service_fn(|request| {
-            admission.has_asked();
-            deadline.extend();
-            answer::answer(shared.clone(), deadline.clone(), client.clone(), request)
-        });
-        let connection = http1::Builder::new()
-            .keep_alive(false)
-            .header_read_timeout(None)
-            .max_buf_size(HEAD_MAX)
-            .max_headers(FIELDS_MAX)
-            .serve_connection(TokioIo::new(stream), answer);
-        tokio::select! {
+        let serve = async {
+            let Ok((stream, client)) = stream.await else { return };
+            let answer = service_fn(|request| {
+                admission.has_asked();
+                deadline.extend();
+                answer::answer(shared.clone(), deadline.clone(), client.clone(), request)
+            });
+            let connection = http1::Builder::new()
+                .keep_alive(false)
+                .header_read_timeout(None)
+                .max_buf_size(HEAD_MAX)
+                .max_headers(FIELDS_MAX)
+                .serve_connection(TokioIo::new(stream), answer);
             // What a client did wrong is of no use in the agent's log.
-            _ = connection => {}
+            let _ = connection.await;
+        };
+        tokio::select! {
+            () = serve => {}
             () = deadline.passed() => {}
             _ = ends => {}
         }

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use mpib_agent::http;
+use mpib_agent::http::{self, Access};
 use mpib_host_view::Waits;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -18,11 +18,13 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How to ask.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct How {
+pub(super) struct How<'a> {
     /// Most hosts.
     pub(super) most: usize,
     /// Where agents serve HTTP.
     pub(super) agents: u16,
+    /// What they want.
+    pub(super) access: &'a Access,
     /// Where `mpib doctor --listen` waits.
     pub(super) doctors: u16,
 }
@@ -42,7 +44,7 @@ pub(super) struct Asked {
 
 /// Asks the hosts to which the waits of these processes lead, then those to which the answers lead, and
 /// so on. Each host is in the result once.
-pub(super) fn hosts(own: &Waits, pid: Option<u32>, how: How) -> Vec<Asked> {
+pub(super) fn hosts(own: &Waits, pid: Option<u32>, how: How<'_>) -> Vec<Asked> {
     hosts_by(own, pid, how.most, |host, address| ask(host, address, how))
 }
 
@@ -101,14 +103,14 @@ pub(super) fn address(peer: &str) -> Option<SocketAddr> {
 }
 
 /// Asks the agent of a host, else the doctor there.
-fn ask(host: &str, address: SocketAddr, how: How) -> Result<Waits, String> {
+fn ask(host: &str, address: SocketAddr, how: How<'_>) -> Result<Waits, String> {
     let at = |port| {
         let mut address = address;
         address.set_port(port);
         address
     };
     let (agent, doctor) = (at(how.agents), at(how.doctors));
-    let without_agent = match http::waits(agent, host, PATIENCE) {
+    let without_agent = match http::waits(agent, host, how.access, PATIENCE) {
         Ok(waits) => return Ok(waits),
         Err(why) => why,
     };

@@ -17,18 +17,19 @@ mod hosts_tests;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use mpib_agent::http;
+use mpib_agent::http::{self, Access};
 use mpib_host_view::{Source, State, Waits};
 use nccl_net_mpib_agent_iface::stats::NoPage;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::failure::printable;
+use crate::failure::{Failure, Kind, printable};
 use crate::output::{self, document, table::paragraph};
 use crate::perf;
 use crate::quantity::{interval, pid};
@@ -74,6 +75,14 @@ pub(crate) struct WhyArgs {
     /// The port of their agents
     #[arg(long, value_name = "PORT", default_value_t = http::DEFAULT.port())]
     agent_port: u16,
+
+    /// Ask these agents over TLS: a file with the certificates, in PEM form, of those who have signed theirs
+    #[arg(long, value_name = "FILE")]
+    agent_ca: Option<PathBuf>,
+
+    /// Ask them with the USER:PASSWORD in this file, which only its owner can read
+    #[arg(long, value_name = "FILE", requires = "agent_ca")]
+    agent_login: Option<PathBuf>,
 
     /// The port of "mpib doctor --listen", which is asked where no agent answers
     #[arg(long, value_name = "PORT", default_value_t = perf::PORT)]
@@ -121,9 +130,12 @@ pub(crate) fn main(args: &WhyArgs) -> ExitCode {
 }
 
 fn answer(args: &WhyArgs) -> Result<ExitCode, Failed> {
+    let access = args.agent_ca.as_deref().map(|file| Access::read(file, args.agent_login.as_deref()));
+    let access = access.transpose().map_err(|why| Failure::new(Kind::Usage, why))?.unwrap_or_default();
     let looks = looks(args)?;
     let own = waits(&looks);
-    let how = How { most: args.ask.into(), agents: args.agent_port, doctors: args.doctor_port };
+    let agents = args.agent_port;
+    let how = How { most: args.ask.into(), agents, access: &access, doctors: args.doctor_port };
     let asked = ask::hosts(&own, args.pid, how);
     let document = Document::of(&looks, &own, asked, args.pid);
     if args.json {

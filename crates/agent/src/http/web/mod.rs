@@ -1,0 +1,152 @@
+//! The web file: TLS and passwords of the server at an address. The file and those that it names are
+//! read again when one of them has changed, and on SIGHUP.
+
+mod file;
+mod tls;
+mod users;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use file::{Clients, WebFile};
+use parking_lot::Mutex;
+pub(super) use tls::authorities;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::rustls::ServerConfig;
+use users::Users;
+
+/// A web file, and what it last had.
+#[derive(Debug, Clone)]
+pub struct Web {
+    file: Arc<PathBuf>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    rules: Arc<Rules>,
+    /// What was read, and what it looked like before.
+    read: Vec<(PathBuf, Option<Stamp>)>,
+}
+
+/// What shows that a file is another one: device, number, size, and time of its content in ns.
+type Stamp = (u64, u64, u64, i64);
+
+/// What counts for a connection.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    tls: Option<Arc<ServerConfig>>,
+    users: Users,
+}
+
+/// What a client sends and takes.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+impl Web {
+    /// Reads a file and those that it names. Returns warnings beside it.
+    ///
+    /// # Errors
+    /// A sentence with the file, the line, and what is expected there.
+    pub fn read(file: PathBuf) -> Result<(Self, Vec<String>), String> {
+        let (read, rules) = read(&file);
+        let (rules, warnings) = rules?;
+        let state = State { rules: Arc::new(rules), read };
+        Ok((Self { file: Arc::new(file), state: Arc::new(Mutex::new(state)) }, warnings))
+    }
+
+    /// Returns what counts for a connection that begins.
+    pub(super) fn rules(&self) -> Arc<Rules> {
+        self.state.lock().rules.clone()
+    }
+
+    /// Reads the files again if one of them has changed, or in any case. Returns lines for the log.
+    pub(super) fn renew(&self, in_any_case: bool) -> Vec<String> {
+        let is_same = |(path, stamp): &(PathBuf, Option<Stamp>)| self::stamp(path) == *stamp;
+        if !in_any_case && self.state.lock().read.iter().all(is_same) {
+            return Vec::new();
+        }
+        let (read, rules) = read(&self.file);
+        let mut state = self.state.lock();
+        state.read = read;
+        match rules {
+            Ok((rules, mut lines)) => {
+                state.rules = Arc::new(rules);
+                lines.insert(0, format!("web file {} is in use as it is now", self.file.display()));
+                lines
+            }
+            Err(why) => vec![format!("{why}; the web file before stays in use")],
+        }
+    }
+}
+
+impl Rules {
+    /// Returns whether TLS is served, and nothing else.
+    pub(super) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Returns whether a request needs a user and a password.
+    pub(super) fn has_users(&self) -> bool {
+        !self.users.is_empty()
+    }
+
+    /// Returns whether user and password are right, as the header "Authorization: Basic …" has them.
+    pub(super) async fn accepts(&self, basic: &[u8]) -> bool {
+        self.users.accepts(basic).await
+    }
+
+    /// Returns the connection as requests go over it, and whether it is as secure as it must be.
+    pub(super) async fn stream(&self, stream: TcpStream) -> std::io::Result<(Box<dyn Stream>, bool)> {
+        let Some(config) = &self.tls else { return Ok((Box::new(stream), true)) };
+        Ok(match tls::secured(stream, config).await? {
+            Ok(stream) => (Box::new(stream), true),
+            Err(plain) => (Box::new(plain), false),
+        })
+    }
+}
+
+type Read = (Vec<(PathBuf, Option<Stamp>)>, Result<(Rules, Vec<String>), String>);
+
+/// Reads a file and those that it names. What they looked like is noted before: a change while they
+/// are read is seen later.
+fn read(file: &Path) -> Read {
+    let noted = |path: &Path| (path.to_owned(), stamp(path));
+    let mut read = vec![noted(file)];
+    let text = fs::read_to_string(file).map_err(|e| e.to_string());
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let found = match text.and_then(|text| WebFile::parse(&text, folder)) {
+        Ok(found) => found,
+        Err(why) => return (read, Err(format!("{}: {why}", file.display()))),
+    };
+    let WebFile { tls, users } = found;
+    if let Some(settings) = &tls {
+        read.extend([&settings.certificate, &settings.key].map(|path| noted(path)));
+        if let Clients::IfGiven(path) | Clients::Known(path) = &settings.clients {
+            read.push(noted(path));
+        }
+    }
+    let made = || {
+        let mut warnings: Vec<String> =
+            tls.iter().filter_map(|settings| tls::warning(&settings.key)).collect();
+        if tls.is_none() && !users.is_empty() {
+            warnings.push(format!(
+                "{}: passwords without tls_server_config go over the network in clear",
+                file.display()
+            ));
+        }
+        let tls = tls.as_ref().map(tls::configuration).transpose()?.map(Arc::new);
+        let users = Users::new(users).map_err(|e| e.to_string())?;
+        Ok((Rules { tls, users }, warnings))
+    };
+    let rules = made();
+    (read, rules)
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let it = fs::metadata(path).ok()?;
+    Some((it.dev(), it.ino(), it.len(), it.mtime().wrapping_mul(1_000_000_000).wrapping_add(it.mtime_nsec())))
+}
