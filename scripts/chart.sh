@@ -71,6 +71,7 @@ for field in version appVersion; do
 done
 everything=(--set "monitoring.enabled=true,monitoring.labels.release=prometheus,agent.hostNetwork=true,namespace.create=true"
     --set "installer.remove=true,priorityClassName=high,images.pullSecrets[0].name=key,nodeSelector.rdma=yes"
+    --set "agent.web.secret=web,monitoring.endpoint.basicAuth.username.name=login"
     --set-string "agent.config=policy = \"static\"")
 nothing=(--set "installer.enabled=false,agent.enabled=false,affinity=null,seLinuxOptions=null,tolerations=null")
 helm lint --quiet --strict "$chart"
@@ -102,6 +103,14 @@ with open("packaging/grafana/dashboard.json") as file:
 [agent] = [document for document in load(f"{folder}/agent.yaml") if document["kind"] == "DaemonSet"]
 labels = agent["spec"]["template"]["metadata"]["labels"].items()
 assert kinds["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= labels, "the monitor selects no agent"
+# With a web file both sides speak HTTPS, and the agent reads the secret.
+[endpoint] = kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]
+assert endpoint["scheme"] == "https" and endpoint["basicAuth"]["username"]["name"] == "login", endpoint
+[container] = agent["spec"]["template"]["spec"]["containers"]
+for probe in ["startupProbe", "readinessProbe", "livenessProbe"]:
+    assert container[probe]["httpGet"]["scheme"] == "HTTPS", container[probe]
+[web] = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "web"]
+assert f"{web}/web.yml" in container["args"], container["args"]
 PYTHON
 
 helm package "$chart" --destination "$work" >/dev/null

@@ -16,7 +16,7 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- .image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
-{{- /* What both daemon sets have in the specification of their pods. */ -}}
+{{- /* What both daemon sets have in the specification of their pods. The security context is the end. */ -}}
 {{- define "mpib.pod" -}}
 automountServiceAccountToken: false
 {{- with .Values.images.pullSecrets }}
