@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the Helm chart: helm lint, what it renders against the schemas of Kubernetes, the rules and the
-# dashboard in it, its archive, and packaging/kubernetes/mpib.yaml, which it renders.
+# dashboards in it, its archive, and packaging/kubernetes/mpib.yaml, which it renders.
 # usage: chart.sh [--write | --package FOLDER]
 #   --write           renews packaging/kubernetes/mpib.yaml
 #   --package FOLDER  only writes the chart's archive there; SOURCE_DATE_EPOCH is the time of its files
@@ -96,9 +96,10 @@ folder = sys.argv[1]
 kinds = {document["kind"]: document for document in load(f"{folder}/monitoring.yaml")}
 assert list(kinds) == ["PodMonitor", "PrometheusRule"], list(kinds)
 assert [kinds["PrometheusRule"]["spec"]] == load("packaging/grafana/alerts.yaml"), "the rules differ from alerts.yaml"
-[board] = load(f"{folder}/dashboard.yaml")
-with open("packaging/grafana/dashboard.json") as file:
-    assert json.loads(board["data"]["mpib.json"]) == json.load(file), "the dashboard differs from dashboard.json"
+[boards] = load(f"{folder}/dashboards.yaml")
+for name in ["fleet", "host"]:
+    with open(f"packaging/grafana/{name}.json") as file:
+        assert json.loads(boards["data"][f"mpib-{name}.json"]) == json.load(file), f"the dashboard differs from {name}.json"
 # What selects pods fits their labels.
 [agent] = [document for document in load(f"{folder}/agent.yaml") if document["kind"] == "DaemonSet"]
 labels = agent["spec"]["template"]["metadata"]["labels"].items()

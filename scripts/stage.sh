@@ -43,7 +43,7 @@ put 644 -t "$doc" LICENSE LICENSE-APACHE LICENSE-MIT
 put 644 -t "$doc/third-party" packaging/notices/*.txt
 [ ! -d "$build/sbom" ] || put 644 -t "$doc/sbom" "$build"/sbom/*.json
 # For the hosts of Grafana and Prometheus.
-put 644 -t "$share/mpib/grafana" packaging/grafana/dashboard.json packaging/grafana/alerts.yaml
+put 644 -t "$share/mpib/grafana" packaging/grafana/{fleet,host}.json packaging/grafana/alerts.yaml
 
 "$tool" man-pages "$share/man/man1"
 mkdir -p "$share/bash-completion/completions" "$share/zsh/site-functions" "$share/fish/vendor_completions.d"

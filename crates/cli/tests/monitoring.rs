@@ -1,4 +1,4 @@
-//! The dashboard and the alert rules, with a real Prometheus that scrapes an agent.
+//! The dashboards and the alert rules, with a real Prometheus that scrapes an agent.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -61,6 +61,18 @@ impl Prometheus {
     fn has(&self, expression: &str) {
         until(expression, || (!self.query(expression).is_empty()).then_some(()));
     }
+
+    /// Waits until each query of a dashboard has data.
+    fn fills(&self, dashboard: &str) {
+        let dashboard: Value = serde_json::from_str(&fs::read_to_string(file(dashboard)).unwrap()).unwrap();
+        let panels = dashboard["panels"].as_array().unwrap();
+        let queries = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+        for query in queries {
+            let query = query["expr"].as_str().unwrap();
+            // As Grafana replaces them for this scrape interval, and for all hosts.
+            self.has(&query.replace("$__rate_interval", "4s").replace("$instance", ".+"));
+        }
+    }
 }
 
 /// The names of metrics in a text.
@@ -105,24 +117,22 @@ fn no_panel_is_empty() {
             format!("{device}:addr=10.9.{i}.1/24,rate=200MB,counters=on,sysfs={place}")
         })
         .collect();
-    let perf = crate::job::transfer("monitoring", &rails.join(";"), &devices, dir.path());
+    let mut perf = crate::job::transfer_command("monitoring", &rails.join(";"), &devices, dir.path());
+    let perf = Ended(perf.env("MPIB_JOB", "monitoring").spawn().unwrap());
 
     let [_, sup] = &devices;
     prometheus.has(&format!("rate(mpib_rail_transmit_bytes_total{{device=\"{sup}\"}}[5s]) > 0"));
+    let cable = |state: &str| fs::write(adapters.join(sup).join("ports/1/state"), state).unwrap();
     crate::job::link("monitoring", sup, "down");
+    cable("1: DOWN\n");
     prometheus.has(&format!("ALERTS{{alertname=\"MpibRailDown\", device=\"{sup}\"}}"));
+    // Its tables have what is wrong, and are empty otherwise.
+    prometheus.fills("fleet.json");
     crate::job::link("monitoring", sup, "up");
+    cable("4: ACTIVE\n");
     prometheus.has(&format!("mpib_rail_state{{device=\"{sup}\", state=\"healthy\"}} == 1"));
 
-    let dashboard: Value =
-        serde_json::from_str(&fs::read_to_string(file("dashboard.json")).unwrap()).unwrap();
-    let panels = dashboard["panels"].as_array().unwrap();
-    let queries = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
-    for query in queries {
-        let query = query["expr"].as_str().unwrap();
-        // As Grafana replaces them for this scrape interval, and for all hosts.
-        prometheus.has(&query.replace("$__rate_interval", "4s").replace("$instance", ".+"));
-    }
+    prometheus.fills("host.json");
     let rules = fs::read_to_string(file("alerts.yaml")).unwrap();
     for metric in names(&rules) {
         prometheus.has(metric);
@@ -130,7 +140,7 @@ fn no_panel_is_empty() {
     assert_eq!(prometheus.query("scrape_samples_scraped > 100").lines().count(), 1);
 
     // A cable is pulled, and the job ends for it.
-    fs::write(adapters.join(sup).join("ports/1/state"), "1: DOWN\n").unwrap();
+    cable("1: DOWN\n");
     drop(perf);
     prometheus.has("mpib_processes == 0");
     prometheus.has(&format!("ALERTS{{alertname=\"MpibPortDown\", device=\"{sup}\"}}"));
