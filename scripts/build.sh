@@ -30,6 +30,8 @@ if [ "$profile" = dist ]; then
     flags=("${rules[@]/#/--remap-path-prefix=}")
     CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && echo "${flags[*]}")
     export CARGO_ENCODED_RUSTFLAGS
+    # For the C of ring.
+    export CFLAGS="${CFLAGS:-} ${rules[*]/#/-ffile-prefix-map=}"
 fi
 
 # Replaces a file by rename: a process keeps the old file that it has open, and no test sees half a
