@@ -42,6 +42,9 @@ fn a_signal_renews_the_certificate() {
     let good = (0, "ok\n".to_owned());
     let Some(answer) = curl(&old, &address) else { return };
     assert_eq!(answer, good);
+    // Nothing has changed: this is by the signal alone.
+    agent.signal(Signal::SIGHUP);
+    agent.line("web.yml is in use as it is now");
     second.sign(dir.path(), &["127.0.0.1"]);
     agent.signal(Signal::SIGHUP);
     agent.line("web.yml is in use as it is now");

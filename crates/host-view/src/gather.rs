@@ -160,6 +160,9 @@ impl Source {
             let left = u32::try_from(process.connections.len() - kept).unwrap_or(u32::MAX);
             process.not_shown = process.not_shown.saturating_add(left);
             keep(&mut process.connections, kept, host.at_ms);
+            // The document lives for seconds, and most of a page can be left out.
+            process.ports.shrink_to_fit();
+            process.connections.shrink_to_fit();
             host.processes.push(process);
         }
     }

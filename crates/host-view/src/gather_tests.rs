@@ -47,11 +47,17 @@ fn a_reading_keeps_its_budget() {
     let mut children = [(); 3].map(|()| start());
     let pids = children.each_ref().map(Child::id);
     let mut source = Source::default();
-    let of_user = Room { pages: 2, ports: 10, connections: 4 };
+    let of_user = Room { pages: 2, ports: 1, connections: 4 };
     let host = source.read(&pids, Budget::new(of_user, Room { pages: 1000, ports: 1000, connections: 1000 }));
     let shown = |p: &Process| (p.pid, p.open, p.connections.len(), p.not_shown);
     let kept: Vec<_> = host.processes.iter().map(shown).collect();
     assert_eq!((kept, host.not_inspected), (vec![(pids[0], 3, 3, 0), (pids[1], 3, 1, 2)], 1));
+    // What is left out takes no memory.
+    for process in &host.processes {
+        let Process { ports, connections, .. } = process;
+        assert_eq!((ports.capacity(), connections.capacity()), (ports.len(), connections.len()));
+    }
+    assert_eq!(host.processes[1].ports.len(), 0);
     let all = source.host().unwrap();
     assert!(pids.iter().all(|pid| all.processes.iter().any(|process| process.pid == *pid)));
     for child in &mut children {

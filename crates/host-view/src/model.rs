@@ -353,6 +353,33 @@ impl Host {
     pub fn same(&self, other: &Process) -> Option<&Process> {
         self.processes.iter().find(|process| (process.pid, process.made_ms) == (other.pid, other.made_ms))
     }
+
+    /// Returns a copy with those connections alone that `shows` returns true for. Nothing of the others is
+    /// copied.
+    pub fn with_connections(&self, mut shows: impl FnMut(&Connection) -> bool) -> Self {
+        let mut process = |process: &Process| Process {
+            connections: process.connections.iter().filter(|c| shows(c)).cloned().collect(),
+            user: process.user.clone(),
+            command: process.command.clone(),
+            job: process.job.clone(),
+            plugin: process.plugin.clone(),
+            events: process.events.clone(),
+            ports: process.ports.clone(),
+            owner: process.owner.clone(),
+            ..*process
+        };
+        Self {
+            processes: self.processes.iter().map(&mut process).collect(),
+            hostname: self.hostname.clone(),
+            mpib: self.mpib.clone(),
+            verdict: self.verdict.clone(),
+            ports: self.ports.clone(),
+            events: self.events.clone(),
+            jobs: self.jobs.clone(),
+            unreadable: self.unreadable.clone(),
+            ..*self
+        }
+    }
 }
 
 impl Connection {

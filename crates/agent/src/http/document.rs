@@ -28,25 +28,22 @@ pub struct Document {
 impl Document {
     /// Returns the document with at most [`STREAM_CONNECTIONS`] connections.
     pub(super) fn bounded(&self) -> Self {
-        let mut copy = self.clone();
-        let all = copy.host.processes.iter().flat_map(|process| &process.connections);
+        let all = self.host.processes.iter().flat_map(|process| &process.connections);
         let rank = |connection: &Connection| rank(connection, self.host.at_ms);
         let mut ranks: Vec<_> = all.map(rank).collect();
         if ranks.len() <= STREAM_CONNECTIONS {
-            return copy;
+            return self.clone();
         }
-        copy.connections_omitted = ranks.len() - STREAM_CONNECTIONS;
         ranks.sort_unstable_by(|a, b| b.cmp(a));
         let least = ranks[STREAM_CONNECTIONS - 1];
         // Of those that are equal to the last one, as many as there is room for.
         let mut equal = ranks[..STREAM_CONNECTIONS].iter().filter(|rank| **rank == least).count();
-        for process in &mut copy.host.processes {
-            process.connections.retain(|connection| match rank(connection) {
-                rank if rank == least => equal.checked_sub(1).map(|rest| equal = rest).is_some(),
-                rank => rank > least,
-            });
-        }
-        copy
+        let host = self.host.with_connections(|connection| match rank(connection) {
+            rank if rank == least => equal.checked_sub(1).map(|rest| equal = rest).is_some(),
+            rank => rank > least,
+        });
+        let connections_omitted = ranks.len() - STREAM_CONNECTIONS;
+        Self { host, agent: self.agent.clone(), connections_omitted }
     }
 }
 

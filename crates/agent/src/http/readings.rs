@@ -74,28 +74,9 @@ impl Reading {
     }
 }
 
-/// Counts bytes.
-struct Size(usize);
-
-impl io::Write for Size {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0 += bytes.len();
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 fn encode(value: &impl serde::Serialize) -> Bytes {
-    // A vector that grows would need twice the memory for a moment. These documents have no maps with keys
-    // other than strings, so encoding cannot fail.
-    let mut size = Size(0);
-    let _ = serde_json::to_writer(&mut size, value);
-    let mut text = Vec::with_capacity(size.0);
-    let _ = serde_json::to_writer(&mut text, value);
-    text.into()
+    // These documents have no maps with keys other than strings, so encoding cannot fail.
+    serde_json::to_vec(value).unwrap_or_default().into()
 }
 
 /// The latest reading, for the server's tasks.
