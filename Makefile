@@ -221,9 +221,9 @@ collectives: setup-matrix build ## Run real collectives of whole communicators w
 	@scripts/collectives.sh $(or $(RELEASES),--short) --suite --times 1 --counts 1,300007 $(COLLECTIVES)
 
 .PHONY: why why-short
-why: setup-matrix build ## Stage what hangs or slows real collectives between two hosts, and check that mpib why names the cause; needs root; RELEASE=2.32.3
+why: setup-matrix build ## Stage what hangs or slows real collectives between hosts, and check that mpib why names the cause; needs root; RELEASE=2.32.3
 	@scripts/collectives.sh $(or $(RELEASE),2.32.3) --why
-why-short: setup-matrix build ## The same with two of the eleven situations
+why-short: setup-matrix build ## The same with two of the twelve situations
 	@scripts/collectives.sh $(or $(RELEASE),2.32.3) --why=stopped,drained
 
 .PHONY: topologies topologies-short

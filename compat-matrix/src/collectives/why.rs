@@ -1,5 +1,5 @@
-//! Stages what stops or slows a communicator of two hosts, and compares what `mpib why` says on the
-//! first one with the cause.
+//! Stages what stops or slows a communicator of two or three hosts, and compares what `mpib why` says on
+//! the first one with the cause.
 
 use std::{
     fs,
@@ -34,8 +34,8 @@ use crate::{
 const LARGE: usize = 8_000_003;
 /// Only a situation without its verdict lasts this long.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// The port of the agent on the second host, and of the one on the first.
-const AGENTS: [&str; 2] = ["9118", "9119"];
+/// The port of the agents.
+const AGENTS: &str = "9119";
 /// MB/s of the rails if one is slow.
 const RATES: [u32; 2] = [500, 50];
 /// Starts a program that sees two rails of 500 MB/s in sysfs, where simulated adapters are not.
@@ -47,9 +47,6 @@ for rail in $1 $2; do
 done
 shift 2
 exec \"$@\"";
-/// The second rank, which is at fault where one is.
-const GUILTY: usize = 1;
-
 /// What is staged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Situation {
@@ -75,6 +72,8 @@ pub(super) enum Situation {
     AgentDead,
     /// The network of the control connections goes down, and data moves on.
     ControlNetworkDown,
+    /// The third of three ranks is stopped: the second one waits for it, and the first for the second.
+    Chain,
 }
 
 /// A staged communicator.
@@ -83,11 +82,13 @@ struct Staged<'a> {
     fabric: Fabric,
     /// The rails of each rank, as softverbs names them.
     labels: Vec<[String; 2]>,
-    hosts: [String; 2],
+    hosts: Vec<String>,
     mpib: &'a Path,
     agents: Vec<Ended>,
     /// A verdict that is being made.
     asked: Option<Ended>,
+    /// Laps that are over.
+    laps: u32,
     staged: Option<Instant>,
     /// What the last verdict was, and whether it is the right one.
     last: String,
@@ -147,12 +148,13 @@ fn run(
     stage: &Stage,
     situation: Situation,
 ) -> Result<String> {
-    own_network()?;
+    let ranks = situation.ranks();
+    own_network(ranks)?;
     let scratch = tempfile::tempdir().cannot("make a temporary folder")?;
     let rates = (situation == Situation::SlowRail).then_some(RATES);
     // What a rail carries is measured if that decides its share.
     let net = if rates.is_some() { Net::Fused } else { Net::Mpib };
-    let plan = Plan { net, variant: Variant::PLAIN, tests: Vec::new(), rates };
+    let plan = Plan { net, variant: Variant { ranks, ..Variant::PLAIN }, tests: Vec::new(), rates };
     let mut common = args.common.clone();
     if net == Net::Mpib {
         // Otherwise one rail carries all data of two hosts of an island.
@@ -161,7 +163,7 @@ fn run(
     let place = Place::new(&common, &plan, release, stage, scratch.path())?;
     let world = super::world(&common, scratch.path(), PATIENCE * 2)?;
     let mpib = fs::canonicalize(common.build.join("mpib")).cannot("find build/mpib")?;
-    let hosts = [0, 1].map(|rank| place.settings(rank).host);
+    let hosts = (0..ranks).map(|rank| place.settings(rank).host).collect();
     let mut staged = Staged {
         situation,
         fabric: Fabric::new(place.fabric(), &common.build),
@@ -170,15 +172,16 @@ fn run(
         mpib: &mpib,
         agents: Vec::new(),
         asked: None,
+        laps: 0,
         staged: None,
         last: "none".into(),
         is_right: false,
     };
-    for host in 0..2 {
-        let agent = staged.agent(host, scratch.path())?;
+    for rank in 0..ranks {
+        let agent = staged.agent(rank, scratch.path())?;
         staged.agents.push(agent);
     }
-    let starts = (0..2).map(|rank| {
+    let starts = (0..ranks).map(|rank| {
         let mut start = super::start(&place, &plan, library, rank);
         start.job.tests = situation.tests(rank);
         start.job.laps = true;
@@ -197,19 +200,44 @@ fn run(
     }
 }
 
-/// Gives this process, and those that it starts, a network with a loopback alone.
-fn own_network() -> Result<()> {
+/// Gives this process, and those that it starts, a network with the control network of hosts.
+fn own_network(hosts: u32) -> Result<()> {
     // SAFETY: changes the network of this thread and of what it starts.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
         let e = io::Error::last_os_error();
         return Err(Failure::unfit(format!("cannot make a network for hosts: {e}")));
     }
-    loopback("up").cannot("set up the loopback")
+    let interface = |host: u32| {
+        let (name, address) = (interface(host), address(host));
+        let peer = format!("{name}-peer");
+        ip(&["link", "add", &name, "type", "veth", "peer", "name", &peer])?;
+        ip(&["address", "add", &address, "dev", &name])?;
+        ip(&["link", "set", &name, "up"])?;
+        ip(&["link", "set", &peer, "up"])
+    };
+    // Hosts of one machine reach each other over its loopback.
+    ip(&["link", "set", "lo", "up"])
+        .and_then(|()| (0..hosts).try_for_each(interface))
+        .cannot("set up a network")
 }
 
-fn loopback(state: &str) -> io::Result<()> {
-    let status = Command::new("ip").args(["link", "set", "lo", state]).status()?;
-    if status.success() { Ok(()) } else { Err(io::Error::other(format!("ip link set lo {state}: {status}"))) }
+/// Returns the interface of a host in the control network.
+fn interface(host: u32) -> String {
+    format!("control{host}")
+}
+
+/// Returns the address of a host in the control network.
+fn address(host: u32) -> String {
+    format!("10.8.0.{}", host + 1)
+}
+
+fn ip(arguments: &[&str]) -> io::Result<()> {
+    let status = Command::new("ip").args(arguments).status()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!("ip {}: {status}", arguments.join(" "))))
+    }
 }
 
 fn test(collective: Collective) -> Test {
@@ -217,6 +245,15 @@ fn test(collective: Collective) -> Test {
 }
 
 impl Situation {
+    fn ranks(self) -> u32 {
+        if self == Self::Chain { 3 } else { 2 }
+    }
+
+    /// Returns the rank that is at fault where one is: the last one.
+    fn guilty(self) -> u32 {
+        self.ranks() - 1
+    }
+
     /// Returns the tests of each lap of a rank.
     fn tests(self, rank: u32) -> Vec<Test> {
         use Collective::{AllGather, AllReduce, Broadcast, Reduce};
@@ -225,9 +262,17 @@ impl Situation {
             // Rank 0 is the root of the first test: each rank sends to the other, and none receives.
             (Self::Order, 0) => &[Broadcast, Reduce],
             (Self::Order, _) => &[Reduce, Broadcast],
+            // From each rank to the next one.
+            (Self::Chain, _) => &[Broadcast],
             _ => &[AllReduce, AllGather],
         };
         tests.iter().map(|collective| test(*collective)).collect()
+    }
+
+    /// Returns how many laps are over when it is staged.
+    fn laps_before(self) -> u32 {
+        // The root of a broadcast changes from lap to lap: it is the first rank again.
+        if self == Self::Chain { self.ranks() } else { 1 }
     }
 
     /// Returns whether the ranks come to the end of a lap.
@@ -239,20 +284,24 @@ impl Situation {
     fn prepare(self, start: &mut Start, scratch: &Path) {
         let rank = start.job.rank;
         let mut set = |name: &str, value: String| start.environment.insert(name.into(), value);
-        set("MPIB_AGENT_SOCKET", folder(scratch, rank as usize).join("agent.sock").display().to_string());
-        if self == Self::MissingRail && rank as usize == GUILTY {
+        set("MPIB_AGENT_SOCKET", folder(scratch, rank).join("agent.sock").display().to_string());
+        set("MPIB_OOB_IF", interface(rank));
+        if self == Self::MissingRail && rank == self.guilty() {
             set("SOFTVERBS_FAULTS", format!("{}:link=down", RAILS[1]));
         }
     }
 
-    /// Returns the kind of the first finding, and what its sentence has in it.
-    fn expected(self, guilty: u32) -> (&'static str, String) {
+    /// Returns the kind of the first finding, what its sentence has in it, and what its evidence has.
+    fn expected(self, processes: &[u32]) -> (&'static str, String, String) {
         let sup = format!("{}:1", RAILS[1]);
-        let who = format!("host host1, pid {guilty}");
+        let process = |rank: u32| format!("host host{rank}, pid {}", processes[rank as usize]);
+        let who = process(self.guilty());
         let name = format!("{who} (collective-rank), which");
-        match self {
+        let evidence =
+            if self == Self::Chain { format!("{} (collective-rank): ", process(1)) } else { String::new() };
+        let (kind, text) = match self {
             Self::Fine | Self::ControlNetworkDown => ("fine", "nothing is wrong with the network".into()),
-            Self::Stopped => ("held", format!("{name} is stopped (state T)")),
+            Self::Stopped | Self::Chain => ("held", format!("{name} is stopped (state T)")),
             Self::Absent => {
                 ("no-receive", format!("{name} has posted no receive: NCCL in it asks for nothing"))
             }
@@ -262,18 +311,19 @@ impl Situation {
             Self::NoRail => ("no-rail", "none is left".into()),
             Self::Drained => ("drained", format!("{sup} is drained")),
             Self::AgentDead => ("no-receive", format!("wait for {who}, which has posted no receive")),
-        }
+        };
+        (kind, text, evidence)
     }
 }
 
 /// Returns the folder of a host's agent.
-fn folder(scratch: &Path, host: usize) -> PathBuf {
+fn folder(scratch: &Path, host: u32) -> PathBuf {
     scratch.join(format!("agent-{host}"))
 }
 
 impl Staged<'_> {
     /// Starts the agent of a host.
-    fn agent(&self, host: usize, scratch: &Path) -> Result<Ended> {
+    fn agent(&self, host: u32, scratch: &Path) -> Result<Ended> {
         let config = scratch.join(format!("agent-{host}.toml"));
         let is_drained = self.situation == Situation::Drained && host == 0;
         let drain = if is_drained { format!("drain = [\"{}:1\"]\n", RAILS[1]) } else { String::new() };
@@ -281,16 +331,16 @@ impl Staged<'_> {
         let mut command = Command::new(self.mpib);
         command.arg("agent").arg("--config").arg(&config);
         command.arg("--socket-dir").arg(folder(scratch, host));
-        command.arg("--http").arg(format!("127.0.0.1:{}", AGENTS[host]));
+        command.arg("--http").arg(format!("{}:{AGENTS}", address(host)));
         command.stdin(Stdio::null()).stderr(Stdio::piped());
-        on_host(&mut command, &self.hosts[host]);
+        on_host(&mut command, &self.hosts[host as usize]);
         ends_with_us(&mut command);
         let mut child = command.spawn().cannot("start an agent")?;
         let log = child.stderr.take().map(BufReader::new);
         let agent = Ended(child);
         let mut lines = log.into_iter().flat_map(BufReader::lines).map_while(io::Result::ok);
         if !lines.any(|line| line.contains("serves http://")) {
-            return Err(Failure::tool(format!("the agent of {} serves no HTTP", self.hosts[host])));
+            return Err(Failure::tool(format!("the agent of {} serves no HTTP", self.hosts[host as usize])));
         }
         std::thread::spawn(move || lines.for_each(drop));
         Ok(agent)
@@ -298,16 +348,17 @@ impl Staged<'_> {
 
     /// Stages what is not there from the start.
     fn stage(&mut self, processes: &[u32]) -> io::Result<()> {
+        let guilty = processes[self.situation.guilty() as usize];
         let down = |rail: usize| self.fabric.link_down(&self.labels[0][rail]).map_err(io::Error::other);
         match self.situation {
-            Situation::Stopped => stop(processes[GUILTY]),
+            Situation::Stopped | Situation::Chain => stop(guilty),
             Situation::RailDown => down(1),
             Situation::NoRail => down(0).and_then(|()| down(1)),
             Situation::AgentDead => {
                 drop(self.agents.pop());
-                stop(processes[GUILTY])
+                stop(guilty)
             }
-            Situation::ControlNetworkDown => loopback("down"),
+            Situation::ControlNetworkDown => ip(&["link", "set", "lo", "down"]),
             Situation::Fine
             | Situation::Absent
             | Situation::Order
@@ -322,7 +373,7 @@ impl Staged<'_> {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-euc", SPEEDS, "sh"]).args(RAILS).arg(self.mpib);
         let pid = processes[0].to_string();
-        command.args(["why", &pid, "--time", "0.5", "--json", "--agent-port", AGENTS[1]]);
+        command.args(["why", &pid, "--time", "0.5", "--json", "--agent-port", AGENTS]);
         on_host(&mut command, &self.hosts[0]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map(Ended)
     }
@@ -331,19 +382,20 @@ impl Staged<'_> {
     fn judge(&mut self, answer: &Output, processes: &[u32]) -> bool {
         let document: Value = serde_json::from_slice(&answer.stdout).unwrap_or_default();
         let first = &document["findings"][0];
-        let (kind, part) = self.situation.expected(processes[GUILTY]);
+        let (kind, part, evidence) = self.situation.expected(processes);
         let text = first["text"].as_str().unwrap_or_default();
         self.last = match text {
             "" => String::from_utf8_lossy(&answer.stderr).into(),
             text => text.to_owned(),
         };
-        first["kind"] == kind && text.contains(&part)
+        first["kind"] == kind && text.contains(&part) && first["evidence"].to_string().contains(&evidence)
     }
 }
 
 impl Director for Staged<'_> {
     fn lap(&mut self, processes: &[u32]) -> io::Result<bool> {
-        if self.staged.is_none() {
+        self.laps += 1;
+        if self.staged.is_none() && self.laps == self.situation.laps_before() {
             self.stage(processes)?;
             self.staged = Some(Instant::now());
         }
