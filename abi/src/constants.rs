@@ -33,6 +33,18 @@ macro_rules! number {
 }
 
 constants! {
+    /// Event of a profiler: a group of operations.
+    ncclProfileGroup: i64 = 1 << 0;
+    /// Event of a profiler: a collective.
+    ncclProfileColl: i64 = 1 << 1;
+    /// Event of a profiler: a send or a receive.
+    ncclProfileP2p: i64 = 1 << 2;
+    /// Event of a profiler: what a channel of an operation sends or receives.
+    ncclProfileProxyOp: i64 = 1 << 3;
+    /// Event of a profiler: a message of it.
+    ncclProfileProxyStep: i64 = 1 << 4;
+    /// Event of a profiler: what a network plugin reports (v3 and later).
+    ncclProfileNetPlugin: i64 = 1 << 7;
     /// Result: the call succeeded.
     ncclSuccess: ncclResult_t = ncclResult_t(0);
     /// Result: a CUDA call failed.

@@ -6,8 +6,8 @@
 use core::ffi::{c_char, c_int, c_ulong, c_void};
 
 use crate::{
-    ncclDebugLogLevel, ncclNetDeviceType, ncclResult_t, rma_v13, rma_v14, rma_v15, rma_v16, v6, v7, v8, v9,
-    v10, v11, v12,
+    ncclDebugLogLevel, ncclNetDeviceType, ncclResult_t, profiler_v1, profiler_v2, profiler_v3, profiler_v4,
+    profiler_v5, profiler_v6, profiler_v7, rma_v13, rma_v14, rma_v15, rma_v16, v6, v7, v8, v9, v10, v11, v12,
 };
 
 /// The layout of one structure.
@@ -68,6 +68,33 @@ pub fn structs() -> Vec<Struct> {
         rma_v15::Rma::describe(),
         rma_v16::Properties::describe(),
         rma_v16::Rma::describe(),
+        profiler_v1::Coll::describe(),
+        profiler_v1::P2p::describe(),
+        profiler_v1::ProxyOp::describe(),
+        profiler_v1::ProxyStep::describe(),
+        profiler_v2::Coll::describe(),
+        profiler_v2::P2p::describe(),
+        profiler_v3::Coll::describe(),
+        profiler_v3::KernelCh::describe(),
+        profiler_v3::NetPlugin::describe(),
+        profiler_v4::Coll::describe(),
+        profiler_v4::P2p::describe(),
+        profiler_v4::KernelCh::describe(),
+        profiler_v5::Coll::describe(),
+        profiler_v5::P2p::describe(),
+        profiler_v5::GroupApi::describe(),
+        profiler_v5::CollApi::describe(),
+        profiler_v5::P2pApi::describe(),
+        profiler_v5::KernelLaunch::describe(),
+        profiler_v6::CeColl::describe(),
+        profiler_v6::CeCollSync::describe(),
+        profiler_v6::CeCollBatch::describe(),
+        profiler_v7::Coll::describe(),
+        profiler_v7::P2p::describe(),
+        profiler_v7::CollApi::describe(),
+        profiler_v7::P2pApi::describe(),
+        profiler_v7::CeColl::describe(),
+        profiler_v7::KernelPhase::describe(),
     ]
 }
 
@@ -113,6 +140,7 @@ plain! {
     usize => "size_t",
     // `c_char` alone has no entry: its sign depends on the machine, and only strings occur.
     *const c_char => "const char *",
+    *const c_void => "const void *",
     *mut c_char => "char *",
     ncclResult_t => "ncclResult_t",
     ncclDebugLogLevel => "ncclDebugLogLevel",

@@ -25,6 +25,19 @@
 //! | [`rma_v15`] | 2.31 | flags of requests |
 //! | [`rma_v16`] | 2.32 | properties of a group |
 //!
+//! NCCL 2.23 and later look up `ncclProfiler_vN`, a table to which NCCL reports its operations; 2.28
+//! and later in the library of the network, too.
+//!
+//! | module | first NCCL release | what it adds |
+//! |---|---|---|
+//! | [`profiler_v1`] | 2.23 | |
+//! | [`profiler_v2`] | 2.24 | names instead of numbers |
+//! | [`profiler_v3`] | 2.26 | events of network plugins |
+//! | [`profiler_v4`] | 2.27 | the communicator in `init` |
+//! | [`profiler_v5`] | 2.28 | events of API calls |
+//! | [`profiler_v6`] | 2.29 | events of copy engines |
+//! | [`profiler_v7`] | 2.31 | tags of users |
+//!
 //! # Should I use this crate?
 //!
 //! Use it to call a plugin, to write a checker, or to write a plugin against one table by hand. To
@@ -85,6 +98,13 @@ mod constants;
 mod header;
 mod types;
 
+pub mod profiler_v1;
+pub mod profiler_v2;
+pub mod profiler_v3;
+pub mod profiler_v4;
+pub mod profiler_v5;
+pub mod profiler_v6;
+pub mod profiler_v7;
 pub mod rma_v13;
 pub mod rma_v14;
 pub mod rma_v15;

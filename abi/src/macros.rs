@@ -16,6 +16,44 @@ macro_rules! c_struct {
     };
 }
 
+/// Declares a `repr(C)` union of structures.
+macro_rules! c_union {
+    ($(#[$meta:meta])+ $c:ident as $name:ident { $($field:ident: $ty:ty,)+ }) => {
+        $(#[$meta])+
+        #[doc = concat!("\n\n`", stringify!($c), "` in C.")]
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        pub union $name {
+            $(#[doc = field_meaning!($field)] pub $field: $ty,)+
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str(stringify!($c))
+            }
+        }
+
+        #[cfg(test)]
+        const _: () = {
+            use $crate::header::structs::$c as Header;
+            static_assertions::const_assert_eq!(size_of::<$name>(), size_of::<Header>());
+            static_assertions::const_assert_eq!(align_of::<$name>(), align_of::<Header>());
+            $(
+                static_assertions::const_assert_eq!(
+                    $crate::header::size_of_field(|s: &$name| &raw const s.$field),
+                    $crate::header::size_of_field(|s: &Header| &raw const s.$field)
+                );
+            )+
+        };
+
+        impl $crate::describe::CType for $name {
+            fn c_type() -> String {
+                stringify!($c).to_owned()
+            }
+        }
+    };
+}
+
 /// Declares a table of functions: `slot(arguments);` in the header's order, after the name.
 macro_rules! c_table {
     (

@@ -145,6 +145,189 @@ macro_rules! field_meaning {
     (flushesAllPutsOnAnySignal) => {
         "Whether a signal that is visible proves that the puts of all contexts before it are."
     };
+    (parentObj) => {
+        "Handle of the event above, as the profiler returned it."
+    };
+    (rank) => {
+        "The rank of the process in the communicator."
+    };
+    (event) => {
+        "What the event is about. Anonymous in NCCL."
+    };
+    (commHash) => {
+        "NCCL's number of the communicator, equal on all ranks."
+    };
+    (seqNumber) => {
+        "Number of the operation among those of its kind."
+    };
+    (func) => {
+        "What the operation is: a number in v1, then a name such as `AllReduce`."
+    };
+    (sendBuff) => {
+        "Buffer that is sent."
+    };
+    (recvBuff) => {
+        "Buffer that is received."
+    };
+    (buff) => {
+        "Buffer of a send or a receive."
+    };
+    (count) => {
+        "Number of elements that the application passes."
+    };
+    (root) => {
+        "Root of the operation."
+    };
+    (datatype) => {
+        "Type of the elements: a number in v1, then a name such as `ncclFloat32`."
+    };
+    (trafficBytes) => {
+        "Bytes that the operation moves, as the model of NCCL has them."
+    };
+    (nMaxChannels) => {
+        "Largest number of channels."
+    };
+    (nChannels) => {
+        "Number of channels."
+    };
+    (nWarps) => {
+        "Number of warps."
+    };
+    (isCollnet) => {
+        "1 if the operation uses CollNet, else 0."
+    };
+    (isNvls) => {
+        "1 if the operation uses NVLS, else 0."
+    };
+    (peer) => {
+        "Rank of the peer."
+    };
+    (pid) => {
+        "Process of the operation. Pointers of another process mean nothing."
+    };
+    (channelId) => {
+        "Channel."
+    };
+    (nSteps) => {
+        "Number of steps."
+    };
+    (chunkSize) => {
+        "Bytes of a step at most."
+    };
+    (isSend) => {
+        "1 if data is sent, 0 if it is received."
+    };
+    (step) => {
+        "Number of the step."
+    };
+    (id) => {
+        "Kind and version of `data`, as the network plugin passes it."
+    };
+    (data) => {
+        "Description of the network plugin."
+    };
+    (pTimer) => {
+        "Time by the GPU's timer."
+    };
+    (parentGroup) => {
+        "Handle of the group, for profilers of v4."
+    };
+    (graphCaptured) => {
+        "Whether a CUDA graph is captured."
+    };
+    (groupDepth) => {
+        "Depth of nested groups."
+    };
+    (stream) => {
+        "CUDA stream."
+    };
+    (syncStrategy) => {
+        "How copies are synchronized."
+    };
+    (intraBatchSync) => {
+        "Whether a batch is synchronized within."
+    };
+    (batchSize) => {
+        "Copies of a batch."
+    };
+    (numBatches) => {
+        "Number of batches."
+    };
+    (ceSeqNum) => {
+        "Number among operations of copy engines."
+    };
+    (isComplete) => {
+        "Whether it ends the operation."
+    };
+    (nRanks) => {
+        "Number of ranks."
+    };
+    (numOps) => {
+        "Number of copies."
+    };
+    (totalBytes) => {
+        "Bytes of all copies."
+    };
+    (useIntraSync) => {
+        "Whether the batch is synchronized within."
+    };
+    (kernelVariant) => {
+        "Name of the kernel."
+    };
+    (isSymColl) => {
+        "Whether the kernel is one of symmetric memory."
+    };
+    (userTag) => {
+        "Tag of the application."
+    };
+    (phaseId) => {
+        "Number of the phase."
+    };
+    (phaseName) => {
+        "Name of the phase."
+    };
+    (coll) => {
+        "A collective."
+    };
+    (p2p) => {
+        "A send or a receive."
+    };
+    (proxyOp) => {
+        "What a channel of an operation sends or receives."
+    };
+    (proxyStep) => {
+        "A message of it."
+    };
+    (kernelCh) => {
+        "A channel of a kernel."
+    };
+    (netPlugin) => {
+        "What a network plugin reports."
+    };
+    (groupApi) => {
+        "A group of calls."
+    };
+    (collApi) => {
+        "A call of a collective."
+    };
+    (p2pApi) => {
+        "A call of a send or a receive."
+    };
+    (kernelLaunch) => {
+        "The launch of a kernel."
+    };
+    (ceColl) => {
+        "A collective on copy engines."
+    };
+    (ceCollSync) => {
+        "A synchronization of it."
+    };
+    (ceCollBatch) => {
+        "A batch of its copies."
+    };
+    (kernelPhase) => {
+        "A phase of a channel of a kernel."
+    };
 }
 
 /// The meaning of a table's slot. A slot without an entry does not compile.
@@ -300,5 +483,21 @@ macro_rules! slot_meaning {
     };
     (Rma finalize) => {
         "Releases a context of `init`. NCCL does not call it for each of them."
+    };
+    (Profiler init) => {
+        "Begins to profile a communicator: writes a context, and into `eActivationMask` which events are \
+         reported, of all communicators of the process."
+    };
+    (Profiler startEvent) => {
+        "Starts an event and writes its handle; NULL: NCCL does not report its end."
+    };
+    (Profiler stopEvent) => {
+        "Stops an event. 2.23 to 2.25 also pass NULL."
+    };
+    (Profiler recordEventState) => {
+        "Reports that an event has got into another state."
+    };
+    (Profiler finalize) => {
+        "Ends the profile of a communicator."
     };
 }

@@ -27,6 +27,13 @@ use crate::rma_v13::{Config as ncclGinConfig_v13_t};
 use crate::rma_v14::{Config as ncclRmaConfig_v14_t};
 use crate::rma_v15::{Config as ncclRmaConfig_v15_t};
 use crate::rma_v16::{Config as ncclRmaConfig_v16_t, Properties as ncclRmaProperties_v16_t};
+use crate::profiler_v1::{Event as ncclProfilerEventDescr_v1_t};
+use crate::profiler_v2::{Event as ncclProfilerEventDescr_v2_t};
+use crate::profiler_v3::{Event as ncclProfilerEventDescr_v3_t};
+use crate::profiler_v4::{Event as ncclProfilerEventDescr_v4_t};
+use crate::profiler_v5::{Event as ncclProfilerEventDescr_v5_t};
+use crate::profiler_v6::{Event as ncclProfilerEventDescr_v6_t};
+use crate::profiler_v7::{Event as ncclProfilerEventDescr_v7_t};
 ";
 
 fn here(path: &str) -> PathBuf {
@@ -36,7 +43,10 @@ fn here(path: &str) -> PathBuf {
 /// Returns bindgen's settings for all headers together.
 fn headers() -> bindgen::Builder {
     let nets = (6..=12).map(|v| format!("#include \"net_v{v}.h\"\n"));
-    let all: String = nets.chain((13..=16).map(|v| format!("#include \"rma_v{v}.h\"\n"))).collect();
+    let all: String = nets
+        .chain((13..=16).map(|v| format!("#include \"rma_v{v}.h\"\n")))
+        .chain((1..=7).map(|v| format!("#include \"profiler_v{v}.h\"\n")))
+        .collect();
     bindgen::Builder::default()
         .header_contents("all.h", &all)
         .clang_arg(format!("-I{}", here("include/nccl").display()))
@@ -69,15 +79,15 @@ fn up_to_date(builder: bindgen::Builder, file: &str) {
 
 #[test]
 fn structures_are_up_to_date() {
-    let structures = headers().allowlist_type("nccl(Net|Rma|Gin)[A-Z].*|ncclProfilerNet.*");
+    let structures = headers().allowlist_type("nccl(Net|Rma|Gin)[A-Z].*|ncclProfiler[A-Z].*");
     up_to_date(structures, "structs.rs");
 }
 
 #[test]
 fn tables_are_up_to_date() {
     let tables = headers()
-        .allowlist_type("nccl(Net|Rma|Gin)_v[0-9]+_t")
-        .blocklist_type("nccl(Net|Rma|Gin)[A-Z].*|ncclDebug.*|ncclProfiler.*|ncclResult_t")
+        .allowlist_type("nccl(Net|Rma|Gin|Profiler)_v[0-9]+_t")
+        .blocklist_type("nccl(Net|Rma|Gin)[A-Z].*|ncclDebug.*|ncclProfiler[A-Z].*|ncclResult_t")
         .raw_line(PRELUDE);
     up_to_date(tables, "tables.rs");
 }

@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 
 use nccl_net_abi::describe;
 
-const HEADERS: [&str; 14] = [
+const HEADERS: [&str; 21] = [
     "err.h",
     "types.h",
     "net_device.h",
@@ -26,6 +26,13 @@ const HEADERS: [&str; 14] = [
     "rma_v14.h",
     "rma_v15.h",
     "rma_v16.h",
+    "profiler_v1.h",
+    "profiler_v2.h",
+    "profiler_v3.h",
+    "profiler_v4.h",
+    "profiler_v5.h",
+    "profiler_v6.h",
+    "profiler_v7.h",
 ];
 
 fn include() -> PathBuf {
@@ -57,6 +64,9 @@ fn assertions() -> String {
     }
     for version in 13..=16 {
         let _ = writeln!(c, "#include \"nccl/rma_v{version}.h\"");
+    }
+    for version in 1..=7 {
+        let _ = writeln!(c, "#include \"nccl/profiler_v{version}.h\"");
     }
     c += "#define SAME_TYPE(a, b) __builtin_types_compatible_p(a, b)\n";
     for s in describe::structs() {
@@ -144,7 +154,14 @@ struct Fault {
     message: &'static str,
 }
 
-const FAULTS: [Fault; 14] = [
+const FAULTS: [Fault; 15] = [
+    Fault {
+        what: "a field of a profiled collective too few",
+        file: "profiler_v4.h",
+        from: "  int root;\n  const char* datatype;\n  uint8_t nChannels;",
+        to: "  const char* datatype;\n  uint8_t nChannels;",
+        message: "ncclProfilerColl_v4_t",
+    },
     Fault {
         what: "an argument of a signal too few",
         file: "rma_v14.h",

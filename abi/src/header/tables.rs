@@ -18,6 +18,13 @@ use crate::rma_v13::{Config as ncclGinConfig_v13_t};
 use crate::rma_v14::{Config as ncclRmaConfig_v14_t};
 use crate::rma_v15::{Config as ncclRmaConfig_v15_t};
 use crate::rma_v16::{Config as ncclRmaConfig_v16_t, Properties as ncclRmaProperties_v16_t};
+use crate::profiler_v1::{Event as ncclProfilerEventDescr_v1_t};
+use crate::profiler_v2::{Event as ncclProfilerEventDescr_v2_t};
+use crate::profiler_v3::{Event as ncclProfilerEventDescr_v3_t};
+use crate::profiler_v4::{Event as ncclProfilerEventDescr_v4_t};
+use crate::profiler_v5::{Event as ncclProfilerEventDescr_v5_t};
+use crate::profiler_v6::{Event as ncclProfilerEventDescr_v6_t};
+use crate::profiler_v7::{Event as ncclProfilerEventDescr_v7_t};
 
 
 #[repr(C)]
@@ -1587,5 +1594,246 @@ pub struct ncclRma_v16_t {
     >,
     pub finalize: ::core::option::Option<
         unsafe extern "C" fn(ctx: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclProfiler_v1_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut *mut ::core::ffi::c_void,
+            eActivationMask: *mut ::core::ffi::c_int,
+        ) -> ncclResult_t,
+    >,
+    pub startEvent: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ::core::ffi::c_void,
+            eHandle: *mut *mut ::core::ffi::c_void,
+            eDescr: *mut ncclProfilerEventDescr_v1_t,
+        ) -> ncclResult_t,
+    >,
+    pub stopEvent: ::core::option::Option<
+        unsafe extern "C" fn(eHandle: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub recordEventState: ::core::option::Option<
+        unsafe extern "C" fn(
+            eHandle: *mut ::core::ffi::c_void,
+            eState: ::core::ffi::c_int,
+            eStateArgs: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(context: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclProfiler_v2_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut *mut ::core::ffi::c_void,
+            eActivationMask: *mut ::core::ffi::c_int,
+        ) -> ncclResult_t,
+    >,
+    pub startEvent: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ::core::ffi::c_void,
+            eHandle: *mut *mut ::core::ffi::c_void,
+            eDescr: *mut ncclProfilerEventDescr_v2_t,
+        ) -> ncclResult_t,
+    >,
+    pub stopEvent: ::core::option::Option<
+        unsafe extern "C" fn(eHandle: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub recordEventState: ::core::option::Option<
+        unsafe extern "C" fn(
+            eHandle: *mut ::core::ffi::c_void,
+            eState: ::core::ffi::c_int,
+            eStateArgs: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(context: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclProfiler_v3_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut *mut ::core::ffi::c_void,
+            eActivationMask: *mut ::core::ffi::c_int,
+        ) -> ncclResult_t,
+    >,
+    pub startEvent: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ::core::ffi::c_void,
+            eHandle: *mut *mut ::core::ffi::c_void,
+            eDescr: *mut ncclProfilerEventDescr_v3_t,
+        ) -> ncclResult_t,
+    >,
+    pub stopEvent: ::core::option::Option<
+        unsafe extern "C" fn(eHandle: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub recordEventState: ::core::option::Option<
+        unsafe extern "C" fn(
+            eHandle: *mut ::core::ffi::c_void,
+            eState: ::core::ffi::c_int,
+            eStateArgs: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(context: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclProfiler_v4_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut *mut ::core::ffi::c_void,
+            eActivationMask: *mut ::core::ffi::c_int,
+            commName: *const ::core::ffi::c_char,
+            commHash: u64,
+            nNodes: ::core::ffi::c_int,
+            nranks: ::core::ffi::c_int,
+            rank: ::core::ffi::c_int,
+            logfn: ncclDebugLogger_t,
+        ) -> ncclResult_t,
+    >,
+    pub startEvent: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ::core::ffi::c_void,
+            eHandle: *mut *mut ::core::ffi::c_void,
+            eDescr: *mut ncclProfilerEventDescr_v4_t,
+        ) -> ncclResult_t,
+    >,
+    pub stopEvent: ::core::option::Option<
+        unsafe extern "C" fn(eHandle: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub recordEventState: ::core::option::Option<
+        unsafe extern "C" fn(
+            eHandle: *mut ::core::ffi::c_void,
+            eState: ::core::ffi::c_int,
+            eStateArgs: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(context: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclProfiler_v5_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut *mut ::core::ffi::c_void,
+            commId: u64,
+            eActivationMask: *mut ::core::ffi::c_int,
+            commName: *const ::core::ffi::c_char,
+            nNodes: ::core::ffi::c_int,
+            nranks: ::core::ffi::c_int,
+            rank: ::core::ffi::c_int,
+            logfn: ncclDebugLogger_t,
+        ) -> ncclResult_t,
+    >,
+    pub startEvent: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ::core::ffi::c_void,
+            eHandle: *mut *mut ::core::ffi::c_void,
+            eDescr: *mut ncclProfilerEventDescr_v5_t,
+        ) -> ncclResult_t,
+    >,
+    pub stopEvent: ::core::option::Option<
+        unsafe extern "C" fn(eHandle: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub recordEventState: ::core::option::Option<
+        unsafe extern "C" fn(
+            eHandle: *mut ::core::ffi::c_void,
+            eState: ::core::ffi::c_int,
+            eStateArgs: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(context: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclProfiler_v6_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut *mut ::core::ffi::c_void,
+            commId: u64,
+            eActivationMask: *mut ::core::ffi::c_int,
+            commName: *const ::core::ffi::c_char,
+            nNodes: ::core::ffi::c_int,
+            nranks: ::core::ffi::c_int,
+            rank: ::core::ffi::c_int,
+            logfn: ncclDebugLogger_t,
+        ) -> ncclResult_t,
+    >,
+    pub startEvent: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ::core::ffi::c_void,
+            eHandle: *mut *mut ::core::ffi::c_void,
+            eDescr: *mut ncclProfilerEventDescr_v6_t,
+        ) -> ncclResult_t,
+    >,
+    pub stopEvent: ::core::option::Option<
+        unsafe extern "C" fn(eHandle: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub recordEventState: ::core::option::Option<
+        unsafe extern "C" fn(
+            eHandle: *mut ::core::ffi::c_void,
+            eState: ::core::ffi::c_int,
+            eStateArgs: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(context: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclProfiler_v7_t {
+    pub name: *const ::core::ffi::c_char,
+    pub init: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut *mut ::core::ffi::c_void,
+            commId: u64,
+            eActivationMask: *mut ::core::ffi::c_int,
+            commName: *const ::core::ffi::c_char,
+            nNodes: ::core::ffi::c_int,
+            nranks: ::core::ffi::c_int,
+            rank: ::core::ffi::c_int,
+            logfn: ncclDebugLogger_t,
+        ) -> ncclResult_t,
+    >,
+    pub startEvent: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ::core::ffi::c_void,
+            eHandle: *mut *mut ::core::ffi::c_void,
+            eDescr: *mut ncclProfilerEventDescr_v7_t,
+        ) -> ncclResult_t,
+    >,
+    pub stopEvent: ::core::option::Option<
+        unsafe extern "C" fn(eHandle: *mut ::core::ffi::c_void) -> ncclResult_t,
+    >,
+    pub recordEventState: ::core::option::Option<
+        unsafe extern "C" fn(
+            eHandle: *mut ::core::ffi::c_void,
+            eState: ::core::ffi::c_int,
+            eStateArgs: *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+    >,
+    pub finalize: ::core::option::Option<
+        unsafe extern "C" fn(context: *mut ::core::ffi::c_void) -> ncclResult_t,
     >,
 }
