@@ -1,5 +1,6 @@
 //! One implementation of a NCCL network plugin behind every `ncclNetPlugin_vN` table from v6 to
-//! v12, and one of a plugin for one-sided transfers behind `ncclRmaPlugin_v13` to `_v16`.
+//! v12, one of a plugin for one-sided transfers behind `ncclRmaPlugin_v13` to `_v16`, and one of a
+//! profiler behind `ncclProfiler_v1` to `_v7`.
 //!
 //! NCCL loads a network plugin as a shared library, looks up a table of C functions in it and moves
 //! all inter-node traffic through that table. The table has seven versions in NCCL 2.18 to 2.32,
@@ -23,7 +24,7 @@
 //! adapter.
 //!
 //! No, to call an existing plugin: `nccl-net-abi` has the C types alone. No, if the plugin needs
-//! one of NCCL's other tables: collNet, tuner, profiler or environment plugins are not covered, nor
+//! one of NCCL's other tables: collNet, tuner or environment plugins are not covered, nor
 //! is device-side networking: `getDeviceMr`, `irecvConsumed` and the GIN tables.
 //!
 //! # Life cycle
@@ -80,6 +81,13 @@
 //! | [`RmaConfig::rank_stride`] | 1 | as given | as given | as given |
 //! | [`Put::more`], [`Get::more`] | never set | never set | as given | as given |
 //! | [`coll_properties`](RmaPlugin::coll_properties) | never | never | never | yes |
+//!
+//! # Profiler
+//!
+//! NCCL 2.23 and later report their operations to a profiler: which collective, how many bytes, when the
+//! proxy begins and ends. 2.26 and later also pass on what a network plugin reports. A plugin implements
+//! [`ProfilerPlugin`], and [`export_profiler!`] produces its seven versions. NCCL looks for them in the
+//! library that `NCCL_PROFILER_PLUGIN` names, and from 2.28 on in that of the network, too.
 //!
 //! # Example
 //!
@@ -182,6 +190,7 @@ mod guard;
 mod handle;
 mod logger;
 mod plugin;
+mod profile;
 mod profiler;
 mod refusal;
 mod request_pool;
@@ -209,6 +218,10 @@ pub use nccl_net_abi as abi;
 #[doc(hidden)]
 pub use paste;
 pub use plugin::{NetPlugin, Plugin};
+pub use profile::{
+    Communicator, Event, Operation, ProfilerPlugin, profiler_v1, profiler_v2, profiler_v3, profiler_v4,
+    profiler_v5, profiler_v6, profiler_v7,
+};
 pub use profiler::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 pub use refusal::Refusal;
 pub use request_pool::{Pooled, RequestPool};
@@ -265,6 +278,25 @@ macro_rules! export_rma {
             #[allow(non_upper_case_globals, unsafe_code)]
             pub static [<ncclRmaPlugin_ $version>]: $crate::abi::[<rma_ $version>]::Rma =
                 $crate::[<rma_ $version>]::table::<$plugin>();
+        )+}
+    };
+}
+
+/// Exports the tables of an implementation of [`ProfilerPlugin`], for the root of a `cdylib`.
+///
+/// Defines `ncclProfiler_v1` to `ncclProfiler_v7`.
+#[macro_export]
+macro_rules! export_profiler {
+    ($plugin:ty) => {
+        $crate::export_profiler! { @ $plugin: v1 v2 v3 v4 v5 v6 v7 }
+    };
+    (@ $plugin:ty: $($version:ident)+) => {
+        $crate::paste::paste! {$(
+            #[doc = concat!("The ", stringify!($version), " table of a profiler.")]
+            #[unsafe(no_mangle)]
+            #[allow(non_upper_case_globals, unsafe_code)]
+            pub static [<ncclProfiler_ $version>]: $crate::abi::[<profiler_ $version>]::Profiler =
+                $crate::[<profiler_ $version>]::table::<$plugin>();
         )+}
     };
 }

@@ -11,6 +11,7 @@ mod data;
 mod defaults;
 mod logger;
 mod memory;
+mod profiler;
 mod properties;
 mod rma_calls;
 mod rma_example;
