@@ -12,9 +12,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nccl_net_mpib_agent_iface::stats::{
     Awaited, BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, Lack, MEMFD_NAME,
-    Measured, NewConnection, NoPage, Port, PortState, PortTotals, Rail, Reason, STATS_ENTRIES,
-    STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORTS, STATS_SIZE, STATS_VERSION, Sender, State,
-    StatsPage, StatsWriter, Summary, Traffic, UnlistedEntry, Wait, pages_of,
+    Measured, NewConnection, NewOperation, NoPage, Port, PortState, PortTotals, Rail, Reason,
+    STATS_COMMUNICATORS, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_OPERATIONS,
+    STATS_PORTS, STATS_SIZE, STATS_SIZE_WITHOUT_OPERATIONS, STATS_VERSION, Sender, State, StatsPage,
+    StatsWriter, Summary, Traffic, UnlistedEntry, Wait, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -86,11 +87,11 @@ fn every_number_stands_where_the_layout_has_it() {
     let file = file();
     let mut bytes = vec![0; STATS_SIZE];
     file.read_exact_at(&mut bytes, 0).unwrap();
-    assert_eq!(file.metadata().unwrap().len(), 512 + 64 * 768 + 1024 * 2560);
+    assert_eq!(file.metadata().unwrap().len(), 512 + 64 * 768 + 1024 * 2560 + 16 * 131 * 256);
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let text = |at: usize| CStr::from_bytes_until_nul(&bytes[at..]).unwrap().to_str().unwrap();
-    assert_eq!([0, 4, 8, 12, 16, 20].map(word), [0x4D50_4953, 4, 512, 2560, 1024, 8]);
+    assert_eq!([0, 4, 8, 12, 16, 20].map(word), [0x4D50_4953, 5, 512, 2560, 1024, 8]);
     assert_eq!([72, 76].map(word), [64, 768]);
     assert_eq!((long(24), word(32)), (STATS_SIZE as u64, std::process::id()));
     assert!(long(40) > 1_600_000_000_000_000_000 && long(48) >= 1);
@@ -333,6 +334,79 @@ fn nobody_can_make_a_search_wait() {
 }
 
 #[test]
+fn operations_stand_where_the_layout_has_them() {
+    let (_turn, writer) = writer();
+    let taken = writer.add(&opening("host-b, pid 7"));
+    let port = taken.entry().rail(1).port();
+    let operations = writer.operations();
+    let place = operations.open(0xc0ffee, "world", (3, 8), true).unwrap();
+    let new = NewOperation {
+        sequence: 9,
+        name: "AllReduce",
+        algorithm: "RING",
+        protocol: "LL128",
+        bytes: 4000,
+        channels: 2,
+    };
+    let first = operations.begin(place, &new).unwrap();
+    let second = operations.begin(place, &NewOperation { sequence: 10, ..new }).unwrap();
+    assert!(operations.part_begins(second));
+    let rail = operations.sends(second, port, 700).unwrap();
+    assert_eq!(operations.sends(second, port, 300), Some(rail));
+    writer.episode("mlx5_1:2", Reason::Stall, 0, Duration::from_micros(5));
+    operations.sent(second, rail, Duration::from_micros(30));
+    let file = file();
+    let mut bytes = vec![0; STATS_SIZE];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+    let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    let text = |at: usize| CStr::from_bytes_until_nul(&bytes[at..]).unwrap().to_str().unwrap();
+    let at = 512 + 64 * 768 + 1024 * 2560 + place * 131 * 256;
+    assert_eq!((long(at) % 2, long(at + 8), long(at + 24), long(at + 32)), (1, 0xc0ffee, 2, 0));
+    assert!(long(at + 16) >= long(40));
+    assert_eq!((word(at + 40), word(at + 44), text(at + 48)), (3, 8, "world"));
+    assert_eq!(([112, 116].map(|o| word(at + o)), bytes[at + 152]), ([port, 0], 1));
+    assert_eq!([256, 512].map(|o| long(at + o) % 2), [0, 0], "nothing was overwritten");
+    let at = at + 768 + 256;
+    assert_eq!((long(at) % 2, long(at + 8), long(at + 40)), (1, 10, 4000));
+    let times = [16, 24, 32].map(|o| long(at + o));
+    assert!(times.is_sorted() && times[0] > 1_600_000_000_000_000_000, "{times:?}");
+    assert_eq!([48, 64, 80].map(|o| text(at + o)), ["AllReduce", "RING", "LL128"]);
+    assert_eq!([88, 92].map(|o| word(at + o)), [2, 1]);
+    assert_eq!([104, 120].map(|o| long(at + o)), [1, 5000]);
+    assert_eq!([128, 136, 144].map(|o| long(at + o)), [1000, 30_000, 0]);
+    // The reader returns the same values.
+    let read = &page().communicators()[0];
+    assert_eq!((read.operations[1].sequence, read.operations[1].episodes), (10, 1));
+    assert_eq!((read.operations[1].stalled, read.operations[1].is_running), (5000, true));
+    assert_eq!(read.operations[1].rails[0].in_flight, 30_000);
+    operations.part_ends(second);
+    assert!(!page().communicators()[0].operations[1].is_running);
+    operations.close(place);
+    assert!(page().communicators().is_empty());
+    assert!(!operations.part_begins(first), "its communicator is closed");
+}
+
+#[test]
+fn a_page_of_the_version_before_has_no_communicators() {
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+    let size = STATS_SIZE_WITHOUT_OPERATIONS;
+    let words = |version: u32, size: usize| {
+        let sizes =
+            [(8, STATS_HEADER_SIZE as u32), (12, STATS_ENTRY_SIZE as u32), (16, STATS_ENTRIES as u32)];
+        let others = [(20, 8), (24, size as u32), (72, 64), (76, 768)];
+        [&[(0, STATS_MAGIC), (4, version)], &sizes[..], &others].concat()
+    };
+    let page = StatsPage::open(&forged(seals, size, &words(4, size))).unwrap();
+    assert!(page.communicators().is_empty() && page.read().connections.is_empty());
+    // Each version has one size.
+    for (version, size) in [(4, STATS_SIZE), (5, size)] {
+        let e = StatsPage::open(&forged(seals, size, &words(version, size))).unwrap_err();
+        assert!(matches!(e, BadPage::Size(found) if found == size as u64), "{version}: {e}");
+    }
+}
+
+#[test]
 fn what_is_no_page_is_refused_by_name() {
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
     let good = [
@@ -392,6 +466,11 @@ fn garbage_in_a_page_does_no_harm() {
     let all = page.connections();
     assert_eq!(all.len(), STATS_ENTRIES);
     assert!(all.iter().all(|c| c.rails.len() <= 8 && !c.peer.chars().any(char::is_control)));
+    let communicators = page.communicators();
+    assert_eq!(communicators.len(), STATS_COMMUNICATORS);
+    assert!(communicators.iter().all(|c| c.operations.len() <= STATS_OPERATIONS));
+    let mut names = communicators.iter().flat_map(|c| &c.operations).map(|o| &o.name);
+    assert!(names.all(|name| !name.chars().any(char::is_control)));
 }
 
 #[test]

@@ -4,12 +4,14 @@ use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::SystemTime;
 
+use super::operations::CommunicatorRecord;
 use super::ports::PortRecord;
 use super::reader::Wait;
 use super::totals::TotalsRecord;
 use super::{
-    Awaited, Generation, Lack, NO_SHARE, Revision, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS,
-    STATS_HEADER_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, State,
+    Awaited, Generation, Lack, NO_SHARE, Revision, STATS_COMMUNICATORS, STATS_ENTRIES, STATS_ENTRY_SIZE,
+    STATS_EVENTS, STATS_HEADER_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_SIZE_WITHOUT_OPERATIONS,
+    State,
 };
 use crate::text::printable;
 
@@ -20,6 +22,7 @@ pub(super) struct Page {
     pub(super) header: Header,
     pub(super) ports: [PortRecord; STATS_PORTS],
     pub(super) entries: [Entry; STATS_ENTRIES],
+    pub(super) communicators: [CommunicatorRecord; STATS_COMMUNICATORS],
 }
 
 #[derive(Debug)]
@@ -114,6 +117,7 @@ pub(super) struct Text<const WORDS: usize>([AtomicU64; WORDS]);
 
 const _: () = {
     assert!(size_of::<Page>() == STATS_SIZE);
+    assert!(offset_of!(Page, communicators) == STATS_SIZE_WITHOUT_OPERATIONS);
     assert!(size_of::<Header>() == STATS_HEADER_SIZE && offset_of!(Header, size) == 24);
     assert!(
         offset_of!(Header, pid) == 32 && offset_of!(Header, made) == 40 && offset_of!(Header, open) == 56
@@ -243,6 +247,11 @@ impl RailEntry {
         (self.posted.load(Ordering::Relaxed), done)
     }
 
+    /// Returns the number of its port's record, from 1; 0 if it has none.
+    pub fn port(&self) -> u32 {
+        self.port.load(Ordering::Relaxed)
+    }
+
     /// Returns the bytes of the work requests that were posted.
     #[inline]
     pub fn bytes(&self) -> u64 {
@@ -298,6 +307,10 @@ impl<const WORDS: usize> Default for Text<WORDS> {
 }
 
 impl<const WORDS: usize> Text<WORDS> {
+    pub(super) fn words(&self) -> &[AtomicU64] {
+        &self.0
+    }
+
     /// Writes `text`, truncated at a character boundary if necessary.
     pub(super) fn write(&self, text: &str) {
         let mut end = text.len().min(WORDS * 8);

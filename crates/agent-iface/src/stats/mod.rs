@@ -10,7 +10,7 @@
 //! | offset | bytes | header |
 //! |---|---|---|
 //! | 0 | 4 | magic, 0x4D504953; written last |
-//! | 4 | 4 | version of this layout, 4 |
+//! | 4 | 4 | version of this layout, 5; 4 is the same without communicators |
 //! | 8 | 4 | bytes of the header, 512 |
 //! | 12 | 4 | bytes of an entry, 2560 |
 //! | 16 | 4 | number of entries, 1024 |
@@ -39,7 +39,7 @@
 //! | 256 | 128 | totals of sends |
 //! | 384 | 128 | totals of receives |
 //!
-//! The header is followed by the port records, and these by the entries. Totals and port records
+//! The header is followed by the port records, these by the entries, and these by 16 communicators. Totals and port records
 //! count the connections that have no entry: the closed ones and those beyond the last entry. A
 //! reader adds the entries ([`StatsPage::read`]).
 //!
@@ -118,6 +118,39 @@
 //! | 64 | 64 | HCA and port, UTF-8, zero-padded |
 //! | 128 | 128 | why the connection lacks the rail, UTF-8, zero-padded |
 //!
+//! | offset | bytes | communicator of NCCL's, if its profiler is this plugin |
+//! |---|---|---|
+//! | 0 | 8 | generation: odd while in use; each use has a different number |
+//! | 8 | 8 | NCCL's number of the communicator, equal on all ranks |
+//! | 16 | 8 | since when the process has it, ns since 1970 |
+//! | 24 | 8 | operations so far |
+//! | 32 | 8 | of these, operations that were not recorded, because the place of the oldest one was in use |
+//! | 40 | 4 | rank of the process |
+//! | 44 | 4 | number of ranks; 0 if it is unknown |
+//! | 48 | 64 | name, UTF-8, zero-padded; none: empty |
+//! | 112 | 32 | number of the port record, from 1, of rail i of the operations: 4 bytes each; 0 if there is none |
+//! | 144 | 8 | since when the first of the slowest operations is searched, ns since 1970 |
+//! | 152 | 1 | whether messages are counted |
+//! | 256 + 256 i | 256 | slowest operation i of those that were overwritten: of this minute, and of the one before |
+//! | 768 + 256 i | 256 | operation i, 0 to 127: the last ones, in turn |
+//!
+//! | offset | bytes | operation |
+//! |---|---|---|
+//! | 0 | 8 | generation: odd while in use; each use has a different number |
+//! | 8 | 8 | number among the operations of its name |
+//! | 16 | 8 | when the program asked for it, ns since 1970 |
+//! | 24 | 8 | when its first data moved, ns since 1970; 0 if none has moved |
+//! | 32 | 8 | when its last data moved, ns since 1970; 0 if none has moved |
+//! | 40 | 8 | bytes that each rank brings to it; 0 if that is unknown |
+//! | 48 | 16 | name, UTF-8, zero-padded |
+//! | 64 | 16 | algorithm, likewise; of sends and receives empty |
+//! | 80 | 8 | protocol, likewise; of sends and receives empty |
+//! | 88 | 4 | channels |
+//! | 92 | 4 | parts of it that NCCL's proxy has begun and not ended |
+//! | 96 | 16 | failover episodes: the number in the header when its first data moved, and how many came until its last |
+//! | 112 | 16 | the same of the stalls in ns |
+//! | 128 + 16 i | 16 | rail i: bytes sent, and the sum of the times for which its messages were in flight, ns |
+//!
 //! Other bytes are zero.
 //!
 //! # Reading an entry
@@ -131,6 +164,9 @@
 //! Each number of a copy was correct at some time between the two readings of the generation.
 //! Counters never decrease within one generation. The plugin writes the reason of a failure before
 //! the state "failed".
+//!
+//! An operation is read in the same way. Its numbers grow while its data moves: several threads add to
+//! them.
 //!
 //! # Reading totals
 //!
@@ -148,6 +184,8 @@ mod generation;
 mod lack;
 #[cfg(not(loom))]
 mod layout;
+#[cfg(not(loom))]
+mod operations;
 #[cfg(not(loom))]
 mod page;
 #[cfg(not(loom))]
@@ -167,6 +205,8 @@ pub use lack::Lack;
 #[cfg(not(loom))]
 pub use layout::{Entry, RailEntry};
 #[cfg(not(loom))]
+pub use operations::{Communicator, NewOperation, Operation, OperationPlace, OperationRail, Operations};
+#[cfg(not(loom))]
 pub use ports::{Carried, Measured, Port, PortRecord, PortTotals};
 #[cfg(not(loom))]
 pub use reader::{BadPage, Connection, Rail, Sender, Statistics, StatsPage, Summary, Wait};
@@ -180,8 +220,10 @@ pub use writer::{ConnectionEntry, NewConnection, StatsWriter, UnlistedEntry};
 pub const MEMFD_NAME: &str = "mpib-stats";
 /// First word of the page.
 pub const STATS_MAGIC: u32 = 0x4D50_4953;
-/// Version of the layout. Readers reject other versions.
-pub const STATS_VERSION: u32 = 4;
+/// Version of the layout. Readers reject other versions but [`STATS_VERSION_WITHOUT_OPERATIONS`].
+pub const STATS_VERSION: u32 = 5;
+/// The version before. It is the same without communicators at the end.
+pub const STATS_VERSION_WITHOUT_OPERATIONS: u32 = 4;
 /// Size of the header in bytes.
 pub const STATS_HEADER_SIZE: usize = 512;
 /// Size of a port record in bytes.
@@ -196,9 +238,21 @@ pub const STATS_ENTRIES: usize = 1024;
 pub const STATS_RAILS: usize = 8;
 /// Number of event counters, one per [`Event`].
 pub const STATS_EVENTS: usize = 6;
-/// Size of a page in bytes.
-pub const STATS_SIZE: usize =
+/// Number of communicators of a page.
+pub const STATS_COMMUNICATORS: usize = 16;
+/// Number of operations of a communicator.
+pub const STATS_OPERATIONS: usize = 128;
+/// Number of the slowest operations that are kept.
+pub const STATS_SLOWEST: usize = 2;
+/// Size of an operation in bytes.
+pub const STATS_OPERATION_SIZE: usize = 256;
+/// Size of a communicator in bytes.
+pub const STATS_COMMUNICATOR_SIZE: usize = STATS_OPERATION_SIZE * (1 + STATS_SLOWEST + STATS_OPERATIONS);
+/// Size of a page without communicators in bytes.
+pub const STATS_SIZE_WITHOUT_OPERATIONS: usize =
     STATS_HEADER_SIZE + STATS_PORTS * STATS_PORT_SIZE + STATS_ENTRIES * STATS_ENTRY_SIZE;
+/// Size of a page in bytes.
+pub const STATS_SIZE: usize = STATS_SIZE_WITHOUT_OPERATIONS + STATS_COMMUNICATORS * STATS_COMMUNICATOR_SIZE;
 /// Upper bounds of the ranges of stalls, in ms. A stall of exactly a bound is in the bound's range.
 /// The last range has no bound.
 pub const STALL_BOUNDS_MS: [u64; 14] =

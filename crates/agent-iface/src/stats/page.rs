@@ -16,8 +16,9 @@ use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::layout::{Entry, Header, Page};
+use super::operations::CommunicatorRecord;
 use super::ports::PortRecord;
-use super::{BadPage, MEMFD_NAME, STATS_SIZE};
+use super::{BadPage, MEMFD_NAME, STATS_SIZE, STATS_SIZE_WITHOUT_OPERATIONS};
 use crate::memfd;
 
 /// The mapping of this process's page. A forked child must not write to it.
@@ -76,6 +77,8 @@ unsafe impl Part for Header {}
 unsafe impl Part for PortRecord {}
 // SAFETY: as above.
 unsafe impl Part for Entry {}
+// SAFETY: as above.
+unsafe impl Part for CommunicatorRecord {}
 
 impl PageFile {
     /// Checks the kind and the size of a file. The seal comes first: only files in memory have one,
@@ -86,7 +89,7 @@ impl PageFile {
             return Err(BadPage::Unsealed);
         }
         let found = file.metadata()?.len();
-        if found != STATS_SIZE as u64 {
+        if ![STATS_SIZE, STATS_SIZE_WITHOUT_OPERATIONS].contains(&usize::try_from(found).unwrap_or(0)) {
             return Err(BadPage::Size(found));
         }
         let page = Self(file.try_clone()?);
@@ -110,6 +113,12 @@ impl PageFile {
 
     fn read(&self, at: usize, bytes: &mut [u8]) -> io::Result<()> {
         self.0.read_exact_at(bytes, at as u64)
+    }
+
+    /// Checks that the file has this size.
+    pub(super) fn has_size(&self, size: usize) -> Result<(), BadPage> {
+        let found = self.0.metadata()?.len();
+        if found == size as u64 { Ok(()) } else { Err(BadPage::Size(found)) }
     }
 
     /// Returns who has made the file, and its number.

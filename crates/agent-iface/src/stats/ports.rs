@@ -134,7 +134,7 @@ impl Sub for Carried {
 }
 
 /// A port as its process shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Port {
     /// HCA and port.
     pub name: String,

@@ -8,14 +8,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::layout::{Entry, Header, Page, RailEntry};
+use super::operations::{Communicator, CommunicatorRecord};
 use super::page::PageFile;
 use super::ports::{Carried, Port, PortRecord, PortTotals};
 use super::totals::{Totals, TotalsRecord};
 use super::writer::nanos;
 use super::{
-    Awaited, Data, Direction, Generation, Islands, Lack, NO_SHARE, Revision, STATS_ENTRIES, STATS_ENTRY_SIZE,
-    STATS_EVENTS, STATS_HEADER_SIZE, STATS_MAGIC, STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE,
-    STATS_VERSION, State, Traffic,
+    Awaited, Data, Direction, Generation, Islands, Lack, NO_SHARE, Revision, STATS_COMMUNICATOR_SIZE,
+    STATS_COMMUNICATORS, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_EVENTS, STATS_HEADER_SIZE, STATS_MAGIC,
+    STATS_PORT_SIZE, STATS_PORTS, STATS_RAILS, STATS_SIZE, STATS_SIZE_WITHOUT_OPERATIONS, STATS_VERSION,
+    STATS_VERSION_WITHOUT_OPERATIONS, State, Traffic,
 };
 
 /// Attempts to copy an entry that is reused, or a port whose state changes, during the copy.
@@ -247,15 +249,18 @@ impl StatsPage {
             return Err(BadPage::Magic(magic));
         }
         let version = get(&h.version);
-        if version != STATS_VERSION {
-            return Err(BadPage::Version(version));
-        }
+        let size = match version {
+            STATS_VERSION => STATS_SIZE,
+            STATS_VERSION_WITHOUT_OPERATIONS => STATS_SIZE_WITHOUT_OPERATIONS,
+            _ => return Err(BadPage::Version(version)),
+        };
+        page.0.has_size(size)?;
         for (what, at, found, expected) in [
             ("a header", 8, get(&h.header_size).into(), STATS_HEADER_SIZE),
             ("entries", 12, get(&h.entry_size).into(), STATS_ENTRY_SIZE),
             ("a number of entries", 16, get(&h.entries).into(), STATS_ENTRIES),
             ("a number of rails", 20, get(&h.rails).into(), STATS_RAILS),
-            ("a page", 24, num(&h.size), STATS_SIZE),
+            ("a page", 24, num(&h.size), size),
             ("a number of ports", 72, get(&h.ports).into(), STATS_PORTS),
             ("port records", 76, get(&h.port_size).into(), STATS_PORT_SIZE),
         ] {
@@ -334,6 +339,25 @@ impl StatsPage {
     /// are incomplete.
     pub fn ports(&self) -> Vec<Port> {
         (0..self.ports_used()).map(|index| self.record(index).read()).collect()
+    }
+
+    /// Reads the communicators of NCCL that exist, with their operations. A page of the version before has
+    /// none.
+    pub fn communicators(&self) -> Vec<Communicator> {
+        if get(&self.header().version) != STATS_VERSION {
+            return Vec::new();
+        }
+        (0..STATS_COMMUNICATORS).filter_map(|index| self.communicator(index)).collect()
+    }
+
+    fn communicator(&self, index: usize) -> Option<Communicator> {
+        let at = offset_of!(Page, communicators) + index * STATS_COMMUNICATOR_SIZE;
+        let number = || self.number(at);
+        // An operation that is overwritten during the copy is the oldest one: what it was may be mixed with
+        // what it is.
+        let copy = || Communicator::of(&self.0.copy::<CommunicatorRecord>(at));
+        let (_, communicator) = Generation::read(number, copy)??;
+        Some(communicator)
     }
 
     /// Returns what connections have carried on the port with this index, in measured parts.

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::layout::{Entry, Page};
+use super::operations::Operations;
 use super::ports::{PortRecord, PortTotals};
 use super::totals::Totals;
 use super::{
@@ -116,6 +117,11 @@ impl StatsWriter {
                 Ok(writer)
             }
         }
+    }
+
+    /// Returns NCCL's communicators in the page.
+    pub fn operations(&self) -> Operations {
+        Operations::new(self.page)
     }
 
     /// Returns the descriptor of this process's page, to be passed to a reader; `None` without a page.
