@@ -5,6 +5,7 @@
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::layout::{Page, Text};
@@ -114,7 +115,7 @@ pub struct OperationPlace {
 }
 
 impl OperationPlace {
-    /// The bits of the generation that tell uses apart.
+    /// The bits of the generation by which uses differ.
     pub const USE: u64 = (1 << 14) - 1;
 }
 
@@ -123,9 +124,17 @@ impl Operations {
         Self(page)
     }
 
+    /// Returns the process of the page.
+    pub fn pid(self) -> u32 {
+        self.0.header.pid.load(Ordering::Relaxed)
+    }
+
     /// Takes a place for a communicator; `None` if all are in use. `has_messages`: what it sends is
     /// counted by message.
     pub fn open(self, id: u64, name: &str, (rank, ranks): (u32, u32), has_messages: bool) -> Option<usize> {
+        // Threads of several GPUs make communicators at the same time.
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |record: &&CommunicatorRecord| record.generation.number().is_multiple_of(2);
         let index = self.0.communicators.iter().position(|record| is_free(&record))?;
         let record = &self.0.communicators[index];
