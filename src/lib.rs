@@ -46,6 +46,7 @@ mod limits;
 mod log;
 mod nccl;
 #[forbid(unsafe_code)]
+mod operations;
 mod plugin;
 #[forbid(unsafe_code)]
 mod process;
@@ -134,3 +135,4 @@ pub use plugin::Plugin;
 
 nccl_net_versions::export!(Plugin);
 nccl_net_versions::export_rma!(Plugin);
+nccl_net_versions::export_profiler!(Plugin);

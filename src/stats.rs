@@ -5,6 +5,7 @@
 //! is one comparison; but a connection of several rails counts in any case if it may fail over, since
 //! the watchdog reads its counters.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -12,8 +13,8 @@ use mpib_proto::RailRole;
 use nccl_net_mpib_agent_iface::environment::job_of_scheduler;
 pub(crate) use nccl_net_mpib_agent_iface::stats::{Awaited, Direction, Lack, Reason, Totals, Traffic};
 use nccl_net_mpib_agent_iface::stats::{
-    ConnectionEntry, Data, Entry, Event, Islands, NewConnection, PortRecord, PortState, StatsWriter,
-    UnlistedEntry,
+    ConnectionEntry, Data, Entry, Event, Islands, NewConnection, Operations, PortRecord, PortState,
+    StatsWriter, UnlistedEntry,
 };
 
 use crate::config::Config;
@@ -34,6 +35,8 @@ fn page() -> std::io::Result<&'static StatsWriter> {
 pub(crate) struct Stats {
     /// An init requested the page, and the page is there.
     counts: AtomicBool,
+    /// NCCL's operations in the page, if its profiler is this plugin.
+    operations: OnceLock<Operations>,
 }
 
 impl Stats {
@@ -59,6 +62,17 @@ impl Stats {
             tracing::warn!(target: "init", "{what}; mpib stats will not show this process");
         }
         Ok(())
+    }
+
+    /// Begins to record NCCL's operations; `None` without a page.
+    pub(crate) fn profile(&self) -> Option<Operations> {
+        let page = self.page()?;
+        Some(*self.operations.get_or_init(|| page.operations()))
+    }
+
+    /// Returns NCCL's operations, if they are recorded.
+    pub(crate) fn operations(&self) -> Option<Operations> {
+        self.operations.get().copied()
     }
 
     /// Counts an event of an adapter.
@@ -237,6 +251,11 @@ impl Counters {
     pub(crate) fn of_rails(&self) -> Option<RailCounters> {
         let (direction, _) = self.kind.filter(|_| self.is_watched)?;
         Some(RailCounters { entry: self.entry?, direction })
+    }
+
+    /// Returns the number of the port record of each of so many rails, from 1; 0 if it has none.
+    pub(crate) fn ports(&self, rails: usize) -> Box<[u32]> {
+        (0..rails).map(|rail| self.entry.map_or(0, |entry| entry.rail(rail).port())).collect()
     }
 
     /// Counts a request that a call returned, and the share of a send.

@@ -1,6 +1,7 @@
 //! The plugin behind NCCL's tables: a few lines for each call.
 
 mod devices;
+mod profile;
 
 use std::borrow::Borrow;
 use std::ffi::{CStr, c_int};

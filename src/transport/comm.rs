@@ -136,8 +136,9 @@ impl Comm {
     pub(crate) fn start_profiling(&mut self, settings: &Settings, operations: usize) {
         let (roles, carriers) = (self.roles(), self.carriers());
         let seen = &settings.process.profiler_seen;
-        self.profiler =
-            settings.profiler.map(|profiler| CommProfiler::new(profiler, seen, &roles, carriers, operations));
+        self.profiler = settings.profiler.map(|profiler| {
+            CommProfiler::new(profiler, seen, (&roles, self.stats.ports(roles.len())), carriers, operations)
+        });
     }
 
     /// Returns an error if the comm has failed, or if an adapter's event has ended it.

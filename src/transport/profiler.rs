@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mpib_proto::{MAX_RECVS, Part, RailRole, RailSet, SLOTS};
 use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
+use crate::operations::Message;
 use crate::transport::comm::Comm;
 use crate::transport::send::window::{Group, SendOp};
 use crate::transport::send_queue::SendQueue;
@@ -41,6 +42,8 @@ pub(crate) struct CommProfiler {
     events: Box<[ProfilerEvent]>,
     /// By rail: its place in the device.
     devices: Box<[c_int]>,
+    /// By rail: the number of its port's record in the statistics page, from 1; 0 if it has none.
+    ports: Box<[u32]>,
     /// Rails that may carry data.
     carriers: RailSet,
     /// Operations reported so far.
@@ -55,6 +58,7 @@ struct Write {
     wr_id: u64,
     opcode: u32,
     len: usize,
+    is_receive: bool,
 }
 
 impl Drop for CommProfiler {
@@ -69,7 +73,7 @@ impl CommProfiler {
     pub(crate) fn new(
         profiler: Profiler,
         seen: &Arc<AtomicBool>,
-        roles: &[RailRole],
+        (roles, ports): (&[RailRole], Box<[u32]>),
         carriers: RailSet,
         operations: usize,
     ) -> Box<Self> {
@@ -79,6 +83,7 @@ impl CommProfiler {
             in_flight: 0,
             events: (0..operations * roles.len()).map(|_| ProfilerEvent::NONE).collect(),
             devices: roles.iter().map(|role| role.index().into()).collect(),
+            ports,
             carriers,
             reported: 0,
             skip: 0,
@@ -144,7 +149,11 @@ impl CommProfiler {
             length: write.len,
         };
         let place = &mut self.events[operation * self.devices.len() + write.rail];
-        self.profiler.start(place, handle, &event);
+        let message = match write.is_receive {
+            true => Message::Received,
+            false => Message::Sent { port: self.ports[write.rail], bytes: write.len as u64 },
+        };
+        message.reported(|| self.profiler.start(place, handle, &event));
         let taken = !place.is_none();
         self.in_flight += usize::from(taken);
         if taken {
@@ -182,7 +191,8 @@ impl CommProfiler {
         queue: &SendQueue,
     ) {
         let Some(profiler) = profiler else { return };
-        let write = Write { rail: part.rail, wr_id, opcode: WRITE_WITH_IMM, len: part.len };
+        let write =
+            Write { rail: part.rail, wr_id, opcode: WRITE_WITH_IMM, len: part.len, is_receive: false };
         profiler.start(index.into(), handle, write, queue);
     }
 
@@ -206,7 +216,7 @@ impl CommProfiler {
                 _ if joined => WRITE_WITH_IMM,
                 _ => WRITE,
             };
-            let write = Write { rail, wr_id, opcode, len: send.split.bytes(rail) };
+            let write = Write { rail, wr_id, opcode, len: send.split.bytes(rail), is_receive: false };
             self.start(index, send.profiler, write, queue);
         }
     }
@@ -225,7 +235,7 @@ impl CommProfiler {
         for rail in profiler.carriers.iter() {
             // The length is known only on arrival. All receives of a rail are alike, so the work
             // request's id is the slot.
-            let write = Write { rail, wr_id: slot.into(), opcode: WRITE_WITH_IMM, len: 0 };
+            let write = Write { rail, wr_id: slot.into(), opcode: WRITE_WITH_IMM, len: 0, is_receive: true };
             if !profiler.start(receive(slot, i), handle, write, connected[rail].send_queue(slot)) {
                 // A profiler that refuses one event of an operation refuses all. Most often there is
                 // no profiler.

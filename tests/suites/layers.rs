@@ -33,6 +33,7 @@ const LAYERS: [&[&str]; 14] = [
         "failover",
         "fork_guard",
         "grace",
+        "operations",
         "state_lock",
         "element",
         "latest",

@@ -1,4 +1,5 @@
 //! What others see of connections: the statistics page, and NCCL's profiler.
 
+mod operations;
 mod profiler;
 mod stats;

@@ -1,0 +1,56 @@
+//! NCCL's profiler table: its operations in the statistics page.
+
+use std::sync::atomic::Ordering;
+
+use nccl_net_versions::{Communicator, Event, ProfilerPlugin};
+
+use super::Plugin;
+use crate::operations;
+use crate::process::Process;
+
+/// The variable that names NCCL's profiler. From 2.28 on NCCL looks for one in the library of the network
+/// without it, too.
+const VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
+
+impl ProfilerPlugin for Plugin {
+    fn profile(communicator: &Communicator<'_>) -> Option<usize> {
+        if std::env::var_os(VARIABLE).is_none_or(|name| name.is_empty()) {
+            return None;
+        }
+        let process = Process::global();
+        let operations = process.stats.profile()?;
+        let name = communicator.name.and_then(|name| name.to_str().ok()).unwrap_or_default();
+        let (id, rank, ranks) = communicator.place.unwrap_or_default();
+        let place = operations.open(id, name, (rank, ranks), communicator.has_messages());
+        if place.is_none() {
+            tracing::info!(
+                target: "init",
+                "the statistics page has no room for another communicator; mpib stats will not show its operations"
+            );
+        }
+        // Connections report rarely while nobody listens.
+        process.profiler_seen.store(true, Ordering::Relaxed);
+        place.map(|place| place + 1)
+    }
+
+    fn end_profile(context: usize) {
+        if let (Some(operations), Some(place)) =
+            (Process::global().stats.operations(), context.checked_sub(1))
+        {
+            operations.close(place);
+        }
+    }
+
+    fn begin(context: usize, event: &Event<'_>) -> usize {
+        match (Process::global().stats.operations(), context.checked_sub(1)) {
+            (Some(all), Some(place)) => operations::begin(all, place, event),
+            _ => 0,
+        }
+    }
+
+    fn end(event: usize) {
+        if let Some(all) = Process::global().stats.operations() {
+            operations::end(all, event);
+        }
+    }
+}
