@@ -14,8 +14,8 @@ use nix::unistd::{Uid, User};
 use crate::budget::{Budget, in_turn};
 use crate::verdict::{OTHER, Verdict};
 use crate::{
-    Connection, Count, Failover, Host, Owner, Port, PortCounts, Process, Rail, Stalls, State, Totals,
-    TwoWays, Wait, jobs, sysfs,
+    Communicator, Connection, Count, Failover, Host, Owner, Port, PortCounts, Process, Rail, Stalls, State,
+    Totals, TwoWays, Wait, jobs, sysfs,
 };
 
 /// Version of the document's format.
@@ -89,7 +89,7 @@ impl Source {
                 continue;
             }
             match stats::pages_of(pid) {
-                Ok(pages) => self.add(&mut host, known, &pages, &mut budget),
+                Ok(pages) => self.add(&mut host, known, &pages, &mut budget, true),
                 // The process has ended, or it has no page.
                 Err(NoPage::NoProcess | NoPage::None) => {}
                 Err(NoPage::NotPermitted) => host.not_permitted += 1,
@@ -109,7 +109,8 @@ impl Source {
         for Passed { pid, uid, owner, page } in in_turn(pages, |passed| passed.owner.clone()) {
             if budget.has_room(owner) {
                 let known = Known { pid: *pid, uid: *uid, owner: (*owner).clone() };
-                self.add(&mut host, known, [*page], &mut budget);
+                // An agent reads pages of all users again and again.
+                self.add(&mut host, known, [*page], &mut budget, false);
             } else {
                 host.not_inspected += 1;
             }
@@ -127,7 +128,7 @@ impl Source {
     /// The process has no page that can be read.
     pub fn process(&mut self, pid: u32) -> Result<Host, NoPage> {
         let mut host = new_host();
-        self.add(&mut host, Known::of(pid), &stats::pages_of(pid)?, &mut Budget::default());
+        self.add(&mut host, Known::of(pid), &stats::pages_of(pid)?, &mut Budget::default(), true);
         Ok(self.finish(host, &BTreeSet::new()))
     }
 
@@ -137,6 +138,7 @@ impl Source {
         Known { pid, uid, owner }: Known,
         pages: impl IntoIterator<Item = &'a StatsPage>,
         budget: &mut Budget,
+        has_operations: bool,
     ) {
         let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         let command = command.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
@@ -152,6 +154,9 @@ impl Source {
         };
         for page in pages {
             let mut process = process(known.clone(), page.read());
+            if has_operations {
+                process.communicators = communicators(page);
+            }
             process.judge();
             let (ports, kept) = budget.add_page(&owner, process.ports.len(), process.connections.len());
             let left = u32::try_from(process.ports.len() - ports).unwrap_or(u32::MAX);
@@ -267,6 +272,15 @@ fn process(known: Process, read: Statistics) -> Process {
         connections: connections.into_iter().map(connection).collect(),
         ..known
     }
+}
+
+/// Reads NCCL's communicators. Most pages have none.
+fn communicators(page: &StatsPage) -> Vec<Communicator> {
+    let read = page.communicators();
+    let ports = if read.is_empty() { Vec::new() } else { page.ports() };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+    read.iter().map(|communicator| Communicator::of(communicator, &ports, now)).collect()
 }
 
 fn totals(t: &stats::Totals) -> Totals {

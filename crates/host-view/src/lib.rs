@@ -12,6 +12,7 @@ mod jobs;
 mod ledger;
 mod metrics;
 mod model;
+mod operations;
 mod owner;
 mod rates;
 mod state;
@@ -29,6 +30,7 @@ pub use model::{
     Adapter, Connection, Failover, Host, Job, MAX_PORTS, Port, PortCounts, Process, Rail, Stalls, Totals,
     TwoWays, Wait, peer_process, schema,
 };
+pub use operations::{Communicator, Operation, OperationRail};
 pub use owner::Owner;
 pub use state::State;
 pub use sysfs::{interfaces_of, ports};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Count, Owner, State, Verdict};
+use crate::{Communicator, Count, Owner, State, Verdict};
 
 /// The most ports of a document, and so the most values of the labels `device` and `port` in
 /// metrics.
@@ -130,6 +130,9 @@ pub struct Process {
     pub rails_not_in_ports: u32,
     /// Open connections, except those beyond the 1024th.
     pub connections: Vec<Connection>,
+    /// NCCL's communicators, if its profiler is this plugin: at most 16. Of an agent: none.
+    #[serde(default)]
+    pub communicators: Vec<Communicator>,
     /// Who is charged for it, where that is known.
     #[serde(skip)]
     pub owner: Option<Owner>,
@@ -366,6 +369,7 @@ impl Host {
             events: process.events.clone(),
             ports: process.ports.clone(),
             owner: process.owner.clone(),
+            communicators: process.communicators.clone(),
             ..*process
         };
         Self {
