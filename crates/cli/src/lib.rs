@@ -16,6 +16,7 @@ mod explain;
 pub mod failure;
 mod hwcheck;
 mod nccl_conf;
+mod operation;
 pub mod output;
 pub mod pattern;
 mod perf;

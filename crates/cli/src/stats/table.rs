@@ -1,10 +1,11 @@
 //! The tables for people: the ports of a process, and its connections, each followed by a line for
 //! each of its rails.
 
-use mpib_host_view::{Connection, Count, Failover, Host, Port, Process, Rail, Verdict};
+use mpib_host_view::{Communicator, Connection, Count, Failover, Host, Port, Process, Rail, Verdict};
 use nccl_net_mpib_agent_iface::agent;
 use nccl_net_mpib_agent_iface::stats::Traffic;
 
+use crate::operation::operation;
 use crate::output::{
     colour::{BAD, WARN, paint},
     columns::{Column, Kind, fit, peer},
@@ -30,6 +31,7 @@ pub(super) fn text(host: &Host, all: bool, width: usize) -> String {
     let mut hidden = 0;
     for process in &host.processes {
         out += &head(process);
+        process.communicators.iter().for_each(|communicator| out += &operations(communicator));
         let ports = ports(&process.ports, width);
         let is_shown = |c: &&Connection| all || c.is_troubled(host.at_ms);
         let most = if all { usize::MAX } else { TROUBLED };
@@ -113,6 +115,27 @@ fn failover(f: &Failover) -> String {
     let again = decimal(f.bytes_sent_again.0);
     format!(
         "  failover: episodes {episodes}, stalls {stalled:.1} ms in all, bytes sent again {again}, returns {returns}\n"
+    )
+}
+
+/// Formats what a communicator has done, and the slowest of its operations.
+fn operations(c: &Communicator) -> String {
+    let name = c.name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
+    let ranks = c.ranks.map_or(String::new(), |ranks| format!(" of {ranks}"));
+    let missing = match c.not_recorded.0 {
+        0 => String::new(),
+        n => format!(", {n} of them not recorded"),
+    };
+    let slowest = c.slowest.as_ref().map_or(String::new(), |slowest| {
+        let why = slowest.why.as_ref().map_or(String::new(), |why| format!(": {why}"));
+        format!("; the slowest of the last minute: {}{why}", operation(slowest))
+    });
+    paragraph(
+        2,
+        &format!(
+            "communicator {}{name}, rank {}{ranks}: {} operations{missing}{slowest}",
+            c.id, c.rank, c.operations.0
+        ),
     )
 }
 

@@ -27,6 +27,8 @@ pub(crate) enum Kind {
     Degraded,
     /// A port carries less than half of what the others do, relative to their speeds.
     SlowRail,
+    /// An operation of NCCL took much longer than usual, and a rail explains it.
+    SlowOperation,
     /// A port gets no new data, since it is drained.
     Drained,
     /// Nothing moves, and nothing waits.

@@ -1,6 +1,6 @@
 //! A process of this host: what it waits for, and its pages.
 
-use mpib_host_view::{Awaited, Connection, Host, Port, Waiter, Waits};
+use mpib_host_view::{Awaited, Communicator, Connection, Host, Port, Waiter, Waits};
 
 /// A process with a page in the last look. One with several copies of the plugin has several pages.
 #[derive(Debug)]
@@ -11,6 +11,8 @@ pub(super) struct Process<'a> {
     pub(super) connections: Vec<&'a Connection>,
     /// Its ports in the last look.
     pub(super) ports: Vec<&'a Port>,
+    /// Its communicators in the last look.
+    pub(super) communicators: Vec<&'a Communicator>,
 }
 
 impl<'a> Process<'a> {
@@ -22,6 +24,7 @@ impl<'a> Process<'a> {
                 waiter,
                 connections: pages().flat_map(|page| &page.connections).collect(),
                 ports: pages().flat_map(|page| &page.ports).collect(),
+                communicators: pages().flat_map(|page| &page.communicators).collect(),
             }
         };
         waits.processes.iter().map(process).collect()

@@ -1,6 +1,9 @@
 //! Verdicts on made-up hosts.
 
-use mpib_host_view::{Adapter, Connection, Count, Host, Port, Process, Rail, State, Wait, Waits};
+use mpib_host_view::{
+    Adapter, Communicator, Connection, Count, Host, Operation, OperationRail, Port, Process, Rail, State,
+    Wait, Waits,
+};
 
 use super::ask::hosts_by;
 use super::finding::{Finding, Kind};
@@ -289,6 +292,46 @@ fn slow_and_drained_ports_are_named() {
         (finding.kind, finding.text),
         (Kind::Drained, "mlx5_1:1 is drained: it gets no new data".into())
     );
+}
+
+//= why.md: an operation that a rail made slow is named with it
+#[test]
+fn an_operation_that_a_rail_made_slow_is_named() {
+    let of = |why: Option<&str>| {
+        let slowest = Operation {
+            name: "AllReduce".into(),
+            bytes: Some(Count(32_000_000)),
+            asked_ms: START,
+            took_ms: Some(812.0),
+            usual_ms: Some(198.0),
+            rails: vec![OperationRail {
+                port: "mlx5_1:1".into(),
+                bytes: Count(16_000_000),
+                in_flight_ms: 90.0,
+            }],
+            why: why.map(str::to_owned),
+            ..Operation::default()
+        };
+        let slowest = Some(slowest);
+        let communicator =
+            Communicator { id: "0xc0ffee".into(), rank: 3, slowest, ..Communicator::default() };
+        let process = |bytes| Process { communicators: vec![communicator.clone()], ..sends(11, bytes) };
+        only(&[look(START, vec![process(0)]), look(START + 5_000, vec![process(100)])])
+    };
+    let finding = of(Some("mlx5_1:1 carried 50 % of it"));
+    assert_eq!((finding.kind, finding.since_ms), (Kind::SlowOperation, Some(START)));
+    assert_eq!(
+        finding.text,
+        "AllReduce of 32.00 MB took 812.0 ms, 4.1 times the usual 198.0 ms: mlx5_1:1 carried 50 % of it"
+    );
+    assert_eq!(
+        finding.evidence,
+        [
+            "of communicator 0xc0ffee, rank 3, on process 11 (python3)",
+            "mlx5_1:1: 16.00 MB, in flight for 90.0 ms in all"
+        ]
+    );
+    assert_eq!(of(None).kind, Kind::Fine, "no rail explains it");
 }
 
 //= why.md: how often the network is in use

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use mpib_host_view::{Connection, DRAINED, Port, Rail, lasted};
+use mpib_host_view::{Connection, DRAINED, Operation, Port, Rail, lasted};
 
 use super::finding::{Cause, Finding, Kind, connections, list};
 use super::known::Known;
 use super::look::Look;
 use super::process::Process;
 use super::waits::{Scene, findings, remedy};
-use crate::output::units::rate;
+use crate::operation::operation;
+use crate::output::units::{decimal, duration, rate};
 use crate::stats::nobody;
 
 /// A port is slow if it carries less than this part of what the best one does, relative to its speed.
@@ -38,6 +39,7 @@ pub(super) fn verdict(looks: &[Look], known: Known<'_>, pid: Option<u32>) -> Vec
     all.extend(subjects.iter().filter_map(|process| failed(scene, process)));
     all.extend(degraded(scene, &subjects));
     all.extend(ports(&last.host.ports, &subjects));
+    all.extend(subjects.iter().filter_map(|process| slow_operation(scene, process)));
     if all.is_empty() {
         all.push(nothing_wrong(looks, &subjects));
     }
@@ -135,6 +137,28 @@ fn ports(ports: &[Port], subjects: &[&Process<'_>]) -> Vec<Finding> {
         })
     });
     drained.chain(slow).collect()
+}
+
+/// The slowest operation of the last minute, if a rail explains it.
+fn slow_operation(scene: Scene<'_>, process: &Process<'_>) -> Option<Finding> {
+    let slowness = |slow: &Operation| slow.took_ms.unwrap_or(0.0) / slow.usual_ms.unwrap_or(f64::INFINITY);
+    let slowest = process.communicators.iter().filter_map(|c| Some((c, c.slowest.as_ref()?)));
+    let explained = slowest.filter(|(_, slowest)| slowest.why.is_some());
+    let (c, slow) = explained.max_by(|(_, a), (_, b)| slowness(a).total_cmp(&slowness(b)))?;
+    let why = slow.why.as_deref().unwrap_or_default();
+    let rails = slow.rails.iter().map(|rail| {
+        let time = duration((rail.in_flight_ms * 1e6) as u64);
+        format!("{}: {}, in flight for {time} in all", rail.port, decimal(rail.bytes.0))
+    });
+    let which = format!("of communicator {}, rank {}, on {}", c.id, c.rank, scene.own(process));
+    Some(Finding {
+        evidence: [which].into_iter().chain(rails).collect(),
+        next: Some(
+            "what else uses the port and its way to the next host: counters of port and switch".into(),
+        ),
+        since_ms: Some(slow.asked_ms),
+        ..Finding::new(Kind::SlowOperation, format!("{}: {why}", operation(slow)), vec![process.pid()])
+    })
 }
 
 /// The finding of processes that neither wait nor lack anything.
