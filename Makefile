@@ -223,7 +223,7 @@ collectives: setup-matrix build ## Run real collectives of whole communicators w
 .PHONY: why why-short
 why: setup-matrix build ## Stage what hangs or slows real collectives between hosts, and check that mpib why names the cause; needs root; RELEASE=2.32.3
 	@scripts/collectives.sh $(or $(RELEASE),2.32.3) --why
-why-short: setup-matrix build ## The same with two of the twelve situations
+why-short: setup-matrix build ## The same with two of the thirteen situations
 	@scripts/collectives.sh $(or $(RELEASE),2.32.3) --why=stopped,drained
 
 .PHONY: topologies topologies-short

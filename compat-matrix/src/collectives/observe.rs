@@ -69,6 +69,10 @@ impl Fabric {
         self.control(&["link", device, "down"]).map(drop)
     }
 
+    pub(super) fn slow_down(&self, device: &str, rate: &str) -> Result<()> {
+        self.control(&["rate", device, rate]).map(drop)
+    }
+
     pub(super) fn heal(&self, device: &str) -> Result<()> {
         self.control(&["heal", device]).map(drop)
     }

@@ -38,6 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const AGENTS: &str = "9119";
 /// MB/s of the rails if one is slow.
 const RATES: [u32; 2] = [500, 50];
+/// The rate of a rail that becomes slow.
+const SLOWED: &str = "20MB";
 /// Starts a program that sees two rails of 500 MB/s in sysfs, where simulated adapters are not.
 const SPEEDS: &str = "
 mount -t tmpfs none /sys/class
@@ -66,6 +68,8 @@ pub(super) enum Situation {
     SlowRail,
     /// A link of the second host is down from the start.
     MissingRail,
+    /// A rail becomes slow between two all-reduces. NCCL's profiler is the plugin.
+    SlowOperation,
     /// The first host's agent keeps data off a port.
     Drained,
     /// The second host's agent is killed, then its rank is stopped.
@@ -271,8 +275,13 @@ impl Situation {
 
     /// Returns how many laps are over when it is staged.
     fn laps_before(self) -> u32 {
-        // The root of a broadcast changes from lap to lap: it is the first rank again.
-        if self == Self::Chain { self.ranks() } else { 1 }
+        match self {
+            // The root of a broadcast changes from lap to lap: it is the first rank again.
+            Self::Chain => self.ranks(),
+            // So many show what is usual.
+            Self::SlowOperation => 12,
+            _ => 1,
+        }
     }
 
     /// Returns whether the ranks come to the end of a lap.
@@ -286,6 +295,9 @@ impl Situation {
         let mut set = |name: &str, value: String| start.environment.insert(name.into(), value);
         set("MPIB_AGENT_SOCKET", folder(scratch, rank).join("agent.sock").display().to_string());
         set("MPIB_OOB_IF", interface(rank));
+        if self == Self::SlowOperation {
+            set("NCCL_PROFILER_PLUGIN", "mpib".into());
+        }
         if self == Self::MissingRail && rank == self.guilty() {
             set("SOFTVERBS_FAULTS", format!("{}:link=down", RAILS[1]));
         }
@@ -308,6 +320,9 @@ impl Situation {
             Self::Order => ("circle", format!("{who} (collective-rank) wait for each other in a circle")),
             Self::RailDown | Self::MissingRail => ("degraded", format!("without {sup} for ")),
             Self::SlowRail => ("slow-rail", format!("{sup} is slow: it carries ")),
+            Self::SlowOperation => {
+                ("slow-operation", format!(": {sup} carried 50 % of it, and its messages took "))
+            }
             Self::NoRail => ("no-rail", "none is left".into()),
             Self::Drained => ("drained", format!("{sup} is drained")),
             Self::AgentDead => ("no-receive", format!("wait for {who}, which has posted no receive")),
@@ -353,6 +368,9 @@ impl Staged<'_> {
         match self.situation {
             Situation::Stopped | Situation::Chain => stop(guilty),
             Situation::RailDown => down(1),
+            Situation::SlowOperation => {
+                self.fabric.slow_down(&self.labels[0][1], SLOWED).map_err(io::Error::other)
+            }
             Situation::NoRail => down(0).and_then(|()| down(1)),
             Situation::AgentDead => {
                 drop(self.agents.pop());
