@@ -144,7 +144,7 @@ fn conclude(args: &RunArgs, committed: &Report, ran: &Report) -> Result<ExitCode
         println!("\nwritten: {}", path.display());
     }
     if !bad {
-        println!("\nall is well: {} release(s)", ran.sections.len());
+        println!("\nall is well, releases: {}", ran.sections.len());
     }
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -65,7 +65,7 @@ fn pairs(ours: &Hello, theirs: &Hello) -> Vec<Pair> {
         };
         let why = match more {
             0 => why,
-            _ => format!("{why}; {more} other pair(s) of their addresses follow"),
+            _ => format!("{why}; pairs of their addresses that follow: {more}"),
         };
         pair(route.rails, verdict, Some(route.describe(&ends)), why)
     };
@@ -116,7 +116,7 @@ mod tests {
                 ("c".into(), Verdict::Later, "a (10.1.0.1/31) to c (10.3.0.1/31)".into()),
             ]
         );
-        assert!(rows.iter().all(|pair| pair.why.ends_with("; 1 other pair(s) of their addresses follow")));
+        assert!(rows.iter().all(|pair| pair.why.ends_with("; pairs of their addresses that follow: 1")));
     }
 
     //= doctor.md: routers are named only between networks that are known to differ

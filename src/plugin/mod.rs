@@ -158,11 +158,12 @@ pub(crate) fn open(
     };
     if is_first {
         let all: Vec<String> = process.devices.all().into_iter().map(describe).collect();
+        let plural = if all.len() == 1 { "" } else { "s" };
         let set = config.differing();
         let set = if set.is_empty() { String::new() } else { format!("; settings: {}", set.join(" ")) };
         tracing::info!(
             target: "init",
-            "{}, protocol {PROTOCOL_VERSION}, {table}, {} device(s): {}{set}",
+            "{}, protocol {PROTOCOL_VERSION}, {table}, {} device{plural}: {}{set}",
             Release::ours(), all.len(), all.join(", ")
         );
         for found in findings {

@@ -175,7 +175,10 @@ pub(crate) fn with_exchange(plan: Plan) -> Vec<Step> {
 fn layout(bench: &Bench<'_>) -> Result<String> {
     let compared = compare::compare(&bench.library.types);
     if let Some(first) = compared.differences.first() {
-        return Err(Failure::wrong(format!("{} difference(s): {first}", compared.differences.len())));
+        return Err(Failure::wrong(format!(
+            "differences: {}, the first: {first}",
+            compared.differences.len()
+        )));
     }
     // The comparison must include every table that the release looks up and this project has.
     let tables = bench.release.looks_up.iter().filter(|v| crate::stage::VERSIONS.contains(*v));

@@ -155,7 +155,7 @@ device    qp  write  write_imm  read  bytes
 
     const LOG: &str = "\
 h:1:1 [0] NCCL INFO NET/Plugin: Loaded net plugin MPIB (v12)
-h:1:1 [0] NCCL INFO NET/MPIB : version 0.2.0, table v12, 2 device(s): sout:1
+h:1:1 [0] NCCL INFO NET/MPIB : version 0.2.0, table v12, 2 devices: sout:1
 h:1:1 [0] NCCL INFO Using network MPIB
 h:1:1 [0] NCCL INFO RMA/Plugin: Assigned plugin RMA_IB_PROXY to comm
 h:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/MPIB/2/GDRDMA

@@ -64,7 +64,7 @@ fn a_good_host_is_usable_and_fully_described() {
     let devices = report["devices"].as_array().unwrap();
     assert_eq!((devices.len(), &devices[0]["name"], &devices[0]["rails"]), (1, &json!("sout+sup"), &rails));
     assert_eq!(report["island"], "hosts whose SOUT is in 10.9.0.0/24");
-    found.says("init", "ok", &["with 1 device(s): sout+sup"]);
+    found.says("init", "ok", &["with 1 device: sout+sup"]);
     found.says("verbs", "ok", &["softverbs"]);
     found.says("retries", "ok", &["after 34 s", "NCCL_IB_TIMEOUT=20", "up to 137 s"]);
     found.says("failover", "ok", &["carries on without a rail", "waits 60 s", "MPIB_FAILOVER_WAIT=60"]);
@@ -277,7 +277,7 @@ fn many_adapters_and_their_ports_are_devices() {
         (0..32).map(|i| format!("a{i}:addr=10.9.{i}.1/24;a{i}/2:addr=10.8.{i}.1/24")).collect();
     let found = doctor(&many.join(";"), &[]);
     found.says("devices", "ok", &["64 for NCCL: a0:1", "a0:2", "a31:2"]);
-    found.says("init", "ok", &["with 64 device(s)"]);
+    found.says("init", "ok", &["with 64 devices"]);
     assert_eq!(found.of_level("fail"), [""; 0]);
 }
 

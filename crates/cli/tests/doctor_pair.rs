@@ -213,7 +213,7 @@ fn a_host_that_uses_fewer_ports_is_named_with_its_setting() {
     let chosen = settings(&[], &[("NCCL_IB_HCA", "sout")]);
     chosen.usable_with(&["number"]);
     let host = host(&chosen);
-    let ports = format!("2 port(s) here ({host}), 1 there ({host})");
+    let ports = format!("2 ports here ({host}), 1 there ({host})");
     chosen.says("number", "warn", &[&ports, &format!("{host} has NCCL_IB_HCA=sout: name all ports there")]);
     let profile = settings(&BOTH, &[]);
     let roles = format!("MPIB_HCA_SOUT=sout here ({host}), unset there ({host})");

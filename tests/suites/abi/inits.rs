@@ -160,9 +160,7 @@ fn inits_at_the_same_time_open_devices_once() {
             .lock()
             .unwrap()
             .iter()
-            .filter(|(_, line)| {
-                line.contains("protocol 10, table v") && line.contains("device(s): soft0+soft1")
-            })
+            .filter(|(_, line)| line.contains("protocol 10, table v") && line.contains("device: soft0+soft1"))
             .count();
         assert_eq!((opened, take_warnings().len()), (1, 0));
     });

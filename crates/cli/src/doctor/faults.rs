@@ -6,6 +6,7 @@ use nccl_net_mpib_agent_iface::doctor::{Check, Level, Verdict};
 
 use super::{head::short, peer::Row};
 use crate::explain::plain;
+use crate::output::units::counted;
 
 const ID: &str = "routes";
 
@@ -36,7 +37,7 @@ pub(super) fn checks(rows: &[Row], here: &str, there: &str) -> Vec<Check> {
         Check::new(ID, Level::Warn, text).remedy(fault.remedy(here, there))
     };
     let mut checks: Vec<Check> = by_cause(&failed, here, there).iter().map(check).collect();
-    checks.push(Check::new(ID, Level::Ok, format!("{works} way(s) carry data out and back")));
+    checks.push(Check::new(ID, Level::Ok, format!("data goes out and back on {}", counted(works, "way"))));
     checks
 }
 
@@ -181,7 +182,7 @@ mod tests {
                     Some("MPIB-100"),
                     "on node1 and node2: cable, VLAN and MTU of the two ports, and the addresses of their interfaces"
                 ),
-                ("1 way(s) carry data out and back", None, ""),
+                ("data goes out and back on 1 way", None, ""),
             ]
         );
     }

@@ -9,6 +9,7 @@ use super::{
 use crate::output::{
     colour::{BAD, GOOD, WARN, paint},
     table::{Table, left},
+    units::counted,
 };
 
 /// Most lines of verdict and failures in a file. A terminal may wrap them.
@@ -51,9 +52,9 @@ pub(super) fn verdict(place: &str, verdict: Verdict, checks: &[Check]) -> String
     let count = |level| checks.iter().filter(|c| c.level == level).count();
     let why = match verdict {
         Verdict::Usable => String::new(),
-        Verdict::Losses => counted(count(Level::Warn), "warning"),
+        Verdict::Losses => format!(": {}", counted(count(Level::Warn), "warning")),
         Verdict::NotUsed => ": NCCL would not open the plugin".into(),
-        Verdict::Unusable => counted(count(Level::Fail), "failure"),
+        Verdict::Unusable => format!(": {}", counted(count(Level::Fail), "failure")),
     };
     format!("{place}{}{why}\n", verdict.painted())
 }
@@ -138,11 +139,6 @@ pub(super) fn short(text: &str) -> String {
     let end = (0..=SHORT).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     let end = text[..end].rfind(' ').unwrap_or(end);
     format!("{} …", &text[..end])
-}
-
-/// Formats `: 2 failures`.
-fn counted(n: usize, what: &str) -> String {
-    format!(": {n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     failure::{Context, Failure},
+    output::units::counted,
     process::{Tail, ending, ends_with_us, wait},
 };
 
@@ -49,7 +50,8 @@ pub(super) fn inspect(plugin: &Path, limit: Duration) -> Result<Inspection, Fail
     }
     checks.extend(init.map(|outcome| match outcome {
         Ok(devices) => {
-            let text = format!("init succeeds, with {} device(s): {}", devices.len(), devices.join(", "));
+            let text =
+                format!("init succeeds, with {}: {}", counted(devices.len(), "device"), devices.join(", "));
             Check::new("init", Level::Ok, text)
         }
         Err(failure) => Check::new("init", Level::Fail, failure.message),

@@ -11,7 +11,7 @@ use super::{
     pcie,
     peer::{Row, Summary},
 };
-use crate::output::units::port_rate;
+use crate::output::units::{counted, port_rate};
 
 /// What a pair of ports is judged by.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -109,8 +109,10 @@ impl Both<'_> {
             Ordering::Greater => there,
         };
         let text = format!(
-            "the devices have {ours} port(s) here ({}), {theirs} there ({}): connections use those that have a partner",
-            here.host, there.host
+            "the devices have {} here ({}), {theirs} there ({}): connections use those that have a partner",
+            counted(ours, "port"),
+            here.host,
+            there.host
         );
         let chosen = fewer.settings.iter().filter(|set| CHOOSE.contains(&&*set.name) && !set.default);
         let chosen: Vec<String> = chosen.map(|set| format!("{}={}", set.name, short(&set.value))).collect();

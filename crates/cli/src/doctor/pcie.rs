@@ -106,7 +106,7 @@ fn judge(ports: &[&Port], others: f64, now: Link, most: Option<Link>) -> Option<
     );
     if now.mbps() + others < f64::from(speed) {
         let text = format!(
-            "the PCIe link of {names} runs at {now} ({}), less than the {} of its port(s); {supported}",
+            "the PCIe link of {names} runs at {now} ({}), less than the {} of its ports; {supported}",
             shown(now.mbps()),
             port_rate(speed)
         );
@@ -117,7 +117,7 @@ fn judge(ports: &[&Port], others: f64, now: Link, most: Option<Link>) -> Option<
     }
     most?;
     let text = format!(
-        "the PCIe link of {names} runs at {now} ({}), {supported}; it is not slower than the port(s)",
+        "the PCIe link of {names} runs at {now} ({}), {supported}; it is not slower than the ports",
         shown(now.mbps())
     );
     Some(Check::new("pcie", Level::Note, text))
@@ -179,19 +179,19 @@ mod tests {
                 ),
                 (
                     Level::Warn,
-                    "the PCIe link of narrow:1 runs at 32.0 GT/s x2 (63 Gb/s), less than the 100 Gb/s of its port(s); \
+                    "the PCIe link of narrow:1 runs at 32.0 GT/s x2 (63 Gb/s), less than the 100 Gb/s of its ports; \
                      the device supports 32.0 GT/s x4 (126 Gb/s)",
                     true
                 ),
                 (
                     Level::Note,
                     "the PCIe link of older:1 runs at 16.0 GT/s x16 (252 Gb/s), the device supports 32.0 GT/s x16 \
-                     (504 Gb/s); it is not slower than the port(s)",
+                     (504 Gb/s); it is not slower than the ports",
                     false
                 ),
                 (
                     Level::Warn,
-                    "the PCIe link of small:1 runs at 8.0 GT/s x8 (63 Gb/s), less than the 100 Gb/s of its port(s); \
+                    "the PCIe link of small:1 runs at 8.0 GT/s x8 (63 Gb/s), less than the 100 Gb/s of its ports; \
                      as much as the device supports",
                     true
                 ),

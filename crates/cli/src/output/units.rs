@@ -17,6 +17,11 @@ pub fn size(bytes: u64) -> String {
     format!("{value} {}", UNITS[unit])
 }
 
+/// Formats 1 pair, 2 pairs.
+pub(crate) fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 /// Formats an amount with a binary unit: 1.91 MiB.
 pub fn binary(bytes: u64) -> String {
     BinaryBytes(bytes).to_string()

@@ -44,7 +44,7 @@ use super::{
     peer::{self, Row, Summary, Task},
 };
 use crate::failure::{Failure, Kind};
-use crate::output::{self, document, document::ErrorReport};
+use crate::output::{self, document, document::ErrorReport, units::counted};
 
 /// Most pairs of ports that a host may report for a pair of hosts.
 const MOST_ROWS: usize = 4096;
@@ -192,7 +192,7 @@ pub(super) fn main(args: &DoctorArgs) -> Result<Verdict, Failure> {
     };
     if members.len() < 2 {
         let place = args.hosts.as_deref().unwrap_or(Path::new("the list")).display();
-        let text = format!("{place} has {} host(s), expected two or more", members.len());
+        let text = format!("{place} has {}, expected two or more", counted(members.len(), "host"));
         return Err(Failure::new(Kind::Usage, text));
     }
     if args.expect.is_some() {
@@ -210,8 +210,8 @@ fn check(members: &[Member], args: &DoctorArgs, absent: Vec<(String, Check)>) ->
     let planned = rule.of(members.len(), seed)?;
     eprintln!(
         "mpib: {}, {} (--pairs {rule}{})",
-        text::counted(members.len(), "host"),
-        text::counted(planned.len(), "pair"),
+        counted(members.len(), "host"),
+        counted(planned.len(), "pair"),
         if rule.is_random() { format!(" --seed {seed}") } else { String::new() }
     );
     let mut hosts: Vec<Host> = at_once(members, describe);

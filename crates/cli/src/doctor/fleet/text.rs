@@ -11,6 +11,7 @@ use crate::output::{
     colour::{BAD, GOOD, WARN, paint},
     printable,
     table::{Table, left, right},
+    units::counted,
 };
 
 /// Most hosts of a matrix.
@@ -50,11 +51,6 @@ pub(super) fn summary(fleet: &Fleet) -> String {
     };
     let (hosts, pairs) = (counted(fleet.hosts.len(), "host"), counted(fleet.pairs.len(), "pair"));
     format!("{hosts}, {pairs} ({}{seed}){bad}", fleet.rule)
-}
-
-/// Formats `1 pair`, `2 pairs`.
-pub(super) fn counted(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// Formats a line for each reason of a bad host, the worst first.
