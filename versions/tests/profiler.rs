@@ -71,8 +71,8 @@ macro_rules! version {
             use abi::$module::Event as Description;
             const ON: abi::$module::Profiler =
                 nccl_net_versions::$module::table::<Noted<$version, true>>();
-            // SAFETY: zero is a value of each field.
             let description = |kind, parent: usize| {
+                // SAFETY: zero is a value of each field.
                 let mut event: Description = unsafe { std::mem::zeroed() };
                 event.type_ = kind;
                 event.rank = 3;
