@@ -82,6 +82,12 @@ diff "$plain" <(manifest) || fail "$plain differs from what $chart renders (<: t
 rendered "$chart" "${everything[@]}" --output-dir "$work/all" >/dev/null
 rendered "$chart" "${nothing[@]}" --set installer.enabled=true,agent.enabled=true --output-dir "$work/least" >/dev/null
 [ -z "$(rendered "$chart" "${nothing[@]}")" ] || fail "$chart renders something with all of it off"
+# "helm upgrade --reuse-values" lacks the defaults of values that the chart before did not have.
+monitored=(--set monitoring.enabled=true)
+diff <(rendered "$chart" "${monitored[@]}" --set agent.web.secret=web,agent.web.tls=null) \
+    <(rendered "$chart" "${monitored[@]}" --set agent.web.secret=web) || fail "$chart has no TLS without agent.web.tls"
+diff <(rendered "$chart" "${monitored[@]}" --set agent.web=null) <(rendered "$chart" "${monitored[@]}") ||
+    fail "$chart needs agent.web"
 # The schemas have the kinds of Kubernetes alone. Those of the Prometheus operator are in this file.
 mapfile -t files < <(find "$work/all" "$work/least" -name '*.yaml' ! -name monitoring.yaml)
 scripts/manifests.sh "${files[@]}"
