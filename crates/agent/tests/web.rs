@@ -1,13 +1,14 @@
 //! TLS and passwords of the HTTP server.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use mpib_agent::http::{Access, SOCKET, Web, host, waits};
 use nccl_net_mpib_agent_iface::agent::Request;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
 use tempfile::TempDir;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -200,42 +202,157 @@ fn a_password_opens_what_is_read_and_the_token_everything() {
     assert_eq!(post(&token).0, 200);
 }
 
+/// Sends so many wrong passwords, two from an address.
+fn guesses(agent: &Running, count: usize) -> Vec<TcpStream> {
+    (0..count).map(|n| guess(agent, 2 + (n / 2) as u8, n)).collect()
+}
+
+/// Sends a wrong password from 127.0.0.`last`.
+fn guess(agent: &Running, last: u8, number: usize) -> TcpStream {
+    let mut stream = connect_from(agent, last);
+    write!(stream, "{GET}{}\r\n", basic(&format!("alice:{number}"))).unwrap();
+    stream
+}
+
+fn connect_from(agent: &Running, last: u8) -> TcpStream {
+    let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+    bind(fd.as_raw_fd(), &SockaddrIn::new(127, 0, 0, last, 0)).unwrap();
+    connect(fd.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, agent.address().port())).unwrap();
+    let stream = TcpStream::from(fd);
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
+/// Returns what the agent sends until it closes.
+fn answer(stream: &mut TcpStream) -> String {
+    let mut text = String::new();
+    let _ = stream.read_to_string(&mut text);
+    text
+}
+
+/// Checks that a guess has no answer: it was not checked before others were served.
+fn still_waits(guess: &mut TcpStream) {
+    guess.set_nonblocking(true).unwrap();
+    assert_eq!(guess.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+/// Asks with a login until the password is checked, and returns the status.
+fn ask_until_checked(agent: &Running, login: &str) -> u16 {
+    let began = Instant::now();
+    loop {
+        let mut stream = agent.connect();
+        write!(stream, "{GET}{}\r\n", basic(login)).unwrap();
+        let text = answer(&mut stream);
+        match text.split(' ').nth(1) {
+            // It took too long, or other passwords wait.
+            None | Some("429") => assert!(began.elapsed() < LIMIT, "{text}"),
+            Some(status) => return status.parse().unwrap(),
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until guesses have all places.
+fn places_are_taken(agent: &Running) {
+    let began = Instant::now();
+    while !answer(&mut guess(agent, 99, 0)).starts_with("HTTP/1.1 429 ") {
+        assert!(began.elapsed() < LIMIT);
+    }
+}
+
 //= agent.md: wrong passwords delay neither /healthz, nor plugins, nor those whose password was right
 #[test]
 fn wrong_passwords_hold_up_nobody_else() {
     let agent = start(tempfile::tempdir().unwrap(), &user("alice", "secret", 9));
     let ask = |more: &str| agent.raw(format!("{GET}{more}\r\n").as_bytes()).0;
     assert_eq!(ask(&basic("alice:secret")), 200);
-    let answered = AtomicUsize::new(0);
+    let mut guesses = guesses(&agent, 16);
+    let text = answer(&mut guesses[0]);
+    assert!(text.starts_with("HTTP/1.1 401 "), "{text}");
+    assert_eq!(agent.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").0, 200);
+    assert_eq!(ask(&basic("alice:secret")), 200);
+    let mut plugin = UnixStream::connect(agent.dir.path().join("agent.sock")).unwrap();
+    let (bytes, len) = Request::Deregister { conn_id: 1 }.encode();
+    plugin.write_all(&bytes[..len]).unwrap();
+    plugin.read_exact(&mut [0; 12]).unwrap();
+    still_waits(&mut guesses[15]);
+}
+
+//= agent.md: guesses of one address take two places of those that wait
+#[test]
+fn a_first_right_password_is_checked_during_a_flood() {
+    let agent = start(tempfile::tempdir().unwrap(), &user("alice", "secret", 9));
+    let (ends, turned_away) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
-        let guesses: Vec<_> = (0..20)
-            .map(|n| {
-                let (agent, answered) = (&agent, &answered);
-                scope.spawn(move || {
-                    let mut stream = agent.connect();
-                    stream
-                        .write_all(format!("{GET}{}\r\n", basic(&format!("alice:{n}"))).as_bytes())
-                        .unwrap();
-                    let mut text = String::new();
-                    let _ = stream.read_to_string(&mut text);
+        for number in 0..20 {
+            let (agent, ends, turned_away) = (&agent, &ends, &turned_away);
+            scope.spawn(move || {
+                while !ends.load(Ordering::Relaxed) {
+                    let text = answer(&mut guess(agent, 2, number));
                     assert!(!text.contains(" 200 "), "{text}");
-                    answered.fetch_add(1, Ordering::Relaxed);
-                })
-            })
-            .collect();
-        // One is refused, and the others wait.
-        while answered.load(Ordering::Relaxed) == 0 {
+                    turned_away.fetch_add(text.contains(" 429 ").into(), Ordering::Relaxed);
+                }
+            });
+        }
+        let began = Instant::now();
+        while turned_away.load(Ordering::Relaxed) == 0 && began.elapsed() < LIMIT {
             thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(agent.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").0, 200);
-        assert_eq!(ask(&basic("alice:secret")), 200);
-        let mut plugin = UnixStream::connect(agent.dir.path().join("agent.sock")).unwrap();
-        let (bytes, len) = Request::Deregister { conn_id: 1 }.encode();
-        plugin.write_all(&bytes[..len]).unwrap();
-        plugin.read_exact(&mut [0; 12]).unwrap();
-        let before = answered.load(Ordering::Relaxed);
-        assert!(before < guesses.len(), "all guesses were checked before the others were served");
+        // One that takes too long is disconnected, and its password is checked all the same.
+        let mut text = String::new();
+        while text.is_empty() && began.elapsed() < LIMIT {
+            let mut stream = agent.connect();
+            write!(stream, "{GET}{}\r\n", basic("alice:secret")).unwrap();
+            text = answer(&mut stream);
+        }
+        ends.store(true, Ordering::Relaxed);
+        assert!(turned_away.load(Ordering::Relaxed) > 0, "all guesses wait");
+        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
     });
+}
+
+//= agent.md: a right password counts although its client has left
+#[test]
+fn who_leaves_while_the_password_is_checked_need_not_wait_again() {
+    let agent = start(tempfile::tempdir().unwrap(), &user("alice", "secret", 9));
+    let mut leaves = connect_from(&agent, 90);
+    write!(leaves, "{GET}{}\r\n", basic("alice:secret")).unwrap();
+    drop(leaves);
+    let mut guesses = guesses(&agent, 15);
+    assert_eq!(ask_until_checked(&agent, "alice:secret"), 200);
+    still_waits(&mut guesses[14]);
+}
+
+//= agent.md: a right password counts after the web file was read again
+#[test]
+fn a_renewal_forgets_no_password_of_those_that_stay() {
+    let web = user("alice", "secret", 7);
+    let agent = start(tempfile::tempdir().unwrap(), &web);
+    assert_eq!(ask_until_checked(&agent, "alice:secret"), 200);
+    let bob = bcrypt::hash("other", 7).unwrap();
+    write(agent.dir.path(), &format!("{web}  bob: {bob}\n"));
+    agent.handle.reload();
+    logged(&agent, "is in use as it is now");
+    let _guesses = guesses(&agent, 16);
+    places_are_taken(&agent);
+    let (status, text) = agent.raw(format!("{GET}{}\r\n", basic("alice:secret")).as_bytes());
+    assert_eq!(status, 200, "{text}");
+    // A changed password counts at once.
+    write(agent.dir.path(), &user("alice", "changed", 4));
+    agent.handle.reload();
+    let began = Instant::now();
+    while ask_until_checked(&agent, "alice:secret") != 401 {
+        assert!(began.elapsed() < LIMIT);
+    }
+}
+
+//= agent.md: a client whose password is not checked yet gives way
+#[test]
+fn who_guesses_displaces_nobody() {
+    let agent = start(tempfile::tempdir().unwrap(), &user("alice", "secret", 10));
+    let mut guesses = guesses(&agent, 2);
+    let _idle: Vec<TcpStream> = (0..64).map(|_| agent.connect()).collect();
+    assert_eq!(answer(&mut guesses[1]), "", "disconnected");
 }
 
 //= agent.md: a renewed certificate counts without a restart, and a bad file changes nothing

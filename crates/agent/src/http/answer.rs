@@ -14,7 +14,9 @@ use serde::de::DeserializeOwned;
 
 use super::client::WAITS;
 use super::guard::{Refused, check_host, check_reader, check_token};
-use super::{Client, Deadline, Drain, Drained, FOLLOWERS, Failure, Share, Shared, SharesSet, page, schema};
+use super::{
+    Admission, Client, Deadline, Drain, Drained, FOLLOWERS, Failure, Share, Shared, SharesSet, page, schema,
+};
 use crate::config::Policy;
 use crate::state::Order;
 
@@ -38,19 +40,22 @@ pub(super) async fn answer(
     shared: Arc<Shared>,
     deadline: Deadline,
     client: Client,
+    admission: &Admission,
     request: Request<Incoming>,
 ) -> Result<Answer, Infallible> {
     let config = shared.handle.read(|agent| agent.config().http.clone());
     let user = match client {
-        Client::Remote(rules) => {
+        Client::Remote(rules, from) => {
             if let Err(why) = check_host(request.headers(), &config, &shared.names) {
                 return Ok(failure(StatusCode::FORBIDDEN, why));
             }
             // A probe has no password, and learns nothing but that the agent is well.
-            if request.uri().path() != HEALTH
-                && let Err(refused) = check_reader(request.headers(), &config, &rules).await
-            {
-                return Ok(refused.answer("Basic realm=\"mpib agent\", charset=\"UTF-8\""));
+            let is_probe = rules.has_users() && request.uri().path() == HEALTH;
+            if !is_probe {
+                if let Err(refused) = check_reader(request.headers(), &config, &rules, from).await {
+                    return Ok(refused.answer("Basic realm=\"mpib agent\", charset=\"UTF-8\""));
+                }
+                admission.is_entitled();
             }
             None
         }
@@ -59,7 +64,10 @@ pub(super) async fn answer(
             return Ok(failure(StatusCode::BAD_REQUEST, why.into()));
         }
         // What makes a browser send a request does not reach a Unix socket.
-        Client::Local(user) => Some(user),
+        Client::Local(user) => {
+            admission.is_entitled();
+            Some(user)
+        }
         Client::Stranger => {
             let why = "this socket serves root and the agent's user, and nobody in a container";
             return Ok(failure(StatusCode::FORBIDDEN, why.into()));
@@ -140,6 +148,7 @@ impl Refused {
     fn answer(self, needed: &'static str) -> Answer {
         match self {
             Self::Nobody(why) => failure(StatusCode::FORBIDDEN, why),
+            Self::Later(why) => failure(StatusCode::TOO_MANY_REQUESTS, why),
             Self::Credentials(why) => {
                 let mut answer = failure(StatusCode::UNAUTHORIZED, why);
                 answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(needed));

@@ -1,5 +1,5 @@
 //! How many clients are served at a time. A client that comes is always admitted; beyond the limit one
-//! that has not sent its request is dropped, or else the one that came first.
+//! that has not sent a request that is served is dropped, or else the one that came first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ struct Clients {
 
 #[derive(Debug)]
 struct Admitted {
-    has_asked: bool,
+    is_entitled: bool,
     /// Dropped when another client is admitted in its place.
     _alive: oneshot::Sender<()>,
 }
@@ -44,7 +44,7 @@ impl ClientLimit {
     pub(super) fn admit(&self) -> (Admission, oneshot::Receiver<()>) {
         let mut admitted = self.admitted.lock();
         if admitted.clients.len() >= self.most {
-            let idle = admitted.clients.iter().find(|(_, client)| !client.has_asked);
+            let idle = admitted.clients.iter().find(|(_, client)| !client.is_entitled);
             if let Some(number) = idle.or(admitted.clients.iter().next()).map(|(number, _)| *number) {
                 admitted.clients.remove(&number);
             }
@@ -52,16 +52,16 @@ impl ClientLimit {
         let (alive, ends) = oneshot::channel();
         let number = admitted.next;
         admitted.next += 1;
-        admitted.clients.insert(number, Admitted { has_asked: false, _alive: alive });
+        admitted.clients.insert(number, Admitted { is_entitled: false, _alive: alive });
         (Admission { number, limit: self.clone() }, ends)
     }
 }
 
 impl Admission {
-    /// Notes that the client has sent the head of its request.
-    pub(super) fn has_asked(&self) {
+    /// Notes that the client has sent a request that it may send.
+    pub(super) fn is_entitled(&self) {
         if let Some(client) = self.limit.admitted.lock().clients.get_mut(&self.number) {
-            client.has_asked = true;
+            client.is_entitled = true;
         }
     }
 }
@@ -84,10 +84,10 @@ mod tests {
         };
         let (first, mut first_ends) = limit.admit();
         let (_second, mut second_ends) = limit.admit();
-        first.has_asked();
+        first.is_entitled();
         let (third, mut third_ends) = limit.admit();
         assert!(!gives_way(&mut first_ends) && gives_way(&mut second_ends));
-        third.has_asked();
+        third.is_entitled();
         let (_fourth, mut fourth_ends) = limit.admit();
         assert!(gives_way(&mut first_ends) && !gives_way(&mut third_ends), "the one that came first");
         drop(third);

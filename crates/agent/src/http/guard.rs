@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq;
 
 use super::HttpConfig;
 use super::names::OwnNames;
-use super::web::Rules;
+use super::web::{Rules, Verdict};
 
 /// A shorter token could be guessed.
 const TOKEN_MIN: usize = 16;
@@ -57,6 +57,8 @@ pub(super) enum Refused {
     Nobody(String),
     /// The request has no token or password, or another one.
     Credentials(String),
+    /// Too many passwords wait for their check.
+    Later(String),
 }
 
 /// Checks user and password of a request, if there are users. Who has the token may also read.
@@ -67,6 +69,7 @@ pub(super) async fn check_reader(
     headers: &HeaderMap,
     config: &HttpConfig,
     rules: &Rules,
+    from: IpAddr,
 ) -> Result<(), Refused> {
     if !rules.has_users() {
         return Ok(());
@@ -75,12 +78,17 @@ pub(super) async fn check_reader(
     if given.starts_with(b"Bearer ") {
         return check_token(headers, config);
     }
-    let why = match given.strip_prefix(b"Basic ") {
-        Some(basic) if rules.accepts(basic).await => return Ok(()),
-        Some(_) => "user or password is wrong",
-        None => "the request needs a user and a password: this agent has a web file with users",
+    let Some(basic) = given.strip_prefix(b"Basic ") else {
+        let why = "the request needs a user and a password: this agent has a web file with users";
+        return Err(Refused::Credentials(why.into()));
     };
-    Err(Refused::Credentials(why.into()))
+    match rules.check(basic, from).await {
+        Verdict::Right => Ok(()),
+        Verdict::Wrong => Err(Refused::Credentials("user or password is wrong".into())),
+        Verdict::Unchecked => {
+            Err(Refused::Later("other passwords wait for their check: ask again in a second".into()))
+        }
+    }
 }
 
 /// Checks the token of a request. The file is read each time: a new token counts at once.

@@ -21,7 +21,7 @@ mod readings;
 mod web;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -175,7 +175,7 @@ impl Listener {
 #[derive(Debug, Clone)]
 enum Client {
     /// Somebody behind an address, who needs a token to change something.
-    Remote(Arc<Rules>),
+    Remote(Arc<Rules>, IpAddr),
     /// Somebody who speaks plain HTTP where TLS is served.
     Plain,
     /// This user, who may run the agent.
@@ -201,14 +201,14 @@ async fn accept(listener: Option<Listener>, shared: Arc<Shared>, reloads: watch:
     }
     let limit = ClientLimit::new(CLIENTS);
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, from)) = listener.accept().await else {
             tokio::time::sleep(NO_CLIENT).await;
             continue;
         };
         let rules = web.as_ref().map(Web::rules).unwrap_or_default();
         let stream = async move {
             let (stream, is_secure) = rules.stream(stream).await?;
-            Ok((stream, if is_secure { Client::Remote(rules) } else { Client::Plain }))
+            Ok((stream, if is_secure { Client::Remote(rules, from.ip()) } else { Client::Plain }))
         };
         begin(stream, shared.clone(), limit.admit());
     }
@@ -272,9 +272,8 @@ fn begin(
         let serve = async {
             let Ok((stream, client)) = stream.await else { return };
             let answer = service_fn(|request| {
-                admission.has_asked();
                 deadline.extend();
-                answer::answer(shared.clone(), deadline.clone(), client.clone(), request)
+                answer::answer(shared.clone(), deadline.clone(), client.clone(), &admission, request)
             });
             let connection = http1::Builder::new()
                 .keep_alive(false)

@@ -6,6 +6,7 @@ mod tls;
 mod users;
 
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,12 +17,14 @@ pub(super) use tls::authorities;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::ServerConfig;
-use users::Users;
+pub(super) use users::Verdict;
+use users::{Passwords, Users};
 
 /// A web file, and what it last had.
 #[derive(Debug, Clone)]
 pub struct Web {
     file: Arc<PathBuf>,
+    passwords: Arc<Passwords>,
     state: Arc<Mutex<State>>,
 }
 
@@ -52,10 +55,11 @@ impl Web {
     /// # Errors
     /// A sentence with the file, the line, and what is expected there.
     pub fn read(file: PathBuf) -> Result<(Self, Vec<String>), String> {
-        let (read, rules) = read(&file);
+        let passwords = Arc::new(Passwords::new().map_err(|e| e.to_string())?);
+        let (read, rules) = read(&file, &passwords);
         let (rules, warnings) = rules?;
-        let state = State { rules: Arc::new(rules), read };
-        Ok((Self { file: Arc::new(file), state: Arc::new(Mutex::new(state)) }, warnings))
+        let state = Arc::new(Mutex::new(State { rules: Arc::new(rules), read }));
+        Ok((Self { file: Arc::new(file), passwords, state }, warnings))
     }
 
     /// Returns what counts for a connection that begins.
@@ -69,11 +73,12 @@ impl Web {
         if !in_any_case && self.state.lock().read.iter().all(is_same) {
             return Vec::new();
         }
-        let (read, rules) = read(&self.file);
+        let (read, rules) = read(&self.file, &self.passwords);
         let mut state = self.state.lock();
         state.read = read;
         match rules {
             Ok((rules, mut lines)) => {
+                self.passwords.keep(&rules.users);
                 state.rules = Arc::new(rules);
                 lines.insert(0, format!("web file {} is in use as it is now", self.file.display()));
                 lines
@@ -94,9 +99,9 @@ impl Rules {
         !self.users.is_empty()
     }
 
-    /// Returns whether user and password are right, as the header "Authorization: Basic …" has them.
-    pub(super) async fn accepts(&self, basic: &[u8]) -> bool {
-        self.users.accepts(basic).await
+    /// Returns what user and password are worth, as the header "Authorization: Basic …" has them.
+    pub(super) async fn check(&self, basic: &[u8], from: IpAddr) -> Verdict {
+        self.users.check(basic, from).await
     }
 
     /// Returns the connection as requests go over it, and whether it is as secure as it must be.
@@ -113,7 +118,7 @@ type Read = (Vec<(PathBuf, Option<Stamp>)>, Result<(Rules, Vec<String>), String>
 
 /// Reads a file and those that it names. What they looked like is noted before: a change while they
 /// are read is seen later.
-fn read(file: &Path) -> Read {
+fn read(file: &Path, passwords: &Arc<Passwords>) -> Read {
     let noted = |path: &Path| (path.to_owned(), stamp(path));
     let mut read = vec![noted(file)];
     let text = fs::read_to_string(file).map_err(|e| e.to_string());
@@ -139,8 +144,7 @@ fn read(file: &Path) -> Read {
             ));
         }
         let tls = tls.as_ref().map(tls::configuration).transpose()?.map(Arc::new);
-        let users = Users::new(users).map_err(|e| e.to_string())?;
-        Ok((Rules { tls, users }, warnings))
+        Ok((Rules { tls, users: Users::new(users, passwords.clone()) }, warnings))
     };
     let rules = made();
     (read, rules)

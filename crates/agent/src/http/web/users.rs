@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
@@ -11,37 +12,54 @@ use base64::engine::general_purpose::STANDARD;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
-use tokio::sync::Semaphore;
 
-/// The users, and which passwords were right.
+/// The most passwords that are checked or wait for it.
+const WAITING: usize = 16;
+/// The most of one address: who guesses there leaves places to others.
+const WAITING_OF_ADDRESS: usize = 2;
+
+/// The users of a web file, with the hashes of their passwords.
+#[derive(Debug, Default)]
+pub(super) struct Users {
+    hashes: BTreeMap<String, String>,
+    passwords: Arc<Passwords>,
+}
+
+/// The checks of passwords, and which were right. They outlast a web file.
 ///
 /// A check of bcrypt takes long by design. One is made at a time, in a thread that nobody else needs,
 /// and a wrong password is followed by a rest of the same length: guesses take half a processor. Whose
 /// password was right before waits for nobody.
 #[derive(Debug, Default)]
-pub(super) struct Users {
-    hashes: BTreeMap<String, String>,
-    /// What is left of a right password: its hash with a key that only this process has.
+pub(super) struct Passwords {
+    /// What is left of a right password, by its hash of bcrypt: a hash with a key that only this process
+    /// has.
     right: Mutex<BTreeMap<String, [u8; 32]>>,
     key: [u8; 32],
-    turn: Turn,
+    /// The addresses that wait for a check.
+    waiting: Mutex<Vec<IpAddr>>,
+    turn: tokio::sync::Mutex<()>,
 }
 
-/// Who checks a password.
-#[derive(Debug, Clone)]
-struct Turn(Arc<Semaphore>);
+/// What a user and a password are worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::http) enum Verdict {
+    Right,
+    Wrong,
+    /// Too many passwords wait for their check.
+    Unchecked,
+}
 
-impl Default for Turn {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(1)))
-    }
+/// A password that is to be checked.
+struct Attempt {
+    password: Vec<u8>,
+    hash: String,
+    is_known: bool,
 }
 
 impl Users {
-    pub(super) fn new(hashes: BTreeMap<String, String>) -> io::Result<Self> {
-        let mut key = [0; 32];
-        getrandom::fill(&mut key).map_err(io::Error::other)?;
-        Ok(Self { hashes, key, ..Self::default() })
+    pub(super) fn new(hashes: BTreeMap<String, String>, passwords: Arc<Passwords>) -> Self {
+        Self { hashes, passwords }
     }
 
     /// Returns whether there is none: nobody is asked for a password then.
@@ -49,40 +67,84 @@ impl Users {
         self.hashes.is_empty()
     }
 
-    /// Returns whether user and password of a header are right.
-    pub(super) async fn accepts(&self, basic: &[u8]) -> bool {
-        let Some((user, password)) = credentials(basic) else { return false };
-        let digest: [u8; 32] = Sha256::new().chain_update(self.key).chain_update(&password).finalize().into();
-        let was_right =
-            || self.right.lock().get(&user).is_some_and(|right| bool::from(right[..].ct_eq(&digest)));
-        if was_right() {
-            return true;
-        }
-        // It fails if it was closed, which nobody does.
-        let Ok(turn) = self.turn.0.clone().acquire_owned().await else { return false };
-        // Another request of this user may have been before.
-        if was_right() {
-            return true;
-        }
+    /// Returns what user and password of a header are worth.
+    pub(super) async fn check(&self, basic: &[u8], from: IpAddr) -> Verdict {
+        let Some((user, password)) = credentials(basic) else { return Verdict::Wrong };
         let known = self.hashes.get(&user);
         // An unknown user takes as long.
-        let Some(hash) = known.or(self.hashes.values().next()).cloned() else { return false };
-        let is_known = known.is_some();
-        let check = tokio::task::spawn_blocking(move || {
-            // Also if the client has left meanwhile.
-            let _turn = turn;
-            let began = Instant::now();
-            let is_right = bcrypt::verify(password, &hash).unwrap_or(false) && is_known;
-            if !is_right {
-                thread::sleep(began.elapsed());
-            }
-            is_right
-        });
-        let is_right = check.await.unwrap_or(false);
-        if is_right {
-            self.right.lock().insert(user, digest);
+        let Some(hash) = known.or(self.hashes.values().next()).cloned() else { return Verdict::Wrong };
+        let attempt = Attempt { password, hash, is_known: known.is_some() };
+        if self.passwords.was_right(&attempt) {
+            return Verdict::Right;
+        }
+        if !self.passwords.queue(from) {
+            return Verdict::Unchecked;
+        }
+        // Also if the client leaves meanwhile: its next request is answered at once then.
+        match tokio::spawn(self.passwords.clone().checked(attempt, from)).await {
+            Ok(true) => Verdict::Right,
+            _ => Verdict::Wrong,
+        }
+    }
+}
+
+impl Passwords {
+    pub(super) fn new() -> io::Result<Self> {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(io::Error::other)?;
+        Ok(Self { key, ..Self::default() })
+    }
+
+    fn digest(&self, password: &[u8]) -> [u8; 32] {
+        Sha256::new().chain_update(self.key).chain_update(password).finalize().into()
+    }
+
+    fn was_right(&self, attempt: &Attempt) -> bool {
+        let digest = self.digest(&attempt.password);
+        let right = self.right.lock();
+        attempt.is_known && right.get(&attempt.hash).is_some_and(|right| bool::from(right[..].ct_eq(&digest)))
+    }
+
+    /// Takes a place for a check, if there is one for this address.
+    fn queue(&self, from: IpAddr) -> bool {
+        let mut waiting = self.waiting.lock();
+        let of_address = waiting.iter().filter(|address| **address == from).count();
+        let has_place = waiting.len() < WAITING && of_address < WAITING_OF_ADDRESS;
+        if has_place {
+            waiting.push(from);
+        }
+        has_place
+    }
+
+    /// Checks a password when it is its turn, and returns the place.
+    async fn checked(self: Arc<Self>, attempt: Attempt, from: IpAddr) -> bool {
+        let turn = self.turn.lock().await;
+        // Another request of this user may have been before.
+        let is_right = self.was_right(&attempt) || {
+            let this = self.clone();
+            tokio::task::spawn_blocking(move || this.verify(&attempt)).await.unwrap_or(false)
+        };
+        drop(turn);
+        let mut waiting = self.waiting.lock();
+        if let Some(place) = waiting.iter().position(|address| *address == from) {
+            waiting.swap_remove(place);
         }
         is_right
+    }
+
+    fn verify(&self, attempt: &Attempt) -> bool {
+        let began = Instant::now();
+        let is_right = bcrypt::verify(&attempt.password, &attempt.hash).unwrap_or(false) && attempt.is_known;
+        match is_right {
+            true => drop(self.right.lock().insert(attempt.hash.clone(), self.digest(&attempt.password))),
+            false => thread::sleep(began.elapsed()),
+        }
+        is_right
+    }
+
+    /// Forgets the passwords of users that a web file does not have.
+    pub(super) fn keep(&self, users: &Users) {
+        self.right.lock().retain(|hash, _| users.hashes.values().any(|known| known == hash));
     }
 }
 
