@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use nccl_net_mpib_agent_iface::codes::Code;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -84,6 +85,11 @@ impl Events {
         self.logged = self.next;
         new
     }
+}
+
+/// Returns a line with its code: what it stands for is in the guide.
+pub(crate) fn coded(line: String) -> String {
+    format!("{line} [{}]", Code::of_log(&line))
 }
 
 #[cfg(test)]

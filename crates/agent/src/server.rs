@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use mpib_host_view::Owner;
 use nccl_net_mpib_agent_iface::agent::HintsWriter;
 use nccl_net_mpib_agent_iface::agent::paths::{HINTS_NAME, SOCKET_NAME};
-use nccl_net_mpib_agent_iface::codes::Code;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -26,6 +25,7 @@ use parking_lot::MutexGuard;
 
 use crate::closer::Closer;
 use crate::config::Config;
+use crate::events::coded;
 use crate::handle::Handle;
 use crate::kept::{self, Kept};
 use crate::notify::Notify;
@@ -573,9 +573,4 @@ fn take_turns(
             return;
         }
     }
-}
-
-/// Returns a line with its code: what it stands for is in the guide.
-fn coded(line: String) -> String {
-    format!("{line} [{}]", Code::of_log(&line))
 }

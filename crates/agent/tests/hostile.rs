@@ -166,7 +166,7 @@ fn agent() {
     Server::raise_limits();
     let folder = PathBuf::from(std::env::var_os("TEST_HOSTILE_FOLDER").unwrap());
     let server = Server::bind(&folder, Config::default(), None).unwrap();
-    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap(), None).unwrap();
     let source = Source::new(folder.join("no adapters"));
     let http = Http::start(Some(listener), &folder, source, server.handle()).unwrap();
     thread::spawn(|| server.run().unwrap());

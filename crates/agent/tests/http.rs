@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use mpib_agent::http::{Access, Drain, Http, Listener, SOCKET, Web, drain, host, listen, schema, waits};
+use mpib_agent::http::{Access, Drain, Http, SOCKET, Web, drain, host, listen, schema, waits};
 use mpib_agent::{Agent, Config, Handle, Server};
 use mpib_host_view::Source;
 use nccl_net_mpib_agent_iface::agent::Request;
@@ -47,8 +47,7 @@ impl Running {
         let handle = server.handle();
         let adapters = dir.path().join("adapters");
         fs::create_dir_all(adapters.join("mlx5_0/ports/1")).unwrap();
-        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let listener = web.into_iter().fold(listener, Listener::guarded_by);
+        let listener = listen("127.0.0.1:0".parse().unwrap(), web).unwrap();
         let source = Source::new(adapters);
         let http = Some(Http::start(Some(listener), dir.path(), source, handle.clone()).unwrap());
         let thread = Some(thread::spawn(move || server.run().unwrap()));
@@ -299,7 +298,7 @@ fn health_is_that_of_the_loop() {
 
     let dir = tempfile::tempdir().unwrap();
     let server = Server::bind(dir.path(), Config::default(), None).unwrap();
-    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap(), None).unwrap();
     let http = Http::start(Some(listener), dir.path(), Source::default(), server.handle()).unwrap();
     let (status, text) = raw(http.address().unwrap(), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert_eq!((status, body_of(&text)), (503, "the agent's loop has not run for 2 s\n"));

@@ -395,12 +395,34 @@ fn files_are_read_again() {
     }
 }
 
+//= agent.md: without a good web file nobody is served at the address, and the agent goes on
+#[test]
+fn a_bad_file_at_the_start_refuses_connections_until_it_is_good() {
+    let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let trusted = authority.write(&dir.path().join("ca"));
+    let agent = start(dir, &format!("{TLS}{}", user("alice", "secret", 4)));
+    let folder = agent.dir.path();
+    assert!(!log(&agent).iter().any(|line| line.contains("serves ")), "{:?}", log(&agent));
+    let refused = || TcpStream::connect(agent.address()).unwrap_err().kind();
+    assert_eq!(refused(), ErrorKind::ConnectionRefused);
+    assert!(!host(&folder.join(SOCKET), LIMIT).unwrap().hostname.is_empty());
+    write(folder, "tls_server_config:\n  cert_fil: x\n");
+    agent.handle.reload();
+    logged(&agent, "unknown key \"cert_fil\"");
+    logged(&agent, "; no HTTP at the address until the web file is good [MPIB-536]");
+    assert_eq!(refused(), ErrorKind::ConnectionRefused);
+    write(folder, &format!("{TLS}{}", user("alice", "secret", 4)));
+    authority.sign(folder, &["localhost"]);
+    logged(&agent, &format!("serves https://{}/", agent.address()));
+    assert_eq!(Client::new(&trusted, None).ask(&agent, GET).unwrap().0, 401);
+}
+
 //= agent.md: a key file that others may read is a warning
 #[test]
 fn what_gives_secrets_away_is_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     Authority::new().sign(dir.path(), &["localhost"]);
-    let warnings = |web: &str| Web::read(write(dir.path(), web)).unwrap().1;
+    let warnings = |web: &str| Web::read(write(dir.path(), web)).unwrap().1.unwrap();
     assert_eq!(warnings(TLS), [""; 0]);
     fs::set_permissions(dir.path().join("node.key"), fs::Permissions::from_mode(0o644)).unwrap();
     let [warning] = &warnings(TLS)[..] else { panic!("{:?}", warnings(TLS)) };

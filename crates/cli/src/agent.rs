@@ -69,16 +69,18 @@ fn run(args: &AgentArgs) -> Result<(), String> {
         None => Config::default(),
     };
     let web = args.web_config.clone().or_else(|| config.http.web_config.clone());
-    let web = web.filter(|_| !args.once).map(Web::read).transpose()?;
+    let text = |e: io::Error| e.to_string();
+    let web = web.filter(|_| !args.once).map(Web::read).transpose().map_err(text)?;
     if args.check {
         http::check_token_file(&config.http)?;
-        web.iter().flat_map(|(_, warnings)| warnings).for_each(|warning| eprintln!("mpib agent: {warning}"));
+        if let Some((_, warnings)) = web {
+            warnings?.iter().for_each(|warning| eprintln!("mpib agent: {warning}"));
+        }
         let file = file.as_deref().map_or_else(|| "the default configuration".into(), Path::to_string_lossy);
         return output::print(&format!("{file}: good\n")).map_err(|e| e.to_string());
     }
     let place = args.socket_dir.clone();
     let place = place.unwrap_or_else(|| folder::default(root, env::var_os("XDG_RUNTIME_DIR").as_deref()));
-    let text = |e: io::Error| e.to_string();
     if args.once {
         let kept = Kept::read(&kept::path(&place)).unwrap_or_default();
         let seen = look_once(config, kept).map_err(text)?;
@@ -102,14 +104,13 @@ fn run(args: &AgentArgs) -> Result<(), String> {
         server.serve_all_users(&place).map_err(text)?;
     }
     server.take_signals().map_err(text)?;
-    let listener = listen_at(listen, &server.handle()).map_err(text)?;
-    let listener = match (listener, web) {
-        (Some(listener), Some((web, warnings))) => {
-            server.handle().change(|agent| warnings.into_iter().for_each(|warning| agent.log(warning)));
-            Some(listener.guarded_by(web))
-        }
-        (listener, _) => listener,
-    };
+    // Jobs do not depend on what is served at the address.
+    let (web, lines) =
+        web.map(|(web, read)| (web, read.unwrap_or_else(|why| vec![http::not_served(&why)]))).unzip();
+    let listener = listen_at(listen, web, &server.handle()).map_err(text)?;
+    if listener.is_some() {
+        server.handle().change(|agent| lines.into_iter().flatten().for_each(|line| agent.log(line)));
+    }
     let _http = Http::start(listener, &place, Source::default(), server.handle()).map_err(text)?;
     if let Some(account) = account {
         account.assume().map_err(|e| format!("user {}: {e}", args.user.as_deref().unwrap_or_default()))?;
@@ -127,11 +128,11 @@ fn run(args: &AgentArgs) -> Result<(), String> {
 
 /// Listens for HTTP. Without an address in the configuration the agent does without one if the default
 /// cannot be used: another user's agent may have the port.
-fn listen_at(listen: Option<Listen>, handle: &Handle) -> io::Result<Option<Listener>> {
+fn listen_at(listen: Option<Listen>, web: Option<Web>, handle: &Handle) -> io::Result<Option<Listener>> {
     match listen {
         Some(Listen::Off) => Ok(None),
-        Some(Listen::At(address)) => http::listen(address).map(Some),
-        None => Ok(http::listen(http::DEFAULT)
+        Some(Listen::At(address)) => http::listen(address, web).map(Some),
+        None => Ok(http::listen(http::DEFAULT, web)
             .map_err(|e| {
                 handle.change(|agent| agent.log(format!("serves no HTTP: {e}; choose an address by --http")));
             })

@@ -97,7 +97,7 @@ fn no_panel_is_empty() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::bind(dir.path(), Config::parse("default_share = 341").unwrap(), None).unwrap();
     let adapters = dir.path().join("sys");
-    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap(), None).unwrap();
     let http = Http::start(Some(listener), dir.path(), Source::new(&adapters), server.handle()).unwrap();
     thread::spawn(move || server.run().unwrap());
     let Some(prometheus) = Prometheus::start(dir.path(), &http.address().unwrap().to_string()) else {

@@ -104,7 +104,7 @@ fn a_port_without_jobs_is_shown_when_it_loses_its_link() {
     set("rate", "8 Gb/sec (1X QDR)\n");
     set("counters/link_downed", "0\n");
     let server = Server::bind(dir.path(), Config::default(), None).unwrap();
-    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap(), None).unwrap();
     let source = Source::new(dir.path().join("sys"));
     let http = Http::start(Some(listener), dir.path(), source, server.handle()).unwrap();
     std::thread::spawn(move || server.run().unwrap());
@@ -147,7 +147,7 @@ fn a_port_is_a_bar_with_marks_that_opens_to_its_connections() {
     let config = Config { default_share: 341, ..Config::default() };
     let server = Server::bind(dir.path(), config, None).unwrap();
     let handle = server.handle();
-    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap(), None).unwrap();
     let http = Http::start(Some(listener), dir.path(), Source::new(dir.path().join("sys")), handle).unwrap();
     std::thread::spawn(move || server.run().unwrap());
     let rails = format!("{sout}:addr=10.9.0.1/24,rate=400MB;{sup}:addr=10.9.1.1/24,rate=200MB");

@@ -354,6 +354,8 @@ const RUN: &[Code] = group! {
         "the peer breaks the protocol, or a stranger connects", "one version of the plugin on all hosts; what else uses that address";
     text 535 "has passed no statistics page that can be used":
         "a process has passed the agent something else, or the page of another version, process or user", "the line has the process and what was found; agent and plugin of one release";
+    text 536 "no HTTP at the address until the web file is good":
+        "the agent cannot use its web file, or a file that it names", "the line has the file and why; `mpib agent --check` as the agent's user ([agent.md](agent.md#tls-and-passwords))";
 };
 
 const PAIR: &[Code] = group! {

@@ -22,6 +22,7 @@ mod web;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -40,14 +41,15 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use mpib_host_view::Source;
 use names::OwnNames;
+use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage};
 use nix::unistd::{Uid, User, geteuid};
 use parking_lot::Mutex;
 pub(crate) use readings::Nudge;
 use readings::Readings;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
-pub use web::Web;
 use web::{Rules, Stream};
+pub use web::{Web, not_served};
 
 use crate::Handle;
 use crate::peer::PeerProcess;
@@ -97,8 +99,7 @@ impl Http {
     ) -> io::Result<Self> {
         let (local, socket) = SocketFile::listen(&folder.join(SOCKET), 0o600)?;
         let address = listener.as_ref().map(|listener| listener.socket.local_addr()).transpose()?;
-        let web = listener.as_ref().and_then(|listener| listener.web.as_ref());
-        let scheme = if web.is_some_and(|web| web.rules().has_tls()) { "https" } else { "http" };
+        let rules = listener.as_ref().and_then(Listener::rules);
         let readings = Readings::start(source, handle.clone())?;
         let names = match address {
             Some(_) => OwnNames::look_up(handle.clone())?,
@@ -121,13 +122,9 @@ impl Http {
             runtime.shutdown_background();
         };
         let thread = thread::Builder::new().name("http".into()).spawn(serve)?;
-        handle.change(|agent| {
-            let Some(address) = address else { return };
-            agent.log(format!("serves {scheme}://{address}/"));
-            if let Err(why) = check_token_file(&agent.config().http) {
-                agent.log(format!("nobody can drain a port or set a share by HTTP: {why}"));
-            }
-        });
+        if let Some((address, rules)) = address.zip(rules) {
+            announce(&handle, address, &rules);
+        }
         Ok(Self { address, _socket: socket, stop: Some(stop), thread: Some(thread) })
     }
 
@@ -147,27 +144,55 @@ impl Drop for Http {
     }
 }
 
-/// Who is listened to at an address.
+/// Says in the log what is served.
+fn announce(handle: &Handle, address: SocketAddr, rules: &Rules) {
+    let scheme = if rules.has_tls() { "https" } else { "http" };
+    handle.change(|agent| {
+        agent.log(format!("serves {scheme}://{address}/"));
+        if let Err(why) = check_token_file(&agent.config().http) {
+            agent.log(format!("nobody can drain a port or set a share by HTTP: {why}"));
+        }
+    });
+}
+
+/// An address of the agent. Connections are refused until its web file has been good.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
     web: Option<Web>,
 }
 
-/// Listens on an address.
+/// Listens on an address, and serves as a web file has it.
 ///
 /// # Errors
 /// The system's error with the address.
-pub fn listen(address: SocketAddr) -> io::Result<Listener> {
-    let socket = TcpListener::bind(address);
-    let socket = socket.map_err(|e| io::Error::new(e.kind(), format!("http://{address}: {e}")))?;
-    socket.set_nonblocking(true).map(|()| Listener { socket, web: None })
+pub fn listen(address: SocketAddr, web: Option<Web>) -> io::Result<Listener> {
+    let bound = || {
+        let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = socket::socket(family, SockType::Stream, flags, None)?;
+        socket::setsockopt(&socket, socket::sockopt::ReuseAddr, &true)?;
+        socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
+        let listener = Listener { socket: socket.into(), web };
+        if listener.rules().is_some() {
+            listener.open()?;
+        }
+        Ok(listener)
+    };
+    bound().map_err(|e: io::Error| io::Error::new(e.kind(), format!("http://{address}: {e}")))
 }
 
 impl Listener {
-    /// Serves as a web file has it.
-    pub fn guarded_by(self, web: Web) -> Self {
-        Self { web: Some(web), ..self }
+    /// Returns what counts for a connection that begins. None if the web file was never good.
+    fn rules(&self) -> Option<Arc<Rules>> {
+        match &self.web {
+            Some(web) => web.rules(),
+            None => Some(Arc::default()),
+        }
+    }
+
+    fn open(&self) -> io::Result<()> {
+        Ok(socket::listen(&self.socket, Backlog::MAXCONN)?)
     }
 }
 
@@ -193,11 +218,13 @@ struct Shared {
 }
 
 async fn accept(listener: Option<Listener>, shared: Arc<Shared>, reloads: watch::Receiver<u64>) {
-    let Some(Listener { socket, web }) = listener else { return };
+    let Some(listener) = listener else { return };
+    let reloads = open_when_good(&listener, &shared.handle, reloads).await;
+    let Listener { socket, web } = listener;
     // The listener is not blocking, and belongs to no other runtime.
     let Ok(listener) = tokio::net::TcpListener::from_std(socket) else { return };
     if let Some(web) = &web {
-        tokio::spawn(renew(web.clone(), shared.handle.clone(), reloads));
+        tokio::spawn(renew_always(web.clone(), shared.handle.clone(), reloads));
     }
     let limit = ClientLimit::new(CLIENTS);
     loop {
@@ -205,7 +232,8 @@ async fn accept(listener: Option<Listener>, shared: Arc<Shared>, reloads: watch:
             tokio::time::sleep(NO_CLIENT).await;
             continue;
         };
-        let rules = web.as_ref().map(Web::rules).unwrap_or_default();
+        // It has had rules, and always has some then.
+        let Some(rules) = web.as_ref().map_or_else(|| Some(Arc::default()), Web::rules) else { continue };
         let stream = async move {
             let (stream, is_secure) = rules.stream(stream).await?;
             Ok((stream, if is_secure { Client::Remote(rules, from.ip()) } else { Client::Plain }))
@@ -214,15 +242,46 @@ async fn accept(listener: Option<Listener>, shared: Arc<Shared>, reloads: watch:
     }
 }
 
-/// Has the web file read again, in a thread that may wait for a file system.
-async fn renew(web: Web, handle: Handle, mut reloads: watch::Receiver<u64>) {
-    loop {
-        let is_asked = tokio::time::timeout(RENEW, reloads.changed()).await.is_ok();
-        let web = web.clone();
-        let lines = tokio::task::spawn_blocking(move || web.renew(is_asked)).await.unwrap_or_default();
-        if !lines.is_empty() {
-            handle.change(|agent| lines.into_iter().for_each(|line| agent.log(line)));
+/// Opens an address whose web file was bad from the start, once it is good.
+async fn open_when_good(
+    listener: &Listener,
+    handle: &Handle,
+    mut reloads: watch::Receiver<u64>,
+) -> watch::Receiver<u64> {
+    let Listener { socket, web: Some(web) } = listener else { return reloads };
+    if web.rules().is_some() {
+        return reloads;
+    }
+    let rules = loop {
+        renew(web, handle, &mut reloads).await;
+        if let Some(rules) = web.rules() {
+            break rules;
         }
+    };
+    match listener.open().and_then(|()| socket.local_addr()) {
+        Ok(address) => announce(handle, address, &rules),
+        // Another process has taken the address meanwhile.
+        Err(e) => {
+            handle.change(|agent| agent.log(format!("serves no HTTP: {e}; restart the agent")));
+            std::future::pending().await
+        }
+    }
+    reloads
+}
+
+async fn renew_always(web: Web, handle: Handle, mut reloads: watch::Receiver<u64>) {
+    loop {
+        renew(&web, &handle, &mut reloads).await;
+    }
+}
+
+/// Has the web file read again when it is time, in a thread that may wait for a file system.
+async fn renew(web: &Web, handle: &Handle, reloads: &mut watch::Receiver<u64>) {
+    let is_asked = tokio::time::timeout(RENEW, reloads.changed()).await.is_ok();
+    let web = web.clone();
+    let lines = tokio::task::spawn_blocking(move || web.renew(is_asked)).await.unwrap_or_default();
+    if !lines.is_empty() {
+        handle.change(|agent| lines.into_iter().for_each(|line| agent.log(line)));
     }
 }
 

@@ -6,6 +6,7 @@ mod tls;
 mod users;
 
 use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,8 @@ use tokio_rustls::rustls::ServerConfig;
 pub(super) use users::Verdict;
 use users::{Passwords, Users};
 
+use crate::events::coded;
+
 /// A web file, and what it last had.
 #[derive(Debug, Clone)]
 pub struct Web {
@@ -30,12 +33,14 @@ pub struct Web {
 
 #[derive(Debug)]
 struct State {
-    rules: Arc<Rules>,
+    /// None until a file was good: nobody is served until then.
+    rules: Option<Arc<Rules>>,
     /// What was read, and what it looked like before.
     read: Vec<(PathBuf, Option<Stamp>)>,
 }
 
-/// What shows that a file is another one: device, number, size, and time of its content in ns.
+/// What shows that a file is another one: device, number, size, and time of its last change in ns,
+/// also of its mode.
 type Stamp = (u64, u64, u64, i64);
 
 /// What counts for a connection.
@@ -50,20 +55,24 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 impl Web {
-    /// Reads a file and those that it names. Returns warnings beside it.
+    /// Reads a file and those that it names. Returns warnings beside it, or a sentence with the file, the
+    /// line, and what is expected there: nobody is served then until the file is good.
     ///
     /// # Errors
-    /// A sentence with the file, the line, and what is expected there.
-    pub fn read(file: PathBuf) -> Result<(Self, Vec<String>), String> {
-        let passwords = Arc::new(Passwords::new().map_err(|e| e.to_string())?);
-        let (read, rules) = read(&file, &passwords);
-        let (rules, warnings) = rules?;
-        let state = Arc::new(Mutex::new(State { rules: Arc::new(rules), read }));
+    /// The system has no random bytes.
+    pub fn read(file: PathBuf) -> io::Result<(Self, Result<Vec<String>, String>)> {
+        let passwords = Arc::new(Passwords::new()?);
+        let (read, found) = read(&file, &passwords);
+        let (rules, warnings) = match found {
+            Ok((rules, warnings)) => (Some(Arc::new(rules)), Ok(warnings)),
+            Err(why) => (None, Err(why)),
+        };
+        let state = Arc::new(Mutex::new(State { rules, read }));
         Ok((Self { file: Arc::new(file), passwords, state }, warnings))
     }
 
-    /// Returns what counts for a connection that begins.
-    pub(super) fn rules(&self) -> Arc<Rules> {
+    /// Returns what counts for a connection that begins. None if no file was good yet.
+    pub(super) fn rules(&self) -> Option<Arc<Rules>> {
         self.state.lock().rules.clone()
     }
 
@@ -79,13 +88,19 @@ impl Web {
         match rules {
             Ok((rules, mut lines)) => {
                 self.passwords.keep(&rules.users);
-                state.rules = Arc::new(rules);
+                state.rules = Some(Arc::new(rules));
                 lines.insert(0, format!("web file {} is in use as it is now", self.file.display()));
                 lines
             }
+            Err(why) if state.rules.is_none() => vec![not_served(&why)],
             Err(why) => vec![format!("{why}; the web file before stays in use")],
         }
     }
+}
+
+/// Returns the line of the log for a web file that is bad from the start.
+pub fn not_served(why: &str) -> String {
+    coded(format!("{why}; no HTTP at the address until the web file is good"))
 }
 
 impl Rules {
@@ -105,7 +120,7 @@ impl Rules {
     }
 
     /// Returns the connection as requests go over it, and whether it is as secure as it must be.
-    pub(super) async fn stream(&self, stream: TcpStream) -> std::io::Result<(Box<dyn Stream>, bool)> {
+    pub(super) async fn stream(&self, stream: TcpStream) -> io::Result<(Box<dyn Stream>, bool)> {
         let Some(config) = &self.tls else { return Ok((Box::new(stream), true)) };
         Ok(match tls::secured(stream, config).await? {
             Ok(stream) => (Box::new(stream), true),
@@ -152,5 +167,5 @@ fn read(file: &Path, passwords: &Arc<Passwords>) -> Read {
 
 fn stamp(path: &Path) -> Option<Stamp> {
     let it = fs::metadata(path).ok()?;
-    Some((it.dev(), it.ino(), it.len(), it.mtime().wrapping_mul(1_000_000_000).wrapping_add(it.mtime_nsec())))
+    Some((it.dev(), it.ino(), it.len(), it.ctime().wrapping_mul(1_000_000_000).wrapping_add(it.ctime_nsec())))
 }
