@@ -68,6 +68,7 @@ fn exports_the_tables_and_the_doctor_and_nothing_else() {
     let mut expected: Vec<String> =
         (6..=12).flat_map(|v| [format!("ncclNetPlugin_v{v}"), format!("ncclNet_v{v}")]).collect();
     expected.extend((13..=16).map(|v| format!("ncclRmaPlugin_v{v}")));
+    expected.extend((1..=7).map(|v| format!("ncclProfiler_v{v}")));
     expected.extend(["mpib_doctor_v1", "mpib_doctor_routes_v1"].map(String::from));
     assert_eq!(exported, expected.into_iter().collect());
 }
