@@ -12,6 +12,8 @@ const SHOWN: usize = 8;
 const RECENT: u64 = 60_000_000_000;
 /// An operation is slow if it takes this many times as long as usual, and so is a rail.
 const SLOW: f64 = 2.0;
+/// What has to explain a slow operation is this part of the time beyond the usual one.
+const EXPLAINED: f64 = 0.5;
 /// What is usual is the median of this many operations at least.
 const LEAST: usize = 5;
 
@@ -108,7 +110,8 @@ impl Operation {
         let kind: Vec<_> = all.iter().copied().filter(|other| is_of_kind(read, other)).collect();
         let took = read.took();
         let usual = median(kind.iter().filter_map(|other| other.took().map(|took| took as f64)).collect());
-        let is_slow = took.zip(usual).is_some_and(|(took, usual)| took as f64 >= usual * SLOW);
+        let is_slow = |(took, usual): &(f64, f64)| *took >= usual * SLOW;
+        let slow = took.map(|took| took as f64).zip(usual).filter(is_slow);
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let ms = |nanos: f64| nanos / 1e6;
         let name = |port: usize| ports.get(port).map_or_else(|| "?".into(), |port| port.name.clone());
@@ -133,7 +136,7 @@ impl Operation {
                     in_flight_ms: ms(rail.in_flight as f64),
                 })
                 .collect(),
-            why: is_slow.then(|| why(read, &kind, &name)).flatten(),
+            why: slow.and_then(|(took, usual)| why(read, &kind, took - usual, &name)),
         }
     }
 
@@ -158,34 +161,35 @@ fn median(mut all: Vec<f64>) -> Option<f64> {
     (all.len() >= LEAST).then(|| all[all.len() / 2])
 }
 
-/// Returns what explains that an operation was slow: an episode, or the rail whose messages took longest
-/// relative to those of other operations of its kind.
+/// Returns what explains that an operation took `extra` ns longer than usual: episodes with stalls of that
+/// size, or the rail whose messages were in flight for longest beyond what is usual.
 fn why(
     slow: &stats::Operation,
     kind: &[&stats::Operation],
+    extra: f64,
     name: &dyn Fn(usize) -> String,
 ) -> Option<String> {
-    if slow.episodes > 0 {
+    let least = extra * EXPLAINED;
+    if slow.episodes > 0 && slow.stalled as f64 >= least {
         let stall = slow.stalled as f64 / 1e6;
         let what = if slow.episodes == 1 { "a failover episode" } else { "failover episodes" };
         return Some(format!("{what} with stalls of {stall:.0} ms in all fell into it"));
     }
     let per_byte = |rail: &stats::OperationRail| rail.in_flight as f64 / rail.bytes as f64;
-    let factor = |rail: &stats::OperationRail| {
+    let beyond = |rail: &stats::OperationRail| {
         let same =
             |other: &&stats::Operation| other.rails.iter().find(|same| same.port == rail.port).map(per_byte);
         let usual = median(kind.iter().filter_map(same).collect()).filter(|usual| *usual > 0.0)?;
-        Some((per_byte(rail) / usual, *rail))
+        let (factor, beyond) = (per_byte(rail) / usual, rail.in_flight as f64 - usual * rail.bytes as f64);
+        (factor >= SLOW && beyond >= least).then_some((beyond, factor, *rail))
     };
-    let (factor, rail) = slow.rails.iter().filter_map(factor).max_by(|(a, _), (b, _)| a.total_cmp(b))?;
+    let (_, factor, rail) = slow.rails.iter().filter_map(beyond).max_by(|(a, ..), (b, ..)| a.total_cmp(b))?;
     let all: f64 = slow.rails.iter().map(|rail| rail.bytes as f64).sum();
     let percent = 100.0 * rail.bytes as f64 / all;
-    (factor >= SLOW).then(|| {
-        format!(
-            "{} carried {percent:.0} % of it, and its messages took {factor:.1} times as long as usual",
-            name(rail.port)
-        )
-    })
+    Some(format!(
+        "{} carried {percent:.0} % of it, and its messages took {factor:.1} times as long as usual",
+        name(rail.port)
+    ))
 }
 
 #[cfg(test)]
@@ -243,6 +247,22 @@ mod tests {
     fn an_operation_that_waited_for_a_rank_is_explained_by_no_rail() {
         let slowest = slowest(operation(11, 100, [11, 13]));
         assert_eq!((slowest.sequence, slowest.why), (Count(11), None));
+    }
+
+    #[test]
+    fn what_explains_little_of_the_time_is_no_reason() {
+        let straggler = operation(11, 10_000, [11, 25]);
+        assert_eq!(slowest(straggler.clone()).why, None);
+        let failed = stats::Operation { episodes: 1, stalled: 70_000_000, ..straggler };
+        assert_eq!(slowest(failed).why, None);
+    }
+
+    #[test]
+    fn a_rail_with_a_tiny_part_is_not_named() {
+        let mut both = operation(11, 100, [84, 1]);
+        both.rails[1].bytes = 1000;
+        let why = slowest(both).why;
+        assert!(why.as_ref().is_some_and(|why| why.starts_with("sout:1 carried 100 % of it")), "{why:?}");
     }
 
     #[test]
