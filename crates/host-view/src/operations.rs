@@ -12,6 +12,9 @@ const SHOWN: usize = 8;
 const RECENT: u64 = 60_000_000_000;
 /// An operation is slow if it takes this many times as long as usual, and so is a rail.
 const SLOW: f64 = 2.0;
+/// An operation is slow if it takes this much longer than usual, in ns, at least. Less is what a thread
+/// of a busy host waits for a core, and does not hold up a job.
+const SLOW_BY: f64 = 10e6;
 /// What has to explain a slow operation is this part of the time beyond the usual one.
 const EXPLAINED: f64 = 0.5;
 /// What is usual is the median of this many operations at least.
@@ -35,7 +38,7 @@ pub struct Communicator {
     /// The last operations, at most 8, the latest at the end.
     pub last: Vec<Operation>,
     /// Of the operations of the last minute that are over: the one that took longest, relative to what
-    /// is usual if that is known.
+    /// is usual if that is known. One that is slow for a known reason comes before all others.
     pub slowest: Option<Operation>,
 }
 
@@ -89,8 +92,10 @@ impl Communicator {
         let is_recent = |operation: &&&stats::Operation| {
             operation.took().is_some() && operation.ended.is_some_and(|at| now.saturating_sub(at) < RECENT)
         };
-        let slowest =
-            all.iter().filter(is_recent).map(judged).max_by(|a, b| a.slowness().total_cmp(&b.slowness()));
+        let slower = |a: &Operation, b: &Operation| {
+            a.why.is_some().cmp(&b.why.is_some()).then(a.slowness().total_cmp(&b.slowness()))
+        };
+        let slowest = all.iter().filter(is_recent).map(judged).max_by(slower);
         let last = read.operations.len().saturating_sub(SHOWN);
         Self {
             id: format!("{:#x}", read.id),
@@ -110,7 +115,7 @@ impl Operation {
         let kind: Vec<_> = all.iter().copied().filter(|other| is_of_kind(read, other)).collect();
         let took = read.took();
         let usual = median(kind.iter().filter_map(|other| other.took().map(|took| took as f64)).collect());
-        let is_slow = |(took, usual): &(f64, f64)| *took >= usual * SLOW;
+        let is_slow = |(took, usual): &(f64, f64)| *took >= usual * SLOW && took - usual >= SLOW_BY;
         let slow = took.map(|took| took as f64).zip(usual).filter(is_slow);
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let ms = |nanos: f64| nanos / 1e6;
@@ -221,11 +226,15 @@ mod tests {
         ["sout:1", "sup:1"].map(|name| Port { name: name.into(), ..Port::default() }).into()
     }
 
-    /// Returns the slowest one of ten usual operations and another one.
-    fn slowest(other: stats::Operation) -> Operation {
+    /// Returns the slowest one of ten usual operations and others.
+    fn slowest_of<const N: usize>(others: [stats::Operation; N]) -> Operation {
         let usual = (1..=10).map(|n| operation(n, 20 + n % 3, [10, 12]));
-        let read = stats::Communicator { operations: usual.chain([other]).collect(), ..Default::default() };
+        let read = stats::Communicator { operations: usual.chain(others).collect(), ..Default::default() };
         Communicator::of(&read, &ports(), 12_000_000_000).slowest.unwrap()
+    }
+
+    fn slowest(other: stats::Operation) -> Operation {
+        slowest_of([other])
     }
 
     #[test]
@@ -263,6 +272,24 @@ mod tests {
         both.rails[1].bytes = 1000;
         let why = slowest(both).why;
         assert!(why.as_ref().is_some_and(|why| why.starts_with("sout:1 carried 100 % of it")), "{why:?}");
+    }
+
+    #[test]
+    fn an_operation_with_a_reason_is_shown_before_a_slower_one() {
+        let slowest = slowest_of([operation(11, 100, [11, 84]), operation(12, 10_000, [11, 12])]);
+        assert_eq!((slowest.sequence, slowest.why.is_some()), (Count(11), true));
+    }
+
+    #[test]
+    fn a_few_ms_need_no_reason() {
+        let operation = |n, took, sup| operation(n, took, [1, sup]);
+        let usual = (1..=10).map(|n| operation(n, 1, 1));
+        let read = stats::Communicator {
+            operations: usual.chain([operation(11, 9, 8)]).collect(),
+            ..Default::default()
+        };
+        let slowest = Communicator::of(&read, &ports(), 12_000_000_000).slowest.unwrap();
+        assert_eq!((slowest.took_ms, slowest.why), (Some(9.0), None));
     }
 
     #[test]
