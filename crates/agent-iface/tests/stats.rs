@@ -6,13 +6,13 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nccl_net_mpib_agent_iface::stats::{
     Awaited, BadPage, Carried, Connection, ConnectionEntry, Data, Direction, Islands, Lack, MEMFD_NAME,
-    Measured, NewConnection, NewOperation, NoPage, Port, PortState, PortTotals, Rail, Reason,
+    Measured, NewConnection, NewOperation, NoPage, OperationPlace, Port, PortState, PortTotals, Rail, Reason,
     STATS_COMMUNICATORS, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_OPERATIONS,
     STATS_PORTS, STATS_SIZE, STATS_SIZE_WITHOUT_OPERATIONS, STATS_VERSION, Sender, State, StatsPage,
     StatsWriter, Summary, Traffic, UnlistedEntry, Wait, pages_of,
@@ -385,6 +385,55 @@ fn operations_stand_where_the_layout_has_them() {
     operations.close(place);
     assert!(page().communicators().is_empty());
     assert!(!operations.part_begins(first), "its communicator is closed");
+}
+
+/// Begins parts of the operation that is overwritten next, while another thread does so.
+#[test]
+fn a_part_that_begins_while_its_operation_is_overwritten_keeps_no_place() {
+    const ROUNDS: usize = 300_000;
+    let (_turn, writer) = writer();
+    let operations = writer.operations();
+    let communicator = operations.open(1, "race", (0, 2), false).unwrap();
+    let new = NewOperation {
+        sequence: 1,
+        name: "AllReduce",
+        algorithm: "RING",
+        protocol: "SIMPLE",
+        bytes: 1,
+        channels: 1,
+    };
+    let begin = || operations.begin(communicator, &new);
+    let first: Vec<_> = (0..STATS_OPERATIONS).map(|_| begin().unwrap()).collect();
+    let generations: Vec<_> = first.iter().map(|place| AtomicU64::new(place.generation)).collect();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..ROUNDS {
+                let index = round % STATS_OPERATIONS;
+                next.store(round, Ordering::Relaxed);
+                // It is kept if a part of it runs.
+                if let Some(place) = begin() {
+                    generations[index].store(place.generation, Ordering::Relaxed);
+                }
+            }
+            next.store(ROUNDS, Ordering::Relaxed);
+        });
+        loop {
+            let round = next.load(Ordering::Relaxed);
+            if round == ROUNDS {
+                break;
+            }
+            let index = round % STATS_OPERATIONS;
+            let generation = generations[index].load(Ordering::Relaxed);
+            let place = OperationPlace { communicator, index, generation };
+            if operations.part_begins(place) {
+                operations.part_ends(place);
+            }
+        }
+    });
+    let lost = (0..STATS_OPERATIONS).filter(|_| begin().is_none()).count();
+    operations.close(communicator);
+    assert_eq!(lost, 0, "places are in use, and no part runs");
 }
 
 #[test]

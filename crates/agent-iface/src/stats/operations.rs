@@ -16,6 +16,9 @@ use super::{
 /// The time for which the slowest operation is kept, at least.
 const SLOWEST_FOR: u64 = 60_000_000_000;
 
+/// Value of [`OperationRecord::running`] while the place is being taken: no part of it begins.
+const TAKEN: u32 = u32::MAX;
+
 /// A communicator in the page.
 #[derive(Debug)]
 #[repr(C)]
@@ -57,7 +60,8 @@ pub(super) struct OperationRecord {
     algorithm: Text<2>,
     protocol: Text<1>,
     channels: AtomicU32,
-    /// Parts of it that NCCL's proxy has begun and not ended.
+    /// Parts of it that NCCL's proxy has begun and not ended, or [`TAKEN`]. It decides who has the place:
+    /// it is taken from 0 alone.
     running: AtomicU32,
     /// What the header has when its data begins to move, and what was added until it ended.
     episodes: [AtomicU64; 2],
@@ -186,13 +190,16 @@ impl Operations {
         let number = record.begun.fetch_add(1, Ordering::Relaxed);
         let index = usize::try_from(number % STATS_OPERATIONS as u64).unwrap_or(0);
         let operation = &record.operations[index];
-        if operation.running.load(Ordering::Relaxed) > 0 {
+        // The time of the last part comes before.
+        if operation.running.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
             record.dropped.fetch_add(1, Ordering::Relaxed);
             return None;
         }
         record.remember(operation);
         let odd = operation.reset(new);
         operation.generation.publish(odd);
+        // A part that begins from here on sees the generation.
+        operation.running.store(0, Ordering::Release);
         Some(OperationPlace { communicator, index, generation: odd & OperationPlace::USE })
     }
 
@@ -200,7 +207,15 @@ impl Operations {
     /// there.
     pub fn part_begins(self, place: OperationPlace) -> bool {
         let Some((record, operation)) = self.operation(place) else { return false };
-        operation.running.fetch_add(1, Ordering::Relaxed);
+        let more = |running: u32| running.checked_add(1).filter(|more| *more != TAKEN);
+        if operation.running.fetch_update(Ordering::Acquire, Ordering::Relaxed, more).is_err() {
+            return false;
+        }
+        // While it runs nobody takes the place. It may have been taken just before.
+        if self.operation(place).is_none() {
+            operation.part_is_over();
+            return false;
+        }
         if !record.has_messages.load(Ordering::Relaxed) {
             self.moves(operation);
         }
@@ -210,10 +225,8 @@ impl Operations {
     /// Counts a part that has ended.
     pub fn part_ends(self, place: OperationPlace) {
         let Some((_, operation)) = self.operation(place) else { return };
-        let less = |running: u32| running.checked_sub(1);
-        // It is 0 if the place has another operation, whose number has the same lower bits.
-        let _ = operation.running.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         self.ends(operation);
+        operation.part_is_over();
     }
 
     /// Counts bytes that an operation sends on the port with this number of its record, from 1. Returns
@@ -317,6 +330,12 @@ impl OperationRecord {
         let begun = self.begun.load(Ordering::Relaxed);
         let took = self.ended.load(Ordering::Relaxed).saturating_sub(begun);
         if begun == 0 || self.generation.number().is_multiple_of(2) { 0 } else { took }
+    }
+
+    fn part_is_over(&self) {
+        let less = |running: u32| running.checked_sub(1).filter(|_| running != TAKEN);
+        // It is 0 if the place has another operation, whose number has the same lower bits.
+        let _ = self.running.fetch_update(Ordering::Release, Ordering::Relaxed, less);
     }
 
     fn free(&self) {
