@@ -350,6 +350,10 @@ fn operations_stand_where_the_layout_has_them() {
     };
     let first = operations.begin(place, &new).unwrap();
     let second = operations.begin(place, &NewOperation { sequence: 10, ..new }).unwrap();
+    // An episode of the process is none of an operation without data.
+    writer.episode("mlx5_1:2", Reason::Stall, 0, Duration::from_micros(5));
+    assert!(operations.part_begins(first));
+    operations.part_ends(first);
     assert!(operations.part_begins(second));
     let rail = operations.sends(second, port, 700).unwrap();
     assert_eq!(operations.sends(second, port, 300), Some(rail));
@@ -377,6 +381,8 @@ fn operations_stand_where_the_layout_has_them() {
     assert_eq!([128, 136, 144].map(|o| long(at + o)), [1000, 30_000, 0]);
     // The reader returns the same values.
     let read = &page().communicators()[0];
+    let quiet = &read.operations[0];
+    assert_eq!((quiet.begun, quiet.ended, quiet.episodes, quiet.stalled), (None, None, 0, 0));
     assert_eq!((read.operations[1].sequence, read.operations[1].episodes), (10, 1));
     assert_eq!((read.operations[1].stalled, read.operations[1].is_running), (5000, true));
     assert_eq!(read.operations[1].rails[0].in_flight, 30_000);

@@ -59,11 +59,12 @@ pub struct Operation {
     pub channels: u32,
     /// When the program asked for it.
     pub asked_ms: u64,
-    /// Time from its first data to its last; null if it is not over, or has moved nothing between hosts.
+    /// Time from its first data to its last; null if it is not over, or NCCL has reported no data of it to
+    /// the plugin.
     pub took_ms: Option<f64>,
     /// What operations of its kind take: the median of those that are known; null if these are too few.
     pub usual_ms: Option<f64>,
-    /// Failover episodes of the process meanwhile.
+    /// Failover episodes of the process from its first data to its last.
     pub episodes: Count,
     /// Stalls of these.
     pub stalled_ms: f64,

@@ -139,8 +139,8 @@
 //! | 0 | 8 | generation: odd while in use; each use has a different number |
 //! | 8 | 8 | number among the operations of its name |
 //! | 16 | 8 | when the program asked for it, ns since 1970 |
-//! | 24 | 8 | when its first data moved, ns since 1970; 0 if none has moved |
-//! | 32 | 8 | when its last data moved, ns since 1970; 0 if none has moved |
+//! | 24 | 8 | when its first data moved, ns since 1970; 0 if NCCL has reported none |
+//! | 32 | 8 | when its last data moved, ns since 1970; 0 if NCCL has reported none |
 //! | 40 | 8 | bytes that each rank brings to it; 0 if that is unknown |
 //! | 48 | 16 | name, UTF-8, zero-padded |
 //! | 64 | 16 | algorithm, likewise; of sends and receives empty |

@@ -270,6 +270,10 @@ impl Operations {
     }
 
     fn ends(self, operation: &OperationRecord) {
+        // NCCL has reported no message of it: nothing says when its data moved.
+        if operation.begun.load(Ordering::Relaxed) == 0 {
+            return;
+        }
         let header = &self.0.header;
         for ([before, during], now) in
             [(&operation.episodes, &header.episodes), (&operation.stalled, &header.stalled)]
@@ -427,9 +431,9 @@ pub struct Operation {
     pub channels: u32,
     /// When the program asked for it, ns since 1970.
     pub asked: u64,
-    /// When its first data moved, ns since 1970; `None` if none has moved.
+    /// When its first data moved, ns since 1970; `None` if NCCL has reported none.
     pub begun: Option<u64>,
-    /// When its last data moved, ns since 1970; `None` if none has moved.
+    /// When its last data moved, ns since 1970; `None` if NCCL has reported none.
     pub ended: Option<u64>,
     /// Whether NCCL's proxy works on it.
     pub is_running: bool,
