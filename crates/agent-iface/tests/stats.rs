@@ -355,6 +355,7 @@ fn operations_stand_where_the_layout_has_them() {
     assert!(operations.part_begins(first));
     operations.part_ends(first);
     assert!(operations.part_begins(second));
+    assert_eq!(operations.sends(second, 0, 1), None, "a port without a record takes no rail");
     let rail = operations.sends(second, port, 700).unwrap();
     assert_eq!(operations.sends(second, port, 300), Some(rail));
     writer.episode("mlx5_1:2", Reason::Stall, 0, Duration::from_micros(5));

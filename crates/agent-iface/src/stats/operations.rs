@@ -233,8 +233,8 @@ impl Operations {
     /// the rail, for [`sent`](Self::sent); `None` if the operation or room for the port is not there.
     pub fn sends(self, place: OperationPlace, port: u32, bytes: u64) -> Option<usize> {
         let (record, operation) = self.operation(place)?;
-        let rail = record.rail(port)?;
         self.moves(operation);
+        let rail = record.rail(port)?;
         operation.rails[rail].bytes.fetch_add(bytes, Ordering::Relaxed);
         Some(rail)
     }
@@ -301,11 +301,17 @@ impl Operations {
 }
 
 impl CommunicatorRecord {
-    /// Returns the rail of a port, which is added if there is room.
+    /// Returns the rail of a port, which is added if there is room; `None` of 0, no port.
     fn rail(&self, port: u32) -> Option<usize> {
-        self.ports.iter().position(|place| {
-            let taken = place.compare_exchange(0, port, Ordering::Relaxed, Ordering::Relaxed);
-            taken.is_ok() || taken == Err(port)
+        if port == 0 {
+            return None;
+        }
+        self.ports.iter().position(|place| match place.load(Ordering::Relaxed) {
+            0 => {
+                let taken = place.compare_exchange(0, port, Ordering::Relaxed, Ordering::Relaxed);
+                taken.is_ok() || taken == Err(port)
+            }
+            taken => taken == port,
         })
     }
 
