@@ -2,6 +2,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
+use core::sync::atomic::{AtomicI32, Ordering};
 
 use nccl_net_abi::{self as abi, ncclResult_t};
 
@@ -33,13 +34,14 @@ unsafe fn profile<P: ProfilerPlugin>(
         (Some(_), false) => OPERATIONS,
         (Some(_), true) => OPERATIONS | MESSAGES,
     };
-    // SAFETY: not NULL, and writable as the caller promises. NCCL has one mask for all communicators of
-    // the process: one that is not profiled does not end the profile of another one.
-    unsafe {
-        context.write(ptr::without_provenance_mut(profiled.unwrap_or(0)));
-        if wanted != 0 {
-            mask.write(wanted as c_int);
-        }
+    // SAFETY: not NULL, and writable as the caller promises.
+    unsafe { context.write(ptr::without_provenance_mut(profiled.unwrap_or(0))) };
+    // NCCL has one mask for all communicators of the process: one that is not profiled does not end the
+    // profile of another one.
+    if wanted != 0 {
+        // SAFETY: not NULL, and a C int, aligned as one. Threads of other communicators read and write it
+        // meanwhile.
+        unsafe { AtomicI32::from_ptr(mask) }.store(wanted as c_int, Ordering::Relaxed);
     }
     Ok(())
 }
