@@ -15,7 +15,7 @@ use nccl_net_mpib_agent_iface::stats::{
     Measured, NewConnection, NewOperation, NoPage, OperationPlace, Port, PortState, PortTotals, Rail, Reason,
     STATS_COMMUNICATORS, STATS_ENTRIES, STATS_ENTRY_SIZE, STATS_HEADER_SIZE, STATS_MAGIC, STATS_OPERATIONS,
     STATS_PORTS, STATS_SIZE, STATS_SIZE_WITHOUT_OPERATIONS, STATS_VERSION, Sender, State, StatsPage,
-    StatsWriter, Summary, Traffic, UnlistedEntry, Wait, pages_of,
+    StatsWriter, Summary, Traffic, UnlistedEntry, Wait, monotonic, pages_of,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -340,6 +340,7 @@ fn operations_stand_where_the_layout_has_them() {
     let port = taken.entry().rail(1).port();
     let operations = writer.operations();
     let place = operations.open(0xc0ffee, "world", (3, 8), true).unwrap();
+    let before = monotonic();
     let new = NewOperation {
         sequence: 9,
         name: "AllReduce",
@@ -375,7 +376,8 @@ fn operations_stand_where_the_layout_has_them() {
     let at = at + 768 + 256;
     assert_eq!((long(at) % 2, long(at + 8), long(at + 40)), (1, 10, 4000));
     let times = [16, 24, 32].map(|o| long(at + o));
-    assert!(times.is_sorted() && times[0] > 1_600_000_000_000_000_000, "{times:?}");
+    assert!(times[0] > 1_600_000_000_000_000_000, "{times:?}");
+    assert!(times[1] >= before && times[1..].is_sorted() && times[2] <= monotonic(), "{times:?}");
     assert_eq!([48, 64, 80].map(|o| text(at + o)), ["AllReduce", "RING", "LL128"]);
     assert_eq!([88, 92].map(|o| word(at + o)), [2, 1]);
     assert_eq!([104, 120].map(|o| long(at + o)), [1, 5000]);

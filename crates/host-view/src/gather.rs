@@ -278,8 +278,7 @@ fn process(known: Process, read: Statistics) -> Process {
 fn communicators(page: &StatsPage) -> Vec<Communicator> {
     let read = page.communicators();
     let ports = if read.is_empty() { Vec::new() } else { page.ports() };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+    let now = stats::monotonic();
     read.iter().map(|communicator| Communicator::of(communicator, &ports, now)).collect()
 }
 

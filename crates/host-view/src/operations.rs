@@ -86,7 +86,7 @@ pub struct OperationRail {
 }
 
 impl Communicator {
-    /// Judges what a page has of a communicator, at this time in ns.
+    /// Judges what a page has of a communicator, at this monotonic time in ns.
     pub(crate) fn of(read: &stats::Communicator, ports: &[Port], now: u64) -> Self {
         let all: Vec<_> = read.slowest.iter().chain(&read.operations).collect();
         let judged = |operation: &&stats::Operation| Operation::of(operation, &all, ports);

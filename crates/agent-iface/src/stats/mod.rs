@@ -129,7 +129,7 @@
 //! | 44 | 4 | number of ranks; 0 if it is unknown |
 //! | 48 | 64 | name, UTF-8, zero-padded; none: empty |
 //! | 112 | 32 | number of the port record, from 1, of rail i of the operations: 4 bytes each; 0 if there is none |
-//! | 144 | 8 | since when the first of the slowest operations is searched, ns since 1970 |
+//! | 144 | 8 | since when the first of the slowest operations is searched, ns of CLOCK_MONOTONIC |
 //! | 152 | 1 | whether messages are counted |
 //! | 256 + 256 i | 256 | slowest operation i of those that were overwritten: of this minute, and of the one before |
 //! | 768 + 256 i | 256 | operation i, 0 to 127: the last ones, in turn |
@@ -139,8 +139,8 @@
 //! | 0 | 8 | generation: odd while in use; each use has a different number |
 //! | 8 | 8 | number among the operations of its name |
 //! | 16 | 8 | when the program asked for it, ns since 1970 |
-//! | 24 | 8 | when its first data moved, ns since 1970; 0 if NCCL has reported none |
-//! | 32 | 8 | when its last data moved, ns since 1970; 0 if NCCL has reported none |
+//! | 24 | 8 | when its first data moved, ns of CLOCK_MONOTONIC; 0 if NCCL has reported none |
+//! | 32 | 8 | when its last data moved, ns of CLOCK_MONOTONIC; 0 if NCCL has reported none |
 //! | 40 | 8 | bytes that each rank brings to it; 0 if that is unknown |
 //! | 48 | 16 | name, UTF-8, zero-padded |
 //! | 64 | 16 | algorithm, likewise; of sends and receives empty |
@@ -205,7 +205,9 @@ pub use lack::Lack;
 #[cfg(not(loom))]
 pub use layout::{Entry, RailEntry};
 #[cfg(not(loom))]
-pub use operations::{Communicator, NewOperation, Operation, OperationPlace, OperationRail, Operations};
+pub use operations::{
+    Communicator, NewOperation, Operation, OperationPlace, OperationRail, Operations, monotonic,
+};
 #[cfg(not(loom))]
 pub use ports::{Carried, Measured, Port, PortRecord, PortTotals};
 #[cfg(not(loom))]

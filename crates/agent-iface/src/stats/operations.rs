@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::time::{ClockId, clock_gettime};
+
 use super::layout::{Page, Text};
 use super::{
     Generation, STATS_COMMUNICATOR_SIZE, STATS_OPERATION_SIZE, STATS_OPERATIONS, STATS_RAILS, STATS_SLOWEST,
@@ -18,6 +20,13 @@ const SLOWEST_FOR: u64 = 60_000_000_000;
 
 /// Value of [`OperationRecord::running`] while the place is being taken: no part of it begins.
 const TAKEN: u32 = u32::MAX;
+
+/// Returns the time of CLOCK_MONOTONIC in ns, without a system call where the kernel offers that. All
+/// processes of a host have the same.
+pub fn monotonic() -> u64 {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or((0, 0), |t| (t.tv_sec(), t.tv_nsec()));
+    (time.0 as u64).wrapping_mul(1_000_000_000).wrapping_add(time.1 as u64)
+}
 
 /// A communicator in the page.
 #[derive(Debug)]
@@ -261,7 +270,7 @@ impl Operations {
         if operation.begun.load(Ordering::Relaxed) != 0 {
             return;
         }
-        let now = super::writer::now();
+        let now = monotonic();
         if operation.begun.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let header = &self.0.header;
             operation.episodes[0].store(header.episodes.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -281,7 +290,7 @@ impl Operations {
             let more = now.load(Ordering::Relaxed).wrapping_sub(before.load(Ordering::Relaxed));
             during.store(more, Ordering::Relaxed);
         }
-        operation.ended.fetch_max(super::writer::now(), Ordering::Relaxed);
+        operation.ended.fetch_max(monotonic(), Ordering::Relaxed);
     }
 
     fn open_record(self, communicator: usize) -> Option<&'static CommunicatorRecord> {
@@ -437,9 +446,9 @@ pub struct Operation {
     pub channels: u32,
     /// When the program asked for it, ns since 1970.
     pub asked: u64,
-    /// When its first data moved, ns since 1970; `None` if NCCL has reported none.
+    /// When its first data moved, in ns of [`monotonic`]; `None` if NCCL has reported none.
     pub begun: Option<u64>,
-    /// When its last data moved, ns since 1970; `None` if NCCL has reported none.
+    /// When its last data moved, likewise.
     pub ended: Option<u64>,
     /// Whether NCCL's proxy works on it.
     pub is_running: bool,
