@@ -141,7 +141,7 @@
 //! | 16 | 8 | when the program asked for it, ns since 1970 |
 //! | 24 | 8 | when its first data moved, ns of CLOCK_MONOTONIC; 0 if NCCL has reported none |
 //! | 32 | 8 | when its last data moved, ns of CLOCK_MONOTONIC; 0 if NCCL has reported none |
-//! | 40 | 8 | bytes that each rank brings to it; 0 if that is unknown |
+//! | 40 | 8 | bytes of the count that the program passes, of a reduce-scatter those that a rank receives; 0 if that is unknown |
 //! | 48 | 16 | name, UTF-8, zero-padded |
 //! | 64 | 16 | algorithm, likewise; of sends and receives empty |
 //! | 80 | 8 | protocol, likewise; of sends and receives empty |
@@ -165,8 +165,9 @@
 //! Counters never decrease within one generation. The plugin writes the reason of a failure before
 //! the state "failed".
 //!
-//! An operation is read in the same way. Its numbers grow while its data moves: several threads add to
-//! them.
+//! A communicator is read in the same way, with its operations. An operation that is overwritten during
+//! the copy is the oldest one, and may mix what it was with what it is. Its numbers grow while its data
+//! moves: several threads add to them.
 //!
 //! # Reading totals
 //!

@@ -110,7 +110,8 @@ pub struct NewOperation<'a> {
     pub algorithm: &'a str,
     /// Its protocol, such as `SIMPLE`; empty if it has none.
     pub protocol: &'a str,
-    /// Bytes that each rank brings to it; 0 if that is unknown.
+    /// Bytes of the count that the program passes, of a reduce-scatter those that a rank receives; 0 if
+    /// that is unknown.
     pub bytes: u64,
     /// Channels.
     pub channels: u32,
@@ -440,7 +441,8 @@ pub struct Operation {
     pub algorithm: String,
     /// Its protocol, such as `SIMPLE`; empty if it has none.
     pub protocol: String,
-    /// Bytes that each rank brings to it; 0 if that is unknown.
+    /// Bytes of the count that the program passes, of a reduce-scatter those that a rank receives; 0 if
+    /// that is unknown.
     pub bytes: u64,
     /// Channels.
     pub channels: u32,
