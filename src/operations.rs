@@ -4,10 +4,12 @@
 //! message the time of its start. So nothing is kept here, and a number that means nothing does no harm.
 
 use std::cell::Cell;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nccl_net_mpib_agent_iface::stats::{NewOperation, OperationPlace, Operations};
 use nccl_net_versions::{Event, Operation};
+
+use crate::clock;
 
 thread_local! {
     static MESSAGE: Cell<Option<Message>> = const { Cell::new(None) };
@@ -89,8 +91,7 @@ pub(crate) fn end(operations: Operations, event: usize) {
     match Number::of(event) {
         Some(Number::Part(place)) => operations.part_ends(place),
         Some(Number::Sent { place, rail, at }) => {
-            let micros = now().wrapping_sub(at) & TIME;
-            operations.sent(place, rail, Duration::from_micros(micros));
+            operations.sent(place, rail, between(at, now()));
         }
         Some(Number::Received(place)) => operations.received(place),
         Some(Number::Group | Number::Operation(_) | Number::Step(_)) | None => {}
@@ -101,8 +102,14 @@ pub(crate) fn end(operations: Operations, event: usize) {
 const TIME: u64 = (1 << 33) - 1;
 
 fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(0) & TIME
+    clock::now() / 1000 & TIME
+}
+
+/// Returns the time between two times in numbers. A number from NCCL may have any time: the later half of
+/// the range is none.
+fn between(begun: u64, ended: u64) -> Duration {
+    let micros = ended.wrapping_sub(begun) & TIME;
+    Duration::from_micros(if micros > TIME / 2 { 0 } else { micros })
 }
 
 /// What the number of an event says.
@@ -180,6 +187,12 @@ impl Number {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_that_is_to_come_is_no_duration() {
+        let micros = |begun, ended| between(begun, ended).as_micros();
+        assert_eq!([micros(10, 17), micros(TIME - 2, 4), micros(17, 10)], [7, 7, 0]);
+    }
 
     #[test]
     fn a_number_says_what_it_was_made_of() {
