@@ -12,6 +12,8 @@ pub(crate) enum Subject {
     ForkInit,
     /// The statistics page cannot be made.
     StatsPage,
+    /// NCCL's profiler is the plugin.
+    Profiler,
     /// A listener has more addresses than a handle holds.
     HandleFull,
     /// The process has more ports than a HELLO holds.

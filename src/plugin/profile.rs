@@ -7,6 +7,7 @@ use nccl_net_versions::{Communicator, Event, ProfilerPlugin};
 use super::Plugin;
 use crate::operations;
 use crate::process::Process;
+use crate::warned::Subject;
 
 /// The variable that names NCCL's profiler. From 2.28 on NCCL looks for one in the library of the network
 /// without it, too.
@@ -14,11 +15,18 @@ const VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
 
 impl ProfilerPlugin for Plugin {
     fn profile(communicator: &Communicator<'_>) -> Option<usize> {
-        if std::env::var_os(VARIABLE).is_none_or(|name| name.is_empty()) {
-            return None;
-        }
+        let name = std::env::var_os(VARIABLE).filter(|name| !name.is_empty())?;
         let process = Process::global();
-        let operations = process.stats.profile()?;
+        let operations = process.stats.profile();
+        if process.warned.once(Subject::Profiler) {
+            let what = match operations {
+                Some(_) => "records NCCL's operations in the statistics page",
+                None => "has no statistics page (MPIB_STATS=0?), so it records nothing",
+            };
+            let name = name.display();
+            tracing::info!(target: "init", "the plugin is NCCL's profiler, by {VARIABLE}={name}, and {what}");
+        }
+        let operations = operations?;
         let name = communicator.name.and_then(|name| name.to_str().ok()).unwrap_or_default();
         let (id, rank, ranks) = communicator.place.unwrap_or_default();
         let place = operations.open(id, name, (rank, ranks), communicator.has_messages());
