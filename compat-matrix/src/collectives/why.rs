@@ -40,6 +40,8 @@ const AGENTS: &str = "9119";
 const RATES: [u32; 2] = [500, 50];
 /// The rate of a rail that becomes slow.
 const SLOWED: &str = "20MB";
+/// The first release that finds its profiler in the plugin by a name that is no path.
+const PROFILED: &str = "2.28.3";
 /// Starts a program that sees two rails of 500 MB/s in sysfs, where simulated adapters are not.
 const SPEEDS: &str = "
 mount -t tmpfs none /sys/class
@@ -129,19 +131,25 @@ pub(super) fn main(
     stage: &Stage,
 ) -> Result<ExitCode> {
     let all = if named.is_empty() { Situation::value_variants() } else { named };
-    let mut failed = 0;
+    let (mut staged, mut failed) = (0, 0);
     for situation in all {
-        let begun = Instant::now();
+        let (begun, name) = (Instant::now(), format!("why, {situation:?}"));
+        if *situation == Situation::SlowOperation && !release.is_at_least(PROFILED) {
+            println!(
+                "NCCL {release:13} {name:52} left out: needs {PROFILED}, which finds the profiler by a name"
+            );
+            continue;
+        }
+        staged += 1;
         let (word, text) = match run(args, library, release, stage, *situation) {
             Ok(verdict) => ("ok", verdict),
             Err(failure) if failure.kind == Kind::Unfit => return Err(failure),
             Err(failure) => ("FAILED", failure.message),
         };
         failed += usize::from(word == "FAILED");
-        let name = format!("why, {situation:?}");
         println!("NCCL {release:13} {name:52} {word:6} {:5.1} s  {text}", begun.elapsed().as_secs_f32());
     }
-    println!("\n{} situations, {failed} failed", all.len());
+    println!("\n{staged} situations, {failed} failed");
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
