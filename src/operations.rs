@@ -102,7 +102,7 @@ pub(crate) fn end(operations: Operations, event: usize) {
 const TIME: u64 = (1 << 33) - 1;
 
 fn now() -> u64 {
-    clock::now() / 1000 & TIME
+    (clock::now() / 1000) & TIME
 }
 
 /// Returns the time between two times in numbers. A number from NCCL may have any time: the later half of

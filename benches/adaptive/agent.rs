@@ -109,7 +109,7 @@ fn serve() {
     let folder = variable(FOLDER);
     let folder = Path::new(&folder);
     let server = Server::bind(folder, Config::default(), None).expect("an agent");
-    let listener = listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
+    let listener = listen("127.0.0.1:0".parse().expect("an address"), None).expect("a listener");
     let http = Http::start(Some(listener), folder, Source::default(), server.handle());
     let http = http.expect("an HTTP server");
     println!("{}", http.address().expect("an address"));
