@@ -180,8 +180,8 @@ fn gid_entry(entry: sys::ibv_gid_entry) -> GidEntry {
 }
 
 impl Verbs {
-    /// Reads one entry, which may be empty, for libraries without [`gid_table`]: `ibv_query_gid`, and
-    /// `gid_attrs` of the device in sysfs.
+    /// Reads one entry, which may be empty, for libraries without [`gid_table`](Self::gid_table):
+    /// `ibv_query_gid`, and `gid_attrs` of the device in sysfs.
     ///
     /// # Safety
     /// `context` points to a live `ibv_context`.
