@@ -9,7 +9,7 @@ use mpib_tests::log::{assert_warned, c_logger, has_logged, take_warning, take_wa
 use mpib_tests::pair::{LIMIT, Polling, init, until};
 use mpib_tests::peer::{Peer, answer, commands, handle_of, word};
 use mpib_tests::process::Role;
-use mpib_tests::rma::{CUDA, Group, HOST, NOWHERE, OF_SIGNALS, rma_table, rma_tables};
+use mpib_tests::rma::{CUDA, Group, HOST, NOWHERE, OF_SIGNALS, Window, rma_table, rma_tables};
 use mpib_tests::stats::Reader;
 use mpib_tests::table::{newest, table};
 use mpib_tests::{NO_PINGS, here, isolated, isolated_with, mpib};
@@ -267,6 +267,30 @@ fn a_signal_for_a_gpu_that_no_adapter_reaches_is_an_error() {
     });
 }
 
+/// Joins a group of two processes as the first rank, with a window. Starts the other one.
+fn first_rank() -> (Group, Window, Peer) {
+    let mut group = Group::listen(rma_table(16));
+    let mut peer = Peer::start_as(Role::Second, &[]);
+    let theirs = handle_of(&peer.answer());
+    peer.say(&word(&group.handle));
+    let group = group.join(0, vec![theirs]);
+    let window = group.window(HOST, 64, 0);
+    assert_eq!(peer.answer(), "joined");
+    (group, window, peer)
+}
+
+/// The same as the second rank. What the first one says comes in lines.
+fn second_rank() -> (Group, Window, impl Iterator<Item = String>) {
+    let mut lines = commands();
+    let mut group = Group::listen(rma_table(16));
+    answer(&word(&group.handle));
+    let other = handle_of(&lines.next().unwrap());
+    let group = group.join(1, vec![other]);
+    let window = group.window(HOST, 64, 0);
+    answer("joined");
+    (group, window, lines)
+}
+
 /// Receives for commands that a rank has posted.
 const COMMANDS: usize = 64;
 
@@ -276,13 +300,7 @@ const COMMANDS: usize = 64;
 fn a_rank_that_dies_while_a_put_waits_fails_its_peers() {
     let env = mpib("512", &[NO_PINGS]);
     let second = || {
-        let mut lines = commands();
-        let mut group = Group::listen(rma_table(16));
-        answer(&word(&group.handle));
-        let other = handle_of(&lines.next().unwrap());
-        let group = group.join(1, vec![other]);
-        let window = group.window(HOST, 64, 0);
-        answer("joined");
+        let (group, window, lines) = second_rank();
         group.until("the first put", || (window.word(0, 0) == 7).then_some(()));
         // Receives for the messages that have come are posted again.
         (0..100).for_each(|_| group.progress());
@@ -290,13 +308,7 @@ fn a_rank_that_dies_while_a_put_waits_fails_its_peers() {
         lines.for_each(drop);
     };
     isolated_with(here!(), &env, second, || {
-        let mut group = Group::listen(rma_table(16));
-        let mut peer = Peer::start_as(Role::Second, &[]);
-        let theirs = handle_of(&peer.answer());
-        peer.say(&word(&group.handle));
-        let group = group.join(0, vec![theirs]);
-        let window = group.window(HOST, 64, 0);
-        assert_eq!(peer.answer(), "joined");
+        let (group, window, mut peer) = first_rank();
         let put = || group.put(0, window.at(0, 8), 8, window.at(0, 0), 1);
         window.write(0, 8, &7_u64.to_ne_bytes());
         group.wait([put()]);
@@ -317,26 +329,14 @@ fn a_rank_that_dies_while_a_put_waits_fails_its_peers() {
 fn a_rank_that_dies_fails_its_peers() {
     let env = mpib("512", &[NO_PINGS]);
     let second = || {
-        let mut lines = commands();
-        let mut group = Group::listen(rma_table(16));
-        answer(&word(&group.handle));
-        let other = handle_of(&lines.next().unwrap());
-        let group = group.join(1, vec![other]);
-        let window = group.window(HOST, 64, 0);
-        answer("joined");
+        let (group, window, _lines) = second_rank();
         loop {
             group.progress();
             let _ = &window;
         }
     };
     isolated_with(here!(), &env, second, || {
-        let mut group = Group::listen(rma_table(16));
-        let mut peer = Peer::start_as(Role::Second, &[]);
-        let theirs = handle_of(&peer.answer());
-        peer.say(&word(&group.handle));
-        let group = group.join(0, vec![theirs]);
-        let window = group.window(HOST, 64, 0);
-        assert_eq!(peer.answer(), "joined");
+        let (group, window, mut peer) = first_rank();
         group.wait([group.put(0, window.at(0, 0), 64, window.at(0, 64), 1)]);
         peer.kill();
         let (ctx, place) = (group.ranks[0].ctx, window.at(0, 0));
