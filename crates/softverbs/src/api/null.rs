@@ -78,10 +78,16 @@ impl OwnedSend {
     }
 }
 
-/// Whether this thread uses the rings.
+/// Returns whether this thread uses the rings. Executes what others have posted meanwhile if it does.
 #[inline(always)]
-fn is_owner() -> bool {
-    this_thread() == OWNER.load(Relaxed)
+fn may_use_rings() -> bool {
+    if this_thread() != OWNER.load(Relaxed) {
+        return false;
+    }
+    if ANY_WAITING.load(Acquire) {
+        serve_waiting();
+    }
+    true
 }
 
 #[inline(always)]
@@ -100,13 +106,6 @@ fn wait(request: Waiting) {
 }
 
 /// Executes the work requests of other threads. Called by the thread that uses the rings.
-#[inline(always)]
-fn serve_others() {
-    if ANY_WAITING.load(Acquire) {
-        serve_waiting();
-    }
-}
-
 #[cold]
 fn serve_waiting() {
     let requests = {
@@ -198,13 +197,10 @@ impl Ring<u64> {
         mut wr: *mut sys::ibv_recv_wr,
         bad: *mut *mut sys::ibv_recv_wr,
     ) -> c_int {
-        let is_owner = is_owner();
-        if is_owner {
-            serve_others();
-        }
+        let may_use_rings = may_use_rings();
         // SAFETY: null or a work request, as the caller guarantees.
         while let Some(request) = unsafe { wr.as_ref() } {
-            if !is_owner {
+            if !may_use_rings {
                 wait(Waiting::Receive(Arc::clone(self), request.wr_id));
             } else if !self.push(request.wr_id) {
                 // SAFETY: writable, as the caller guarantees.
@@ -224,10 +220,9 @@ impl Ring<sys::ibv_wc> {
     /// `wc` has room for `n`.
     #[inline]
     pub(crate) unsafe fn poll(&self, n: c_int, wc: *mut sys::ibv_wc) -> c_int {
-        if !is_owner() {
+        if !may_use_rings() {
             return 0;
         }
-        serve_others();
         let mut taken = 0;
         while taken < n {
             let Some(completion) = self.pop() else { break };
@@ -262,7 +257,7 @@ impl NullQp {
         mut wr: *mut sys::ibv_send_wr,
         bad: *mut *mut sys::ibv_send_wr,
     ) -> c_int {
-        if !is_owner() {
+        if !may_use_rings() {
             // SAFETY: null or a work request, as the caller guarantees.
             while let Some(request) = unsafe { wr.as_ref() } {
                 // SAFETY: as above, with its memory.
@@ -271,7 +266,6 @@ impl NullQp {
             }
             return 0;
         }
-        serve_others();
         // SAFETY: null or a work request, as the caller guarantees.
         while let Some(request) = unsafe { wr.as_ref() } {
             // SAFETY: as above, with its memory.
