@@ -153,10 +153,12 @@ impl Source {
             ..Process::default()
         };
         for page in pages {
-            let mut process = process(known.clone(), page.read());
-            if has_operations {
-                process.communicators = communicators(page);
-            }
+            // Before the ports: each rail of an operation has its port there then.
+            let communicators = if has_operations { page.communicators() } else { Vec::new() };
+            let (read, now) = (page.read(), stats::monotonic());
+            let of_page = |read_of: &stats::Communicator| Communicator::of(read_of, &read.ports, now);
+            let communicators = communicators.iter().map(of_page).collect();
+            let mut process = Process { communicators, ..process(known.clone(), read) };
             process.judge();
             let (ports, kept) = budget.add_page(&owner, process.ports.len(), process.connections.len());
             let left = u32::try_from(process.ports.len() - ports).unwrap_or(u32::MAX);
@@ -272,14 +274,6 @@ fn process(known: Process, read: Statistics) -> Process {
         connections: connections.into_iter().map(connection).collect(),
         ..known
     }
-}
-
-/// Reads NCCL's communicators. Most pages have none.
-fn communicators(page: &StatsPage) -> Vec<Communicator> {
-    let read = page.communicators();
-    let ports = if read.is_empty() { Vec::new() } else { page.ports() };
-    let now = stats::monotonic();
-    read.iter().map(|communicator| Communicator::of(communicator, &ports, now)).collect()
 }
 
 fn totals(t: &stats::Totals) -> Totals {
