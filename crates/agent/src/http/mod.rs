@@ -182,13 +182,14 @@ pub fn listen(address: SocketAddr, web: Option<Web>) -> io::Result<Listener> {
     bound().map_err(|e: io::Error| io::Error::new(e.kind(), format!("http://{address}: {e}")))
 }
 
+/// Returns what counts for a connection that begins. None if the web file was never good.
+fn rules(web: Option<&Web>) -> Option<Arc<Rules>> {
+    web.map_or_else(|| Some(Arc::default()), Web::rules)
+}
+
 impl Listener {
-    /// Returns what counts for a connection that begins. None if the web file was never good.
     fn rules(&self) -> Option<Arc<Rules>> {
-        match &self.web {
-            Some(web) => web.rules(),
-            None => Some(Arc::default()),
-        }
+        rules(self.web.as_ref())
     }
 
     fn open(&self) -> io::Result<()> {
@@ -233,7 +234,7 @@ async fn accept(listener: Option<Listener>, shared: Arc<Shared>, reloads: watch:
             continue;
         };
         // It has had rules, and always has some then.
-        let Some(rules) = web.as_ref().map_or_else(|| Some(Arc::default()), Web::rules) else { continue };
+        let Some(rules) = rules(web.as_ref()) else { continue };
         let stream = async move {
             let (stream, is_secure) = rules.stream(stream).await?;
             Ok((stream, if is_secure { Client::Remote(rules, from.ip()) } else { Client::Plain }))
