@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use nccl_net_mpib_agent_iface::stats::Operations;
 use nccl_net_versions::{Communicator, Event, ProfilerPlugin};
 
 use super::Plugin;
@@ -12,6 +13,11 @@ use crate::warned::Subject;
 /// The variable that names NCCL's profiler. From 2.28 on NCCL looks for one in the library of the network
 /// without it, too.
 const VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
+
+/// Returns the place of the communicator of a context.
+fn profiled(context: usize) -> Option<(Operations, usize)> {
+    Process::global().stats.operations().zip(context.checked_sub(1))
+}
 
 impl ProfilerPlugin for Plugin {
     fn profile(communicator: &Communicator<'_>) -> Option<usize> {
@@ -42,18 +48,13 @@ impl ProfilerPlugin for Plugin {
     }
 
     fn end_profile(context: usize) {
-        if let (Some(operations), Some(place)) =
-            (Process::global().stats.operations(), context.checked_sub(1))
-        {
+        if let Some((operations, place)) = profiled(context) {
             operations.close(place);
         }
     }
 
     fn begin(context: usize, event: &Event<'_>) -> usize {
-        match (Process::global().stats.operations(), context.checked_sub(1)) {
-            (Some(all), Some(place)) => operations::begin(all, place, event),
-            _ => 0,
-        }
+        profiled(context).map_or(0, |(all, place)| operations::begin(all, place, event))
     }
 
     fn end(event: usize) {

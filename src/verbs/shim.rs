@@ -148,9 +148,7 @@ impl Verbs {
         unsafe { entries.set_len(n) };
         Some(entries.into_iter().map(gid_entry).collect())
     }
-}
 
-impl Verbs {
     /// Reads one entry with one call. `None` if the entry is empty, or the library has no
     /// `ibv_query_gid_ex`.
     ///

@@ -39,9 +39,9 @@
 //! | 256 | 128 | totals of sends |
 //! | 384 | 128 | totals of receives |
 //!
-//! The header is followed by the port records, these by the entries, and these by 16 communicators. Totals and port records
-//! count the connections that have no entry: the closed ones and those beyond the last entry. A
-//! reader adds the entries ([`StatsPage::read`]).
+//! The header is followed by the port records, these by the entries, and these by 16 communicators.
+//! Totals and port records count the connections that have no entry: the closed ones and those beyond
+//! the last entry. A reader adds the entries ([`StatsPage::read`]).
 //!
 //! | offset | bytes | totals |
 //! |---|---|---|
