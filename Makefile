@@ -101,12 +101,12 @@ sanitize: setup-test build ## Run the suites that move data with AddressSanitize
 	@export SUITES="$(SUITES)"; scripts/sanitize.sh $(KINDS)
 
 .PHONY: check
-check: check-fmt check-prose check-names check-manifests check-chart check-unit check-clippy check-abi check-doc check-deny check-loom check-instructions ## Format, wording, manifests, the agent's unit, lints, documentation, dependencies, memory model, instruction counts
+check: check-fmt check-prose check-names check-manifests check-chart check-unit check-clippy check-doc check-deny check-loom check-instructions ## Format, wording, manifests, the agent's unit, lints, documentation, dependencies, memory model, instruction counts
 
-.PHONY: check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-names check-prose check-unit
-check-build check-clippy check-abi check-doc check-deny check-loom: setup
+.PHONY: check-fmt check-build check-clippy check-doc check-deny check-loom check-manifests check-names check-prose check-unit
+check-build check-clippy check-doc check-deny check-loom: setup
 check-manifests: setup-manifests
-check-fmt check-build check-clippy check-abi check-doc check-deny check-loom check-manifests check-names check-prose check-unit:
+check-fmt check-build check-clippy check-doc check-deny check-loom check-manifests check-names check-prose check-unit:
 	@echo "== $(@:check-%=%)"
 	@scripts/check.sh $(@:check-%=%)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One check by name. usage: check.sh fmt|build|clippy|abi|doc|links|paths|tokens|manifests|unit|names|prose|deny|advisories|loom|miri
+# One check by name. usage: check.sh fmt|build|clippy|doc|links|paths|tokens|manifests|unit|names|prose|deny|advisories|loom|miri
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -94,16 +94,8 @@ case ${1:-} in
     # For other compilers than the one that the lints are for.
     build) cargo check --locked --workspace --all-targets ;;
     clippy) cargo clippy --locked --workspace --all-targets -- -D warnings ;;
-    abi)
-        # The types of the C interface against the headers, through the C compiler and libclang.
-        cargo test --locked -p nccl-net-abi
-        ;;
     doc)
         RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps --document-private-items
-        # The manual of settings has each of them, and every variable of NCCL's InfiniBand
-        # transport.
-        cargo test --locked -q -p nccl-net-mpib --lib config::
-        cargo test --locked -q -p mpib-host-view documents
         # The page of rules by test is what the tests cite.
         scripts/coverage.sh --check
         links
@@ -151,7 +143,7 @@ case ${1:-} in
             agent::message agent::hints shares:: stats::layout
         ;;
     *)
-        echo "usage: $0 fmt|build|clippy|abi|doc|links|paths|tokens|manifests|names|prose|unit|deny|advisories|loom|miri" >&2
+        echo "usage: $0 fmt|build|clippy|doc|links|paths|tokens|manifests|names|prose|unit|deny|advisories|loom|miri" >&2
         exit 2
         ;;
 esac
