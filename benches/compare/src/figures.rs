@@ -61,6 +61,8 @@ metrics! {
     Latency512K: "half round trip of 512 KiB, median", "us", Lower, Goal::RatioAtMost(1.0);
     Rate8: "messages of 8 B, 8 in flight", "1/s", Higher, Goal::RatioAtLeast(1.1);
     Rate32: "messages of 8 B, 32 in flight", "1/s", Higher, Goal::RatioAtLeast(1.1);
+    BesideBulk: "message of 8 B beside 8 of 512 KiB, median", "us", Lower, Goal::RatioAtMost(1.0);
+    BesideBulkP99: "message of 8 B beside 8 of 512 KiB, p99", "us", Lower, Goal::RatioAtMost(1.0);
     Bandwidth4K: "bandwidth, 4 KiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
     Bandwidth64K: "bandwidth, 64 KiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
     Bandwidth512K: "bandwidth, 512 KiB", "GB/s", Higher, Goal::RatioAtLeast(1.0);
@@ -91,6 +93,7 @@ metrics! {
     NullTimeRegisterAgain: "regMr and deregMr of registered memory", "ns", Lower, Goal::RatioAtMost(1.0);
     Instructions8: "instructions, 8 in flight", "", Lower, Goal::None;
     Instructions1: "instructions, one at a time", "", Lower, Goal::None;
+    InstructionsGigabyte: "instructions for 1 GB in messages of 512 KiB", "10^6", Lower, Goal::RatioAtMost(1.0);
     InstructionsEmptyTest: "instructions, test that finds nothing", "", Lower, Goal::RatioAtMost(1.0);
     InstructionsEarlyIsend: "instructions, isend before its receive", "", Lower, Goal::RatioAtMost(1.0);
     InstructionsRegisterAgain: "instructions, regMr and deregMr of registered memory", "", Lower, Goal::None;

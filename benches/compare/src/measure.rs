@@ -27,6 +27,9 @@ use mpib::failure::{Context, Failure};
 
 /// Messages in flight while work requests and instructions are counted; NCCL uses the same number.
 pub(super) const DEPTH: usize = 8;
+/// The size of messages beside which small ones are timed, and how many of those.
+const BULK: usize = 512 << 10;
+const BESIDE: u64 = 300;
 /// Groups of messages in two runs. The difference between the runs excludes the start.
 const GROUPS: [u64; 2] = [100, 600];
 
@@ -50,12 +53,21 @@ pub(super) struct Solo {
     pub(super) connections: usize,
     pub(super) groups: u64,
     pub(super) repeat: u32,
+    /// The size of the messages of a second connection, whose rails have their rates.
+    pub(super) bulk: Option<usize>,
 }
 
 impl Solo {
     /// One group of messages of 8 bytes.
-    pub(super) const MESSAGES: Self =
-        Self { workload: Workload::Messages, size: 8, depth: DEPTH, connections: 1, groups: 1, repeat: 1 };
+    pub(super) const MESSAGES: Self = Self {
+        workload: Workload::Messages,
+        size: 8,
+        depth: DEPTH,
+        connections: 1,
+        groups: 1,
+        repeat: 1,
+        bulk: None,
+    };
 }
 
 /// Instructions of one message, or of one call.
@@ -156,6 +168,9 @@ fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure>
         .map(|(depth, metric)| Ok((metric, perf(&["--sizes", "8", "--depth", &depth.to_string()])?)))
         .collect::<Result<Vec<_>, Failure>>()?;
 
+    let beside =
+        work.solo(&of.scenario, index, Solo { bulk: Some(BULK), groups: BESIDE, ..Solo::MESSAGES })?;
+
     let micro = |value: &Value, what: &str| number(value, &["time_ns", what]).map(|ns| ns / 1e3);
     let half = result(&latency, 0)?;
     let mut add = |metric, value| of.add(metric, index, count, value);
@@ -172,6 +187,8 @@ fn timed(work: &Work<'_>, of: &mut Samples, index: usize) -> Result<(), Failure>
     add(Metric::Connections, number(made, &["per_second"])?);
     add(Metric::Connections64, number(connections_of(&at_once)?, &["per_second"])?);
     add(Metric::OpenClose, number(made, &["open_close"])? * 1e3);
+    add(Metric::BesideBulk, beside.nanoseconds / 1e3);
+    add(Metric::BesideBulkP99, beside.p99.ok_or_else(|| unread("a run beside bulk has no p99"))? / 1e3);
     for (metric, what) in [(Metric::MemoryResident, "resident"), (Metric::MemoryPrivate, "private")] {
         let both = number(made, &["memory", what])? + number(made, &["peer_memory", what])?;
         add(metric, both / 2.0 / 1024.0);
@@ -331,10 +348,14 @@ impl Work<'_> {
         let dir = tempfile::tempdir().tool("make a temporary folder")?;
         let counts = dir.path().join("counts");
         command.arg(solo::COMMAND).arg("--plugin").arg(&one.plugin);
-        command.args(["--version", &one.check()?.to_string(), "--workload", run.workload.name()]);
+        command.args(["--version", &one.check()?.to_string(), "--groups", &run.groups.to_string()]);
         command.args(["--size", &run.size.to_string(), "--depth", &run.depth.to_string()]);
-        command.args(["--connections", &run.connections.to_string()]);
-        command.args(["--groups", &run.groups.to_string(), "--repeat", &run.repeat.to_string()]);
+        if let Some(bulk) = run.bulk {
+            command.args(["--bulk", &bulk.to_string()]);
+        } else {
+            command.args(["--workload", run.workload.name(), "--repeat", &run.repeat.to_string()]);
+            command.args(["--connections", &run.connections.to_string()]);
+        }
         command.arg("--output").arg(&counts);
         if let Some(table) = &one.table {
             command.args(["--table", table]);
@@ -345,7 +366,7 @@ impl Work<'_> {
         if scenario.null {
             command.arg("--null");
         }
-        self.child(command, scenario, one, false)?;
+        self.child(command, scenario, one, run.bulk.is_some())?;
         let text = fs::read_to_string(&counts).tool("read what was counted")?;
         serde_json::from_str(&text).tool("read what was counted")
     }

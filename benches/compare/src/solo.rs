@@ -89,6 +89,10 @@ pub(crate) struct SoloArgs {
     /// Repetitions of all of these. The fastest one is reported.
     #[arg(long, default_value_t = 1)]
     pub(crate) repeat: u32,
+    /// Time each message, while a second connection always has `depth` messages of this size in
+    /// flight.
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["workload", "connections", "repeat", "null"])]
+    pub(crate) bulk: Option<usize>,
     /// Receives are optional.
     #[arg(long)]
     pub(crate) optional: bool,
@@ -110,8 +114,10 @@ fn depth(text: &str) -> Result<usize, String> {
 pub(crate) struct Counts {
     /// Messages, or calls.
     pub(crate) messages: u64,
-    /// Nanoseconds of one of them, in the fastest repetition.
+    /// Nanoseconds of one of them, in the fastest repetition; with `--bulk`, the median.
     pub(crate) nanoseconds: f64,
+    /// With `--bulk`, the nearest rank.
+    pub(crate) p99: Option<f64>,
     /// Verbs calls of both ends; `None` if the plugin's libibverbs is not softverbs, or with
     /// `--null`.
     pub(crate) verbs: Option<Verbs>,
@@ -147,8 +153,12 @@ pub(crate) fn main(args: &SoloArgs) -> Result<(), Failure> {
     };
     // NCCL reads the properties before it uses a device.
     net.properties(device)?;
-    let connect = |_| Solo::connect(&net, device, args);
-    let all: Vec<Solo> = (0..args.connections.get()).map(connect).collect::<Result<_, _>>()?;
+    let sizes = match args.bulk {
+        Some(bulk) => vec![args.size, bulk],
+        None => vec![args.size; args.connections.get()],
+    };
+    let connect = |size| Solo::connect(&net, device, size);
+    let all: Vec<Solo> = sizes.into_iter().map(connect).collect::<Result<_, _>>()?;
     if args.null {
         // SAFETY: both ends of all connections and their memory are here.
         unsafe { rails::complete_at_once() }?;
@@ -162,6 +172,8 @@ pub(crate) fn main(args: &SoloArgs) -> Result<(), Failure> {
 
 /// A connection to itself, with memory at both ends.
 struct Solo {
+    /// Bytes of a message.
+    size: usize,
     send: SendComm,
     recv: RecvComm,
     from: Mr,
@@ -171,9 +183,9 @@ struct Solo {
 }
 
 impl Solo {
-    fn connect(net: &Net, device: i32, args: &SoloArgs) -> Result<Self, Failure> {
+    fn connect(net: &Net, device: i32, size: usize) -> Result<Self, Failure> {
         let (send, recv) = net.connect_to_itself(device, LIMIT)?;
-        let layout = Layout { size: args.size, slots: 1 };
+        let layout = Layout { size, slots: 1 };
         let mut regions = [Region::new(layout)?, Region::new(layout)?].map(ManuallyDrop::new);
         for (place, value) in regions[0].slot(0).iter_mut().zip((1..=u8::MAX).cycle()) {
             *place = value;
@@ -183,7 +195,7 @@ impl Solo {
         let from = unsafe { send.reg_mr(regions[0].addr(), layout.len()) }?;
         // SAFETY: as above.
         let to = unsafe { recv.reg_mr(regions[1].addr(), layout.len()) }?;
-        Ok(Self { send, recv, from, to, regions })
+        Ok(Self { size, send, recv, from, to, regions })
     }
 
     /// Returns the calls of the connection.
@@ -193,7 +205,7 @@ impl Solo {
     unsafe fn thin(&self, table: Table, args: &SoloArgs) -> Thin {
         let ends = ((&self.send, &self.from), (&self.recv, &self.to));
         // SAFETY: the caller's promise.
-        unsafe { Thin::new(table, ends.0, ends.1, args.size, args.optional) }
+        unsafe { Thin::new(table, ends.0, ends.1, self.size, args.optional) }
     }
 
     /// Closes the connection, and checks that the last message arrived.
@@ -215,6 +227,11 @@ impl Solo {
 fn run(all: &[Solo], table: Table, args: &SoloArgs) -> Result<Counts, Failure> {
     // SAFETY: connections of this table, which are closed later.
     let thins: Vec<Thin> = all.iter().map(|solo| unsafe { solo.thin(table, args) }).collect();
+    if let [small, bulk] = &thins[..]
+        && args.bulk.is_some()
+    {
+        return beside_bulk(small, bulk, args);
+    }
     let each = match args.workload {
         Workload::Messages => thins.len() as u64 * args.depth as u64,
         Workload::EmptyTest | Workload::EarlyIsend | Workload::RegisterAgain => 1,
@@ -238,7 +255,19 @@ fn run(all: &[Solo], table: Table, args: &SoloArgs) -> Result<Counts, Failure> {
             completions: new.send_cqes + new.recv_cqes,
         }
     });
-    Ok(Counts { messages, nanoseconds: best.as_secs_f64() * 1e9 / messages.max(1) as f64, verbs })
+    let nanoseconds = best.as_secs_f64() * 1e9 / messages.max(1) as f64;
+    Ok(Counts { messages, nanoseconds, p99: None, verbs })
+}
+
+/// Times the messages of one connection beside those of another one.
+fn beside_bulk(small: &Thin, bulk: &Thin, args: &SoloArgs) -> Result<Counts, Failure> {
+    let mut times = small.beside(bulk, args.depth, args.groups).map_err(|f| *f)?;
+    times.sort_unstable();
+    let rank = |percent: usize| {
+        let at = (times.len() * percent).div_ceil(100).max(1) - 1;
+        times.get(at).map(|time| time.as_secs_f64() * 1e9)
+    };
+    Ok(Counts { messages: args.groups, nanoseconds: rank(50).unwrap_or(0.0), p99: rank(99), verbs: None })
 }
 
 /// Runs the workload once: messages on all connections, calls on the first one. Returns how long it

@@ -67,6 +67,8 @@ fn two_copies_have_every_figure_and_its_ratio() {
     let metrics: Vec<_> = rows.iter().map(|r| r["metric"].as_str().unwrap()).collect();
     for metric in [
         "half round trip of 8 B, median",
+        "message of 8 B beside 8 of 512 KiB, median",
+        "message of 8 B beside 8 of 512 KiB, p99",
         "bandwidth, 256 MiB",
         "of the rails' sum, 16 MiB",
         "connections, one after the other",

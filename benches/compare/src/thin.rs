@@ -3,6 +3,7 @@
 
 use std::{
     cell::Cell,
+    collections::VecDeque,
     ffi::{c_int, c_void},
     ptr::{NonNull, null_mut, without_provenance_mut},
     time::{Duration, Instant},
@@ -124,6 +125,32 @@ impl Thin {
         Ok(())
     }
 
+    /// Moves messages one after the other while `bulk` always has `depth` messages in flight. Returns
+    /// how long each took, from its receive until both ends were done.
+    pub(super) fn beside(&self, bulk: &Self, depth: usize, times: u64) -> Outcome<Vec<Duration>> {
+        let mut bulk = Stream { thin: bulk, in_flight: VecDeque::with_capacity(depth) };
+        (0..depth).try_for_each(|_| bulk.post())?;
+        let one = |_| {
+            let begin = Instant::now();
+            let mut small = Stream { thin: self, in_flight: VecDeque::with_capacity(1) };
+            small.post()?;
+            while !small.is_done()? {
+                if bulk.is_done()? {
+                    bulk.post()?;
+                }
+                if begin.elapsed() > LIMIT {
+                    return Err(late("a message beside bulk"));
+                }
+            }
+            Ok(begin.elapsed())
+        };
+        let took = (0..times).map(one).collect::<Outcome<_>>()?;
+        while !bulk.in_flight.is_empty() {
+            bulk.is_done()?;
+        }
+        Ok(took)
+    }
+
     /// Posts a receive.
     #[inline]
     pub(super) fn irecv(&self) -> Outcome<Ptr> {
@@ -151,6 +178,11 @@ impl Thin {
     #[inline]
     fn finish_receive(&self, receive: Ptr) -> Outcome<()> {
         self.finish(receive)?;
+        self.consumed(receive)
+    }
+
+    #[inline]
+    fn consumed(&self, receive: Ptr) -> Outcome<()> {
         match self.raw.irecv_consumed(self.recv, 1, receive) {
             Code::NoFunction => Ok(()),
             code => succeeded("irecvConsumed", code),
@@ -204,6 +236,54 @@ impl Thin {
     }
 }
 
+/// Messages of a connection in flight.
+struct Stream<'a> {
+    thin: &'a Thin,
+    /// The oldest first.
+    in_flight: VecDeque<Message>,
+}
+
+/// A message with its requests, NULL once they are done.
+struct Message {
+    receive: Ptr,
+    send: Ptr,
+    /// Whether `isend` has accepted it.
+    is_sent: bool,
+}
+
+impl Stream<'_> {
+    /// Posts the receive of another message.
+    fn post(&mut self) -> Outcome<()> {
+        let receive = self.thin.irecv()?;
+        self.in_flight.push_back(Message { receive, send: null_mut(), is_sent: false });
+        Ok(())
+    }
+
+    /// Sends what can be sent. Returns whether the oldest message is done, which then is none in flight.
+    fn is_done(&mut self) -> Outcome<bool> {
+        for message in self.in_flight.iter_mut().filter(|message| !message.is_sent) {
+            message.send = self.thin.isend()?;
+            message.is_sent = !message.send.is_null();
+            if !message.is_sent {
+                break;
+            }
+        }
+        let Some(oldest) = self.in_flight.front_mut() else { return Ok(false) };
+        if !oldest.receive.is_null() && self.thin.test(oldest.receive)? {
+            self.thin.consumed(oldest.receive)?;
+            oldest.receive = null_mut();
+        }
+        if !oldest.send.is_null() && self.thin.test(oldest.send)? {
+            oldest.send = null_mut();
+        }
+        let is_done = oldest.is_sent && oldest.receive.is_null() && oldest.send.is_null();
+        if is_done {
+            self.in_flight.pop_front();
+        }
+        Ok(is_done)
+    }
+}
+
 /// Calls `poll` until it gives a pointer, up to [`LIMIT`]. The first call of the plugin has given
 /// none.
 #[cold]
@@ -215,10 +295,14 @@ fn until(what: &str, mut poll: impl FnMut() -> Outcome<Option<NonNull<c_void>>>)
         }
         std::thread::yield_now();
         if since.elapsed() > LIMIT {
-            let text = format!("{what} did not succeed within {LIMIT:?}");
-            return Err(Failure::new(Kind::Timeout, text).into());
+            return Err(late(what));
         }
     }
+}
+
+#[cold]
+fn late(what: &str) -> Box<Failure> {
+    Failure::new(Kind::Timeout, format!("{what} did not succeed within {LIMIT:?}")).into()
 }
 
 #[inline]
