@@ -20,7 +20,7 @@ fn write(from: &End, to: &End) -> u32 {
 }
 
 /// An address and a number make a queue pair, as on the wire.
-//= softverbs.md: each adapter numbers its queue pairs for itself, from one number on
+//= softverbs-model.md: each adapter numbers its queue pairs for itself, from one number on
 #[test]
 fn queue_pairs_of_different_adapters_have_one_number() {
     const DEVICES: &str = "a:addr=10.0.0.1/24;b:addr=10.0.0.2/24;b/2:addr=10.0.0.3/24;c:addr=10.0.0.4/24";

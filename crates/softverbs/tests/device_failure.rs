@@ -23,7 +23,7 @@ fn wait_async(end: &End, kind: u32) {
     while async_event(end.ctx, true).expect("an event") != kind {}
 }
 
-//= softverbs.md: a removed device completes nothing, and can be opened again when healed
+//= softverbs-model.md: a removed device completes nothing, and can be opened again when healed
 #[test]
 fn a_failed_device_completes_nothing_and_can_be_opened_again() {
     own_process!();
@@ -135,7 +135,7 @@ fn a_device_fails_at_a_work_request_and_in_every_process() {
     peer.finish();
 }
 
-//= softverbs.md: a failed completion queue returns nothing, and its queue pairs are in ERR
+//= softverbs-model.md: a failed completion queue returns nothing, and its queue pairs are in ERR
 #[test]
 fn a_failed_completion_queue_returns_nothing_and_its_queue_pairs_are_in_err() {
     own_process!();
@@ -160,7 +160,7 @@ fn a_failed_completion_queue_returns_nothing_and_its_queue_pairs_are_in_err() {
     }
 }
 
-//= softverbs.md: GIDs move to another index
+//= softverbs-model.md: GIDs move to another index
 #[test]
 fn gids_move_to_another_index() {
     own_process!();
@@ -195,7 +195,7 @@ fn sysfs(end: &End) -> PathBuf {
     unsafe { CStr::from_ptr((*(*end.ctx).device).ibdev_path.as_ptr()).to_string_lossy().into_owned() }.into()
 }
 
-//= softverbs.md: the hardware counters show a rail without answers
+//= softverbs-model.md: the hardware counters show a rail without answers
 #[test]
 fn the_counters_show_a_rail_without_answers() {
     own_process!();

@@ -33,7 +33,7 @@ fn a_silent_device_swallows_requests_until_the_queue_pair_gives_up() {
     }
 }
 
-//= softverbs.md: a WRITE whose answer is swallowed has arrived
+//= softverbs-model.md: a WRITE whose answer is swallowed has arrived
 #[test]
 fn a_write_whose_answer_is_swallowed_has_arrived() {
     own_process!();
@@ -54,7 +54,7 @@ fn a_write_whose_answer_is_swallowed_has_arrived() {
     }
 }
 
-//= softverbs.md: a healed device completes what waits, and executes nothing twice
+//= softverbs-model.md: a healed device completes what waits, and executes nothing twice
 #[test]
 fn a_healed_device_completes_what_waits_and_nothing_twice() {
     own_process!();
@@ -79,7 +79,7 @@ fn a_healed_device_completes_what_waits_and_nothing_twice() {
     }
 }
 
-//= softverbs.md: what is behind a WRITE whose answer is lost arrives as well
+//= softverbs-model.md: what is behind a WRITE whose answer is lost arrives as well
 #[test]
 fn everything_arrives_while_only_answers_are_swallowed() {
     own_process!();
@@ -225,7 +225,7 @@ fn a_script_does_what_the_calls_do() {
     assert_eq!(a.poll_send().status, 0);
 }
 
-//= softverbs.md: ERR flushes unanswered work requests at once and in order
+//= softverbs-model.md: ERR flushes unanswered work requests at once and in order
 #[test]
 fn unanswered_work_requests_are_flushed_at_once_and_a_marker_comes_last() {
     own_process!();
@@ -244,7 +244,7 @@ fn unanswered_work_requests_are_flushed_at_once_and_a_marker_comes_last() {
     assert_eq!(seen, [(1, 0), (2, flushed), (3, flushed), (4, flushed), (5, flushed)]);
 }
 
-//= softverbs.md: a queue pair on a shared receive queue reports its last receive
+//= softverbs-model.md: a queue pair on a shared receive queue reports its last receive
 #[test]
 fn a_queue_pair_on_a_shared_receive_queue_reports_its_last_receive() {
     own_process!();

@@ -81,7 +81,7 @@ fn mapped() -> bool {
 
 /// Small transfers, and large ones that are executed in pieces, in both directions, at offsets
 /// inside a page. Other bytes do not change.
-//= softverbs.md: writes land in the file of a DMA-BUF
+//= softverbs-model.md: writes land in the file of a DMA-BUF
 #[test]
 fn bytes_land_in_the_file_and_come_from_it() {
     own_process!();

@@ -329,7 +329,7 @@ fn closing_a_device_ends_the_qps_on_it() {
 
 /// GPU memory can be freed while it is registered. A NIC pins host memory, which softverbs cannot
 /// do.
-//= softverbs.md: unmapped memory fails the work request
+//= softverbs-model.md: unmapped memory fails the work request
 #[test]
 fn memory_that_was_unmapped_since_is_an_error_of_the_work_request() {
     let cases = [

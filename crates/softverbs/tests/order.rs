@@ -75,7 +75,7 @@ fn wait_for_word(end: &End, index: usize, value: u64, mut look: impl FnMut()) {
     }
 }
 
-//= softverbs.md: order: the completion of a receive covers all before it on its queue pair, and no more
+//= softverbs-model.md: order: the completion of a receive covers all before it on its queue pair, and no more
 #[test]
 fn a_receive_covers_what_was_written_over_its_queue_pair_before() {
     own_process!();
@@ -94,7 +94,7 @@ fn a_receive_covers_what_was_written_over_its_queue_pair_before() {
     }
 }
 
-//= softverbs.md: order: the completion of a receive covers all before it on its queue pair, and no more
+//= softverbs-model.md: order: the completion of a receive covers all before it on its queue pair, and no more
 #[test]
 fn a_receive_says_nothing_of_another_queue_pair() {
     own_process!();
@@ -112,7 +112,7 @@ fn a_receive_says_nothing_of_another_queue_pair() {
     });
 }
 
-//= softverbs.md: order=late: data lands after its acknowledgement, in the order of its queue pair
+//= softverbs-model.md: order=late: data lands after its acknowledgement, in the order of its queue pair
 #[test]
 fn late_data_lands_in_the_order_of_its_queue_pair() {
     own_process!();
@@ -128,7 +128,7 @@ fn late_data_lands_in_the_order_of_its_queue_pair() {
     });
 }
 
-//= softverbs.md: order=relaxed: lines of a WRITE, and WRITEs of a queue pair, land in any order
+//= softverbs-model.md: order=relaxed: lines of a WRITE, and WRITEs of a queue pair, land in any order
 #[test]
 fn relaxed_data_lands_in_any_order_of_its_lines() {
     own_process!();
@@ -155,7 +155,7 @@ fn relaxed_data_lands_in_any_order_of_its_lines() {
 
 /// What polls the last word of a line may use the rest of it, unless the memory region asks for relaxed
 /// ordering.
-//= softverbs.md: order=relaxed: a line is torn in the order of its addresses, with relaxed ordering in any
+//= softverbs-model.md: order=relaxed: a line is torn in the order of its addresses, with relaxed ordering in any
 #[test]
 fn a_line_is_torn_in_the_order_of_its_addresses() {
     own_process!();
@@ -179,7 +179,7 @@ fn a_line_is_torn_in_the_order_of_its_addresses() {
     }
 }
 
-//= softverbs.md: order: a READ, the end of a queue pair and of a memory region land what is on its way
+//= softverbs-model.md: order: a READ, the end of a queue pair and of a memory region land what is on its way
 #[test]
 fn what_ends_or_reads_lands_the_data() {
     own_process!();

@@ -53,7 +53,7 @@ mod newer {
     }
 }
 
-//= softverbs.md: each profile has the limits and features of its provider
+//= softverbs-model.md: each profile has the limits and features of its provider
 #[test]
 fn each_profile_has_its_own_limits_and_features() {
     own_process!();
@@ -116,7 +116,7 @@ fn granted(device: usize, sends: u32, inline: u32, receives: u32) -> Result<(u32
     }
 }
 
-//= softverbs.md: each profile grants the capabilities of queue pairs as its provider does
+//= softverbs-model.md: each profile grants the capabilities of queue pairs as its provider does
 #[test]
 fn each_profile_grants_its_own_capabilities() {
     own_process!();
@@ -154,7 +154,7 @@ fn post(end: &End, sges: usize, len: usize, flags: u32) -> (i32, bool) {
     (rc, !bad.is_null())
 }
 
-//= softverbs.md: each profile refuses posts as its provider does
+//= softverbs-model.md: each profile refuses posts as its provider does
 #[test]
 fn each_profile_refuses_posts_in_its_own_way() {
     own_process!();
@@ -191,7 +191,7 @@ fn each_profile_refuses_posts_in_its_own_way() {
     );
 }
 
-//= softverbs.md: each profile completes failed work requests as its provider does
+//= softverbs-model.md: each profile completes failed work requests as its provider does
 #[test]
 fn each_profile_completes_failures_in_its_own_way() {
     own_process!();
@@ -235,7 +235,7 @@ fn each_profile_completes_failures_in_its_own_way() {
     );
 }
 
-//= softverbs.md: each profile ends queue pairs and devices as its provider does
+//= softverbs-model.md: each profile ends queue pairs and devices as its provider does
 #[test]
 fn each_profile_ends_queue_pairs_and_devices_in_its_own_way() {
     own_process!();
@@ -282,7 +282,7 @@ fn each_profile_ends_queue_pairs_and_devices_in_its_own_way() {
     );
 }
 
-//= softverbs.md: each profile has the length of its GID table
+//= softverbs-model.md: each profile has the length of its GID table
 #[test]
 fn the_places_of_a_gid_table_are_those_of_each_profile() {
     own_process!();
@@ -328,7 +328,7 @@ fn recv_without_sges(end: &End) -> i32 {
     unsafe { sys::ibv_post_recv(end.qp, &raw mut wr, &raw mut bad) }
 }
 
-//= softverbs.md: irdma: a receive uses the first SGE even if num_sge is 0
+//= softverbs-model.md: irdma: a receive uses the first SGE even if num_sge is 0
 #[test]
 fn receives_and_immediates_are_those_of_each_profile() {
     own_process!();
@@ -365,7 +365,7 @@ fn receives_and_immediates_are_those_of_each_profile() {
     );
 }
 
-//= softverbs.md: ionic: now and then a receive is put off with a negative EAGAIN
+//= softverbs-model.md: ionic: now and then a receive is put off with a negative EAGAIN
 #[test]
 fn ionic_puts_receives_off_and_takes_them_when_posted_again() {
     own_process!();

@@ -37,7 +37,7 @@ fn message(a: &End, b: &End, opcode: u32) -> [(u32, u32); 2] {
     [(sent.status, a.state()), (received.status, b.state())]
 }
 
-//= softverbs.md: bnxt_re: a receive without an SGE fails in a shared receive queue
+//= softverbs-model.md: bnxt_re: a receive without an SGE fails in a shared receive queue
 #[test]
 fn a_receive_without_an_sge_fails_in_a_shared_receive_queue_of_bnxt_re() {
     own_process!();
@@ -85,7 +85,7 @@ fn without_sges(a: &End, b: &End, opcode: u32, flags: u32, list: *mut sys::ibv_s
     }
 }
 
-//= softverbs.md: irdma: a WRITE without an immediate, or a READ, uses the first SGE even if num_sge is 0
+//= softverbs-model.md: irdma: a WRITE without an immediate, or a READ, uses the first SGE even if num_sge is 0
 #[test]
 fn a_write_without_sges_sends_the_first_one_on_irdma() {
     own_process!();

@@ -60,7 +60,7 @@ fn events(end: &End, last: u32) -> Vec<u32> {
     seen
 }
 
-//= softverbs.md: what a requester sees of a failed queue of its responder
+//= softverbs-model.md: what a requester sees of a failed queue of its responder
 #[test]
 fn a_requester_sees_what_of_its_responder_has_failed() {
     own_process!();
@@ -105,7 +105,7 @@ fn a_write_without_a_receive_needs_no_shared_receive_queue() {
     shared.destroy();
 }
 
-//= softverbs.md: a failed completion queue of a provider returns what it had
+//= softverbs-model.md: a failed completion queue of a provider returns what it had
 #[test]
 fn a_failed_completion_queue_of_a_provider_returns_what_it_had() {
     own_process!();
@@ -122,7 +122,7 @@ fn a_failed_completion_queue_of_a_provider_returns_what_it_had() {
 }
 
 /// The data has arrived, but nobody learns of it.
-//= softverbs.md: a message whose completion finds no room fails at its sender
+//= softverbs-model.md: a message whose completion finds no room fails at its sender
 #[test]
 fn a_message_whose_completion_finds_no_room_fails_at_its_sender() {
     own_process!();

@@ -44,7 +44,7 @@ fn wait_past_due() {
     wait_arrived(&b, 99);
 }
 
-//= softverbs.md: a WRITE whose ACK is lost has arrived and fails
+//= softverbs-model.md: a WRITE whose ACK is lost has arrived and fails
 #[test]
 fn a_write_whose_ack_is_lost_has_arrived_and_fails() {
     own_process!();
@@ -123,7 +123,7 @@ fn a_device_healed_in_time_sends_the_answer() {
     }
 }
 
-//= softverbs.md: a late WRITE arrives after its sender has ended, with the old bytes
+//= softverbs-model.md: a late WRITE arrives after its sender has ended, with the old bytes
 #[test]
 fn a_swallowed_write_arrives_after_its_sender_has_given_up() {
     own_process!();
@@ -155,7 +155,7 @@ fn a_swallowed_write_arrives_after_its_sender_has_given_up() {
     }
 }
 
-//= softverbs.md: a receiver in ERR does not stop a late WRITE
+//= softverbs-model.md: a receiver in ERR does not stop a late WRITE
 #[test]
 fn a_receiver_in_err_does_not_stop_a_late_write() {
     own_process!();
@@ -178,7 +178,7 @@ fn a_receiver_in_err_does_not_stop_a_late_write() {
     shared.destroy();
 }
 
-//= softverbs.md: a destroyed or reset receiver stops a late WRITE
+//= softverbs-model.md: a destroyed or reset receiver stops a late WRITE
 #[test]
 fn a_destroyed_or_reset_receiver_stops_a_late_write() {
     own_process!();
@@ -242,7 +242,7 @@ fn only_the_first_part_of_a_write_arrives() {
 }
 
 /// A test can let a fault strike at each work request of a transfer.
-//= softverbs.md: a fault can strike at every work request of a transfer
+//= softverbs-model.md: a fault can strike at every work request of a transfer
 #[test]
 fn every_write_of_a_transfer_can_be_struck() {
     own_process!();

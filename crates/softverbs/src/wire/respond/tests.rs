@@ -203,7 +203,7 @@ fn a_receive_of_a_queue_pair_completes_once_whenever_the_requester_dies() {
 }
 
 /// If the program polls before the QP is in ERR, it sees the completion.
-//= softverbs.md: a receive completes once, whenever the requester is killed
+//= softverbs-model.md: a receive completes once, whenever the requester is killed
 #[test]
 fn a_receive_of_a_shared_queue_completes_once_whenever_the_requester_dies() {
     each_receive_completes_once(true, Scene::polled);
