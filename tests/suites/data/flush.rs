@@ -168,7 +168,7 @@ fn groups_and_empty_buffers() {
 
 /// NCCL leaves receives out of a group's buffers, and not out of its sizes: a size may be that of
 /// another buffer.
-//= mpib.md: a flush needs no size
+//= receives.md: a flush needs no size
 //= adapters.md: A14: iflush needs no size
 #[test]
 fn a_size_that_does_not_belong_to_its_buffer_is_no_error() {
@@ -197,7 +197,7 @@ fn a_size_that_does_not_belong_to_its_buffer_is_no_error() {
 
 /// A flush cannot be put off: as many as there are receives fit, and one more is an error that
 /// harms nothing.
-//= mpib.md: 64 flushes may be in flight
+//= receives.md: 64 flushes may be in flight
 #[test]
 fn as_many_flushes_as_receives_may_be_under_way() {
     with_and_without_srq(here!(), &mpib("512", &[ON]), || {
@@ -273,13 +273,13 @@ fn without_the_peer(test: &str, leave: fn(&mut Peer)) {
     });
 }
 
-//= mpib.md: a flush does not need the peer; the peer may write and not read
+//= receives.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_flush_after_the_peer_was_killed() {
     without_the_peer(here!(), Peer::kill);
 }
 
-//= mpib.md: a flush does not need the peer; the peer may write and not read
+//= receives.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_flush_after_the_peer_has_closed() {
     without_the_peer(here!(), |peer| peer.must("close"));
@@ -287,7 +287,7 @@ fn a_flush_after_the_peer_has_closed() {
 
 /// A peer that breaks the protocol fails the connection. The flush then returns an error and does
 /// not hang.
-//= mpib.md: a flush does not need the peer; the peer may write and not read
+//= receives.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_flush_on_a_connection_that_the_peer_has_ruined() {
     with_and_without_srq(here!(), &mpib("512", &[ON, SLOW]), || {

@@ -341,7 +341,7 @@ fn a_lying_listener_fails_connect() {
 }
 
 /// Reads are for flushes, and those are between an adapter and itself.
-//= mpib.md: a flush does not need the peer; the peer may write and not read
+//= receives.md: a flush does not need the peer; the peer may write and not read
 #[test]
 fn a_peer_may_write_and_not_read() {
     with_and_without_srq(here!(), &mpib("512", &[("MPIB_FLUSH", "1")]), || {

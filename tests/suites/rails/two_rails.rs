@@ -171,7 +171,7 @@ fn a_group_of_empty_sends_uses_sout_only() {
 }
 
 /// The send queue of SOUT has 32 entries.
-//= mpib.md: one CTS write in half of the send queue requests a completion
+//= receives.md: one CTS write in half of the send queue requests a completion
 #[test]
 fn a_cts_write_asks_for_a_completion_now_and_then() {
     let devices = two_adapters("max_qp_wr=32");
