@@ -148,7 +148,7 @@ mod tests {
         folder
     }
 
-    //= fused-devices.md: functions of one card have one PCI path
+    //= devices.md: functions of one card have one PCI path
     #[test]
     fn functions_of_a_card_are_folded() {
         let (one, two) = ("pci0000:16/0000:16:02.0", "pci0000:3a/0000:3a:00.0");

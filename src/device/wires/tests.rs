@@ -90,7 +90,7 @@ fn parts_of_a_wire_that_are_set_add_up_to_no_more_than_the_wire() {
 
 /// NVIDIA/nccl#1422: a container sees the physical and the virtual functions; k8snetworkplumbingwg/
 /// sriov-network-operator#267: the latter have the system image GUID of the former; 2026-11-29.
-//= fused-devices.md: a physical function and its virtual ones are one wire
+//= devices.md: a physical function and its virtual ones are one wire
 #[test]
 fn a_physical_function_and_its_virtual_ones_are_one_wire() {
     let image = 0x0c42_a103_00c6_cf52;
@@ -106,7 +106,7 @@ fn a_physical_function_and_its_virtual_ones_are_one_wire() {
 }
 
 /// ROCm/rocm-systems#11138: all cards of hfi1 have one GUID, and data goes on port 2; 2026-11-29.
-//= fused-devices.md: cards with one system image GUID are a wire each
+//= devices.md: cards with one system image GUID are a wire each
 #[test]
 fn cards_with_one_guid_are_a_wire_each() {
     let guid = 0x0011_7501_0167_1ecb;

@@ -81,8 +81,8 @@ fn shown(devices: &[(&str, i32, &str)]) -> Vec<(String, i32, String)> {
     devices.iter().map(|(name, port, pci)| ((*name).to_owned(), *port, (*pci).to_owned())).collect()
 }
 
-//= fused-devices.md: the ports of one GUID have a number each
-//= fused-devices.md: functions of one card have one PCI path
+//= devices.md: the ports of one GUID have a number each
+//= devices.md: functions of one card have one PCI path
 //= adapters.md: A9: functions of one card have its PCI path
 #[test]
 fn functions_of_one_card_are_ports_of_it() {
@@ -150,7 +150,7 @@ fn the_ports_of_one_adapter_are_devices_of_one_card() {
     });
 }
 
-//= fused-devices.md: the ports of one GUID have a number each
+//= devices.md: the ports of one GUID have a number each
 #[test]
 fn a_port_that_is_not_shown_does_not_count() {
     let adapters = [("m0", "0000:17:00.0"), ("m1", "0000:17:00.1")];

@@ -271,7 +271,7 @@ fn members_are_in_the_order_of_their_planes() {
     });
 }
 
-//= fused-devices.md: NCCL has room for 13 planes
+//= devices.md: NCCL has room for 13 planes
 #[test]
 fn a_device_on_too_many_planes_has_none() {
     let devices = (0..15).map(|i| format!("r{i:02}:addr=10.1.{i}.1/24")).collect::<Vec<_>>().join(";");
@@ -285,7 +285,7 @@ fn a_device_on_too_many_planes_has_none() {
 }
 
 /// From v11 on NCCL finalizes, and counts the devices again when it comes back.
-//= fused-devices.md: virtual devices are dropped at the last finalize, from v11 on
+//= devices.md: virtual devices are dropped at the last finalize, from v11 on
 #[test]
 fn virtual_devices_go_with_the_last_finalize() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(3, 1))], || {
@@ -312,7 +312,7 @@ fn virtual_devices_go_with_the_last_finalize() {
 
 /// Before v11 NCCL never finalizes, and makes them once per process even if it closes the file and
 /// opens it again.
-//= fused-devices.md: virtual devices stay where NCCL never finalizes
+//= devices.md: virtual devices stay where NCCL never finalizes
 #[test]
 fn virtual_devices_stay_where_nothing_is_finalized() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(2, 1))], || {
@@ -345,7 +345,7 @@ fn a_failed_init_keeps_no_device() {
 }
 
 /// One thread makes devices, others read them and move data over those that were there.
-//= fused-devices.md: devices can be added while others are in use
+//= devices.md: devices can be added while others are in use
 #[test]
 fn devices_come_while_others_are_in_use() {
     isolated(here!(), &[("SOFTVERBS_DEVICES", &rails(8, 1))], || {
