@@ -3,7 +3,7 @@
 //!
 //! `cargo bench -p nccl-net-mpib --bench profiler` times all of them alternately. With `--count N
 //! KIND` after `--`, KIND from 0 on in the order of the table, it moves N messages within
-//! `counted_messages`: for tools that count a function's instructions (`docs/guide/profiler.md`).
+//! `counted_messages`: for tools that count a function's instructions (`docs/internals/performance.md`).
 
 mod util;
 

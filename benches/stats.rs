@@ -3,7 +3,7 @@
 //!
 //! `cargo bench -p nccl-net-mpib` times both alternately. With `--count N 0` or `--count N 1` after
 //! `--` it moves N messages in one of the two ways within `counted_messages`: for tools that count
-//! a function's instructions (`docs/guide/stats.md`).
+//! a function's instructions (`docs/internals/stats-page.md`).
 
 mod util;
 

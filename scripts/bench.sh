@@ -24,7 +24,7 @@ run "both directions" --no-check --bidirectional --sizes 256K..64M
 echo "== rails in proportion: what is reached of the sum of two rails of so many GB/s"
 scripts/bench-rails.sh
 
-echo "== statistics: a small message with MPIB_STATS=1 and with 0 (docs/guide/stats.md)"
+echo "== statistics: a small message with MPIB_STATS=1 and with 0 (docs/internals/stats-page.md)"
 cargo bench --locked -q -p nccl-net-mpib --bench stats 2>/dev/null
 if command -v valgrind >/dev/null; then
     # The path of the file that was just run.
@@ -40,7 +40,7 @@ if command -v valgrind >/dev/null; then
     }'
 fi
 
-echo "== profiler: a small message without NCCL's callback and with it (docs/guide/profiler.md)"
+echo "== profiler: a small message without NCCL's callback and with it (docs/internals/performance.md)"
 cargo bench --locked -q -p nccl-net-mpib --bench profiler 2>/dev/null
 
 echo "== adapters: nanoseconds per call through each table, beside a direct call"
