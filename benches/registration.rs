@@ -1,7 +1,7 @@
 //! Compares the cost of a new registration with the cost of one that an existing registration
 //! serves. Uses the newest table and a software device. The software device pins no memory, so new
 //! registrations on a real adapter cost more. `cargo bench -p nccl-net-mpib --bench registration`
-//! (`docs/guide/memory.md`).
+//! (`docs/internals/performance.md`).
 
 use std::time::Instant;
 
