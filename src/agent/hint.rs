@@ -168,7 +168,7 @@ mod tests {
         (writer, Flow { memory: Arc::new(Memory::open(file).unwrap()), slot: 3, addresses: ADDRESSES })
     }
 
-    //= agent.md: a slot with other addresses gives no hint
+    //= agent-interface.md: a slot with other addresses gives no hint
     #[test]
     fn the_send_path_reads_the_entry_of_now_and_keeps_the_last_good_share() {
         let latest = Arc::new(LatestHint::default());

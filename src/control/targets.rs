@@ -145,7 +145,7 @@ mod tests {
         Targets::of(handle, here, known.of(handle.addrs()), now).targets.into_iter().map(target).collect()
     }
 
-    //= reach.md: the address that worked for a host is tried first
+    //= protocol.md: the address that worked for a host is tried first
     #[test]
     fn the_address_that_worked_comes_first_and_the_others_are_staggered() {
         let addr = |ip: [u8; 4]| Addr::new(ip.into(), 24).unwrap();
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(order(&other, &known)[0].0, "10.0.1.9");
     }
 
-    //= reach.md: addresses that lead to the connector's own host are tried only if the listener is there
+    //= protocol.md: addresses that lead to the connector's own host are tried only if the listener is there
     #[test]
     fn addresses_that_lead_to_this_host_are_for_listeners_of_this_host() {
         let local = [

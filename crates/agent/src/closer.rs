@@ -193,7 +193,7 @@ mod tests {
         drop(stuck);
     }
 
-    //= agent.md: who has too many descriptors that are not closed gets no further connection
+    //= agent-interface.md: who has too many descriptors that are not closed gets no further connection
     #[test]
     fn what_is_not_closed_counts_for_its_user() {
         let closer = Closer::with_limits(4, 2).unwrap();

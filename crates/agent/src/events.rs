@@ -96,7 +96,7 @@ pub(crate) fn coded(line: String) -> String {
 mod tests {
     use super::*;
 
-    //= agent.md: events of ports are kept longest
+    //= agent-interface.md: events of ports are kept longest
     #[test]
     fn shares_do_not_displace_the_failures_of_rails() {
         let mut events = Events::default();

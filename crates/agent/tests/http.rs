@@ -269,7 +269,7 @@ fn without_a_token_nothing_is_changed_and_the_answer_says_what_to_set() {
     assert!(agent.handle.read(|agent| agent.snapshot().drained.is_empty()));
 }
 
-//= agent.md: requests that name another host are refused
+//= agent-interface.md: requests that name another host are refused
 #[test]
 fn pages_of_others_can_neither_read_nor_change_anything() {
     let agent = Running::start("");
@@ -334,7 +334,7 @@ fn the_stream_follows_what_happens() {
     assert!(b["host"]["interval_seconds"].is_number());
 }
 
-//= agent.md: clients that send nothing give way to others, and block no plugin
+//= agent-interface.md: clients that send nothing give way to others, and block no plugin
 #[test]
 fn idle_clients_give_way() {
     let agent = Running::start("");

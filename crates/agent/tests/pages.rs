@@ -57,7 +57,7 @@ fn said(agent: &Running) -> Vec<String> {
     lines.filter(|line| line.contains("has passed no statistics page that can be used: ")).collect()
 }
 
-//= agent.md: a process passes its statistics page
+//= agent-interface.md: a process passes its statistics page
 #[test]
 fn the_page_that_a_process_passes_decides_its_first_share() {
     let (writer, descriptor) = page();
@@ -82,7 +82,7 @@ fn the_page_that_a_process_passes_decides_its_first_share() {
     assert_eq!(said(&agent), [""; 0]);
 }
 
-//= agent.md: what is no page of the process costs one line of the log
+//= agent-interface.md: what is no page of the process costs one line of the log
 #[test]
 fn a_process_that_passes_anything_else_is_served_and_costs_one_line() {
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
@@ -128,7 +128,7 @@ fn agent_socket() -> OwnedFd {
     std::os::unix::net::UnixStream::pair().unwrap().0.into()
 }
 
-//= agent.md: a page that another user has made is not used
+//= agent-interface.md: a page that another user has made is not used
 #[test]
 fn a_page_of_another_user_is_not_used() {
     let file = sealed(&of_process(std::process::id()), SealFlag::F_SEAL_SHRINK);
@@ -161,7 +161,7 @@ fn give(client: &Client, bytes: &[u8], descriptors: &[OwnedFd], flags: MsgFlags)
     sendmsg::<()>(client.socket.as_raw_fd(), &[IoSlice::new(bytes)], &control, flags, None).unwrap();
 }
 
-//= agent.md: a descriptor that cannot be closed soon holds nobody up
+//= agent-interface.md: a descriptor that cannot be closed soon holds nobody up
 #[test]
 fn a_descriptor_whose_close_takes_an_hour_holds_nobody_up() {
     let agent = Running::start("");
@@ -202,7 +202,7 @@ fn a_descriptor_whose_close_takes_an_hour_holds_nobody_up() {
     }
 }
 
-//= agent.md: who has too many descriptors that are not closed gets no further connection
+//= agent-interface.md: who has too many descriptors that are not closed gets no further connection
 #[test]
 fn a_user_whose_descriptors_are_not_closed_is_refused_until_they_are() {
     Server::raise_limits();

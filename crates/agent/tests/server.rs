@@ -146,7 +146,7 @@ pub(crate) fn deregistered(status: Status) -> Response {
     Response::Deregistered { status }
 }
 
-//= agent.md: the memory file comes with the first answer to a plugin that takes it
+//= agent-interface.md: the memory file comes with the first answer to a plugin that takes it
 #[test]
 fn a_plugin_gets_its_memory_file_with_the_first_answer() {
     let agent = Running::start("default_share = 341");
@@ -166,7 +166,7 @@ fn a_plugin_gets_its_memory_file_with_the_first_answer() {
     assert_eq!(memory.ports().unwrap()[0].name, "mlx5_0:1");
 }
 
-//= agent.md: ATTACH brings the memory file without a connection
+//= agent-interface.md: ATTACH brings the memory file without a connection
 #[test]
 fn a_process_without_connections_attaches() {
     let agent = Running::start("drain = [\"mlx5_0:1\"]");
@@ -181,7 +181,7 @@ fn a_process_without_connections_attaches() {
 }
 
 /// The agent needs none of them. They would use up its own, and keep a stranger's files open.
-//= agent.md: what is no page of the process costs one line of the log
+//= agent-interface.md: what is no page of the process costs one line of the log
 #[test]
 fn descriptors_that_a_process_passes_are_closed() {
     let agent = Running::start("");
@@ -201,7 +201,7 @@ fn descriptors_that_a_process_passes_are_closed() {
     until("the end of the pipe", || read.read(&mut [0]).is_ok_and(|n| n == 0));
 }
 
-//= agent.md: plugins without a memory file have slots in the hint file
+//= agent-interface.md: plugins without a memory file have slots in the hint file
 #[test]
 fn a_plugin_of_an_earlier_release_has_the_hint_file_and_no_other_messages() {
     let agent = Running::start("default_share = 341");
@@ -257,7 +257,7 @@ fn a_process_that_breaks_the_protocol_is_disconnected_and_others_are_served() {
     assert_eq!(good.register(3, 4, TAKES_MEMORY), (slot(2), IN_MEMORY));
 }
 
-//= agent.md: complaints about processes are limited
+//= agent-interface.md: complaints about processes are limited
 #[test]
 fn a_process_cannot_fill_the_log() {
     let agent = Running::start("");

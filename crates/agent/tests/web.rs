@@ -116,7 +116,7 @@ fn requests_go_over_tls_and_a_plain_one_gets_a_sentence() {
     assert!(!host(&agent.dir.path().join(SOCKET), LIMIT).unwrap().hostname.is_empty());
 }
 
-//= agent.md: a handshake that stops half way is dropped as an idle client is
+//= agent-interface.md: a handshake that stops half way is dropped as an idle client is
 #[test]
 fn half_a_handshake_gives_way_and_ends() {
     let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
@@ -265,7 +265,7 @@ fn places_are_taken(agent: &Running) {
     }
 }
 
-//= agent.md: wrong passwords delay neither /healthz, nor plugins, nor those whose password was right
+//= agent-interface.md: wrong passwords delay neither /healthz, nor plugins, nor those whose password was right
 #[test]
 fn wrong_passwords_hold_up_nobody_else() {
     let agent = start(tempfile::tempdir().unwrap(), &user("alice", "secret", 9));
@@ -283,7 +283,7 @@ fn wrong_passwords_hold_up_nobody_else() {
     still_waits(&mut guesses[15]);
 }
 
-//= agent.md: guesses of one address take two places of those that wait
+//= agent-interface.md: guesses of one address take two places of those that wait
 #[test]
 fn a_first_right_password_is_checked_during_a_flood() {
     let agent = start(tempfile::tempdir().unwrap(), &user("alice", "secret", 9));
@@ -316,7 +316,7 @@ fn a_first_right_password_is_checked_during_a_flood() {
     });
 }
 
-//= agent.md: a right password counts although its client has left
+//= agent-interface.md: a right password counts although its client has left
 #[test]
 fn who_leaves_while_the_password_is_checked_need_not_wait_again() {
     let agent = start(tempfile::tempdir().unwrap(), &user("alice", "secret", 9));
@@ -328,7 +328,7 @@ fn who_leaves_while_the_password_is_checked_need_not_wait_again() {
     still_waits(&mut guesses[14]);
 }
 
-//= agent.md: a right password counts after the web file was read again
+//= agent-interface.md: a right password counts after the web file was read again
 #[test]
 fn a_renewal_forgets_no_password_of_those_that_stay() {
     let web = user("alice", "secret", 7);
@@ -351,7 +351,7 @@ fn a_renewal_forgets_no_password_of_those_that_stay() {
     }
 }
 
-//= agent.md: a client whose password is not checked yet gives way
+//= agent-interface.md: a client whose password is not checked yet gives way
 #[test]
 fn who_guesses_displaces_nobody() {
     let agent = start(tempfile::tempdir().unwrap(), &user("alice", "secret", 10));

@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(kept, [(8, 8), (2, 2), (4, 4), (1, 1)]);
     }
 
-    //= agent.md: of many connections the document has some of each process
+    //= agent-interface.md: of many connections the document has some of each process
     #[test]
     fn no_page_takes_up_the_room_of_the_others_of_its_owner() {
         let owners = [(); 4].map(|()| Owner::User(1));

@@ -66,7 +66,7 @@ fn a_reading_keeps_its_budget() {
     }
 }
 
-//= agent.md: of many connections the document has first those that people look for
+//= agent-interface.md: of many connections the document has first those that people look for
 #[test]
 fn connections_that_people_look_for_stay() {
     let state = |index| if index % 3 == 2 { "failed" } else { "open" };

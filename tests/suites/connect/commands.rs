@@ -92,7 +92,7 @@ fn use_listener(ctx: Ptr, device: i32, handle: &mut [u8; 128], listen: Ptr) {
     assert_eq!(newest().close_listen(listen), Success);
 }
 
-//= reach.md: an idle accept creates the queue pairs
+//= protocol.md: an idle accept creates the queue pairs
 #[test]
 fn an_idle_accept_creates_the_queue_pairs() {
     isolated(here!(), &[PLAIN, ("SOFTVERBS_DEVICES", &rails(1, 1))], || {
@@ -110,7 +110,7 @@ fn an_idle_accept_creates_the_queue_pairs() {
     });
 }
 
-//= reach.md: an idle accept creates the queue pairs
+//= protocol.md: an idle accept creates the queue pairs
 #[test]
 fn a_peer_with_other_rails_gets_other_queue_pairs() {
     let devices = rails(2, 1);
@@ -124,7 +124,7 @@ fn a_peer_with_other_rails_gets_other_queue_pairs() {
     });
 }
 
-//= reach.md: an idle accept creates the queue pairs
+//= protocol.md: an idle accept creates the queue pairs
 #[test]
 fn queue_pairs_of_an_adapter_that_was_removed_are_not_used() {
     isolated(here!(), &[PLAIN, ("SOFTVERBS_DEVICES", &rails(1, 1))], || {

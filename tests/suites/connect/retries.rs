@@ -39,7 +39,7 @@ fn logged(part: &str) -> Vec<String> {
 
 /// The others make the connection, and the warning says why this one is missing.
 //= faults.md: 15: a rail is dead at connect: it is dropped with a warning; an error with MPIB_STRICT=1
-//= reach.md: a dead rail does not use up the handshake's time
+//= protocol.md: a dead rail does not use up the handshake's time
 //= configuration.md: NCCL_IB_MQP_RETRY_SLEEP_MSEC
 #[test]
 fn a_rail_that_stays_dead_is_dropped_in_time() {
@@ -74,7 +74,7 @@ fn a_rail_that_stays_dead_is_dropped_in_time() {
 }
 
 //= faults.md: 15
-//= reach.md: a dead rail does not use up the handshake's time
+//= protocol.md: a dead rail does not use up the handshake's time
 #[test]
 fn a_rail_that_stays_dead_fails_a_strict_connect() {
     one_is_dead(here!(), &[("MPIB_STRICT", "1")], || {
@@ -97,7 +97,7 @@ fn a_rail_that_stays_dead_fails_a_strict_connect() {
 
 /// One connection waits a minute for its next try; another is made meanwhile by the same thread.
 //= faults.md: 60
-//= reach.md: a dead rail does not use up the handshake's time
+//= protocol.md: a dead rail does not use up the handshake's time
 #[test]
 fn a_try_that_is_due_later_keeps_nobody_waiting() {
     let env = [("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "60000"), ("MPIB_CONNECT_TIMEOUT_MS", "3600000")];

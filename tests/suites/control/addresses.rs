@@ -117,7 +117,7 @@ fn the_address_on_a_common_subnet_is_used_wherever_it_stands() {
     });
 }
 
-//= reach.md: each connection reads the GID tables again
+//= protocol.md: each connection reads the GID tables again
 //= adapters.md: A6: what is kept of ports follows their events
 #[test]
 fn every_connection_goes_by_the_table_of_its_time() {
@@ -171,7 +171,7 @@ fn a_removed_address_is_named_in_the_reason() {
     });
 }
 
-//= reach.md: interfaces are read again after the kernel has announced a change
+//= protocol.md: interfaces are read again after the kernel has announced a change
 #[test]
 fn a_handle_names_the_addresses_of_the_moment() {
     on_hosts(here!(), &[], || {
@@ -362,7 +362,7 @@ fn invalid_values_are_reported_with_the_valid_ones() {
 }
 
 /// The index is an index of the table: its current entry is used.
-//= reach.md: each connection reads the GID tables again
+//= protocol.md: each connection reads the GID tables again
 #[test]
 fn an_explicit_index_means_what_stands_there_now() {
     // The event of a change is read for a while: until then, the port may not pass for unchanged.

@@ -150,7 +150,7 @@ fn a_listener_that_closes_without_an_answer_is_tried_again() {
     assert_eq!(recv(&channel), Message::Ready);
 }
 
-//= reach.md: addresses of local networks are tried one soon after the other, and silence delays none
+//= protocol.md: addresses of local networks are tried one soon after the other, and silence delays none
 //= adapters.md: A3: a dead address does not delay the next
 #[test]
 fn a_silent_address_does_not_hold_up_the_next() {
@@ -166,7 +166,7 @@ fn a_silent_address_does_not_hold_up_the_next() {
 
 /// None waits for the end of an attempt before it, which has the time of the handshake. The unit
 /// test of `targets.rs` has the times between them.
-//= reach.md: addresses of local networks are tried one soon after the other, and silence delays none
+//= protocol.md: addresses of local networks are tried one soon after the other, and silence delays none
 #[test]
 fn all_addresses_of_own_networks_are_tried_soon() {
     let ips = ["127.0.0.7", "127.0.0.8", "127.0.0.9"];

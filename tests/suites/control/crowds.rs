@@ -208,7 +208,7 @@ fn holders_of_many_secrets_keep_nobody_out() {
     });
 }
 
-//= reach.md: a connection to an address that is not advertised is closed
+//= protocol.md: a connection to an address that is not advertised is closed
 #[test]
 fn a_connection_to_an_address_that_is_not_advertised_is_closed() {
     isolated(here!(), &[], || {

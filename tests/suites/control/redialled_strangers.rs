@@ -72,7 +72,7 @@ impl Known {
     }
 }
 
-//= reach.md: nobody else can replace a control connection
+//= protocol.md: nobody else can replace a control connection
 //= protocol.md: dialling again: an unknown token is answered with ENDED
 #[test]
 fn a_redial_without_all_secrets_is_dropped() {

@@ -250,7 +250,7 @@ fn waits((nr, args, on_socket): &Seen) -> Option<&'static str> {
 
 /// A futex call is a lock that another thread holds for a moment, or wakes threads. As long as the
 /// calls are few, none of them is a wait for a peer.
-//= reach.md: listen, connect and accept make no blocking system call
+//= protocol.md: listen, connect and accept make no blocking system call
 #[test]
 fn listen_connect_and_accept_wait_for_nothing() {
     isolated(here!(), &mpib("512", &[]), || {

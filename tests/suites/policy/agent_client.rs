@@ -32,7 +32,7 @@ fn hinted(place: &Place) -> (Agent, Subscription) {
     (agent, flow)
 }
 
-//= agent.md: register, hint, deregister; shares above 1024 count as 1024
+//= agent-interface.md: register, hint, deregister; shares above 1024 count as 1024
 #[test]
 fn a_connection_is_registered_hinted_and_deregistered() {
     isolated(here!(), &[], || {
@@ -65,7 +65,7 @@ fn a_connection_is_registered_hinted_and_deregistered() {
     });
 }
 
-//= agent.md: one agent connection per process, one slot per pair of hosts
+//= agent-interface.md: one agent connection per process, one slot per pair of hosts
 #[test]
 fn connections_of_a_process_share_one_agent_connection_and_a_pair_one_slot() {
     isolated(here!(), &[], || {
@@ -266,7 +266,7 @@ fn a_writer_that_stops_in_the_middle_leaves_the_last_hint() {
     });
 }
 
-//= agent.md: a slot with other addresses gives no hint
+//= agent-interface.md: a slot with other addresses gives no hint
 #[test]
 fn a_slot_of_other_addresses_gives_no_hint() {
     isolated(here!(), &[], || {
@@ -283,7 +283,7 @@ fn a_slot_of_other_addresses_gives_no_hint() {
     });
 }
 
-//= agent.md: a reader never gets the hint of an earlier owner of a slot
+//= agent-interface.md: a reader never gets the hint of an earlier owner of a slot
 #[test]
 fn a_slot_that_changes_hands_never_gives_the_hint_of_another() {
     isolated(here!(), &[], || {
@@ -316,7 +316,7 @@ fn a_slot_that_changes_hands_never_gives_the_hint_of_another() {
 }
 
 //= faults.md: 30
-//= agent.md: a refused registration is repeated
+//= agent-interface.md: a refused registration is repeated
 #[test]
 fn a_refused_connection_registers_again() {
     isolated(here!(), &[], || {
@@ -366,7 +366,7 @@ fn an_agent_that_breaks_the_protocol_is_disconnected_and_retried() {
     });
 }
 
-//= agent.md: agents that do not know the flags of REGISTER are served as before
+//= agent-interface.md: agents that do not know the flags of REGISTER are served as before
 #[test]
 fn an_agent_that_refuses_flags_gets_messages_without_them() {
     isolated(here!(), &[], || {
@@ -447,7 +447,7 @@ fn connections_that_end_while_the_agent_is_silent_end() {
 }
 
 /// The kernel drops the descriptor: such an agent gets the bytes that it has always got.
-//= agent.md: agents that read no descriptors go on working
+//= agent-interface.md: agents that read no descriptors go on working
 #[test]
 fn an_agent_that_reads_no_descriptors_gives_hints_to_a_process_with_a_page() {
     isolated(here!(), &[], || {

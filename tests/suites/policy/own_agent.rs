@@ -107,7 +107,7 @@ fn waits() -> Vec<String> {
     hints.map(|s| s.lines().find(|l| l.starts_with("voluntary_ctxt_switches")).unwrap().to_owned()).collect()
 }
 
-//= agent.md: a hint of a memory file takes effect at the next isend, and no thread wakes for it
+//= agent-interface.md: a hint of a memory file takes effect at the next isend, and no thread wakes for it
 //= mpib.md: each message uses the hint of its time
 #[test]
 fn a_share_counts_for_exactly_the_next_message() {
@@ -257,7 +257,7 @@ fn until_page(agent: &Agent) {
     });
 }
 
-//= agent.md: the page comes to each agent, whenever it starts
+//= agent-interface.md: the page comes to each agent, whenever it starts
 #[test]
 fn the_page_comes_to_each_agent_without_a_connection() {
     with_folder(here!(), &[], |folder| {
@@ -278,7 +278,7 @@ fn the_page_comes_to_each_agent_without_a_connection() {
     });
 }
 
-//= agent.md: the page comes with the first REGISTER
+//= agent-interface.md: the page comes with the first REGISTER
 #[test]
 fn the_page_comes_with_the_first_registration() {
     with_folder(here!(), &ADVANCED, |folder| {
@@ -295,7 +295,7 @@ fn the_page_comes_with_the_first_registration() {
     });
 }
 
-//= agent.md: a process without statistics passes no page
+//= agent-interface.md: a process without statistics passes no page
 #[test]
 fn a_process_without_statistics_is_served_without_a_page() {
     with_folder(here!(), &[ADVANCED[0], ("MPIB_STATS", "0")], |folder| {

@@ -201,7 +201,7 @@ fn an_address_that_is_removed_between_listen_and_connect_is_not_used() {
 }
 
 /// As after a flap of the link: the same addresses, at other places of both tables.
-//= reach.md: each connection reads the GID tables again
+//= protocol.md: each connection reads the GID tables again
 #[test]
 fn a_renumbered_gid_table_between_two_connections_is_harmless() {
     on_hosts(here!(), &[], || {

@@ -44,7 +44,7 @@ fn connects(ctx: Ptr, peer: &mut Peer, dev: i32) {
     peer.must("close");
 }
 
-//= reach.md: a pair that is silent is not waited for while others are left
+//= protocol.md: a pair that is silent is not waited for while others are left
 #[test]
 fn ports_of_two_fabrics_with_one_prefix_find_each_other() {
     let (ours, theirs) = (ports(1, [0, 1]), ports(3, [1, 0]));
@@ -81,7 +81,7 @@ fn one_pair_of_thirty_two_ports_is_found() {
 }
 
 /// The second fabric is silent from the start, and back later.
-//= reach.md: a rail of several that is silent at connect is not waited for
+//= protocol.md: a rail of several that is silent at connect is not waited for
 #[test]
 fn a_silent_rail_of_two_joins_later() {
     let devices = rails(2, 1);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     proptest! {
-        //= agent.md: layouts of messages and hint file: decoding undoes encoding
+        //= agent-interface.md: layouts of messages and hint file: decoding undoes encoding
         #[test]
         fn decode_undoes_encode(bytes: [u8; 16]) {
             prop_assert_eq!(Hint::decode(&bytes).encode(), bytes);

@@ -240,7 +240,7 @@ mod tests {
         PortScale { name: name.into(), scale }
     }
 
-    //= agent.md: the memory file: layout, and what a writer writes is what a reader reads
+    //= agent-interface.md: the memory file: layout, and what a writer writes is what a reader reads
     #[test]
     fn a_reader_sees_what_the_writer_writes() {
         assert_eq!(MEMORY_SIZE, 8768);
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(memory.ports(), None);
     }
 
-    //= agent.md: a memory file that is not sealed, or of another layout, is refused
+    //= agent-interface.md: a memory file that is not sealed, or of another layout, is refused
     #[test]
     fn a_descriptor_that_is_no_memory_file_is_refused() {
         let made = |len: u64, word: (usize, u32), seals: SealFlag| {

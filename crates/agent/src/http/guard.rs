@@ -159,7 +159,7 @@ mod tests {
         map
     }
 
-    //= agent.md: requests that name another host are refused
+    //= agent-interface.md: requests that name another host are refused
     #[test]
     fn only_names_and_addresses_of_this_host_are_served() {
         let config = HttpConfig { hosts: vec!["node7.example".into()], ..HttpConfig::default() };

@@ -66,7 +66,7 @@ mod tests {
         Host { ports: vec![port], ..Host::default() }
     }
 
-    //= agent.md: events of rails come from the differences between readings
+    //= agent-interface.md: events of rails come from the differences between readings
     #[test]
     fn changes_of_a_port_are_events() {
         let between = |old: &Host, new: &Host| -> Vec<_> {

@@ -399,7 +399,7 @@ mod tests {
     }
 
     /// An hour is never waited for: the reading comes for the change of the rail alone.
-    //= agent.md: a change of a rail is in the stream at once
+    //= agent-interface.md: a change of a rail is in the stream at once
     #[test]
     fn a_change_of_a_rail_is_read_before_the_next_reading_is_due() {
         let hour = Duration::from_secs(3600);

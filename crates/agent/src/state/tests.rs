@@ -276,7 +276,7 @@ fn the_257th_pair_of_a_process_has_no_slot() {
     assert_eq!(agent.register(id, &pair(256), true), Ok(100));
 }
 
-//= agent.md: plugins without a memory file have slots in the hint file
+//= agent-interface.md: plugins without a memory file have slots in the hint file
 #[test]
 fn plugins_of_earlier_releases_have_the_hint_file() {
     let dir = tempfile::tempdir().unwrap();

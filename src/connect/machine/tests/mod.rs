@@ -269,7 +269,7 @@ proptest! {
 }
 
 /// What is silent is searched, and if nothing answers, tried once more.
-//= reach.md: a pair that is silent is not waited for while others are left
+//= protocol.md: a pair that is silent is not waited for while others are left
 #[test]
 fn silent_pairs_are_searched_before_they_are_tried_again() {
     let dead =
