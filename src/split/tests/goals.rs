@@ -58,7 +58,7 @@ fn all_reach(rates: &[u64], load: Load, least: f64) {
     }
 }
 
-//= measured-split.md: small messages are measured, too
+//= split.md: small messages are measured, too
 #[test]
 fn small_messages_reach_the_sum_of_unequal_rails() {
     all_reach(&[300, 100], ring(4 * KIB), 90.0);
@@ -192,7 +192,7 @@ fn time_back(world: &mut World, size: usize, best: f64) -> f64 {
     (less * window) as f64 / MS as f64
 }
 
-//= measured-split.md: shares follow a rate that changes
+//= split.md: shares follow a rate that changes
 #[test]
 fn shares_follow_a_rate_that_changes_at_every_size() {
     for (speed, size) in REPORTED.into_iter().flat_map(|s| [16, 64, 512, 4096].map(|size| (s, size * KIB))) {

@@ -182,7 +182,7 @@ fn records_allocate_nothing() {
 }
 
 /// Large messages of plain rails are measured.
-//= measured-split.md: measured transfers allocate nothing
+//= split.md: measured transfers allocate nothing
 #[test]
 fn measured_transfers_allocate_nothing() {
     let devices = rails(2, 1);

@@ -92,7 +92,7 @@ fn with_speed_the_ports_decide() {
     });
 }
 
-//= measured-split.md: shares follow a rate that changes
+//= split.md: shares follow a rate that changes
 #[test]
 fn shares_follow_a_rate_that_changes() {
     on_rails(here!(), &[40, 40], &[], |rig| {
@@ -105,7 +105,7 @@ fn shares_follow_a_rate_that_changes() {
 }
 
 /// A rail that is hardly used is measured now and then.
-//= measured-split.md: a rail that recovers is seen
+//= split.md: a rail that recovers is seen
 #[test]
 fn a_rail_that_recovers_is_seen() {
     // The watchdog would give such a slow rail up.
