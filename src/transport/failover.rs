@@ -11,10 +11,14 @@ use crate::error::{Error, Fast, Result, wc_status};
 use crate::failover::PortState;
 use crate::stats::{Lack, Reason};
 use crate::transport::comm::Comm;
+use crate::transport::looks::Looks;
 use crate::transport::rail::Rail;
 use crate::transport::send_queue::NotPosted;
 use crate::verbs::Region;
 use crate::worker::{End, Task, Urgency};
+
+/// What counts of an outage at most between two looks at it. Housekeeping looks more often.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What a failed rail costs a comm.
 #[derive(Debug, Clone, Copy)]
@@ -38,10 +42,21 @@ pub(crate) struct RailFailures {
     first: Option<Error>,
     /// Since when it has none.
     none_since: Option<Instant>,
+    /// The time without a rail that works.
+    outage: Option<Outage>,
     /// By rail, as far as there were any.
     attempts: Vec<Attempts>,
     /// The episode in progress.
     episode: Option<Episode>,
+}
+
+/// A time without a rail that works.
+#[derive(Debug)]
+struct Outage {
+    since: Instant,
+    looks: Looks,
+    /// What counts of it.
+    lasted: Duration,
 }
 
 /// The attempts to bring a rail back since it was given up.
@@ -69,6 +84,7 @@ impl RailFailures {
             dead,
             first: None,
             none_since: None,
+            outage: None,
             attempts: Vec::new(),
             episode: None,
         }
@@ -82,6 +98,16 @@ impl RailFailures {
     /// Returns the rails that have failed, given up or not. Their completions mean nothing more.
     pub(crate) fn noticed(&self) -> RailSet {
         self.new | self.dead
+    }
+
+    /// Returns how long the outage that began at `since` lasts, as far as that counts.
+    fn outage_lasts(&mut self, since: Instant, now: Instant) -> Duration {
+        let outage = match &mut self.outage {
+            Some(outage) if outage.since == since => outage,
+            other => other.insert(Outage { since, looks: Looks::begin(since, LOOK), lasted: Duration::ZERO }),
+        };
+        outage.lasted += outage.looks.passed(now);
+        outage.lasted
     }
 
     /// Notes that an attempt to bring rails back begins.
@@ -440,11 +466,13 @@ impl Comm {
     }
 
     /// Returns an error if the comm has been without a rail for too long.
-    pub(crate) fn check_rails(&self) -> Fast<()> {
-        match (self.failures.mode, self.without_a_rail_since().map(|since| since.elapsed())) {
-            (FailoverMode::On { wait }, Some(outage)) if outage >= wait => Err(self.no_rail(outage, wait)),
-            _ => Ok(()),
-        }
+    pub(crate) fn check_rails(&mut self) -> Fast<()> {
+        let (FailoverMode::On { wait }, Some(since)) = (self.failures.mode, self.without_a_rail_since())
+        else {
+            return Ok(());
+        };
+        let lasted = self.failures.outage_lasts(since, Instant::now());
+        if lasted < wait { Ok(()) } else { Err(self.no_rail(lasted, wait)) }
     }
 
     /// Returns an error if the comm does not go on without a failed rail, and the adapter of one that is

@@ -18,6 +18,7 @@ use mpib_proto::RailSet;
 use crate::error::{Error, Fast};
 use crate::transport::comm::Comm;
 use crate::transport::failover::names;
+use crate::transport::looks::Looks;
 use crate::transport::recv::cts_writer::CTS_QUEUE;
 use crate::transport::send_queue::Work;
 
@@ -56,11 +57,10 @@ pub(crate) struct Signs {
 pub(crate) struct Life {
     wait: Duration,
     ping_every: Duration,
-    /// When the present break began.
-    broken: Option<Instant>,
-    /// What was known at the last look, and when that was.
+    /// When the present break began, and the looks in it.
+    broken: Option<(Instant, Looks)>,
+    /// What was known at the last look.
     last: Signs,
-    looked: Option<Instant>,
     /// The time without a sign of life.
     silent: Duration,
     /// The time since the last sign of life or request for a ping.
@@ -88,7 +88,6 @@ impl Life {
             ping_every: PING_EVERY.min(wait / PINGS),
             broken: None,
             last: Signs::default(),
-            looked: None,
             silent: Duration::ZERO,
             unasked: Duration::ZERO,
             asked: 0,
@@ -98,16 +97,15 @@ impl Life {
 
     /// Takes in what is known now, in a break that began at `broken`. Returns whether a ping is due.
     pub(crate) fn look(&mut self, now: Instant, broken: Instant, signs: Signs) -> bool {
-        if self.broken != Some(broken) {
-            (self.broken, self.looked, self.last) = (Some(broken), Some(now), signs);
-            self.seen();
-            return false;
-        }
-        let passed = self.looked.map_or(Duration::ZERO, |then| now.saturating_duration_since(then));
-        // In a pause of this process nobody has looked.
-        let passed = passed.min(self.ping_every);
         let before = std::mem::replace(&mut self.last, signs);
-        self.looked = Some(now);
+        let passed = match &mut self.broken {
+            Some((at, looks)) if *at == broken => looks.passed(now),
+            other => {
+                *other = Some((broken, Looks::begin(now, self.ping_every)));
+                self.seen();
+                return false;
+            }
+        };
         if before.rails == signs.rails && before.count != signs.count {
             self.seen();
             return false;
@@ -158,7 +156,7 @@ impl Life {
     /// Returns whether the silence in the break that began at `broken` is so long that the peer is lost.
     /// Before the first look at a break, what is known is the silence of an earlier one.
     pub(crate) fn is_lost(&self, broken: Instant, is_refused: bool) -> bool {
-        self.broken == Some(broken) && self.silent >= self.limit(is_refused)
+        self.broken.as_ref().is_some_and(|(at, _)| *at == broken) && self.silent >= self.limit(is_refused)
     }
 
     /// Returns after which silence the peer is lost. A host that refuses connections is up, and the peer

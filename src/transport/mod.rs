@@ -5,6 +5,7 @@ pub(crate) mod comm;
 pub(crate) mod failback;
 pub(crate) mod failover;
 pub(crate) mod life;
+mod looks;
 pub(crate) mod memory;
 pub(crate) mod messages;
 pub(crate) mod peer;

@@ -1,5 +1,6 @@
 //! Outages that are longer, or come more often, than the plugin's own waits.
 
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -75,6 +76,32 @@ fn the_only_rail_is_used_as_soon_as_the_port_of_the_receiver_is_back() {
         outage.join().unwrap();
         exchange_all(&mut rig);
         assert!(logged("at the receiver: ") > 0, "the receiver refuses attempts");
+        rig.close();
+    });
+}
+
+/// A debugger, a batch system that suspends jobs, or a machine that is moved stop a process. What may
+/// have come back meanwhile was not tried.
+//= failover.md: time in which the process does not run is no part of MPIB_FAILOVER_WAIT
+#[test]
+fn an_outage_does_not_last_while_the_process_is_stopped() {
+    let devices = two_hosts(2);
+    isolated(here!(), &env(&devices, &[("MPIB_FAILOVER_WAIT", "5")]), || {
+        let mut rig = Rig::of(Ends::two_hosts(12, 2).connect(), 4 * MIB);
+        exchange_all(&mut rig);
+        let outage = thread::spawn(|| {
+            let links = |up| ["s0", "s1"].iter().for_each(|link| softverbs::set_link(link, up).unwrap());
+            links(false);
+            until("the outage", || (logged("has no rail left") > 0).then_some(()));
+            let stop = format!("kill -STOP {0}; sleep 7; kill -CONT {0}", std::process::id());
+            assert!(Command::new("sh").args(["-c", &stop]).status().unwrap().success());
+            links(true);
+        });
+        while !outage.is_finished() {
+            rig.exchange(&[MIB]);
+        }
+        outage.join().unwrap();
+        exchange_all(&mut rig);
         rig.close();
     });
 }
