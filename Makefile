@@ -67,7 +67,10 @@ faults: setup-test ## Let rails die at every work request of each kind of traffi
 
 .PHONY: random-faults
 random-faults: setup-test ## Draw COUNT (default 2000) scenarios of messages, and as many of puts: any faults that can be survived; TEST_SEED=N begins with N
-	@export RANDOM_FAULTS=$(or $(COUNT),2000); $(cargo) test --locked --workspace --test failover random_faults -- --nocapture 2>&1 | grep -a '^random faults: \|^test result: \|scenarios failed'
+	@export RANDOM_FAULTS=$(or $(COUNT),2000); log=$${CARGO_TARGET_DIR:-target}/random-faults.log; code=0; mkdir -p "$${log%/*}"; \
+	$(cargo) test --locked --workspace --test failover random_faults -- --nocapture >"$$log" 2>&1 || code=$$?; \
+	grep -a '^random faults: \|^test result: \|scenarios failed\|^error' "$$log" || true; \
+	[ $$code = 0 ] || { echo "all that was printed: $$log"; exit $$code; }
 
 # Of make soak, make soak-agent and make fuzz.
 SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,600)
