@@ -309,9 +309,10 @@ impl Counters {
         }
     }
 
-    /// Counts a message that arrived on one rail and completes its request.
+    /// Counts the arrival of a message of so many bytes on a rail, or of its last part, which completes
+    /// its request.
     #[inline(always)]
-    pub(crate) fn arrived_whole(&self, rail: usize, bytes: usize) {
+    pub(crate) fn arrived_last(&self, rail: usize, bytes: usize) {
         if let Some(entry) = self.entry {
             entry.rail(rail).arrived();
             entry.done(1, bytes);

@@ -26,7 +26,7 @@ use nccl_net_versions::{Buffer, DmaBuf, MemKind, NetPlugin, Profiler, ProfilerHa
 
 use crate::agent::Subscription;
 use crate::config::Config;
-use crate::error::{Fast, Result};
+use crate::error::{Error, Fast, Result};
 use crate::process::Process;
 use crate::split::Splitter;
 use crate::stats::Traffic;
@@ -37,7 +37,6 @@ pub(crate) use crate::transport::recv::flush::{FLUSHES, LocalCopy, Towards};
 use crate::transport::request::{Owner, Requests};
 use crate::transport::send::Sender;
 use crate::transport::send::window::SENDS;
-use crate::transport::send_queue::NotPosted;
 use crate::verbs::Timing;
 
 pub(crate) use memory::Mr;
@@ -105,8 +104,8 @@ pub(crate) enum Unusual {
     General,
     /// The comm is marked. Nothing has been done.
     Marked,
-    /// All is done but the post, which has failed. The index is the request's.
-    NotPosted(u8, NotPosted),
+    /// A post has failed, which ends the connection.
+    Failed(Box<Error>),
 }
 
 /// A sending comm.

@@ -9,13 +9,14 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mpib_proto::{MAX_RECVS, Part, RailRole, RailSet, SLOTS};
+use mpib_proto::{MAX_RECVS, Part, RailRole, RailSet, SLOTS, Split};
 use nccl_net_versions::{Profiler, ProfilerEvent, ProfilerHandle, QpEvent};
 
 use crate::operations::Message;
 use crate::transport::comm::Comm;
+use crate::transport::rail::Rail;
 use crate::transport::send::window::{Group, SendOp};
-use crate::transport::send_queue::SendQueue;
+use crate::transport::send_queue::{SendQueue, Work};
 use crate::verbs::{WRITE, WRITE_WITH_IMM};
 
 /// Number of receives that can have events at the same time.
@@ -180,20 +181,24 @@ impl CommProfiler {
         }
     }
 
-    /// Starts the event of one part of a group of one, before the part is posted with its immediate
-    /// and this `wr_id`. The send has this request and handle.
+    /// Starts the events of the parts of a group of one, before they are posted in this slot with
+    /// their immediates, for this purpose. The send has this request and handle.
+    #[cold]
     #[inline(never)]
-    pub(crate) fn start_part(
+    pub(crate) fn start_parts(
         profiler: &mut Option<Box<Self>>,
         (index, handle): (u8, ProfilerHandle),
-        part: Part,
-        wr_id: u64,
-        queue: &SendQueue,
+        split: &Split,
+        rails: &[Rail],
+        (slot, work): (u8, Work),
     ) {
         let Some(profiler) = profiler else { return };
-        let write =
-            Write { rail: part.rail, wr_id, opcode: WRITE_WITH_IMM, len: part.len, is_receive: false };
-        profiler.start(index.into(), handle, write, queue);
+        for Part { rail, len, .. } in split.parts() {
+            let queue = rails[rail].send_queue(slot);
+            let wr_id = queue.signal(work, 1);
+            let write = Write { rail, wr_id, opcode: WRITE_WITH_IMM, len, is_receive: false };
+            profiler.start(index.into(), handle, write, queue);
+        }
     }
 
     /// Starts the events of a group on one rail, before its writes are posted. They end with the

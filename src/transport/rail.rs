@@ -74,7 +74,7 @@ pub(crate) struct Names {
 
 impl Rail {
     /// Returns the send queue of a slot's queue pair.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send_queue(&self, slot: u8) -> &SendQueue {
         self.send_queues.of_slot(slot)
     }

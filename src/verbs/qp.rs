@@ -122,10 +122,6 @@ fn blank() -> sys::ibv_qp_attr {
 #[derive(Debug)]
 pub struct Qp<S> {
     raw: Raw,
-    number: u32,
-    send_depth: u32,
-    inline: u32,
-    reached: Reached,
     state: PhantomData<S>,
 }
 
@@ -141,12 +137,22 @@ enum Reached {
 #[derive(Debug)]
 struct Raw {
     qp: NonNull<sys::ibv_qp>,
+    /// The provider's `ibv_post_send`, which never changes while the context is open.
+    post_send: PostSend,
+    number: u32,
+    send_depth: u32,
+    inline: u32,
+    reached: Reached,
     /// `ibv_destroy_qp` was called.
     is_destroyed: bool,
     cq: Arc<Cq>,
     _srq: Option<Arc<Srq>>,
     _pd: Arc<Pd>,
 }
+
+/// A provider's `ibv_post_send`.
+type PostSend =
+    unsafe extern "C" fn(*mut sys::ibv_qp, *mut sys::ibv_send_wr, *mut *mut sys::ibv_send_wr) -> i32;
 
 // SAFETY: providers lock the queue; a QP may be used from any thread.
 unsafe impl Send for Raw {}
@@ -179,6 +185,9 @@ impl Qp<Fresh> {
     /// Calls `ibv_create_qp`. A queue pair receives immediates from its SRQ, else from its own
     /// receive queue.
     pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, srq: Option<&Arc<Srq>>, options: QpOptions) -> Result<Self> {
+        // SAFETY: open context.
+        let post_send = unsafe { (*pd.context().as_ptr()).ops.post_send }
+            .ok_or_else(|| Error::Internal(format!("{} has no ibv_post_send", pd.context().name())))?;
         // SAFETY: all-zero is a valid struct: integers and null pointers.
         let mut init: sys::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
         init.send_cq = cq.as_ptr();
@@ -209,32 +218,34 @@ impl Qp<Fresh> {
             unsafe { (pd.context().verbs().ibv_create_qp)(pd.as_ptr(), &raw mut init) }
         };
         let qp = make("ibv_create_qp", on, create)?;
-        let raw =
-            Raw { qp, is_destroyed: false, cq: Arc::clone(cq), _srq: srq.cloned(), _pd: Arc::clone(pd) };
-        // SAFETY: just made.
-        let number = unsafe { qp.as_ref().qp_num };
-        Ok(Self {
-            raw,
-            number,
+        let raw = Raw {
+            qp,
+            post_send,
+            // SAFETY: just made.
+            number: unsafe { qp.as_ref().qp_num },
             // The device may provide a deeper queue, but the CQ was made for the requested depth.
             send_depth: init.cap.max_send_wr.min(options.send_depth),
             // All or none: mlx5 and ionic have some even if none are requested.
             inline: if init.cap.max_inline_data < options.inline { 0 } else { init.cap.max_inline_data },
             reached: Reached::Reset,
-            state: PhantomData,
-        })
+            is_destroyed: false,
+            cq: Arc::clone(cq),
+            _srq: srq.cloned(),
+            _pd: Arc::clone(pd),
+        };
+        Ok(Self { raw, state: PhantomData })
     }
 
     /// Moves the queue pair to INIT, RTR and RTS. After a failure it stays in the state it has
     /// reached; another call with the same path continues from there.
     pub fn advance(&mut self, path: &Path, timing: Timing) -> Result<()> {
-        if self.reached < Reached::Init {
+        if self.raw.reached < Reached::Init {
             self.enter_init(path)?;
         }
-        if self.reached < Reached::Rtr {
+        if self.raw.reached < Reached::Rtr {
             self.enter_rtr(path)?;
         }
-        if self.reached < Reached::Rts {
+        if self.raw.reached < Reached::Rts {
             self.enter_rts(path, timing)?;
         }
         Ok(())
@@ -242,12 +253,12 @@ impl Qp<Fresh> {
 
     /// Returns the number of completed state changes.
     pub(crate) fn changes(&self) -> u32 {
-        self.reached as u32
+        self.raw.reached as u32
     }
 
     /// Returns whether the queue pair is in RTS.
     pub(crate) fn is_connected(&self) -> bool {
-        self.reached == Reached::Rts
+        self.raw.reached == Reached::Rts
     }
 
     /// Returns the queue pair as one that can post.
@@ -255,11 +266,11 @@ impl Qp<Fresh> {
     /// # Errors
     /// [`advance`](Self::advance) has not reached RTS.
     pub fn ready(self) -> Result<Qp<Ready>> {
-        let Self { raw, number, send_depth, inline, reached, .. } = self;
+        let Raw { number, reached, .. } = self.raw;
         if reached < Reached::Rts {
             return Err(Error::Internal(format!("queue pair {number} is to be used in state {reached:?}")));
         }
-        Ok(Qp { raw, number, send_depth, inline, reached, state: PhantomData })
+        Ok(Qp { raw: self.raw, state: PhantomData })
     }
 
     fn enter_init(&mut self, path: &Path) -> Result<()> {
@@ -335,7 +346,7 @@ impl Qp<Fresh> {
         // SAFETY: live QP, filled struct.
         let rc = unsafe { (self.raw.verbs().ibv_modify_qp)(self.raw.qp.as_ptr(), attr, mask as i32) };
         zero("ibv_modify_qp", rc, || self.describe(&format!("{to:?}").to_uppercase(), path))?;
-        self.reached = to;
+        self.raw.reached = to;
         Ok(())
     }
 
@@ -346,7 +357,7 @@ impl Qp<Fresh> {
             .map_or_else(|| format!("LID {}", path.lid), |gid| std::net::Ipv6Addr::from(gid).to_string());
         format!(
             "to {state}, {device} port {} GID index {} QP {}, towards {to} QP {}",
-            path.port, path.gid_index, self.number, path.qpn
+            path.port, path.gid_index, self.raw.number, path.qpn
         )
     }
 }
@@ -360,7 +371,7 @@ impl<S> Qp<S> {
     pub(crate) fn destroy(mut self) -> Result<()> {
         let rc = self.raw.destroy();
         let on = || {
-            let (name, number) = (self.raw.cq.context().name(), self.number);
+            let (name, number) = (self.raw.cq.context().name(), self.raw.number);
             format!("{name} QP {number}, which may still receive, so no memory of its connection is safe")
         };
         match zero("ibv_destroy_qp", rc, on) {
@@ -378,25 +389,25 @@ impl<S> Qp<S> {
         if rc == libc::EOPNOTSUPP {
             return Ok(None);
         }
-        zero("ibv_query_ece", rc, || format!("{} QP {}", self.raw.cq.context().name(), self.number))?;
+        zero("ibv_query_ece", rc, || format!("{} QP {}", self.raw.cq.context().name(), self.raw.number))?;
         Ok(Some(ece))
     }
 
     /// Returns the queue pair's number.
     pub fn number(&self) -> u32 {
-        self.number
+        self.raw.number
     }
 
     /// Returns the depth of the send queue.
     #[inline]
     pub(crate) fn send_depth(&self) -> u32 {
-        self.send_depth
+        self.raw.send_depth
     }
 
     /// Returns the number of bytes that a work request may carry inline.
     #[inline]
     pub(crate) fn inline(&self) -> u32 {
-        self.inline
+        self.raw.inline
     }
 }
 
@@ -411,7 +422,7 @@ impl Qp<Ready> {
         let mut bad = ptr::null_mut();
         // SAFETY: live QP in RTS, and a linked chain whose entries and inline bytes live during the
         // call. The device checks registered memory.
-        let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), first, &raw mut bad) };
+        let rc = unsafe { (self.raw.post_send)(self.raw.qp.as_ptr(), first, &raw mut bad) };
         chain.clear();
         if rc == 0 { Ok(()) } else { self.post_rest(rc, bad) }
     }
@@ -422,7 +433,7 @@ impl Qp<Ready> {
         // SAFETY: live QP past RESET, and a chain that the provider reads and does not write.
         let posted =
             blanks.post(n, |first, bad| unsafe { sys::ibv_post_recv(self.raw.qp.as_ptr(), first, bad) });
-        let on = || format!("{} QP {}", self.raw.cq.context().name(), self.number);
+        let on = || format!("{} QP {}", self.raw.cq.context().name(), self.raw.number);
         posted.map_err(|rc| failed("ibv_post_recv", rc, on))
     }
 
@@ -443,7 +454,7 @@ impl Qp<Ready> {
         let mut bad = ptr::null_mut();
         // SAFETY: live QP in RTS, and one work request with its entry, which live during the call
         // with the bytes that they contain. The device checks registered memory.
-        let rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), write.as_ptr(), &raw mut bad) };
+        let rc = unsafe { (self.raw.post_send)(self.raw.qp.as_ptr(), write.as_ptr(), &raw mut bad) };
         if rc == 0 { Ok(()) } else { self.post_rest(rc, bad) }
     }
 
@@ -462,7 +473,7 @@ impl Qp<Ready> {
             let rest = bad;
             // SAFETY: live QP in RTS, and the rest of a chain whose entries and inline bytes live
             // during the call of the caller.
-            rc = unsafe { sys::ibv_post_send(self.raw.qp.as_ptr(), rest, &raw mut bad) };
+            rc = unsafe { (self.raw.post_send)(self.raw.qp.as_ptr(), rest, &raw mut bad) };
         }
         match rc {
             0 => Ok(()),

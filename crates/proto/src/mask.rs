@@ -73,16 +73,9 @@ impl Arrivals {
     /// Records an arrival: its mask and its rail.
     #[inline]
     pub const fn on_arrival(&mut self, mask: u8, rail: u8) -> Step {
-        if self.want == 0 && rail < 8 && mask == 1 << rail {
-            // The message is on one rail: the most frequent case.
-            (self.want, self.got) = (mask, mask);
-            return Step::Complete;
-        }
-        if mask == 0 {
-            return Step::Violation(Violation::Empty);
-        }
         if rail >= 8 || mask >> rail & 1 == 0 {
-            return Step::Violation(Violation::NotNamed { mask, rail });
+            let why = if mask == 0 { Violation::Empty } else { Violation::NotNamed { mask, rail } };
+            return Step::Violation(why);
         }
         if self.want != 0 && self.want != mask {
             return Step::Violation(Violation::Changed { learned: self.want, mask });

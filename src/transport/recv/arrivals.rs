@@ -75,7 +75,11 @@ impl Progress for RecvState {
                 if !self.comm.rails[rail].arrived(completion, word as u8) {
                     return Err(self.protocol_error(rail, word, ArrivalError::Queue(word as u8)));
                 }
-                if self.arrived_single(rail, word) {
+                let usual = match self.comm.layout.decode_whole(word, rail) {
+                    Some((slot, size)) => self.arrived_whole(rail, slot, size),
+                    None => self.arrived_part(rail, word),
+                };
+                if usual {
                     return Ok(());
                 }
                 self.comm.stats.arrived(rail);
@@ -113,19 +117,36 @@ impl RecvState {
         }
     }
 
-    /// Handles an immediate if it completes a usual receive. Otherwise returns `false` and has done
-    /// nothing.
+    /// Handles the only immediate of a usual receive. Otherwise returns `false` and has done nothing.
     #[inline(always)]
-    fn arrived_single(&mut self, rail: usize, word: u32) -> bool {
-        let Some((slot, size)) = self.comm.layout.decode_whole(word, rail) else { return false };
+    fn arrived_whole(&mut self, rail: usize, slot: u8, size: usize) -> bool {
         let usual = CommProfiler::active(&mut self.comm.profiler).is_none()
             && self.window.arrived_whole(slot, rail, size);
         if usual {
             self.carried(rail);
-            self.comm.stats.arrived_whole(rail, size);
+            self.comm.stats.arrived_last(rail, size);
             self.window.complete_one(slot, size);
         }
         usual
+    }
+
+    /// Like [`arrived_whole`](Self::arrived_whole), for an immediate of which there may be others.
+    // It calls nothing, and so it needs no stack.
+    #[inline(never)]
+    fn arrived_part(&mut self, rail: usize, word: u32) -> bool {
+        if CommProfiler::active(&mut self.comm.profiler).is_some() {
+            return false;
+        }
+        let Some(size) = self.window.arrived_part(self.comm.layout, word, rail) else { return false };
+        self.carried(rail);
+        match size {
+            None => self.comm.stats.arrived(rail),
+            Some(size) => {
+                self.comm.stats.arrived_last(rail, size);
+                self.window.complete_one(word as u8, size);
+            }
+        }
+        true
     }
 
     /// Notes for flushes that data has arrived on a rail.
@@ -139,14 +160,13 @@ impl RecvState {
     /// Handles an immediate from the peer.
     #[inline(never)]
     fn arrived(&mut self, rail: usize, word: u32) -> Fast<()> {
-        match self.part_arrived(rail, word) {
+        match self.any_arrived(rail, word) {
             Err(ArrivalError::Word) => self.arrived_again(rail, word),
             arrived => arrived.map_err(|e| self.protocol_error(rail, word, e)),
         }
     }
 
-    #[inline(always)]
-    fn part_arrived(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
+    fn any_arrived(&mut self, rail: usize, word: u32) -> Result<(), ArrivalError> {
         let (slot, size) = (word as u8, self.window.arrived(self.comm.layout, word, rail)?);
         self.carried(rail);
         if let Some(profiler) = CommProfiler::active(&mut self.comm.profiler) {

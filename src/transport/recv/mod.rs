@@ -209,14 +209,7 @@ impl Receiver {
         let slot = match why {
             Unusual::General => state.start::<P, OPTIONAL>(buffers),
             Unusual::Marked => state.start_marked::<P, OPTIONAL>(buffers),
-            Unusual::NotPosted(slot, e) => {
-                let rail = state.cts.rail();
-                let failed = state.comm.not_posted(rail, e);
-                if OPTIONAL && failed.is_ok() {
-                    state.window.complete_ahead(slot);
-                }
-                failed.map(|()| Some(slot))
-            }
+            Unusual::Failed(e) => Err(e),
         };
         let slot = slot.map_err(|e| state.fail(e));
         state.leave(slot)

@@ -1,6 +1,6 @@
 //! The slots of a receiver beside a model: the same verdict on every immediate.
 
-use mpib_proto::{ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, Record, SLOTS, SizeQ};
+use mpib_proto::{ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, RailSet, Record, SLOTS, SizeQ};
 use nccl_net_versions::Buffer;
 
 use super::window::Slot;
@@ -107,10 +107,9 @@ impl World {
         if let Some(size) = usual {
             assert_eq!(found, Ok(Some(vec![size])), "the usual way accepts {word:#010x} on rail {rail}");
         }
-        if let Some(further) = further {
-            let same =
-                found.as_ref().map_or(further != Some(false), |found| further == Some(found.is_some()));
-            assert!(same, "{word:#010x} on rail {rail} is a further one: {found:?}, {further:?}");
+        if let Some(last) = further {
+            let same = found.as_ref().is_ok_and(|found| found.is_some() == last);
+            assert!(same, "{word:#010x} on rail {rail} is a further one: {found:?}, {last}");
         }
         let expected = self.model(rail, word);
         let same = match (&found, &expected) {
@@ -134,12 +133,11 @@ impl World {
         slot.arrived_whole(rail, size).then_some(size)
     }
 
-    /// If the shortcut of further immediates would handle one, returns whether it completes its group;
-    /// nothing if it is an error.
-    fn handle_further(&self, rail: usize, word: u32) -> Option<Option<bool>> {
+    /// If the shortcut of further immediates would handle one, returns whether it is the last one of
+    /// its group.
+    fn handle_further(&self, rail: usize, word: u32) -> Option<bool> {
         let mut slot = self.slots[usize::from(word as u8) % SLOTS];
-        let further = slot.is_further(word, rail).then(|| slot.arrived_further(word as u8, rail));
-        further.map(|arrived| arrived.ok().map(|size| size.is_some()))
+        slot.is_further(word, rail).then(|| slot.add(RailSet::of(rail)).is_some())
     }
 
     /// Handles an immediate as a receiver does.
@@ -173,19 +171,18 @@ impl World {
             return Err("a contradiction".into());
         }
         group.arrived |= 1 << rail;
-        if group.arrived != mask {
-            return Ok(None);
-        }
+        let is_whole = group.arrived == mask;
         let sizes = match size {
             Size::Bytes(_) if group.rooms.len() != 1 => return Err("one size".into()),
             Size::Bytes(bytes) => vec![bytes],
+            Size::InRecord if !is_whole => return Ok(None),
             Size::InRecord => {
                 let record = self.records[slot].as_chunks().0.iter().map(|size| u64::from_le_bytes(*size));
                 record.map(|size| size as usize).take(group.rooms.len()).collect()
             }
         };
         let fits = sizes.iter().zip(&group.rooms).all(|(size, room)| size <= room);
-        if fits { Ok(Some(sizes)) } else { Err("too large".into()) }
+        if fits { Ok(is_whole.then_some(sizes)) } else { Err("too large".into()) }
     }
 }
 

@@ -45,9 +45,10 @@ impl RecvState {
             return Err(Unusual::General);
         }
         let seq = self.window.begin(std::iter::once(*buffer));
-        let written = self.cts.write_inline(queue, seq, *buffer, *tag, mr.rkeys(), None);
-        written.map_err(|e| Unusual::NotPosted(seq.slot(), e))?;
-        self.comm.stats.offered(self.cts.rail());
+        match self.cts.write_inline(queue, seq, *buffer, *tag, mr.rkeys(), None) {
+            Ok(()) => self.comm.stats.offered(self.cts.rail()),
+            Err(e) => self.comm.not_posted(self.cts.rail(), e).map_err(Unusual::Failed)?,
+        }
         if OPTIONAL {
             self.window.complete_ahead(seq.slot());
         }

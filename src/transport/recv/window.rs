@@ -174,7 +174,7 @@ impl Window {
     }
 
     /// Handles an immediate. Returns the size once all parts of its group have arrived:
-    /// [`complete`](Self::complete) must follow. [`ArrivalError::Word`] has changed nothing.
+    /// [`complete`](Self::complete) must follow. An error has changed nothing.
     #[inline(always)]
     pub(super) fn arrived(
         &mut self,
@@ -184,15 +184,36 @@ impl Window {
     ) -> Result<Option<SizeQ>, ArrivalError> {
         let slot = word as u8;
         let place = &mut self.slots[usize::from(slot) % SLOTS];
-        if place.is_further(word, rail) {
-            return place.arrived_further(slot, rail);
-        }
         let imm = layout.decode(word).ok_or(ArrivalError::Word)?;
         let request = self.cells.get(slot);
         if !request.is_in_flight() && !request.awaits_data() {
             return Err(ArrivalError::Idle(slot));
         }
         place.arrived(imm, word, rail)
+    }
+
+    /// Handles an immediate of a group of one that is in flight, whose size it contains. Returns the
+    /// size once all parts of the group have arrived: [`complete_one`](Self::complete_one) must follow.
+    /// In all other cases returns `None` and changes nothing: see [`arrived`](Self::arrived).
+    #[inline(always)]
+    pub(super) fn arrived_part(
+        &mut self,
+        layout: ImmLayout,
+        word: u32,
+        rail: usize,
+    ) -> Option<Option<usize>> {
+        let slot = word as u8;
+        let place = &mut self.slots[usize::from(slot) % SLOTS];
+        if !self.cells.get(slot).is_in_flight() {
+            return None;
+        }
+        if place.is_further(word, rail) {
+            let size = place.size.bytes()?;
+            return Some(place.add(RailSet::of(rail)).map(|_| size));
+        }
+        let imm = layout.decode(word)?;
+        let size = imm.size.bytes()?;
+        place.arrived(imm, word, rail).ok().map(|all| all.map(|_| size))
     }
 
     /// Handles the arrival of a part that another rail carried. Returns the size once all parts have
@@ -410,15 +431,6 @@ impl Slot {
         word == self.first && word != 0 && self.parts().1.contains(rail)
     }
 
-    /// Handles a [further](Self::is_further) immediate. Returns the size once all have arrived.
-    #[inline(always)]
-    pub(super) fn arrived_further(&mut self, slot: u8, rail: usize) -> Result<Option<SizeQ>, ArrivalError> {
-        match self.add(RailSet::of(rail)) {
-            Some(size) => self.check_size(slot, size).map(|()| Some(size)),
-            None => Ok(None),
-        }
-    }
-
     /// Handles an immediate that arrived on `rail` for this slot, which must be in use. Returns the
     /// size once the immediates of all rails have arrived.
     pub(super) fn arrived(
@@ -431,16 +443,15 @@ impl Slot {
         if self.arrivals.expected() != 0 && self.size != size {
             return Err(ArrivalError::Sizes(slot, self.size, size));
         }
+        self.check_size(slot, size)?;
         match self.arrivals.on_arrival(mask, rail as u8) {
             Step::Waiting => {
                 (self.size, self.first) = (size, word);
-                return Ok(None);
+                Ok(None)
             }
-            Step::Violation(why) => return Err(ArrivalError::Mask(slot, why)),
-            Step::Complete => {}
+            Step::Violation(why) => Err(ArrivalError::Mask(slot, why)),
+            Step::Complete => Ok(Some(size)),
         }
-        self.check_size(slot, size)?;
-        Ok(Some(size))
     }
 
     fn check_size(&self, slot: u8, size: SizeQ) -> Result<(), ArrivalError> {
@@ -466,7 +477,7 @@ impl Slot {
 
     /// Handles the arrival of parts that other rails were to carry. Returns the size once all parts
     /// have arrived.
-    fn add(&mut self, parts: RailSet) -> Option<SizeQ> {
+    pub(super) fn add(&mut self, parts: RailSet) -> Option<SizeQ> {
         self.arrivals.add(parts.bits()).then_some(self.size)
     }
 

@@ -146,7 +146,7 @@ impl Sender {
         }
         let mut state = self.state.enter()?;
         let started = match state.comm.is_marked() {
-            false => state.start_single(&self.fifo, buffer, tag, mr, profiler),
+            false => state.start_usual(&self.fifo, buffer, tag, mr, profiler),
             true => Err(Unusual::Marked),
         };
         match started {
@@ -158,7 +158,7 @@ impl Sender {
         }
     }
 
-    /// Starts a send that is not on a rail that is decided before.
+    /// Starts a send that cannot take the short way.
     #[inline(never)]
     fn send_unusual(
         &self,
@@ -170,15 +170,9 @@ impl Sender {
         profiler: ProfilerHandle,
     ) -> Fast<Option<u8>> {
         let index = match why {
-            Unusual::General => match state.start_split(&self.fifo, buffer, tag, mr, profiler) {
-                Ok(None) => state.start(buffer, tag, mr, profiler),
-                started => started,
-            },
+            Unusual::General => state.start(buffer, tag, mr, profiler),
             Unusual::Marked => state.start_marked(buffer, tag, mr, profiler),
-            Unusual::NotPosted(index, e) => {
-                let rail = state.usual.rail;
-                state.comm.not_posted(rail, e).map(|()| Some(index))
-            }
+            Unusual::Failed(e) => Err(e),
         };
         self.next.store(state.window.seq().number(), Ordering::Relaxed);
         let index = index.map_err(|e| state.comm.fail(e));

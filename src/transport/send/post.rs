@@ -16,8 +16,9 @@ use crate::transport::comm::Comm;
 use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
+use crate::transport::send::SendState;
+use crate::transport::send::cts_fifo::{self, Match};
 use crate::transport::send::window::{Group, SendOp};
-use crate::transport::send::{SendState, cts_fifo};
 use crate::transport::send_queue::{NotPosted, SendQueue, Work};
 use crate::verbs::{Chain, ImmWrite, Local, Remote, Words};
 
@@ -68,9 +69,9 @@ impl UsualSends {
 }
 
 impl SendState {
-    /// Starts a send on the rail that is decided for its size, if nothing is in its way.
+    /// Starts a send to the only receive of its group, if nothing is in its way.
     #[inline(always)]
-    pub(super) fn start_single(
+    pub(super) fn start_usual(
         &mut self,
         fifo: &Words,
         buffer: Buffer,
@@ -78,21 +79,35 @@ impl SendState {
         mr: Option<&Mr>,
         profiler: ProfilerHandle,
     ) -> Result<u8, Unusual> {
-        let UsualSends { largest, rail, carriers, inline, ref mut write, .. } = self.usual;
-        let (true, Some(mr)) = (buffer.len.wrapping_sub(1) < largest, mr) else {
+        let seq = self.window.seq();
+        let (Some(mr), Some(found)) = (mr, cts_fifo::find_single(fifo, seq, tag)) else {
             return Err(Unusual::General);
         };
-        let seq = self.window.seq();
-        let Some(found) = cts_fifo::find_single(fifo, seq, tag) else { return Err(Unusual::General) };
-        let slot = seq.slot();
-        let queue = self.comm.rails[rail].send_queue_mut(slot);
-        if buffer.len as u64 > found.room
-            || !self.window.takes_single()
-            || queue.room() == 0
-            || !CommProfiler::skips(&mut self.comm.profiler, profiler)
-        {
+        if buffer.len as u64 > found.room || !self.window.takes_single() {
             return Err(Unusual::General);
         }
+        let slot = seq.slot();
+        match buffer.len.wrapping_sub(1) {
+            len if len < self.usual.largest && self.goes_whole(slot, profiler) => {
+                self.start_whole(slot, buffer, mr, &found)
+            }
+            len if len < self.usual.separate_above => self.start_split(slot, buffer, mr, &found, profiler),
+            _ => Err(Unusual::General),
+        }
+    }
+
+    /// Returns whether a send whose rail is decided may start there, and counts it for the profiler.
+    #[inline(always)]
+    fn goes_whole(&mut self, slot: u8, profiler: ProfilerHandle) -> bool {
+        let Comm { rails, profiler: events, .. } = &mut self.comm;
+        CommProfiler::skips(events, profiler) && rails[self.usual.rail].send_queue(slot).room() > 0
+    }
+
+    /// Starts a send on the rail that is decided for its size.
+    #[inline(always)]
+    fn start_whole(&mut self, slot: u8, buffer: Buffer, mr: &Mr, found: &Match<'_>) -> Result<u8, Unusual> {
+        let UsualSends { rail, carriers, inline, ref mut write, .. } = self.usual;
+        let queue = self.comm.rails[rail].send_queue_mut(slot);
         let index = self.window.begin_whole(buffer, carriers);
         let local =
             Local { addr: buffer.addr as u64, len: buffer.len as u32, lkey: mr.lkeys()[rail % MAX_RAILS] };
@@ -100,71 +115,60 @@ impl SendState {
         let wr_id = queue.signal(Work::Data { slot }, 1);
         let inline = buffer.len <= inline && mr.is_readable();
         write.set(local, inline, found.remote(rail), imm, wr_id);
-        queue.post_imm(write).map_err(|e| Unusual::NotPosted(index, e))?;
-        self.comm.stats.sent_whole(rail, buffer.len, self.usual.share);
+        match queue.post_imm(write) {
+            Ok(()) => self.comm.stats.sent_whole(rail, buffer.len, self.usual.share),
+            Err(e) => self.comm.not_posted(rail, e).map_err(Unusual::Failed)?,
+        }
         Ok(index)
     }
 
-    /// Starts a send on the rails that the splitter chooses, if nothing is in its way. Returns
-    /// `None`, and has done nothing, if something is.
+    /// Starts a send on the rails that the splitter chooses.
     #[inline(always)]
-    pub(super) fn start_split(
+    fn start_split(
         &mut self,
-        fifo: &Words,
+        slot: u8,
         buffer: Buffer,
-        tag: i32,
-        mr: Option<&Mr>,
+        mr: &Mr,
+        found: &Match<'_>,
         profiler: ProfilerHandle,
-    ) -> Fast<Option<u8>> {
-        let (true, Some(mr)) = (buffer.len.wrapping_sub(1) < self.usual.separate_above, mr) else {
-            return Ok(None);
-        };
-        let seq = self.window.seq();
-        let slot = seq.slot();
-        let Some(found) = cts_fifo::find_single(fifo, seq, tag) else { return Ok(None) };
-        let Comm { rails: all, layout, stats, profiler: events, .. } = &mut self.comm;
-        let Some(size) = layout.size_bits(buffer.len) else { return Ok(None) };
-        if buffer.len as u64 > found.room || !self.window.takes_single() {
-            return Ok(None);
-        }
-        let split = self.window.next_split();
-        if !self.splitter.split(buffer.len, |rail| all[rail].in_flight(), split) {
-            return Ok(None);
+    ) -> Result<u8, Unusual> {
+        let Some(size) = self.comm.layout.size_bits(buffer.len) else { return Err(Unusual::General) };
+        let (rails, mut split) = (&mut self.comm.rails, Split::NONE);
+        if !self.splitter.split(buffer.len, |rail| rails[rail].in_flight(), &mut split) {
+            return Err(Unusual::General);
         }
         for rail in split.rails().iter() {
-            if all[rail].send_queue(slot).room() == 0 {
-                return Ok(None);
+            if rails[rail].send_queue(slot).room() == 0 {
+                return Err(Unusual::General);
             }
         }
-        let (index, split) = self.window.begin_split(buffer);
-        self.splitter.posted(split);
-        stats.request(self.splitter.share(buffer.len));
-        let measured =
-            self.splitter.begin(slot, split.rails(), split.size(), |rail| split.bytes(rail), clock::now);
-        let reported = CommProfiler::should_report(events, profiler);
+        let index = self.window.begin_split(buffer, &split);
+        self.splitter.posted(&split);
+        self.comm.stats.request(self.splitter.share(buffer.len));
+        let bytes = |rail| split.bytes(rail);
+        let measured = self.splitter.begin(slot, split.rails(), buffer.len, bytes, clock::now);
+        let work = Work::data(slot, measured);
+        let Comm { rails, profiler: events, .. } = &mut self.comm;
+        if CommProfiler::should_report(events, profiler) {
+            CommProfiler::start_parts(events, (index, profiler), &split, rails, (slot, work));
+        }
         let imm = ImmLayout::encode_bits(slot, split.rails().bits(), size);
-        let (write, mut failed) = (&mut self.usual.write, None);
+        let (lkeys, write) = (mr.lkeys(), &mut self.usual.write);
         for part in split.parts() {
-            let queue = all[part.rail].send_queue_mut(slot);
+            let queue = self.comm.rails[part.rail].send_queue_mut(slot);
             let addr = (buffer.addr + part.offset) as u64;
             // The length fits: no write is longer than a port's largest message, a 32-bit number.
-            let local = Local { addr, len: part.len as u32, lkey: mr.lkeys()[part.rail % MAX_RAILS] };
+            let local = Local { addr, len: part.len as u32, lkey: lkeys[part.rail % MAX_RAILS] };
             let mut remote = found.remote(part.rail);
             remote.addr = remote.addr.wrapping_add(part.offset as u64);
-            let wr_id = queue.signal(Work::data(slot, measured), 1);
-            if reported {
-                CommProfiler::start_part(events, (index, profiler), part, wr_id, queue);
-            }
+            let wr_id = queue.signal(work, 1);
             write.set(local, false, remote, imm, wr_id);
             match queue.post_imm(write) {
-                Ok(()) => stats.posted(part.rail, 1, 1, part.len),
-                Err(e) => failed = Some((part.rail, e)),
+                Ok(()) => self.comm.stats.posted(part.rail, 1, 1, part.len),
+                Err(e) => self.comm.not_posted(part.rail, e).map_err(Unusual::Failed)?,
             }
         }
-        match failed {
-            None => Ok(Some(index)),
-            Some((rail, e)) => self.comm.not_posted(rail, e).map(|()| Some(index)),
-        }
+        Ok(index)
     }
 
     /// Starts a send on a comm that is marked.

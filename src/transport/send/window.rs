@@ -113,7 +113,7 @@ impl Window {
     /// waits for none. Parts that are sent again may be on any rail.
     #[inline]
     pub(super) fn awaited(&self, index: u8) -> RailSet {
-        let group = &self.groups[usize::from(self.sends[usize::from(index)].slot)];
+        let group = self.group(self.sends[usize::from(index)].slot);
         if group.moved.is_empty() { group.pending } else { RailSet::ALL }
     }
 
@@ -125,16 +125,6 @@ impl Window {
         group.is_untouched() && self.cells.get(self.next).is_free()
     }
 
-    /// Returns the place for the split of the next send, for [`begin_split`](Self::begin_split).
-    #[inline(always)]
-    pub(super) fn next_split(&mut self) -> &mut Split {
-        // On a single rail no split is kept.
-        match self.splits.get_mut(usize::from(self.next)) {
-            Some(split) => split,
-            None => &mut self.ops[0].split,
-        }
-    }
-
     /// Begins a group of one that goes whole on one rail, the only one of `carriers`, if the window
     /// [takes it](Self::takes_single). Returns the request.
     #[inline(always)]
@@ -142,13 +132,18 @@ impl Window {
         self.begin_single(buffer, carriers, false)
     }
 
-    /// Begins a group of one that is split as [`next_split`](Self::next_split) has it, if the window
-    /// [takes it](Self::takes_single). Returns the request and the split.
+    /// Begins a group of one that is split, if the window [takes it](Self::takes_single). Returns the
+    /// request.
     #[inline(always)]
-    pub(super) fn begin_split(&mut self, buffer: Buffer) -> (u8, &Split) {
-        let (parts, is_split) = (self.next_split().rails(), !self.splits.is_empty());
-        let index = self.begin_single(buffer, parts, is_split);
-        (index, if is_split { &self.splits[usize::from(index)] } else { &self.ops[0].split })
+    pub(super) fn begin_split(&mut self, buffer: Buffer, split: &Split) -> u8 {
+        let is_split = self.keep(self.next, split);
+        self.begin_single(buffer, split.rails(), is_split)
+    }
+
+    /// Keeps the split of a send. Returns `false` on a single rail, where none is kept.
+    #[inline(always)]
+    fn keep(&mut self, index: u8, split: &Split) -> bool {
+        self.splits.get_mut(usize::from(index)).map(|kept| *kept = *split).is_some()
     }
 
     #[inline(always)]
@@ -186,9 +181,9 @@ impl Window {
     /// was the last one: the group is to be posted.
     pub(super) fn match_send(&mut self, index: u8, (place, count): (usize, usize), op: &SendOp) -> bool {
         let slot = self.seq.slot();
-        let kept = self.splits.get_mut(usize::from(index)).map(|split| *split = op.split);
+        let is_split = self.keep(index, &op.split);
         let Buffer { addr, len } = op.buffer;
-        self.sends[usize::from(index)] = Matched { addr, len, slot, is_split: kept.is_some() };
+        self.sends[usize::from(index)] = Matched { addr, len, slot, is_split };
         self.ops[place] = *op;
         let group = &mut self.groups[usize::from(slot)];
         group.count = count as u8;
@@ -233,9 +228,7 @@ impl Window {
     pub(super) fn split_again(&mut self, place: usize, split: Split) {
         self.ops[place].split = split;
         let index = self.groups[usize::from(self.seq.slot())].sends[place];
-        if let Some(kept) = self.splits.get_mut(usize::from(index)) {
-            *kept = split;
-        }
+        self.keep(index, &split);
     }
 
     /// Marks the present group as posted in these parts, before the first post, and returns its sends.
