@@ -23,6 +23,7 @@ pub mod pair;
 pub mod paths;
 pub mod peer;
 pub mod process;
+pub mod profiled;
 pub mod proxy;
 pub mod raw;
 pub mod recorder;

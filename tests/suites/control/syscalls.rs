@@ -1,22 +1,26 @@
 //! `listen`, `connect` and `accept` wait for nothing and soon make no system call if nothing
-//! happens. A receive that is done already makes none. ptrace shows the system calls of the calling
-//! thread.
+//! happens. A receive that is done already makes none, and neither does an event of NCCL's profiler.
+//! ptrace shows the system calls of the calling thread.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, TcpListener};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mpib_proto::{Addr, Handle};
 use mpib_tests::code::Success;
-use mpib_tests::pair::{HOST, init, until};
+use mpib_tests::pair::{HOST, Pair, init, until};
 use mpib_tests::process::watchdog;
-use mpib_tests::table::{Ptr, newest};
+use mpib_tests::profiled::{ON, Profiled, callback, record_state, stop};
+use mpib_tests::table::{Ptr, newest, set_profiler, set_profiler_handles};
 use mpib_tests::{here, isolated, mpib};
+use nccl_net_abi as abi;
 
 /// Numbers of system calls that do not exist, by which the traced thread marks what it is about to
 /// do; the last one says that it is over.
 const MARKS: i64 = 1 << 20;
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 9] = [
     "listen",
     "first connect",
     "connect",
@@ -25,7 +29,9 @@ const NAMES: [&str; 8] = [
     "idle accept",
     "idle test",
     "first accept",
+    "profiler event",
 ];
+const PROFILER_EVENT: usize = 8;
 const OVER: usize = NAMES.len();
 
 /// System calls that one call may make, at most. The costliest looks at the network interfaces and
@@ -225,6 +231,50 @@ fn waits_on_socket(child: i32, (nr, args): (i64, [u64; 6]), local: &BTreeSet<u64
     i32::from_str_radix(flags, 8).unwrap() & libc::O_NONBLOCK == 0
 }
 
+/// Begins and ends events of operations, and of what their messages do.
+fn traced_events() {
+    set_profiler(Some(traced_callback));
+    let table = newest();
+    let pair = Pair::new(table);
+    let world = Profiled::new().unwrap();
+    let event = |begin: &dyn Fn() -> Ptr| {
+        let event = marked(PROFILER_EVENT, begin);
+        assert!(!event.is_null());
+        event
+    };
+    let end = |event: Ptr| marked(PROFILER_EVENT, || stop(event));
+    let process = std::process::id();
+    for sequence in 0..20 {
+        let operation = event(&|| world.operation(sequence));
+        end(operation);
+        let part = event(&|| world.part(operation, process));
+        let step = event(&|| world.step(part));
+        marked(PROFILER_EVENT, || record_state(step));
+        set_profiler_handles(Some([step; 8]));
+        pair.message(100_000, 100_000, sequence);
+        set_profiler_handles(None);
+        end(step);
+        end(part);
+    }
+    world.close();
+    pair.close();
+}
+
+/// NCCL's callback, with each call marked.
+///
+/// # Safety
+/// As NCCL's.
+unsafe extern "C" fn traced_callback(
+    event: *mut Ptr,
+    kind: c_int,
+    handle: Ptr,
+    id: i64,
+    data: *mut c_void,
+) -> abi::ncclResult_t {
+    // SAFETY: the caller's promise.
+    marked(PROFILER_EVENT, || unsafe { callback(event, kind, handle, id, data) })
+}
+
 /// Why a system call may wait for something that another process or the network does, or a clock;
 /// `None` if it cannot.
 fn waits((nr, args, on_socket): &Seen) -> Option<&'static str> {
@@ -248,32 +298,37 @@ fn waits((nr, args, on_socket): &Seen) -> Option<&'static str> {
     }
 }
 
+/// Runs this in a process of its kind, and returns what that did in its marked calls.
+fn of_traced_process(traced: impl FnOnce(&AtomicBool)) -> Vec<(usize, Vec<Seen>)> {
+    let rests = shared_flag();
+    // SAFETY: this process has one thread but libtest's, which waits; the child uses the allocator,
+    // which glibc keeps whole.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        watchdog();
+        // SAFETY: asks the parent to trace this thread, and stops for it to take over.
+        unsafe {
+            if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0 {
+                libc::_exit(1);
+            }
+            libc::raise(libc::SIGSTOP);
+        }
+        let failed = std::panic::catch_unwind(AssertUnwindSafe(|| traced(rests))).is_err();
+        // SAFETY: the end of the process, with what it has arranged for that.
+        unsafe { libc::exit(i32::from(failed)) };
+    }
+    trace(child, rests)
+}
+
 /// A futex call is a lock that another thread holds for a moment, or wakes threads. As long as the
 /// calls are few, none of them is a wait for a peer.
 //= protocol.md: listen, connect and accept make no blocking system call
 #[test]
 fn listen_connect_and_accept_wait_for_nothing() {
     isolated(here!(), &mpib("512", &[]), || {
-        let rests = shared_flag();
-        // SAFETY: this process has one thread but libtest's, which waits; the child uses the
-        // allocator, which glibc keeps whole.
-        let child = unsafe { libc::fork() };
-        assert!(child >= 0);
-        if child == 0 {
-            watchdog();
-            // SAFETY: asks the parent to trace this thread, and stops for it to take over.
-            unsafe {
-                if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0 {
-                    libc::_exit(1);
-                }
-                libc::raise(libc::SIGSTOP);
-            }
-            let failed = std::panic::catch_unwind(|| traced(rests)).is_err();
-            // SAFETY: the end of the process, with what it has arranged for that.
-            unsafe { libc::exit(i32::from(failed)) };
-        }
         let mut most: BTreeMap<&str, usize> = BTreeMap::new();
-        for (kind, seen) in trace(child, rests) {
+        for (kind, seen) in of_traced_process(traced) {
             let numbers: Vec<i64> = seen.iter().map(|s| s.0).collect();
             for call in &seen {
                 let why = waits(call);
@@ -288,6 +343,20 @@ fn listen_connect_and_accept_wait_for_nothing() {
             };
             assert!(seen.len() <= limit, "{} makes {} system calls: {numbers:?}", NAMES[kind], seen.len());
         }
-        assert_eq!(most.len(), NAMES.len(), "{most:?}");
+        assert_eq!(most.len(), PROFILER_EVENT, "{most:?}");
+    });
+}
+
+/// Reading the clock is none where the kernel offers that.
+#[test]
+fn events_of_the_profiler_make_no_system_call() {
+    isolated(here!(), &mpib("512", &[ON]), || {
+        let calls = of_traced_process(|_| traced_events());
+        // Each message has an event of its send and one of its receive on each of two rails.
+        assert_eq!(calls.len(), 20 * (7 + 2 * 4));
+        for (kind, seen) in calls {
+            let numbers: Vec<i64> = seen.iter().map(|s| s.0).collect();
+            assert_eq!((kind, &numbers[..]), (PROFILER_EVENT, &[][..]));
+        }
     });
 }

@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mpib_tests::code::Success;
 use mpib_tests::pair::{Buffer, Pair, connect, init, until};
+use mpib_tests::profiled::{ON, Profiled, callback, record_state, stop};
 use mpib_tests::rma::{CUDA, Group, HOST, OF_SIGNALS, rma_table};
 use mpib_tests::table::{Ptr, Table, newest, set_profiler, set_profiler_handles};
 use mpib_tests::vdevices::{carried, newest_device, rails};
 use mpib_tests::{here, isolated, mpib, two_adapters, with_and_without_srq};
 use nccl_net_abi as abi;
+use nccl_net_mpib_agent_iface::stats::pages_of;
 
 /// The system's allocator, which counts the calls of an armed thread.
 struct Counting;
@@ -162,6 +164,43 @@ fn profiled_transfers_allocate_nothing() {
         assert_eq!(EVENTS.each_ref().map(|n| n.load(Ordering::Relaxed)), [events; 2]);
         from.dereg();
         to.dereg();
+        pair.close();
+    });
+}
+
+/// The plugin is NCCL's profiler, too.
+#[test]
+fn recorded_operations_allocate_nothing() {
+    with_and_without_srq(here!(), &mpib("512", &[ON]), || {
+        set_profiler(Some(callback));
+        let pair = Pair::new(newest());
+        let world = Profiled::new().unwrap();
+        let (from, to) = (pair.send_buffer(vec![1; 4096]), pair.recv_buffer(4096));
+        pair.message(10, 10, 1);
+        let mut allocations = 0;
+        for sequence in 0..3 {
+            COUNT.set(0);
+            let operation = counted(|| world.operation(sequence));
+            counted(|| stop(operation));
+            let part = counted(|| world.part(operation, std::process::id()));
+            let step = counted(|| world.step(part));
+            counted(|| record_state(step));
+            allocations += COUNT.get();
+            set_profiler_handles(Some([step; 8]));
+            allocations += run(&pair, &from, &to, 1, 4096);
+            set_profiler_handles(None);
+            COUNT.set(0);
+            counted(|| stop(step));
+            counted(|| stop(part));
+            allocations += COUNT.get();
+        }
+        assert_eq!(allocations, 0);
+        let recorded = pages_of(std::process::id()).unwrap()[0].communicators().remove(0);
+        let bytes = recorded.operations.iter().map(|one| one.rails.iter().map(|rail| rail.bytes).sum());
+        assert_eq!(bytes.collect::<Vec<u64>>(), [MESSAGES as u64 * 4096; 3]);
+        from.dereg();
+        to.dereg();
+        world.close();
         pair.close();
     });
 }
