@@ -7,18 +7,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Attributes of a kind of devices: class, vendor and device, as sysfs shows them.
-pub(crate) type Identity = [&'static str; 3];
+/// Attributes of a kind of devices: class, vendor, device and the subsystem's device, as sysfs shows
+/// them.
+pub(crate) type Identity = [&'static str; 4];
 
-const BRIDGE: Identity = ["0x060400", "0x8086", "0x0001"];
-const GPU: Identity = ["0x030200", "0x10de", "0x2330"];
-const NIC: Identity = ["0x020700", "0x15b3", "0x1021"];
+const BRIDGE_CLASS: &str = "0x060400";
+const BRIDGE: Identity = [BRIDGE_CLASS, "0x8086", "0x0001", "0x0001"];
+/// The two levels of a switch of Broadcom, which NCCL takes for one switch.
+pub(crate) const UPPER_SWITCH: Identity = [BRIDGE_CLASS, "0x1000", "0xc030", "0x0072"];
+pub(crate) const LOWER_SWITCH: Identity = [BRIDGE_CLASS, "0x1000", "0xc030", "0x1003"];
+const GPU: Identity = ["0x030200", "0x10de", "0x2330", "0x2330"];
+const NIC: Identity = ["0x020700", "0x15b3", "0x1021", "0x1021"];
 /// A virtual function of an mlx5 adapter.
-pub(crate) const GUEST_MLX5: Identity = ["0x020700", "0x15b3", "0x101e"];
+pub(crate) const GUEST_MLX5: Identity = ["0x020700", "0x15b3", "0x101e", "0x101e"];
 /// An adapter of Omni-Path.
-pub(crate) const HFI1: Identity = ["0x020800", "0x8086", "0x24f0"];
+pub(crate) const HFI1: Identity = ["0x020800", "0x8086", "0x24f0", "0x24f0"];
 /// A BCM57508.
-pub(crate) const BCM57508: Identity = ["0x020000", "0x14e4", "0x1750"];
+pub(crate) const BCM57508: Identity = ["0x020000", "0x14e4", "0x1750", "0x1750"];
 /// Entries of a RoCE port's GID table: even ones are of version 1, odd ones of version 2.
 const GID_TYPES: [&str; 4] = ["IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2"];
 
@@ -199,7 +204,7 @@ impl Tree {
 impl Pci {
     fn draw(&self, depth: usize, text: &mut String) {
         let kind = match (self.identity, &self.adapter, &self.physical) {
-            (BRIDGE, ..) => "bridge".to_owned(),
+            ([BRIDGE_CLASS, ..], ..) => "bridge".to_owned(),
             (GPU, ..) => "GPU".to_owned(),
             (_, None, _) => "physical function without an RDMA device".to_owned(),
             (_, Some(Adapter { name, rate, .. }), None) => format!("{name}, {rate} Gb/s"),
@@ -237,14 +242,14 @@ fn write_bus(sysfs: &Path, parent: &Path, functions: &[Pci], numa_node: i32) -> 
 impl Pci {
     fn write(&self, sysfs: &Path, own: &Path, numa_node: i32) -> io::Result<()> {
         fs::create_dir_all(own)?;
-        let [class, vendor, device] = self.identity;
+        let [class, vendor, device, subsystem] = self.identity;
         let (width, node) = (self.link.width.to_string(), numa_node.to_string());
         for (name, value) in [
             ("class", class),
             ("vendor", vendor),
             ("device", device),
             ("subsystem_vendor", vendor),
-            ("subsystem_device", device),
+            ("subsystem_device", subsystem),
             ("max_link_speed", self.link.speed),
             ("max_link_width", &width),
             ("numa_node", &node),

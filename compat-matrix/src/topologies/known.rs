@@ -24,11 +24,18 @@ type Place = (&'static [&'static str], (u32, u32));
 
 /// Trees whose adapters are not on PCI.
 const NO_PCI: &[&str] = &["no PCI path"];
-/// Trees whose adapters are ports of one card.
-const ONE_CARD: &[&str] =
-    &["one card", "virtual functions", "physical and virtual functions", "a GUID for each function"];
+/// Trees with cards of several ports or functions.
+const ONE_CARD: &[&str] = &[
+    "one card",
+    "two ports a GPU",
+    "GB200",
+    "virtual functions",
+    "physical and virtual functions",
+    "a GUID for each function",
+];
 /// Those of them whose adapters are one port.
 const ONE_PORT: &[&str] = &["virtual functions", "physical and virtual functions"];
+const GB200: &[&str] = &["GB200"];
 const GUID_EACH: &[&str] = &["a GUID for each function"];
 const ONE_GUID: &[&str] = &["one GUID"];
 /// Trees whose adapters NCCL does not join.
@@ -136,6 +143,14 @@ pub(super) const KNOWN: &[Known] = &[
         before: Some(RMA_TABLE),
         reason: "The transport has adapters for communication that kernels start (GIN) and for one-sided \
                  access (RMA). The plugin does not have the tables for GIN of releases before 2.30.7.",
+    },
+    Known {
+        facts: &["graph *"],
+        plugin: "*",
+        net_ib: "*",
+        places: &[(GB200, (8, 8))],
+        before: None,
+        reason: "NCCL finds other rings over a joined device of 800 Gb/s than over two of 400 Gb/s.",
     },
 ];
 

@@ -26,7 +26,7 @@ use crate::{
 /// Settings of [`Stage::environment`] that name adapters or concern their use.
 const REPLACED: [&str; 3] = ["MPIB_HCA_SOUT", "MPIB_HCA_SUP", "MPIB_SUP_SHARE"];
 /// Seconds without progress after which the ranks are killed.
-const SILENCE: Duration = Duration::from_secs(60);
+const SILENCE: Duration = Duration::from_secs(300);
 /// Ranks that carry data. More of them take minutes on few cores.
 const FEW: usize = 4;
 /// The fact that a communicator came up, or that it failed.

@@ -1,7 +1,8 @@
 //! The hosts whose PCI trees real NCCL searches. Both hosts of a communicator have the same tree.
 
 use crate::pci::{
-    BCM57508, GUEST_MLX5, HFI1, Link, Pci, Root, Tree, bridge, gpu, link, nic, virtual_function,
+    BCM57508, GUEST_MLX5, HFI1, LOWER_SWITCH, Link, Pci, Root, Tree, UPPER_SWITCH, bridge, gpu, link, nic,
+    virtual_function,
 };
 
 /// Links of the DGX Spark's adapter: two of width 4, where other cards have one of width 16.
@@ -16,6 +17,8 @@ pub(super) fn all() -> Vec<Tree> {
         two_cards(),
         virtual_functions(),
         dgx(),
+        two_ports_a_gpu(),
+        grace(),
         dgx_spark(),
         dgx_spark_in_parts(),
         physical_and_virtual(),
@@ -102,6 +105,80 @@ fn dgx() -> Tree {
         what: "eight GPUs and eight cards of 400 Gb/s, a pair behind each of eight switches, on two \
                NUMA nodes; no NVLink, which softcuda does not have (aliyun/SimAI#128; read 2026-11-29)",
         roots: vec![Root::new("0000:00", 0, half(0)), Root::new("0000:80", 1, half(1))],
+        settings: &[],
+        elsewhere: Vec::new(),
+    }
+}
+
+/// Eight GPUs, each behind a switch with a card of two ports. The names leave out those of the two
+/// adapters of the host's own network.
+fn two_ports_a_gpu() -> Tree {
+    let pair = |(n, (bus, first)): (usize, (u32, u32))| {
+        let at = |bus: u32, device: u32, function: u32| format!("0000:{bus:02x}:{device:02x}.{function}");
+        let lower = |bus: u32, below| {
+            let port = bridge(&at(bus + 1, 0, 0), below);
+            bridge(&at(bus, 0, 0), vec![port]).with_identity(LOWER_SWITCH)
+        };
+        let port = |function: u32| {
+            let name = format!("mlx5_{}", first + function);
+            nic(&at(bus + 4, 0, function), &name, 200, 0x50 + n as u64)
+        };
+        let ports = vec![
+            bridge(&at(bus + 1, 0, 0), vec![lower(bus + 2, vec![port(0), port(1)])]),
+            bridge(&at(bus + 1, 1, 0), vec![lower(bus + 5, vec![gpu(&at(bus + 7, 0, 0))])]),
+        ];
+        let upper = bridge(&at(bus, 0, 0), ports).with_identity(UPPER_SWITCH);
+        let root = bus - 1;
+        let port = bridge(&at(root, 1, 0), vec![upper]);
+        Root::new(&format!("0000:{root:02x}"), i32::from(n >= 4), vec![port])
+    };
+    let switches =
+        [(0x08, 0), (0x26, 3), (0x3d, 5), (0x54, 7), (0x82, 9), (0xa1, 12), (0xb9, 14), (0xd1, 16)];
+    Tree {
+        name: "two ports a GPU",
+        what: "eight GPUs and eight cards with two ports of 200 Gb/s, a GPU and a card behind each of \
+               eight switches of two levels, on two NUMA nodes: OCI's BM.GPU.H100.8 \
+               (`samples/gpu/H100-topology.xml` of oracle-quickstart/oci-hpc; read 2026-11-30); no NVLink",
+        roots: switches.into_iter().enumerate().map(pair).collect(),
+        settings: &[],
+        elsewhere: Vec::new(),
+    }
+}
+
+/// Four GPUs and four cards with two functions, each in a PCI domain. The names leave out that of the
+/// adapter of the host's own network.
+fn grace() -> Tree {
+    let alone = |domain: &str, node: i32, below: Pci| {
+        let port = bridge(&format!("{domain}:00:00.0"), vec![below]);
+        Root::new(&format!("{domain}:00"), node, vec![port])
+    };
+    let card = |domain: &str, node: i32, first: u32| {
+        let function = |n: u32| {
+            let name = format!("mlx5_{}", first + n);
+            nic(&format!("{domain}:03:00.{n}"), &name, 400, 0x50 + u64::from(first))
+        };
+        let port = bridge(&format!("{domain}:02:00.0"), vec![function(0), function(1)]);
+        alone(domain, node, bridge(&format!("{domain}:01:00.0"), vec![port]))
+    };
+    let gpu = |domain: &str, node: i32| {
+        alone(domain, node, bridge(&format!("{domain}:01:00.0"), vec![gpu(&format!("{domain}:06:00.0"))]))
+    };
+    Tree {
+        name: "GB200",
+        what: "four GPUs and four ConnectX-8 with two functions of 400 Gb/s, each in a PCI domain, on two \
+               NUMA nodes: OCI's BM.GPU.GB200-v3.4 (`examples/oke-bm-gpu-gb200-rocev2-dranet` of \
+               kubernetes-sigs/dranet; the bridges as in the topology tests of kvcache-ai/Mooncake; \
+               read 2026-11-30); no NVLink, neither between GPUs nor to the processors",
+        roots: vec![
+            card("0000", 0, 0),
+            card("0002", 0, 2),
+            gpu("0008", 0),
+            gpu("0009", 0),
+            card("0010", 1, 5),
+            card("0012", 1, 7),
+            gpu("0018", 1),
+            gpu("0019", 1),
+        ],
         settings: &[],
         elsewhere: Vec::new(),
     }
@@ -245,7 +322,7 @@ mod tests {
         }
         assert_eq!(
             all().iter().map(|tree| tree.gpus().len()).collect::<Vec<_>>(),
-            [2, 2, 2, 2, 8, 1, 1, 2, 1, 2, 2, 2]
+            [2, 2, 2, 2, 8, 8, 4, 1, 1, 2, 1, 2, 2, 2]
         );
     }
 }
