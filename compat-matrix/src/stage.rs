@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The plugin's own name, and NCCL's default name.
-const OURS: &str = "libnccl-net-mpib.so";
+pub(crate) const OURS: &str = "libnccl-net-mpib.so";
 const PLAIN: &str = "libnccl-net.so";
 /// The versions that the plugin's file has.
 pub(crate) const VERSIONS: std::ops::RangeInclusive<u32> = 6..=12;

@@ -199,7 +199,7 @@ impl Place {
 
     /// Lets NCCL of each rank load the profiler in this library.
     pub(super) fn load_profiler(&mut self, library: &Path) -> Result<()> {
-        // NCCL 2.27.3 takes no path, only what follows "libnccl-profiler-" in a file's name.
+        // NCCL 2.27.3 takes no path.
         let link = self.logs.join(format!("libnccl-profiler-{PROFILER}.so"));
         symlink(library, &link).cannot(format!("make {}", link.display()))?;
         self.environment.insert("NCCL_PROFILER_PLUGIN".into(), PROFILER.into());

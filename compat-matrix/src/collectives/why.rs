@@ -26,22 +26,22 @@ use super::{
 use crate::{
     failure::{Context, Failure, Kind, Result},
     matrix::Release,
-    stage::{RAILS, Stage},
+    stage::{OURS, RAILS, Stage},
 };
 
 /// Elements of each rank: 32 MB of floats, more than NCCL's buffers of the connections hold. A send
 /// that they hold is over before the peer receives.
 const LARGE: usize = 8_000_003;
 /// Only a situation without its verdict lasts this long.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// The port of the agents.
 const AGENTS: &str = "9119";
 /// MB/s of the rails if one is slow.
 const RATES: [u32; 2] = [500, 50];
 /// The rate of a rail that becomes slow.
 const SLOWED: &str = "20MB";
-/// The first release that finds its profiler in the plugin by a name that is no path.
-const PROFILED: &str = "2.28.3";
+/// The first release whose profiler learns of messages.
+const PROFILED: &str = "2.26.2";
 /// Starts a program that sees two rails of 500 MB/s in sysfs, where simulated adapters are not.
 const SPEEDS: &str = "
 mount -t tmpfs none /sys/class
@@ -136,7 +136,7 @@ pub(super) fn main(
         let (begun, name) = (Instant::now(), format!("why, {situation:?}"));
         if *situation == Situation::SlowOperation && !release.is_at_least(PROFILED) {
             println!(
-                "NCCL {release:13} {name:52} left out: needs {PROFILED}, which finds the profiler by a name"
+                "NCCL {release:13} {name:52} left out: needs {PROFILED}, whose profiler learns of messages"
             );
             continue;
         }
@@ -304,7 +304,7 @@ impl Situation {
         set("MPIB_AGENT_SOCKET", folder(scratch, rank).join("agent.sock").display().to_string());
         set("MPIB_OOB_IF", interface(rank));
         if self == Self::SlowOperation {
-            set("NCCL_PROFILER_PLUGIN", "mpib".into());
+            set("NCCL_PROFILER_PLUGIN", OURS.into());
         }
         if self == Self::MissingRail && rank == self.guilty() {
             set("SOFTVERBS_FAULTS", format!("{}:link=down", RAILS[1]));
