@@ -63,7 +63,14 @@ pub(crate) struct CollectivesArgs {
         conflicts_with_all = ["suite", "net", "figures"]
     )]
     pub(super) why: Option<Vec<Situation>>,
-    /// Alternating rounds of --figures
+    /// Instead of checks, measure all-reduces with this setting and without it, and print how much
+    /// longer they take
+    #[arg(
+        long, value_name = "NAME=VALUE", value_parser = setting,
+        conflicts_with_all = ["suite", "net", "figures", "why"]
+    )]
+    pub(super) cost_of: Option<(String, String)>,
+    /// Alternating rounds of --figures and --cost-of
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) rounds: u32,
     /// MB/s of a rail of --figures; the faster one of unequal rails has three times as much

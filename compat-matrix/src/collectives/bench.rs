@@ -1,5 +1,5 @@
-//! Measures collectives over this plugin, NCCL's InfiniBand transport and sockets, on rails so slow
-//! that they decide, not the processor.
+//! Measures collectives: over this plugin, NCCL's InfiniBand transport and sockets, on rails so slow
+//! that they decide, not the processor; and what a setting costs, on rails without a limit.
 
 use std::{collections::BTreeMap, fmt::Write, fs, path::Path, process::ExitCode};
 
@@ -9,7 +9,7 @@ use softcuda::{
 };
 
 use super::{
-    CollectivesArgs, outcomes,
+    CollectivesArgs, Common, outcomes,
     plan::{Net, Plan, Variant},
 };
 use crate::{
@@ -22,6 +22,8 @@ const COLLECTIVES: [Collective; 2] = [Collective::AllReduce, Collective::SendRec
 /// Bytes of a message, and the operations that are timed together.
 const SMALL: [(usize, u32); 5] = [(8, 200), (256, 200), (4 << 10, 200), (16 << 10, 200), (64 << 10, 100)];
 const LARGE: [(usize, u32); 3] = [(1 << 20, 20), (8 << 20, 5), (32 << 20, 2)];
+/// The same for all-reduces with a setting and without it.
+const WITH_SETTING: [(usize, u32); 2] = [(4 << 10, 1000), (1 << 20, 200)];
 
 /// The figure of one round: seconds of an operation.
 type Seconds = BTreeMap<(Collective, usize), f64>;
@@ -43,7 +45,7 @@ pub(super) fn main(
             for net in &nets {
                 eprintln!("rails of {} and {} MB/s, round {round}, {net:?}", rates[0], rates[1]);
                 let plan = Plan { net: *net, variant: Variant::PLAIN, tests: tests(), rates: Some(rates) };
-                rounds.entry(*net).or_default().push(measure(args, library, release, &plan, stage)?);
+                rounds.entry(*net).or_default().push(measure(&args.common, library, release, &plan, stage)?);
             }
             nets.reverse();
         }
@@ -54,24 +56,67 @@ pub(super) fn main(
     Ok(ExitCode::SUCCESS)
 }
 
+/// Measures all-reduces with a setting and without it in alternating rounds, and prints how much longer
+/// they take.
+pub(super) fn cost(
+    args: &CollectivesArgs,
+    setting: &(String, String),
+    library: &Path,
+    release: &Release,
+    stage: &Stage,
+) -> Result<ExitCode> {
+    let mut with = args.common.clone();
+    with.set.push(setting.clone());
+    let tests: Vec<_> = WITH_SETTING.into_iter().map(|size| test(Collective::AllReduce, size)).collect();
+    let plan = Plan { net: Net::Mpib, variant: Variant::PLAIN, tests, rates: None };
+    let (mut without_it, mut with_it) = (Vec::new(), Vec::new());
+    for round in 0..args.rounds {
+        let mut turns = [(&args.common, &mut without_it), (&with, &mut with_it)];
+        if round % 2 == 1 {
+            turns.reverse();
+        }
+        for (common, rounds) in turns {
+            rounds.push(measure(common, library, release, &plan, stage)?);
+        }
+    }
+    println!("NCCL {release}, {}={}, {} rounds of each:", setting.0, setting.1, args.rounds);
+    for test in &plan.tests {
+        let key = (test.collective, test.count * test.element.size());
+        let micros = |rounds: &[Seconds]| median(rounds.iter().map(|round| round[&key] * 1e6).collect());
+        let ratios: Vec<_> = without_it.iter().zip(&with_it).map(|(no, yes)| yes[&key] / no[&key]).collect();
+        let (least, most) =
+            ratios.iter().fold((f64::INFINITY, 0.0), |(l, m): (f64, f64), r| (l.min(*r), m.max(*r)));
+        println!(
+            "all-reduce of {}: {:.1} µs without it, {:.1} µs with it, ratio {:.3} ({least:.3} to {most:.3})",
+            size(key.1),
+            micros(&without_it),
+            micros(&with_it),
+            median(ratios),
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns a test with messages of so many bytes, which is repeated so often.
+fn test(collective: Collective, (bytes, times): (usize, u32)) -> Test {
+    let element = DataType::F32;
+    Test { collective, element, operator: Operator::Sum, count: bytes / element.size(), times }
+}
+
 fn tests() -> Vec<Test> {
-    let test = |collective, (bytes, times): (usize, u32)| {
-        let element = DataType::F32;
-        Test { collective, element, operator: Operator::Sum, count: bytes / element.size(), times }
-    };
     let of = |collective| SMALL.into_iter().chain(LARGE).map(move |size| test(collective, size));
     COLLECTIVES.into_iter().flat_map(of).collect()
 }
 
 /// Runs one communicator. An operation takes as long as at the slower rank.
 fn measure(
-    args: &CollectivesArgs,
+    common: &Common,
     library: &Path,
     release: &Release,
     plan: &Plan,
     stage: &Stage,
 ) -> Result<Seconds> {
-    let (ends, _) = outcomes(&args.common, library, release, plan, stage)?;
+    let (ends, _) = outcomes(common, library, release, plan, stage)?;
     let mut seconds = Seconds::new();
     for end in &ends {
         let outcome = end.outcome().map_err(Failure::wrong)?;

@@ -54,13 +54,16 @@ pub(crate) fn main(args: &CollectivesArgs) -> Result<ExitCode> {
     let stage = Stage::set(&args.common.build)?;
     let package = format!("nvidia-nccl-cu{}", args.common.cuda);
     let cache = Cache::of_user(&matrix.package)?.of_package(&package);
-    let is_one = args.figures.is_some() || args.why.is_some() || args.common.library.is_some();
-    if releases.len() != 1 && is_one {
-        return Err(Failure::usage("name one release for --figures, --why and --library"));
+    let measures = args.figures.is_some() || args.cost_of.is_some();
+    if releases.len() != 1 && (measures || args.why.is_some() || args.common.library.is_some()) {
+        return Err(Failure::usage("name one release for --figures, --cost-of, --why and --library"));
     }
     let fetch = |release| args.common.library.clone().map_or_else(|| cache.fetch(release), Ok);
     if let (Some(figures), Some(release)) = (&args.figures, releases.first()) {
         return bench::main(args, figures, &fetch(release)?, release, &stage);
+    }
+    if let (Some(setting), Some(release)) = (&args.cost_of, releases.first()) {
+        return bench::cost(args, setting, &fetch(release)?, release, &stage);
     }
     if let (Some(named), Some(release)) = (&args.why, releases.first()) {
         return why::main(args, named, &fetch(release)?, release, &stage);
