@@ -130,7 +130,7 @@ impl RecvState {
         usual
     }
 
-    /// Like [`arrived_whole`](Self::arrived_whole), for an immediate of which there may be others.
+    /// Like [`arrived_whole`](Self::arrived_whole), for an immediate that may be one of several.
     // It calls nothing, and so it needs no stack.
     #[inline(never)]
     fn arrived_part(&mut self, rail: usize, word: u32) -> bool {
