@@ -33,11 +33,15 @@ impl fmt::Display for Class {
 /// of InfiniBand. If a SOUT is missing or has a link-local address, or if the two cannot be joined,
 /// the islands are unknown, which counts as two islands: SOUT joins islands. With a `prefix_len` of
 /// 0 all hosts are in one island.
-pub(crate) fn class(prefix_len: u8, a: &[RailInfo], b: &[RailInfo]) -> Class {
-    let sout = |rails: &'_ [RailInfo]| rails.iter().find(|r| r.role == RailRole::SOUT).cloned();
-    let one = match (sout(a), sout(b)) {
+pub(crate) fn class<'a>(
+    prefix_len: u8,
+    a: impl IntoIterator<Item = &'a RailInfo>,
+    b: impl IntoIterator<Item = &'a RailInfo>,
+) -> Class {
+    let is_sout = |rail: &&RailInfo| rail.role == RailRole::SOUT;
+    let one = match (a.into_iter().find(is_sout), b.into_iter().find(is_sout)) {
         _ if prefix_len == 0 => true,
-        (Some(a), Some(b)) => one_island(prefix_len, &a, &b),
+        (Some(a), Some(b)) => one_island(prefix_len, a, b),
         _ => false,
     };
     if one { Class::Intra } else { Class::Inter }

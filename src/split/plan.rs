@@ -79,10 +79,9 @@ impl Plan {
         }
         let failover = ours.failover && theirs.failover;
         // Without failover a port that is down is no part of the connection.
-        let known = |rails: &[RailInfo]| -> Vec<RailInfo> {
-            rails.iter().filter(|rail| failover || !rail.is_down).cloned().collect()
-        };
-        let class = route::class(ours.island_prefix_len, &known(a), &known(b));
+        let is_known = |rail: &&RailInfo| failover || !rail.is_down;
+        let [a, b] = [a, b].map(|rails| rails.iter().filter(is_known));
+        let class = route::class(ours.island_prefix_len, a, b);
         match ours.mode {
             Mode::Vanilla if ours.fixed_share => Self::Shared(class),
             Mode::Vanilla if class == Class::Intra && failover => Self::StandIn,
