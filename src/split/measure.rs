@@ -166,7 +166,8 @@ impl Measure {
         self.busy |= rails;
     }
 
-    /// Takes in the completion of a part of `bytes` bytes. Returns whether goodput was measured.
+    /// Takes in the completion of a part of `bytes` bytes. Returns whether goodput was measured, also
+    /// by other connections, for which one in [`SLOTS`] messages looks.
     #[inline(always)]
     pub(super) fn completed(&mut self, slot: u8, rail: usize, bytes: usize, now: impl Fn() -> u64) -> bool {
         let of_rail = &mut self.rails[rail];
@@ -179,7 +180,7 @@ impl Measure {
         let posted = self.posted[usize::from(slot)];
         let least = if posted > 0 { self.least } else { MEASURED as u64 };
         let Some((span, now)) = of_rail.port.busy().completed(bytes, posted, least, now) else {
-            return false;
+            return slot == 0;
         };
         of_rail.measured(span, now);
         self.now = now;
@@ -190,6 +191,11 @@ impl Measure {
     #[inline(always)]
     pub(super) fn busy(&self) -> RailSet {
         self.busy
+    }
+
+    /// Returns the bytes in flight on a rail's port, of all connections of the process.
+    pub(super) fn of_all(&self, rail: usize) -> u64 {
+        self.rails[rail].port.busy().in_flight()
     }
 
     /// Forgets what was measured on a rail that is out of use.

@@ -287,12 +287,17 @@ impl Splitter {
 
     /// Chooses the rail for a whole message: the one with the least load in proportion to its
     /// weight. A share is a promise about bytes, so what the rails have carried counts. Otherwise the
-    /// message is to end early, and what is in flight counts.
+    /// message is to end early, and what is in flight counts: of all connections of the process where
+    /// it is measured, since each of NCCL's channels often has one message.
     #[inline(never)]
     fn least_loaded(&self, len: usize, in_flight: impl Fn(usize) -> u32) -> Option<usize> {
-        match self.share {
-            Some(_) => self.weights.least(len as u64, |rail| self.carried[rail]),
-            None => self.due().or_else(|| self.least_busy(in_flight)),
+        match (self.share, self.measure.as_ref().filter(|_| self.by_goodput)) {
+            (Some(_), _) => self.weights.least(len as u64, |rail| self.carried[rail]),
+            (None, None) => self.least_busy(in_flight),
+            (None, Some(measure)) => {
+                let least = || self.weights.least(len as u64, |rail| measure.of_all(rail));
+                measure.due().or_else(least)
+            }
         }
     }
 
@@ -313,11 +318,6 @@ impl Splitter {
             }
             _ => split.cut(len, &self.weights),
         }
-    }
-
-    /// Returns the rail that is to be measured again.
-    fn due(&self) -> Option<usize> {
-        self.measure.as_ref().filter(|_| self.by_goodput)?.due()
     }
 
     /// Returns the share for SUP of a message of `len` bytes, if one applies.
@@ -381,8 +381,16 @@ impl Splitter {
 
     /// Takes in the completion of a measured part of `bytes` bytes.
     pub(crate) fn completed(&mut self, slot: u8, rail: usize, bytes: usize, now: impl Fn() -> u64) {
+        if self.measure.as_mut().is_some_and(|measure| measure.completed(slot, rail, bytes, now)) {
+            self.follow();
+        }
+    }
+
+    /// Lets weights and limits follow what was measured, if it is time for that.
+    #[inline(never)]
+    fn follow(&mut self) {
         let Some(measure) = &mut self.measure else { return };
-        if !measure.completed(slot, rail, bytes, now) || !measure.follow_when_due(self.available) {
+        if !measure.follow_when_due(self.available) {
             return;
         }
         if self.by_goodput {

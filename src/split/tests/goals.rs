@@ -83,6 +83,26 @@ fn an_all_to_all_reaches_the_sum_of_unequal_rails() {
     }
 }
 
+/// The channels of a small all-reduce begin each step together.
+//= measured-split.md: small messages of all connections together use all rails
+#[test]
+fn channels_that_begin_together_use_all_rails() {
+    let worlds = [[200, 200], [600, 200], [200, 600]].into_iter().flat_map(|r| REPORTED.map(|s| (r, s)));
+    for (rates, speed) in worlds {
+        for (channels, size) in [(1, 512), (1, 4096), (2, 512), (2, 2048), (4, 1024), (8, 512), (8, 3072)] {
+            let mut world = World::new(&rates, 1);
+            let process = world.process();
+            (0..channels).for_each(|_| world.job(&process, &[0, 1], speed, size, 1));
+            world.steps(500 * MS);
+            let took = world.steps(500 * MS) / 1e3;
+            // With the latency of the simulation.
+            let best = 1e6 * (channels * size) as f64 / sum(&rates) + 4.0;
+            let what = format!("{channels} x {size} bytes, {rates:?}, ports report {speed} Mb/s");
+            assert!(took < 1.35 * best, "{took:.1} us, best {best:.1}: {what}");
+        }
+    }
+}
+
 /// NCCL says by setNetAttr that an all-to-all comes. Whole messages, which it suggests, would not be
 /// faster.
 #[test]

@@ -60,7 +60,7 @@ impl Wire {
 
 /// The ports as the connections of one process know them.
 #[derive(Debug, Clone)]
-pub(super) struct Process(Vec<Arc<PortMeter>>);
+pub(super) struct Process(pub(super) Vec<Arc<PortMeter>>);
 
 /// A connection that keeps messages in flight. Like NCCL's proxy it takes them back in their order.
 #[derive(Debug)]
@@ -102,6 +102,8 @@ pub(super) struct World {
     events: BinaryHeap<Event>,
     happened: u64,
     now: u64,
+    /// Whether jobs begin together: see [`World::steps`].
+    in_steps: bool,
     random: u64,
 }
 
@@ -116,6 +118,7 @@ impl World {
             events: BinaryHeap::new(),
             happened: 0,
             now: SECOND,
+            in_steps: false,
             random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
         }
     }
@@ -255,7 +258,9 @@ impl World {
                 job.window.pop_front();
             }
         }
-        self.post(index);
+        if !self.in_steps {
+            self.post(index);
+        }
     }
 
     /// Lets time pass.
@@ -279,6 +284,22 @@ impl World {
             self.test(job);
         }
         self.now = end.max(self.now);
+    }
+
+    /// Lets all jobs post together each time that all messages are done, and returns how long such a
+    /// step took in this time, on average, in ns.
+    pub(super) fn steps(&mut self, time: u64) -> f64 {
+        self.in_steps = true;
+        let (from, mut steps) = (self.now, 0);
+        while self.now < from + time {
+            while self.jobs.iter().any(|job| !job.window.is_empty()) {
+                let next = self.events.peek().map_or(self.now, |Reverse((at, ..))| *at);
+                self.run(next.saturating_sub(self.now));
+            }
+            (0..self.jobs.len()).for_each(|job| self.post(job));
+            steps += 1;
+        }
+        (self.now - from) as f64 / f64::from(steps)
     }
 
     /// Returns the bytes per second that each job completes in this time.
