@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::error::{Error, Fast};
 use crate::housekeeping::TICK;
 use crate::transport::comm::Comm;
+use crate::transport::looks::Looks;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
 use crate::transport::recv::cts_writer::CTS_QUEUE;
@@ -131,7 +132,7 @@ impl RecvState {
     }
 
     /// Like [`arrived_whole`](Self::arrived_whole), for an immediate that may be one of several.
-    // It calls nothing, and so it needs no stack.
+    // Inside of the loop over completions it would take registers from the usual immediate.
     #[inline(never)]
     fn arrived_part(&mut self, rail: usize, word: u32) -> bool {
         if CommProfiler::active(&mut self.comm.profiler).is_some() {
@@ -229,22 +230,22 @@ pub(super) struct IncompleteTimer {
     limit: Duration,
     oldest: Option<Incomplete>,
     waited: Duration,
-    last: Instant,
+    looks: Looks,
 }
 
 impl IncompleteTimer {
     /// The limit is `MPIB_PEER_TIMEOUT_MS`, and not less than the time in which adapters give up.
     pub(super) fn new(config: &Config) -> Self {
         let limit = config.peer_timeout.max(config.retry_time().longest);
-        Self { limit, oldest: None, waited: Duration::ZERO, last: Instant::now() }
+        let looks = Looks::begin(Instant::now(), 2 * TICK);
+        Self { limit, oldest: None, waited: Duration::ZERO, looks }
     }
 
     /// Takes in what is incomplete now. Returns whether it has not changed for the limit.
     fn add(&mut self, now: Instant, oldest: Option<Incomplete>) -> bool {
-        // A pause of this process does not count.
-        let passed = now.saturating_duration_since(self.last).min(2 * TICK);
+        let passed = self.looks.passed(now);
         self.waited = if oldest == self.oldest { self.waited + passed } else { Duration::ZERO };
-        (self.oldest, self.last) = (oldest, now);
+        self.oldest = oldest;
         oldest.is_some() && self.waited >= self.limit
     }
 }

@@ -1,6 +1,6 @@
 //! The slots of a receiver beside a model: the same verdict on every immediate.
 
-use mpib_proto::{ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, RailSet, Record, SLOTS, SizeQ};
+use mpib_proto::{ImmLayout, MAX_RAILS, MAX_RECVS, RECORD_BYTES, Record, SLOTS, SizeQ};
 use nccl_net_versions::Buffer;
 
 use super::window::Slot;
@@ -102,14 +102,14 @@ impl World {
     /// Delivers an immediate to both, and compares the verdicts.
     fn arrive(&mut self, rail: u32, word: u32) -> Result<(), ()> {
         let usual = self.handle_usual(rail as usize, word);
-        let further = self.handle_further(rail as usize, word);
+        let part = self.handle_part(rail as usize, word);
         let found = self.handle(rail as usize, word);
         if let Some(size) = usual {
             assert_eq!(found, Ok(Some(vec![size])), "the usual way accepts {word:#010x} on rail {rail}");
         }
-        if let Some(last) = further {
-            let same = found.as_ref().is_ok_and(|found| found.is_some() == last);
-            assert!(same, "{word:#010x} on rail {rail} is a further one: {found:?}, {last}");
+        if let Some(size) = part {
+            let sizes = size.map(|size| vec![size]);
+            assert_eq!(found, Ok(sizes), "the way of parts accepts {word:#010x} on rail {rail}");
         }
         let expected = self.model(rail, word);
         let same = match (&found, &expected) {
@@ -133,11 +133,12 @@ impl World {
         slot.arrived_whole(rail, size).then_some(size)
     }
 
-    /// If the shortcut of further immediates would handle one, returns whether it is the last one of
-    /// its group.
-    fn handle_further(&self, rail: usize, word: u32) -> Option<bool> {
-        let mut slot = self.slots[usize::from(word as u8) % SLOTS];
-        slot.is_further(word, rail).then(|| slot.add(RailSet::of(rail)).is_some())
+    /// Returns what the shortcut of parts would, if it would handle an immediate.
+    fn handle_part(&self, rail: usize, word: u32) -> Option<Option<usize>> {
+        let slot = usize::from(word as u8) % SLOTS;
+        self.groups[slot].as_ref()?;
+        let mut slot = self.slots[slot];
+        slot.arrived_part(self.layout, word, rail)
     }
 
     /// Handles an immediate as a receiver does.

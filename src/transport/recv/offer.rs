@@ -47,7 +47,10 @@ impl RecvState {
         let seq = self.window.begin(std::iter::once(*buffer));
         match self.cts.write_inline(queue, seq, *buffer, *tag, mr.rkeys(), None) {
             Ok(()) => self.comm.stats.offered(self.cts.rail()),
-            Err(e) => self.comm.not_posted(self.cts.rail(), e).map_err(Unusual::Failed)?,
+            Err(e) => {
+                self.comm.not_posted(self.cts.rail(), e).map_err(Unusual::Failed)?;
+                self.comm.stats.request(None);
+            }
         }
         if OPTIONAL {
             self.window.complete_ahead(seq.slot());

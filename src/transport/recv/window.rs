@@ -204,16 +204,7 @@ impl Window {
     ) -> Option<Option<usize>> {
         let slot = word as u8;
         let place = &mut self.slots[usize::from(slot) % SLOTS];
-        if !self.cells.get(slot).is_in_flight() {
-            return None;
-        }
-        if place.is_further(word, rail) {
-            let size = place.size.bytes()?;
-            return Some(place.add(RailSet::of(rail)).map(|_| size));
-        }
-        let imm = layout.decode(word)?;
-        let size = imm.size.bytes()?;
-        place.arrived(imm, word, rail).ok().map(|all| all.map(|_| size))
+        if self.cells.get(slot).is_in_flight() { place.arrived_part(layout, word, rail) } else { None }
     }
 
     /// Handles the arrival of a part that another rail carried. Returns the size once all parts have
@@ -427,8 +418,26 @@ impl Slot {
     /// Returns whether an immediate on `rail` is a further one of the group: they are the same word.
     /// None that has a mask is 0, and there is no first one in 0.
     #[inline(always)]
-    pub(super) fn is_further(&self, word: u32, rail: usize) -> bool {
+    fn is_further(&self, word: u32, rail: usize) -> bool {
         word == self.first && word != 0 && self.parts().1.contains(rail)
+    }
+
+    /// Handles an immediate that contains the size of the group, which must be in flight. Returns the
+    /// size once all parts have arrived. In all other cases returns `None` and changes nothing.
+    #[inline(always)]
+    pub(super) fn arrived_part(
+        &mut self,
+        layout: ImmLayout,
+        word: u32,
+        rail: usize,
+    ) -> Option<Option<usize>> {
+        if self.is_further(word, rail) {
+            let size = self.size.bytes()?;
+            return Some(self.add(RailSet::of(rail)).map(|_| size));
+        }
+        let imm = layout.decode(word)?;
+        let size = imm.size.bytes()?;
+        self.arrived(imm, word, rail).ok().map(|all| all.map(|_| size))
     }
 
     /// Handles an immediate that arrived on `rail` for this slot, which must be in use. Returns the
@@ -477,7 +486,7 @@ impl Slot {
 
     /// Handles the arrival of parts that other rails were to carry. Returns the size once all parts
     /// have arrived.
-    pub(super) fn add(&mut self, parts: RailSet) -> Option<SizeQ> {
+    fn add(&mut self, parts: RailSet) -> Option<SizeQ> {
         self.arrivals.add(parts.bits()).then_some(self.size)
     }
 

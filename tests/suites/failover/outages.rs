@@ -86,14 +86,14 @@ fn the_only_rail_is_used_as_soon_as_the_port_of_the_receiver_is_back() {
 #[test]
 fn an_outage_does_not_last_while_the_process_is_stopped() {
     let devices = two_hosts(2);
-    isolated(here!(), &env(&devices, &[("MPIB_FAILOVER_WAIT", "5")]), || {
+    isolated(here!(), &env(&devices, &[("MPIB_FAILOVER_WAIT", "10")]), || {
         let mut rig = Rig::of(Ends::two_hosts(12, 2).connect(), 4 * MIB);
         exchange_all(&mut rig);
         let outage = thread::spawn(|| {
             let links = |up| ["s0", "s1"].iter().for_each(|link| softverbs::set_link(link, up).unwrap());
             links(false);
             until("the outage", || (logged("has no rail left") > 0).then_some(()));
-            let stop = format!("kill -STOP {0}; sleep 7; kill -CONT {0}", std::process::id());
+            let stop = format!("kill -STOP {0}; sleep 12; kill -CONT {0}", std::process::id());
             assert!(Command::new("sh").args(["-c", &stop]).status().unwrap().success());
             links(true);
         });
