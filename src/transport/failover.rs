@@ -17,7 +17,8 @@ use crate::transport::send_queue::NotPosted;
 use crate::verbs::Region;
 use crate::worker::{End, Task, Urgency};
 
-/// What counts of an outage at most between two looks at it. Housekeeping looks more often.
+/// What counts of an outage at most between two looks at it. Housekeeping looks more often, unless a
+/// query of an adapter blocks it.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What a failed rail costs a comm.
@@ -42,7 +43,7 @@ pub(crate) struct RailFailures {
     first: Option<Error>,
     /// Since when it has none.
     none_since: Option<Instant>,
-    /// The time without a rail that works.
+    /// The time without a rail that works; without failover, with a rail that does not.
     outage: Option<Outage>,
     /// By rail, as far as there were any.
     attempts: Vec<Attempts>,
@@ -50,7 +51,7 @@ pub(crate) struct RailFailures {
     episode: Option<Episode>,
 }
 
-/// A time without a rail that works.
+/// A time without a rail that works, or without failover, with a rail that does not.
 #[derive(Debug)]
 struct Outage {
     since: Instant,
@@ -477,14 +478,15 @@ impl Comm {
 
     /// Returns an error if the comm does not go on without a failed rail, and the adapter of one that is
     /// down reports no error for its work requests.
-    pub(crate) fn check_adapters(&self) -> Fast<()> {
+    pub(crate) fn check_adapters(&mut self) -> Fast<()> {
         let FailoverMode::Off { retries } = self.failures.mode else { return Ok(()) };
-        let is_overdue = |rail: &usize| {
-            let rail = &self.rails[*rail];
-            let since = rail.nic.health().down_since().filter(|_| rail.in_flight() > 0);
-            since.is_some_and(|since| since.elapsed() >= retries)
+        let down_since = |rail: usize| {
+            let of_rail = &self.rails[rail];
+            of_rail.nic.health().down_since().filter(|_| of_rail.in_flight() > 0).map(|since| (since, rail))
         };
-        self.living().iter().find(is_overdue).map_or(Ok(()), |rail| Err(self.reports_nothing(rail, retries)))
+        let Some((since, rail)) = self.living().iter().filter_map(down_since).min() else { return Ok(()) };
+        let lasted = self.failures.outage_lasts(since, Instant::now());
+        if lasted < retries { Ok(()) } else { Err(self.reports_nothing(rail, retries)) }
     }
 
     /// Returns the error of a rail whose port is down, and whose adapter keeps work requests. The
@@ -578,5 +580,26 @@ impl Comm {
     pub(crate) fn unexpected(&self, message: &Message) -> Box<Error> {
         Error::Protocol(format!("{} sent {} on an established connection", self.peer.name(), message.name()))
             .into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    //= failover.md: time in which the process does not run is no part of MPIB_FAILOVER_WAIT
+    #[test]
+    fn a_pause_counts_as_one_look_and_each_outage_counts_alone() {
+        let mut failures = RailFailures::new(FailoverMode::On { wait: LOOK }, RailSet::EMPTY);
+        let (start, half) = (Instant::now(), LOOK / 2);
+        for (since, now, lasts) in [
+            (start, start, Duration::ZERO),
+            (start, start + half, half),
+            (start, start + 100 * LOOK, half + LOOK),
+            (start, start + 100 * LOOK + half, LOOK + LOOK),
+            (start + 200 * LOOK, start + 200 * LOOK + half, half),
+        ] {
+            assert_eq!(failures.outage_lasts(since, now), lasts, "{:?}", now - start);
+        }
     }
 }

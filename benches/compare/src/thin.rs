@@ -4,7 +4,7 @@
 use std::{
     cell::Cell,
     collections::VecDeque,
-    ffi::{c_int, c_void},
+    ffi::c_int,
     ptr::{NonNull, null_mut, without_provenance_mut},
     time::{Duration, Instant},
 };
@@ -145,9 +145,10 @@ impl Thin {
             Ok(begin.elapsed())
         };
         let took = (0..times).map(one).collect::<Outcome<_>>()?;
-        while !bulk.in_flight.is_empty() {
+        until("the rest of bulk", || {
             bulk.is_done()?;
-        }
+            Ok(bulk.in_flight.is_empty().then_some(()))
+        })?;
         Ok(took)
     }
 
@@ -155,7 +156,9 @@ impl Thin {
     #[inline]
     pub(super) fn irecv(&self) -> Outcome<Ptr> {
         match self.irecv_once()? {
-            request if request.is_null() => until("irecv", || self.irecv_once().map(NonNull::new)),
+            request if request.is_null() => {
+                until("irecv", || self.irecv_once().map(NonNull::new)).map(NonNull::as_ptr)
+            }
             request => Ok(request),
         }
     }
@@ -170,7 +173,9 @@ impl Thin {
     #[inline]
     fn accepted_isend(&self) -> Outcome<Ptr> {
         match self.isend()? {
-            request if request.is_null() => until("isend", || self.isend().map(NonNull::new)),
+            request if request.is_null() => {
+                until("isend", || self.isend().map(NonNull::new)).map(NonNull::as_ptr)
+            }
             request => Ok(request),
         }
     }
@@ -193,7 +198,7 @@ impl Thin {
     #[inline]
     fn finish(&self, request: Ptr) -> Outcome<()> {
         if !self.test(request)? {
-            until("test", || self.test(request).map(|done| done.then_some(NonNull::<c_void>::dangling())))?;
+            until("test", || self.test(request).map(|done| done.then_some(())))?;
         }
         Ok(())
     }
@@ -259,7 +264,7 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Sends what can be sent. Returns whether the oldest message is done, which then is none in flight.
+    /// Sends what can be sent. Returns whether the oldest message is done, and then removes it.
     fn is_done(&mut self) -> Outcome<bool> {
         for message in self.in_flight.iter_mut().filter(|message| !message.is_sent) {
             message.send = self.thin.isend()?;
@@ -287,11 +292,11 @@ impl Stream<'_> {
 /// Calls `poll` until it gives a pointer, up to [`LIMIT`]. The first call of the plugin has given
 /// none.
 #[cold]
-fn until(what: &str, mut poll: impl FnMut() -> Outcome<Option<NonNull<c_void>>>) -> Outcome<Ptr> {
+fn until<T>(what: &str, mut poll: impl FnMut() -> Outcome<Option<T>>) -> Outcome<T> {
     let since = Instant::now();
     loop {
         if let Some(found) = poll()? {
-            return Ok(found.as_ptr());
+            return Ok(found);
         }
         std::thread::yield_now();
         if since.elapsed() > LIMIT {

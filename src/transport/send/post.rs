@@ -96,11 +96,12 @@ impl SendState {
         }
     }
 
-    /// Returns whether a send whose rail is decided may start there, and counts it for the profiler.
+    /// Returns whether a send whose rail is decided may start there. Then it is counted for the
+    /// profiler.
     #[inline(always)]
     fn goes_whole(&mut self, slot: u8, profiler: ProfilerHandle) -> bool {
         let Comm { rails, profiler: events, .. } = &mut self.comm;
-        CommProfiler::skips(events, profiler) && rails[self.usual.rail].send_queue(slot).room() > 0
+        rails[self.usual.rail].send_queue(slot).room() > 0 && CommProfiler::skips(events, profiler)
     }
 
     /// Starts a send on the rail that is decided for its size.
@@ -117,7 +118,10 @@ impl SendState {
         write.set(local, inline, found.remote(rail), imm, wr_id);
         match queue.post_imm(write) {
             Ok(()) => self.comm.stats.sent_whole(rail, buffer.len, self.usual.share),
-            Err(e) => self.comm.not_posted(rail, e).map_err(Unusual::Failed)?,
+            Err(e) => {
+                self.comm.not_posted(rail, e).map_err(Unusual::Failed)?;
+                self.comm.stats.request(self.usual.share);
+            }
         }
         Ok(index)
     }
@@ -270,16 +274,15 @@ impl SendState {
         let bytes = |part| ops.iter().map(|op| op.split.bytes(part)).sum();
         let len = ops.iter().map(|op| op.split.size()).sum();
         let measured = self.splitter.begin(slot, parts, len, bytes, clock::now);
-        let mut failed = None;
         for part in parts.iter() {
             let leads = parts.lowest() == Some(part);
             let (work, record) = (Work::data(slot, measured), leads && size == SizeQ::RECORD);
             let writes = PartWrites { ops, seq, part, carrier: part, imm, work, record, joined };
             if let Err(e) = writes.post(&mut self.comm, Some((&group, leads))) {
-                failed = Some((part, e));
+                self.comm.not_posted(part, e)?;
             }
         }
-        failed.map_or(Ok(true), |(rail, e)| self.comm.not_posted(rail, e).map(|()| true))
+        Ok(true)
     }
 
     /// Returns whether the send queues of these parts have room for the present group.

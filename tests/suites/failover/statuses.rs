@@ -46,7 +46,8 @@ fn every_status_but_four_costs_the_rail_alone() {
     });
 }
 
-/// Each post of each kind of queue pair fails once: data, CTS entries, flushes, receives.
+/// Each post of each kind of queue pair fails once: data, CTS entries, flushes, receives; and both
+/// parts of a message.
 //= failover.md: a call for the queues of a rail that fails costs the rail
 #[test]
 fn a_failed_post_costs_the_rail_alone() {
@@ -54,18 +55,19 @@ fn a_failed_post_costs_the_rail_alone() {
     isolated(here!(), &env(&devices, &[NO_PINGS, ("MPIB_FLUSH", "1")]), || {
         let ends = Ends::two_hosts(12, 2);
         let traffic = Traffic::of(&[&[3000], &[8], &[1000, 0, 77]], 30, 8).flushed();
-        let posts = [
-            (Call::PostSend, "s0"),
-            (Call::PostSend, "s1"),
-            (Call::PostSend, "r0"),
-            (Call::PostSend, "r1"),
-            (Call::PostRecv, "r0"),
+        let posts: [(_, &[_]); 6] = [
+            (Call::PostSend, &["s0"]),
+            (Call::PostSend, &["s1"]),
+            (Call::PostSend, &["s0", "s1"]),
+            (Call::PostSend, &["r0"]),
+            (Call::PostSend, &["r1"]),
+            (Call::PostRecv, &["r0"]),
         ];
-        for ((post, device), after) in posts.into_iter().flat_map(|post| [(post, 0), (post, 2), (post, 5)]) {
+        for ((post, devices), after) in posts.into_iter().flat_map(|post| [(post, 0), (post, 2), (post, 5)]) {
             let mut link = Link::new(ends.connect(), &traffic);
             link.run(|| {});
             take_warnings();
-            fail(device, post.fails(libc::EIO).after(after)).unwrap();
+            devices.iter().for_each(|device| fail(device, post.fails(libc::EIO).after(after)).unwrap());
             link.run(|| {});
             assert_warned(&["ibv_post_", "Input/output error"]);
             link.close();
