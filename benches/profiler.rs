@@ -104,8 +104,10 @@ impl Recorded {
     }
 }
 
+type Event = (&'static str, fn(&Recorded));
+
 /// What NCCL reports besides messages: an event that begins and ends, or a state.
-const EVENTS: [(&str, fn(&Recorded)); 4] = [
+const EVENTS: [Event; 4] = [
     ("operation", |it| stop(it.world.operation(1))),
     ("part of a channel", |it| stop(it.world.part(it.operation, std::process::id()))),
     ("step", |it| stop(it.world.step(it.part))),
