@@ -248,7 +248,8 @@ impl<'a> OneSided<'a> {
             let mut expected = vec![MARK; area];
             let there = &pattern(area, get.from as u64)[get.remote..get.remote + get.size];
             expected[get.local..get.local + get.size].copy_from_slice(there);
-            assert!(fetched.read(rank, index * area, area) == expected, "rank {rank}: {get:?}");
+            let came = fetched.read(rank, index * area, area);
+            assert!(came == expected, "rank {rank}: {get:?}: {}", difference(&came, &expected));
             fetched.write(rank, index * area, &vec![MARK; area]);
             *place = None;
         }

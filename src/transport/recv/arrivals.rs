@@ -38,7 +38,7 @@ impl Progress for RecvState {
     fn pending(&self, operation: Operation) -> bool {
         match operation {
             Operation::Receive(slot) => self.window.is_pending(slot),
-            Operation::Flush(index) => !self.awaits_flush(index).is_empty(),
+            Operation::Flush(index) => self.flushes.as_ref().is_some_and(|flushes| flushes.is_pending(index)),
         }
     }
 
@@ -65,7 +65,9 @@ impl Progress for RecvState {
         match operation {
             // Data may come on any rail, and so may what breaks the protocol.
             Operation::Receive(_) => RailSet::ALL,
-            Operation::Flush(index) => self.awaits_flush(index),
+            Operation::Flush(index) => {
+                self.flushes.as_ref().map_or(RailSet::EMPTY, |flushes| flushes.awaited(index))
+            }
         }
     }
 
@@ -93,11 +95,6 @@ impl Progress for RecvState {
 }
 
 impl RecvState {
-    /// Returns the rails whose read a flush waits for.
-    fn awaits_flush(&self, index: u8) -> RailSet {
-        self.flushes.as_ref().map_or(RailSet::EMPTY, |flushes| flushes.awaited(index))
-    }
-
     /// Handles the completion of one of this end's work requests.
     #[inline(never)]
     fn sent(&mut self, rail: usize, wr_id: u64) -> Fast<()> {

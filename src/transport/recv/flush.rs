@@ -57,22 +57,34 @@ pub(crate) enum Towards {
 pub(crate) struct Flushes {
     /// By flush: the rails whose read is outstanding.
     pending: Box<[RailSet]>,
+    /// By flush: it also waits until what adapters wrote before their rails were given up is in place.
+    settles: Box<[bool]>,
     /// By flush: it is a copy. Its request has a size: 1 if it is done, 0 if it is lost.
     is_copy: Box<[bool]>,
     cells: Cells<FLUSHES>,
     /// Where the search for a free request begins.
     next: u8,
-    /// Stripes that must read in a flush: those whose rail has carried data.
+    /// Stripes that must read in a flush: those whose rail has carried data since it was made.
     carried: RailSet,
     /// By stripe: the stripe with its rail's queue pair for flushes.
     flusher: [usize; MAX_RAILS],
     /// Stripes that would read in a flush and cannot: their adapter does not reach itself.
     lacking: RailSet,
-    /// Stripes that are given up, and whose last writes may still be on their way to the GPU. A
-    /// flush waits for them until a time, once their queue pairs are destroyed.
-    settling: Option<(RailSet, Option<Instant>)>,
+    /// Rails are given up, and their last writes may still be on their way to the GPU, also those of
+    /// parts that never arrived whole. Flushes wait until a time, once all queue pairs of these rails
+    /// are destroyed.
+    settling: Option<Settling>,
     /// Index of the first word that flushes read into.
     sink: usize,
+}
+
+/// The last writes of rails that are given up.
+#[derive(Debug, Clone, Copy)]
+enum Settling {
+    /// Queue pairs are still being destroyed.
+    Unfenced,
+    /// All writes are in place from then on.
+    Until(Instant),
 }
 
 /// Returns whether a comm of these rails flushes. GPU memory can be registered only if every
@@ -110,6 +122,7 @@ impl Flushes {
         }
         Self {
             pending: vec![RailSet::EMPTY; FLUSHES].into(),
+            settles: vec![false; FLUSHES].into(),
             is_copy: vec![false; FLUSHES].into(),
             cells,
             next: 0,
@@ -121,14 +134,14 @@ impl Flushes {
         }
     }
 
-    /// Returns whether a rail that cannot flush has ever carried data.
+    /// Returns whether a rail that cannot flush has carried data.
     #[inline]
     pub(crate) fn may_lack(&self) -> bool {
         !(self.carried & self.lacking).is_empty()
     }
 
     /// Returns an error if a rail that cannot flush is among the stripes that carried some data:
-    /// `carriers`, or all that ever carried data if that is not known.
+    /// `carriers`, or all that carried any if that is not known.
     pub(crate) fn check(&self, all: &[Rail], carriers: Option<RailSet>) -> Result<()> {
         let lacking = carriers.map_or(self.carried, |carriers| self.flushers(carriers)) & self.lacking;
         let Some(rail) = lacking.lowest() else { return Ok(()) };
@@ -151,17 +164,17 @@ impl Flushes {
         self.carried.insert(self.flusher[stripe]);
     }
 
-    /// Returns a place for a flush; `None` if no rail that can flush has ever carried data. Returns an error if all
+    /// Returns a place for a flush; `None` if there is nothing to wait for. Returns an error if all
     /// places are in use, because NCCL takes a flush without a request for a completed one.
     pub(crate) fn begin(&mut self) -> Fast<Option<u8>> {
-        let readers = self.carried.without(self.lacking);
-        if readers.is_empty() {
+        let (readers, settles) = (self.carried.without(self.lacking), self.settling.is_some());
+        if readers.is_empty() && !settles {
             return Ok(None);
         }
         let full = || Error::Usage(format!("{FLUSHES} flushes are under way, and no more fit"));
         let index = self.cells.find_free(&mut self.next).ok_or_else(full)?;
-        self.pending[usize::from(index)] = readers;
-        self.is_copy[usize::from(index)] = false;
+        let at = usize::from(index);
+        (self.pending[at], self.settles[at], self.is_copy[at]) = (readers, settles, false);
         Ok(Some(index))
     }
 
@@ -171,16 +184,13 @@ impl Flushes {
     /// # Errors
     /// No adapter of the rails that live reaches itself.
     pub(crate) fn copy(&mut self, comm: &mut Comm, copy: LocalCopy<'_>) -> Fast<Option<u8>> {
-        let unfit = self.lacking | self.settling();
-        let fits = |rail: &usize| comm.rails[*rail].flush.is_some() && !unfit.contains(*rail);
+        let fits = |rail: &usize| comm.rails[*rail].flush.is_some() && !self.lacking.contains(*rail);
         let Some(rail) = (0..comm.rails.len()).find(fits) else {
             return cannot_copy(&comm.rails).map_or(Ok(None), |e| Err(e.into()));
         };
         let Some(index) = self.cells.find_free(&mut self.next) else { return Ok(None) };
-        self.pending[usize::from(index)] = RailSet::of(rail);
-        self.is_copy[usize::from(index)] = true;
-        // When the rail is given up, what it has written must settle.
-        self.carried.insert(rail);
+        let at = usize::from(index);
+        (self.pending[at], self.settles[at], self.is_copy[at]) = (RailSet::of(rail), false, true);
         let LocalCopy { host: (host, host_mr), gpu: (gpu, gpu_mr), to } = copy;
         let local = Local { addr: host.addr as u64, len: host.len as u32, lkey: host_mr.lkeys()[rail] };
         let remote = Remote { addr: gpu.addr as u64, rkey: gpu_mr.rkeys()[rail] };
@@ -232,19 +242,25 @@ impl Flushes {
         self.cells.get(index).begin();
     }
 
-    /// Gives up stripes: their queue pairs are being destroyed.
+    /// Gives up stripes: their queue pairs are being destroyed. Their reads are lost.
     pub(crate) fn give_up(&mut self, stripes: RailSet) {
-        let settling = self.flushers(stripes) & self.carried;
-        if !settling.is_empty() {
-            self.settling = Some((self.settling() | settling, None));
+        if stripes.is_empty() {
+            return;
+        }
+        let flushers = self.flushers(stripes);
+        self.settling = Some(Settling::Unfenced);
+        self.carried = self.carried.without(flushers);
+        for (pending, settles) in self.pending.iter_mut().zip(&mut self.settles) {
+            *settles |= !(*pending & flushers).is_empty();
+            *pending = pending.without(flushers);
         }
     }
 
     /// Notes that the queue pairs of all given-up stripes are destroyed. What their adapters wrote
     /// before is in place after [`SETTLED`].
     pub(crate) fn fenced(&mut self, now: Instant) {
-        if let Some((_, until)) = &mut self.settling {
-            until.get_or_insert(now + SETTLED);
+        if let Some(settling @ Settling::Unfenced) = &mut self.settling {
+            *settling = Settling::Until(now + SETTLED);
         }
     }
 
@@ -254,22 +270,17 @@ impl Flushes {
         self.lacking = self.lacking.without(stripes) | lacking;
     }
 
-    /// Returns the stripes that a flush waits for without a read.
-    fn settling(&self) -> RailSet {
-        self.settling.map_or(RailSet::EMPTY, |(stripes, _)| stripes)
-    }
-
     /// Ends the waiting for stripes that are given up once their time has come. Calls `done` for each
     /// flush that this completes. Returns whether the waiting goes on.
     pub(crate) fn settle(&mut self, now: Instant, mut done: impl FnMut()) -> bool {
-        let Some((stripes, until)) = self.settling else { return false };
-        if until.is_none_or(|until| now < until) {
-            return true;
+        match self.settling {
+            None => return false,
+            Some(Settling::Until(until)) if now >= until => self.settling = None,
+            Some(_) => return true,
         }
-        self.settling = None;
-        self.carried = self.carried.without(stripes);
         for index in 0..FLUSHES as u8 {
-            if self.has_read(index, stripes) {
+            let settled = std::mem::take(&mut self.settles[usize::from(index)]);
+            if settled && self.pending[usize::from(index)].is_empty() {
                 done();
                 self.complete(index, 0);
             }
@@ -282,7 +293,7 @@ impl Flushes {
     pub(crate) fn post(&self, comm: &mut Comm, index: u8, (buffer, mr): (Buffer, &Mr)) -> Fast<()> {
         // Any byte does. The size may belong to another buffer.
         let (first, rkeys) = (buffer.addr as u64, mr.rkeys());
-        for rail in self.carried.without(self.lacking | self.settling()).iter() {
+        for rail in self.carried.without(self.lacking).iter() {
             comm.chain.clear();
             let (sink, from) = (self.sink(comm, rail), Remote { addr: first, rkey: rkeys[rail] });
             self.read_and_post(comm, rail, index, sink, from)?;
@@ -295,16 +306,16 @@ impl Flushes {
         self.pending[usize::from(index)]
     }
 
-    /// Notes that stripes have read for a flush, or need not. Returns whether they were the last ones.
-    fn has_read(&mut self, index: u8, stripes: RailSet) -> bool {
-        let pending = &mut self.pending[usize::from(index)];
-        let before = std::mem::replace(pending, pending.without(stripes));
-        !before.is_empty() && pending.is_empty()
+    /// Returns whether a flush is under way.
+    pub(crate) fn is_pending(&self, index: u8) -> bool {
+        !self.awaited(index).is_empty() || self.settles[usize::from(index)]
     }
 
     /// Handles the completion of one rail's read. Returns `true` if it completes the flush.
     pub(crate) fn read(&mut self, rail: usize, index: u8) -> bool {
-        let done = self.has_read(index, RailSet::of(rail));
+        let was_pending = self.is_pending(index);
+        self.pending[usize::from(index)].remove(rail);
+        let done = was_pending && !self.is_pending(index);
         if done {
             self.complete(index, 1);
         }
@@ -338,4 +349,72 @@ fn cannot_copy(all: &[Rail]) -> Option<Error> {
 #[cold]
 fn does_not_fit() -> Box<Error> {
     Error::Internal("a read did not fit into its chain".into()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAIL: RailSet = RailSet::of(0);
+
+    fn flushes() -> Flushes {
+        Flushes::new(Cells::new(), 0, &[])
+    }
+
+    fn begun(flushes: &mut Flushes) -> u8 {
+        let index = flushes.begin().unwrap().expect("something to wait for");
+        flushes.posted(index);
+        index
+    }
+
+    /// Returns how many flushes are done.
+    fn settle(flushes: &mut Flushes, now: Instant) -> usize {
+        let mut done = 0;
+        flushes.settle(now, || done += 1);
+        done
+    }
+
+    /// It may have written a part of a message whose immediate never came.
+    //= receives.md: a flush waits for the last writes of a rail that is given up
+    #[test]
+    fn a_rail_that_was_given_up_settles_although_nothing_arrived_on_it() {
+        let (mut flushes, now) = (flushes(), Instant::now());
+        assert_eq!(flushes.begin().unwrap(), None);
+        flushes.give_up(RAIL);
+        let index = begun(&mut flushes);
+        assert_eq!(settle(&mut flushes, now + 2 * SETTLED), 0, "its queue pairs are not destroyed");
+        flushes.fenced(now);
+        assert_eq!(settle(&mut flushes, now), 0);
+        assert!(flushes.is_pending(index));
+        assert_eq!(settle(&mut flushes, now + SETTLED), 1);
+        assert!(!flushes.is_pending(index));
+        assert_eq!(flushes.begin().unwrap(), None);
+    }
+
+    #[test]
+    fn data_of_a_rail_that_returns_at_once_is_read() {
+        let (mut flushes, now) = (flushes(), Instant::now());
+        flushes.carried(0);
+        let old = begun(&mut flushes);
+        flushes.give_up(RAIL);
+        flushes.fenced(now);
+        flushes.carried(0);
+        let new = begun(&mut flushes);
+        assert_eq!((flushes.awaited(old), flushes.awaited(new)), (RailSet::EMPTY, RAIL));
+        assert_eq!(settle(&mut flushes, now + SETTLED), 1);
+        assert!(!flushes.is_pending(old) && flushes.is_pending(new), "its read is outstanding");
+        assert!(flushes.read(0, new));
+        assert_ne!(flushes.begin().unwrap(), None, "the rail has carried data");
+    }
+
+    #[test]
+    fn a_read_before_the_time_completes_no_flush_that_settles() {
+        let (mut flushes, now) = (flushes(), Instant::now());
+        flushes.give_up(RAIL);
+        flushes.carried(0);
+        let index = begun(&mut flushes);
+        assert!(!flushes.read(0, index));
+        flushes.fenced(now);
+        assert_eq!(settle(&mut flushes, now + SETTLED), 1);
+    }
 }
