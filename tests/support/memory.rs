@@ -98,6 +98,7 @@ impl Memfd {
     }
 
     pub fn read(&self, at: u64, len: usize) -> Vec<u8> {
+        softverbs::land_due();
         let mut bytes = vec![0; len];
         self.0.read_exact_at(&mut bytes, at).unwrap();
         bytes

@@ -121,8 +121,8 @@ pub use control::faults::{
     posted, raise_event, run_faults, set_addrs, set_link, set_rate,
 };
 pub use control::inspect::{
-    LinkTimes, Objects, QpAttributes, completion_times, fork_init_calls, link_times, mr_access_at, objects,
-    open_contexts, qp_attributes, registrations_made, revoke_mrs_at,
+    LinkTimes, Objects, QpAttributes, completion_times, fork_init_calls, land_due, link_times, mr_access_at,
+    objects, open_contexts, qp_attributes, registrations_made, revoke_mrs_at,
 };
 pub use control::json::softverbs_counters_json;
 pub use control::outside::{Control, DeviceState, ProcessState};

@@ -13,6 +13,7 @@ use crate::api::sysfs;
 use crate::process;
 use crate::shm::cq_ring::Ring;
 use crate::shm::layout::MrShared;
+use crate::wire::landing;
 
 /// The clocks of a device's link, in nanoseconds. A direction without a rate is never busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +41,15 @@ pub fn link_times(device: &str) -> Option<LinkTimes> {
         tx_free: link.tx_free.load(Relaxed),
         rx_free: link.rx_free.load(Relaxed),
     })
+}
+
+/// Lands the data of this process's WRITEs that is due (`posted=`). An adapter does so on a busy host,
+/// too, and the thread that does it here may have to wait for a processor: call this before memory is
+/// compared with what must be there by a time.
+pub fn land_due() {
+    if let Ok(process) = process::get() {
+        landing::serve(process);
+    }
 }
 
 /// Returns the access flags (`enum ibv_access_flags`, including optional ones) of each memory

@@ -1,9 +1,9 @@
 //! Data that lands after its WRITE has completed. What a NIC writes to a GPU is on its way on PCIe
 //! for a while, and only a READ through the same NIC proves that it has arrived (`posted=`).
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::clock;
@@ -18,6 +18,9 @@ use crate::wire::due::Due;
 const LOST: u64 = 2_000_000_000;
 /// Shortest time between two looks whether all has landed, in nanoseconds.
 const LOOK: u64 = 100_000;
+
+/// Locked while data lands.
+static LANDS: Mutex<()> = Mutex::new(());
 
 /// Data on its way into a memory region, which exists until it has landed.
 pub(crate) struct Landing {
@@ -129,14 +132,15 @@ impl Landing {
     }
 }
 
-/// Lands what is due by `now`, in the order of its times.
+/// Lands what is due by `now`, in the order of its times. When it returns it is in memory.
 fn land(process: &Process, now: u64) {
+    let _guard = LANDS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut due = process.landing.take(process, now);
     due.sort_by_key(|(due, _)| *due);
     due.iter().for_each(|(_, landing)| landing.land());
 }
 
-/// Lands what is due, for the service thread.
+/// Lands what is due.
 pub(crate) fn serve(process: &Process) {
     land(process, clock::now());
 }
