@@ -18,6 +18,7 @@ use crate::transport::memory::Mr;
 use crate::transport::profiler::CommProfiler;
 use crate::transport::progress::Progress;
 use crate::transport::recv::RecvState;
+use crate::transport::send_queue::NotPosted;
 
 /// With this many receives outstanding, an optional receive polls first. NCCL has at most this many
 /// operations in flight.
@@ -47,15 +48,22 @@ impl RecvState {
         let seq = self.window.begin(std::iter::once(*buffer));
         match self.cts.write_inline(queue, seq, *buffer, *tag, mr.rkeys(), None) {
             Ok(()) => self.comm.stats.offered(self.cts.rail()),
-            Err(e) => {
-                self.comm.not_posted(self.cts.rail(), e).map_err(Unusual::Failed)?;
-                self.comm.stats.request(None);
-            }
+            Err(e) => self.cts_not_posted(e)?,
         }
         if OPTIONAL {
             self.window.complete_ahead(seq.slot());
         }
         Ok(seq.slot())
+    }
+
+    /// Handles a failed CTS write of a usual group. If it costs no more than the rail, the group counts
+    /// as begun: it is offered again.
+    #[cold]
+    #[inline(never)]
+    fn cts_not_posted(&mut self, why: NotPosted) -> Result<(), Unusual> {
+        self.comm.not_posted(self.cts.rail(), why).map_err(Unusual::Failed)?;
+        self.comm.stats.request(None);
+        Ok(())
     }
 
     /// Starts a group on a comm that is marked.

@@ -96,12 +96,12 @@ impl SendState {
         }
     }
 
-    /// Returns whether a send whose rail is decided may start there. Then it is counted for the
-    /// profiler.
+    /// Returns whether a send whose rail is decided may start there. It is counted for the profiler, also
+    /// if the queue is full: then it counts twice among those from which a profiler gets one in 32.
     #[inline(always)]
     fn goes_whole(&mut self, slot: u8, profiler: ProfilerHandle) -> bool {
         let Comm { rails, profiler: events, .. } = &mut self.comm;
-        rails[self.usual.rail].send_queue(slot).room() > 0 && CommProfiler::skips(events, profiler)
+        CommProfiler::skips(events, profiler) && rails[self.usual.rail].send_queue(slot).room() > 0
     }
 
     /// Starts a send on the rail that is decided for its size.
@@ -118,12 +118,19 @@ impl SendState {
         write.set(local, inline, found.remote(rail), imm, wr_id);
         match queue.post_imm(write) {
             Ok(()) => self.comm.stats.sent_whole(rail, buffer.len, self.usual.share),
-            Err(e) => {
-                self.comm.not_posted(rail, e).map_err(Unusual::Failed)?;
-                self.comm.stats.request(self.usual.share);
-            }
+            Err(e) => self.whole_not_posted(e)?,
         }
         Ok(index)
+    }
+
+    /// Handles a failed post of a send that goes whole. If it costs no more than the rail, the send
+    /// counts as begun: it is lost with the rail.
+    #[cold]
+    #[inline(never)]
+    fn whole_not_posted(&mut self, why: NotPosted) -> Result<(), Unusual> {
+        self.comm.not_posted(self.usual.rail, why).map_err(Unusual::Failed)?;
+        self.comm.stats.request(self.usual.share);
+        Ok(())
     }
 
     /// Starts a send on the rails that the splitter chooses.
