@@ -27,8 +27,9 @@ use mpib::failure::{Context, Failure};
 
 /// Messages in flight while work requests and instructions are counted; NCCL uses the same number.
 pub(super) const DEPTH: usize = 8;
-/// The size of messages beside which small ones are timed, and how many of those.
-const BULK: usize = 512 << 10;
+/// Bytes of a message of a large transfer.
+pub(super) const BULK: usize = 512 << 10;
+/// How many small messages are timed beside those.
 const BESIDE: u64 = 300;
 /// Groups of messages in two runs. The difference between the runs excludes the start.
 const GROUPS: [u64; 2] = [100, 600];

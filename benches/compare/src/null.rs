@@ -3,7 +3,7 @@
 
 use super::{
     figures::Metric,
-    measure::{Samples, Solo, Work},
+    measure::{BULK, Samples, Solo, Work},
 };
 use crate::solo::Workload;
 use mpib::failure::Failure;
@@ -37,9 +37,6 @@ const RUNS: [(Solo, Metric, Metric); 5] = [
     ),
 ];
 
-/// Bytes of a message of a large transfer.
-const LARGE: usize = 512 << 10;
-
 /// Connections that take turns, one message at a time on each. There are about as many messages in all
 /// in each run.
 const TURNS: [(usize, u64, Metric); 4] = [
@@ -67,8 +64,8 @@ pub(super) fn counted(work: &Work<'_>, of: &mut Samples, index: usize) -> Result
         let counted = work.instructions(&of.scenario, index, Solo { repeat: 1, ..run })?;
         of.add(instructions, index, work.contestants.len(), counted.plugin);
     }
-    let counted = work.instructions(&of.scenario, index, Solo { size: LARGE, ..Solo::MESSAGES })?;
-    let millions = counted.plugin * 1e3 / LARGE as f64;
+    let counted = work.instructions(&of.scenario, index, Solo { size: BULK, ..Solo::MESSAGES })?;
+    let millions = counted.plugin * 1e3 / BULK as f64;
     of.add(Metric::InstructionsGigabyte, index, work.contestants.len(), millions);
     Ok(())
 }
